@@ -1,0 +1,85 @@
+"""What each part is told: frozen values, made once by `settings.py` from flags, environment and file.
+
+A part receives its own dataclass, never the whole tree, and nothing is written back. Measured facts (number of
+blocks, end-of-sequence ids) are not configuration: they are arguments of whoever needs them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """Where the model comes from.
+
+    model: a local folder or a hub id. load_format `dummy` makes seeded random weights from config.json alone.
+    dtype: `auto` picks per device. device: `auto` is cuda where there is one, else cpu.
+    max_model_len: context length in tokens; None takes the model's own.
+    """
+
+    model: str
+    revision: str | None
+    tokenizer: str | None
+    chat_template: Path | None
+    load_format: Literal["auto", "dummy"]
+    dtype: Literal["auto", "bfloat16", "float32"]
+    device: Literal["auto", "cpu", "cuda"]
+    max_model_len: int | None
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """The KV cache.
+
+    block_size: tokens a block, 1 to 256 (1 is TokenAttention's allocation).
+    memory_utilization: share of the GPU's memory that the process may use. memory_bytes: size of the KV cache;
+    None measures on a GPU and takes a quarter of the free memory, at most 4 GiB, on a CPU.
+    """
+
+    block_size: int
+    memory_utilization: float
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """max_num_seqs: sequences in one iteration at most (ORCA's max batch size).
+
+    max_num_batched_tokens: tokens in one iteration at most; long prompts are cut into chunks of it.
+    watermark: share of the blocks that an admission leaves free, so that running sequences can grow.
+    max_waiting_requests, max_waiting_tokens: beyond either, a new request is refused as overloaded.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    watermark: float
+    max_waiting_requests: int
+    max_waiting_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ApiConfig:
+    """The HTTP surface and its limits (sizes in bytes, times in seconds).
+
+    served_model_names: the names clients may use; the first is the one in answers.
+    api_keys: accepted bearer keys; none means that the API is open.
+    strict_params: unknown request fields are refused instead of listed in `x-ignored-params`.
+    """
+
+    served_model_names: tuple[str, ...]
+    api_keys: tuple[str, ...] = ()
+    strict_params: bool = False
+    max_body_bytes: int = 8 * 1024 * 1024
+    body_timeout_s: float = 30.0
+    max_n: int = 128
+    max_prompts_per_call: int = 128
+    max_sequences_per_call: int = 256
+    max_stops: int = 4
+    max_stop_bytes: int = 1024
+    stream_keepalive_s: float = 15.0
+    stream_send_timeout_s: float = 30.0
+    tokenizer_threads: int = 2

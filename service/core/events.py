@@ -1,0 +1,45 @@
+"""What a stream receives: tokens, then exactly one final event. Immutable; they cross threads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from service.core.request import FinishReason
+from service.core.stats import RequestStats
+from service.errors import RequestError
+
+
+class Outcome(StrEnum):
+    """How an accepted request ended."""
+
+    FINISHED = "finished"
+    ABORTED = "aborted"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """Choice `choice_index` got `token_id`; `finish_reason` is set on the choice's last token.
+
+    A token that ends the choice by being a stop token is delivered too, with reason `stop`.
+    """
+
+    choice_index: int
+    token_id: int
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True)
+class FinalEvent:
+    """The last event of a request. `error` is set if and only if the outcome is FAILED."""
+
+    outcome: Outcome
+    stats: RequestStats
+    error: RequestError | None = None
+
+    def __post_init__(self) -> None:
+        assert (self.error is not None) == (self.outcome is Outcome.FAILED)
+
+
+StreamEvent = TokenEvent | FinalEvent

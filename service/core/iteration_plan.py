@@ -1,0 +1,79 @@
+"""What one iteration computes: an immutable value, complete at birth, the scheduler's only message to the executor.
+
+The executor keeps, per sequence, what does not change (parameters) and what grows (block table); the plan carries
+the changes. So a plan is small, and one compact message could carry it to other ranks (ORCA section 5: control
+plane apart from data plane).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from service.core.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One id to be drawn from the logits of a scheduled sequence's last token.
+
+    sequence_id: the sequence that gets the id (a sibling's, when a prompt's logits serve all n choices).
+    seed: keys the draw together with the position of the new token.
+    """
+
+    sequence_id: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """One sequence's share of an iteration.
+
+    token_ids: the ids to compute, at positions num_computed_tokens, num_computed_tokens + 1, ...
+    num_computed_tokens: tokens before them whose keys and values are in the cache.
+    table_start, block_ids: the sequence's block table from index `table_start` on is now `block_ids`; entries
+        before it are as the executor last saw them. A sequence new to the executor has table_start 0.
+        Empty when nothing changed.
+    samples: draws from the last token's logits; empty for a prompt chunk that is not the last.
+    """
+
+    sequence_id: int
+    token_ids: tuple[int, ...]
+    num_computed_tokens: int
+    table_start: int
+    block_ids: tuple[int, ...]
+    sampling: SamplingParams
+    samples: tuple[Sample, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy one block's keys and values, all layers, before the iteration writes (copy-on-write)."""
+
+    source: int
+    destination: int
+
+
+@dataclass(frozen=True, slots=True)
+class IterationPlan:
+    """One iteration, in the order: release, copy, compute, sample.
+
+    released: ids of sequences that the executor may forget (finished, aborted or preempted). An id may return
+        in a later plan with table_start 0.
+    copies: destinations are distinct, and none is the source of another.
+    """
+
+    scheduled: tuple[ScheduledSequence, ...]
+    copies: tuple[BlockCopy, ...] = ()
+    released: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        ids = [s.sequence_id for s in self.scheduled]
+        assert len(set(ids)) == len(ids), "a sequence is scheduled once an iteration"
+        assert all(s.token_ids for s in self.scheduled), "a scheduled sequence computes at least one token"
+        destinations = {c.destination for c in self.copies}
+        assert len(destinations) == len(self.copies), "a block is the destination of one copy"
+        assert destinations.isdisjoint(c.source for c in self.copies), "copies do not chain"
+
+    @property
+    def num_scheduled_tokens(self) -> int:
+        return sum(len(s.token_ids) for s in self.scheduled)

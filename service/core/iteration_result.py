@@ -1,0 +1,15 @@
+"""What the executor gives back for a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+INVALID_TOKEN_ID = -1
+"""Stands for a draw that failed (logits not finite); it ends the one request that it belongs to."""
+
+
+@dataclass(frozen=True, slots=True)
+class IterationResult:
+    """token_ids: the drawn ids, aligned with the plan's samples in order of `scheduled`, then of `samples`."""
+
+    token_ids: tuple[int, ...]

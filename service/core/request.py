@@ -1,0 +1,39 @@
+"""A checked request: what the engine is asked to do. Immutable, so it may cross threads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from service.core.sampling_params import SamplingParams
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended by itself."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt and how to continue it.
+
+    request_id: unique in the process; made by the service, never taken from a client.
+    prompt_token_ids: at least one id, each inside the vocabulary.
+    arrival_s: when it was received, on the engine's clock.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    arrival_s: float
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def max_num_tokens(self) -> int:
+        """The longest that one of its sequences can become, prompt included."""
+        return len(self.prompt_token_ids) + self.sampling.max_tokens

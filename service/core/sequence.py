@@ -1,0 +1,46 @@
+"""One choice of a request: its tokens and how many of them are computed.
+
+Prefill, decode, chunked prefill and recomputation are one idea: a sequence has tokens, of which
+`num_computed_tokens` have keys and values in the cache; an iteration is given some of the rest.
+"""
+
+from __future__ import annotations
+
+from service.core.request import FinishReason
+
+
+class Sequence:
+    """Owned by the engine thread; changed only by the scheduler and in the engine's apply."""
+
+    __slots__ = (
+        "choice_index",
+        "finish_reason",
+        "num_computed_tokens",
+        "num_prompt_tokens",
+        "seed",
+        "sequence_id",
+        "token_ids",
+    )
+
+    def __init__(
+        self, sequence_id: int, choice_index: int, seed: int, token_ids: list[int], num_prompt_tokens: int
+    ) -> None:
+        self.sequence_id = sequence_id
+        self.choice_index = choice_index
+        self.seed = seed
+        self.token_ids = token_ids
+        self.num_prompt_tokens = num_prompt_tokens
+        self.num_computed_tokens = 0
+        self.finish_reason: FinishReason | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_tokens_to_compute(self) -> int:
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens

@@ -1,0 +1,54 @@
+"""Plain facts of an iteration and of a request, handed to the metrics; seconds are on the engine's clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class IterationStats:
+    """One iteration.
+
+    batch_size: sequences scheduled. prompt_tokens: tokens computed that belong to prompts, for the first time;
+    recomputed_tokens: tokens computed again after a preemption; generated_tokens: ids drawn.
+    kv_tokens: tokens held by the used blocks, a shared block counted once.
+    schedule_s, execute_s, apply_s: host seconds of the three phases.
+    """
+
+    batch_size: int
+    prompt_tokens: int
+    recomputed_tokens: int
+    generated_tokens: int
+    num_waiting: int
+    num_running: int
+    num_preempted: int
+    used_blocks: int
+    kv_tokens: int
+    schedule_s: float
+    execute_s: float
+    apply_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStats:
+    """One request at its end. `first_scheduled_s` and `first_token_s` are None if that never happened."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    n: int
+    max_tokens: int
+    arrival_s: float
+    first_scheduled_s: float | None
+    first_token_s: float | None
+    finished_s: float
+    num_preemptions: int
+
+    @property
+    def e2e_s(self) -> float:
+        return self.finished_s - self.arrival_s
+
+    @property
+    def normalized_latency_s(self) -> float | None:
+        """End-to-end seconds per output token (ORCA section 6.2); None without output."""
+        return self.e2e_s / self.num_output_tokens if self.num_output_tokens else None

@@ -1,0 +1,126 @@
+"""The error family, drawn as a tree.
+
+    HeadraceError
+      ConfigError                a setting or a model folder is wrong: the process does not start
+        ModelLoadError
+      RequestError               a request is refused or fails; becomes an OpenAI error body
+        InvalidRequest           400
+          UnsupportedParameter
+          ContextLengthExceeded
+        AuthenticationFailed     401
+        NotFound                 404
+          ModelNotFound
+        MethodNotAllowed         405
+        PayloadTooLarge          413
+        UnsupportedMediaType     415
+        ServerError              500
+        Unavailable              503
+          Overloaded
+
+Raise these for the world's faults and assert for ours. A message may be shown to the client: it holds no path,
+no address and no traceback.
+"""
+
+from __future__ import annotations
+
+
+class HeadraceError(Exception):
+    """Root of the family."""
+
+
+class ConfigError(HeadraceError):
+    """A setting is wrong; the message names it and the reason. Raised at start-up only."""
+
+
+class ModelLoadError(ConfigError):
+    """A model folder cannot be served; the message names the file, weight or field."""
+
+
+class RequestError(HeadraceError):
+    """One request is refused or fails.
+
+    `status` is the HTTP status, `error_type` OpenAI's `type`, `code` its `code` (a string or None) and `param`
+    the field at fault (or None).
+    """
+
+    status = 500
+    error_type = "server_error"
+    code: str | None = None
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        if code is not None:
+            self.code = code
+
+
+class InvalidRequest(RequestError):
+    """The request is wrong as written; the same request can never succeed."""
+
+    status = 400
+    error_type = "invalid_request_error"
+
+
+class UnsupportedParameter(InvalidRequest):
+    """A parameter of the API that is not honoured was given a value other than its default."""
+
+    code = "unsupported_parameter"
+
+
+class ContextLengthExceeded(InvalidRequest):
+    """Prompt, or prompt and max_tokens together, exceed the context or the whole KV cache."""
+
+    code = "context_length_exceeded"
+
+
+class AuthenticationFailed(RequestError):
+    status = 401
+    error_type = "invalid_request_error"
+    code = "invalid_api_key"
+
+
+class NotFound(RequestError):
+    status = 404
+    error_type = "invalid_request_error"
+
+
+class ModelNotFound(NotFound):
+    code = "model_not_found"
+
+
+class MethodNotAllowed(RequestError):
+    status = 405
+    error_type = "invalid_request_error"
+
+
+class PayloadTooLarge(RequestError):
+    status = 413
+    error_type = "invalid_request_error"
+
+
+class UnsupportedMediaType(RequestError):
+    status = 415
+    error_type = "invalid_request_error"
+
+
+class ServerError(RequestError):
+    """A fault of ours; ends the one request that it struck."""
+
+
+class Unavailable(RequestError):
+    """Loading, draining or stopped. `retry_after_s` becomes the Retry-After header."""
+
+    status = 503
+    error_type = "server_error"
+    code = "service_unavailable"
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0, code: str | None = None) -> None:
+        super().__init__(message, code=code)
+        self.retry_after_s = retry_after_s
+
+
+class Overloaded(Unavailable):
+    """The waiting queue is full."""
+
+    code = "overloaded"
