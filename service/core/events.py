@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from service.core.request import FinishReason
 from service.core.stats import RequestStats
@@ -18,8 +19,7 @@ class Outcome(StrEnum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
+class TokenEvent(NamedTuple):
     """Choice `choice_index` got `token_id`; `finish_reason` is set on the choice's last token.
 
     A token that ends the choice by being a stop token is delivered too, with reason `stop`.

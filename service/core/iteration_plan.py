@@ -8,12 +8,12 @@ plane apart from data plane).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from service.core.sampling_params import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """One id to be drawn from the logits of a scheduled sequence's last token.
 
     sequence_id: the sequence that gets the id (a sibling's, when a prompt's logits serve all n choices).
@@ -24,9 +24,8 @@ class Sample:
     seed: int
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledSequence:
-    """One sequence's share of an iteration.
+class ScheduledSequence(NamedTuple):
+    """One sequence's share of an iteration. A named tuple: hundreds are made in every iteration.
 
     token_ids: the ids to compute, at positions num_computed_tokens, num_computed_tokens + 1, ...
     num_computed_tokens: tokens before them whose keys and values are in the cache.
@@ -45,8 +44,7 @@ class ScheduledSequence:
     samples: tuple[Sample, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class BlockCopy:
+class BlockCopy(NamedTuple):
     """Copy one block's keys and values, all layers, before the iteration writes (copy-on-write)."""
 
     source: int
@@ -73,6 +71,10 @@ class IterationPlan:
         destinations = {c.destination for c in self.copies}
         assert len(destinations) == len(self.copies), "a block is the destination of one copy"
         assert destinations.isdisjoint(c.source for c in self.copies), "copies do not chain"
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.scheduled
 
     @property
     def num_scheduled_tokens(self) -> int:

@@ -1,7 +1,8 @@
 """One choice of a request: its tokens and how many of them are computed.
 
 Prefill, decode, chunked prefill and recomputation are one idea: a sequence has tokens, of which
-`num_computed_tokens` have keys and values in the cache; an iteration is given some of the rest.
+`num_computed_tokens` have keys and values in the cache; an iteration is given some of the rest. Computing a
+position below `recompute_until` is recomputation: it was computed before a preemption.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ class Sequence:
         "finish_reason",
         "num_computed_tokens",
         "num_prompt_tokens",
+        "recompute_until",
         "seed",
         "sequence_id",
         "token_ids",
@@ -31,6 +33,7 @@ class Sequence:
         self.token_ids = token_ids
         self.num_prompt_tokens = num_prompt_tokens
         self.num_computed_tokens = 0
+        self.recompute_until = 0
         self.finish_reason: FinishReason | None = None
 
     @property

@@ -11,7 +11,7 @@ class IterationStats:
 
     batch_size: sequences scheduled. prompt_tokens: tokens computed that belong to prompts, for the first time;
     recomputed_tokens: tokens computed again after a preemption; generated_tokens: ids drawn.
-    kv_tokens: tokens held by the used blocks, a shared block counted once.
+    num_preempted: requests preempted while deciding.
     schedule_s, execute_s, apply_s: host seconds of the three phases.
     """
 
@@ -19,11 +19,7 @@ class IterationStats:
     prompt_tokens: int
     recomputed_tokens: int
     generated_tokens: int
-    num_waiting: int
-    num_running: int
     num_preempted: int
-    used_blocks: int
-    kv_tokens: int
     schedule_s: float
     execute_s: float
     apply_s: float
@@ -52,3 +48,22 @@ class RequestStats:
     def normalized_latency_s(self) -> float | None:
         """End-to-end seconds per output token (ORCA section 6.2); None without output."""
         return self.e2e_s / self.num_output_tokens if self.num_output_tokens else None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSnapshot:
+    """The engine's state after an iteration; replaced whole, so any thread may read the latest.
+
+    num_running, num_waiting: requests. batch_size: sequences in the last iteration, 0 when idle.
+    waiting_tokens: tokens that the waiting requests still have to compute.
+    kv_tokens: tokens that the used blocks hold, those of a shared block counted once.
+    """
+
+    num_running: int = 0
+    num_waiting: int = 0
+    waiting_tokens: int = 0
+    batch_size: int = 0
+    used_blocks: int = 0
+    total_blocks: int = 0
+    block_size: int = 1
+    kv_tokens: int = 0

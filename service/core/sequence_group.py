@@ -1,0 +1,62 @@
+"""The n sequences of one request, admitted, preempted and ended together (vLLM section 4.5: gang scheduling)."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from service.core.request import Request
+from service.core.sequence import Sequence
+
+
+class GroupStatus(Enum):
+    WAITING = auto()
+    RUNNING = auto()
+    ENDED = auto()
+
+
+class SequenceGroup:
+    """What the engine knows of a request while it lives. Owned by the engine thread.
+
+    The prompt is computed once, by the leader (the first live sequence). Until `is_forked`, the other sequences
+    exist in name only: the prompt's last logits are sampled n times, and they then fork from the leader.
+    """
+
+    __slots__ = (
+        "first_scheduled_s",
+        "first_token_s",
+        "is_forked",
+        "live",
+        "num_output_tokens",
+        "num_preemptions",
+        "request",
+        "sequences",
+        "status",
+    )
+
+    def __init__(self, request: Request, first_sequence_id: int) -> None:
+        prompt = request.prompt_token_ids
+        self.request = request
+        self.sequences = [
+            Sequence(first_sequence_id + i, i, request.sampling.seed + i, list(prompt), len(prompt))
+            for i in range(request.sampling.n)
+        ]
+        self.live = list(self.sequences)
+        self.status = GroupStatus.WAITING
+        self.is_forked = request.sampling.n == 1
+        self.first_scheduled_s: float | None = None
+        self.first_token_s: float | None = None
+        self.num_preemptions = 0
+        self.num_output_tokens = 0
+
+    @property
+    def leader(self) -> Sequence:
+        return self.live[0]
+
+    @property
+    def computing(self) -> list[Sequence]:
+        """The sequences that have tokens of their own to compute: all live ones once forked, else the leader."""
+        return self.live if self.is_forked else self.live[:1]
+
+    @property
+    def num_tokens_to_compute(self) -> int:
+        return sum(s.num_tokens_to_compute for s in self.computing)

@@ -1,0 +1,166 @@
+"""The engine as the event loop sees it. With `engine_loop.py` the only crossing between the two threads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+from service.config import SchedulerConfig
+from service.core.clock import Clock
+from service.core.events import FinalEvent
+from service.core.request import Request
+from service.core.stats import EngineSnapshot
+from service.engine.engine import Addressed, Engine
+from service.engine.engine_loop import Abort, EngineLoop, Stop, StopChoice, Submit
+from service.engine.streams import RequestStream
+from service.errors import ContextLengthExceeded, InvalidRequest, Overloaded, Unavailable
+from service.kvcache.block_manager import BlockManager
+from service.scheduler.admission import fits_ever
+from service.scheduler.memory_need import num_blocks_at_most
+
+_T = TypeVar("_T")
+
+MAX_RETRY_AFTER_S = 60.0
+
+
+class AsyncEngine:
+    """Every method belongs to the event-loop thread.
+
+    on_death(fault) is called there if the engine's thread dies; every live stream has then ended.
+    stuck_after_s: an iteration that has run longer makes the engine unhealthy.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        blocks: BlockManager,
+        config: SchedulerConfig,
+        clock: Clock,
+        on_death: Callable[[BaseException], None],
+        stuck_after_s: float = 10.0,
+    ) -> None:
+        self._blocks = blocks
+        self._config = config
+        self._clock = clock
+        self._stuck_after_s = stuck_after_s
+        self._event_loop = asyncio.get_running_loop()
+        self._streams: dict[str, RequestStream] = {}
+        self._finish_times_s: deque[float] = deque(maxlen=64)
+        self._accepting = True
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._loop = EngineLoop(
+            engine,
+            clock,
+            publish=lambda events: self._call_on_loop(self._deliver, events),
+            on_death=lambda fault: self._call_on_loop(on_death, fault),
+        )
+
+    def start(self) -> None:
+        self._loop.start()
+
+    @property
+    def snapshot(self) -> EngineSnapshot:
+        return self._loop.snapshot
+
+    @property
+    def num_live_requests(self) -> int:
+        return len(self._streams)
+
+    def is_healthy(self) -> bool:
+        """Whether a new short request would be served: the thread lives and no iteration is stuck."""
+        busy_since_s = self._loop.busy_since_s
+        stuck = busy_since_s is not None and self._clock.now_s() - busy_since_s > self._stuck_after_s
+        return self._loop.is_alive and not stuck
+
+    def check_accepts(self, num_requests: int = 1) -> None:
+        """Raise Unavailable or Overloaded if so many new requests would be refused. Costs no tokenizing."""
+        if not self._accepting:
+            raise Unavailable("the server is shutting down", code="draining")
+        if not self._loop.is_alive:
+            raise Unavailable("the engine has stopped", code="engine_stopped")
+        queued = self._loop.num_queued()
+        if queued.requests + num_requests > self._config.max_waiting_requests:
+            limit = self._config.max_waiting_requests
+            raise self._overloaded(f"{queued.requests} requests are waiting; the limit is {limit}")
+        if queued.tokens > self._config.max_waiting_tokens:
+            limit = self._config.max_waiting_tokens
+            raise self._overloaded(f"{queued.tokens} prompt tokens are waiting; the limit is {limit}")
+
+    def submit(self, request: Request) -> RequestStream:
+        """Accept a checked request; its stream ends with exactly one FinalEvent.
+
+        Raises ContextLengthExceeded or InvalidRequest if it could never run, Overloaded, Unavailable.
+        """
+        self._check_fits_ever(request)
+        self.check_accepts()
+        stream = RequestStream()
+        self._streams[request.request_id] = stream
+        self._idle.clear()
+        self._loop.send(Submit(request))
+        return stream
+
+    def abort(self, request_id: str) -> None:
+        """End the request within one iteration. Idempotent; nothing happens if it has ended."""
+        if request_id in self._streams:
+            self._loop.send(Abort(request_id))
+
+    def stop_choice(self, request_id: str, choice_index: int) -> None:
+        """End one choice whose text is complete; tokens of it that are on their way are to be ignored."""
+        if request_id in self._streams:
+            self._loop.send(StopChoice(request_id, choice_index))
+
+    def stop_accepting(self) -> None:
+        self._accepting = False
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new requests, let the live ones finish, fail those that have not after `timeout_s`."""
+        self._accepting = False
+        if self._loop.is_alive:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), timeout_s)
+            self._loop.send(Stop(Unavailable("the server is shutting down", code="draining")))
+            await asyncio.to_thread(self._loop.join, self._stuck_after_s)
+            await asyncio.sleep(0)
+
+    def _check_fits_ever(self, request: Request) -> None:
+        if fits_ever(request, self._blocks, self._config.max_num_seqs):
+            return
+        if request.sampling.n > self._config.max_num_seqs:
+            limit = self._config.max_num_seqs
+            raise InvalidRequest(f"n is {request.sampling.n}; this server runs {limit} at most", param="n")
+        needed = num_blocks_at_most(request, self._blocks) * self._blocks.block_size
+        total = self._blocks.pool.num_blocks * self._blocks.block_size
+        raise ContextLengthExceeded(
+            f"prompt and max_tokens of all choices need room for {needed} tokens; the whole KV cache holds {total}",
+            param="max_tokens",
+        )
+
+    def _overloaded(self, message: str) -> Overloaded:
+        return Overloaded(f"{message}; try again later", retry_after_s=self._seconds_to_drain())
+
+    def _seconds_to_drain(self) -> float:
+        times_s = self._finish_times_s
+        if len(times_s) < 2:
+            return 1.0
+        per_request_s = (self._clock.now_s() - times_s[0]) / len(times_s)
+        return min(max(per_request_s * self._loop.num_queued().requests, 1.0), MAX_RETRY_AFTER_S)
+
+    def _deliver(self, events: list[Addressed]) -> None:
+        for request_id, event in events:
+            stream = self._streams.get(request_id)
+            if stream is None:
+                continue
+            stream.put(event)
+            if isinstance(event, FinalEvent):
+                del self._streams[request_id]
+                self._finish_times_s.append(self._clock.now_s())
+        if not self._streams:
+            self._idle.set()
+
+    def _call_on_loop(self, function: Callable[[_T], None], argument: _T) -> None:
+        if not self._event_loop.is_closed():
+            self._event_loop.call_soon_threadsafe(function, argument)

@@ -1,0 +1,236 @@
+"""One iteration: decide, execute, apply (ORCA, figure 5). Synchronous; engine thread only."""
+
+from __future__ import annotations
+
+import logging
+
+from service.core.clock import Clock
+from service.core.events import FinalEvent, Outcome, StreamEvent, TokenEvent
+from service.core.iteration_plan import IterationPlan, ScheduledSequence
+from service.core.iteration_result import INVALID_TOKEN_ID, IterationResult
+from service.core.request import FinishReason, Request
+from service.core.sequence import Sequence
+from service.core.sequence_group import SequenceGroup
+from service.core.stats import EngineSnapshot, IterationStats, RequestStats
+from service.engine.ports import Executor, StatsSink
+from service.errors import RequestError, ServerError
+from service.scheduler.iteration_scheduler import IterationScheduler
+
+logger = logging.getLogger(__name__)
+
+Addressed = tuple[str, StreamEvent]
+"""An event and the id of the request that it is for."""
+
+
+class Engine:
+    """Owns every live request. Whatever ends a request ends it through `_end_group`, with one final event."""
+
+    def __init__(self, scheduler: IterationScheduler, executor: Executor, stats_sink: StatsSink, clock: Clock) -> None:
+        self._scheduler = scheduler
+        self._executor = executor
+        self._stats_sink = stats_sink
+        self._clock = clock
+        self._next_sequence_id = 0
+        self._events: list[Addressed] = []
+        self._batch_size = 0
+        self.num_failed_in_a_row = 0
+
+    @property
+    def has_work(self) -> bool:
+        return len(self._scheduler.pool) > 0
+
+    def add(self, request: Request) -> None:
+        """Accept a request that has passed the door."""
+        group = SequenceGroup(request, self._next_sequence_id)
+        self._next_sequence_id += request.sampling.n
+        self._scheduler.add(group)
+
+    def abort(self, request_id: str) -> None:
+        """End the request in whatever state it is; nothing happens if it has ended."""
+        group = self._scheduler.pool.get(request_id)
+        if group is not None:
+            self._end_group(group, Outcome.ABORTED)
+
+    def fail(self, request_id: str, error: RequestError) -> None:
+        """End the request with an error; nothing happens if it has ended."""
+        group = self._scheduler.pool.get(request_id)
+        if group is not None:
+            self._end_group(group, Outcome.FAILED, error)
+
+    def stop_choice(self, request_id: str, choice_index: int) -> None:
+        """End one choice because its text is complete. Without effect before the choice's first token."""
+        group = self._scheduler.pool.get(request_id)
+        if group is None or not group.is_forked:
+            return
+        for sequence in group.live:
+            if sequence.choice_index == choice_index:
+                self._end_sequence(group, sequence, FinishReason.STOP)
+                return
+
+    def step(self) -> None:
+        """Run one iteration. A fault of the executor ends the requests that were in it, and no others."""
+        started_s = self._clock.now_s()
+        plan = self._scheduler.schedule()
+        if plan.is_empty:
+            return
+        scheduled_s = self._clock.now_s()
+        self._batch_size = len(plan.scheduled)
+        try:
+            result = self._executor.execute(plan)
+        except Exception:
+            logger.exception("an iteration of %d sequences failed", len(plan.scheduled))
+            self.num_failed_in_a_row += 1
+            self._fail_plan(plan)
+            return
+        self.num_failed_in_a_row = 0
+        executed_s = self._clock.now_s()
+        counts = self._apply(plan, result)
+        self._record(plan, counts, started_s, scheduled_s, executed_s)
+
+    def take_events(self) -> list[Addressed]:
+        """Events since the last call, in order."""
+        events, self._events = self._events, []
+        return events
+
+    def request_ids(self) -> list[str]:
+        """Ids of the requests that have not ended."""
+        return [g.request.request_id for g in self._scheduler.pool.groups()]
+
+    def snapshot(self) -> EngineSnapshot:
+        pool, blocks = self._scheduler.pool, self._scheduler.blocks
+        return EngineSnapshot(
+            num_running=len(pool.running),
+            num_waiting=len(pool.waiting),
+            waiting_tokens=sum(g.num_tokens_to_compute for g in pool.waiting),
+            batch_size=self._batch_size if pool.running else 0,
+            used_blocks=blocks.pool.num_used,
+            total_blocks=blocks.pool.num_blocks,
+            block_size=blocks.block_size,
+            kv_tokens=self._scheduler.num_cached_tokens(),
+        )
+
+    def _apply(self, plan: IterationPlan, result: IterationResult) -> _TokenCounts:
+        counts = _TokenCounts()
+        drawn = iter(result.token_ids)
+        for item in plan.scheduled:
+            token_ids = [next(drawn) for _ in item.samples]
+            member = self._scheduler.pool.member(item.sequence_id)
+            if member is None:
+                continue
+            group, sequence = member
+            try:
+                self._apply_one(item, token_ids, group, sequence, counts)
+            except Exception:
+                logger.exception("request %s failed", group.request.request_id)
+                self._end_group(group, Outcome.FAILED, ServerError("the request failed inside the engine"))
+        return counts
+
+    def _apply_one(
+        self,
+        item: ScheduledSequence,
+        token_ids: list[int],
+        group: SequenceGroup,
+        sequence: Sequence,
+        counts: _TokenCounts,
+    ) -> None:
+        counts.add(sequence, len(item.token_ids), len(token_ids))
+        sequence.num_computed_tokens += len(item.token_ids)
+        if not token_ids:
+            return
+        if INVALID_TOKEN_ID in token_ids:
+            error = ServerError("the model produced no finite probabilities for this request")
+            self._end_group(group, Outcome.FAILED, error)
+            return
+        receivers = [sequence] if group.is_forked else list(group.live)
+        if not group.is_forked:
+            self._scheduler.fork_choices(group)
+        for receiver, token_id in zip(receivers, token_ids, strict=True):
+            self._append_token(group, receiver, token_id)
+
+    def _append_token(self, group: SequenceGroup, sequence: Sequence, token_id: int) -> None:
+        sampling = group.request.sampling
+        sequence.token_ids.append(token_id)
+        group.num_output_tokens += 1
+        if group.first_token_s is None:
+            group.first_token_s = self._clock.now_s()
+        reason: FinishReason | None = None
+        if token_id in sampling.stop_token_ids:
+            reason = FinishReason.STOP
+        elif sequence.num_output_tokens >= sampling.max_tokens:
+            reason = FinishReason.LENGTH
+        event = TokenEvent(sequence.choice_index, token_id, reason)
+        self._events.append((group.request.request_id, event))
+        if reason is not None:
+            self._end_sequence(group, sequence, reason)
+
+    def _end_sequence(self, group: SequenceGroup, sequence: Sequence, reason: FinishReason) -> None:
+        sequence.finish_reason = reason
+        if len(group.live) == 1:
+            self._end_group(group, Outcome.FINISHED)
+        else:
+            self._scheduler.end_sequence(group, sequence)
+
+    def _end_group(self, group: SequenceGroup, outcome: Outcome, error: RequestError | None = None) -> None:
+        self._scheduler.end_group(group)
+        stats = self._request_stats(group)
+        reasons = tuple(s.finish_reason for s in group.sequences if s.finish_reason is not None)
+        self._events.append((group.request.request_id, FinalEvent(outcome, stats, error)))
+        self._stats_sink.record_request(stats, outcome, reasons)
+
+    def _fail_plan(self, plan: IterationPlan) -> None:
+        error = ServerError("an iteration that held this request failed")
+        for item in plan.scheduled:
+            member = self._scheduler.pool.member(item.sequence_id)
+            if member is not None:
+                self._end_group(member[0], Outcome.FAILED, error)
+
+    def _request_stats(self, group: SequenceGroup) -> RequestStats:
+        request = group.request
+        return RequestStats(
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_cached_tokens=0,
+            num_output_tokens=group.num_output_tokens,
+            n=request.sampling.n,
+            max_tokens=request.sampling.max_tokens,
+            arrival_s=request.arrival_s,
+            first_scheduled_s=group.first_scheduled_s,
+            first_token_s=group.first_token_s,
+            finished_s=self._clock.now_s(),
+            num_preemptions=group.num_preemptions,
+        )
+
+    def _record(
+        self, plan: IterationPlan, counts: _TokenCounts, started_s: float, scheduled_s: float, executed_s: float
+    ) -> None:
+        self._stats_sink.record_iteration(
+            IterationStats(
+                batch_size=len(plan.scheduled),
+                prompt_tokens=counts.prompt,
+                recomputed_tokens=counts.recomputed,
+                generated_tokens=counts.generated,
+                num_preempted=self._scheduler.take_num_preempted(),
+                schedule_s=scheduled_s - started_s,
+                execute_s=executed_s - scheduled_s,
+                apply_s=self._clock.now_s() - executed_s,
+            )
+        )
+
+
+class _TokenCounts:
+    """Tokens of one iteration by kind."""
+
+    __slots__ = ("generated", "prompt", "recomputed")
+
+    def __init__(self) -> None:
+        self.generated = 0
+        self.prompt = 0
+        self.recomputed = 0
+
+    def add(self, sequence: Sequence, num_computed: int, num_drawn: int) -> None:
+        """Count a share of the iteration, before the sequence is told of it."""
+        start = sequence.num_computed_tokens
+        end = start + num_computed
+        fresh = max(start, sequence.recompute_until)
+        self.generated += num_drawn
+        self.recomputed += max(0, min(end, sequence.recompute_until) - start)
+        self.prompt += max(0, min(end, sequence.num_prompt_tokens) - fresh)

@@ -1,0 +1,161 @@
+"""The engine's thread: take commands, step, publish; sleep when idle."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from service.core.clock import Clock
+from service.core.request import Request
+from service.core.stats import EngineSnapshot
+from service.engine.engine import Addressed, Engine
+from service.errors import RequestError, ServerError
+
+logger = logging.getLogger(__name__)
+
+MAX_FAILED_IN_A_ROW = 3
+"""So many failed iterations without one good one between them mean that the executor is broken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopChoice:
+    request_id: str
+    choice_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End every live request with `error`, then the thread."""
+
+    error: RequestError
+
+
+Command = Submit | Abort | StopChoice | Stop
+
+
+class EngineLoop:
+    """Commands come in by `send`, events go out by `publish`; nothing else is shared with other threads.
+
+    publish(events): called on the engine thread, once an iteration, with everything that happened in it.
+    on_death(error): called on the engine thread, last, if the thread ends by a fault.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Clock,
+        publish: Callable[[list[Addressed]], None],
+        on_death: Callable[[BaseException], None],
+    ) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._publish = publish
+        self._on_death = on_death
+        self._inbox: deque[Command] = deque()
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._stopping = False
+        self._num_sent = _Amount()
+        self._num_taken = _Amount()
+        self.busy_since_s: float | None = None
+        self.snapshot: EngineSnapshot = engine.snapshot()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def send(self, command: Command) -> None:
+        """Event-loop thread. Carried out before the next iteration."""
+        if isinstance(command, Submit):
+            self._num_sent.add(command.request)
+        self._inbox.append(command)
+        self._wake.set()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread's end; True if it has ended."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def num_queued(self) -> _Amount:
+        """Requests, and tokens of theirs to compute, that have not started. Event-loop thread."""
+        snapshot, sent, taken = self.snapshot, self._num_sent, self._num_taken
+        return _Amount(
+            snapshot.num_waiting + sent.requests - taken.requests,
+            snapshot.waiting_tokens + sent.tokens - taken.tokens,
+        )
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._iterate()
+        except BaseException as fault:
+            logger.critical("the engine thread has died", exc_info=fault)
+            self._fail_all(ServerError("the engine has stopped after a fault"))
+            self._on_death(fault)
+
+    def _iterate(self) -> None:
+        if not self._engine.has_work and not self._inbox:
+            self.busy_since_s = None
+            self._wake.wait()
+        self._wake.clear()
+        self.busy_since_s = self._clock.now_s()
+        self._take_commands()
+        self.snapshot = self._engine.snapshot()
+        self._engine.step()
+        self._hand_over()
+        if self._engine.num_failed_in_a_row >= MAX_FAILED_IN_A_ROW:
+            raise RuntimeError(f"{MAX_FAILED_IN_A_ROW} iterations in a row have failed")
+
+    def _take_commands(self) -> None:
+        while self._inbox:
+            command = self._inbox.popleft()
+            match command:
+                case Submit(request):
+                    self._engine.add(request)
+                    self._num_taken.add(request)
+                case Abort(request_id):
+                    self._engine.abort(request_id)
+                case StopChoice(request_id, choice_index):
+                    self._engine.stop_choice(request_id, choice_index)
+                case Stop(error):
+                    self._stopping = True
+                    self._fail_all(error)
+
+    def _fail_all(self, error: RequestError) -> None:
+        for request_id in self._engine.request_ids():
+            self._engine.fail(request_id, error)
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        self.snapshot = self._engine.snapshot()
+        events = self._engine.take_events()
+        if events:
+            self._publish(events)
+
+
+@dataclass(slots=True)
+class _Amount:
+    """A number of requests and of prompt tokens. Each counter has one writing thread."""
+
+    requests: int = 0
+    tokens: int = 0
+
+    def add(self, request: Request) -> None:
+        self.requests += 1
+        self.tokens += request.num_prompt_tokens

@@ -1,0 +1,1 @@
+"""Bookkeeping of the paged KV cache: which block belongs to whom. Owned by the engine thread; no tensors."""

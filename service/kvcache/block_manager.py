@@ -1,0 +1,101 @@
+"""Block tables of all sequences over one pool: allocate, append, fork, free (PagedAttention, sections 4.3-4.4)."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from service.core.iteration_plan import BlockCopy
+from service.kvcache.block_pool import BlockPool
+from service.kvcache.block_table import BlockTable
+
+
+class Fit(Enum):
+    """Does it fit? Now, once others have given blocks back, or in no circumstances."""
+
+    OK = auto()
+    LATER = auto()
+    NEVER = auto()
+
+
+class BlockManager:
+    """Blocks are taken on demand; a sequence wastes less than one block. Sequences are known by id."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        assert block_size > 0
+        self.block_size = block_size
+        self.pool = BlockPool(num_blocks)
+        self._tables: dict[int, BlockTable] = {}
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def fit(self, num_blocks: int, keep_free: int = 0) -> Fit:
+        """Whether `num_blocks` can be taken now and leave `keep_free` blocks free."""
+        if num_blocks > self.pool.num_blocks:
+            return Fit.NEVER
+        return Fit.OK if num_blocks + keep_free <= self.pool.num_free else Fit.LATER
+
+    def table(self, sequence_id: int) -> BlockTable:
+        return self._tables[sequence_id]
+
+    def holds(self, sequence_id: int) -> bool:
+        return sequence_id in self._tables
+
+    def allocate(self, sequence_id: int, num_tokens: int) -> None:
+        """A table of new blocks for `num_tokens` tokens. The caller has checked `fit`."""
+        assert sequence_id not in self._tables
+        count = self.num_blocks_for(num_tokens)
+        self._tables[sequence_id] = BlockTable([self.pool.allocate() for _ in range(count)])
+
+    def num_blocks_to_append(self, sequence_id: int, num_tokens: int, write_from: int) -> int:
+        """Blocks that `append` would take with the same arguments."""
+        block_ids = self._tables[sequence_id].block_ids
+        growth = self.num_blocks_for(num_tokens) - len(block_ids)
+        return max(growth, 0) + self._writes_shared_block(block_ids, write_from)
+
+    def append(self, sequence_id: int, num_tokens: int, write_from: int) -> list[BlockCopy]:
+        """Make room up to `num_tokens` tokens, of which those from position `write_from` on will be written.
+
+        A shared block that would be written is replaced by a copy of its own; the returned copies must be
+        carried out before the write. Only the first written block can be shared: the ones after it are new.
+        """
+        table = self._tables[sequence_id]
+        copies: list[BlockCopy] = []
+        if self._writes_shared_block(table.block_ids, write_from):
+            index = write_from // self.block_size
+            source = table.block_ids[index]
+            destination = self.pool.allocate()
+            self.pool.release(source)
+            table.replace(index, destination)
+            copies.append(BlockCopy(source, destination))
+        while len(table.block_ids) * self.block_size < num_tokens:
+            table.append(self.pool.allocate())
+        return copies
+
+    def fork(self, parent_id: int, child_id: int, num_tokens: int) -> None:
+        """`child_id` shares the parent's blocks that hold its first `num_tokens` tokens."""
+        assert child_id not in self._tables
+        shared = self._tables[parent_id].block_ids[: self.num_blocks_for(num_tokens)]
+        for block_id in shared:
+            self.pool.share(block_id)
+        self._tables[child_id] = BlockTable(list(shared))
+
+    def free(self, sequence_id: int) -> None:
+        """Give the sequence's blocks back. Last blocks first: a shared beginning outlives them."""
+        for block_id in reversed(self._tables.pop(sequence_id).block_ids):
+            self.pool.release(block_id)
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError unless counts equal holders and every block is either used or free, once."""
+        held: dict[int, int] = {}
+        for table in self._tables.values():
+            assert len(set(table.block_ids)) == len(table.block_ids), "a table holds a block once"
+            for block_id in table.block_ids:
+                held[block_id] = held.get(block_id, 0) + 1
+        for block_id in range(self.pool.num_blocks):
+            assert self.pool.reference_count(block_id) == held.get(block_id, 0), f"count of block {block_id}"
+        assert self.pool.num_used == len(held), "free + used = total"
+
+    def _writes_shared_block(self, block_ids: list[int], write_from: int) -> bool:
+        index = write_from // self.block_size
+        return index < len(block_ids) and self.pool.reference_count(block_ids[index]) > 1

@@ -1,0 +1,46 @@
+"""The physical blocks: a free list and a reference count each (PagedAttention, section 4.4)."""
+
+from __future__ import annotations
+
+from collections import deque
+
+
+class BlockPool:
+    """Blocks 0 .. num_blocks - 1. The free list is first in, first out, so a freed block rests longest."""
+
+    def __init__(self, num_blocks: int) -> None:
+        assert num_blocks > 0
+        self.num_blocks = num_blocks
+        self._free: deque[int] = deque(range(num_blocks))
+        self._reference_counts = [0] * num_blocks
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_used(self) -> int:
+        return self.num_blocks - len(self._free)
+
+    def reference_count(self, block_id: int) -> int:
+        """How many block tables hold the block; 0 means that it is free."""
+        return self._reference_counts[block_id]
+
+    def allocate(self) -> int:
+        """Take a free block with count 1. The caller has checked `num_free`."""
+        block_id = self._free.popleft()
+        self._reference_counts[block_id] = 1
+        return block_id
+
+    def share(self, block_id: int) -> None:
+        """One more table holds the block."""
+        assert self._reference_counts[block_id] > 0, "only a used block can be shared"
+        self._reference_counts[block_id] += 1
+
+    def release(self, block_id: int) -> None:
+        """One table less holds the block; the last one frees it."""
+        count = self._reference_counts[block_id] - 1
+        assert count >= 0, f"block {block_id} was freed twice"
+        self._reference_counts[block_id] = count
+        if count == 0:
+            self._free.append(block_id)

@@ -1,0 +1,37 @@
+"""Who may start now: does the first waiting request's memory fit?"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from service.core.request import Request
+from service.core.sequence_group import SequenceGroup
+from service.kvcache.block_manager import BlockManager, Fit
+from service.scheduler.memory_need import num_blocks_at_most, num_blocks_now
+
+
+class Admission(Protocol):
+    def fit(self, group: SequenceGroup, blocks: BlockManager, any_running: bool) -> Fit:
+        """Whether the group's present tokens may be allocated now. Changes nothing."""
+        ...
+
+
+class OnDemandAdmission:
+    """Needs room for the tokens that exist now, not for those to come (PagedAttention, section 4.5).
+
+    A watermark of blocks stays free for the running sequences to grow, so that an admission does not cause a
+    preemption in the next iteration. With nothing running there is nobody to grow and the watermark is waived:
+    a request that passed `fits_ever` can then always start, which is why admission never deadlocks.
+    """
+
+    def __init__(self, watermark_blocks: int) -> None:
+        self._watermark_blocks = watermark_blocks
+
+    def fit(self, group: SequenceGroup, blocks: BlockManager, any_running: bool) -> Fit:
+        keep_free = self._watermark_blocks if any_running else 0
+        return blocks.fit(num_blocks_now(group, blocks), keep_free)
+
+
+def fits_ever(request: Request, blocks: BlockManager, max_num_seqs: int) -> bool:
+    """Whether the request could run to its end with the whole cache and all seats to itself."""
+    return request.sampling.n <= max_num_seqs and num_blocks_at_most(request, blocks) <= blocks.pool.num_blocks

@@ -1,0 +1,228 @@
+"""Iteration-level scheduling (ORCA, section 3.1): who computes how many tokens is decided anew each iteration."""
+
+from __future__ import annotations
+
+from service.core.clock import Clock
+from service.core.iteration_plan import BlockCopy, IterationPlan, Sample, ScheduledSequence
+from service.core.sequence import Sequence
+from service.core.sequence_group import GroupStatus, SequenceGroup
+from service.kvcache.block_manager import BlockManager, Fit
+from service.scheduler.admission import Admission
+from service.scheduler.memory_need import num_shared_tokens
+from service.scheduler.request_pool import RequestPool
+
+
+class IterationScheduler:
+    """First come, first served over one request pool. Engine thread only.
+
+    Each iteration: running sequences that decode get their one token; what is left of the token budget goes to
+    prompts, in order of arrival, cut into chunks; then waiting requests are admitted while budget, seats and
+    memory last. If a running group cannot grow, the latest arrival is preempted, whole, and recomputed later
+    (PagedAttention, section 4.5). The budget exceeds the seats, so the earliest prompt always advances, and a
+    request that arrived earlier has run in at least as many iterations (ORCA's FCFS property).
+    """
+
+    def __init__(
+        self,
+        blocks: BlockManager,
+        admission: Admission,
+        clock: Clock,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+    ) -> None:
+        assert max_num_batched_tokens > max_num_seqs, "a prompt must advance beside a full batch of decodes"
+        self.blocks = blocks
+        self.pool = RequestPool()
+        self._admission = admission
+        self._clock = clock
+        self._max_num_seqs = max_num_seqs
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._released: list[int] = []
+        self._num_preempted = 0
+
+    def add(self, group: SequenceGroup) -> None:
+        """Put an accepted request at the end of the queue."""
+        self.pool.add(group)
+
+    def schedule(self) -> IterationPlan:
+        """Decide the next iteration. Empty if nothing can run; then nothing waits either."""
+        draft = _Draft(self._max_num_batched_tokens)
+        preempted = self._make_room(draft)
+        self._schedule_running(draft)
+        if not preempted:
+            self._admit(draft)
+        if not draft.scheduled:
+            return IterationPlan(())
+        released, self._released = tuple(self._released), []
+        return IterationPlan(tuple(draft.scheduled), tuple(draft.copies), released)
+
+    def fork_choices(self, group: SequenceGroup) -> None:
+        """The prompt is computed: the other choices share all of its blocks from now on."""
+        leader = group.leader
+        for sequence in group.live[1:]:
+            self.blocks.fork(leader.sequence_id, sequence.sequence_id, leader.num_computed_tokens)
+            sequence.num_computed_tokens = leader.num_computed_tokens
+        group.is_forked = True
+
+    def end_sequence(self, group: SequenceGroup, sequence: Sequence) -> None:
+        """Free what a live sequence holds, however it ends; the last one ends its group."""
+        if sequence is group.leader and len(group.live) > 1:
+            self._hand_over_lead(group)
+        self.pool.remove_sequence(group, sequence)
+        self._free(sequence)
+        if not group.live:
+            self.pool.remove(group)
+
+    def end_group(self, group: SequenceGroup) -> None:
+        """End every live sequence of the group."""
+        for sequence in list(reversed(group.live)):
+            self.end_sequence(group, sequence)
+
+    def take_num_preempted(self) -> int:
+        """Preemptions since the last call."""
+        count, self._num_preempted = self._num_preempted, 0
+        return count
+
+    def num_cached_tokens(self) -> int:
+        """Tokens that the used blocks hold, those of a shared block counted once."""
+        total = 0
+        for group in self.pool.running:
+            computing = group.computing
+            total += sum(s.num_computed_tokens for s in computing)
+            if len(computing) > 1:
+                shared = num_shared_tokens(group.request, self.blocks.block_size)
+                total -= (len(computing) - 1) * shared
+        return total
+
+    def _make_room(self, draft: _Draft) -> bool:
+        """Blocks for the next token of every running sequence; True if some group was preempted for them."""
+        running = self.pool.running
+        num_running = len(running)
+        index = 0
+        while index < len(running):
+            group = running[index]
+            needed = self._num_blocks_to_grow(group)
+            while needed > self.blocks.pool.num_free and len(running) > index:
+                self._preempt_latest()
+            if len(running) > index:
+                self._grow(group, draft)
+                index += 1
+        return len(running) < num_running
+
+    def _num_blocks_to_grow(self, group: SequenceGroup) -> int:
+        return sum(
+            self.blocks.num_blocks_to_append(s.sequence_id, s.num_tokens, self._first_own_write(group, s))
+            for s in group.computing
+        )
+
+    def _grow(self, group: SequenceGroup, draft: _Draft) -> None:
+        for sequence in group.computing:
+            draft.copies += self.blocks.append(
+                sequence.sequence_id, sequence.num_tokens, self._first_own_write(group, sequence)
+            )
+
+    def _preempt_latest(self) -> None:
+        group = self.pool.pause()
+        group.num_preemptions += 1
+        self._num_preempted += 1
+        for sequence in group.live:
+            sequence.recompute_until = max(sequence.recompute_until, sequence.num_computed_tokens)
+            sequence.num_computed_tokens = 0
+            self._free(sequence)
+
+    def _schedule_running(self, draft: _Draft) -> None:
+        prefilling: list[tuple[SequenceGroup, Sequence]] = []
+        for group in self.pool.running:
+            for sequence in group.computing:
+                if not self._has_its_prefix(group, sequence):
+                    continue
+                if sequence.num_tokens_to_compute == 1:
+                    self._schedule_tokens(draft, group, sequence)
+                else:
+                    prefilling.append((group, sequence))
+        for group, sequence in prefilling:
+            if draft.budget > 0:
+                self._schedule_tokens(draft, group, sequence)
+
+    def _has_its_prefix(self, group: SequenceGroup, sequence: Sequence) -> bool:
+        """After a preemption the leader computes what the choices share; the others wait for it."""
+        leader = group.leader
+        if sequence is leader:
+            return True
+        return leader.num_computed_tokens >= num_shared_tokens(group.request, self.blocks.block_size)
+
+    def _admit(self, draft: _Draft) -> None:
+        pool = self.pool
+        if not pool.waiting:
+            return
+        seats = self._max_num_seqs - sum(len(g.live) for g in pool.running)
+        while pool.waiting and draft.budget > 0:
+            group = pool.waiting[0]
+            any_running = bool(pool.running)
+            if len(group.live) > seats or self._admission.fit(group, self.blocks, any_running) is not Fit.OK:
+                return
+            seats -= len(group.live)
+            pool.start()
+            self._allocate(group)
+            if group.first_scheduled_s is None:
+                group.first_scheduled_s = self._clock.now_s()
+            self._schedule_tokens(draft, group, group.leader)
+
+    def _allocate(self, group: SequenceGroup) -> None:
+        leader = group.leader
+        self.blocks.allocate(leader.sequence_id, leader.num_tokens)
+        shared = num_shared_tokens(group.request, self.blocks.block_size)
+        for sequence in group.computing[1:]:
+            self.blocks.fork(leader.sequence_id, sequence.sequence_id, shared)
+            self.blocks.append(sequence.sequence_id, sequence.num_tokens, shared)
+            sequence.num_computed_tokens = shared
+
+    def _schedule_tokens(self, draft: _Draft, group: SequenceGroup, sequence: Sequence) -> None:
+        start = sequence.num_computed_tokens
+        end = min(start + draft.budget, sequence.num_tokens)
+        samples: tuple[Sample, ...] = ()
+        if end == sequence.num_tokens:
+            drawing = (sequence,) if group.is_forked else group.live
+            samples = tuple(Sample(s.sequence_id, s.seed) for s in drawing)
+        table_start, block_ids = self.blocks.table(sequence.sequence_id).take_changes()
+        draft.budget -= end - start
+        draft.scheduled.append(
+            ScheduledSequence(
+                sequence.sequence_id,
+                tuple(sequence.token_ids[start:end]),
+                start,
+                table_start,
+                block_ids,
+                group.request.sampling,
+                samples,
+            )
+        )
+
+    def _free(self, sequence: Sequence) -> None:
+        if self.blocks.holds(sequence.sequence_id):
+            self.blocks.free(sequence.sequence_id)
+            self._released.append(sequence.sequence_id)
+
+    def _hand_over_lead(self, group: SequenceGroup) -> None:
+        """If the shared prefix is still being computed, the next leader goes on where the old one stopped."""
+        old, new = group.live[:2]
+        assert group.is_forked or group.status is GroupStatus.WAITING
+        if old.num_computed_tokens < num_shared_tokens(group.request, self.blocks.block_size):
+            new.num_computed_tokens = min(new.num_computed_tokens, old.num_computed_tokens)
+
+    def _first_own_write(self, group: SequenceGroup, sequence: Sequence) -> int:
+        """The next position that is written for this sequence alone: the shared prefix is written for all."""
+        shared = num_shared_tokens(group.request, self.blocks.block_size)
+        return max(sequence.num_computed_tokens, shared)
+
+
+class _Draft:
+    """A plan in the making."""
+
+    __slots__ = ("budget", "copies", "scheduled")
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.scheduled: list[ScheduledSequence] = []
+        self.copies: list[BlockCopy] = []

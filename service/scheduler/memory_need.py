@@ -1,0 +1,24 @@
+"""How many blocks a request needs, now and at its longest; its choices share the prompt's full blocks."""
+
+from __future__ import annotations
+
+from service.core.request import Request
+from service.core.sequence_group import SequenceGroup
+from service.kvcache.block_manager import BlockManager
+
+
+def num_shared_tokens(request: Request, block_size: int) -> int:
+    """The prompt's tokens in full blocks: what all choices can share without copying."""
+    return request.num_prompt_tokens // block_size * block_size
+
+
+def num_blocks_now(group: SequenceGroup, blocks: BlockManager) -> int:
+    """Blocks that hold every token that the group has now, none of them allocated yet."""
+    shared = num_shared_tokens(group.request, blocks.block_size) // blocks.block_size
+    return shared + sum(blocks.num_blocks_for(s.num_tokens) - shared for s in group.computing)
+
+
+def num_blocks_at_most(request: Request, blocks: BlockManager) -> int:
+    """Blocks that the request holds when every choice has run to max_tokens. A last token is never cached."""
+    shared = num_shared_tokens(request, blocks.block_size) // blocks.block_size
+    return shared + request.sampling.n * (blocks.num_blocks_for(request.max_num_tokens - 1) - shared)

@@ -1,0 +1,66 @@
+"""ORCA's request pool (section 4.1): every accepted request that has not ended, waiting or running."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from service.core.sequence import Sequence
+from service.core.sequence_group import GroupStatus, SequenceGroup
+
+
+class RequestPool:
+    """`waiting` and `running` are both in order of arrival. Engine thread only."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[SequenceGroup] = deque()
+        self.running: list[SequenceGroup] = []
+        self._groups: dict[str, SequenceGroup] = {}
+        self._members: dict[int, tuple[SequenceGroup, Sequence]] = {}
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def get(self, request_id: str) -> SequenceGroup | None:
+        return self._groups.get(request_id)
+
+    def member(self, sequence_id: int) -> tuple[SequenceGroup, Sequence] | None:
+        """The live sequence of that id and its group; None once either has ended."""
+        return self._members.get(sequence_id)
+
+    def groups(self) -> list[SequenceGroup]:
+        return list(self._groups.values())
+
+    def add(self, group: SequenceGroup) -> None:
+        assert group.request.request_id not in self._groups
+        self._groups[group.request.request_id] = group
+        self._members.update({s.sequence_id: (group, s) for s in group.sequences})
+        self.waiting.append(group)
+
+    def start(self) -> SequenceGroup:
+        """The first waiting group becomes the last running one."""
+        group = self.waiting.popleft()
+        group.status = GroupStatus.RUNNING
+        self.running.append(group)
+        return group
+
+    def pause(self) -> SequenceGroup:
+        """The last running group becomes the first waiting one."""
+        group = self.running.pop()
+        group.status = GroupStatus.WAITING
+        self.waiting.appendleft(group)
+        return group
+
+    def remove_sequence(self, group: SequenceGroup, sequence: Sequence) -> None:
+        """The sequence has ended; its group may go on."""
+        group.live.remove(sequence)
+        del self._members[sequence.sequence_id]
+
+    def remove(self, group: SequenceGroup) -> None:
+        """The group has ended; its sequences have been removed before."""
+        assert not group.live
+        if group.status is GroupStatus.RUNNING:
+            self.running.remove(group)
+        else:
+            self.waiting.remove(group)
+        group.status = GroupStatus.ENDED
+        del self._groups[group.request.request_id]
