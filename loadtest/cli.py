@@ -1,0 +1,296 @@
+"""Command line of the load generator: `run`, `trace`, `report`, `workloads`.
+
+Heavy modules are imported by the command that needs them, so that help is quick.
+"""
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from loadtest.arrivals import ArrivalProcess
+    from loadtest.metrics import RunLabels
+    from loadtest.prompts import BodyOptions
+    from loadtest.runner import LoadPlan
+    from loadtest.trace import TraceRequest
+
+_FALLBACK_VOCAB_SIZE = 1000
+_LATE_MS = 10.0
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs one command; the exit code is 0, 1 for a run in which a request failed, 2 for a wrong call."""
+    args = _parser().parse_args(argv)
+    try:
+        return int(args.command(args))
+    except (ValueError, OSError) as error:
+        print(f"loadtest: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="loadtest", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_run(commands.add_parser("run", help="send load to a server and measure it"))
+    _add_trace(commands.add_parser("trace", help="write the trace of a workload"))
+    _add_report(commands.add_parser("report", help="draw saved results as one HTML page"))
+    workloads = commands.add_parser("workloads", help="list the workloads and their sources")
+    workloads.set_defaults(command=_workloads)
+    return parser
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    server = parser.add_argument_group("server")
+    server.add_argument("--base-url", default="http://127.0.0.1:8000")
+    server.add_argument("--endpoint-type", choices=("openai", "openai-chat"), default="openai")
+    server.add_argument("--backend", default="openai", help="name of the server's kind, for the result")
+    server.add_argument("--label", help="name of this run, for the result")
+    server.add_argument("--model", help="default: the first that the server lists")
+    server.add_argument("--tokenizer", help="name of the tokenizer, for the result")
+    server.add_argument(
+        "--vocab-size", type=int, help="bound of the prompts' token ids; default: the server's"
+    )
+    server.add_argument("--min-token-id", type=int, default=3, help="least token id in prompts")
+    server.add_argument(
+        "--extra-body", type=json.loads, default={}, help="JSON laid over each body; null removes"
+    )
+    server.add_argument("--no-ignore-eos", action="store_true", help="let the model end its answers")
+    server.add_argument("--return-token-ids", action="store_true", help="ask for token ids in chunks")
+    server.add_argument("--timeout", type=float, default=600.0, help="seconds a request may take")
+    server.add_argument("--warmup", type=int, default=1, help="requests before the run, not counted")
+    _add_workload_options(parser)
+    load = parser.add_argument_group("load")
+    load.add_argument("--max-concurrency", type=int, help="alone: closed loop of so many clients")
+    load.add_argument("--processes", type=int, help="client processes; default: half of the cores")
+    result = parser.add_argument_group("result")
+    result.add_argument(
+        "--goodput", nargs="+", default=[], metavar="NAME:MS", help="ttft:200 tpot:50 e2el:5000"
+    )
+    result.add_argument("--metric-percentiles", default="50,90,95,99")
+    result.add_argument("--save", type=Path, metavar="FILE", help="write the full result as JSON")
+    parser.set_defaults(command=_run)
+
+
+def _add_workload_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("workload and arrivals")
+    group.add_argument("--workload", default="orca", help="see `loadtest workloads`")
+    group.add_argument("--trace", type=Path, help="replay this .jsonl, .csv or ShareGPT .json instead")
+    group.add_argument("--trace-speed", type=float, default=1.0, help="2 replays twice as fast")
+    group.add_argument("--num-prompts", "--num", type=int, dest="num_prompts", help="number of requests")
+    group.add_argument("--seed", type=int, default=0)
+    group.add_argument(
+        "--request-rate", type=float, default=math.inf, help="requests/s; default inf: all at once"
+    )
+    group.add_argument("--burstiness", type=float, default=1.0, help="gamma shape of the gaps; 1 is Poisson")
+    group.add_argument(
+        "--arrival",
+        choices=("poisson", "gamma", "constant", "at-once", "closed", "trace"),
+        help="default: from the other options",
+    )
+
+
+def _add_trace(parser: argparse.ArgumentParser) -> None:
+    _add_workload_options(parser)
+    parser.add_argument("--vocab-size", type=int, help="also write the prompts, ids below this")
+    parser.add_argument("--min-token-id", type=int, default=3, help="least token id in prompts")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.set_defaults(command=_trace, max_concurrency=None)
+
+
+def _add_report(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("results", nargs="+", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("report.html"))
+    parser.set_defaults(command=_report)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from loadtest.metrics import Objectives, summarize, without_long_arrays
+    from loadtest.progress import ProgressBar
+    from loadtest.runner import LoadError, run_load
+    from loadtest.table import text_table
+
+    objectives = Objectives.parse(args.goodput)
+    percentiles = [float(text) for text in args.metric_percentiles.split(",")]
+    plan, labels = _plan(args)
+    bar = ProgressBar(len(plan.requests))
+    try:
+        outcome = run_load(plan, bar)
+    except LoadError as error:
+        print(f"loadtest: {error}", file=sys.stderr)
+        return 1
+    finally:
+        bar.close()
+    result = summarize(outcome, labels, objectives, percentiles)
+    if args.save:
+        args.save.write_text(json.dumps(result), encoding="utf-8")
+    _warn(result, open_loop=not plan.closed_loop and not plan.max_concurrency)
+    print(text_table([result], [args.label or args.backend]))
+    print(json.dumps(without_long_arrays(result)))
+    return 1 if result["failed"] else 0
+
+
+def _plan(args: argparse.Namespace) -> "tuple[LoadPlan, RunLabels]":
+    from loadtest.metrics import RunLabels
+    from loadtest.runner import LoadPlan, default_num_processes
+
+    headers = _headers(os.environ)
+    options = _body_options(args, headers)
+    arrival = _arrival_name(args)
+    plan = LoadPlan(
+        base_url=args.base_url,
+        requests=tuple(_requests(args, arrival)),
+        options=options,
+        closed_loop=arrival == "closed",
+        max_concurrency=args.max_concurrency or 0,
+        num_processes=args.processes or default_num_processes(),
+        timeout_s=args.timeout,
+        warmup_requests=args.warmup,
+        headers=headers,
+    )
+    labels = RunLabels(
+        endpoint_type=args.endpoint_type,
+        backend=args.backend,
+        model_id=options.model,
+        label=args.label,
+        tokenizer_id=args.tokenizer,
+        workload=args.trace.name if args.trace else args.workload,
+        arrival=arrival,
+        seed=args.seed,
+        num_processes=plan.num_processes,
+        request_rate=args.request_rate,
+        burstiness=args.burstiness,
+        max_concurrency=args.max_concurrency,
+    )
+    return plan, labels
+
+
+def _body_options(args: argparse.Namespace, headers: Mapping[str, str]) -> "BodyOptions":
+    from loadtest.prompts import BodyOptions
+
+    model, vocab_size = args.model, args.vocab_size
+    if model is None or vocab_size is None:
+        from loadtest.server_facts import fetch_server_facts
+
+        facts = fetch_server_facts(args.base_url, headers)
+        model = model or facts.model_id
+        vocab_size = vocab_size or facts.vocab_size
+    if vocab_size is None:
+        vocab_size = _FALLBACK_VOCAB_SIZE
+        print(f"loadtest: vocabulary unknown, prompt ids stay below {vocab_size}", file=sys.stderr)
+    return BodyOptions(
+        model=model,
+        endpoint_type=args.endpoint_type,
+        vocab_size=vocab_size,
+        min_token_id=args.min_token_id,
+        ignore_eos=not args.no_ignore_eos,
+        return_token_ids=args.return_token_ids,
+        extra_body=args.extra_body,
+    )
+
+
+def _headers(environment: Mapping[str, str]) -> dict[str, str]:
+    key = environment.get("OPENAI_API_KEY")
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def _arrival_name(args: argparse.Namespace) -> str:
+    """Which arrival process: as said, else a trace's own times, else by rate, burstiness and concurrency."""
+    if args.arrival is not None:
+        return str(args.arrival)
+    if math.isfinite(args.request_rate):
+        return "poisson" if args.burstiness == 1.0 else "gamma"
+    if args.max_concurrency:
+        return "closed"
+    return "trace" if args.trace else "at-once"
+
+
+def _requests(args: argparse.Namespace, arrival: str) -> "list[TraceRequest]":
+    from loadtest.random_streams import random_stream
+    from loadtest.trace import faster, read_trace, with_arrivals
+    from loadtest.workload import draw, named
+
+    if args.trace:
+        requests = read_trace(args.trace, args.num_prompts)
+    else:
+        workload = named(args.workload)
+        num = workload.num_requests if args.num_prompts is None else args.num_prompts
+        requests = draw(workload, num, args.seed)
+    if arrival == "trace":
+        return faster(requests, args.trace_speed)
+    process = _arrival_process(arrival, args.request_rate, args.burstiness)
+    num_arrivals = sum(request.turn == 0 for request in requests)
+    times = process.arrival_times(num_arrivals, random_stream(args.seed, "arrivals"))
+    return with_arrivals(requests, times.tolist())
+
+
+def _arrival_process(arrival: str, request_rate: float, burstiness: float) -> "ArrivalProcess":
+    from loadtest.arrivals import AllAtOnce, ConstantArrivals, GammaArrivals, PoissonArrivals
+
+    if arrival in ("at-once", "closed"):
+        return AllAtOnce()
+    if arrival == "constant":
+        return ConstantArrivals(request_rate)
+    if arrival == "gamma":
+        return GammaArrivals(request_rate, burstiness)
+    return PoissonArrivals(request_rate)
+
+
+def _warn(result: Mapping[str, Any], open_loop: bool) -> None:
+    for kind, count in result["errors_by_kind"].items():
+        first = next((error for error in result["errors"] if error.startswith(kind)), "")
+        print(f"loadtest: {count} x {first}", file=sys.stderr)
+    if result["num_other_length"]:
+        print(f"loadtest: {result['num_other_length']} answers not of the length asked for", file=sys.stderr)
+    lag = result["p99_schedule_lag_ms"]
+    if open_loop and lag is not None and lag > _LATE_MS:
+        print(f"loadtest: the client sent late, p99 {lag:.0f} ms: use more --processes", file=sys.stderr)
+
+
+def _trace(args: argparse.Namespace) -> int:
+    from loadtest.trace import write_trace
+
+    requests = _requests(args, _arrival_name(args))
+    if args.vocab_size is not None:
+        requests = _with_prompts(requests, args.vocab_size, args.min_token_id)
+    write_trace(args.out, requests)
+    tokens_in = sum(request.prefix_len + request.prompt_len for request in requests)
+    tokens_out = sum(request.output_len for request in requests)
+    print(json.dumps({"requests": len(requests), "input_tokens": tokens_in, "output_tokens": tokens_out}))
+    return 0
+
+
+def _with_prompts(
+    requests: "Sequence[TraceRequest]", vocab_size: int, min_token_id: int
+) -> "list[TraceRequest]":
+    import dataclasses
+
+    from loadtest.prompts import BodyOptions, prompt_token_ids
+
+    options = BodyOptions("", vocab_size=vocab_size, min_token_id=min_token_id)
+    return [
+        dataclasses.replace(request, prompt_token_ids=tuple(prompt_token_ids(request, options)))
+        for request in requests
+    ]
+
+
+def _report(args: argparse.Namespace) -> int:
+    from loadtest.report import html_report
+
+    results = [json.loads(path.read_text(encoding="utf-8")) for path in args.results]
+    names = [result.get("label") or path.stem for result, path in zip(results, args.results, strict=True)]
+    args.out.write_text(html_report(results, names), encoding="utf-8")
+    print(args.out)
+    return 0
+
+
+def _workloads(args: argparse.Namespace) -> int:
+    from loadtest.workload import WORKLOADS, decode, fixed
+
+    for name, factory in (*WORKLOADS.items(), ("decode-B", decode), ("fixed-IxO", fixed)):
+        print(f"{name:18} {(factory.__doc__ or '').strip()}")
+    return 0

@@ -1,0 +1,145 @@
+"""From a traced request to the bytes of its HTTP body.
+
+Prompts are token-exact: random ids sent as `prompt: [int]` to /v1/completions, so that every server gets the
+same number of tokens whatever its tokenizer. The chat endpoint takes text only: there the prompt is one short
+random word a token, which is exact to a few per cent.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+import orjson
+
+from loadtest.random_streams import random_stream
+from loadtest.trace import TraceRequest
+
+EndpointType = Literal["openai", "openai-chat"]
+
+PATHS: Mapping[EndpointType, str] = MappingProxyType(
+    {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
+)
+
+_WORDS = (
+    "the",
+    "of",
+    "and",
+    "to",
+    "in",
+    "is",
+    "that",
+    "it",
+    "was",
+    "for",
+    "on",
+    "are",
+    "as",
+    "with",
+    "his",
+    "they",
+)
+
+_WEATHER_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Current weather at a place",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}, "unit": {"enum": ["celsius", "fahrenheit"]}},
+            "required": ["city", "unit"],
+        },
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BodyOptions:
+    """What all request bodies of a run have in common.
+
+    Token ids are drawn from `min_token_id` (included) to `vocab_size` (excluded). `extra_body` is laid over
+    each body last; a value of None there removes the field.
+    """
+
+    model: str
+    endpoint_type: EndpointType = "openai"
+    vocab_size: int = 1000
+    min_token_id: int = 3
+    temperature: float = 0.0
+    ignore_eos: bool = True
+    return_token_ids: bool = False
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_token_id < self.vocab_size:
+            raise ValueError(f"min_token_id {self.min_token_id} must lie in 0..{self.vocab_size - 1}")
+
+
+def prompt_token_ids(request: TraceRequest, options: BodyOptions) -> list[int]:
+    """Ids of the request's own turn, shared prefix first; the same for the same request and vocabulary."""
+    if request.prompt_token_ids is not None:
+        return list(request.prompt_token_ids)
+    prefix = _random_ids(request.prompt_seed, "prefix ids", request.prefix_group, request.prefix_len, options)
+    return prefix + _random_ids(
+        request.prompt_seed, "prompt ids", request.request_id, request.prompt_len, options
+    )
+
+
+def stand_in_output_ids(request: TraceRequest, options: BodyOptions) -> list[int]:
+    """Ids in place of an answer whose real ids the server did not send, for the history of a conversation."""
+    return _random_ids(request.prompt_seed, "output ids", request.request_id, request.output_len, options)
+
+
+def request_body(request: TraceRequest, options: BodyOptions, history: Sequence[int] = ()) -> bytes:
+    """The JSON body. `history` holds the ids of the conversation so far (completions only)."""
+    body: dict[str, Any] = {
+        "model": options.model,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "max_tokens": request.output_len,
+        "temperature": options.temperature,
+    }
+    body.update(
+        _chat_prompt(request)
+        if options.endpoint_type == "openai-chat"
+        else _completion_prompt(request, options, history)
+    )
+    if options.ignore_eos and not request.tools:
+        body["ignore_eos"] = True
+    if options.return_token_ids:
+        body["return_token_ids"] = True
+    if request.priority is not None:
+        body["priority"] = request.priority
+    body.update(options.extra_body)
+    return orjson.dumps({name: value for name, value in body.items() if value is not None})
+
+
+def _completion_prompt(request: TraceRequest, options: BodyOptions, history: Sequence[int]) -> dict[str, Any]:
+    if request.tools:
+        raise ValueError("tool calls need the chat endpoint (--endpoint-type openai-chat)")
+    if request.prompt_text is not None:
+        return {"prompt": request.prompt_text}
+    return {"prompt": [*history, *prompt_token_ids(request, options)]}
+
+
+def _chat_prompt(request: TraceRequest) -> dict[str, Any]:
+    if request.conversation_id is not None:
+        raise ValueError("conversations of token ids need the completions endpoint (--endpoint-type openai)")
+    messages = [{"role": "user", "content": request.prompt_text or _random_text(request)}]
+    if not request.tools:
+        return {"messages": messages}
+    return {"messages": messages, "tools": [_WEATHER_TOOL], "tool_choice": "required"}
+
+
+def _random_text(request: TraceRequest) -> str:
+    rng = random_stream(request.prompt_seed, "prompt words", request.request_id)
+    drawn = rng.integers(0, len(_WORDS), request.prompt_len)
+    return " ".join(_WORDS[i] for i in drawn)
+
+
+def _random_ids(seed: int, purpose: str, number: int, count: int, options: BodyOptions) -> list[int]:
+    if count == 0:
+        return []
+    drawn = random_stream(seed, purpose, number).integers(options.min_token_id, options.vocab_size, count)
+    return [int(token) for token in drawn.tolist()]

@@ -1,0 +1,26 @@
+import pytest
+
+from loadtest.table import format_figure, text_table
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"),
+        (1234567, "1,234,567"),
+        (1234.5, "1,234"),
+        (0.0, "0"),
+        (0.012345, "0.01235"),
+        ("inf", "inf"),
+    ],
+)
+def test_format(value: object, text: str) -> None:
+    assert format_figure(value) == text
+
+
+def test_rows_without_any_value_are_left_out_and_columns_align() -> None:
+    table = text_table([{"completed": 5}, {"completed": 6, "failed": 1}], ["a", "b"])
+    lines = table.splitlines()
+    assert len(lines) == 3
+    assert len({len(line) for line in lines}) == 1
+    assert lines[2].split()[-2:] == ["-", "1"]
