@@ -122,9 +122,7 @@ def test_bad_answers_are_named(said: bytes, kind: str) -> None:
 def test_a_kept_connection_that_the_server_has_closed_is_replaced() -> None:
     def keep(connection: socket.socket) -> None:
         event = b'data: {"choices": [{"text": "a", "finish_reason": "stop"}]}\n\n'
-        head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n" % len(
-            event
-        )
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n" % len(event)
         connection.sendall(head + event)
 
     with _raw_server(keep, keep, keep) as url:

@@ -70,8 +70,7 @@ def _record(i: int, due: float, ttft: float, gaps: list[float], error: str = "")
 def outcome() -> LoadOutcome:
     rng = np.random.default_rng(0)
     records = [
-        _record(i, 100 + 0.1 * i, rng.uniform(0.01, 0.3), rng.uniform(0.005, 0.02, i % 9).tolist())
-        for i in range(60)
+        _record(i, 100 + 0.1 * i, rng.uniform(0.01, 0.3), rng.uniform(0.005, 0.02, i % 9).tolist()) for i in range(60)
     ]
     records.append(_record(60, 106.0, 0.1, [0.01], error="timeout: late"))
     return LoadOutcome(records, 100.0, max(record.end_s for record in records) - 100.0)
@@ -93,8 +92,7 @@ def test_distributions_match_numpy(outcome: LoadOutcome) -> None:
     good = outcome.records[:-1]
     first = np.array([r.chunk_times[0] - r.scheduled_s for r in good]) * 1e3
     per_token = (
-        np.array([(r.end_s - r.chunk_times[0]) / (r.output_tokens - 1) for r in good if r.output_tokens > 1])
-        * 1e3
+        np.array([(r.end_s - r.chunk_times[0]) / (r.output_tokens - 1) for r in good if r.output_tokens > 1]) * 1e3
     )
     gaps = np.concatenate([np.diff(r.chunk_times) for r in good]) * 1e3
     latency = np.array([r.end_s - r.scheduled_s for r in good]) * 1e3

@@ -36,9 +36,7 @@ def test_a_group_shares_its_prefix_only() -> None:
 
 
 def test_completion_body() -> None:
-    body = json.loads(
-        request_body(TraceRequest(0, prompt_len=3, output_len=8, priority=2), OPTIONS, history=[1, 2])
-    )
+    body = json.loads(request_body(TraceRequest(0, prompt_len=3, output_len=8, priority=2), OPTIONS, history=[1, 2]))
     assert body.pop("prompt")[:2] == [1, 2]
     assert body == {
         "model": "m",
@@ -69,8 +67,6 @@ def test_what_an_endpoint_cannot_express_is_refused() -> None:
     with pytest.raises(ValueError, match="chat endpoint"):
         request_body(TraceRequest(0, tools=True), OPTIONS)
     with pytest.raises(ValueError, match="completions"):
-        request_body(
-            TraceRequest(0, prompt_len=3, conversation_id=1), BodyOptions("m", endpoint_type="openai-chat")
-        )
+        request_body(TraceRequest(0, prompt_len=3, conversation_id=1), BodyOptions("m", endpoint_type="openai-chat"))
     with pytest.raises(ValueError, match="min_token_id"):
         BodyOptions("m", vocab_size=5, min_token_id=5)

@@ -2,10 +2,7 @@ import pytest
 
 from loadtest.server_sent_events import EventParser
 
-STREAM = (
-    b': ping\n\ndata: {"a": 1}\n\nevent: x\ndata: one\ndata:two\n\nid: 7\n\n'
-    b"data: \xc3\xa9\n\ndata: [DONE]\n\n"
-)
+STREAM = b': ping\n\ndata: {"a": 1}\n\nevent: x\ndata: one\ndata:two\n\nid: 7\n\ndata: \xc3\xa9\n\ndata: [DONE]\n\n'
 EVENTS = [b'{"a": 1}', b"one\ntwo", b"\xc3\xa9", b"[DONE]"]
 
 

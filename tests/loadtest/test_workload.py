@@ -55,9 +55,7 @@ def test_shared_prefixes_use_all_groups() -> None:
 
 
 def test_priorities_keep_their_shares() -> None:
-    counts = collections.Counter(
-        request.priority for request in draw(named("mixed-priorities"), 5000, seed=0)
-    )
+    counts = collections.Counter(request.priority for request in draw(named("mixed-priorities"), 5000, seed=0))
     assert counts[10] / 5000 == pytest.approx(0.1, abs=0.02)
     assert counts[-10] / 5000 == pytest.approx(0.3, abs=0.03)
 
