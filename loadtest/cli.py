@@ -52,13 +52,9 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     server.add_argument("--label", help="name of this run, for the result")
     server.add_argument("--model", help="default: the first that the server lists")
     server.add_argument("--tokenizer", help="name of the tokenizer, for the result")
-    server.add_argument(
-        "--vocab-size", type=int, help="bound of the prompts' token ids; default: the server's"
-    )
+    server.add_argument("--vocab-size", type=int, help="bound of the prompts' token ids; default: the server's")
     server.add_argument("--min-token-id", type=int, default=3, help="least token id in prompts")
-    server.add_argument(
-        "--extra-body", type=json.loads, default={}, help="JSON laid over each body; null removes"
-    )
+    server.add_argument("--extra-body", type=json.loads, default={}, help="JSON laid over each body; null removes")
     server.add_argument("--no-ignore-eos", action="store_true", help="let the model end its answers")
     server.add_argument("--return-token-ids", action="store_true", help="ask for token ids in chunks")
     server.add_argument("--timeout", type=float, default=600.0, help="seconds a request may take")
@@ -68,9 +64,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--max-concurrency", type=int, help="alone: closed loop of so many clients")
     load.add_argument("--processes", type=int, help="client processes; default: half of the cores")
     result = parser.add_argument_group("result")
-    result.add_argument(
-        "--goodput", nargs="+", default=[], metavar="NAME:MS", help="ttft:200 tpot:50 e2el:5000"
-    )
+    result.add_argument("--goodput", nargs="+", default=[], metavar="NAME:MS", help="ttft:200 tpot:50 e2el:5000")
     result.add_argument("--metric-percentiles", default="50,90,95,99")
     result.add_argument("--save", type=Path, metavar="FILE", help="write the full result as JSON")
     parser.set_defaults(command=_run)
@@ -83,9 +77,7 @@ def _add_workload_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--trace-speed", type=float, default=1.0, help="2 replays twice as fast")
     group.add_argument("--num-prompts", "--num", type=int, dest="num_prompts", help="number of requests")
     group.add_argument("--seed", type=int, default=0)
-    group.add_argument(
-        "--request-rate", type=float, default=math.inf, help="requests/s; default inf: all at once"
-    )
+    group.add_argument("--request-rate", type=float, default=math.inf, help="requests/s; default inf: all at once")
     group.add_argument("--burstiness", type=float, default=1.0, help="gamma shape of the gaps; 1 is Poisson")
     group.add_argument(
         "--arrival",
@@ -264,17 +256,14 @@ def _trace(args: argparse.Namespace) -> int:
     return 0
 
 
-def _with_prompts(
-    requests: "Sequence[TraceRequest]", vocab_size: int, min_token_id: int
-) -> "list[TraceRequest]":
+def _with_prompts(requests: "Sequence[TraceRequest]", vocab_size: int, min_token_id: int) -> "list[TraceRequest]":
     import dataclasses
 
     from loadtest.prompts import BodyOptions, prompt_token_ids
 
     options = BodyOptions("", vocab_size=vocab_size, min_token_id=min_token_id)
     return [
-        dataclasses.replace(request, prompt_token_ids=tuple(prompt_token_ids(request, options)))
-        for request in requests
+        dataclasses.replace(request, prompt_token_ids=tuple(prompt_token_ids(request, options))) for request in requests
     ]
 
 

@@ -71,9 +71,7 @@ def run_client(
 
 
 class _Client:
-    def __init__(
-        self, share: ClientShare, take_next: Callable[[], int], count_finished: Callable[[], None]
-    ) -> None:
+    def __init__(self, share: ClientShare, take_next: Callable[[], int], count_finished: Callable[[], None]) -> None:
         self._share = share
         self._take_next = take_next
         self._count_finished = count_finished
@@ -141,14 +139,10 @@ class _Client:
             self._records.append(record)
             self._count_finished()
 
-    async def _send(
-        self, request: TraceRequest, history: list[int], due: float | None = None
-    ) -> StreamRecord:
+    async def _send(self, request: TraceRequest, history: list[int], due: float | None = None) -> StreamRecord:
         """Sends one request; in a conversation lengthens `history` by its prompt and answer."""
         now = time.perf_counter()
-        record = StreamRecord(
-            request.request_id, now if due is None else due, requested_tokens=request.output_len
-        )
+        record = StreamRecord(request.request_id, now if due is None else due, requested_tokens=request.output_len)
         body = self._bodies.get(request.request_id) or request_body(request, self._share.options, history)
         await self._http.stream(self._path, body, record, self._share.timeout_s)
         if request.conversation_id is not None:
@@ -157,9 +151,7 @@ class _Client:
         return record
 
 
-def _extend_history(
-    history: list[int], request: TraceRequest, record: StreamRecord, options: BodyOptions
-) -> None:
+def _extend_history(history: list[int], request: TraceRequest, record: StreamRecord, options: BodyOptions) -> None:
     history.extend(prompt_token_ids(request, options))
     history.extend(record.token_ids or stand_in_output_ids(request, options))
 

@@ -115,9 +115,7 @@ def max_concurrent(intervals: Iterable[tuple[float, float]]) -> int:
     return most
 
 
-def tokens_by_second(
-    records: Iterable[StreamRecord], start_s: float, duration_s: float
-) -> NDArray[np.float64]:
+def tokens_by_second(records: Iterable[StreamRecord], start_s: float, duration_s: float) -> NDArray[np.float64]:
     """Output tokens that came in each whole second after `start_s`; a chunk's share of a request's tokens is
     as the ids it carried, or equal to the other chunks'.
     """

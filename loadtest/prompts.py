@@ -81,9 +81,7 @@ def prompt_token_ids(request: TraceRequest, options: BodyOptions) -> list[int]:
     if request.prompt_token_ids is not None:
         return list(request.prompt_token_ids)
     prefix = _random_ids(request.prompt_seed, "prefix ids", request.prefix_group, request.prefix_len, options)
-    return prefix + _random_ids(
-        request.prompt_seed, "prompt ids", request.request_id, request.prompt_len, options
-    )
+    return prefix + _random_ids(request.prompt_seed, "prompt ids", request.request_id, request.prompt_len, options)
 
 
 def stand_in_output_ids(request: TraceRequest, options: BodyOptions) -> list[int]:

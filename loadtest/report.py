@@ -155,9 +155,7 @@ def _normalized_against_rate(results: Sequence[Mapping[str, Any]], names: Sequen
         points.sort()
         xs, ys = zip(*points, strict=True)
         curves.append(Curve(name, xs, ys, list(names).index(name), markers=True))
-    axes = Axes(
-        "Mean normalized latency against request rate", "requests/s (offered; at once: served)", "ms/token"
-    )
+    axes = Axes("Mean normalized latency against request rate", "requests/s (offered; at once: served)", "ms/token")
     return svg_plot(axes, curves)
 
 
@@ -199,9 +197,7 @@ def _ttfts_ms(result: Mapping[str, Any]) -> list[float]:
 def _latencies_ms(result: Mapping[str, Any]) -> list[float]:
     return [
         math.nan if error else (end - start) * 1e3
-        for start, end, error in zip(
-            result["start_times"], result["end_times"], result["errors"], strict=True
-        )
+        for start, end, error in zip(result["start_times"], result["end_times"], result["errors"], strict=True)
     ]
 
 
@@ -233,7 +229,4 @@ def _tokens_over_time(result: Mapping[str, Any]) -> list[float]:
 def _in_flight(result: Mapping[str, Any]) -> list[float]:
     spans = list(zip(result["start_times"], result["end_times"], strict=True))
     seconds = range(int(result["duration"]) + 1)
-    return [
-        float(max_concurrent((max(a, s), min(b, s + 1)) for a, b in spans if a < s + 1 and b > s))
-        for s in seconds
-    ]
+    return [float(max_concurrent((max(a, s), min(b, s + 1)) for a, b in spans if a < s + 1 and b > s)) for s in seconds]

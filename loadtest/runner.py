@@ -86,9 +86,7 @@ def run_load(plan: LoadPlan, on_progress: Callable[[int], None] = lambda finishe
         for client in clients:
             client.pipe.send(start_s)
         records = [
-            record
-            for client in clients
-            for record in _receive(client, "records", lambda: on_progress(sum(finished)))
+            record for client in clients for record in _receive(client, "records", lambda: on_progress(sum(finished)))
         ]
     finally:
         for client in clients:
@@ -148,9 +146,7 @@ def _start_client(
     context: SpawnContext, index: int, share: ClientShare, next_stream: Any, finished: Any
 ) -> _ClientHandle:
     ours, theirs = context.Pipe()
-    process = context.Process(
-        target=_client_main, args=(share, theirs, next_stream, finished, index), daemon=True
-    )
+    process = context.Process(target=_client_main, args=(share, theirs, next_stream, finished, index), daemon=True)
     process.start()
     theirs.close()
     return _ClientHandle(process, ours)

@@ -24,8 +24,6 @@ def _event_data(event: bytes) -> bytes | None:
     if event.startswith(b"data: ") and b"\n" not in event:
         return event[6:]
     lines = [
-        line[6:] if line.startswith(b"data: ") else line[5:]
-        for line in event.split(b"\n")
-        if line.startswith(b"data:")
+        line[6:] if line.startswith(b"data: ") else line[5:] for line in event.split(b"\n") if line.startswith(b"data:")
     ]
     return b"\n".join(lines) if lines else None

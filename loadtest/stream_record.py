@@ -63,9 +63,7 @@ class StreamRecord:
     @property
     def inter_token_latencies_s(self) -> list[float]:
         """Gaps between chunks with tokens; a server that coalesces tokens has fewer and longer ones."""
-        return [
-            later - earlier for earlier, later in zip(self.chunk_times, self.chunk_times[1:], strict=False)
-        ]
+        return [later - earlier for earlier, later in zip(self.chunk_times, self.chunk_times[1:], strict=False)]
 
     @property
     def normalized_latency_s(self) -> float | None:

@@ -93,8 +93,7 @@ class _StubConnection(asyncio.Protocol):
             return
         self._pieces = _pieces(request, chat, self._timings)
         self._transport.write(
-            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
-            b"Transfer-Encoding: chunked\r\n\r\n"
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
         )
         self._due = now + self._timings.ttft_s
         self._timer.call_at(self._due, functools.partial(self._write_next, self._pieces))
@@ -182,9 +181,7 @@ async def serve(timings: StubTimings, port: int) -> None:
     """Serves on 127.0.0.1 until cancelled; prints the port as its first line (0 takes a free one)."""
     loop = asyncio.get_running_loop()
     timer = PreciseTimer(loop)
-    server = await loop.create_server(
-        lambda: _StubConnection(timings, timer), "127.0.0.1", port, backlog=4096
-    )
+    server = await loop.create_server(lambda: _StubConnection(timings, timer), "127.0.0.1", port, backlog=4096)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 

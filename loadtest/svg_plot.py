@@ -39,9 +39,7 @@ class Axes:
 
 def svg_plot(axes: Axes, curves: Sequence[Curve]) -> str:
     """One `<svg>`; its colours are CSS variables of the page: `--ink`, `--grid`, `--series-N`."""
-    points = [
-        [(x, y) for x, y in zip(curve.xs, curve.ys, strict=True) if _shown(x, y, axes)] for curve in curves
-    ]
+    points = [[(x, y) for x, y in zip(curve.xs, curve.ys, strict=True) if _shown(x, y, axes)] for curve in curves]
     everything = [point for of_curve in points for point in of_curve]
     head = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{html.escape(axes.title)}">'
     title = f'<text class="title" x="{_LEFT}" y="18">{html.escape(axes.title)}</text>'
@@ -49,9 +47,7 @@ def svg_plot(axes: Axes, curves: Sequence[Curve]) -> str:
         return f'{head}{title}<text x="{_LEFT}" y="{_HEIGHT // 2}">no data</text></svg>'
     x_scale = _x_scale([x for x, _ in everything], axes.log_x)
     y_scale = _y_scale([y for _, y in everything], axes.y_from_zero)
-    drawn = [
-        _curve(curve, of_curve, x_scale, y_scale) for curve, of_curve in zip(curves, points, strict=True)
-    ]
+    drawn = [_curve(curve, of_curve, x_scale, y_scale) for curve, of_curve in zip(curves, points, strict=True)]
     return "".join((head, title, _grid(axes, x_scale, y_scale), *drawn, "</svg>"))
 
 
@@ -132,6 +128,4 @@ def _curve(curve: Curve, points: Sequence[tuple[float, float]], x_scale: _Scale,
     line = f'<path class="line" stroke="{color}" d="M{path}">{title}</path>' if curve.line and pixels else ""
     if not curve.markers:
         return line
-    return line + "".join(
-        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}">{title}</circle>' for x, y in pixels
-    )
+    return line + "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}">{title}</circle>' for x, y in pixels)

@@ -86,8 +86,7 @@ def with_arrivals(requests: Sequence[TraceRequest], arrival_times: Sequence[floa
     """The requests with arrival times, one for each request or first turn of a conversation, in order."""
     times = iter(arrival_times)
     return [
-        request if request.turn else dataclasses.replace(request, arrival_s=float(next(times)))
-        for request in requests
+        request if request.turn else dataclasses.replace(request, arrival_s=float(next(times))) for request in requests
     ]
 
 

@@ -123,9 +123,7 @@ def shared_prefix() -> Workload:
     """Eight system prompts of 512 tokens, each before questions of U(16, 128) tokens, output U(16, 128)
     (ours).
     """
-    return Workload(
-        "shared-prefix", Uniform(16, 128), Uniform(16, 128), shared_prefix=SharedPrefix(512, num_groups=8)
-    )
+    return Workload("shared-prefix", Uniform(16, 128), Uniform(16, 128), shared_prefix=SharedPrefix(512, num_groups=8))
 
 
 def mixed_priorities() -> Workload:
@@ -204,9 +202,7 @@ def draw(workload: Workload, num_requests: int, seed: int) -> list[TraceRequest]
     return _with_priorities(requests, workload.priorities, seed)
 
 
-def _with_shared_prefix(
-    requests: list[TraceRequest], shared: SharedPrefix | None, seed: int
-) -> list[TraceRequest]:
+def _with_shared_prefix(requests: list[TraceRequest], shared: SharedPrefix | None, seed: int) -> list[TraceRequest]:
     if shared is None:
         return requests
     groups = random_stream(seed, "prefix groups").integers(0, shared.num_groups, len(requests))
@@ -237,15 +233,12 @@ def _with_conversations(
     ]
 
 
-def _with_priorities(
-    requests: list[TraceRequest], shares: tuple[PriorityShare, ...], seed: int
-) -> list[TraceRequest]:
+def _with_priorities(requests: list[TraceRequest], shares: tuple[PriorityShare, ...], seed: int) -> list[TraceRequest]:
     if not shares:
         return requests
     drawn = random_stream(seed, "priorities").choice(
         [share.priority for share in shares], len(requests), p=[share.share for share in shares]
     )
     return [
-        dataclasses.replace(request, priority=int(priority))
-        for request, priority in zip(requests, drawn, strict=True)
+        dataclasses.replace(request, priority=int(priority)) for request, priority in zip(requests, drawn, strict=True)
     ]

@@ -6,7 +6,7 @@ import pytest
 
 from loadtest.stub_server import running_stub
 
-TTFT_S = 0.05
+TTFT_S = 0.1
 ITL_S = 0.01
 
 
