@@ -55,8 +55,8 @@ class BlockCopy(NamedTuple):
 class IterationPlan:
     """One iteration, in the order: release, copy, compute, sample.
 
-    released: ids of sequences that the executor may forget (finished, aborted or preempted). An id may return
-        in a later plan with table_start 0.
+    released: ids of sequences that the executor may forget (finished, aborted or preempted); some it may never
+        have seen. An id may return in a later plan with table_start 0.
     copies: destinations are distinct, and none is the source of another.
     """
 

@@ -41,6 +41,12 @@ class BlockManager:
     def holds(self, sequence_id: int) -> bool:
         return sequence_id in self._tables
 
+    def is_shared(self, sequence_id: int, position: int) -> bool:
+        """Whether the block of `position` is there and another table holds it too."""
+        block_ids = self._tables[sequence_id].block_ids
+        index = position // self.block_size
+        return index < len(block_ids) and self.pool.reference_count(block_ids[index]) > 1
+
     def allocate(self, sequence_id: int, num_tokens: int) -> None:
         """A table of new blocks for `num_tokens` tokens. The caller has checked `fit`."""
         assert sequence_id not in self._tables
@@ -51,7 +57,7 @@ class BlockManager:
         """Blocks that `append` would take with the same arguments."""
         block_ids = self._tables[sequence_id].block_ids
         growth = self.num_blocks_for(num_tokens) - len(block_ids)
-        return max(growth, 0) + self._writes_shared_block(block_ids, write_from)
+        return max(growth, 0) + self.is_shared(sequence_id, write_from)
 
     def append(self, sequence_id: int, num_tokens: int, write_from: int) -> list[BlockCopy]:
         """Make room up to `num_tokens` tokens, of which those from position `write_from` on will be written.
@@ -61,7 +67,7 @@ class BlockManager:
         """
         table = self._tables[sequence_id]
         copies: list[BlockCopy] = []
-        if self._writes_shared_block(table.block_ids, write_from):
+        if self.is_shared(sequence_id, write_from):
             index = write_from // self.block_size
             source = table.block_ids[index]
             destination = self.pool.allocate()
@@ -95,7 +101,3 @@ class BlockManager:
         for block_id in range(self.pool.num_blocks):
             assert self.pool.reference_count(block_id) == held.get(block_id, 0), f"count of block {block_id}"
         assert self.pool.num_used == len(held), "free + used = total"
-
-    def _writes_shared_block(self, block_ids: list[int], write_from: int) -> bool:
-        index = write_from // self.block_size
-        return index < len(block_ids) and self.pool.reference_count(block_ids[index]) > 1

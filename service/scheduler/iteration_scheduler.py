@@ -86,14 +86,16 @@ class IterationScheduler:
 
     def num_cached_tokens(self) -> int:
         """Tokens that the used blocks hold, those of a shared block counted once."""
-        total = 0
-        for group in self.pool.running:
-            computing = group.computing
-            total += sum(s.num_computed_tokens for s in computing)
-            if len(computing) > 1:
-                shared = num_shared_tokens(group.request, self.blocks.block_size)
-                total -= (len(computing) - 1) * shared
-        return total
+        return sum(self._num_cached_tokens(group) for group in self.pool.running)
+
+    def _num_cached_tokens(self, group: SequenceGroup) -> int:
+        leader, *others = group.computing
+        if not others:
+            return leader.num_computed_tokens
+        shared = num_shared_tokens(group.request, self.blocks.block_size)
+        if self.blocks.is_shared(leader.sequence_id, shared):
+            shared = leader.num_computed_tokens  # forked, and not yet written on
+        return leader.num_computed_tokens + sum(s.num_computed_tokens - shared for s in others)
 
     def _make_room(self, draft: _Draft) -> bool:
         """Blocks for the next token of every running sequence; True if some group was preempted for them."""

@@ -1,0 +1,204 @@
+"""Every setting of `headrace serve`: one model, read from flags, environment, file and defaults, in that order.
+
+Imports pydantic-settings; the parts of the service receive the plain values of `config.py`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import ByteSize, Field, ValidationError, field_validator, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    CliPositionalArg,
+    CliSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    YamlConfigSettingsSource,
+)
+
+from service.config import ApiConfig, CacheConfig, ModelSource, SchedulerConfig
+from service.errors import ConfigError
+
+ENV_PREFIX = "HEADRACE_"
+QUICKSTART_MODEL = Path(__file__).parent / "quickstart" / "model"
+QUICKSTART_NAME = "headrace-quickstart"
+SECRETS = frozenset({"api_key"})
+
+
+class Settings(BaseSettings):
+    """Start the service."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, extra="forbid", protected_namespaces=(), cli_kebab_case=True, cli_implicit_flags=True, cli_hide_none_type=True
+    )
+
+    model: CliPositionalArg[str] = Field(
+        QUICKSTART_NAME, description="local folder or hub id; left out, the model that comes with Headrace"
+    )
+    revision: str | None = Field(None, description="branch, tag or commit of a hub id")
+    tokenizer: str | None = Field(None, description="folder or hub id of the tokenizer, if not the model's")
+    chat_template: Path | None = Field(None, description="file with a chat template, if not the model's")
+    served_model_name: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="names that clients may use, comma-separated; the first one is in the answers"
+    )
+    load_format: Literal["auto", "dummy"] = Field(
+        "auto", description="dummy makes seeded random weights from config.json alone"
+    )
+    dtype: Literal["auto", "bfloat16", "float32"] = Field("auto", description="type of weights and KV cache")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto is the GPU if there is one")
+    max_model_len: int | None = Field(None, ge=1, description="context length in tokens; the model's own if left out")
+    seed: int = Field(0, ge=0, lt=2**63, description="seed of dummy weights")
+
+    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for all")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    api_key: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="accepted bearer keys, comma-separated; open if left out"
+    )
+    strict_params: bool = Field(False, description="refuse unknown request fields instead of naming them in a header")
+    max_body_bytes: ByteSize = Field(ByteSize(8 * 1024**2), gt=0, description="largest request body")
+    shutdown_timeout: float = Field(30.0, ge=0, description="seconds that running requests get after SIGTERM")
+    metrics_compat: Literal["vllm", "none"] = Field("vllm", description="also export the vllm:* metric names")
+    access_log: bool = Field(False, description="log a line per request")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe level logged")
+
+    max_num_seqs: int = Field(256, ge=1, le=4096, description="sequences in one iteration at most")
+    max_num_batched_tokens: int | None = Field(
+        None, ge=2, description="tokens in one iteration at most (2048 on a GPU, 512 on a CPU); more than max-num-seqs"
+    )
+    watermark: float = Field(0.01, ge=0, lt=1, description="share of KV blocks that admissions leave free")
+    max_waiting_requests: int = Field(1024, ge=1, description="beyond so many waiting requests, 503")
+    max_waiting_tokens: int = Field(2_000_000, ge=1, description="beyond so many waiting prompt tokens, 503")
+
+    block_size: int = Field(16, ge=1, le=256, description="tokens in a KV block")
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="share of the GPU's memory to use")
+    kv_cache_memory: ByteSize | None = Field(None, gt=0, description="size of the KV cache (4GiB); measured if left out")
+
+    config: Path | None = Field(None, description="YAML file with any of these settings")
+
+    @field_validator("served_model_name", "api_key", mode="before")
+    @classmethod
+    def _split_list(cls, value: object) -> object:
+        if not isinstance(value, str | list | tuple):
+            return value
+        parts = value.split(",") if isinstance(value, str) else [p for v in value for p in str(v).split(",")]
+        return tuple(part.strip() for part in parts if part.strip())
+
+    @model_validator(mode="after")
+    def _check_budget(self) -> Settings:
+        if self.max_num_batched_tokens is not None and self.max_num_batched_tokens <= self.max_num_seqs:
+            raise ValueError(
+                f"max-num-batched-tokens ({self.max_num_batched_tokens}) must exceed max-num-seqs"
+                f" ({self.max_num_seqs}), or a prompt could not advance beside a full batch"
+            )
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Order of precedence after the command line. The file is named by either of the two before it."""
+        return init_settings, env_settings
+
+    def model_source(self) -> ModelSource:
+        return ModelSource(
+            model=str(QUICKSTART_MODEL) if self.model == QUICKSTART_NAME else self.model,
+            revision=self.revision,
+            tokenizer=self.tokenizer,
+            chat_template=self.chat_template,
+            load_format=self.load_format,
+            dtype=self.dtype,
+            device=self.device,
+            max_model_len=self.max_model_len,
+            seed=self.seed,
+        )
+
+    def cache_config(self) -> CacheConfig:
+        memory_bytes = None if self.kv_cache_memory is None else int(self.kv_cache_memory)
+        return CacheConfig(self.block_size, self.gpu_memory_utilization, memory_bytes)
+
+    def scheduler_config(self, default_num_batched_tokens: int) -> SchedulerConfig:
+        """The default budget belongs to the device, and grows with the seats if those were raised."""
+        budget = self.max_num_batched_tokens or max(default_num_batched_tokens, 2 * self.max_num_seqs)
+        return SchedulerConfig(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=budget,
+            watermark=self.watermark,
+            max_waiting_requests=self.max_waiting_requests,
+            max_waiting_tokens=self.max_waiting_tokens,
+        )
+
+    def api_config(self) -> ApiConfig:
+        return ApiConfig(
+            served_model_names=self.served_model_name or (self.model.rstrip("/"),),
+            api_keys=self.api_key,
+            strict_params=self.strict_params,
+            max_body_bytes=int(self.max_body_bytes),
+        )
+
+    def non_default(self) -> dict[str, str]:
+        """Settings that differ from their defaults, as text, secrets hidden."""
+        changed = {}
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if value != field.default:
+                changed[name] = "***" if name in SECRETS else str(value)
+        return changed
+
+
+def read_settings(arguments: list[str]) -> Settings:
+    """Settings from flags, environment and file.
+
+    Raises ConfigError that names each wrong setting and the reason. `--help` prints and exits.
+    """
+    _check_environment()
+    try:
+        command_line = CliSettingsSource(Settings, cli_prog_name="headrace serve", cli_parse_args=arguments)
+        named = command_line()
+        config = named.get("config") or os.environ.get(f"{ENV_PREFIX}CONFIG")
+        return _with_file(Path(config))(**named) if config else Settings(**named)
+    except ValidationError as fault:
+        raise ConfigError(_explain(fault)) from None
+
+
+def _with_file(path: Path) -> type[Settings]:
+    if not path.is_file():
+        raise ConfigError(f"config: there is no file {path}")
+
+    class FileSettings(Settings):
+        @classmethod
+        def settings_customise_sources(
+            cls, settings_cls: type[BaseSettings], *args: Any, **kwargs: Any
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            before = super().settings_customise_sources(settings_cls, *args, **kwargs)
+            return *before, YamlConfigSettingsSource(settings_cls, yaml_file=path)
+
+    return FileSettings
+
+
+def _check_environment() -> None:
+    known = {f"{ENV_PREFIX}{name.upper()}" for name in Settings.model_fields}
+    for variable in os.environ:
+        if variable.startswith(ENV_PREFIX) and variable not in known:
+            close = difflib.get_close_matches(variable, known, 1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise ConfigError(f"{variable} is not a setting{hint}")
+
+
+def _explain(fault: ValidationError) -> str:
+    lines = []
+    for error in fault.errors():
+        name = "-".join(str(part) for part in error["loc"]).replace("_", "-")
+        reason = error["msg"].removeprefix("Value error, ")
+        given = "" if name in {"api-key", ""} else f" (given: {str(error['input'])[:100]!r})"
+        lines.append(f"{name}: {reason}{given}" if name else reason)
+    return "; ".join(lines)

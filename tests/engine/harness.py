@@ -1,0 +1,139 @@
+"""A real engine over the toy model, moved by hand, with every invariant checked after each step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from service.core.clock import ManualClock
+from service.core.events import FinalEvent, Outcome, TokenEvent
+from service.core.request import FinishReason, Request
+from service.core.sampling_params import SamplingParams
+from service.core.sequence_group import SequenceGroup
+from service.core.stats import IterationStats, RequestStats
+from service.engine.engine import Engine
+from service.engine.ports import Executor
+from service.kvcache.block_manager import BlockManager
+from service.scheduler.admission import OnDemandAdmission, fits_ever
+from service.scheduler.iteration_scheduler import IterationScheduler
+from tests.engine.toy_model import ToyExecutor, oracle
+
+VOCABULARY = 1000
+
+
+class ListSink:
+    """Keeps what the engine reports."""
+
+    def __init__(self) -> None:
+        self.iterations: list[IterationStats] = []
+        self.requests: list[tuple[RequestStats, Outcome, tuple[FinishReason, ...]]] = []
+
+    def record_iteration(self, stats: IterationStats) -> None:
+        self.iterations.append(stats)
+
+    def record_request(self, stats: RequestStats, outcome: Outcome, finish_reasons: tuple[FinishReason, ...]) -> None:
+        self.requests.append((stats, outcome, finish_reasons))
+
+
+class Harness:
+    def __init__(
+        self,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        max_num_seqs: int = 8,
+        max_num_batched_tokens: int = 16,
+        watermark_blocks: int = 0,
+        executor: Executor | None = None,
+    ) -> None:
+        self.clock = ManualClock()
+        self.blocks = BlockManager(num_blocks, block_size)
+        self.toy = ToyExecutor(num_blocks, block_size, VOCABULARY)
+        self.sink = ListSink()
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.scheduler = IterationScheduler(
+            self.blocks,
+            OnDemandAdmission(watermark_blocks),
+            self.clock,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+        )
+        self.engine = Engine(self.scheduler, executor or self.toy, self.sink, self.clock)
+        self.requests: dict[str, Request] = {}
+        self.tokens: dict[tuple[str, int], list[int]] = defaultdict(list)
+        self.reasons: dict[tuple[str, int], FinishReason] = {}
+        self.finals: dict[str, FinalEvent] = {}
+
+    def request(
+        self, prompt: tuple[int, ...], max_tokens: int, n: int = 1, seed: int = 0, stops: frozenset[int] = frozenset()
+    ) -> Request:
+        sampling = SamplingParams(max_tokens=max_tokens, n=n, seed=seed, stop_token_ids=stops)
+        return Request(f"request-{len(self.requests)}", prompt, sampling, self.clock.now_s())
+
+    def add(self, request: Request) -> bool:
+        """False if the door refuses it because it could never run."""
+        self.requests[request.request_id] = request
+        if not fits_ever(request, self.blocks, self.max_num_seqs):
+            return False
+        self.engine.add(request)
+        return True
+
+    def step(self) -> None:
+        self.clock.advance(0.01)
+        self.engine.step()
+        self.collect()
+        self.check()
+
+    def run(self, max_steps: int = 10_000) -> None:
+        """Step until nothing lives; fails if that takes more than `max_steps`."""
+        for _ in range(max_steps):
+            if not self.engine.has_work:
+                return
+            self.step()
+        raise AssertionError("the engine does not come to an end")
+
+    def collect(self) -> None:
+        for request_id, event in self.engine.take_events():
+            assert request_id not in self.finals, "nothing follows the final event"
+            if isinstance(event, TokenEvent):
+                key = (request_id, event.choice_index)
+                assert key not in self.reasons, "no token follows the last one"
+                self.tokens[key].append(event.token_id)
+                if event.finish_reason is not None:
+                    self.reasons[key] = event.finish_reason
+            else:
+                self.finals[request_id] = event
+
+    def check(self) -> None:
+        self.blocks.check_invariants()
+        pool = self.scheduler.pool
+        assert sum(len(g.live) for g in pool.running) <= self.max_num_seqs
+        for group in pool.running:
+            self._check_running(group)
+        for group in pool.waiting:
+            assert not any(self.blocks.holds(s.sequence_id) for s in group.sequences), "who waits holds nothing"
+        arrivals = [g.request.arrival_s for g in [*pool.running, *pool.waiting]]
+        assert arrivals == sorted(arrivals), "order of arrival"
+        assert 0 <= self.scheduler.num_cached_tokens() <= self.blocks.pool.num_used * self.blocks.block_size
+        if not pool.running:
+            assert self.blocks.pool.num_used == 0, "nobody runs and nothing is held"
+        if self.toy.plans:
+            assert self.toy.plans[-1].num_scheduled_tokens <= self.max_num_batched_tokens
+
+    def _check_running(self, group: SequenceGroup) -> None:
+        for sequence in group.computing:
+            table = self.blocks.table(sequence.sequence_id)
+            assert 0 < sequence.num_tokens_to_compute
+            assert len(table.block_ids) * self.blocks.block_size >= sequence.num_computed_tokens
+
+    def check_against_oracle(self, request_id: str, choice_index: int = 0, complete: bool = True) -> None:
+        request = self.requests[request_id]
+        sampling = request.sampling
+        expected = oracle(
+            request.prompt_token_ids,
+            sampling.seed + choice_index,
+            sampling.max_tokens,
+            sampling.stop_token_ids,
+            VOCABULARY,
+        )
+        got = self.tokens[request_id, choice_index]
+        assert got == (expected if complete else expected[: len(got)])

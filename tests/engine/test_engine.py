@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.core.events import Outcome
+from service.core.iteration_plan import IterationPlan
+from service.core.iteration_result import INVALID_TOKEN_ID, IterationResult
+from service.core.request import FinishReason
+from service.errors import ServerError
+from tests.engine.harness import Harness
+from tests.engine.toy_model import ToyExecutor
+
+STOPS = frozenset(range(0, 1000, 9))
+
+prompts = st.lists(st.integers(0, 5), min_size=1, max_size=20).map(tuple)
+arrivals = st.tuples(st.just("add"), prompts, st.integers(1, 12), st.integers(1, 4), st.booleans())
+operations = st.one_of(
+    arrivals,
+    st.tuples(st.just("abort"), st.integers(0, 30)),
+    st.tuples(st.just("stop"), st.integers(0, 30), st.integers(0, 3)),
+    st.tuples(st.just("step")),
+    st.tuples(st.just("step")),
+)
+
+
+def apply_operation(harness: Harness, operation: tuple, touched: set[tuple[str, int]]) -> None:
+    match operation:
+        case ("add", prompt, max_tokens, n, with_stops):
+            stops = STOPS if with_stops else frozenset()
+            harness.add(harness.request(prompt, max_tokens, n, seed=len(harness.requests) % 3, stops=stops))
+            harness.clock.advance(0.001)
+        case ("abort", index):
+            request_id = f"request-{index}"
+            harness.engine.abort(request_id)
+            harness.collect()
+            touched |= {(request_id, choice) for choice in range(4)}
+        case ("stop", index, choice):
+            harness.engine.stop_choice(f"request-{index}", choice)
+            harness.collect()
+            touched.add((f"request-{index}", choice))
+        case ("step",):
+            harness.step()
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    operations=st.lists(operations, max_size=60),
+    num_blocks=st.integers(2, 24),
+    block_size=st.sampled_from([1, 2, 4, 16]),
+    max_num_seqs=st.integers(1, 8),
+    extra_budget=st.integers(1, 20),
+    watermark_blocks=st.integers(0, 2),
+)
+def test_every_request_gets_its_oracle_tokens_whatever_else_happens(
+    operations, num_blocks, block_size, max_num_seqs, extra_budget, watermark_blocks
+):
+    harness = Harness(num_blocks, block_size, max_num_seqs, max_num_seqs + extra_budget, watermark_blocks)
+    touched: set[tuple[str, int]] = set()
+    for operation in operations:
+        apply_operation(harness, operation, touched)
+    accepted = [r for r in harness.requests if r in harness.finals or harness.scheduler.pool.get(r)]
+    harness.run()
+
+    assert set(harness.finals) == set(accepted), "every accepted request ends in one final event"
+    for request_id in accepted:
+        for choice in range(harness.requests[request_id].sampling.n):
+            harness.check_against_oracle(request_id, choice, complete=(request_id, choice) not in touched)
+    assert harness.blocks.pool.num_free == num_blocks
+    harness.step()
+    assert len(harness.sink.requests) == len(accepted)
+
+
+def test_a_preempted_request_goes_on_with_the_same_tokens_and_is_counted():
+    harness = Harness(num_blocks=6, block_size=2, max_num_batched_tokens=32)
+    for seed in range(3):
+        assert harness.add(harness.request((1, 2, 3), 8, seed=seed))
+    harness.run()
+    for request_id in harness.requests:
+        harness.check_against_oracle(request_id)
+    assert sum(stats.num_preemptions for stats, _, _ in harness.sink.requests) > 0
+    assert sum(i.num_preempted for i in harness.sink.iterations) > 0
+    assert sum(i.recomputed_tokens for i in harness.sink.iterations) > 0
+    assert sum(i.prompt_tokens for i in harness.sink.iterations) == 9
+    assert sum(i.generated_tokens for i in harness.sink.iterations) == 24
+
+
+def test_choices_share_the_prompt_and_are_copied_on_write():
+    harness = Harness(num_blocks=64, block_size=4)
+    harness.add(harness.request((1, 2, 3, 4, 5, 6), 6, n=4))
+    harness.step()
+    assert harness.blocks.pool.num_used == 2, "four choices on the prompt's two blocks"
+    harness.step()
+    assert len(harness.toy.plans[-1].copies) == 3, "the last holder writes in place"
+    assert harness.blocks.pool.num_used == 5
+    harness.run()
+    for choice in range(4):
+        harness.check_against_oracle("request-0", choice)
+
+
+def test_finish_reasons():
+    harness = Harness()
+    harness.add(harness.request((1,), 5))
+    harness.add(harness.request((1,), 100, stops=frozenset(range(0, 1000, 2))))
+    harness.run()
+    assert harness.reasons["request-0", 0] is FinishReason.LENGTH
+    assert harness.reasons["request-1", 0] is FinishReason.STOP
+    assert harness.tokens["request-1", 0][-1] % 2 == 0
+    assert {f.outcome for f in harness.finals.values()} == {Outcome.FINISHED}
+
+
+class FaultyExecutor(ToyExecutor):
+    """Fails as a whole in the given iterations; gives no token for the sequences in `unlucky`."""
+
+    def __init__(self, failing: frozenset[int], unlucky: frozenset[int]) -> None:
+        super().__init__(64, 4, 1000)
+        self.failing = failing
+        self.unlucky = unlucky
+        self.count = 0
+
+    def execute(self, plan: IterationPlan) -> IterationResult:
+        self.count += 1
+        if self.count in self.failing:
+            raise RuntimeError("out of luck")
+        token_ids = list(super().execute(plan).token_ids)
+        drawing = [sample.sequence_id for item in plan.scheduled for sample in item.samples]
+        for index, sequence_id in enumerate(drawing):
+            if sequence_id in self.unlucky:
+                token_ids[index] = INVALID_TOKEN_ID
+        return IterationResult(tuple(token_ids))
+
+
+def test_a_failed_draw_ends_its_own_request_only():
+    harness = Harness(executor=FaultyExecutor(frozenset(), frozenset({1})))
+    for _ in range(3):
+        harness.add(harness.request((1, 2), 4))
+    harness.run()
+    assert [harness.finals[f"request-{i}"].outcome for i in range(3)] == [
+        Outcome.FINISHED,
+        Outcome.FAILED,
+        Outcome.FINISHED,
+    ]
+    harness.check_against_oracle("request-0")
+    harness.check_against_oracle("request-2")
+    assert harness.blocks.pool.num_used == 0
+
+
+def test_a_failed_iteration_ends_the_requests_in_it_and_no_others():
+    executor = FaultyExecutor(frozenset({2}), frozenset())
+    harness = Harness(max_num_seqs=2, max_num_batched_tokens=8, executor=executor)
+    for _ in range(3):
+        harness.add(harness.request((1, 2), 4))
+    harness.run()
+    outcomes = [harness.finals[f"request-{i}"] for i in range(3)]
+    assert [f.outcome for f in outcomes] == [Outcome.FAILED, Outcome.FAILED, Outcome.FINISHED]
+    assert isinstance(outcomes[0].error, ServerError)
+    harness.check_against_oracle("request-2")
+    assert harness.blocks.pool.num_used == 0
+    assert harness.engine.num_failed_in_a_row == 0
+
+
+def test_the_snapshot_tells_what_is_held():
+    harness = Harness(num_blocks=64, block_size=4)
+    harness.add(harness.request(tuple(range(6)), 3, n=2))
+    harness.step()
+    snapshot = harness.engine.snapshot()
+    assert (snapshot.num_running, snapshot.num_waiting, snapshot.batch_size) == (1, 0, 1)
+    assert (snapshot.used_blocks, snapshot.total_blocks) == (2, 64)
+    harness.run()
+    assert harness.engine.snapshot().used_blocks == 0
+    assert harness.engine.snapshot().batch_size == 0
