@@ -1,0 +1,92 @@
+"""The two ways to answer a generation call: one JSON body, or a stream of frames."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.api.choice_text import Piece
+from service.api.context import ApiContext
+from service.api.disconnect import ClientGone, run_unless_disconnected
+from service.api.error_responses import error_body, internal_error
+from service.api.generation import CollectedChoice, Generation
+from service.api.sse import DONE, TokenStreamResponse, data_frame
+from service.errors import RequestError
+
+_logger = logging.getLogger(__name__)
+
+_CLIENT_CLOSED_REQUEST = 499
+"""Seen in logs and metrics only: there is nobody left to read it."""
+
+
+async def answer_whole(
+    http: Request,
+    context: ApiContext,
+    generation: Generation,
+    ignored: Sequence[str],
+    body: Callable[[list[CollectedChoice]], BaseModel],
+) -> Response:
+    """Wait for all choices and answer with `body` of them; abort if the client leaves or anything fails."""
+    reason = "call_failed"
+    try:
+        choices = await run_unless_disconnected(http.receive, generation.collect())
+        json = body(choices).model_dump_json(exclude_unset=True)
+        return Response(json, headers=ignored_header(ignored), media_type="application/json")
+    except ClientGone:
+        reason = "client_disconnected"
+        return Response(status_code=_CLIENT_CLOSED_REQUEST)
+    finally:
+        if generation.close():
+            context.recorder.record_abort(reason)
+
+
+def answer_stream(
+    context: ApiContext,
+    generation: Generation,
+    ignored: Sequence[str],
+    frames: Callable[[Piece], bytes],
+    last_frame: Callable[[], bytes],
+) -> Response:
+    """Stream `frames` of every piece, then `last_frame`; abort if the client leaves or does not read."""
+
+    def close(reason: str) -> None:
+        if generation.close():
+            context.recorder.record_abort(reason)
+
+    return TokenStreamResponse(
+        _frames(generation, frames, last_frame),
+        close,
+        keepalive_s=context.config.stream_keepalive_s,
+        send_timeout_s=context.config.stream_send_timeout_s,
+        headers=ignored_header(ignored),
+    )
+
+
+async def _frames(
+    generation: Generation, frames: Callable[[Piece], bytes], last_frame: Callable[[], bytes]
+) -> AsyncIterator[bytes]:
+    """Frames that are ready together go out together. An error becomes an event; [DONE] comes in any case."""
+    try:
+        async with aclosing(generation.pieces()) as batches:
+            async for pieces in batches:
+                yield b"".join([frames(piece) for piece in pieces])
+        yield last_frame() + DONE
+    except RequestError as error:
+        yield data_frame(error_body(error)) + DONE
+    except Exception:
+        _logger.exception("a stream failed")
+        yield data_frame(error_body(internal_error())) + DONE
+
+
+def ignored_header(names: Sequence[str]) -> dict[str, str]:
+    """`x-ignored-params`: unknown fields by name, made safe for a header and bounded."""
+    if not names:
+        return {}
+    safe = [re.sub(r"[^A-Za-z0-9_.\-]", "?", name[:64]) for name in names[:32]]
+    return {"x-ignored-params": ",".join(safe)}

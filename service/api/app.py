@@ -1,0 +1,91 @@
+"""The HTTP app: a list of routes, middleware and error handlers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from prometheus_client import CollectorRegistry
+from sse_starlette.sse import AppStatus
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from service.api.chat_completions import ChatCompletions
+from service.api.completions import Completions
+from service.api.context import ApiContext
+from service.api.error_responses import error_response, from_starlette
+from service.api.health import Health
+from service.api.metrics_endpoint import Metrics
+from service.api.middleware import BearerAuth, BodyLimits, ErrorBarrier, HttpFacts, RequestIds
+from service.api.models import Models
+from service.api.serving_state import ServingState
+from service.api.text_pool import TextPool
+from service.api.version import get_version
+from service.config import ApiConfig
+from service.metrics.recorder import Recorder
+
+
+def create_app(
+    state: ServingState,
+    config: ApiConfig,
+    recorder: Recorder,
+    registry: CollectorRegistry,
+    *,
+    access_log: bool = False,
+) -> Starlette:
+    """The ASGI app. It can serve at once; `state` says what (see `serving_state` for what `main.py` must do).
+
+    recorder: the same object that the engine has as its StatsSink. registry: what /metrics shows.
+    The app's lifespan ends its tokenizing threads and nothing else: it neither starts nor stops the engine.
+    Streams are not ended at SIGTERM by this app: they end when the engine ends their requests.
+    """
+    # sse-starlette's import makes uvicorn's SIGTERM handler cut all streams at once; we drain instead.
+    AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
+    context = ApiContext(state, config, TextPool(config.tokenizer_threads), recorder)
+    routes = _routes(context, registry)
+    templates = {route.endpoint: route.path for route in routes}
+    app = Starlette(
+        routes=routes,
+        middleware=[
+            Middleware(RequestIds),
+            Middleware(HttpFacts, recorder=recorder, routes=templates, access_log=access_log),
+            Middleware(ErrorBarrier, recorder=recorder),
+            Middleware(BearerAuth, keys=config.api_keys),
+            Middleware(BodyLimits, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s),
+        ],
+        exception_handlers={HTTPException: _refuse_route},
+        lifespan=lambda _: _lifespan(context),
+    )
+    app.router.redirect_slashes = False  # a redirect would be built from the client's Host header
+    return app
+
+
+def _routes(context: ApiContext, registry: CollectorRegistry) -> list[Route]:
+    health, models = Health(context), Models(context)
+    return [
+        Route("/v1/completions", Completions(context).create, methods=["POST"]),
+        Route("/v1/chat/completions", ChatCompletions(context).create, methods=["POST"]),
+        Route("/v1/models", models.list),
+        Route("/v1/models/{model_id:path}", models.get),
+        Route("/health", health.health),
+        Route("/ready", health.ready),
+        Route("/metrics", Metrics(registry).get),
+        Route("/version", get_version),
+    ]
+
+
+@asynccontextmanager
+async def _lifespan(context: ApiContext) -> AsyncIterator[None]:
+    yield
+    context.texts.close()
+
+
+async def _refuse_route(http: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    response = error_response(from_starlette(error))
+    response.headers.update(error.headers or {})
+    return response

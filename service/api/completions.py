@@ -1,0 +1,123 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from functools import partial
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.api.answering import answer_stream, answer_whole
+from service.api.choice_text import Piece
+from service.api.chunk_frames import ChunkFrames
+from service.api.context import ApiContext
+from service.api.generation import CollectedChoice, Generation
+from service.api.json_body import read_json_object
+from service.api.request_building import build_requests
+from service.api.serving_state import ServedModel
+from service.api.validation import check_call, check_token_ids, parse
+from service.config import ApiConfig
+from service.errors import InvalidRequest
+from service.protocol.completions import CompletionChoice, CompletionRequest, CompletionResponse
+
+_DEFAULT_MAX_TOKENS = 16
+_NO_TEXT = "prompt must not be empty."
+
+
+class Completions:
+    def __init__(self, context: ApiContext) -> None:
+        self._context = context
+
+    async def create(self, http: Request) -> Response:
+        model = self._context.state.check_ready()
+        arrival_s = model.clock.now_s()
+        fields = parse(CompletionRequest, await read_json_object(http))
+        call = check_call(fields, self._context.config, model.defaults)
+        prompts = _check_prompts(fields, self._context.config)
+        model.engine.check_accepts(len(prompts))
+        prompt_ids = await self._prompt_ids(prompts, model)
+        call_id, created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
+        requests = build_requests(
+            call,
+            prompt_ids,
+            model,
+            call_id=call_id,
+            arrival_s=arrival_s,
+            prompt_param="prompt",
+            default_max_tokens=_DEFAULT_MAX_TOKENS,
+        )
+        generation = Generation(model.engine, model.tokenizer, requests, call.stops)
+        if call.stream:
+            chunks = ChunkFrames(b"text_completion", call, generation, call_id, created)
+            return answer_stream(self._context, generation, call.ignored, partial(_frame, chunks), chunks.usage)
+
+        def body(choices: list[CollectedChoice]) -> CompletionResponse:
+            return CompletionResponse(
+                id=call_id,
+                object="text_completion",
+                created=created,
+                model=call.model,
+                choices=[_choice(choice, with_ids=call.return_token_ids) for choice in choices],
+                usage=generation.usage,
+            )
+
+        return await answer_whole(http, self._context, generation, call.ignored, body)
+
+    async def _prompt_ids(self, prompts: Sequence[str | list[int]], model: ServedModel) -> list[list[int]]:
+        """Ids of each prompt: text as the tokenizer does it, special tokens added; ids as they are."""
+        num_characters = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
+        return await self._context.texts.run(num_characters, lambda: [_encode(prompt, model) for prompt in prompts])
+
+
+def _check_prompts(fields: CompletionRequest, config: ApiConfig) -> list[str | list[int]]:
+    """The prompts of a call, each text or ids, none of them empty and not too many."""
+    prompts = _prompts(fields.prompt)
+    if not all(prompts):
+        raise InvalidRequest(_NO_TEXT, param="prompt")
+    if len(prompts) > config.max_prompts_per_call:
+        raise InvalidRequest(f"prompt may hold at most {config.max_prompts_per_call} prompts.", param="prompt")
+    if len(prompts) * (fields.n or 1) > config.max_sequences_per_call:
+        raise InvalidRequest(f"prompts times n may be at most {config.max_sequences_per_call}.", param="n")
+    return prompts
+
+
+def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
+    if isinstance(prompt, str):
+        return [prompt]
+    texts_or_lists: list[str | list[int]] = []
+    ids: list[int] = []
+    for item in prompt:
+        if isinstance(item, int):
+            ids.append(item)
+        else:
+            texts_or_lists.append(item)
+    return texts_or_lists or [ids]
+
+
+def _encode(prompt: str | list[int], model: ServedModel) -> list[int]:
+    if isinstance(prompt, list):
+        check_token_ids(prompt, model.vocab_size, "prompt")
+        return prompt
+    ids = model.tokenizer.encode(prompt, add_special_tokens=True)
+    if not ids:
+        raise InvalidRequest(_NO_TEXT, param="prompt")
+    return ids
+
+
+def _frame(chunks: ChunkFrames, piece: Piece) -> bytes:
+    text = b'"text":' + orjson.dumps(piece.text)
+    return chunks.choice(piece.index, text, piece.finish_reason, chunks.ids_of(piece))
+
+
+def _choice(choice: CollectedChoice, *, with_ids: bool) -> CompletionChoice:
+    shape = CompletionChoice(
+        index=choice.index, text=choice.text, logprobs=None, finish_reason=choice.finish_reason.value
+    )
+    if with_ids:
+        shape.token_ids = choice.token_ids
+        shape.prompt_token_ids = choice.prompt_token_ids
+    return shape

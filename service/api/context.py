@@ -1,0 +1,18 @@
+"""What every endpoint is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from service.api.serving_state import ServingState
+from service.api.text_pool import TextPool
+from service.config import ApiConfig
+from service.metrics.recorder import Recorder
+
+
+@dataclass(frozen=True, slots=True)
+class ApiContext:
+    state: ServingState
+    config: ApiConfig
+    texts: TextPool
+    recorder: Recorder

@@ -1,0 +1,47 @@
+"""Errors as OpenAI error bodies. No message of an exception that is not ours reaches a client."""
+
+from __future__ import annotations
+
+import math
+from http import HTTPStatus
+
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from service.errors import MethodNotAllowed, NotFound, RequestError, ServerError, Unavailable
+from service.protocol.error_body import ErrorBody, ErrorDetail
+
+_CLOSING = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE})
+"""Answers given before the body was read: the rest of it must not be taken for the next request."""
+
+
+def error_body(error: RequestError) -> bytes:
+    """The JSON of the error object."""
+    detail = ErrorDetail(message=error.message, type=error.error_type, param=error.param, code=error.code)
+    return ErrorBody(error=detail).model_dump_json().encode()
+
+
+def error_response(error: RequestError) -> Response:
+    """The HTTP answer to a refused or failed request."""
+    headers = {}
+    if isinstance(error, Unavailable):
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    if error.status == HTTPStatus.UNAUTHORIZED:
+        headers["WWW-Authenticate"] = "Bearer"
+    if error.status in _CLOSING:
+        headers["Connection"] = "close"
+    return Response(error_body(error), error.status, headers, media_type="application/json")
+
+
+def internal_error() -> ServerError:
+    """What a client is told of an exception that nobody foresaw; the log has the rest."""
+    return ServerError("The server had an error while processing the request.")
+
+
+def from_starlette(error: HTTPException) -> RequestError:
+    """Starlette's own refusals: no such route, wrong method."""
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        return NotFound("There is no such route.")
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        return MethodNotAllowed("This route does not allow this method.")
+    return internal_error()

@@ -1,0 +1,161 @@
+"""The engine requests of one HTTP call, from submission to the last piece of text."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from service.api.choice_text import ChoiceText, Piece
+from service.core.events import FinalEvent, Outcome, StreamEvent, TokenEvent
+from service.core.request import FinishReason, Request
+from service.core.stats import RequestStats
+from service.engine.async_engine import AsyncEngine
+from service.engine.streams import RequestStream
+from service.errors import RequestError, Unavailable
+from service.protocol.usage import PromptTokensDetails, Usage
+from service.text.detokenizer import make_detokenizer
+from service.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class CollectedChoice:
+    """One choice, complete."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    prompt_token_ids: list[int]
+    finish_reason: FinishReason
+
+
+class Generation:
+    """One engine request per prompt; they stand and fall together.
+
+    Submits on construction: an engine's refusal is raised, and what was already submitted is aborted. Whoever
+    makes one calls `close` in a `finally`. Choice index = prompt index * n + i.
+    """
+
+    def __init__(
+        self, engine: AsyncEngine, tokenizer: Tokenizer, requests: Sequence[Request], stops: Sequence[str]
+    ) -> None:
+        self._engine = engine
+        self._requests = requests
+        self._streams: dict[int, RequestStream] = {}  # prompt index -> stream that has not ended
+        self._reading: dict[asyncio.Task[list[StreamEvent]], int] = {}
+        self._stats: list[RequestStats] = []
+        self._error: RequestError | None = None
+        self._choices: list[ChoiceText] = []
+        try:
+            for prompt_index, request in enumerate(requests):
+                self._streams[prompt_index] = engine.submit(request)
+        except BaseException:
+            self.close()
+            raise
+        for prompt_index, request in enumerate(requests):
+            for _ in range(request.sampling.n):
+                detokenizer = make_detokenizer(tokenizer)
+                self._choices.append(ChoiceText(len(self._choices), prompt_index, detokenizer, stops))
+
+    @property
+    def is_done(self) -> bool:
+        return not self._streams
+
+    @property
+    def usage(self) -> Usage:
+        """A prompt is counted once, its completions all. What was cached is known when the call is done."""
+        prompt_tokens = sum(request.num_prompt_tokens for request in self._requests)
+        completion_tokens = sum(choice.num_tokens for choice in self._choices)
+        cached_tokens = sum(stats.num_cached_tokens for stats in self._stats)
+        return Usage(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            total_tokens=prompt_tokens + completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens) if self.is_done else None,
+        )
+
+    def prompt_token_ids(self, prompt_index: int) -> list[int]:
+        return list(self._requests[prompt_index].prompt_token_ids)
+
+    async def pieces(self) -> AsyncGenerator[list[Piece], None]:
+        """All pieces, as they come; pieces that arrive together come together.
+
+        Raises the RequestError that one of the requests failed with, Unavailable if the server aborted one.
+        """
+        while self._streams:
+            prompt_index, events = await self._next_events()
+            pieces = self._read(prompt_index, events)
+            if pieces:
+                yield pieces
+            if self._error is not None:
+                raise self._error
+
+    async def collect(self) -> list[CollectedChoice]:
+        """All choices, complete, in order of their index. Raises as `pieces` does."""
+        texts = [""] * len(self._choices)
+        token_ids: list[list[int]] = [[] for _ in self._choices]
+        async with aclosing(self.pieces()) as batches:
+            async for pieces in batches:
+                for piece in pieces:
+                    texts[piece.index] += piece.text
+                    token_ids[piece.index] += piece.token_ids
+        return [self._collected(choice, texts[choice.index], token_ids[choice.index]) for choice in self._choices]
+
+    def close(self) -> bool:
+        """Abort what has not ended. Idempotent; returns whether there was anything to abort."""
+        for task in self._reading:
+            task.cancel()
+        self._reading.clear()
+        aborted = bool(self._streams)
+        for prompt_index in self._streams:
+            self._engine.abort(self._requests[prompt_index].request_id)
+        self._streams.clear()
+        return aborted
+
+    async def _next_events(self) -> tuple[int, list[StreamEvent]]:
+        """Events of one stream, whichever has some first."""
+        if len(self._streams) == 1 and not self._reading:
+            ((prompt_index, stream),) = self._streams.items()
+            return prompt_index, await stream.next_events()
+        waiting = set(self._streams) - set(self._reading.values())
+        for prompt_index in waiting:
+            task = asyncio.ensure_future(self._streams[prompt_index].next_events())
+            self._reading[task] = prompt_index
+        done, _ = await asyncio.wait(self._reading, return_when=asyncio.FIRST_COMPLETED)
+        task = done.pop()
+        return self._reading.pop(task), task.result()
+
+    def _read(self, prompt_index: int, events: Sequence[StreamEvent]) -> list[Piece]:
+        by_choice: defaultdict[int, list[TokenEvent]] = defaultdict(list)
+        for event in events:
+            if isinstance(event, TokenEvent):
+                by_choice[event.choice_index].append(event)
+            else:
+                self._end(prompt_index, event)
+        pieces = [self._push(prompt_index, index, tokens) for index, tokens in by_choice.items()]
+        return [piece for piece in pieces if not piece.says_nothing]
+
+    def _push(self, prompt_index: int, choice_index: int, events: Sequence[TokenEvent]) -> Piece:
+        request = self._requests[prompt_index]
+        choice = self._choices[prompt_index * request.sampling.n + choice_index]
+        was_running = choice.finish_reason is None
+        text = choice.push(events)
+        stopped_by_text = was_running and choice.finish_reason is not None and events[-1].finish_reason is None
+        if stopped_by_text and prompt_index in self._streams:
+            self._engine.stop_choice(request.request_id, choice_index)
+        return choice.take(text)
+
+    def _end(self, prompt_index: int, event: FinalEvent) -> None:
+        del self._streams[prompt_index]
+        self._stats.append(event.stats)
+        if event.outcome is Outcome.ABORTED:
+            self._error = Unavailable("The server aborted the request.", code="aborted")
+        elif event.error is not None:
+            self._error = event.error
+
+    def _collected(self, choice: ChoiceText, text: str, token_ids: list[int]) -> CollectedChoice:
+        assert choice.finish_reason is not None, "a finished request has finished all its choices"
+        prompt_token_ids = self.prompt_token_ids(choice.prompt_index)
+        return CollectedChoice(choice.index, text, token_ids, prompt_token_ids, choice.finish_reason)

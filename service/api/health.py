@@ -1,0 +1,29 @@
+"""GET /health: would a new short request complete? GET /ready: may a balancer send requests here?"""
+
+from __future__ import annotations
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.api.context import ApiContext
+from service.api.serving_state import Phase
+
+
+class Health:
+    """200 or 503; the body says the phase. Neither needs a key."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._state = context.state
+
+    async def health(self, http: Request) -> Response:
+        """200 if and only if the model is loaded, the server is not draining and the engine gets on."""
+        return self._answer(self._state.is_healthy())
+
+    async def ready(self, http: Request) -> Response:
+        """503 while loading or draining; what the engine does is /health's question."""
+        return self._answer(self._state.phase is Phase.READY)
+
+    def _answer(self, good: bool) -> Response:
+        body = orjson.dumps({"status": self._state.phase if good or self._state.phase is not Phase.READY else "stuck"})
+        return Response(body, 200 if good else 503, media_type="application/json")

@@ -1,0 +1,33 @@
+"""A request's body as a JSON object, read strictly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+
+from service.errors import InvalidRequest, UnsupportedMediaType
+
+
+async def read_json_object(http: Request) -> dict[str, Any]:
+    """The body; refused unless it says and is JSON: UTF-8, no NaN, no lone surrogates, nesting within bounds.
+
+    An integer beyond 64 bits arrives as a float, which the wire shapes refuse where they want an integer.
+    """
+    _check_content_type(http.headers.get("content-type", ""))
+    try:
+        value = orjson.loads(await http.body())
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"The body is not valid JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise InvalidRequest("The body must be a JSON object.")
+    return value
+
+
+def _check_content_type(content_type: str) -> None:
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type != "application/json" and not (
+        media_type.startswith("application/") and media_type.endswith("+json")
+    ):
+        raise UnsupportedMediaType("The body must be sent with Content-Type: application/json.")

@@ -1,0 +1,19 @@
+"""GET /metrics."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, generate_latest
+from starlette.requests import Request
+from starlette.responses import Response
+
+
+class Metrics:
+    """Text format 0.0.4, whatever the scraper accepts: from OpenMetrics it would store `vllm:x` as `vllm_x`."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    async def get(self, http: Request) -> Response:
+        return Response(
+            generate_latest(self._registry), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+        )

@@ -1,0 +1,38 @@
+"""GET /v1/models and /v1/models/{id}."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.api.context import ApiContext
+from service.api.validation import quote
+from service.errors import ModelNotFound, Unavailable
+from service.protocol.models import ModelCard, ModelList
+
+
+class Models:
+    """Every name that the model is served under has a card."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._context = context
+
+    async def list(self, http: Request) -> Response:
+        cards = [self._card(name) for name in self._context.config.served_model_names]
+        return _json(ModelList(data=cards))
+
+    async def get(self, http: Request) -> Response:
+        name = http.path_params["model_id"]
+        if name not in self._context.config.served_model_names:
+            raise ModelNotFound(f"The model {quote(name)} does not exist.", param="model")
+        return _json(self._card(name))
+
+    def _card(self, name: str) -> ModelCard:
+        model = self._context.state.model
+        if model is None:
+            raise Unavailable("The model is still loading.", retry_after_s=2.0, code="model_loading")
+        return ModelCard(id=name, created=model.created, root=model.root, max_model_len=model.max_model_len)
+
+
+def _json(shape: ModelCard | ModelList) -> Response:
+    return Response(shape.model_dump_json(), media_type="application/json")

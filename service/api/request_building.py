@@ -1,0 +1,47 @@
+"""Checked call + prompt ids -> engine requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from service.api.serving_state import ServedModel
+from service.api.token_budget import kv_room, max_tokens_for
+from service.api.validation import CheckedCall
+from service.core.request import Request
+from service.core.sampling_params import SamplingParams
+
+
+def build_requests(
+    call: CheckedCall,
+    prompts: Sequence[Sequence[int]],
+    model: ServedModel,
+    *,
+    call_id: str,
+    arrival_s: float,
+    prompt_param: str,
+    default_max_tokens: int | None,
+) -> list[Request]:
+    """One engine request per prompt; ContextLengthExceeded if one does not fit."""
+    stop_token_ids = frozenset() if call.ignore_eos else model.eos_token_ids
+    snapshot = model.engine.snapshot
+    requests = []
+    for index, prompt in enumerate(prompts):
+        sampling = SamplingParams(
+            max_tokens=max_tokens_for(
+                num_prompt_tokens=len(prompt),
+                asked=call.max_tokens,
+                default=default_max_tokens,
+                max_model_len=model.max_model_len,
+                kv_room=kv_room(snapshot, len(prompt), call.sampling.n),
+                prompt_param=prompt_param,
+                param=call.max_tokens_param,
+            ),
+            n=call.sampling.n,
+            temperature=call.sampling.temperature,
+            top_p=call.sampling.top_p,
+            top_k=call.sampling.top_k,
+            seed=call.sampling.seed_of_prompt(),
+            stop_token_ids=stop_token_ids,
+        )
+        requests.append(Request(f"{call_id}-{index}", tuple(prompt), sampling, arrival_s))
+    return requests

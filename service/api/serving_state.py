@@ -1,0 +1,117 @@
+"""Whether the process may serve, and with what.
+
+The app listens while the model loads. What `main.py` must do, all on the event-loop thread:
+
+- make `state = ServingState()` (phase `loading`), give it to `create_app`, start listening;
+- load the model elsewhere, start the engine, then `state.set_ready(ServedModel(...))`;
+- when loading fails: `state.set_failed()`;
+- at SIGTERM: `state.set_draining()`; running requests go on, new ones are refused; requests that are still
+running
+  when time is up are aborted in the engine, and their streams end with an error event and [DONE].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from service.core.clock import Clock, MonotonicClock
+from service.engine.async_engine import AsyncEngine
+from service.errors import Unavailable
+from service.text.chat_template import ChatTemplate
+from service.text.tokenizer import Tokenizer
+
+
+class Phase(StrEnum):
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """Sampling values of requests that give none, from the model's generation_config.json."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+    @classmethod
+    def from_generation_config(cls, generation_config: Mapping[str, object]) -> GenerationDefaults:
+        """Values that are missing, null or out of range count as not given."""
+        temperature = generation_config.get("temperature")
+        top_p = generation_config.get("top_p")
+        top_k = generation_config.get("top_k")
+        return cls(
+            temperature=float(temperature) if isinstance(temperature, int | float) and temperature >= 0 else 1.0,
+            top_p=float(top_p) if isinstance(top_p, int | float) and 0 < top_p <= 1 else 1.0,
+            top_k=top_k if isinstance(top_k, int) and top_k > 0 else 0,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The model that is being served; facts that never change while it is.
+
+    chat_template: None if the model has none; then chat is refused.
+    root: what the model was started as, shown to clients: a name or hub id, never a path of this machine.
+    created: Unix seconds, shown in the model card.
+    max_model_len: tokens that one sequence may have, prompt and output; no more than the whole KV cache
+    holds.
+    vocab_size: ids of prompts are below it. eos_token_ids: end a sequence unless the client says
+    `ignore_eos`.
+    clock: the engine's.
+    """
+
+    engine: AsyncEngine
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    root: str
+    created: int
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    defaults: GenerationDefaults = GenerationDefaults()
+    clock: Clock = field(default_factory=MonotonicClock)
+
+
+class ServingState:
+    """The phase, and from `ready` on the model. Read and changed on the event-loop thread only."""
+
+    def __init__(self) -> None:
+        self.phase = Phase.LOADING
+        self._model: ServedModel | None = None
+
+    @property
+    def model(self) -> ServedModel | None:
+        """The model once it is loaded, also while draining; None before."""
+        return self._model
+
+    def set_ready(self, model: ServedModel) -> None:
+        assert self.phase is Phase.LOADING
+        self._model = model
+        self.phase = Phase.READY
+
+    def set_draining(self) -> None:
+        """From any phase; there is no way back."""
+        self.phase = Phase.DRAINING
+
+    def set_failed(self) -> None:
+        """Loading failed or the engine is lost; there is no way back."""
+        self.phase = Phase.FAILED
+
+    def is_healthy(self) -> bool:
+        """Whether a new short request would complete."""
+        return self.phase is Phase.READY and self._model is not None and self._model.engine.is_healthy()
+
+    def check_ready(self) -> ServedModel:
+        """The model; raises Unavailable when new requests are not taken."""
+        if self.phase is Phase.READY and self._model is not None:
+            return self._model
+        if self.phase is Phase.LOADING:
+            raise Unavailable("The model is still loading.", retry_after_s=2.0, code="model_loading")
+        if self.phase is Phase.DRAINING:
+            raise Unavailable("The server is shutting down.", retry_after_s=5.0, code="shutting_down")
+        raise Unavailable("The model could not be loaded or the engine has stopped.", retry_after_s=30.0)

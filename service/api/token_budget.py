@@ -1,0 +1,50 @@
+"""How many tokens a call may generate: max_tokens against the prompt and the context."""
+
+from __future__ import annotations
+
+from service.core.stats import EngineSnapshot
+from service.errors import ContextLengthExceeded
+
+
+def kv_room(snapshot: EngineSnapshot, num_prompt_tokens: int, n: int) -> int:
+    """Tokens that each of n choices can generate if the request has the whole KV cache to itself; at least 1.
+
+    The choices share the prompt's full blocks, and a last token is never cached.
+    """
+    shared = num_prompt_tokens // snapshot.block_size
+    blocks_per_choice = shared + (snapshot.total_blocks - shared) // n
+    return max(1, blocks_per_choice * snapshot.block_size - num_prompt_tokens + 1)
+
+
+def max_tokens_for(
+    *,
+    num_prompt_tokens: int,
+    asked: int | None,
+    default: int | None,
+    max_model_len: int,
+    kv_room: int,
+    prompt_param: str,
+    param: str,
+) -> int:
+    """Tokens to generate at most.
+
+    asked: what the client wrote; with the prompt it must fit the context, or ContextLengthExceeded with both
+    numbers. default: used when the client wrote nothing, cut to the context and to `kv_room`; None is the rest of
+    the context.
+    """
+    rest = max_model_len - num_prompt_tokens
+    if rest < 1:
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {max_model_len} tokens, but the prompt has {num_prompt_tokens} "
+            "tokens. Please shorten it.",
+            param=prompt_param,
+        )
+    if asked is None:
+        return min(rest, kv_room, rest if default is None else default)
+    if asked > rest:
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {max_model_len} tokens, but {num_prompt_tokens + asked} were "
+            f"requested ({num_prompt_tokens} in the prompt, {asked} in {param}).",
+            param=param,
+        )
+    return asked

@@ -1,0 +1,96 @@
+"""Fields of the API that are known but not honoured yet: accepted at their defaults, refused by name
+otherwise.
+
+A field that becomes supported moves from here into the wire shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from service.errors import UnsupportedParameter
+
+_HARMLESS = frozenset({"metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"})
+"""Labels for the operator's own use; they do not change the answer."""
+
+_DEFAULTS: dict[str, tuple[object, ...]] = {
+    # sampling
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_p": (0,),
+    "logit_bias": ({},),
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "beam_width": (1,),
+    "length_penalty": (1,),
+    # stopping
+    "stop_token_ids": ([],),
+    "include_stop_str_in_output": (False,),
+    "min_tokens": (0,),
+    # what comes back
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "prompt_logprobs": (),
+    "echo": (False,),
+    "suffix": ("",),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "truncate_prompt_tokens": (),
+    # form of the output
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "regex": (),
+    "choice": (),
+    "grammar": (),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+    "moderation": (),
+    # the prompt
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "add_special_tokens": (),
+    "documents": ([],),
+    # handling
+    "priority": (0,),
+    "service_tier": ("auto", "default"),
+    "cache_salt": (),
+    "store": (False,),
+}
+"""Field -> the values (besides null) at which it asks for nothing."""
+
+
+def check_extra_fields(extra: Mapping[str, object]) -> tuple[str, ...]:
+    """Names of the fields that nobody knows; UnsupportedParameter for one that is known and not at its default."""
+    unknown = []
+    for name, value in extra.items():
+        if name in _DEFAULTS:
+            _check_default(name, value)
+        elif name not in _HARMLESS:
+            unknown.append(name)
+    return tuple(unknown)
+
+
+def _check_default(name: str, value: object) -> None:
+    if value is None or any(value == default and type(value) is type(default) for default in _DEFAULTS[name]):
+        return
+    if isinstance(value, float) and value in _DEFAULTS[name]:
+        return
+    raise UnsupportedParameter(f"{name} is not supported yet.", param=name)

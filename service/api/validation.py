@@ -1,0 +1,197 @@
+"""Wire shape -> checked call: the barrier at the door. Every refusal names the field, and the limit if there is one."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from service.api.serving_state import GenerationDefaults
+from service.api.unsupported import check_extra_fields
+from service.config import ApiConfig
+from service.errors import InvalidRequest, ModelNotFound
+from service.protocol.generation import GenerationFields, WireRequest
+
+Wire = TypeVar("Wire", bound=WireRequest)
+
+_INT64_MAX = 2**63 - 1
+_GREEDY_BELOW = 1e-5
+"""Dividing logits by a smaller temperature only overflows; it means argmax."""
+
+_EXPECTED = {
+    "prompt": "must be a string, a list of strings, a list of token ids or a list of lists of token ids",
+    "stop": "must be a string or a list of strings",
+    "content": "must be a string or a list of content parts",
+}
+"""Said of fields that may have several types, where pydantic would report on each type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn; `SamplingParams` without what depends on the prompt.
+
+    seed: None when the client gave none.
+    """
+
+    n: int
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int | None
+
+    def seed_of_prompt(self) -> int:
+        """The client's seed for each prompt, or a new one."""
+        return secrets.randbits(63) if self.seed is None else self.seed
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedCall:
+    """What completions and chat have in common, checked.
+
+    max_tokens: None when the client gave none.
+    ignored: unknown fields, to be named in the answer's header.
+    """
+
+    model: str
+    sampling: Sampling
+    max_tokens: int | None
+    max_tokens_param: str
+    stops: tuple[str, ...]
+    ignore_eos: bool
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    return_token_ids: bool
+    ignored: tuple[str, ...]
+
+
+def parse(shape: type[Wire], value: Mapping[str, Any]) -> Wire:
+    """The body in its wire shape; InvalidRequest naming the first field that does not fit."""
+    try:
+        return shape.model_validate(value)
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_input=False, include_context=False)
+        raise _refusal(details) from error
+
+
+def check_call(
+    fields: GenerationFields, config: ApiConfig, defaults: GenerationDefaults, unknown: Sequence[str] = ()
+) -> CheckedCall:
+    """Check everything that needs neither the prompt nor the tokenizer.
+
+    unknown: unknown fields that the caller found deeper in the body.
+    """
+    if fields.model not in config.served_model_names:
+        raise ModelNotFound(f"The model {quote(fields.model)} does not exist.", param="model")
+    ignored = _check_unknown(fields, config, unknown)
+    stream = bool(fields.stream)
+    if fields.stream_options is not None and not stream:
+        raise InvalidRequest("stream_options is only allowed when stream is true.", param="stream_options")
+    options = fields.stream_options
+    use_new_name = fields.max_completion_tokens is not None
+    max_tokens = fields.max_completion_tokens if use_new_name else fields.max_tokens
+    max_tokens_param = "max_completion_tokens" if use_new_name else "max_tokens"
+    _check_range(max_tokens_param, max_tokens, 1, _INT64_MAX)
+    return CheckedCall(
+        model=fields.model,
+        sampling=_check_sampling(fields, config, defaults),
+        max_tokens=max_tokens,
+        max_tokens_param=max_tokens_param,
+        stops=_check_stops(fields.stop, config),
+        ignore_eos=bool(fields.ignore_eos),
+        stream=stream,
+        include_usage=options is not None and bool(options.include_usage),
+        continuous_usage=options is not None and bool(options.continuous_usage_stats),
+        return_token_ids=bool(fields.return_token_ids),
+        ignored=ignored,
+    )
+
+
+def check_token_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> None:
+    """Ids that a client wrote itself must be in the vocabulary."""
+    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
+        raise InvalidRequest(
+            f"{param}: token id {wrong} is outside the vocabulary (0 to {vocab_size - 1}).", param=param
+        )
+
+
+def quote(text: str) -> str:
+    """A client's text as it may be repeated in a message: cut short, in quotes."""
+    return repr(text if len(text) <= 64 else text[:61] + "...")
+
+
+def _check_unknown(fields: GenerationFields, config: ApiConfig, deeper: Sequence[str]) -> tuple[str, ...]:
+    unknown = check_extra_fields(fields.model_extra or {}) + tuple(deeper)
+    if fields.stream_options is not None:
+        unknown += tuple(f"stream_options.{name}" for name in fields.stream_options.model_extra or {})
+    if unknown and config.strict_params:
+        raise InvalidRequest(f"Unknown field {quote(unknown[0])}.", param=unknown[0][:64], code="unknown_parameter")
+    return unknown
+
+
+def _check_sampling(fields: GenerationFields, config: ApiConfig, defaults: GenerationDefaults) -> Sampling:
+    _check_range("n", fields.n, 1, config.max_n)
+    _check_range("temperature", fields.temperature, 0, 2)
+    _check_range("top_p", fields.top_p, 0, 1)
+    _check_range("top_k", fields.top_k, -1, _INT64_MAX)
+    _check_range("seed", fields.seed, -_INT64_MAX - 1, _INT64_MAX)
+    temperature = defaults.temperature if fields.temperature is None else fields.temperature
+    top_p = defaults.top_p if fields.top_p is None else fields.top_p
+    top_k = defaults.top_k if fields.top_k is None else fields.top_k
+    greedy = temperature < _GREEDY_BELOW or top_p == 0  # the smallest nucleus is the likeliest token
+    return Sampling(
+        n=1 if fields.n is None else fields.n,
+        temperature=0.0 if greedy else temperature,
+        top_p=1.0 if greedy else top_p,
+        top_k=0 if greedy else max(top_k, 0),
+        seed=fields.seed,
+    )
+
+
+def _check_range(param: str, value: float | None, low: int, high: int) -> None:
+    if value is not None and not low <= value <= high:
+        raise InvalidRequest(f"{param} must be between {low} and {high}.", param=param)
+
+
+def _check_stops(stop: str | list[str] | None, config: ApiConfig) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(stops) > config.max_stops:
+        raise InvalidRequest(f"stop may hold at most {config.max_stops} strings.", param="stop")
+    if not all(stops):
+        raise InvalidRequest("stop may not hold an empty string.", param="stop")
+    if any(len(text.encode()) > config.max_stop_bytes for text in stops):
+        raise InvalidRequest(f"A stop string may have at most {config.max_stop_bytes} bytes.", param="stop")
+    return stops
+
+
+def _refusal(details: Sequence[ErrorDetails]) -> InvalidRequest:
+    """The refusal for pydantic's findings: the first field at fault, at its deepest place."""
+    same_field = [detail for detail in details if detail["loc"][:1] == details[0]["loc"][:1]]
+    detail = max(same_field, key=lambda each: len(each["loc"]))
+    path, has_several_types = _field_path(detail["loc"])
+    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
+    name = next((part for part in reversed(path) if isinstance(part, str)), "")
+    if detail["type"] == "missing":
+        return InvalidRequest(f"{param} is required.", param=param, code="missing_required_parameter")
+    if has_several_types and name in _EXPECTED:
+        return InvalidRequest(f"{param} {_EXPECTED[name]}.", param=param)
+    return InvalidRequest(f"{param}: {detail['msg']}.", param=param)
+
+
+def _field_path(location: tuple[int | str, ...]) -> tuple[tuple[int | str, ...], bool]:
+    """The way to the field, without pydantic's names for the members of a union; whether it ends in a union."""
+    members = [index for index, part in enumerate(location) if _names_a_type(part)]
+    if not members:
+        return location, False
+    if any(isinstance(part, str) for part in location[members[-1] + 1 :]):
+        return tuple(part for part in location if not _names_a_type(part)), False
+    return location[: members[0]], True
+
+
+def _names_a_type(part: int | str) -> bool:
+    return isinstance(part, str) and (part in ("str", "int") or "[" in part)

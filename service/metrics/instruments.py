@@ -1,0 +1,91 @@
+"""Every metric that is recorded as things happen: name, meaning, unit (in the name), labels, buckets. One
+table.
+
+Gauges of live state are not here: `live_gauges.py` reads them at scrape time. Buckets keep vLLM's bounds,
+because `vllm_names.py` shows the same observations under vLLM's names, and have smaller ones besides.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+
+_MILLISECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05)
+_ITERATION_SECONDS = (*_MILLISECONDS, 0.1, 0.25, 0.5, 1.0, 2.5)
+_TOKEN_SECONDS = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    20.0, 40.0, 80.0,
+)  # fmt: skip
+_FIRST_TOKEN_SECONDS = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+    160.0, 640.0, 2560.0,
+)  # fmt: skip
+_REQUEST_SECONDS = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0,
+    40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
+)  # fmt: skip
+_REQUEST_TOKENS = (
+    1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000,
+)  # fmt: skip
+_ITERATION_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384)
+_SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_CHOICES = (1, 2, 5, 10, 20)
+
+
+class Instruments:
+    """One set of metrics, in a registry of its own."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        # A switch of the library's, for the whole process: the `_created` series double every counter's cost.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+
+        def histogram(name: str, meaning: str, buckets: tuple[float, ...], labels: tuple[str, ...] = ()) -> Histogram:
+            return Histogram(name, meaning, labels, registry=registry, buckets=buckets)
+
+        def counter(name: str, meaning: str, labels: tuple[str, ...] = ()) -> Counter:
+            return Counter(name, meaning, labels, registry=registry)
+
+        # iterations
+        self.iteration_batch_size = histogram(
+            "headrace_iteration_batch_size", "Sequences scheduled in an iteration.", _SEQUENCES
+        )
+        self.iteration_tokens = histogram(
+            "headrace_iteration_tokens", "Tokens computed in an iteration.", _ITERATION_TOKENS
+        )
+        self.iteration_seconds = histogram(
+            "headrace_iteration_seconds", "Host seconds of an iteration, by phase.", _ITERATION_SECONDS, ("phase",)
+        )
+        self.tokens = counter("headrace_tokens_total", "Tokens by kind.", ("kind",))
+        self.preemptions = counter("headrace_preemptions_total", "Sequences preempted, by kind.", ("kind",))
+        # requests
+        self.requests = counter("headrace_requests_total", "Requests ended, by reason.", ("reason",))
+        self.normalized_latency = histogram(
+            "headrace_normalized_latency_seconds", "End-to-end seconds per output token.", _TOKEN_SECONDS
+        )
+        self.time_to_first_token = histogram(
+            "headrace_time_to_first_token_seconds", "Arrival to first token.", _FIRST_TOKEN_SECONDS
+        )
+        self.time_per_output_token = histogram(
+            "headrace_time_per_output_token_seconds",
+            "Mean seconds between a request's tokens after the first.",
+            _TOKEN_SECONDS,
+        )
+        self.e2e = histogram("headrace_request_seconds", "Arrival to end.", _REQUEST_SECONDS)
+        self.queue = histogram("headrace_queue_seconds", "Arrival to first iteration.", _REQUEST_SECONDS)
+        self.prefill = histogram("headrace_prefill_seconds", "First iteration to first token.", _REQUEST_SECONDS)
+        self.decode = histogram("headrace_decode_seconds", "First token to end.", _REQUEST_SECONDS)
+        self.inference = histogram("headrace_inference_seconds", "First iteration to end.", _REQUEST_SECONDS)
+        self.prompt_tokens = histogram("headrace_prompt_tokens", "Prompt tokens of a request.", _REQUEST_TOKENS)
+        self.output_tokens = histogram("headrace_output_tokens", "Output tokens of a request.", _REQUEST_TOKENS)
+        self.max_tokens = histogram("headrace_max_tokens", "max_tokens of a request.", _REQUEST_TOKENS)
+        self.choices = histogram("headrace_choices", "Choices (n) of a request.", _CHOICES)
+        # HTTP
+        self.http_requests = counter("headrace_http_requests_total", "HTTP requests.", ("route", "method", "status"))
+        self.http_seconds = histogram(
+            "headrace_http_request_seconds", "HTTP request to end of answer.", _REQUEST_SECONDS, ("route",)
+        )
+        self.rejections = counter("headrace_rejections_total", "Requests refused, by error code.", ("reason",))
+        self.aborts = counter("headrace_aborts_total", "Calls aborted by the HTTP side, by reason.", ("reason",))
+        # process
+        self.startup_seconds = Gauge(
+            "headrace_startup_seconds", "Seconds of start-up, by phase.", ("phase",), registry=registry
+        )

@@ -1,0 +1,40 @@
+"""The request fields that completions and chat completions share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+TokenIds = Annotated[list[int], Field(fail_fast=True)]
+Strings = Annotated[list[str], Field(fail_fast=True)]
+
+
+class WireRequest(BaseModel):
+    """Types are exact (no "1" for 1, no true for 1); fields that are not declared are kept apart by name."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+
+class StreamOptions(WireRequest):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationFields(WireRequest):
+    """A field that is null is as if it were not there."""
+
+    model: str
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    n: int | None = None
+    stop: str | Strings | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    user: str | None = None

@@ -1,0 +1,172 @@
+"""Messages -> the prompt text that a chat model was trained on, by the model's own Jinja template.
+
+The environment is the one that transformers renders with, so that both give the same text: sandboxed,
+immutable, `trim_blocks` and `lstrip_blocks`, loop controls, and the helpers that published templates use.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+import jinja2.utils
+
+from service.errors import HeadraceError, ModelLoadError
+
+Message = Mapping[str, object]
+
+
+class TemplateRefusal(HeadraceError):
+    """The template cannot render these messages; the text of the error is the template's."""
+
+
+class ChatTemplate:
+    """One compiled template. `render` may be called from several threads at once.
+
+    special_tokens: names as templates use them (`bos_token`, `eos_token`, ...) -> their text.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        self._source = source
+        self._special_tokens = dict(special_tokens)
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ModelLoadError(f"chat template, line {error.lineno}: {error.message}") from error
+
+    def knows_role(self, role: str) -> bool:
+        """Whether the template speaks of this role by name."""
+        return f"'{role}'" in self._source or f'"{role}"' in self._source
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        """The prompt text. TemplateRefusal when the template objects or cannot cope."""
+        try:
+            return self._template.render(
+                **self._special_tokens,
+                messages=[dict(message) for message in messages],
+                tools=None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+            raise TemplateRefusal(str(error)) from error
+
+
+def load_chat_template(folder: Path, file: Path | None = None) -> ChatTemplate | None:
+    """The template of a model folder, or of `file` if one is given; None if the model has none.
+
+    Looks at chat_template.jinja, then at `chat_template` in tokenizer_config.json (a string, or named
+    templates of which `default` is taken).
+    """
+    tokenizer_config = _read_json(folder / "tokenizer_config.json")
+    special_tokens = _special_tokens(_read_json(folder / "special_tokens_map.json"), tokenizer_config)
+    if file is not None:
+        if not file.is_file():
+            raise ModelLoadError(f"chat template {file} is not a file")
+        return ChatTemplate(file.read_text(encoding="utf-8"), special_tokens)
+    beside = folder / "chat_template.jinja"
+    if beside.is_file():
+        return ChatTemplate(beside.read_text(encoding="utf-8"), special_tokens)
+    source = _source_in(tokenizer_config.get("chat_template"))
+    return None if source is None else ChatTemplate(source, special_tokens)
+
+
+def _source_in(entry: object) -> str | None:
+    if isinstance(entry, str):
+        return entry
+    if isinstance(entry, list):
+        named = {item.get("name"): item.get("template") for item in entry if isinstance(item, dict)}
+        default = named.get("default")
+        return default if isinstance(default, str) else None
+    return None
+
+
+def _special_tokens(*sources: Mapping[str, object]) -> dict[str, str]:
+    """The entries called `..._token`; later sources win. A token is a string, or an object with `content`."""
+    texts = {}
+    for name, value in (entry for source in sources for entry in source.items()):
+        text = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(text, str):
+            texts[name] = text
+    return texts
+
+
+def _read_json(file: Path) -> dict[str, object]:
+    if not file.is_file():
+        return {}
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelLoadError(f"{file} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{file} is not a JSON object")
+    return value
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks the assistant's text for training; here it is only its body."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja's own interface
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """A namespace without underscore names, which lead to the interpreter's internals."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        # Jinja's own signature: it lets a template write namespace(self=...).
+        self, *positional = args
+        values = dict(*positional, **kwargs)
+        for name in values:
+            _check_namespace_name(name)
+        jinja2.utils.Namespace.__init__(self, values)
+
+    def __setitem__(self, name: str, value: object) -> None:
+        _check_namespace_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_namespace_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a namespace may not hold {name!r}")
+
+
+def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["namespace"] = _Namespace
+    return environment
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Without the HTML escaping of Jinja's own filter."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: Any) -> None:
+    raise jinja2.TemplateError(str(message))
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)

@@ -1,0 +1,94 @@
+"""Ids -> text while they arrive. One detokenizer per choice; never used by two threads.
+
+The promise: a piece of text never ends inside a character, and all pieces together (the one from `flush`
+last) are what `Tokenizer.decode` makes of all ids at once. Special tokens leave no text.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import Protocol
+
+from service.text.token_bytes import TokenBytes
+from service.text.tokenizer import Tokenizer
+
+_REPLACEMENT = "\ufffd"
+_MAX_BYTES_OF_A_CHARACTER = 4
+
+
+class Detokenizer(Protocol):
+    def push(self, token_ids: Sequence[int]) -> str:
+        """The text that these ids add and that no later id can change; often empty."""
+        ...
+
+    def flush(self) -> str:
+        """The rest, after the last id: half a character becomes U+FFFD."""
+        ...
+
+
+def make_detokenizer(tokenizer: Tokenizer) -> Detokenizer:
+    """The quick one where ids stand for bytes, else the general one."""
+    if tokenizer.token_bytes is not None:
+        return ByteDetokenizer(tokenizer.token_bytes)
+    return WindowDetokenizer(tokenizer)
+
+
+class ByteDetokenizer:
+    """For byte-level tokenizers: a table of bytes and an incremental UTF-8 decoder."""
+
+    def __init__(self, token_bytes: TokenBytes) -> None:
+        self._token_bytes = token_bytes
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        table = self._token_bytes
+        return self._decoder.decode(b"".join([table[token_id] for token_id in token_ids]))
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class WindowDetokenizer:
+    """For any tokenizer: decodes a short window of ids again with each new one, and gives what was added.
+
+    The window begins with ids whose text is already out, because decoders look at their left neighbour
+    (spaces, byte-fallback runs). Our own window instead of the library's DecodeStream: that one cannot
+    flush, drops the space after a special token, and stops for good at an "invalid prefix", where this one
+    resumes at the new ids. One exception to the promise: a run of byte-fallback tokens that is not UTF-8 as
+    a whole decodes to one U+FFFD per byte at once; incrementally its valid beginning is already out.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._window: list[int] = []
+        self._num_out = 0  # ids of the window whose text is out
+        self._out = ""  # their text
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        special_ids = self._tokenizer.special_ids
+        return "".join([self._push_one(token_id) for token_id in token_ids if token_id not in special_ids])
+
+    def flush(self) -> str:
+        return self._advance(self._tokenizer.decode(self._window))
+
+    def _push_one(self, token_id: int) -> str:
+        self._window.append(token_id)
+        text = self._tokenizer.decode(self._window)
+        if text.endswith(_REPLACEMENT) and len(self._window) - self._num_out < _MAX_BYTES_OF_A_CHARACTER:
+            return ""
+        return self._advance(text)
+
+    def _advance(self, text: str) -> str:
+        new_ids = self._window[self._num_out :]
+        if not text.startswith(self._out):
+            self._window, self._out = new_ids, ""
+            text = self._tokenizer.decode(new_ids)
+        added = text[len(self._out) :]
+        new_text = self._tokenizer.decode(new_ids)
+        if new_text:  # ids without text of their own are a poor left neighbour: keep the older ones
+            self._window, self._out = new_ids, new_text
+        else:
+            self._out = text
+        self._num_out = len(self._window)
+        return added

@@ -1,0 +1,72 @@
+"""Finds stop strings in text that arrives in pieces, and holds back no more than it must."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopMatcher:
+    """The stop strings of one choice.
+
+    The match that completes earliest wins; of those that complete at the same character, the longest. The
+    text before the match is let through, the match and what follows it is not. Until then only the longest
+    end of the text that is the beginning of some stop string is held back. The result does not depend on how
+    the text is cut into pieces.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        assert all(stops), "a stop string is not empty"
+        self._stops = sorted(set(stops), key=len, reverse=True)
+        self._borders = [_borders(stop) for stop in self._stops]
+        self._matched = [0] * len(self._stops)  # per stop string: how much of it ends the text
+        self._held = ""
+        self.stop: str | None = None
+
+    def push(self, text: str) -> str:
+        """The text that is safe to show. After a match `stop` is set, and nothing more comes."""
+        if not self._stops:
+            return text
+        if self.stop is not None:
+            return ""
+        pending = self._held + text
+        for end, char in enumerate(text, start=len(self._held) + 1):
+            stop = self._advance(char)
+            if stop is not None:
+                self.stop, self._held = stop, ""
+                return pending[: end - len(stop)]
+        safe = len(pending) - max(self._matched)
+        self._held = pending[safe:]
+        return pending[:safe]
+
+    def flush(self) -> str:
+        """What was held back, when no more text can come."""
+        held, self._held = self._held, ""
+        return held
+
+    def _advance(self, char: str) -> str | None:
+        """Move each stop's automaton (Knuth, Morris, Pratt) by one character; the longest that completes."""
+        completed = None
+        for index, stop in enumerate(self._stops):
+            matched = self._matched[index]
+            while matched and stop[matched] != char:
+                matched = self._borders[index][matched - 1]
+            if stop[matched] == char:
+                matched += 1
+            if matched == len(stop):
+                completed = completed or stop
+                matched = 0
+            self._matched[index] = matched
+        return completed
+
+
+def _borders(stop: str) -> list[int]:
+    """For each beginning of `stop`: the length of its longest proper beginning that is also its end."""
+    borders = [0] * len(stop)
+    length = 0
+    for index in range(1, len(stop)):
+        while length and stop[index] != stop[length]:
+            length = borders[length - 1]
+        if stop[index] == stop[length]:
+            length += 1
+        borders[index] = length
+    return borders

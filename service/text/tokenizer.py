@@ -1,0 +1,76 @@
+"""Text -> ids and ids -> text of one model, from its `tokenizer.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import tokenizers
+
+from service.errors import ModelLoadError
+from service.text.special_text import LiteralEncoder, SpecialTexts
+from service.text.token_bytes import TokenBytes, byte_level_token_bytes
+
+
+class Tokenizer:
+    """One model's tokenizer. Its methods may be called from several threads at once.
+
+    special_ids: ids of the special tokens (those that `decode` leaves out).
+    special_texts: how they are spelled.
+    token_bytes: the bytes that each id stands for, if the tokenizer works on bytes; else None.
+    """
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        added = tokenizer.get_added_tokens_decoder()
+        special = {token_id: token for token_id, token in added.items() if token.special}
+        self._tokenizer = tokenizer
+        self._literal_encoder: LiteralEncoder | None = None
+        # A special token that is matched after normalisation has more spellings than its own text.
+        varies = tokenizer.normalizer is not None and any(token.normalized for token in special.values())
+        self._special_text_varies = varies
+        self.special_ids = frozenset(special)
+        self.special_texts = SpecialTexts(token.content for token in special.values())
+        self.token_bytes: TokenBytes | None = byte_level_token_bytes(tokenizer, self.special_ids)
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Tokenizer:
+        """Read `tokenizer.json` of a model folder; ModelLoadError if it is not there or cannot be read."""
+        file = folder / "tokenizer.json"
+        if not file.is_file():
+            raise ModelLoadError(f"{folder}: there is no tokenizer.json")
+        try:
+            return cls(tokenizers.Tokenizer.from_file(str(file)))
+        except Exception as error:  # the library raises bare Exception
+            raise ModelLoadError(f"{file}: {error}") from error
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of ids that have a text, added tokens included."""
+        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Ids of text written by whoever may write special tokens: a completion prompt, a rendered template.
+
+        add_special_tokens: put the tokens around it that the tokenizer's post-processor wants (BOS and the
+        like).
+        """
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def encode_rendered(self, text: str, literals: Mapping[str, str]) -> list[int]:
+        """Ids of a rendered chat template: its own special tokens are special, a client's are plain text.
+
+        literals: placeholder -> the client's text that it stands for (see `Shield`).
+        """
+        if not literals and not self._special_text_varies:
+            return self.encode(text, add_special_tokens=False)
+        if self._literal_encoder is None:
+            # Made at the first need: it costs a second copy of the tokenizer, and most servers never need it.
+            # Two threads may both make one; the later assignment wins and both are right.
+            self._literal_encoder = LiteralEncoder(self._tokenizer)
+        return self._literal_encoder.encode(text, literals)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of the ids, special tokens left out."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))

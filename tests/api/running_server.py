@@ -1,0 +1,187 @@
+"""The real app with the real engine and a scripted executor, behind a real uvicorn in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import uvicorn
+from prometheus_client import CollectorRegistry
+
+from service.api.app import create_app
+from service.api.serving_state import GenerationDefaults, ServedModel, ServingState
+from service.config import ApiConfig, SchedulerConfig
+from service.core.clock import MonotonicClock
+from service.engine.async_engine import AsyncEngine
+from service.engine.engine import Engine
+from service.kvcache.block_manager import BlockManager
+from service.metrics.instruments import Instruments
+from service.metrics.recorder import Recorder
+from service.scheduler.admission import OnDemandAdmission
+from service.scheduler.iteration_scheduler import IterationScheduler
+from service.text.chat_template import ChatTemplate
+from service.text.tokenizer import Tokenizer
+from tests.api.scripted_executor import Script, ScriptedExecutor, saying
+from tests.text import tiny_tokenizers
+
+Result = TypeVar("Result")
+
+MODEL = "tiny/model"
+END_ID = 2
+BLOCK_SIZE = 4
+SCHEDULER = SchedulerConfig(
+    max_num_seqs=64, max_num_batched_tokens=512, watermark=0.0, max_waiting_requests=64, max_waiting_tokens=100_000
+)
+
+
+@dataclass
+class Scene:
+    """What a test may set before the server starts."""
+
+    config: ApiConfig = field(default_factory=lambda: ApiConfig(served_model_names=(MODEL, "alias")))
+    scheduler: SchedulerConfig = SCHEDULER
+    num_blocks: int = 4096
+    max_model_len: int = 2048
+    with_chat_template: bool = True
+    defaults: GenerationDefaults = GenerationDefaults()
+    ready: bool = True
+
+
+class RunningServer:
+    """Everything a test may look at or turn, from its own thread."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+        self.tokenizer = Tokenizer(tiny_tokenizers.byte_level())
+        self.executor = ScriptedExecutor(saying([END_ID]))
+        self.state = ServingState()
+        self.registry = CollectorRegistry()
+        self.recorder = Recorder(Instruments(self.registry))
+        self.engine: AsyncEngine
+        self.base_url = ""
+        self._loop: asyncio.AbstractEventLoop
+        self._uvicorn: uvicorn.Server
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), name="server")
+
+    def say(self, text: str) -> list[int]:
+        """From now on every choice says `text` and then ends; returns the ids that it says."""
+        ids = [*self.tokenizer.encode(text, add_special_tokens=False), END_ID]
+        self.executor.script = saying(ids)
+        return ids
+
+    def play(self, script: Script) -> None:
+        self.executor.script = script
+
+    def on_loop(self, function: Callable[[], Result]) -> Result:
+        """Call on the event-loop thread."""
+
+        async def call() -> Result:
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(call(), self._loop).result(10)
+
+    def make_ready(self) -> None:
+        self.on_loop(lambda: self.state.set_ready(self._served_model()))
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.registry.get_sample_value(name, labels) or 0.0
+
+    def check_idle(self) -> None:
+        """The after-state check: within 2 s nothing is left of any request."""
+        deadline_s = time.monotonic() + 2
+        while (left := self._what_is_left()) and time.monotonic() < deadline_s:
+            time.sleep(0.005)
+        assert not left, left
+
+    def start(self) -> None:
+        self._thread.start()
+        assert self._started.wait(10)
+
+    def stop(self) -> None:
+        self.executor.gate.set()
+        self.executor.delay_s = 0.0
+        self._uvicorn.should_exit = True
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+    def _what_is_left(self) -> dict[str, object]:
+        snapshot = self.engine.snapshot
+        left = {
+            "live": self.engine.num_live_requests,
+            "running": snapshot.num_running,
+            "waiting": snapshot.num_waiting,
+            "blocks": snapshot.used_blocks,
+            "tasks": self.on_loop(_request_tasks),
+        }
+        return {name: value for name, value in left.items() if value}
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._make_engine()
+        self.engine.start()
+        if self.scene.ready:
+            self.state.set_ready(self._served_model())
+        app = create_app(self.state, self.scene.config, self.recorder, self.registry)
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            self.base_url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+            self._uvicorn = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+            serving = asyncio.create_task(self._uvicorn.serve([listening]))
+            while not self._uvicorn.started:
+                await asyncio.sleep(0.001)
+            self._started.set()
+            await serving
+        await self.engine.drain(0.0)
+
+    def _make_engine(self) -> None:
+        clock, scheduler = MonotonicClock(), self.scene.scheduler
+        blocks = BlockManager(self.scene.num_blocks, BLOCK_SIZE)
+        iterations = IterationScheduler(
+            blocks,
+            OnDemandAdmission(0),
+            clock,
+            max_num_seqs=scheduler.max_num_seqs,
+            max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        )
+        engine = Engine(iterations, self.executor, self.recorder, clock)
+        self.engine = AsyncEngine(engine, blocks, scheduler, clock, on_death=lambda fault: None, stuck_after_s=0.5)
+
+    def _served_model(self) -> ServedModel:
+        template = ChatTemplate(tiny_tokenizers.CHAT_TEMPLATE, {}) if self.scene.with_chat_template else None
+        return ServedModel(
+            engine=self.engine,
+            tokenizer=self.tokenizer,
+            chat_template=template,
+            root="tiny-root",
+            created=1_700_000_000,
+            max_model_len=self.scene.max_model_len,
+            vocab_size=self.tokenizer.num_tokens,
+            eos_token_ids=frozenset({END_ID}),
+            defaults=self.scene.defaults,
+        )
+
+
+def _request_tasks() -> int:
+    """Tasks of requests: all but the server's own, and sse-starlette's one watcher of the process's end."""
+    names = [repr(task.get_coro()) for task in asyncio.all_tasks()]
+    own = ("RunningServer.", "Server.serve", "Server.main_loop", "LifespanOn", "_shutdown_watcher", "on_loop")
+    return sum(not any(mark in name for mark in own) for name in names)
+
+
+@contextlib.contextmanager
+def running(scene: Scene | None = None) -> Iterator[RunningServer]:
+    """A running server; when the test is over it must be idle again."""
+    server = RunningServer(scene or Scene())
+    server.start()
+    try:
+        yield server
+        server.executor.gate.set()
+        server.check_idle()
+    finally:
+        server.stop()

@@ -1,0 +1,56 @@
+"""An executor that computes nothing: a function of a sequence's tokens says what comes next."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from service.core.iteration_plan import IterationPlan, ScheduledSequence
+from service.core.iteration_result import IterationResult
+
+Script = Callable[[Sequence[int], Sequence[int], int], int]
+"""(prompt ids, ids so far, seed) -> next id."""
+
+
+def saying(ids: Sequence[int]) -> Script:
+    """Says `ids`, then the last of them for ever."""
+    return lambda prompt, so_far, seed: ids[min(len(so_far), len(ids) - 1)]
+
+
+class ScriptedExecutor:
+    """Plays `script`, which may be replaced between requests.
+
+    delay_s: how long an iteration takes. gate: while it is cleared, iterations wait. fault: raised if set.
+    """
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.delay_s = 0.0
+        self.gate = threading.Event()
+        self.gate.set()
+        self.fault: Exception | None = None
+        self.num_iterations = 0
+        self._tokens: dict[int, list[int]] = {}
+        self._num_prompt: dict[int, int] = {}
+
+    def execute(self, plan: IterationPlan) -> IterationResult:
+        self.num_iterations += 1
+        self.gate.wait(10)
+        time.sleep(self.delay_s)
+        if self.fault is not None:
+            raise self.fault
+        drawn = [token_id for item in plan.scheduled for token_id in self._draw(item)]
+        return IterationResult(tuple(drawn))
+
+    def _draw(self, item: ScheduledSequence) -> list[int]:
+        tokens = self._tokens.setdefault(item.sequence_id, [])
+        tokens[item.num_computed_tokens :] = item.token_ids
+        drawn = []
+        for sample in item.samples:
+            num_prompt = self._num_prompt.setdefault(item.sequence_id, len(tokens))
+            if sample.sequence_id != item.sequence_id:
+                self._tokens[sample.sequence_id] = list(tokens)
+                self._num_prompt[sample.sequence_id] = num_prompt
+            drawn.append(self.script(tokens[:num_prompt], tokens[num_prompt:], sample.seed))
+        return drawn
