@@ -23,6 +23,7 @@ _REQUEST_SECONDS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0,
     40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
 )  # fmt: skip
+_HTTP_SECONDS = (0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _REQUEST_TOKENS = (
     1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000,
 )  # fmt: skip
@@ -81,7 +82,7 @@ class Instruments:
         # HTTP
         self.http_requests = counter("headrace_http_requests_total", "HTTP requests.", ("route", "method", "status"))
         self.http_seconds = histogram(
-            "headrace_http_request_seconds", "HTTP request to end of answer.", _REQUEST_SECONDS, ("route",)
+            "headrace_http_request_seconds", "HTTP request to end of answer.", _HTTP_SECONDS, ("route",)
         )
         self.rejections = counter("headrace_rejections_total", "Requests refused, by error code.", ("reason",))
         self.aborts = counter("headrace_aborts_total", "Calls aborted by the HTTP side, by reason.", ("reason",))

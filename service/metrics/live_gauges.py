@@ -1,0 +1,47 @@
+"""Gauges of the engine's present state, read at the moment of the scrape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from service.core.stats import EngineSnapshot
+
+ReadSnapshot = Callable[[], EngineSnapshot | None]
+"""The engine's latest snapshot; None while there is no engine. Called from whatever thread scrapes."""
+
+
+class LiveGauges:
+    """A Prometheus collector. Without an engine all gauges are 0, so that dashboards see them from the start."""
+
+    def __init__(self, read_snapshot: ReadSnapshot) -> None:
+        self._read_snapshot = read_snapshot
+
+    def collect(self) -> Iterator[Metric]:
+        now = self._read_snapshot() or EngineSnapshot()
+        yield _gauge("headrace_batch_size", "Sequences in the last iteration; 0 when idle.", now.batch_size)
+        yield _gauge("headrace_requests_running", "Requests that are running.", now.num_running)
+        yield _gauge("headrace_requests_waiting", "Requests that wait to run.", now.num_waiting)
+        yield _gauge("headrace_waiting_tokens", "Tokens that waiting requests have to compute.", now.waiting_tokens)
+        yield _gauge("headrace_kv_blocks_used", "KV blocks in use.", now.used_blocks)
+        yield _gauge("headrace_kv_blocks_total", "KV blocks that there are.", now.total_blocks)
+        yield _gauge("headrace_kv_blocks_used_ratio", "Share of the KV blocks in use.", kv_usage(now))
+        yield _gauge("headrace_kv_tokens", "Tokens in used KV blocks, those of a shared block once.", now.kv_tokens)
+        token_ratio = _kv_token_ratio(now)
+        yield _gauge(
+            "headrace_kv_token_ratio", "Share of used KV memory that holds tokens; 1 if none is used.", token_ratio
+        )
+
+
+def kv_usage(snapshot: EngineSnapshot) -> float:
+    """Share of the blocks in use, 0 to 1."""
+    return snapshot.used_blocks / snapshot.total_blocks if snapshot.total_blocks else 0.0
+
+
+def _kv_token_ratio(snapshot: EngineSnapshot) -> float:
+    return snapshot.kv_tokens / (snapshot.used_blocks * snapshot.block_size) if snapshot.used_blocks else 1.0
+
+
+def _gauge(name: str, meaning: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, meaning, value=value)

@@ -1,0 +1,88 @@
+"""The same observations under the names that vLLM's dashboards, autoscalers and gateways read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from prometheus_client import Counter, Histogram
+from prometheus_client.core import Metric
+
+from service.core.stats import EngineSnapshot
+from service.metrics.instruments import Instruments
+from service.metrics.live_gauges import ReadSnapshot, kv_usage
+
+_ENGINE = "0"
+
+
+class VllmNames:
+    """A Prometheus collector that copies at scrape time; nothing is recorded twice.
+
+    model_name: the first served name, the label that vLLM puts on every series.
+    """
+
+    def __init__(self, instruments: Instruments, read_snapshot: ReadSnapshot, model_name: str) -> None:
+        self._instruments = instruments
+        self._read_snapshot = read_snapshot
+        self._labels = {"model_name": model_name, "engine": _ENGINE}
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._gauges(self._read_snapshot() or EngineSnapshot())
+        yield from self._counters()
+        yield from self._histograms()
+
+    def _gauges(self, now: EngineSnapshot) -> Iterator[Metric]:
+        yield self._gauge("vllm:num_requests_running", "Requests that are running.", now.num_running)
+        yield self._gauge("vllm:num_requests_waiting", "Requests that wait.", now.num_waiting)
+        yield self._gauge("vllm:kv_cache_usage_perc", "Share of the KV blocks in use, 0 to 1.", kv_usage(now))
+        sizes = {"block_size": str(now.block_size), "num_gpu_blocks": str(now.total_blocks)}
+        yield self._gauge("vllm:cache_config_info", "Sizes of the KV cache.", 1, sizes)
+
+    def _counters(self) -> Iterator[Metric]:
+        tokens = _values(self._instruments.tokens, "kind")
+        yield self._counter("vllm:prompt_tokens", "Prompt tokens computed.", {"": tokens["prompt"]})
+        yield self._counter("vllm:generation_tokens", "Tokens generated.", {"": tokens["generated"]})
+        preemptions = sum(_values(self._instruments.preemptions, "kind").values())
+        yield self._counter("vllm:num_preemptions", "Preemptions.", {"": preemptions})
+        ended = _values(self._instruments.requests, "reason")
+        yield self._counter("vllm:request_success", "Requests ended, by reason.", ended, "finished_reason")
+
+    def _histograms(self) -> Iterator[Metric]:
+        of = self._instruments
+        yield self._copy("vllm:iteration_tokens_total", of.iteration_tokens)
+        yield self._copy("vllm:time_to_first_token_seconds", of.time_to_first_token)
+        yield self._copy("vllm:request_time_per_output_token_seconds", of.time_per_output_token)
+        yield self._copy("vllm:e2e_request_latency_seconds", of.e2e)
+        yield self._copy("vllm:request_queue_time_seconds", of.queue)
+        yield self._copy("vllm:request_prefill_time_seconds", of.prefill)
+        yield self._copy("vllm:request_decode_time_seconds", of.decode)
+        yield self._copy("vllm:request_inference_time_seconds", of.inference)
+        yield self._copy("vllm:request_prompt_tokens", of.prompt_tokens)
+        yield self._copy("vllm:request_generation_tokens", of.output_tokens)
+        yield self._copy("vllm:request_params_max_tokens", of.max_tokens)
+        yield self._copy("vllm:request_params_n", of.choices)
+
+    def _gauge(self, name: str, meaning: str, value: float, labels: Mapping[str, str] | None = None) -> Metric:
+        metric = Metric(name, meaning, "gauge")
+        metric.add_sample(name, {**self._labels, **(labels or {})}, value)
+        return metric
+
+    def _counter(self, name: str, meaning: str, values: Mapping[str, float], label: str | None = None) -> Metric:
+        metric = Metric(name, meaning, "counter")
+        for value_of_label, value in values.items():
+            labels = {label: value_of_label} if label else {}
+            metric.add_sample(f"{name}_total", {**self._labels, **labels}, value)
+        return metric
+
+    def _copy(self, name: str, source: Histogram) -> Metric:
+        (original,) = source.collect()
+        metric = Metric(name, original.documentation, "histogram")
+        for sample in original.samples:
+            suffix = sample.name.removeprefix(original.name)
+            metric.add_sample(name + suffix, {**self._labels, **sample.labels}, sample.value)
+        return metric
+
+
+def _values(counter: Counter, label: str) -> dict[str, float]:
+    """Value of each child of a counter with one label."""
+    (metric,) = counter.collect()
+    return {sample.labels[label]: sample.value for sample in metric.samples if sample.name.endswith("_total")}
