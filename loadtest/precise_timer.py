@@ -1,8 +1,9 @@
-"""Wakes an asyncio loop at an instant, to a few hundredths of a millisecond where the machine is not overloaded.
+"""Wakes an asyncio loop at an instant, to a few hundredths of a millisecond where the machine is not
+overloaded.
 
 Event loops round their timeouts to whole milliseconds, and an idle core takes some 0.2 ms to wake: a few per
-cent of a 15 ms time to first token. On Linux a timerfd on the monotonic clock wakes the loop a little early and
-the rest is waited out; elsewhere the loop's own timer does.
+cent of a 15 ms time to first token. On Linux a timerfd on the monotonic clock wakes the loop a little early
+and the rest is waited out; elsewhere the loop's own timer does.
 """
 
 import asyncio

@@ -1,0 +1,222 @@
+"""Headrace beside transformers on one CPU machine, in one run, the sides taking turns.
+
+`python -m loadtest.compare_cpu`. A 135M-shape dummy Llama; prompts of 128 token ids, 64 new tokens, greedy.
+Rates are output tokens over the whole time, prompt processing included; for ours and for `transformers serve`
+HTTP and the client are in it, on the same cores. Medians over the rounds.
+
+Measured: one stream of transformers `generate` in bf16 and in fp32, of ours over HTTP; 16 `generate` calls
+one after another (in the dtype that was faster in the first round) against 16 concurrent streams of ours and
+of `transformers serve --continuous-batching`. The last runs from `--transformers-python`, since it needs
+fastapi and accelerate; when it does not start, the reason is in the result. It takes text only, so its folder
+gets a tokenizer whose word `t123` is token 123.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from loadtest.dummy_model import (
+    LLAMA_135M,
+    NUM_SPECIAL_TOKENS,
+    default_cache,
+    dummy_llama,
+    with_word_tokenizer,
+    word_prompt,
+)
+from loadtest.prompts import BodyOptions, prompt_token_ids
+from loadtest.runner import LoadPlan, run_load
+from loadtest.server_process import ServerDidNotStartError, free_port, running_server
+from loadtest.table import format_figure
+from loadtest.trace import TraceRequest
+from loadtest.workload import draw, fixed
+
+_PLAIN_BODY = {"ignore_eos": None, "stream_options": None}
+"""Fields that `transformers serve` does not know, removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much to measure; lengths in tokens."""
+
+    prompt_len: int = 128
+    output_len: int = 64
+    num_streams: int = 16
+    rounds: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class HttpServer:
+    """A server to measure over HTTP; `as_text` sends prompts in the words of the word tokenizer."""
+
+    name: str
+    base_url: str
+    model: str
+    as_text: bool = False
+
+
+def compare(folder: Path, servers: Sequence[HttpServer], sizes: Sizes, vocab_size: int) -> dict[str, Any]:
+    """Output tokens per second of every side, medians over the rounds, by the names of the table's rows."""
+    requests = draw(fixed(sizes.prompt_len, sizes.output_len), sizes.num_streams, seed=0)
+    options = BodyOptions("", vocab_size=vocab_size, min_token_id=NUM_SPECIAL_TOKENS)
+    prompts = [prompt_token_ids(request, options) for request in requests]
+    generators = {dtype: _Generate(folder, dtype, sizes.output_len) for dtype in ("bfloat16", "float32")}
+    for generate in generators.values():
+        generate(prompts[:1])
+    rates: dict[str, list[float]] = {}
+    for _ in range(sizes.rounds):
+        for dtype, generate in generators.items():
+            _measure(rates, f"generate {dtype}, 1 stream", partial(generate, prompts[:1]))
+        for server in servers:
+            _measure(rates, f"{server.name}, 1 stream", partial(over_http, server, requests[:1], options))
+        faster = max(generators, key=lambda dtype: rates[f"generate {dtype}, 1 stream"][0])
+        _measure(rates, f"generate {faster}, {len(prompts)} in turn", partial(generators[faster], prompts))
+        for server in servers:
+            name = f"{server.name}, {len(prompts)} streams"
+            _measure(rates, name, partial(over_http, server, requests, options))
+    return {name: statistics.median(values) for name, values in rates.items()}
+
+
+def _measure(rates: dict[str, list[float]], name: str, side: Callable[[], float]) -> None:
+    rates.setdefault(name, []).append(side())
+    print(f"{name}: {rates[name][-1]:.1f} tokens/s", file=sys.stderr, flush=True)
+
+
+class _Generate:
+    """transformers `generate`, greedy, one prompt a call, end of sequence not heeded."""
+
+    def __init__(self, folder: Path, dtype: str, output_len: int) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        self._torch = torch
+        self._output_len = output_len
+        self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+        self._model.generation_config.eos_token_id = None
+
+    def __call__(self, prompts: Sequence[list[int]]) -> float:
+        """Output tokens per second over all prompts, one after another."""
+        began = time.perf_counter()
+        for prompt in prompts:
+            ids = self._torch.tensor([prompt])
+            made = self._model.generate(
+                ids,
+                attention_mask=self._torch.ones_like(ids),
+                do_sample=False,
+                max_new_tokens=self._output_len,
+                pad_token_id=0,
+            )
+            assert made.shape[1] == len(prompt) + self._output_len
+        return len(prompts) * self._output_len / (time.perf_counter() - began)
+
+
+def over_http(server: HttpServer, requests: Sequence[TraceRequest], options: BodyOptions) -> float:
+    """Output tokens per second of all requests sent at once, after one warm-up request."""
+    options = dataclasses.replace(options, model=server.model)
+    if server.as_text:
+        texts = [word_prompt(prompt_token_ids(request, options)) for request in requests]
+        requests = [dataclasses.replace(r, prompt_text=text) for r, text in zip(requests, texts, strict=True)]
+        options = dataclasses.replace(options, extra_body=_PLAIN_BODY)
+    outcome = run_load(LoadPlan(server.base_url, tuple(requests), options))
+    for record in outcome.records:
+        if record.error or record.output_tokens != record.requested_tokens:
+            raise RuntimeError(f"{server.name}: {record.output_tokens} tokens, {record.error or 'no error'}")
+    return sum(record.output_tokens for record in outcome.records) / outcome.duration_s
+
+
+@contextlib.contextmanager
+def _headrace(folder: Path, extra: Sequence[str]) -> Iterator[HttpServer]:
+    port = free_port()
+    command = [sys.executable, "-m", "service", "serve", str(folder), "--port", str(port), *extra]
+    base_url = f"http://127.0.0.1:{port}"
+    with running_server(command, f"{base_url}/ready") as start_s:
+        print(f"headrace: ready after {start_s:.1f} s", file=sys.stderr)
+        yield HttpServer("headrace", base_url, _first_model(base_url))
+
+
+@contextlib.contextmanager
+def _transformers_serve(python: str, folder: Path) -> Iterator[HttpServer]:
+    port = free_port()
+    words = with_word_tokenizer(folder)
+    command = [python, "-m", "transformers.cli.transformers", "serve", str(words), "--continuous-batching",
+               "--device", "cpu", "--dtype", "bfloat16", "--host", "127.0.0.1", "--port", str(port)]  # fmt: skip
+    base_url = f"http://127.0.0.1:{port}"
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    with running_server(command, f"{base_url}/health", environment=environment):
+        yield HttpServer("transformers serve", base_url, str(words), as_text=True)
+
+
+def _first_model(base_url: str) -> str:
+    from loadtest.server_facts import fetch_server_facts
+
+    return fetch_server_facts(base_url, {}).model_id
+
+
+def summary(rates: dict[str, float], num_streams: int) -> dict[str, Any]:
+    """The two claims as ratios: None where a side was not measured."""
+    single = [rate for name, rate in rates.items() if name.startswith("generate") and name.endswith("1 stream")]
+    in_turn = next((rate for name, rate in rates.items() if name.endswith(" in turn")), None)
+    served = rates.get(f"transformers serve, {num_streams} streams")
+    ours, ours_many = rates.get("headrace, 1 stream"), rates.get(f"headrace, {num_streams} streams")
+    return {
+        "one_stream_over_faster_generate": ours / max(single) if ours and single else None,
+        "streams_over_generate_in_turn": ours_many / in_turn if ours_many and in_turn else None,
+        "streams_over_transformers_serve": ours_many / served if ours_many and served else None,
+    }
+
+
+def _print_table(rates: dict[str, float]) -> None:
+    reference = rates["generate bfloat16, 1 stream"]
+    width = max(map(len, rates))
+    print(f"{'':{width}}  tokens/s   x generate bf16")
+    for name, rate in rates.items():
+        print(f"{name:{width}}  {format_figure(rate):>8}  {rate / reference:>8.2f}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cache", type=Path, default=default_cache(), help="where the model folder is kept")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--base-url", help="measure this server, already running, in place of starting ours")
+    parser.add_argument("--without-headrace", action="store_true")
+    parser.add_argument("--server-args", nargs=argparse.REMAINDER, default=[], help="options for our server, last")
+    parser.add_argument("--transformers-python", default=sys.executable, help="has fastapi and accelerate too")
+    return parser
+
+
+def main() -> None:
+    """Measures, prints the table, and as the last line one JSON object."""
+    args = _parser().parse_args()
+    sizes = Sizes(num_streams=args.streams, rounds=args.rounds)
+    folder = dummy_llama(LLAMA_135M, args.cache)
+    reasons: dict[str, str] = {}
+    with contextlib.ExitStack() as stack:
+        servers = []
+        if args.base_url:
+            servers.append(HttpServer("headrace", args.base_url, _first_model(args.base_url)))
+        elif not args.without_headrace:
+            servers.append(stack.enter_context(_headrace(folder, args.server_args)))
+        try:
+            servers.append(stack.enter_context(_transformers_serve(args.transformers_python, folder)))
+        except ServerDidNotStartError as error:
+            reasons["transformers serve"] = str(error).splitlines()[-1]
+        rates = compare(folder, servers, sizes, LLAMA_135M.vocab_size)
+    _print_table(rates)
+    machine = {"cores": os.cpu_count(), "python": platform.python_version()}
+    result = {"tokens_per_s": rates, **summary(rates, sizes.num_streams), "not_measured": reasons, **machine}
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

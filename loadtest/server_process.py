@@ -1,0 +1,73 @@
+"""A server under test as a subprocess of the measuring script."""
+
+import contextlib
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+
+_STOP_S = 20.0
+_POLL_S = 0.05
+
+
+class ServerDidNotStartError(Exception):
+    """The server ended, or was not ready in time; the message holds the end of its output."""
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that was free a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@contextlib.contextmanager
+def running_server(
+    command: Sequence[str],
+    ready_url: str,
+    timeout_s: float = 120.0,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[float]:
+    """Starts the command, waits until `ready_url` answers 200, gives the seconds that took; stops it at the
+    end.
+
+    Raises ServerDidNotStartError. `environment` replaces this process's.
+    """
+    with tempfile.TemporaryFile() as output:
+        began = time.perf_counter()
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+        try:
+            while not _answers(ready_url):
+                late = time.perf_counter() - began > timeout_s
+                if late or process.poll() is not None:
+                    reason = f"not ready in {timeout_s:g} s" if late else f"ended with code {process.returncode}"
+                    raise ServerDidNotStartError(f"{reason}: {_tail(output.fileno())}")
+                time.sleep(_POLL_S)
+            yield time.perf_counter() - began
+        finally:
+            _stop(process)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2.0) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _tail(file_descriptor: int) -> str:
+    with open(file_descriptor, "rb", closefd=False) as output:
+        output.seek(0)
+        return output.read()[-1500:].decode(errors="replace").strip()
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,34 @@
+from pathlib import Path
+
+import pytest
+
+from loadtest.compare_cpu import HttpServer, Sizes, compare, over_http, summary
+from loadtest.dummy_model import LLAMA_TINY, dummy_llama
+from loadtest.prompts import BodyOptions
+from loadtest.workload import draw, fixed
+from tests.loadtest.conftest import ITL_S, TTFT_S
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_rate_over_http_is_that_of_the_known_timings(stub_url: str, as_text: bool) -> None:
+    server = HttpServer("stub", stub_url, "stub", as_text)
+    rate = over_http(server, draw(fixed(8, 21), 3, seed=0), BodyOptions("", vocab_size=50))
+    assert rate == pytest.approx(3 * 21 / (TTFT_S + 20 * ITL_S), rel=0.1)
+
+
+def test_a_failing_side_is_an_error(fast_stub_url: str) -> None:
+    server = HttpServer("stub", fast_stub_url, "stub-503")
+    with pytest.raises(Exception, match="http_503"):
+        over_http(server, draw(fixed(8, 4), 1, seed=0), BodyOptions("", vocab_size=50))
+
+
+def test_every_side_is_measured(fast_stub_url: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    folder = dummy_llama(LLAMA_TINY, tmp_path)
+    sizes = Sizes(prompt_len=8, output_len=4, num_streams=2, rounds=1)
+    rates = compare(folder, [HttpServer("headrace", fast_stub_url, "stub")], sizes, LLAMA_TINY.vocab_size)
+    assert len(rates) == 5
+    ratios = summary(rates, 2)
+    assert ratios["one_stream_over_faster_generate"] > 0
+    assert ratios["streams_over_generate_in_turn"] > 0
+    assert ratios["streams_over_transformers_serve"] is None
