@@ -48,18 +48,28 @@ def html_report(results: Sequence[Mapping[str, Any]], names: Sequence[str]) -> s
     """The page. `results` are saved with their long arrays; those without them get a table but no plots."""
     if len(results) != len(names) or not results:
         raise ValueError("want as many names as results, and at least one")
+    titles = _titles(results, names)
+    by_rate = [_normalized_against_rate(results, names)] if len(results) > 1 else []
     body = [
         "<h1>Load test</h1>",
-        _legend(names),
-        _runs_table(results, names),
-        _figures_table(results, names),
-        f'<h2>Plots</h2><div class="plots">{"".join(_plots(results, names))}</div>',
+        _legend(titles),
+        _runs_table(results, titles),
+        _figures_table(results, titles),
+        f'<h2>Plots</h2><div class="plots">{"".join(by_rate + _plots(results, titles))}</div>',
     ]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Load test</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{_STYLE}</style></head><body>{''.join(body)}</body></html>\n"
     )
+
+
+def _titles(results: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
+    """The names, those that occur more than once told apart by their request rate."""
+    return [
+        f"{name}, {format_figure(result['request_rate'])}/s" if names.count(name) > 1 else name
+        for result, name in zip(results, names, strict=True)
+    ]
 
 
 def _legend(names: Sequence[str]) -> str:
@@ -120,7 +130,7 @@ def _html_table(names: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]])
 
 def _plots(results: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
     detailed = [(i, result) for i, result in enumerate(results) if "ttfts" in result]
-    plots = [_normalized_against_rate(results, names)] if len(results) > 1 else []
+    plots = []
     share = "share of requests"
     for title, values_of in (
         ("Time to first token", _ttfts_ms),

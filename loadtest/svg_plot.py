@@ -97,9 +97,13 @@ def _linear_ticks(low: float, high: float) -> tuple[float, float, tuple[float, .
 
 
 def _log_ticks(low: float, high: float) -> tuple[float, ...]:
-    factors = (1,) if high / low > 1e3 else (1, 2, 5)
+    """Powers of ten, or finer round numbers where those would be fewer than three."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    return tuple(f * 10.0**p for p in powers for f in factors if low <= f * 10.0**p <= high)
+    for factors in ((1,), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7)):
+        ticks = tuple(f * 10.0**p for p in powers for f in factors if low <= f * 10.0**p <= high)
+        if len(ticks) >= 3:
+            return ticks
+    return tuple(tick for tick in _linear_ticks(low, high)[2] if low <= tick <= high)
 
 
 def _grid(axes: Axes, x_scale: _Scale, y_scale: _Scale) -> str:
