@@ -22,7 +22,9 @@ from service.engine.async_engine import AsyncEngine
 from service.engine.engine import Engine
 from service.kvcache.block_manager import BlockManager
 from service.metrics.instruments import Instruments
+from service.metrics.live_gauges import LiveGauges
 from service.metrics.recorder import Recorder
+from service.metrics.vllm_names import VllmNames
 from service.scheduler.admission import OnDemandAdmission
 from service.scheduler.iteration_scheduler import IterationScheduler
 from service.text.chat_template import ChatTemplate
@@ -49,7 +51,7 @@ class Scene:
     num_blocks: int = 4096
     max_model_len: int = 2048
     with_chat_template: bool = True
-    defaults: GenerationDefaults = GenerationDefaults()
+    defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
     ready: bool = True
 
 
@@ -59,16 +61,24 @@ class RunningServer:
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
         self.tokenizer = Tokenizer(tiny_tokenizers.byte_level())
-        self.executor = ScriptedExecutor(saying([END_ID]))
+        self.executor = ScriptedExecutor()
+        self.reset()
         self.state = ServingState()
         self.registry = CollectorRegistry()
-        self.recorder = Recorder(Instruments(self.registry))
+        instruments = Instruments(self.registry)
+        self.recorder = Recorder(instruments)
+        self.registry.register(LiveGauges(lambda: self.engine.snapshot))
+        self.registry.register(VllmNames(instruments, lambda: self.engine.snapshot, MODEL))
         self.engine: AsyncEngine
         self.base_url = ""
         self._loop: asyncio.AbstractEventLoop
         self._uvicorn: uvicorn.Server
         self._started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), name="server")
+
+    def reset(self) -> None:
+        """The executor as it was at first."""
+        self.executor.reset(saying([END_ID]))
 
     def say(self, text: str) -> list[int]:
         """From now on every choice says `text` and then ends; returns the ids that it says."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from service.core.iteration_plan import IterationPlan, ScheduledSequence
 from service.core.iteration_result import IterationResult
+from service.core.sampling_params import SamplingParams
 
 Script = Callable[[Sequence[int], Sequence[int], int], int]
 """(prompt ids, ids so far, seed) -> next id."""
@@ -22,17 +23,22 @@ class ScriptedExecutor:
     """Plays `script`, which may be replaced between requests.
 
     delay_s: how long an iteration takes. gate: while it is cleared, iterations wait. fault: raised if set.
+    last_sampling: parameters of the sequence that was scheduled last.
     """
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self._tokens: dict[int, list[int]] = {}
+        self._num_prompt: dict[int, int] = {}
+        self.reset(saying([0]))
+
+    def reset(self, script: Script) -> None:
         self.script = script
         self.delay_s = 0.0
-        self.gate = threading.Event()
         self.gate.set()
         self.fault: Exception | None = None
         self.num_iterations = 0
-        self._tokens: dict[int, list[int]] = {}
-        self._num_prompt: dict[int, int] = {}
+        self.last_sampling = SamplingParams(max_tokens=1)
 
     def execute(self, plan: IterationPlan) -> IterationResult:
         self.num_iterations += 1
@@ -44,6 +50,7 @@ class ScriptedExecutor:
         return IterationResult(tuple(drawn))
 
     def _draw(self, item: ScheduledSequence) -> list[int]:
+        self.last_sampling = item.sampling
         tokens = self._tokens.setdefault(item.sequence_id, [])
         tokens[item.num_computed_tokens :] = item.token_ids
         drawn = []

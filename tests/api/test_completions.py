@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from service.api.serving_state import GenerationDefaults
+from tests.api.running_server import END_ID, MODEL, RunningServer, Scene, running
+from tests.api.wire import COMPLETIONS, completion, error_of, events_of
+
+
+def post(http: httpx.Client, **fields: Any) -> dict[str, Any]:
+    response = http.post(COMPLETIONS, json=completion(**fields))
+    assert response.status_code == 200, response.text
+    return dict(response.json())
+
+
+def stream(http: httpx.Client, **fields: Any) -> list[Any]:
+    response = http.post(COMPLETIONS, json=completion(stream=True, **fields))
+    assert response.status_code == 200, response.text
+    return events_of(response.text)
+
+
+def test_answers(server: RunningServer, http: httpx.Client) -> None:
+    ids = server.say("a short answer, ünd 你好")
+    body = post(http, max_tokens=100)
+    assert body["choices"] == [
+        {"index": 0, "text": "a short answer, ünd 你好", "logprobs": None, "finish_reason": "stop"}
+    ]
+    assert body["object"] == "text_completion"
+    assert body["model"] == MODEL
+    assert body["id"].startswith("cmpl-")
+    prompt_tokens = len(server.tokenizer.encode("hello", add_special_tokens=True))
+    assert body["usage"] == {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": len(ids),  # the token that ends it is counted
+        "total_tokens": prompt_tokens + len(ids),
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+
+
+def test_max_tokens_is_16_by_default(server: RunningServer, http: httpx.Client) -> None:
+    server.say("x" * 100)
+    body = post(http)
+    assert body["usage"]["completion_tokens"] == 16
+    assert body["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_max_tokens(server: RunningServer, http: httpx.Client, name: str) -> None:
+    server.say("x" * 100)
+    assert post(http, **{name: 3})["choices"][0]["text"] == "xxx"
+
+
+@pytest.mark.parametrize(
+    "prompt", ["hello", ["hello"], [75, 76], [[75, 76]]], ids=["text", "texts", "ids", "lists of ids"]
+)
+def test_prompt_may_be_text_or_ids_one_or_many(server: RunningServer, http: httpx.Client, prompt: Any) -> None:
+    server.say("ok")
+    choice = post(http, prompt=prompt, return_token_ids=True)["choices"][0]
+    expected = [75, 76] if "hello" not in prompt else server.tokenizer.encode("hello", add_special_tokens=True)
+    assert choice["prompt_token_ids"] == expected
+
+
+def test_several_prompts_and_choices(server: RunningServer, http: httpx.Client) -> None:
+    """Choice index = prompt index * n + i; choice i draws with seed + i; prompts are counted once."""
+    first_byte = server.tokenizer.encode("a", add_special_tokens=False)[0]
+    server.play(lambda prompt, so_far, seed: [prompt[-1], first_byte + seed, END_ID][len(so_far)])
+    body = post(http, prompt=["x", "y", "z"], n=2, seed=3, max_tokens=10)
+    assert [choice["index"] for choice in body["choices"]] == list(range(6))
+    assert [choice["text"] for choice in body["choices"]] == ["xd", "xe", "yd", "ye", "zd", "ze"]
+    assert body["usage"]["prompt_tokens"] == 6
+    assert body["usage"]["completion_tokens"] == 18
+
+
+def test_without_a_seed_the_seeds_differ(server: RunningServer, http: httpx.Client) -> None:
+    seeds = set()
+    server.play(lambda prompt, so_far, seed: seeds.add(seed) or END_ID)  # type: ignore[func-returns-value]
+    for _ in range(4):
+        post(http)
+    assert len(seeds) == 4
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_sampling_fields_reach_the_engine(server: RunningServer, http: httpx.Client) -> None:
+    post(http, temperature=0.5, top_p=0.9, top_k=7, seed=-5, n=2)
+    sampling = server.executor.last_sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed, sampling.n) == (0.5, 0.9, 7, -5, 2)
+    assert sampling.stop_token_ids == {END_ID}
+
+
+@pytest.mark.parametrize("fields", [{"temperature": 0}, {"temperature": 1e-9}, {"top_p": 0}])
+def test_greedy(server: RunningServer, http: httpx.Client, fields: dict[str, float]) -> None:
+    post(http, **fields)
+    assert server.executor.last_sampling.is_greedy
+
+
+def test_the_models_own_defaults() -> None:
+    scene = Scene(defaults=GenerationDefaults(temperature=0.6, top_p=0.95, top_k=20))
+    with running(scene) as server, httpx.Client(base_url=server.base_url) as http:
+        post(http)
+        sampling = server.executor.last_sampling
+        assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.6, 0.95, 20)
+        post(http, temperature=1, top_k=-1)
+        sampling = server.executor.last_sampling
+        assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 0.95, 0)
+
+
+def test_ignore_eos(server: RunningServer, http: httpx.Client) -> None:
+    server.play(lambda prompt, so_far, seed: END_ID)
+    body = post(http, ignore_eos=True, max_tokens=7)
+    assert body["choices"][0] == {"index": 0, "text": "", "logprobs": None, "finish_reason": "length"}
+    assert body["usage"]["completion_tokens"] == 7
+
+
+def test_the_stop_token_is_in_the_ids_but_not_in_the_text(server: RunningServer, http: httpx.Client) -> None:
+    ids = server.say("hi")
+    choice = post(http, return_token_ids=True)["choices"][0]
+    assert choice["token_ids"] == ids
+    assert choice["text"] == "hi"
+
+
+@pytest.mark.parametrize(
+    ("said", "stop", "text", "reason"),
+    [
+        ("one two three", "two", "one ", "stop"),
+        ("one two three", ["three", "two"], "one ", "stop"),
+        ("say 你好吗 now", "好", "say 你", "stop"),
+        ("héllo", "él", "h", "stop"),
+        ("almost sto", "stop", "almost sto", "stop"),  # ends by itself; what was held back comes out
+        ("abc", ["bc", "abc"], "", "stop"),
+    ],
+)
+def test_stop_strings(server: RunningServer, http: httpx.Client, said: str, stop: Any, text: str, reason: str) -> None:
+    server.say(said)
+    whole = post(http, stop=stop, max_tokens=100)["choices"][0]
+    assert (whole["text"], whole["finish_reason"]) == (text, reason)
+    chunks = stream(http, stop=stop, max_tokens=100)
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == text
+    assert chunks[-1]["choices"][0]["finish_reason"] == reason
+
+
+def test_a_stop_string_ends_the_choice_in_the_engine(server: RunningServer, http: httpx.Client) -> None:
+    server.say("go STOP " + "x" * 1000)
+    server.executor.delay_s = 0.001
+    body = post(http, stop="STOP", max_tokens=1500)
+    said_until_then = len(server.tokenizer.encode("go STOP", add_special_tokens=False))
+    assert body["usage"]["completion_tokens"] == said_until_then
+    assert server.executor.num_iterations < 100
+
+
+def test_one_choice_may_stop_while_others_go_on(server: RunningServer, http: httpx.Client) -> None:
+    ids = [server.tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "abcdefgh"]
+    server.play(lambda prompt, so_far, seed: ids[len(so_far)] if seed == 1 else ids[0])
+    body = post(http, stop="cd", n=3, seed=0, max_tokens=8)
+    texts = [(choice["text"], choice["finish_reason"]) for choice in body["choices"]]
+    assert texts == [("aaaaaaaa", "length"), ("ab", "stop"), ("aaaaaaaa", "length")]
+    assert body["usage"]["completion_tokens"] == 8 + 4 + 8
+
+
+def test_streams(server: RunningServer, http: httpx.Client) -> None:
+    ids = server.say("some text, 你好")
+    chunks = stream(http, max_tokens=100, return_token_ids=True)
+    assert len({(chunk["id"], chunk["created"], chunk["model"], chunk["object"]) for chunk in chunks}) == 1
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert "".join(choice["text"] for choice in choices) == "some text, 你好"
+    assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["stop"]
+    assert all(choice["text"] for choice in choices[:-1])
+    assert [token_id for choice in choices for token_id in choice["token_ids"]] == ids
+    assert [("prompt_token_ids" in choice) for choice in choices] == [True] + [False] * (len(choices) - 1)
+    assert all("usage" not in chunk for chunk in chunks)
+
+
+def test_streamed_choices_of_several_prompts(server: RunningServer, http: httpx.Client) -> None:
+    server.play(lambda prompt, so_far, seed: [prompt[-1], prompt[-1], END_ID][len(so_far)])
+    chunks = stream(http, prompt=["x", "y"], n=2, stream_options={"include_usage": True})
+    texts = ["", "", "", ""]
+    for chunk in chunks[:-1]:
+        (choice,) = chunk["choices"]
+        texts[choice["index"]] += choice["text"]
+    assert texts == ["xx", "xx", "yy", "yy"]
+    assert chunks[-1]["usage"]["completion_tokens"] == 12
+
+
+def test_stream_usage(server: RunningServer, http: httpx.Client) -> None:
+    ids = server.say("one two")
+    chunks = stream(http, stream_options={"include_usage": True})
+    assert all(chunk["usage"] is None and chunk["choices"] for chunk in chunks[:-1])
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"]["completion_tokens"] == len(ids)
+    assert chunks[-1]["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+    running_usage = [
+        chunk["usage"]["completion_tokens"] for chunk in stream(http, stream_options={"continuous_usage_stats": True})
+    ]
+    assert running_usage == sorted(running_usage)
+    assert running_usage[-1] == len(ids)
+
+
+def test_explicit_max_tokens_must_fit_the_context(server: RunningServer, http: httpx.Client) -> None:
+    response = http.post(COMPLETIONS, json=completion(prompt=[5] * 10, max_tokens=2039))
+    assert response.status_code == 400
+    error = error_of(response)
+    assert error["code"] == "context_length_exceeded"
+    assert error["param"] == "max_tokens"
+    assert "2048" in error["message"] and "2049" in error["message"]
+    assert http.post(COMPLETIONS, json=completion(prompt=[5] * 10, max_tokens=2038)).status_code == 200
+
+
+def test_implicit_max_tokens_is_cut_to_the_context(server: RunningServer, http: httpx.Client) -> None:
+    server.play(lambda prompt, so_far, seed: 75)
+    assert post(http, prompt=[5] * 2040)["usage"]["completion_tokens"] == 8
+
+
+def test_the_prompt_must_fit_the_context(server: RunningServer, http: httpx.Client) -> None:
+    response = http.post(COMPLETIONS, json=completion(prompt=[5] * 2048))
+    assert response.status_code == 400
+    assert error_of(response)["code"] == "context_length_exceeded"
+    assert error_of(response)["param"] == "prompt"
+
+
+def test_what_can_never_fit_the_kv_cache_is_refused() -> None:
+    with running(Scene(num_blocks=16)) as server, httpx.Client(base_url=server.base_url) as http:
+        response = http.post(COMPLETIONS, json=completion(prompt=[5] * 10, max_tokens=100))
+        assert response.status_code == 400
+        assert error_of(response)["code"] == "context_length_exceeded"
+        server.play(lambda prompt, so_far, seed: 75)
+        body = post(http, prompt=[5] * 50, n=2)  # the default is cut to the cache
+        assert body["usage"]["completion_tokens"] == 2 * 7
+
+
+@pytest.mark.parametrize("prompt", ["", [], [""], [[]], ["ok", ""], [[5], []]])
+def test_an_empty_prompt_is_refused(http: httpx.Client, prompt: Any) -> None:
+    response = http.post(COMPLETIONS, json=completion(prompt=prompt))
+    assert response.status_code == 400
+    assert error_of(response)["param"] == "prompt"
+
+
+@pytest.mark.parametrize("prompt", [[-1], [5, 10**6], [[5], [10**6]], [2**63]])
+def test_ids_outside_the_vocabulary_are_refused(http: httpx.Client, prompt: Any) -> None:
+    response = http.post(COMPLETIONS, json=completion(prompt=prompt))
+    assert response.status_code == 400
+    assert error_of(response)["param"] == "prompt"
+    assert "vocabulary" in error_of(response)["message"]
+
+
+def test_bounds_of_prompts_and_sequences(http: httpx.Client) -> None:
+    response = http.post(COMPLETIONS, json=completion(prompt=["a"] * 129))
+    assert (response.status_code, error_of(response)["param"]) == (400, "prompt")
+    response = http.post(COMPLETIONS, json=completion(prompt=["a"] * 3, n=100))
+    assert (response.status_code, error_of(response)["param"]) == (400, "n")
+
+
+def test_one_refused_prompt_refuses_the_call(server: RunningServer, http: httpx.Client) -> None:
+    server.executor.delay_s = 0.01
+    response = http.post(COMPLETIONS, json=completion(prompt=[[5], [5] * 3000]))
+    assert response.status_code == 400
+    server.check_idle()
+    assert server.executor.num_iterations <= 2

@@ -1,0 +1,46 @@
+"""Small readers of what the server sends."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+
+from tests.api.running_server import MODEL
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+
+
+def completion(**fields: Any) -> dict[str, Any]:
+    """A request body; None takes a field away."""
+    body = {"model": MODEL, "prompt": "hello", **fields}
+    return {name: value for name, value in body.items() if value is not None}
+
+
+def chat(*contents: Any, **fields: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": content} for content in contents or ("hello",)]
+    return {"model": MODEL, "messages": messages, **fields}
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    """The error object, its shape checked."""
+    assert response.headers["content-type"] == "application/json"
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert isinstance(body["error"]["message"], str)
+    assert body["error"]["code"] is None or isinstance(body["error"]["code"], str)
+    return dict(body["error"])
+
+
+def events_of(text: str) -> list[Any]:
+    """The events of a finished stream, framing checked; the last is [DONE] and is left out."""
+    assert "\r" not in text
+    frames = text.split("\n\n")
+    assert frames.pop() == ""
+    assert frames.pop() == "data: [DONE]"
+    data = [frame for frame in frames if not frame.startswith(":")]
+    assert all(frame.startswith("data: ") and "\n" not in frame for frame in data)
+    return [json.loads(frame.removeprefix("data: ")) for frame in data]

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from service.errors import ModelLoadError
+from service.text.tokenizer import Tokenizer
+from tests.text import tiny_tokenizers
+
+BYTE_LEVEL = Tokenizer(tiny_tokenizers.byte_level())
+ORACLE = PreTrainedTokenizerFast(tokenizer_object=tiny_tokenizers.byte_level())
+
+
+@given(st.text(max_size=60))
+def test_encodes_completions_as_transformers_does(text: str) -> None:
+    assert BYTE_LEVEL.encode(text, add_special_tokens=True) == ORACLE(text)["input_ids"]
+
+
+@pytest.mark.parametrize("text", ["a<|im_end|>b", "<|bos|><|bos|>", "<|im_start|>user\nhi<|im_end|>"])
+def test_special_tokens_in_a_completion_prompt_are_special(text: str) -> None:
+    assert BYTE_LEVEL.encode(text, add_special_tokens=True) == ORACLE(text)["input_ids"]
+
+
+def test_post_processor_adds_its_tokens_only_when_asked() -> None:
+    assert BYTE_LEVEL.encode("hello", add_special_tokens=True)[0] == 0
+    assert 0 not in BYTE_LEVEL.encode("hello", add_special_tokens=False)
+
+
+@given(st.text(max_size=60))
+def test_decodes_what_it_encodes(text: str) -> None:
+    ids = BYTE_LEVEL.encode(text, add_special_tokens=True)
+    assert BYTE_LEVEL.decode(ids) == ORACLE.decode(ids, skip_special_tokens=True)
+
+
+def test_knows_its_special_tokens_and_its_size() -> None:
+    assert BYTE_LEVEL.special_ids == {0, 1, 2}
+    assert BYTE_LEVEL.num_tokens == len(ORACLE)
+
+
+def test_truncation_and_padding_written_in_the_file_are_ignored() -> None:
+    tokenizer = tiny_tokenizers.byte_level()
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=50)
+    assert Tokenizer(tokenizer).encode("one two three four", add_special_tokens=True) == BYTE_LEVEL.encode(
+        "one two three four", add_special_tokens=True
+    )
+
+
+def test_loads_from_a_folder(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_folder(tiny_tokenizers.write_folder(tmp_path))
+    assert tokenizer.encode("hello", add_special_tokens=False) == BYTE_LEVEL.encode("hello", add_special_tokens=False)
+
+
+def test_says_what_is_wrong_with_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"no tokenizer\.json"):
+        Tokenizer.from_folder(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.json"):
+        Tokenizer.from_folder(tmp_path)
