@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.api.running_server import MODEL, RunningServer, Scene, running
+from tests.api.wire import CHAT, chat, error_of, events_of
+
+
+def post(http: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
+    response = http.post(CHAT, json=body)
+    assert response.status_code == 200, response.text
+    return dict(response.json())
+
+
+def stream(http: httpx.Client, body: dict[str, Any]) -> list[Any]:
+    response = http.post(CHAT, json={**body, "stream": True})
+    assert response.status_code == 200, response.text
+    return events_of(response.text)
+
+
+def test_answers(server: RunningServer, http: httpx.Client) -> None:
+    ids = server.say("Good day, 你好")
+    body = post(http, chat("hi"))
+    assert body["id"].startswith("chatcmpl-")
+    assert (body["object"], body["model"]) == ("chat.completion", MODEL)
+    assert body["choices"] == [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "Good day, 你好", "refusal": None},
+            "logprobs": None,
+            "finish_reason": "stop",
+        }
+    ]
+    assert body["usage"]["completion_tokens"] == len(ids)
+
+
+def test_the_prompt_is_the_rendered_template(server: RunningServer, http: httpx.Client) -> None:
+    choice = post(http, chat("hi <|im_end|> there", return_token_ids=True))["choices"][0]
+    ids = choice["prompt_token_ids"]
+    assert [token_id for token_id in ids if token_id in server.tokenizer.special_ids] == [1, 2, 1]
+    assert server.tokenizer.decode(ids) == "user\nhi <|im_end|> there\nassistant\n"
+
+
+def test_generates_to_the_end_of_the_context_by_default(server: RunningServer, http: httpx.Client) -> None:
+    server.play(lambda prompt, so_far, seed: 75)
+    usage = post(http, chat("hi"))["usage"]
+    assert usage["total_tokens"] == 2048
+
+
+def test_max_completion_tokens_wins(server: RunningServer, http: httpx.Client) -> None:
+    server.play(lambda prompt, so_far, seed: 75)
+    assert post(http, chat("hi", max_tokens=9, max_completion_tokens=4))["usage"]["completion_tokens"] == 4
+
+
+def test_streams(server: RunningServer, http: httpx.Client) -> None:
+    ids = server.say("one two 你好")
+    chunks = stream(http, chat("hi", return_token_ids=True, n=2))
+    assert len({(chunk["id"], chunk["created"], chunk["model"], chunk["object"]) for chunk in chunks}) == 1
+    for index in (0, 1):
+        mine = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == index]
+        assert mine[0]["delta"] == {"role": "assistant", "content": ""}
+        assert mine[-1]["delta"] == {}
+        assert [choice["finish_reason"] for choice in mine] == [None] * (len(mine) - 1) + ["stop"]
+        assert all(set(choice["delta"]) == {"content"} and choice["delta"]["content"] for choice in mine[1:-1])
+        assert "".join(choice["delta"]["content"] for choice in mine[:-1]) == "one two 你好"
+        assert [token_id for choice in mine for token_id in choice.get("token_ids", [])] == ids
+        assert sum("prompt_token_ids" in choice for choice in mine) == 1
+
+
+def test_streams_an_empty_answer(server: RunningServer, http: httpx.Client) -> None:
+    server.say("")
+    deltas = [chunk["choices"][0]["delta"] for chunk in stream(http, chat("hi"))]
+    assert deltas == [{"role": "assistant", "content": ""}, {}]
+
+
+def test_streamed_is_unstreamed(server: RunningServer, http: httpx.Client) -> None:
+    server.say("The naïve 👩‍🚀 said: stop here, not there.")
+    for stop in (None, "here", ["🚀", "not"], "zzz"):
+        body = chat("hi", stop=stop, max_tokens=30)
+        whole = post(http, body)["choices"][0]
+        chunks = stream(http, body)
+        text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+        assert text == whole["message"]["content"]
+        assert chunks[-1]["choices"][0]["finish_reason"] == whole["finish_reason"]
+
+
+def test_stream_usage(server: RunningServer, http: httpx.Client) -> None:
+    ids = server.say("one two")
+    *chunks, last = stream(http, chat("hi", stream_options={"include_usage": True}))
+    assert all(chunk["usage"] is None and chunk["choices"] for chunk in chunks)
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == len(ids)
+
+
+def test_a_model_without_a_template_refuses_chat() -> None:
+    with running(Scene(with_chat_template=False)) as server, httpx.Client(base_url=server.base_url) as http:
+        response = http.post(CHAT, json=chat("hi"))
+        assert response.status_code == 400
+        assert "no chat template" in error_of(response)["message"]
+
+
+def test_a_conversation_that_does_not_fit(server: RunningServer, http: httpx.Client) -> None:
+    response = http.post(CHAT, json=chat("hello " * 3000))
+    assert response.status_code == 400
+    assert error_of(response)["code"] == "context_length_exceeded"
+    assert error_of(response)["param"] == "messages"
+
+
+@pytest.mark.parametrize(
+    "content", ["hi", [{"type": "text", "text": "hi"}], [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]]
+)
+def test_content_may_be_parts(server: RunningServer, http: httpx.Client, content: Any) -> None:
+    ids = post(http, chat(content, return_token_ids=True))["choices"][0]["prompt_token_ids"]
+    assert server.tokenizer.decode(ids).startswith("user\nh")

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from service.api.chat_messages import check_messages, template_messages
+from service.errors import InvalidRequest, UnsupportedParameter
+from service.protocol.chat import ChatMessage
+from service.text.chat_template import ChatTemplate
+
+TEMPLATE = ChatTemplate("{{ messages }}", {})
+
+
+def message(**fields: Any) -> ChatMessage:
+    return ChatMessage.model_validate({"role": "user", "content": "hi", **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"content": None}, "messages[1].content"),
+        ({"content": []}, "messages[1].content"),
+        ({"content": [{"type": "image_url", "image_url": {}}]}, "messages[1].content[0].type"),
+        ({"content": [{"type": "text", "text": "a"}, {"type": "text"}]}, "messages[1].content[1].text"),
+        ({"role": "tool"}, "messages[1].role"),
+        ({"role": "assistant", "tool_calls": [{}]}, "messages[1].tool_calls"),
+        ({"tool_call_id": "x"}, "messages[1].tool_call_id"),
+    ],
+)
+def test_refusals_name_the_field(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        check_messages([message(), message(**fields)])
+    assert refusal.value.param == param
+
+
+def test_no_messages_at_all() -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        check_messages([])
+    assert refusal.value.param == "messages"
+
+
+def test_unsupported_is_said_with_its_own_code() -> None:
+    with pytest.raises(UnsupportedParameter):
+        check_messages([message(role="tool")])
+
+
+def test_names_unknown_fields_once() -> None:
+    messages = [message(mood="good"), message(mood="bad", tool_calls=None, name="Ann")]
+    assert check_messages(messages) == ("messages.mood",)
+
+
+def test_text_parts_become_lines() -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    assert template_messages([message(content=parts)], TEMPLATE) == [{"role": "user", "content": "one\ntwo"}]
+
+
+def test_names_are_kept() -> None:
+    assert template_messages([message(name="Ann")], TEMPLATE)[0]["name"] == "Ann"
+
+
+def test_developer_is_system_for_templates_that_do_not_know_it() -> None:
+    developer = [message(role="developer")]
+    assert template_messages(developer, TEMPLATE)[0]["role"] == "system"
+    knowing = ChatTemplate("{% if messages[0].role == 'developer' %}{% endif %}", {})
+    assert template_messages(developer, knowing)[0]["role"] == "developer"

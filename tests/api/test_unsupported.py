@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from service.api.unsupported import check_extra_fields
+from service.errors import UnsupportedParameter
+from tests.api.wire import CHAT, COMPLETIONS, chat, completion, error_of
+
+ASKING = {
+    "presence_penalty": 0.5,
+    "frequency_penalty": -1,
+    "logit_bias": {"5": 1},
+    "logprobs": 0,
+    "best_of": 2,
+    "echo": True,
+    "suffix": "x",
+    "response_format": {"type": "json_object"},
+    "tools": [{"type": "function"}],
+    "tool_choice": "required",
+    "min_p": 0.1,
+    "repetition_penalty": 1.1,
+    "stop_token_ids": [5],
+    "min_tokens": 3,
+    "include_stop_str_in_output": True,
+    "service_tier": "flex",
+    "priority": 1,
+    "chat_template": "x",
+    "prompt_logprobs": 1,
+    "use_beam_search": True,
+}
+DEFAULTS = {
+    "presence_penalty": 0,
+    "frequency_penalty": 0.0,
+    "logit_bias": {},
+    "best_of": 1,
+    "echo": False,
+    "suffix": None,
+    "response_format": {"type": "text"},
+    "tools": [],
+    "tool_choice": "auto",
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "service_tier": "auto",
+    "store": False,
+}
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_known_but_unsupported_is_refused_by_name(http: httpx.Client, name: str) -> None:
+    for response in (
+        http.post(COMPLETIONS, json=completion(**{name: ASKING[name]})),
+        http.post(CHAT, json=chat("hi", **{name: ASKING[name]})),
+    ):
+        assert response.status_code == 400
+        error = error_of(response)
+        assert (error["code"], error["param"]) == ("unsupported_parameter", name)
+
+
+def test_at_their_defaults_they_are_accepted(http: httpx.Client) -> None:
+    for response in (
+        http.post(COMPLETIONS, json=completion() | DEFAULTS),
+        http.post(CHAT, json=chat("hi") | DEFAULTS | {"logprobs": False, "top_logprobs": None}),
+    ):
+        assert response.status_code == 200, response.text
+        assert "x-ignored-params" not in response.headers
+
+
+def test_labels_are_accepted(http: httpx.Client) -> None:
+    body = completion(user="me", metadata={"a": "b"}, safety_identifier="x", prompt_cache_key="y")
+    response = http.post(COMPLETIONS, json=body)
+    assert response.status_code == 200
+    assert "x-ignored-params" not in response.headers
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("echo", 0), ("presence_penalty", False), ("logit_bias", []), ("n_", None)]
+)
+def test_a_default_of_another_type_is_no_default(name: str, value: Any) -> None:
+    if name == "n_":
+        assert check_extra_fields({name: value}) == ("n_",)
+        return
+    with pytest.raises(UnsupportedParameter):
+        check_extra_fields({name: value})
