@@ -191,9 +191,23 @@ def _headers(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _arrival_name(args: argparse.Namespace) -> str:
-    """Which arrival process: as said, else a trace's own times, else by rate, burstiness and concurrency."""
-    if args.arrival is not None:
-        return str(args.arrival)
+    """Which arrival process: as said, else by rate, burstiness, concurrency and trace.
+
+    Raises ValueError for options that it would not heed.
+    """
+    arrival = args.arrival or _implied_arrival(args)
+    if args.burstiness != 1.0 and arrival != "gamma":
+        raise ValueError(f"--burstiness has no meaning for {arrival} arrivals")
+    if math.isfinite(args.request_rate) and arrival in ("at-once", "closed", "trace"):
+        raise ValueError(f"--request-rate has no meaning for {arrival} arrivals")
+    if arrival == "trace" and not args.trace:
+        raise ValueError("--arrival trace needs --trace FILE")
+    if args.trace_speed != 1.0 and arrival != "trace":
+        raise ValueError(f"--trace-speed has no meaning for {arrival} arrivals")
+    return str(arrival)
+
+
+def _implied_arrival(args: argparse.Namespace) -> str:
     if math.isfinite(args.request_rate):
         return "poisson" if args.burstiness == 1.0 else "gamma"
     if args.max_concurrency:

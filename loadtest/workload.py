@@ -47,9 +47,7 @@ class PriorityShare:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Parameters of a workload. `at_once` says that it is meant to arrive all at once; `num_requests` is its
-    own size.
-    """
+    """Parameters of a workload; `num_requests` is how many it has unless another number is asked for."""
 
     name: str
     prompt: LengthDistribution
@@ -58,7 +56,6 @@ class Workload:
     conversation: Conversation | None = None
     priorities: tuple[PriorityShare, ...] = ()
     tools: bool = False
-    at_once: bool = False
     num_requests: int = 1000
 
 
@@ -92,8 +89,8 @@ def summary() -> Workload:
 
 
 def prefill() -> Workload:
-    """Prompt processing alone: 2048 in, 1 out, all at once (ours)."""
-    return Workload("prefill", Fixed(2048), Fixed(1), at_once=True, num_requests=300)
+    """Prompt processing alone: 2048 in, 1 out (ours)."""
+    return Workload("prefill", Fixed(2048), Fixed(1), num_requests=300)
 
 
 def one_k_by_one_k() -> Workload:
@@ -140,8 +137,8 @@ def tool_calls() -> Workload:
 
 
 def decode(num_requests: int) -> Workload:
-    """`decode-B`: B equal requests at once, 128 in, 512 out: a batch of constant size (ours)."""
-    return Workload(f"decode-{num_requests}", Fixed(128), Fixed(512), at_once=True, num_requests=num_requests)
+    """`decode-B`: B equal requests, 128 in, 512 out; all at once they are a batch of constant size (ours)."""
+    return Workload(f"decode-{num_requests}", Fixed(128), Fixed(512), num_requests=num_requests)
 
 
 def fixed(prompt_len: int, output_len: int) -> Workload:

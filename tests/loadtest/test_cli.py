@@ -130,3 +130,19 @@ def test_workloads_are_listed_with_their_sources(capsys: pytest.CaptureFixture[s
     listed = capsys.readouterr().out
     assert "ORCA (OSDI 2022)" in listed
     assert "decode-B" in listed
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--burstiness", "0.5"],
+        ["--arrival", "closed", "--request-rate", "3"],
+        ["--arrival", "trace"],
+        ["--trace-speed", "2"],
+    ],
+)
+def test_options_that_would_not_be_heeded_are_refused(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["trace", "--out", str(tmp_path / "t.jsonl"), *options]) == 2
+    assert options[0] in capsys.readouterr().err or "--request-rate" in options
