@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from tests.api.running_server import RunningServer
+from tests.api.wire import CHAT, COMPLETIONS, error_of
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/nope", "/v1", "/v1/models/", "/health/", "/v1/completions/x", "/%00", "/..%2f"]
+)
+def test_unknown_routes(http: httpx.Client, path: str) -> None:
+    response = http.get(path)
+    assert response.status_code == 404
+    assert error_of(response)["type"] == "invalid_request_error"
+    assert path == "/" or path not in response.text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [("GET", COMPLETIONS, "POST"), ("DELETE", CHAT, "POST"), ("POST", "/v1/models", "GET"), ("PUT", "/health", "GET")],
+)
+def test_wrong_methods(http: httpx.Client, method: str, path: str, allow: str) -> None:
+    response = http.request(method, path)
+    assert response.status_code == 405
+    error_of(response)
+    assert allow in response.headers["allow"]
+
+
+def test_head_is_answered_without_a_body(http: httpx.Client) -> None:
+    response = http.head("/health")
+    assert (response.status_code, response.content) == (200, b"")
+
+
+def test_no_redirects_are_built_from_the_host_header(http: httpx.Client) -> None:
+    assert http.get("/health/", headers={"Host": "evil.example"}).status_code == 404
+
+
+def test_an_unread_stream_does_not_hold_up_others(server: RunningServer, http: httpx.Client) -> None:
+    server.play(lambda prompt, so_far, seed: 75)
+    server.executor.delay_s = 0.001
+    body = {"model": "alias", "prompt": "x", "max_tokens": 300, "stream": True}
+    with http.stream("POST", COMPLETIONS, json=body):
+        assert http.get("/health").status_code == 200
+        assert http.get("/v1/models").status_code == 200
+        assert http.get("/metrics").status_code == 200

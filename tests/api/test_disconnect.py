@@ -1,0 +1,127 @@
+"""Whoever leaves is aborted within an iteration, streaming or not, queued or running."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from typing import Any
+
+import httpx
+import pytest
+from starlette.types import Message
+
+from service.api.disconnect import ClientGone, run_unless_disconnected
+from tests.api.running_server import RunningServer, Scene, running
+from tests.api.wire import CHAT, COMPLETIONS, chat, completion
+
+
+def send_raw(server: RunningServer, route: str, body: dict[str, Any]) -> socket.socket:
+    """A connection on which the request has been sent and nothing read."""
+    content = json.dumps(body).encode()
+    head = (
+        f"POST {route} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    )
+    connection = socket.create_connection(("127.0.0.1", int(server.base_url.rpartition(":")[2])))
+    connection.sendall(head.encode() + content)
+    return connection
+
+
+def wait_until_running(server: RunningServer) -> None:
+    deadline_s = time.monotonic() + 5
+    while server.executor.num_iterations < 3:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("route", "body"), [(COMPLETIONS, completion(prompt=["a", "b"], n=2)), (CHAT, chat("hi"))])
+def test_a_running_request_is_aborted(server: RunningServer, route: str, body: dict[str, Any], stream: bool) -> None:
+    server.play(lambda prompt, so_far, seed: 75)
+    server.executor.delay_s = 0.005
+    aborts = server.metric("headrace_aborts_total", reason="client_disconnected")
+    connection = send_raw(server, route, {**body, "max_tokens": 2000, "stream": stream})
+    wait_until_running(server)
+    connection.close()
+    left_s = time.monotonic()
+    server.check_idle()
+    assert time.monotonic() - left_s < 0.3
+    assert server.executor.num_iterations < 100
+    assert server.metric("headrace_aborts_total", reason="client_disconnected") == aborts + 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_queued_request_is_aborted(stream: bool) -> None:
+    scheduler = Scene().scheduler.__class__(1, 512, 0.0, 64, 100_000)
+    with running(Scene(scheduler=scheduler)) as server:
+        server.play(lambda prompt, so_far, seed: 75)
+        server.executor.delay_s = 0.005
+        first = send_raw(server, COMPLETIONS, completion(max_tokens=2000))
+        wait_until_running(server)
+        second = send_raw(server, COMPLETIONS, completion(max_tokens=2000, stream=stream))
+        while server.engine.snapshot.num_waiting == 0:
+            time.sleep(0.001)
+        second.close()
+        while server.engine.snapshot.num_waiting:
+            time.sleep(0.001)
+        assert server.engine.snapshot.num_running == 1
+        first.close()
+
+
+def test_a_storm_of_leaving_clients_leaves_nothing(server: RunningServer) -> None:
+    server.play(lambda prompt, so_far, seed: 75)
+    server.executor.delay_s = 0.001
+    for _ in range(3):
+        bodies = [completion(max_tokens=2000, stream=bool(index % 2)) for index in range(30)]
+        connections = [send_raw(server, COMPLETIONS, body) for body in bodies]
+        wait_until_running(server)
+        for connection in connections:
+            connection.close()
+    server.check_idle()
+    assert server.on_loop(lambda: server.state.is_healthy())
+
+
+def test_half_an_answer_read_then_gone(server: RunningServer, http: httpx.Client) -> None:
+    server.play(lambda prompt, so_far, seed: 75)
+    server.executor.delay_s = 0.002
+    with http.stream("POST", COMPLETIONS, json=completion(max_tokens=2000, stream=True)) as response:
+        for _, _line in zip(range(5), response.iter_lines(), strict=False):
+            pass
+    server.check_idle()
+
+
+def test_nothing_is_generated_for_a_client_that_left_before_it_began(server: RunningServer) -> None:
+    server.executor.gate.clear()
+    connection = send_raw(server, COMPLETIONS, completion(max_tokens=2000, stream=True))
+    connection.close()
+    server.executor.gate.set()
+    server.check_idle()
+
+
+async def _receive_nothing() -> Message:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def _receive_disconnect() -> Message:
+    return {"type": "http.disconnect"}
+
+
+async def _answer() -> str:
+    await asyncio.sleep(0.01)
+    return "done"
+
+
+def test_the_race() -> None:
+    assert asyncio.run(run_unless_disconnected(_receive_nothing, _answer())) == "done"
+    with pytest.raises(ClientGone):
+        asyncio.run(run_unless_disconnected(_receive_disconnect, _answer()))
+
+
+def test_a_failure_of_the_work_is_raised() -> None:
+    async def fail() -> None:
+        raise ValueError("x")
+
+    with pytest.raises(ValueError, match="x"):
+        asyncio.run(run_unless_disconnected(_receive_nothing, fail()))

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from service.protocol.models import ModelCard, ModelList
+from tests.api.running_server import MODEL
+from tests.api.wire import error_of
+
+
+def test_lists_every_served_name(http: httpx.Client) -> None:
+    cards = ModelList.model_validate(http.get("/v1/models").json()).data
+    assert [card.id for card in cards] == [MODEL, "alias"]
+    assert {(card.root, card.parent, card.max_model_len, card.created) for card in cards} == {
+        ("tiny-root", None, 2048, 1_700_000_000)
+    }
+
+
+@pytest.mark.parametrize("name", [MODEL, "alias", "tiny%2Fmodel"])
+def test_one_card(http: httpx.Client, name: str) -> None:
+    card = ModelCard.model_validate(http.get(f"/v1/models/{name}").json())
+    assert card.id == name.replace("%2F", "/")
+
+
+def test_an_unknown_name(http: httpx.Client) -> None:
+    response = http.get("/v1/models/other/model")
+    assert response.status_code == 404
+    assert error_of(response)["code"] == "model_not_found"

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import httpx
+import pytest
+from starlette.types import Message
+
+from service.api.sse import DONE, TokenStreamResponse, data_frame
+from service.errors import ServerError
+from tests.api.running_server import RunningServer, Scene, running
+from tests.api.wire import CHAT, COMPLETIONS, chat, completion, events_of
+
+FRAMES = [data_frame(b"1"), data_frame(b"2"), DONE]
+
+
+class Client:
+    """An ASGI client that reads until it leaves (after `reads` chunks) or stops reading."""
+
+    def __init__(self, reads: int = 1000, stalls: bool = False) -> None:
+        self.messages: list[Message] = []
+        self.reasons: list[str] = []
+        self.finished = False
+        self._reads = reads
+        self._stalls = stalls
+        self._left = asyncio.Event()
+
+    async def receive(self) -> Message:
+        await self._left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        self.messages.append(message)
+        if len(self.messages) > self._reads:
+            if self._stalls:
+                await asyncio.Event().wait()
+            self._left.set()
+            await asyncio.sleep(0)
+
+    async def frames(self) -> AsyncIterator[bytes]:
+        try:
+            for frame in FRAMES:
+                await asyncio.sleep(0.001)
+                yield frame
+        finally:
+            self.finished = True
+
+    def read(self, *, keepalive_s: float = 15.0, send_timeout_s: float = 30.0) -> TokenStreamResponse:
+        return TokenStreamResponse(
+            self.frames(),
+            self.reasons.append,
+            keepalive_s=keepalive_s,
+            send_timeout_s=send_timeout_s,
+            headers={"x-a": "b"},
+        )
+
+
+async def run(client: Client, response: TokenStreamResponse) -> None:
+    scope = {"type": "http", "method": "POST"}
+    await response(scope, client.receive, client.send)
+
+
+def test_sends_all_frames_and_then_ends() -> None:
+    async def scene() -> None:
+        client = Client()
+        await run(client, client.read())
+        start, *bodies = client.messages
+        headers = {name.decode(): value.decode() for name, value in start["headers"]}
+        assert headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert headers["cache-control"] == "no-cache"
+        assert headers["x-accel-buffering"] == "no"
+        assert headers["x-a"] == "b"
+        assert b"".join(body["body"] for body in bodies) == b"data: 1\n\ndata: 2\n\ndata: [DONE]\n\n"
+        assert not bodies[-1]["more_body"]
+        assert len(client.reasons) == 1
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("reads", [1, 2])
+def test_closes_once_when_the_client_leaves(reads: int) -> None:
+    async def scene() -> None:
+        client = Client(reads)
+        await run(client, client.read())
+        assert client.reasons == ["client_disconnected"]
+        assert client.finished
+
+    asyncio.run(scene())
+
+
+def test_closes_although_the_frames_were_never_begun() -> None:
+    async def scene() -> None:
+        client = Client()
+
+        async def leave_at_once(message: Message) -> None:
+            raise OSError("gone")
+
+        response = client.read()
+        with pytest.raises(OSError, match="gone"):
+            await response({"type": "http", "method": "POST"}, client.receive, leave_at_once)
+        assert client.reasons == ["client_disconnected"]
+        assert not client.finished  # the generator's own `finally` would not have helped
+
+    asyncio.run(scene())
+
+
+def test_gives_up_on_a_client_that_does_not_read() -> None:
+    async def scene() -> None:
+        client = Client(1, stalls=True)
+        await run(client, client.read(send_timeout_s=0.02))
+        assert client.reasons == ["send_timeout"]
+        assert client.finished
+
+    asyncio.run(scene())
+
+
+def test_keeps_alive_from_before_the_first_token() -> None:
+    config = replace(Scene().config, stream_keepalive_s=0.03)
+    with running(Scene(config=config)) as server, httpx.Client(base_url=server.base_url) as http:
+        server.say("late")
+        server.executor.gate.clear()
+        with http.stream("POST", CHAT, json=chat("hi", stream=True)) as response:
+            lines = response.iter_lines()
+            started_s = time.monotonic()
+            assert next(lines) == ": keep-alive"
+            assert next(lines) == ""
+            assert next(lines) == ": keep-alive"
+            assert time.monotonic() - started_s < 1
+            server.executor.gate.set()
+            rest = "\n".join(lines)
+        assert "[DONE]" in rest
+        assert "\r" not in rest
+
+
+def test_a_failing_request_ends_its_stream_with_an_error_event(server: RunningServer, http: httpx.Client) -> None:
+    server.play(lambda prompt, so_far, seed: 75 if len(so_far) < 3 else -1)
+    events = events_of(http.post(COMPLETIONS, json=completion(stream=True)).text)
+    assert "".join(event["choices"][0]["text"] for event in events[:-1]) == "iii"
+    assert set(events[-1]) == {"error"}
+    assert events[-1]["error"]["type"] == "server_error"
+
+
+def test_a_failing_request_fails_no_other(server: RunningServer, http: httpx.Client) -> None:
+    server.play(lambda prompt, so_far, seed: -1 if prompt[-1] == 76 and len(so_far) > 2 else 75)
+    server.executor.delay_s = 0.002
+    with http.stream("POST", COMPLETIONS, json=completion(prompt=[75], stream=True, max_tokens=50)) as response:
+        lines = response.iter_lines()
+        next(lines)
+        assert http.post(COMPLETIONS, json=completion(prompt=[76])).status_code == 500
+        text = "\n".join(lines)
+    assert text.count('"text"') == 49 or '"finish_reason":"length"' in text
+    assert text.endswith("data: [DONE]\n")
+
+
+def test_a_surprise_in_a_stream_is_told_without_its_text(server: RunningServer, http: httpx.Client) -> None:
+    server.executor.fault = ValueError("/secret/path 0xdeadbeef")
+    text = http.post(COMPLETIONS, json=completion(stream=True)).text
+    assert events_of(text)[-1]["error"]["type"] == ServerError.error_type
+    assert "secret" not in text
