@@ -1,0 +1,57 @@
+"""Token embedding and output head, whose weights may be one."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from service.layers.linear import pack_weight
+
+
+class TokenEmbedding(nn.Module):
+    """token_ids [T] int64 -> [T, hidden_size]. weight [vocab_size, hidden_size]."""
+
+    weight: nn.Parameter
+
+    def __init__(self, vocab_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size), requires_grad=False)
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        return F.embedding(token_ids, self.weight)
+
+
+class OutputHead(nn.Module):
+    """hidden [N, hidden_size] -> logits [N, vocab_size], in hidden's dtype.
+
+    Tied to `embedding`, or with a weight of its own (embedding None). The embedding is not a submodule here, so
+    its weight appears once among a model's parameters.
+    """
+
+    weight: nn.Parameter | None
+
+    def __init__(self, vocab_size: int, hidden_size: int, embedding: TokenEmbedding | None) -> None:
+        super().__init__()
+        self._tied = (embedding,)
+        own = nn.Parameter(torch.empty(vocab_size, hidden_size), requires_grad=False)
+        self.weight = own if embedding is None else None
+        self._packed: Tensor | None = None
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        if self._packed is not None:
+            logits: Tensor = torch.ops.mkldnn._linear_pointwise(hidden, self._packed, None, "none", [], "")
+            return logits
+        return F.linear(hidden, self._plain_weight())
+
+    def pack(self) -> None:
+        """As `Linear.pack`; a tied embedding keeps the plain weight that it needs."""
+        self._packed = pack_weight(self._plain_weight())
+        if self._packed is not None:
+            self.weight = None
+
+    def _plain_weight(self) -> Tensor:
+        embedding = self._tied[0]
+        weight = self.weight if embedding is None else embedding.weight
+        assert weight is not None, "packed: the plain weight is gone"
+        return weight

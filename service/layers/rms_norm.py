@@ -1,0 +1,34 @@
+"""RMSNorm as a module, with the residual stream carried beside the activations."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from kernels.rms_norm import add_rms_norm, rms_norm
+
+
+class RMSNorm(nn.Module):
+    """Norm over the last dimension. weight [size]."""
+
+    weight: nn.Parameter
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+
+class ResidualRMSNorm(RMSNorm):
+    """Norm of the residual stream after x joined it: (norm(x + residual), x + residual).
+
+    `residual` None means that x is the stream's beginning. A residual handed in may be overwritten.
+    """
+
+    def forward(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        if residual is None:
+            return rms_norm(x, self.weight, self.eps), x
+        return add_rms_norm(x, residual, self.weight, self.eps)

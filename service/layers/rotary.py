@@ -1,0 +1,168 @@
+"""Rotary position tables and the ways to stretch them over longer contexts.
+
+The frequencies follow transformers' formulas, operation by operation, so that a model sees the angles that it was
+trained on. Only the table is made here; kernels/rotary_embedding.py turns the heads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """Positions divided by `factor` (Chen et al. 2023, position interpolation)."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicScaling:
+    """NTK-aware base, growing with the length once it exceeds the trained one."""
+
+    factor: float
+    original_max_positions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Low frequencies divided by `factor`, high ones kept, a ramp between (Llama 3.1)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_positions: int
+
+
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """YaRN (Peng et al. 2023): interpolation by rotation count; `attention_factor` scales cos and sin."""
+
+    factor: float
+    original_max_positions: int
+    attention_factor: float
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+
+
+RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """theta: base of the frequencies. rotary_dim: dimensions of a head that turn, even. scaling: None for none."""
+
+    theta: float
+    rotary_dim: int
+    scaling: RopeScaling | None = None
+    attention_factor: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        factor = self.scaling.attention_factor if isinstance(self.scaling, YarnScaling) else 1.0
+        object.__setattr__(self, "attention_factor", factor)
+
+
+class RotaryEmbedding(nn.Module):
+    """positions [T] int64 -> (cos, sin), each [T, rotary_dim / 2] fp32: the rows of two tables.
+
+    `build` makes the tables on a device; before it there are none.
+    """
+
+    _cos: Tensor
+    _sin: Tensor
+
+    def __init__(self, config: RopeConfig) -> None:
+        super().__init__()
+        self._config = config
+
+    def build(self, num_positions: int, device: torch.device) -> None:
+        angles = rotary_angles(self._config, num_positions)
+        self._cos = (angles.cos() * self._config.attention_factor).to(device)
+        self._sin = (angles.sin() * self._config.attention_factor).to(device)
+
+    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+
+
+def rotary_angles(config: RopeConfig, num_positions: int) -> Tensor:
+    """[num_positions, rotary_dim / 2] fp32: position times frequency, on the CPU."""
+    positions = torch.arange(num_positions, device="cpu", dtype=torch.float32)
+    scaling = config.scaling
+    if isinstance(scaling, DynamicScaling):
+        return positions[:, None] * _dynamic_frequencies(config, scaling, positions)
+    return positions[:, None] * _frequencies(config)
+
+
+def _frequencies(config: RopeConfig) -> Tensor:
+    match config.scaling:
+        case None:
+            return _base_frequencies(config)
+        case LinearScaling(factor):
+            return _base_frequencies(config) / factor
+        case Llama3Scaling() as scaling:
+            return _llama3_frequencies(config, scaling)
+        case YarnScaling() as scaling:
+            return _yarn_frequencies(config, scaling)
+        case DynamicScaling():
+            raise AssertionError("depends on the position")
+
+
+def _exponents(config: RopeConfig) -> Tensor:
+    return torch.arange(0, config.rotary_dim, 2, device="cpu", dtype=torch.float32) / config.rotary_dim
+
+
+def _base_frequencies(config: RopeConfig) -> Tensor:
+    return 1.0 / (config.theta ** _exponents(config))
+
+
+def _dynamic_frequencies(config: RopeConfig, scaling: DynamicScaling, positions: Tensor) -> Tensor:
+    """[positions, rotary_dim / 2]: position p turns as in a sequence that ends with it.
+
+    So a key's angle depends on its position alone and may stay in the cache. It is what transformers computes when
+    a sequence grows token by token; a prompt longer than the trained length is turned there by its whole length.
+    """
+    dim, trained = config.rotary_dim, scaling.original_max_positions
+    length = (positions + 1).clamp(min=trained)
+    stretch = scaling.factor * length / trained - (scaling.factor - 1)
+    base = config.theta * stretch ** (dim / (dim - 2))
+    return 1.0 / (base[:, None] ** _exponents(config))
+
+
+def _llama3_frequencies(config: RopeConfig, scaling: Llama3Scaling) -> Tensor:
+    frequencies = _base_frequencies(config)
+    trained, low, high = scaling.original_max_positions, scaling.low_freq_factor, scaling.high_freq_factor
+    wavelength = 2 * math.pi / frequencies
+    ramp = (trained / wavelength - low) / (high - low)
+    slowed = frequencies / scaling.factor
+    blended = (1 - ramp) * frequencies / scaling.factor + ramp * frequencies
+    is_low, is_high = wavelength > trained / low, wavelength < trained / high
+    return torch.where(is_low, slowed, torch.where(is_high, frequencies, blended))
+
+
+def _yarn_frequencies(config: RopeConfig, scaling: YarnScaling) -> Tensor:
+    dim = config.rotary_dim
+    powers = config.theta ** _exponents(config)
+    low, high = _yarn_range(config, scaling)
+    ramp = ((torch.arange(dim // 2, device="cpu", dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    kept = 1 - ramp
+    return (1.0 / (scaling.factor * powers)) * (1 - kept) + (1.0 / powers) * kept
+
+
+def _yarn_range(config: RopeConfig, scaling: YarnScaling) -> tuple[float, float]:
+    """Dimensions between which the ramp from kept to interpolated runs."""
+
+    def dimension_at(num_rotations: float) -> float:
+        wavelength = scaling.original_max_positions / (num_rotations * 2 * math.pi)
+        return config.rotary_dim * math.log(wavelength) / (2 * math.log(config.theta))
+
+    round_down: Callable[[float], float] = math.floor if scaling.truncate else float
+    round_up: Callable[[float], float] = math.ceil if scaling.truncate else float
+    low = max(round_down(dimension_at(scaling.beta_fast)), 0)
+    high = min(round_up(dimension_at(scaling.beta_slow)), config.rotary_dim - 1)
+    return low, high + 0.001 if low == high else high

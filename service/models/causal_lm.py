@@ -1,0 +1,57 @@
+"""What every architecture offers: the runner and the weight loader know a model by this only."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from service.layers.attention import AttentionInputs, LayerCache
+from service.layers.embedding import OutputHead
+from service.layers.linear import Linear
+from service.layers.rotary import RotaryEmbedding
+
+
+class CausalLM(nn.Module, ABC):
+    """Token ids to hidden states to logits, over a paged KV cache, for a flat batch of T tokens.
+
+    Its life: constructed (on the meta device, so without memory) -> `materialize` -> weights written through
+    `checkpoint_tensors` -> `prepare` -> forward.
+    """
+
+    @abstractmethod
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        caches: Sequence[LayerCache],
+        attention: AttentionInputs,
+    ) -> Tensor:
+        """token_ids, positions [T] int64; one cache a layer, written to. Returns [T, hidden_size]."""
+
+    @abstractmethod
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """hidden [N, hidden_size], rows of `forward`'s -> [N, vocab_size]."""
+
+    @abstractmethod
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        """Every tensor of a checkpoint by its exact name, as the view of the parameter that it fills."""
+
+    @abstractmethod
+    def ignored_checkpoint_names(self) -> frozenset[str]:
+        """Names that a checkpoint may hold and that are not needed."""
+
+    def materialize(self, dtype: torch.dtype, device: torch.device) -> None:
+        """Give the parameters memory; their values are undefined."""
+        self.to(dtype)
+        self.to_empty(device=device)
+
+    def prepare(self, num_positions: int, device: torch.device) -> None:
+        """Make ready for inference at positions below `num_positions`; no weight can be written afterwards."""
+        for module in self.modules():
+            if isinstance(module, Linear | OutputHead):
+                module.pack()
+            elif isinstance(module, RotaryEmbedding):
+                module.build(num_positions, device)

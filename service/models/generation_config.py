@@ -1,0 +1,36 @@
+"""What a model folder's generation_config.json says: how its makers meant it to be sampled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from service.models.model_config import ModelConfig, read_json, token_ids
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """Values for requests that give none; None where the model says nothing or something out of range.
+
+    eos_token_ids: ids that end a sequence, from generation_config.json, else from config.json.
+    """
+
+    eos_token_ids: frozenset[int]
+    bos_token_id: int | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+
+
+def load_generation_defaults(folder: Path, config: ModelConfig) -> GenerationDefaults:
+    """Read generation_config.json, if there is one. Raises ModelLoadError if it is no JSON object."""
+    path = folder / "generation_config.json"
+    fields = read_json(path) if path.exists() else {}
+    temperature, top_p, top_k = fields.get("temperature"), fields.get("top_p"), fields.get("top_k")
+    return GenerationDefaults(
+        eos_token_ids=token_ids(fields.get("eos_token_id")) or config.eos_token_ids,
+        bos_token_id=min(token_ids(fields.get("bos_token_id")), default=config.bos_token_id),
+        temperature=float(temperature) if isinstance(temperature, int | float) and temperature >= 0 else None,
+        top_p=float(top_p) if isinstance(top_p, int | float) and 0 < top_p <= 1 else None,
+        top_k=top_k if isinstance(top_k, int) and top_k > 0 else None,
+    )

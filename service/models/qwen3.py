@@ -1,0 +1,124 @@
+"""Qwen3 (Yang et al. 2025), dense: Llama's block with a norm over each head's query and key before they turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from kernels.rotary_embedding import rotary_embedding
+from service.layers.attention import AttentionInputs, LayerCache, PagedAttention
+from service.layers.embedding import OutputHead, TokenEmbedding
+from service.layers.gated_mlp import GatedMlp
+from service.layers.linear import Linear
+from service.layers.rms_norm import ResidualRMSNorm, RMSNorm
+from service.layers.rotary import RotaryEmbedding
+from service.models.causal_lm import CausalLM
+from service.models.model_config import ModelConfig
+
+
+class Qwen3Attention(nn.Module):
+    """x [T, hidden_size] -> [T, hidden_size]."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
+        self.head_dim = config.head_dim
+        query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        self.qkv = Linear(config.hidden_size, query_size, kv_size, kv_size, bias=config.attention_bias)
+        self.query_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+        self.key_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+        self.attention = PagedAttention(config.head_dim)
+        self.output = Linear(query_size, config.hidden_size, bias=config.attention_bias)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache, inputs: AttentionInputs) -> Tensor:
+        heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)
+        first_value = self.num_heads + self.num_kv_heads
+        query = self.query_norm(heads[:, : self.num_heads])
+        key = self.key_norm(heads[:, self.num_heads : first_value])
+        rotary_embedding(query, cos, sin)
+        rotary_embedding(key, cos, sin)
+        attended = self.attention(query, key, heads[:, first_value:], cache, inputs)
+        y: Tensor = self.output(attended)
+        return y
+
+
+class Qwen3Block(nn.Module):
+    """(x, residual) -> (x, residual): what the block adds to the stream, and the stream before it."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention_norm = ResidualRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.attention = Qwen3Attention(config)
+        self.mlp_norm = ResidualRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = GatedMlp(config.hidden_size, config.intermediate_size, bias=False)
+
+    def forward(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        cos: Tensor,
+        sin: Tensor,
+        cache: LayerCache,
+        inputs: AttentionInputs,
+    ) -> tuple[Tensor, Tensor]:
+        x, residual = self.attention_norm(x, residual)
+        x = self.attention(x, cos, sin, cache, inputs)
+        x, residual = self.mlp_norm(x, residual)
+        return self.mlp(x), residual
+
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        return {
+            "input_layernorm.weight": self.attention_norm.weight.detach(),
+            "post_attention_layernorm.weight": self.mlp_norm.weight.detach(),
+            "self_attn.q_norm.weight": self.attention.query_norm.weight.detach(),
+            "self_attn.k_norm.weight": self.attention.key_norm.weight.detach(),
+            **self.attention.qkv.checkpoint_tensors("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            **self.attention.output.checkpoint_tensors("self_attn.o_proj"),
+            **self.mlp.gate_up.checkpoint_tensors("mlp.gate_proj", "mlp.up_proj"),
+            **self.mlp.down.checkpoint_tensors("mlp.down_proj"),
+        }
+
+
+class Qwen3(CausalLM):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.embedding = TokenEmbedding(config.vocab_size, config.hidden_size)
+        self.rotary = RotaryEmbedding(config.rope)
+        self.blocks = nn.ModuleList(Qwen3Block(config) for _ in range(config.num_layers))
+        self.norm = ResidualRMSNorm(config.hidden_size, config.rms_norm_eps)
+        tied = self.embedding if config.tie_word_embeddings else None
+        self.head = OutputHead(config.vocab_size, config.hidden_size, tied)
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        caches: Sequence[LayerCache],
+        attention: AttentionInputs,
+    ) -> Tensor:
+        x, residual = self.embedding(token_ids), None
+        cos, sin = self.rotary(positions)
+        for block, cache in zip(self.blocks, caches, strict=True):
+            x, residual = block(x, residual, cos, sin, cache, attention)
+        hidden, _ = self.norm(x, residual)
+        return hidden  # type: ignore[no-any-return]
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        return self.head(hidden)  # type: ignore[no-any-return]
+
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        table = {
+            "model.embed_tokens.weight": self.embedding.weight.detach(),
+            "model.norm.weight": self.norm.weight.detach(),
+        }
+        if self.head.weight is not None:
+            table["lm_head.weight"] = self.head.weight.detach()
+        for i, block in enumerate(self.blocks):
+            assert isinstance(block, Qwen3Block)
+            table |= {f"model.layers.{i}.{name}": part for name, part in block.checkpoint_tensors().items()}
+        return table
+
+    def ignored_checkpoint_names(self) -> frozenset[str]:
+        """A tied head that was saved all the same."""
+        return frozenset({"lm_head.weight"} if self.head.weight is None else ())

@@ -1,0 +1,135 @@
+"""Safetensors -> parameters, by exact names: whatever is missing, left over or of another shape is named.
+
+The names and shapes of all files are checked before a byte of weights is read; then each file is read from its
+beginning to its end, several files at a time, each tensor straight into its place in the (merged) parameter.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from service.errors import ModelLoadError
+from service.models.causal_lm import CausalLM
+from service.models.model_config import read_json
+
+OnProgress = Callable[[int, int], None]
+"""Called with (bytes read so far, bytes in all), from any thread, one call at a time."""
+
+_SINGLE_FILE = "model.safetensors"
+_INDEX_FILE = "model.safetensors.index.json"
+_FLOAT_DTYPES = frozenset({"BF16", "F16", "F32"})
+_MAX_NAMED = 8  # faults of one kind that an error message names
+_NUM_THREADS = 4  # files read at a time
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A tensor as a file's header describes it."""
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def load_weights(model: CausalLM, folder: Path, on_progress: OnProgress | None = None) -> None:
+    """Fill a materialized model from a folder's safetensors, converting to the parameters' dtype.
+
+    Raises ModelLoadError naming files or weights; the model is then useless.
+    """
+    stored = {name: entry for file in checkpoint_files(folder) for name, entry in _read_header(file)}
+    wanted = model.checkpoint_tensors()
+    _check(wanted, stored, model.ignored_checkpoint_names())
+    progress = _Progress(sum(t.numel() * t.element_size() for t in wanted.values()), on_progress)
+    by_file: dict[Path, dict[str, Tensor]] = {}
+    for name, destination in wanted.items():
+        by_file.setdefault(stored[name].file, {})[name] = destination
+    with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="weights") as pool:
+        for reading in [pool.submit(_read_file, file, parts, progress) for file, parts in by_file.items()]:
+            reading.result()
+
+
+def checkpoint_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder: those of its index, or the single one. Raises ModelLoadError."""
+    index = folder / _INDEX_FILE
+    if index.exists():
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, Mapping) or not all(isinstance(v, str) for v in weight_map.values()):
+            raise ModelLoadError(f"{_INDEX_FILE}: weight_map is missing or not a map of names to files")
+        files = [folder / name for name in sorted(set(weight_map.values()))]
+    else:
+        files = [folder / _SINGLE_FILE]
+    missing = [file.name for file in files if not file.exists()]
+    if missing:
+        raise ModelLoadError(f"not in the model folder: {_some(missing)}; weights are read from safetensors only")
+    return files
+
+
+def _read_header(file: Path) -> Iterator[tuple[str, _Stored]]:
+    with _opened(file) as tensors:
+        for name in tensors.keys():  # noqa: SIM118 - not a mapping
+            part = tensors.get_slice(name)
+            yield name, _Stored(file, tuple(part.get_shape()), part.get_dtype())
+
+
+def _check(wanted: Mapping[str, Tensor], stored: Mapping[str, _Stored], ignored: frozenset[str]) -> None:
+    missing = [name for name in wanted if name not in stored]
+    extra = [name for name in stored if name not in wanted and name not in ignored]
+    known = [(name, stored[name], tuple(wanted[name].shape)) for name in wanted if name in stored]
+    misshapen = [f"{name} {got.shape} instead of {shape}" for name, got, shape in known if got.shape != shape]
+    mistyped = [f"{name} {got.dtype}" for name, got, _ in known if got.dtype not in _FLOAT_DTYPES]
+    faults = [
+        f"{what}: {_some(names)}"
+        for what, names in (
+            ("missing", missing),
+            ("not part of this architecture", extra),
+            ("of another shape", misshapen),
+            ("neither bf16, fp16 nor fp32", mistyped),
+        )
+        if names
+    ]
+    if faults:
+        raise ModelLoadError("weights do not fit the model. " + "; ".join(faults))
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:_MAX_NAMED])
+    return f"{shown} and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else shown
+
+
+class _Progress:
+    """Counts bytes over threads."""
+
+    def __init__(self, total_bytes: int, on_progress: OnProgress | None) -> None:
+        self._lock = threading.Lock()
+        self._read_bytes = 0
+        self._total_bytes = total_bytes
+        self._on_progress = on_progress
+
+    def add(self, num_bytes: int) -> None:
+        with self._lock:
+            self._read_bytes += num_bytes
+            if self._on_progress is not None:
+                self._on_progress(self._read_bytes, self._total_bytes)
+
+
+def _read_file(file: Path, parts: Mapping[str, Tensor], progress: _Progress) -> None:
+    with _opened(file) as tensors:
+        for name in tensors.offset_keys():
+            destination = parts.get(name)
+            if destination is not None:
+                destination.copy_(tensors.get_tensor(name))
+                progress.add(destination.numel() * destination.element_size())
+
+
+def _opened(file: Path) -> safe_open:
+    try:
+        return safe_open(file, framework="pt", device="cpu")
+    except (OSError, SafetensorError) as fault:
+        raise ModelLoadError(f"{file.name}: is not a readable safetensors file: {fault}") from fault

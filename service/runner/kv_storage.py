@@ -1,0 +1,58 @@
+"""The keys and values of all blocks, in one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.copy_blocks import copy_blocks
+from service.core.iteration_plan import BlockCopy
+from service.layers.attention import LayerCache
+from service.models.model_config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """The shape of one block: [num_layers, 2, block_size, num_kv_heads, head_dim] of `dtype`."""
+
+    num_layers: int
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, config: ModelConfig, block_size: int, dtype: torch.dtype) -> KvLayout:
+        return cls(config.num_layers, block_size, config.num_kv_heads, config.head_dim, dtype)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.num_layers, 2, self.block_size, self.num_kv_heads, self.head_dim)
+
+    @property
+    def block_bytes(self) -> int:
+        return self.num_layers * 2 * self.block_size * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+
+class KvStorage:
+    """[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim], on one device.
+
+    Block-major: a block is one contiguous piece, so that it moves in one copy (swap, copy-on-write). A layer sees
+    strided views. Zeroed memory, which a CPU's system commits only when it is written.
+    """
+
+    def __init__(self, layout: KvLayout, num_blocks: int, device: torch.device) -> None:
+        self.layout = layout
+        self.num_blocks = num_blocks
+        self._storage: Tensor = torch.zeros((num_blocks, *layout.shape), dtype=layout.dtype, device=device)
+        self.layers = [
+            LayerCache(self._storage[:, layer, 0], self._storage[:, layer, 1]) for layer in range(layout.num_layers)
+        ]
+
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        """Carry out a plan's block copies, all layers at once."""
+        pairs = torch.tensor(copies, dtype=torch.int64).to(self._storage.device)
+        copy_blocks(self._storage, pairs[:, 0], pairs[:, 1])

@@ -1,0 +1,165 @@
+"""From a model folder to an executor: the runner's one assembly, for `main.py` and for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from service.config import CacheConfig, ModelSource
+from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
+from service.core.sampling_params import SamplingParams
+from service.errors import ConfigError, ModelLoadError
+from service.models.causal_lm import CausalLM
+from service.models.dummy_weights import fill_with_dummy_weights
+from service.models.generation_config import GenerationDefaults, load_generation_defaults
+from service.models.model_config import ModelConfig, load_model_config
+from service.models.registry import build_model
+from service.models.weight_loader import load_weights
+from service.runner.device import choose_device, choose_dtype, use_cores
+from service.runner.kv_storage import KvLayout, KvStorage
+from service.runner.memory_profile import MemoryLedger, profile_cpu, profile_cuda
+from service.runner.model_runner import ModelRunner
+
+OnProgress = Callable[[str, int, int], None]
+"""Called with (phase, bytes done, bytes in all), from any thread, one call at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to serve, and the facts measured on the way.
+
+    max_model_len: tokens that one sequence may have by the model and the configuration (the cache may hold fewer).
+    num_threads: of torch's operations on the CPU.
+    """
+
+    runner: ModelRunner
+    model_config: ModelConfig
+    generation: GenerationDefaults
+    max_model_len: int
+    num_blocks: int
+    block_bytes: int
+    dtype: Literal["bfloat16", "float32"]
+    device: str
+    num_threads: int
+    memory: MemoryLedger
+
+
+def load_executor(
+    source: ModelSource,
+    folder: Path,
+    cache: CacheConfig,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    on_progress: OnProgress | None = None,
+) -> LoadedModel:
+    """Load, size the cache, warm up. Raises ModelLoadError or ConfigError naming the file, field or setting."""
+    config = load_model_config(folder)
+    generation = load_generation_defaults(folder, config)
+    max_model_len = _max_model_len(source, config)
+    device = choose_device(source.device)
+    num_threads = use_cores(device)
+    dtype = choose_dtype(source.dtype, device, config.checkpoint_dtype)
+
+    model = build_model(config)
+    model.materialize(dtype, device)
+    weights_bytes = sum(t.numel() * t.element_size() for t in model.checkpoint_tensors().values())
+    if source.load_format == "dummy":
+        fill_with_dummy_weights(model, source.seed)
+    else:
+        load_weights(model, folder, _phase("weights", on_progress))
+    model.prepare(max_model_len, device)
+
+    layout = KvLayout.of(config, cache.block_size, dtype)
+    sizes = _Sizes(max_num_seqs, max_num_batched_tokens, max_model_len)
+    memory = _profile(model, layout, device, weights_bytes, cache, sizes)
+    num_blocks = _num_blocks(memory, layout, sizes)
+    storage = KvStorage(layout, num_blocks, device)
+    runner = ModelRunner(model, storage, device, max_num_seqs, max_model_len)
+    runner.warm_up()
+    return LoadedModel(
+        runner=runner,
+        model_config=config,
+        generation=generation,
+        max_model_len=max_model_len,
+        num_blocks=num_blocks,
+        block_bytes=layout.block_bytes,
+        dtype="bfloat16" if dtype is torch.bfloat16 else "float32",
+        device=str(device),
+        num_threads=num_threads,
+        memory=memory,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+
+def _phase(name: str, on_progress: OnProgress | None) -> Callable[[int, int], None] | None:
+    if on_progress is None:
+        return None
+    return lambda done, total: on_progress(name, done, total)
+
+
+def _max_model_len(source: ModelSource, config: ModelConfig) -> int:
+    if source.max_model_len is None:
+        return config.max_position_embeddings
+    if source.max_model_len > config.longest_context:
+        raise ModelLoadError(
+            f"max_model_len: {source.max_model_len} exceeds the model's own context of {config.longest_context}"
+        )
+    return source.max_model_len
+
+
+def _profile(
+    model: CausalLM,
+    layout: KvLayout,
+    device: torch.device,
+    weights_bytes: int,
+    cache: CacheConfig,
+    sizes: _Sizes,
+) -> MemoryLedger:
+    if device.type == "cpu":
+        return profile_cpu(weights_bytes, cache.memory_bytes)
+
+    def worst_case() -> None:
+        _run_worst_case(model, layout, device, sizes)
+
+    return profile_cuda(device, weights_bytes, cache.memory_utilization, cache.memory_bytes, worst_case)
+
+
+def _run_worst_case(model: CausalLM, layout: KvLayout, device: torch.device, sizes: _Sizes) -> None:
+    """As many tokens as an iteration may have, in as many sequences, each of which draws from all its logits."""
+    num_seqs = min(sizes.max_num_seqs, sizes.max_num_batched_tokens)
+    length = min(sizes.max_num_batched_tokens // num_seqs, sizes.max_model_len)
+    blocks = -(-length // layout.block_size)
+    # All sequences share the blocks of one: the profile needs the shapes, not the values.
+    runner = ModelRunner(model, KvStorage(layout, blocks, device), device, num_seqs, sizes.max_model_len)
+    params = SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9)
+    runner.execute(
+        IterationPlan(
+            tuple(
+                ScheduledSequence(i, (0,) * length, 0, 0, tuple(range(blocks)), params, (Sample(i, i),))
+                for i in range(num_seqs)
+            )
+        )
+    )
+
+
+def _num_blocks(memory: MemoryLedger, layout: KvLayout, sizes: _Sizes) -> int:
+    """What the memory holds, but no more than the sequences of one iteration can ever fill."""
+    usable = sizes.max_num_seqs * -(-sizes.max_model_len // layout.block_size)
+    num_blocks = min(memory.kv_cache_bytes // layout.block_bytes, usable)
+    if num_blocks < 1:
+        raise ConfigError(
+            f"kv cache: {max(0, memory.kv_cache_bytes)} bytes are left for it, one block of {layout.block_size} "
+            f"tokens takes {layout.block_bytes}; weights take {memory.weights_bytes}, an iteration "
+            f"{memory.activations_bytes} (see memory_utilization, max_num_batched_tokens)"
+        )
+    return num_blocks

@@ -1,0 +1,70 @@
+"""How many bytes the KV cache may have: measured, not guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+GIBIBYTE = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLedger:
+    """Where the device's memory goes, in bytes.
+
+    total: of the device. weights: parameters as they are held. activations: peak of a worst-case iteration beyond
+    what was held before it; 0 where it was not measured. other: held by other processes or outside torch's
+    allocator. kv_cache: for the blocks.
+    """
+
+    total_bytes: int
+    weights_bytes: int
+    activations_bytes: int
+    other_bytes: int
+    kv_cache_bytes: int
+
+
+def profile_cpu(weights_bytes: int, memory_bytes: int | None) -> MemoryLedger:
+    """A quarter of what is free, at most 4 GiB, unless `memory_bytes` says how much."""
+    total, available = cpu_memory()
+    kv_cache = memory_bytes if memory_bytes is not None else min(available // 4, 4 * GIBIBYTE)
+    return MemoryLedger(total, weights_bytes, 0, max(0, total - available - weights_bytes), kv_cache)
+
+
+def profile_cuda(
+    device: torch.device,
+    weights_bytes: int,
+    memory_utilization: float,
+    memory_bytes: int | None,
+    worst_case_iteration: Callable[[], None],
+) -> MemoryLedger:
+    """Run the worst case and give the blocks what is left of `memory_utilization` of the whole device.
+
+    kv_cache_bytes may come out negative: then not even the weights and one iteration fit the share.
+    """
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    held = torch.cuda.memory_allocated(device)
+    worst_case_iteration()
+    torch.cuda.synchronize(device)
+    activations = torch.cuda.max_memory_allocated(device) - held
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    other = total - free - torch.cuda.memory_reserved(device)
+    measured = int(total * memory_utilization) - held - activations - other
+    return MemoryLedger(total, weights_bytes, activations, other, measured if memory_bytes is None else memory_bytes)
+
+
+def cpu_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
+    """(total, available) bytes, by the system or by the process's control group, whichever has less."""
+    fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
+    total, available = (int(fields[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
+    try:
+        limit = int((cgroup / "memory.max").read_text())
+        used = int((cgroup / "memory.current").read_text())
+    except (OSError, ValueError):  # no control group, or "max"
+        return total, available
+    return min(total, limit), max(0, min(available, limit - used))

@@ -1,0 +1,87 @@
+"""Carries out plans on one device: tensors in, model, sampler, ids out."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
+from service.core.iteration_result import IterationResult
+from service.core.sampling_params import SamplingParams
+from service.models.causal_lm import CausalLM
+from service.runner.attention_inputs import attention_inputs
+from service.runner.kv_storage import KvStorage
+from service.runner.selective_batching import FlatBatch, flatten
+from service.runner.sequence_rows import SequenceRows
+from service.runner.staging import to_device
+from service.sampling.sampler import sample
+from service.sampling.sampling_batch import SamplingBatch
+
+
+class ModelRunner:
+    """The engine's Executor (service/engine/ports.py). Engine thread only, one plan at a time.
+
+    Owns the model, the KV storage and the row that it remembers of each sequence.
+    """
+
+    def __init__(
+        self, model: CausalLM, storage: KvStorage, device: torch.device, max_num_seqs: int, max_model_len: int
+    ) -> None:
+        self._model = model
+        self._storage = storage
+        self._device = device
+        self._block_size = storage.layout.block_size
+        self._rows = SequenceRows(max_num_seqs, -(-max_model_len // self._block_size))
+
+    @torch.inference_mode()
+    def execute(self, plan: IterationPlan) -> IterationResult:
+        """Release, copy, compute, sample. Ids are aligned with the plan's samples."""
+        for sequence_id in plan.released:
+            self._rows.release(sequence_id)
+        if plan.copies:
+            self._storage.copy(plan.copies)
+        if plan.is_empty:
+            return IterationResult(())
+        batch = flatten(plan.scheduled, self._rows, self._block_size)
+        return IterationResult(tuple(self._draw(batch, self._forward(batch)).tolist()))
+
+    def warm_up(self) -> None:
+        """One small prompt and one decode in block 0, so that the first request finds everything initialised.
+
+        To be called while no sequence is alive: the block's contents are lost.
+        """
+        params = SamplingParams(max_tokens=2, temperature=1.0, top_p=0.9)
+        draws = (Sample(-1, 0),)
+        self.execute(IterationPlan((ScheduledSequence(-1, (0,) * 2, 0, 0, (0,), params, draws),)))
+        if self._block_size > 2:
+            self.execute(IterationPlan((ScheduledSequence(-1, (0,), 2, 1, (), params, draws),)))
+        self.execute(IterationPlan((), released=(-1,)))
+
+    def _forward(self, batch: FlatBatch) -> Tensor:
+        """Hidden states of the tokens whose logits are needed, in the plan's order."""
+        device = self._device
+        hidden: Tensor = self._model(
+            to_device(batch.token_ids, device),
+            to_device(batch.positions, device),
+            self._storage.layers,
+            attention_inputs(batch, device),
+        )
+        return hidden.index_select(0, to_device(batch.logit_rows, device))
+
+    def _draw(self, batch: FlatBatch, hidden: Tensor) -> Tensor:
+        """[N] ids. One row's logits may serve several draws (the n choices of a prompt)."""
+        device = self._device
+        if not len(batch.logit_rows):
+            return torch.empty(0, dtype=torch.int64)
+        logits = self._model.compute_logits(hidden)
+        if len(batch.seeds) != len(batch.logit_rows):
+            logits = logits.repeat_interleave(to_device(batch.samples_per_row, device), dim=0)
+        parameters = SamplingBatch(
+            temperature=to_device(batch.temperature, device),
+            top_k=to_device(batch.top_k, device),
+            top_p=to_device(batch.top_p, device),
+            seeds=to_device(batch.seeds, device),
+            positions=to_device(batch.sample_positions, device),
+            is_greedy=not batch.temperature.any(),
+        )
+        return sample(logits, parameters)

@@ -1,0 +1,96 @@
+"""Selective batching (ORCA section 4.2): the tokens of all requests, in any phase and at any position, become one
+flat row of tokens for the dense operations; their borders are kept for attention and sampling.
+
+Host side and numpy only: no tensor is made here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+
+from service.core.iteration_plan import ScheduledSequence
+from service.runner.sequence_rows import SequenceRows
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+Float32Array = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class FlatBatch:
+    """T tokens of S sequences, N draws. Sequences that compute one token stand first, longest context first.
+
+    token_ids, positions, slot_mapping [T] int64.
+    context_lens [S] int32: tokens in the cache after this iteration's writes. query_starts [S + 1] int32.
+    block_table [S, M] int32, M just enough for the longest. num_decode: sequences that compute one token.
+    logit_rows: tokens whose logits are needed, one a sequence that samples, in the plan's order.
+    samples_per_row: draws from each of them. The remaining arrays have one entry a draw, in the plan's order.
+    """
+
+    token_ids: Int64Array
+    positions: Int64Array
+    slot_mapping: Int64Array
+    context_lens: Int32Array
+    query_starts: Int32Array
+    block_table: Int32Array
+    num_decode: int
+    logit_rows: Int64Array
+    samples_per_row: Int64Array
+    temperature: Float32Array
+    top_p: Float32Array
+    top_k: Int32Array
+    seeds: Int64Array
+    sample_positions: Int64Array
+
+
+def flatten(scheduled: Sequence[ScheduledSequence], rows: SequenceRows, block_size: int) -> FlatBatch:
+    """The plan's sequences as one batch; `rows` takes over what has changed. At least one sequence."""
+    num_seqs = len(scheduled)
+    row = np.fromiter((rows.update(s) for s in scheduled), np.int64, num_seqs)
+    query_lens = np.fromiter((len(s.token_ids) for s in scheduled), np.int64, num_seqs)
+    computed = np.fromiter((s.num_computed_tokens for s in scheduled), np.int64, num_seqs)
+    context_lens = computed + query_lens
+
+    # Decodes first, longest first; prompts keep the plan's order.
+    is_decode = query_lens == 1
+    order = np.argsort(np.where(is_decode, -context_lens, 1), kind="stable")
+    row, query_lens, computed, context_lens = (a[order] for a in (row, query_lens, computed, context_lens))
+
+    starts = np.zeros(num_seqs + 1, dtype=np.int64)
+    np.cumsum(query_lens, out=starts[1:])
+    num_tokens = int(starts[-1])
+    token_ids = np.fromiter(chain.from_iterable(scheduled[i].token_ids for i in order), np.int64, num_tokens)
+    positions = np.arange(num_tokens) - np.repeat(starts[:-1] - computed, query_lens)
+    blocks = rows.block_table[np.repeat(row, query_lens), positions // block_size].astype(np.int64)
+
+    place = np.empty(num_seqs, dtype=np.int64)
+    place[order] = np.arange(num_seqs)
+    samples_per_seq = np.fromiter((len(s.samples) for s in scheduled), np.int64, num_seqs)
+    sampled = samples_per_seq > 0
+    sampled_place = place[sampled]
+    samples_per_row = samples_per_seq[sampled]
+    draw_place = np.repeat(sampled_place, samples_per_row)
+    draw_row = row[draw_place]
+    seeds = chain.from_iterable((d.seed for d in s.samples) for s in scheduled)
+
+    return FlatBatch(
+        token_ids=token_ids,
+        positions=positions,
+        slot_mapping=blocks * block_size + positions % block_size,
+        context_lens=context_lens.astype(np.int32),
+        query_starts=starts.astype(np.int32),
+        block_table=rows.block_table[row, : -(-int(context_lens.max()) // block_size)],
+        num_decode=int(is_decode.sum()),
+        logit_rows=starts[sampled_place + 1] - 1,
+        samples_per_row=samples_per_row,
+        temperature=rows.temperature[draw_row],
+        top_p=rows.top_p[draw_row],
+        top_k=rows.top_k[draw_row],
+        seeds=np.fromiter(seeds, np.int64, len(draw_row)),
+        sample_positions=context_lens[draw_place],
+    )

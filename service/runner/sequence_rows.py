@@ -1,0 +1,69 @@
+"""What the executor remembers of each sequence between iterations: one row in a few arrays.
+
+Rows are numpy, so that a batch is gathered by one fancy index and no Python object is touched per token.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from service.core.iteration_plan import ScheduledSequence
+
+Int32Array = npt.NDArray[np.int32]
+Float32Array = npt.NDArray[np.float32]
+
+
+class SequenceRows:
+    """sequence_id -> row. Engine thread.
+
+    block_table [rows, max_blocks] int32; temperature, top_p [rows] fp32; top_k [rows] int32.
+    Grows when more sequences are alive than it was made for.
+    """
+
+    def __init__(self, num_rows: int, max_blocks: int) -> None:
+        self.block_table: Int32Array = np.zeros((num_rows, max_blocks), dtype=np.int32)
+        self.temperature: Float32Array = np.zeros(num_rows, dtype=np.float32)
+        self.top_p: Float32Array = np.ones(num_rows, dtype=np.float32)
+        self.top_k: Int32Array = np.zeros(num_rows, dtype=np.int32)
+        self._row_of: dict[int, int] = {}
+        self._free = list(range(num_rows))[::-1]
+
+    def __len__(self) -> int:
+        return len(self._row_of)
+
+    def update(self, scheduled: ScheduledSequence) -> int:
+        """Take over what the plan says has changed; returns the sequence's row."""
+        row = self._row_of.get(scheduled.sequence_id)
+        if row is None:
+            assert scheduled.table_start == 0, "a sequence new to the executor brings its whole block table"
+            row = self._take_row(scheduled)
+        if scheduled.block_ids:
+            start = scheduled.table_start
+            self.block_table[row, start : start + len(scheduled.block_ids)] = scheduled.block_ids
+        return row
+
+    def release(self, sequence_id: int) -> None:
+        """Forget the sequence; one never seen is fine."""
+        row = self._row_of.pop(sequence_id, None)
+        if row is not None:
+            self._free.append(row)
+
+    def _take_row(self, scheduled: ScheduledSequence) -> int:
+        if not self._free:
+            self._grow()
+        row = self._free.pop()
+        self._row_of[scheduled.sequence_id] = row
+        sampling = scheduled.sampling
+        self.temperature[row] = sampling.temperature
+        self.top_p[row] = sampling.top_p
+        self.top_k[row] = min(sampling.top_k, np.iinfo(np.int32).max)
+        return row
+
+    def _grow(self) -> None:
+        old = len(self.temperature)
+        self.block_table = np.concatenate((self.block_table, np.zeros_like(self.block_table)))
+        self.temperature = np.concatenate((self.temperature, np.zeros_like(self.temperature)))
+        self.top_p = np.concatenate((self.top_p, np.ones_like(self.top_p)))
+        self.top_k = np.concatenate((self.top_k, np.zeros_like(self.top_k)))
+        self._free.extend(range(old, 2 * old))

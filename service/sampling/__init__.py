@@ -1,0 +1,1 @@
+"""Logits to ids: per-request parameters as tensors, and the order of transforms. Engine thread."""
