@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from service.api.answering import ignored_header
+from tests.api.running_server import RunningServer
+from tests.api.wire import CHAT, COMPLETIONS, chat, completion, error_of
+
+
+@pytest.mark.parametrize(("names", "header"), [((), None), (("a", "b.c"), "a,b.c"), (("x y", "ä\n"), "x?y,??")])
+def test_the_header_of_ignored_fields(names: tuple[str, ...], header: str | None) -> None:
+    assert ignored_header(names).get("x-ignored-params") == header
+
+
+def test_a_failed_request_is_a_json_error(server: RunningServer, http: httpx.Client) -> None:
+    server.play(lambda prompt, so_far, seed: -1)
+    response = http.post(COMPLETIONS, json=completion())
+    assert response.status_code == 500
+    assert error_of(response)["type"] == "server_error"
+
+
+def test_one_failing_prompt_fails_the_call_and_aborts_the_rest(server: RunningServer, http: httpx.Client) -> None:
+    server.play(lambda prompt, so_far, seed: -1 if prompt[-1] == 76 else 75)
+    server.executor.delay_s = 0.002
+    aborts = server.metric("headrace_aborts_total", reason="call_failed")
+    response = http.post(COMPLETIONS, json=completion(prompt=[[75], [76], [75]], max_tokens=1000))
+    assert response.status_code == 500
+    server.check_idle()
+    assert server.executor.num_iterations < 20
+    assert server.metric("headrace_aborts_total", reason="call_failed") == aborts + 1
+
+
+def test_an_executor_that_fails_fails_only_what_it_ran(server: RunningServer, http: httpx.Client) -> None:
+    server.executor.fault = RuntimeError("/secret")
+    response = http.post(CHAT, json=chat("hi"))
+    assert response.status_code == 500
+    assert "secret" not in response.text
+    server.reset()
+    server.say("fine again")
+    assert http.post(COMPLETIONS, json=completion()).json()["choices"][0]["text"] == "fine again"

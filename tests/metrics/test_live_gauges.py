@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry
+
+from service.core.stats import EngineSnapshot
+from service.metrics.live_gauges import LiveGauges
+
+BUSY = EngineSnapshot(
+    num_running=3,
+    num_waiting=2,
+    waiting_tokens=50,
+    batch_size=4,
+    used_blocks=10,
+    total_blocks=40,
+    block_size=16,
+    kv_tokens=120,
+)
+
+
+def read(snapshot: EngineSnapshot | None) -> dict[str, float]:
+    registry = CollectorRegistry()
+    registry.register(LiveGauges(lambda: snapshot))
+    return {sample.name: sample.value for metric in registry.collect() for sample in metric.samples}
+
+
+def test_reads_the_engine() -> None:
+    assert read(BUSY) == {
+        "headrace_batch_size": 4,
+        "headrace_requests_running": 3,
+        "headrace_requests_waiting": 2,
+        "headrace_waiting_tokens": 50,
+        "headrace_kv_blocks_used": 10,
+        "headrace_kv_blocks_total": 40,
+        "headrace_kv_blocks_used_ratio": 0.25,
+        "headrace_kv_tokens": 120,
+        "headrace_kv_token_ratio": 0.75,
+    }
+
+
+def test_without_an_engine_all_is_zero_and_nothing_is_wasted() -> None:
+    values = read(None)
+    assert values.pop("headrace_kv_token_ratio") == 1
+    assert set(values.values()) == {0}
+
+
+def test_reads_anew_at_each_scrape() -> None:
+    now: list[EngineSnapshot | None] = [None]
+    registry = CollectorRegistry()
+    registry.register(LiveGauges(lambda: now[0]))
+    assert registry.get_sample_value("headrace_batch_size") == 0
+    now[0] = BUSY
+    assert registry.get_sample_value("headrace_batch_size") == 4

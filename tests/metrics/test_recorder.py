@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from service.core.events import Outcome
+from service.core.request import FinishReason
+from service.core.stats import IterationStats, RequestStats
+from service.engine.ports import StatsSink
+from service.metrics.instruments import Instruments
+from service.metrics.recorder import Recorder
+
+ITERATION = IterationStats(
+    batch_size=3,
+    prompt_tokens=5,
+    recomputed_tokens=2,
+    generated_tokens=3,
+    num_preempted=1,
+    schedule_s=0.001,
+    execute_s=0.01,
+    apply_s=0.002,
+)
+REQUEST = RequestStats(
+    num_prompt_tokens=10,
+    num_cached_tokens=4,
+    num_output_tokens=5,
+    n=1,
+    max_tokens=20,
+    arrival_s=100.0,
+    first_scheduled_s=101.0,
+    first_token_s=103.0,
+    finished_s=111.0,
+    num_preemptions=0,
+)
+
+
+class Recording:
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.recorder = Recorder(Instruments(self.registry))
+
+    def __call__(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(name, labels)
+
+
+@pytest.fixture
+def recording() -> Recording:
+    return Recording()
+
+
+def test_is_the_engines_sink(recording: Recording) -> None:
+    sink: StatsSink = recording.recorder
+    sink.record_iteration(ITERATION)
+
+
+def test_an_iteration(recording: Recording) -> None:
+    recording.recorder.record_iteration(ITERATION)
+    assert recording("headrace_iteration_batch_size_sum") == 3
+    assert recording("headrace_iteration_tokens_sum") == 10
+    kinds = {kind: recording("headrace_tokens_total", kind=kind) for kind in ("prompt", "recomputed", "generated")}
+    assert kinds == {"prompt": 5, "recomputed": 2, "generated": 3}
+    phases = [recording("headrace_iteration_seconds_sum", phase=phase) for phase in ("schedule", "execute", "apply")]
+    assert phases == [0.001, 0.01, 0.002]
+    assert recording("headrace_preemptions_total", kind="recompute") == 1
+
+
+def test_a_finished_request(recording: Recording) -> None:
+    recording.recorder.record_request(REQUEST, Outcome.FINISHED, (FinishReason.STOP,))
+    sums = {
+        "normalized_latency_seconds": 11.0 / 5,
+        "time_to_first_token_seconds": 3.0,
+        "time_per_output_token_seconds": 2.0,
+        "request_seconds": 11.0,
+        "queue_seconds": 1.0,
+        "prefill_seconds": 2.0,
+        "decode_seconds": 8.0,
+        "inference_seconds": 10.0,
+        "prompt_tokens": 10,
+        "output_tokens": 5,
+        "max_tokens": 20,
+        "choices": 1,
+    }
+    assert {name: recording(f"headrace_{name}_sum") for name in sums} == sums
+    assert all(recording(f"headrace_{name}_count") == 1 for name in sums)
+    assert recording("headrace_requests_total", reason="stop") == 1
+    assert recording("headrace_tokens_total", kind="cached") == 4
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reasons", "counted"),
+    [
+        (Outcome.FINISHED, (FinishReason.STOP, FinishReason.LENGTH), "length"),
+        (Outcome.FINISHED, (FinishReason.STOP, FinishReason.STOP), "stop"),
+        (Outcome.ABORTED, (FinishReason.STOP,), "abort"),
+        (Outcome.FAILED, (), "error"),
+    ],
+)
+def test_reasons(recording: Recording, outcome: Outcome, reasons: tuple[FinishReason, ...], counted: str) -> None:
+    recording.recorder.record_request(REQUEST, outcome, reasons)
+    counts = {
+        reason: recording("headrace_requests_total", reason=reason) for reason in ("stop", "length", "abort", "error")
+    }
+    assert counts == {"stop": 0, "length": 0, "abort": 0, "error": 0} | {counted: 1}
+    finished = outcome is Outcome.FINISHED
+    assert recording("headrace_request_seconds_count") == finished
+
+
+def test_a_request_that_never_ran(recording: Recording) -> None:
+    never = replace(REQUEST, first_scheduled_s=None, first_token_s=None, num_output_tokens=0)
+    for outcome in Outcome:
+        recording.recorder.record_request(never, outcome, ())
+    assert recording("headrace_normalized_latency_seconds_count") == 0
+    assert recording("headrace_time_to_first_token_seconds_count") == 0
+
+
+def test_one_token_has_no_time_per_output_token(recording: Recording) -> None:
+    recording.recorder.record_request(replace(REQUEST, num_output_tokens=1), Outcome.FINISHED, ())
+    recording.recorder.record_request(replace(REQUEST, num_output_tokens=4, n=4), Outcome.FINISHED, ())
+    assert recording("headrace_time_per_output_token_seconds_count") == 0
+
+
+def test_http_and_start_up(recording: Recording) -> None:
+    recording.recorder.record_http("/v1/x", "POST", 200, 0.5)
+    recording.recorder.record_rejection("overloaded")
+    recording.recorder.record_abort("client_disconnected")
+    recording.recorder.record_startup("weights", 2.5)
+    assert recording("headrace_http_requests_total", route="/v1/x", method="POST", status="200") == 1
+    assert recording("headrace_http_request_seconds_sum", route="/v1/x") == 0.5
+    assert recording("headrace_rejections_total", reason="overloaded") == 1
+    assert recording("headrace_aborts_total", reason="client_disconnected") == 1
+    assert recording("headrace_startup_seconds", phase="weights") == 2.5
