@@ -34,7 +34,12 @@ class Settings(BaseSettings):
     """Start the service."""
 
     model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX, extra="forbid", protected_namespaces=(), cli_kebab_case=True, cli_implicit_flags=True, cli_hide_none_type=True
+        env_prefix=ENV_PREFIX,
+        extra="forbid",
+        protected_namespaces=(),
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
     )
 
     model: CliPositionalArg[str] = Field(
@@ -76,7 +81,9 @@ class Settings(BaseSettings):
 
     block_size: int = Field(16, ge=1, le=256, description="tokens in a KV block")
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="share of the GPU's memory to use")
-    kv_cache_memory: ByteSize | None = Field(None, gt=0, description="size of the KV cache (4GiB); measured if left out")
+    kv_cache_memory: ByteSize | None = Field(
+        None, gt=0, description="size of the KV cache (4GiB); measured if left out"
+    )
 
     config: Path | None = Field(None, description="YAML file with any of these settings")
 
@@ -162,7 +169,9 @@ def read_settings(arguments: list[str]) -> Settings:
     """
     _check_environment()
     try:
-        command_line = CliSettingsSource(Settings, cli_prog_name="headrace serve", cli_parse_args=arguments)
+        command_line: CliSettingsSource[Settings] = CliSettingsSource(
+            Settings, cli_prog_name="headrace serve", cli_parse_args=arguments
+        )
         named = command_line()
         config = named.get("config") or os.environ.get(f"{ENV_PREFIX}CONFIG")
         return _with_file(Path(config))(**named) if config else Settings(**named)

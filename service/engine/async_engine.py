@@ -95,6 +95,7 @@ class AsyncEngine:
 
         Raises ContextLengthExceeded or InvalidRequest if it could never run, Overloaded, Unavailable.
         """
+        assert request.request_id not in self._streams
         self._check_fits_ever(request)
         self.check_accepts()
         stream = RequestStream()

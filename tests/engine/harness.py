@@ -67,11 +67,12 @@ class Harness:
         self, prompt: tuple[int, ...], max_tokens: int, n: int = 1, seed: int = 0, stops: frozenset[int] = frozenset()
     ) -> Request:
         sampling = SamplingParams(max_tokens=max_tokens, n=n, seed=seed, stop_token_ids=stops)
-        return Request(f"request-{len(self.requests)}", prompt, sampling, self.clock.now_s())
+        request = Request(f"request-{len(self.requests)}", prompt, sampling, self.clock.now_s())
+        self.requests[request.request_id] = request
+        return request
 
     def add(self, request: Request) -> bool:
         """False if the door refuses it because it could never run."""
-        self.requests[request.request_id] = request
         if not fits_ever(request, self.blocks, self.max_num_seqs):
             return False
         self.engine.add(request)

@@ -1,0 +1,41 @@
+# `make serve` and `make test` are all that a fresh machine needs besides Python >= 3.11 and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SERVE_ARGS ?=
+
+.PHONY: serve test lint types unit format clean
+
+serve: $(VENV)/.installed
+	$(BIN)/headrace serve $(SERVE_ARGS)
+
+test: lint types unit
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+unit: $(VENV)/.installed-dev
+	$(BIN)/pytest
+	TRITON_INTERPRET=1 $(BIN)/pytest -m interpret
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,loadtest]'
+	touch $@ $(VENV)/.installed
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,57 @@
+"""The `headrace` command. Each subcommand imports what it needs when it runs, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import sys
+
+USAGE = """\
+Headrace, an OpenAI-compatible LLM inference microservice.
+
+usage: headrace COMMAND ...
+
+commands:
+  serve [MODEL]     start the service (the model that comes with Headrace if MODEL is left out)
+  loadtest ...      send a workload to an OpenAI-compatible server and report its latencies
+
+  headrace COMMAND --help tells a command's options. --version prints the version.
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    command, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    match command:
+        case "serve":
+            return _serve(rest)
+        case "loadtest":
+            return _loadtest(rest)
+        case "-h" | "--help" | "help":
+            print(USAGE, end="")
+            return 0
+        case "--version":
+            from service.core.version import distribution_version
+
+            print(distribution_version())
+            return 0
+    print(f"headrace: there is no command {command!r}\n\n{USAGE}", end="", file=sys.stderr)
+    return 2
+
+
+def _serve(arguments: list[str]) -> int:
+    from service.errors import ConfigError
+    from service.settings import read_settings
+
+    try:
+        settings = read_settings(arguments)
+    except ConfigError as fault:
+        print(f"headrace serve: {fault}", file=sys.stderr)
+        return 2
+    from service.main import serve
+
+    return serve(settings)
+
+
+def _loadtest(arguments: list[str]) -> int:
+    from loadtest.cli import main as loadtest_main
+
+    return loadtest_main(arguments)

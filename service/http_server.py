@@ -1,0 +1,71 @@
+"""uvicorn, run inside our event loop and under our signal handling."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from service.errors import ConfigError
+
+KEEP_ALIVE_S = 75
+BACKLOG = 4096
+LAST_WORDS_S = 5
+"""After the drain every stream has had its final event; so long may its last bytes take."""
+
+
+class HttpServer(uvicorn.Server):
+    """Listens from `bind` on, serves while `serve_forever` runs, ends in order after `finish`.
+
+    uvicorn would close its listeners at SIGTERM and then either wait for ever or cut streams; here the signals
+    belong to `main.py`, which drains the engine first, while late clients still get a proper 503.
+    """
+
+    def __init__(self, app: ASGIApp, host: str, port: int) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=host,
+                port=port,
+                loop="none",
+                http="httptools",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=LAST_WORDS_S,
+                backlog=BACKLOG,
+            )
+        )
+        self._sockets: list[socket.socket] = []
+
+    def bind(self) -> str:
+        """Take the address; returns the base URL. ConfigError if it cannot be had."""
+        host, port = self.config.host, self.config.port
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except OSError as fault:
+            listener.close()
+            raise ConfigError(f"cannot listen on {host} port {port}: {fault.strerror}") from fault
+        listener.set_inheritable(True)
+        self._sockets = [listener]
+        shown = f"[{host}]" if family is socket.AF_INET6 else host
+        return f"http://{shown}:{listener.getsockname()[1]}"
+
+    async def serve_forever(self) -> None:
+        """Serve until `finish`; returns when the last connection is done or has run out of time."""
+        await self.serve(self._sockets)
+
+    def finish(self) -> None:
+        self.should_exit = True
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """No signal is uvicorn's."""
+        yield

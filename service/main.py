@@ -1,0 +1,265 @@
+"""The composition root: every object is made here, once, and joined. Imported by nobody but the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import uvloop
+from prometheus_client import CollectorRegistry
+
+from service.api.app import create_app
+from service.api.serving_state import GenerationDefaults, ServedModel, ServingState
+from service.config import SchedulerConfig
+from service.core.clock import MonotonicClock
+from service.core.version import distribution_version
+from service.engine.async_engine import AsyncEngine
+from service.engine.engine import Engine
+from service.errors import ConfigError
+from service.http_server import HttpServer
+from service.kvcache.block_manager import BlockManager
+from service.metrics.instruments import Instruments
+from service.metrics.recorder import Recorder
+from service.model_folder import resolve_model_folder
+from service.scheduler.admission import OnDemandAdmission
+from service.scheduler.iteration_scheduler import IterationScheduler
+from service.settings import Settings
+from service.shutdown import Shutdown
+from service.text.chat_template import ChatTemplate, load_chat_template
+from service.text.dummy_tokenizer import dummy_tokenizer
+from service.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from service.runner.load import LoadedModel
+
+logger = logging.getLogger("headrace")
+
+DEFAULT_BUDGET_ON_GPU = 2048
+DEFAULT_BUDGET_ON_CPU = 512
+"""Tokens an iteration: what a device computes in some tens of milliseconds, so that prompts do not stall decodes."""
+
+_T = TypeVar("_T")
+
+
+def serve(settings: Settings) -> int:
+    """Serve until a signal or a fault; returns the process's exit status."""
+    logging.basicConfig(
+        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    logger.info("headrace %s, model %s", distribution_version(), settings.model)
+    changed = settings.non_default()
+    logger.info("settings: %s", ", ".join(f"{k}={v}" for k, v in changed.items()) or "all at their defaults")
+    try:
+        return uvloop.run(_Service(settings).run())
+    except ConfigError as fault:
+        logger.critical("%s", fault)
+        return 1
+
+
+class _Service:
+    """One run of the process: listen, load, serve, drain."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._started_s = time.monotonic()
+        self._clock = MonotonicClock()
+        self._shutdown = Shutdown()
+        self._registry = CollectorRegistry()
+        self._recorder = Recorder(Instruments(self._registry))
+        self._state = ServingState()
+        self._engine: AsyncEngine | None = None
+        app = create_app(
+            self._state,
+            settings.api_config(),
+            self._recorder,
+            self._registry,
+            access_log=settings.access_log,
+        )
+        self._server = HttpServer(app, settings.host, settings.port)
+
+    async def run(self) -> int:
+        self._shutdown.listen()
+        url = self._server.bind()
+        serving = asyncio.create_task(self._server.serve_forever())
+        serving.add_done_callback(lambda _: self._on_server_end())
+        loading = asyncio.create_task(self._load())
+        ending = asyncio.create_task(self._shutdown.requested())
+        await asyncio.wait({loading, ending}, return_when=asyncio.FIRST_COMPLETED)
+        try:
+            if loading.done():
+                loading.result()
+                logger.info("ready at %s after %.1f s", url, time.monotonic() - self._started_s)
+                await ending
+        finally:
+            loading.cancel()
+            await self._drain()
+            self._server.finish()
+            await asyncio.wait({serving})
+        return int(self._shutdown.status)
+
+    async def _load(self) -> None:
+        try:
+            parts = await _in_daemon_thread(self._load_parts)
+        except BaseException:
+            self._state.set_failed()
+            raise
+        self._engine = self._make_engine(parts)
+        self._engine.start()
+        self._state.set_ready(self._served_model(parts, self._engine))
+        self._recorder.record_startup("total", time.monotonic() - self._started_s)
+        gc.collect()
+        gc.freeze()  # what lives now lives for ever: collections need not look at it again
+
+    def _load_parts(self) -> _Parts:
+        started_s = time.monotonic()
+        # Not imported above: torch takes seconds, and HTTP already answers 503 meanwhile.
+        from service.runner.device import choose_device
+        from service.runner.load import load_executor
+
+        self._recorder.record_startup("imports", time.monotonic() - started_s)
+        settings, source = self._settings, self._settings.model_source()
+        folder = resolve_model_folder(source.model, source.revision)
+        text_folder = folder if source.tokenizer is None else resolve_model_folder(source.tokenizer, None)
+        template = load_chat_template(text_folder, source.chat_template)
+        on_gpu = choose_device(source.device).type == "cuda"
+        scheduler = settings.scheduler_config(DEFAULT_BUDGET_ON_GPU if on_gpu else DEFAULT_BUDGET_ON_CPU)
+        started_s = time.monotonic()
+        loaded = load_executor(
+            source,
+            folder,
+            settings.cache_config(),
+            scheduler.max_num_seqs,
+            scheduler.max_num_batched_tokens,
+            _ProgressLog(),
+        )
+        self._recorder.record_startup("model", time.monotonic() - started_s)
+        if source.load_format == "dummy" and not (text_folder / "tokenizer.json").is_file():
+            tokenizer = dummy_tokenizer(loaded.model_config.vocab_size)
+        else:
+            tokenizer = Tokenizer.from_folder(text_folder)
+        return _Parts(loaded, tokenizer, template, scheduler)
+
+    def _make_engine(self, parts: _Parts) -> AsyncEngine:
+        loaded, config = parts.loaded, parts.scheduler
+        block_size = self._settings.block_size
+        blocks = BlockManager(loaded.num_blocks, block_size)
+        num_tokens = loaded.num_blocks * block_size
+        logger.info(
+            "%s on %s (%s, %d threads); KV cache: %d tokens in %d blocks of %d (%.1f MiB);"
+            " room for %d sequences of the full context of %d tokens; %d sequences and %d tokens an iteration",
+            loaded.model_config.architecture,
+            loaded.device,
+            loaded.dtype,
+            loaded.num_threads,
+            num_tokens,
+            loaded.num_blocks,
+            block_size,
+            loaded.num_blocks * loaded.block_bytes / 2**20,
+            num_tokens // loaded.max_model_len,
+            loaded.max_model_len,
+            config.max_num_seqs,
+            config.max_num_batched_tokens,
+        )
+        scheduler = IterationScheduler(
+            blocks,
+            OnDemandAdmission(int(config.watermark * loaded.num_blocks)),
+            self._clock,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+        )
+        engine = Engine(scheduler, loaded.runner, self._recorder, self._clock)
+        return AsyncEngine(engine, blocks, config, self._clock, self._on_engine_death)
+
+    def _served_model(self, parts: _Parts, engine: AsyncEngine) -> ServedModel:
+        loaded, generation = parts.loaded, parts.loaded.generation
+        name = self._settings.model
+        return ServedModel(
+            engine=engine,
+            tokenizer=parts.tokenizer,
+            chat_template=parts.template,
+            root=Path(name).name if Path(name).exists() else name,
+            created=int(time.time()),
+            max_model_len=min(loaded.max_model_len, loaded.num_blocks * self._settings.block_size),
+            vocab_size=loaded.model_config.vocab_size,
+            eos_token_ids=generation.eos_token_ids,
+            defaults=GenerationDefaults(
+                temperature=1.0 if generation.temperature is None else generation.temperature,
+                top_p=1.0 if generation.top_p is None else generation.top_p,
+                top_k=0 if generation.top_k is None else generation.top_k,
+            ),
+            clock=self._clock,
+        )
+
+    def _on_server_end(self) -> None:
+        if not self._shutdown.is_requested:
+            self._shutdown.fail("the HTTP server has stopped")
+
+    def _on_engine_death(self, fault: BaseException) -> None:
+        self._state.set_failed()
+        self._shutdown.fail(f"the engine has stopped: {fault}")
+
+    async def _drain(self) -> None:
+        self._state.set_draining()
+        if self._engine is None:
+            return
+        draining = asyncio.create_task(self._engine.drain(self._settings.shutdown_timeout))
+        hurrying = asyncio.create_task(self._shutdown.hurry())
+        await asyncio.wait({draining, hurrying}, return_when=asyncio.FIRST_COMPLETED)
+        hurrying.cancel()
+        if not draining.done():
+            draining.cancel()
+            await self._engine.drain(0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    loaded: LoadedModel
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    scheduler: SchedulerConfig
+
+
+class _ProgressLog:
+    """Logs how far loading is, at most every two seconds and at the end of each phase."""
+
+    def __init__(self) -> None:
+        self._logged_s = 0.0
+
+    def __call__(self, phase: str, done_bytes: int, total_bytes: int) -> None:
+        now_s = time.monotonic()
+        if done_bytes >= total_bytes or now_s - self._logged_s > 2.0:
+            self._logged_s = now_s
+            logger.info("loading %s: %.0f of %.0f MB", phase, done_bytes / 1e6, total_bytes / 1e6)
+
+
+async def _in_daemon_thread(function: Callable[[], _T]) -> _T:
+    """The function's result. Unlike a pool's, the thread does not hold up the end of the process."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[_T] = loop.create_future()
+
+    def settle(result: _T | None, fault: BaseException | None) -> None:
+        if future.done():
+            return
+        if fault is not None:
+            future.set_exception(fault)
+        else:
+            future.set_result(cast(_T, result))
+
+    def work() -> None:
+        try:
+            result = function()
+        except BaseException as fault:
+            loop.call_soon_threadsafe(settle, None, fault)
+        else:
+            loop.call_soon_threadsafe(settle, result, None)
+
+    threading.Thread(target=work, name="load", daemon=True).start()
+    return await future

@@ -1,0 +1,38 @@
+"""Where a model's files are: a local folder as it is, or a hub id through the Hugging Face cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from service.errors import ModelLoadError
+
+FILES = ("*.json", "*.safetensors", "*.jinja")
+"""What serving reads of a hub repository."""
+
+
+def resolve_model_folder(model: str, revision: str | None) -> Path:
+    """The folder with the model's files. A local folder never causes network traffic.
+
+    A hub id is downloaded unless the cache has it (or HF_HUB_OFFLINE is set). Raises ModelLoadError.
+    """
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    if not _looks_like_hub_id(model):
+        raise ModelLoadError(f"model: {model!r} is neither a folder nor a hub id such as 'name/model'")
+    return _from_hub(model, revision)
+
+
+def _looks_like_hub_id(model: str) -> bool:
+    return not model.startswith((".", "/", "~")) and model.count("/") <= 1
+
+
+def _from_hub(model: str, revision: str | None) -> Path:
+    # A heavy import that a local folder does not need.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(model, revision=revision, allow_patterns=list(FILES)))
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as fault:
+        raise ModelLoadError(f"model: {model!r} is no folder here and could not be fetched: {fault}") from fault

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from service.config import SchedulerConfig
+from service.core.clock import MonotonicClock
+from service.core.events import FinalEvent, Outcome, TokenEvent
+from service.core.iteration_plan import IterationPlan
+from service.core.iteration_result import IterationResult
+from service.engine.async_engine import AsyncEngine
+from service.engine.streams import RequestStream
+from service.errors import ContextLengthExceeded, InvalidRequest, Overloaded, Unavailable
+from tests.engine.harness import VOCABULARY, Harness
+from tests.engine.test_engine import FaultyExecutor
+from tests.engine.toy_model import ToyExecutor
+
+
+class GatedExecutor(ToyExecutor):
+    """Computes only while the gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__(64, 4, VOCABULARY)
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def execute(self, plan: IterationPlan) -> IterationResult:
+        assert self.gate.wait(10)
+        return super().execute(plan)
+
+
+async def collect(stream: RequestStream) -> tuple[list[int], FinalEvent]:
+    tokens: list[int] = []
+    while True:
+        for event in await stream.next_events():
+            if isinstance(event, TokenEvent):
+                tokens.append(event.token_id)
+            else:
+                return tokens, event
+
+
+def run(
+    scenario: Callable[[AsyncEngine, Harness], Awaitable[None]],
+    executor: ToyExecutor | None = None,
+    max_waiting_requests: int = 100,
+    stuck_after_s: float = 10.0,
+) -> list[BaseException]:
+    """Run the scenario against a started engine, drain it, return the faults that it died of."""
+    deaths: list[BaseException] = []
+
+    async def scene() -> None:
+        harness = Harness(max_num_seqs=2, executor=executor)
+        config = SchedulerConfig(2, 16, 0.0, max_waiting_requests, 1000)
+        engine = AsyncEngine(
+            harness.engine, harness.blocks, config, MonotonicClock(), deaths.append, stuck_after_s=stuck_after_s
+        )
+        engine.start()
+        await scenario(engine, harness)
+        await engine.drain(10.0)
+        assert engine.num_live_requests == 0
+        assert harness.blocks.pool.num_used == 0
+
+    asyncio.run(scene())
+    return deaths
+
+
+def test_a_request_is_answered():
+    async def scenario(engine: AsyncEngine, harness: Harness) -> None:
+        request = harness.request((1, 2, 3), 7)
+        harness.tokens[request.request_id, 0], final = await collect(engine.submit(request))
+        harness.check_against_oracle(request.request_id)
+        assert final.outcome is Outcome.FINISHED
+        assert final.stats.num_output_tokens == 7
+        assert engine.is_healthy()
+
+    assert run(scenario) == []
+
+
+def test_what_can_never_fit_is_refused_with_both_numbers():
+    async def scenario(engine: AsyncEngine, harness: Harness) -> None:
+        with pytest.raises(ContextLengthExceeded, match=r"room for 304 tokens.*holds 256"):
+            engine.submit(harness.request((1,) * 100, 205))
+        with pytest.raises(InvalidRequest, match="n is 3; this server runs 2 at most"):
+            engine.submit(harness.request((1,), 1, n=3))
+
+    run(scenario)
+
+
+def test_overload_is_refused_with_a_time_to_come_back():
+    executor = GatedExecutor()
+
+    async def scenario(engine: AsyncEngine, harness: Harness) -> None:
+        executor.gate.clear()
+        streams = [engine.submit(harness.request((1,), 2)) for _ in range(3)]
+        with pytest.raises(Overloaded, match="limit is 3") as refusal:
+            for _ in range(3):
+                streams.append(engine.submit(harness.request((1,), 2)))
+        assert refusal.value.retry_after_s >= 1
+        executor.gate.set()
+        for stream in streams:
+            assert (await collect(stream))[1].outcome is Outcome.FINISHED
+        engine.submit(harness.request((1,), 2))
+
+    run(scenario, executor, max_waiting_requests=3)
+
+
+def test_a_stuck_iteration_is_unhealthy_until_it_ends():
+    executor = GatedExecutor()
+
+    async def scenario(engine: AsyncEngine, harness: Harness) -> None:
+        executor.gate.clear()
+        stream = engine.submit(harness.request((1,), 2))
+        await asyncio.sleep(0.3)
+        assert not engine.is_healthy()
+        executor.gate.set()
+        await collect(stream)
+        await asyncio.sleep(0.1)
+        assert engine.is_healthy()
+
+    run(scenario, executor, stuck_after_s=0.1)
+
+
+def test_drain_lets_running_requests_finish_and_refuses_new_ones():
+    executor = GatedExecutor()
+
+    async def scenario(engine: AsyncEngine, harness: Harness) -> None:
+        executor.gate.clear()
+        stream = engine.submit(harness.request((1,), 5))
+        draining = asyncio.create_task(engine.drain(10.0))
+        await asyncio.sleep(0.05)
+        with pytest.raises(Unavailable, match="shutting down"):
+            engine.submit(harness.request((1,), 2))
+        executor.gate.set()
+        assert (await collect(stream))[1].outcome is Outcome.FINISHED
+        await draining
+
+    run(scenario, executor)
+
+
+def test_drain_fails_what_has_not_finished_in_time():
+    async def scenario(engine: AsyncEngine, harness: Harness) -> None:
+        executor.gate.clear()
+        stream = engine.submit(harness.request((1,), 50))
+        draining = asyncio.create_task(engine.drain(0.05))
+        await asyncio.sleep(0.2)
+        executor.gate.set()
+        await draining
+        final = (await collect(stream))[1]
+        assert final.outcome is Outcome.FAILED
+        assert isinstance(final.error, Unavailable)
+
+    executor = GatedExecutor()
+    run(scenario, executor)
+
+
+def test_abort_and_stop_choice():
+    async def scenario(engine: AsyncEngine, harness: Harness) -> None:
+        aborted = harness.request((1,), 200)
+        stream = engine.submit(aborted)
+        engine.abort(aborted.request_id)
+        engine.abort(aborted.request_id)
+        engine.abort("nobody")
+        assert (await collect(stream))[1].outcome is Outcome.ABORTED
+
+        stopped = harness.request((1,), 120, n=2)
+        stream = engine.submit(stopped)
+        await stream.next_events()
+        engine.stop_choice(stopped.request_id, 0)
+        engine.stop_choice(stopped.request_id, 1)
+        assert (await collect(stream))[1].outcome is Outcome.FINISHED
+
+    run(scenario)
+
+
+def test_a_broken_executor_ends_every_stream_and_is_told():
+    executor = FaultyExecutor(frozenset(range(99)), frozenset())
+
+    async def scenario(engine: AsyncEngine, harness: Harness) -> None:
+        streams = [engine.submit(harness.request((1,), 5)) for _ in range(8)]
+        for stream in streams:
+            assert (await collect(stream))[1].outcome is Outcome.FAILED
+        await asyncio.sleep(0.1)
+        assert not engine.is_healthy()
+        with pytest.raises(Unavailable):
+            engine.submit(harness.request((1,), 5))
+
+    assert len(run(scenario, executor)) == 1

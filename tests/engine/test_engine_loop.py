@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import threading
+
+from service.core.events import FinalEvent, Outcome
+from service.engine.engine import Addressed
+from service.engine.engine_loop import MAX_FAILED_IN_A_ROW, Abort, EngineLoop, Stop, Submit
+from service.errors import ServerError, Unavailable
+from tests.engine.harness import Harness
+from tests.engine.test_engine import FaultyExecutor
+
+
+class Outbox:
+    """What the loop published; the final events can be waited for."""
+
+    def __init__(self) -> None:
+        self.finals: dict[str, FinalEvent] = {}
+        self.deaths: list[BaseException] = []
+        self._changed = threading.Condition()
+
+    def publish(self, events: list[Addressed]) -> None:
+        with self._changed:
+            self.finals.update({r: e for r, e in events if isinstance(e, FinalEvent)})
+            self._changed.notify_all()
+
+    def wait_for(self, *request_ids: str) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: set(request_ids) <= set(self.finals), timeout=10)
+
+
+def start(harness: Harness) -> tuple[EngineLoop, Outbox]:
+    outbox = Outbox()
+    loop = EngineLoop(harness.engine, harness.clock, outbox.publish, outbox.deaths.append)
+    loop.start()
+    return loop, outbox
+
+
+def test_requests_are_served_and_the_thread_stops_in_order():
+    harness = Harness()
+    loop, outbox = start(harness)
+    loop.send(Submit(harness.request((1, 2), 5)))
+    outbox.wait_for("request-0")
+    assert outbox.finals["request-0"].outcome is Outcome.FINISHED
+    loop.send(Stop(Unavailable("bye")))
+    assert loop.join(10)
+    assert outbox.deaths == []
+
+
+def test_stopping_fails_what_still_runs():
+    harness = Harness(num_blocks=4000)
+    loop, outbox = start(harness)
+    loop.send(Submit(harness.request((1, 2), 10_000)))
+    loop.send(Stop(Unavailable("bye")))
+    assert loop.join(10)
+    assert outbox.finals["request-0"].outcome is Outcome.FAILED
+    assert str(outbox.finals["request-0"].error) == "bye"
+    assert harness.blocks.pool.num_used == 0
+
+
+def test_abort_before_the_request_ever_ran():
+    harness = Harness()
+    request = harness.request((1, 2), 10)
+    outbox = Outbox()
+    loop = EngineLoop(harness.engine, harness.clock, outbox.publish, outbox.deaths.append)
+    loop.send(Submit(request))
+    loop.send(Abort(request.request_id))
+    loop.send(Abort("nobody"))
+    assert loop.num_queued().requests == 1
+    assert loop.num_queued().tokens == 2
+    loop.start()
+    outbox.wait_for("request-0")
+    assert outbox.finals["request-0"].outcome is Outcome.ABORTED
+    loop.send(Stop(Unavailable("bye")))
+    assert loop.join(10)
+    assert loop.num_queued().requests == 0
+
+
+def test_an_executor_that_only_fails_ends_the_thread_and_every_request():
+    harness = Harness(max_num_seqs=1, max_num_batched_tokens=8, executor=FaultyExecutor(frozenset(range(99)), frozenset()))
+    outbox = Outbox()
+    loop = EngineLoop(harness.engine, harness.clock, outbox.publish, outbox.deaths.append)
+    requests = [harness.request((1, 2), 5) for _ in range(MAX_FAILED_IN_A_ROW + 2)]
+    for request in requests:
+        loop.send(Submit(request))
+    loop.start()
+    outbox.wait_for(*[r.request_id for r in requests])
+    assert loop.join(10)
+    assert len(outbox.deaths) == 1
+    assert all(isinstance(f.error, ServerError) for f in outbox.finals.values())

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.kvcache.block_manager import BlockManager, Fit
+
+
+def test_fit_tells_now_later_and_never():
+    blocks = BlockManager(4, 2)
+    blocks.allocate(0, 5)
+    assert blocks.fit(1) is Fit.OK
+    assert blocks.fit(1, keep_free=1) is Fit.LATER
+    assert blocks.fit(2) is Fit.LATER
+    assert blocks.fit(4) is Fit.LATER
+    assert blocks.fit(5) is Fit.NEVER
+
+
+@given(num_tokens=st.integers(1, 300), block_size=st.integers(1, 256))
+def test_waste_is_less_than_one_block(num_tokens: int, block_size: int):
+    blocks = BlockManager(300, block_size)
+    blocks.allocate(0, num_tokens)
+    waste = len(blocks.table(0).block_ids) * block_size - num_tokens
+    assert 0 <= waste < block_size
+
+
+def test_fork_shares_and_append_copies_a_shared_block_once():
+    blocks = BlockManager(8, 4)
+    blocks.allocate(0, 6)
+    blocks.fork(0, 1, 6)
+    assert blocks.table(1).block_ids == blocks.table(0).block_ids
+    assert blocks.num_blocks_to_append(1, 7, write_from=6) == 1
+    [copy] = blocks.append(1, 7, write_from=6)
+    assert copy.source == blocks.table(0).block_ids[1]
+    assert copy.destination == blocks.table(1).block_ids[1] != copy.source
+    assert blocks.append(0, 7, write_from=6) == [], "the last holder writes in place"
+    assert blocks.append(1, 8, write_from=7) == []
+    blocks.check_invariants()
+
+
+def test_fork_of_full_blocks_needs_no_copy():
+    blocks = BlockManager(8, 4)
+    blocks.allocate(0, 8)
+    blocks.fork(0, 1, 8)
+    assert blocks.append(1, 9, write_from=8) == []
+    assert blocks.table(1).block_ids[:2] == blocks.table(0).block_ids
+    assert not blocks.is_shared(1, 8)
+    assert blocks.is_shared(1, 7)
+
+
+operations = st.lists(
+    st.one_of(
+        st.tuples(st.just("allocate"), st.integers(0, 5), st.integers(1, 12)),
+        st.tuples(st.just("fork"), st.integers(0, 5), st.integers(0, 5)),
+        st.tuples(st.just("append"), st.integers(0, 5), st.integers(1, 5)),
+        st.tuples(st.just("free"), st.integers(0, 5), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@given(operations=operations, block_size=st.sampled_from([1, 2, 4]))
+def test_no_block_is_lost_and_a_written_block_has_one_holder(operations, block_size):
+    blocks = BlockManager(24, block_size)
+    lengths: dict[int, int] = {}
+    for name, sequence, argument in operations:
+        match name:
+            case "allocate" if sequence not in lengths:
+                if blocks.fit(blocks.num_blocks_for(argument)) is Fit.OK:
+                    blocks.allocate(sequence, argument)
+                    lengths[sequence] = argument
+            case "fork" if sequence in lengths and argument not in lengths:
+                blocks.fork(sequence, argument, lengths[sequence])
+                lengths[argument] = lengths[sequence]
+            case "append" if sequence in lengths:
+                old, new = lengths[sequence], lengths[sequence] + argument
+                before = blocks.pool.num_free
+                if blocks.num_blocks_to_append(sequence, new, old) <= before:
+                    expected = blocks.num_blocks_to_append(sequence, new, old)
+                    blocks.append(sequence, new, old)
+                    assert before - blocks.pool.num_free == expected
+                    assert not any(blocks.is_shared(sequence, position) for position in range(old, new))
+                    lengths[sequence] = new
+            case "free" if sequence in lengths:
+                blocks.free(sequence)
+                del lengths[sequence]
+        blocks.check_invariants()
+    for sequence in lengths:
+        blocks.free(sequence)
+    assert blocks.pool.num_free == 24

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import pytest
+
+from service.kvcache.block_pool import BlockPool
+
+
+def test_a_block_is_free_again_when_its_last_holder_releases_it():
+    pool = BlockPool(2)
+    block = pool.allocate()
+    pool.share(block)
+    pool.release(block)
+    assert (pool.reference_count(block), pool.num_used) == (1, 1)
+    pool.release(block)
+    assert (pool.reference_count(block), pool.num_used, pool.num_free) == (0, 0, 2)
+
+
+def test_a_freed_block_is_taken_again_last():
+    pool = BlockPool(3)
+    first = pool.allocate()
+    pool.release(first)
+    assert [pool.allocate() for _ in range(3)] == [1, 2, first]
+
+
+def test_freeing_twice_is_a_fault_of_ours():
+    pool = BlockPool(1)
+    block = pool.allocate()
+    pool.release(block)
+    with pytest.raises(AssertionError, match="freed twice"):
+        pool.release(block)
+
+
+def test_a_free_block_cannot_be_shared():
+    with pytest.raises(AssertionError):
+        BlockPool(1).share(0)

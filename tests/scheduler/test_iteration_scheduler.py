@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.engine.harness import Harness
+
+
+def scheduled_tokens(harness: Harness) -> dict[int, int]:
+    return {item.sequence_id: len(item.token_ids) for item in harness.toy.plans[-1].scheduled}
+
+
+def test_a_long_prompt_is_cut_into_chunks_and_decodes_go_on_beside_it():
+    harness = Harness(max_num_seqs=4, max_num_batched_tokens=8)
+    harness.add(harness.request((1, 2), 10))
+    harness.step()
+    harness.add(harness.request(tuple(range(20)), 2))
+    chunks = []
+    for _ in range(3):
+        harness.step()
+        tokens = scheduled_tokens(harness)
+        assert tokens[0] == 1
+        chunks.append(tokens[1])
+    assert chunks == [7, 7, 6]
+    assert len(harness.tokens["request-0", 0]) == 4
+
+
+def test_a_new_request_joins_the_next_iteration_and_a_finished_one_leaves_at_once():
+    harness = Harness()
+    harness.add(harness.request((1,), 1))
+    harness.add(harness.request((2,), 3))
+    harness.step()
+    assert "request-0" in harness.finals
+    harness.add(harness.request((3,), 1))
+    harness.step()
+    assert set(scheduled_tokens(harness)) == {1, 2}
+
+
+def test_seats_are_counted_per_choice():
+    harness = Harness(max_num_seqs=4, max_num_batched_tokens=64)
+    harness.add(harness.request((1,), 5, n=3))
+    harness.add(harness.request((2,), 5, n=2))
+    harness.add(harness.request((3,), 5))
+    harness.step()
+    assert [g.request.request_id for g in harness.scheduler.pool.running] == ["request-0"]
+    assert len(harness.scheduler.pool.waiting) == 2, "first come, first served: nobody overtakes"
+    harness.run()
+    assert len(harness.finals) == 3
+
+
+def test_the_latest_arrival_is_preempted_and_returns_before_newer_ones():
+    harness = Harness(num_blocks=4, block_size=2, max_num_batched_tokens=32)
+    for _ in range(3):
+        harness.add(harness.request((1, 2), 5))
+        harness.clock.advance(0.001)
+    order = []
+    while harness.engine.has_work:
+        harness.step()
+        order = list(harness.finals)
+    assert order == ["request-0", "request-1", "request-2"]
+    preempted = [stats.num_preemptions for stats, _, _ in harness.sink.requests]
+    assert preempted[0] == 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 2**32), num_blocks=st.integers(10, 60), extra=st.integers(1, 16))
+def test_orcas_fcfs_property(seed: int, num_blocks: int, extra: int):
+    """If x arrived before y, then x has run in as many iterations as y or more, for as long as both live."""
+    chance = random.Random(seed)
+    harness = Harness(num_blocks, 4, max_num_seqs=4, max_num_batched_tokens=4 + extra)
+    iterations: Counter[int] = Counter()
+    for _ in range(200):
+        if chance.random() < 0.3:
+            prompt = tuple(range(chance.randint(1, 24)))
+            harness.add(harness.request(prompt, chance.randint(1, 12)))
+        live_before = [g.sequences[0].sequence_id for g in (*harness.scheduler.pool.running,)]
+        num_plans = len(harness.toy.plans)
+        harness.step()
+        if len(harness.toy.plans) == num_plans:
+            continue
+        iterations.update(item.sequence_id for item in harness.toy.plans[-1].scheduled)
+        live = [i for i in live_before if harness.scheduler.pool.member(i)]
+        counts = [iterations[i] for i in sorted(live)]
+        assert counts == sorted(counts, reverse=True)
+
+
+def test_after_a_preemption_choices_share_the_prompt_again():
+    harness = Harness(num_blocks=8, block_size=2, max_num_seqs=8, max_num_batched_tokens=64)
+    harness.add(harness.request((1, 2), 10))
+    harness.clock.advance(0.001)
+    harness.add(harness.request((1, 2, 3, 4), 4, n=2))
+    harness.run()
+    assert harness.sink.requests[-1][0].num_preemptions + harness.sink.requests[0][0].num_preemptions > 0
+    for request_id, choice in (("request-0", 0), ("request-1", 0), ("request-1", 1)):
+        harness.check_against_oracle(request_id, choice)
