@@ -14,15 +14,12 @@ from starlette.responses import Response
 from service.api.choice_text import Piece
 from service.api.context import ApiContext
 from service.api.disconnect import ClientGone, run_unless_disconnected
-from service.api.error_responses import error_body, internal_error
+from service.api.error_responses import error_body, internal_error, nobody_there
 from service.api.generation import CollectedChoice, Generation
 from service.api.sse import DONE, TokenStreamResponse, data_frame
 from service.errors import RequestError
 
 _logger = logging.getLogger(__name__)
-
-_CLIENT_CLOSED_REQUEST = 499
-"""Seen in logs and metrics only: there is nobody left to read it."""
 
 
 async def answer_whole(
@@ -40,7 +37,7 @@ async def answer_whole(
         return Response(json, headers=ignored_header(ignored), media_type="application/json")
     except ClientGone:
         reason = "client_disconnected"
-        return Response(status_code=_CLIENT_CLOSED_REQUEST)
+        return nobody_there()
     finally:
         if generation.close():
             context.recorder.record_abort(reason)

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from service.errors import MethodNotAllowed, NotFound, RequestError, ServerError, Unavailable
 from service.protocol.error_body import ErrorBody, ErrorDetail
 
+_CLIENT_CLOSED_REQUEST = 499
 _CLOSING = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE})
 """Answers given before the body was read: the rest of it must not be taken for the next request."""
 
@@ -31,6 +32,11 @@ def error_response(error: RequestError) -> Response:
     if error.status in _CLOSING:
         headers["Connection"] = "close"
     return Response(error_body(error), error.status, headers, media_type="application/json")
+
+
+def nobody_there() -> Response:
+    """Stands for the answer to a client that has gone: seen in logs and metrics only."""
+    return Response(status_code=_CLIENT_CLOSED_REQUEST)
 
 
 def internal_error() -> ServerError:

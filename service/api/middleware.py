@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.error_responses import error_response, internal_error
+from service.api.error_responses import error_response, internal_error, nobody_there
 from service.errors import AuthenticationFailed, InvalidRequest, PayloadTooLarge, RequestError
 from service.metrics.recorder import Recorder
 
@@ -112,6 +113,9 @@ class ErrorBarrier:
 
         try:
             await self._app(scope, receive, send_and_note)
+        except ClientDisconnect:  # before its body was complete
+            await nobody_there()(scope, receive, send)
+            return
         except RequestError as error:
             refusal = error
         except Exception:

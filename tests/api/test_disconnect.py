@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import time
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -17,13 +18,18 @@ from tests.api.running_server import RunningServer, Scene, running
 from tests.api.wire import CHAT, COMPLETIONS, chat, completion
 
 
-def send_raw(server: RunningServer, route: str, body: dict[str, Any]) -> socket.socket:
+def send_raw(
+    server: RunningServer, route: str, body: dict[str, Any], receive_bytes: int | None = None
+) -> socket.socket:
     """A connection on which the request has been sent and nothing read."""
     content = json.dumps(body).encode()
     head = (
         f"POST {route} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
     )
-    connection = socket.create_connection(("127.0.0.1", int(server.base_url.rpartition(":")[2])))
+    connection = socket.socket()
+    if receive_bytes is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    connection.connect(("127.0.0.1", int(server.base_url.rpartition(":")[2])))
     connection.sendall(head.encode() + content)
     return connection
 
@@ -97,6 +103,35 @@ def test_nothing_is_generated_for_a_client_that_left_before_it_began(server: Run
     connection.close()
     server.executor.gate.set()
     server.check_idle()
+
+
+def test_gone_before_the_body_was_complete(server: RunningServer, caplog: pytest.LogCaptureFixture) -> None:
+    before = server.metric("headrace_http_requests_total", route=COMPLETIONS, method="POST", status="499")
+    connection = socket.create_connection(("127.0.0.1", int(server.base_url.rpartition(":")[2])))
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 500\r\n"
+    connection.sendall(head + b"\r\n{")
+    time.sleep(0.05)
+    connection.close()
+    deadline_s = time.monotonic() + 2
+    while server.metric("headrace_http_requests_total", route=COMPLETIONS, method="POST", status="499") == before:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
+    assert not caplog.records
+
+
+def test_a_client_that_does_not_read_is_cut() -> None:
+    config = replace(Scene().config, stream_send_timeout_s=0.2)
+    with running(Scene(config=config, max_model_len=60_000, num_blocks=60_000)) as server:
+        server.play(lambda prompt, so_far, seed: 75)
+        connection = send_raw(server, COMPLETIONS, completion(max_tokens=50_000, stream=True, n=4), receive_bytes=4096)
+        deadline_s = time.monotonic() + 20
+        while server.metric("headrace_aborts_total", reason="send_timeout") == 0:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        server.check_idle()
+        with httpx.Client(base_url=server.base_url) as http:
+            assert http.get("/health").status_code == 200
+        connection.close()
 
 
 async def _receive_nothing() -> Message:
