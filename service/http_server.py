@@ -43,17 +43,17 @@ class HttpServer(uvicorn.Server):
         self._sockets: list[socket.socket] = []
 
     def bind(self) -> str:
-        """Take the address; returns the base URL. ConfigError if it cannot be had."""
+        """Take the address, so that connections queue from now on; returns the base URL. ConfigError if it cannot be had."""
         host, port = self.config.host, self.config.port
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))
+            listener.listen(BACKLOG)
         except OSError as fault:
             listener.close()
             raise ConfigError(f"cannot listen on {host} port {port}: {fault.strerror}") from fault
-        listener.set_inheritable(True)
         self._sockets = [listener]
         shown = f"[{host}]" if family is socket.AF_INET6 else host
         return f"http://{shown}:{listener.getsockname()[1]}"

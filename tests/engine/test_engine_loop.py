@@ -76,7 +76,9 @@ def test_abort_before_the_request_ever_ran():
 
 
 def test_an_executor_that_only_fails_ends_the_thread_and_every_request():
-    harness = Harness(max_num_seqs=1, max_num_batched_tokens=8, executor=FaultyExecutor(frozenset(range(99)), frozenset()))
+    harness = Harness(
+        max_num_seqs=1, max_num_batched_tokens=8, executor=FaultyExecutor(frozenset(range(99)), frozenset())
+    )
     outbox = Outbox()
     loop = EngineLoop(harness.engine, harness.clock, outbox.publish, outbox.deaths.append)
     requests = [harness.request((1, 2), 5) for _ in range(MAX_FAILED_IN_A_ROW + 2)]

@@ -1,0 +1,127 @@
+"""Who may import whom, read from the source: the table of the README's map, and no cycles."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EVERYONE_MAY = {"core", "config", "errors"}
+
+OURS = {
+    "core": {"core", "errors"},
+    "config": set(),
+    "errors": set(),
+    "settings": EVERYONE_MAY,
+    "cli": {"core", "errors", "settings", "main", "loadtest"},
+    "__main__": {"cli"},
+    "http_server": {"errors"},
+    "shutdown": set(),
+    "model_folder": {"errors"},
+    "protocol": {"errors"},
+    "text": {"core", "errors"},
+    "metrics": EVERYONE_MAY,
+    "api": {"protocol", "text", "engine", "metrics", *EVERYONE_MAY},
+    "engine": {"scheduler", "kvcache", *EVERYONE_MAY},
+    "scheduler": {"kvcache", *EVERYONE_MAY},
+    "kvcache": EVERYONE_MAY,
+    "runner": {"models", "layers", "sampling", "kernels", *EVERYONE_MAY},
+    "models": {"layers", "kernels", *EVERYONE_MAY},
+    "layers": {"kernels", "core", "errors"},
+    "sampling": {"kernels", "core", "errors"},
+    "kernels": set(),
+    "quickstart": set(),
+    "loadtest": set(),
+}
+"""What of the house each part may import, besides itself. `main` joins everything and is not in the table."""
+
+THIRD_PARTY = {
+    "core": set(),
+    "config": set(),
+    "errors": set(),
+    "settings": {"pydantic", "pydantic_settings"},
+    "cli": set(),
+    "http_server": {"uvicorn", "starlette"},
+    "model_folder": {"huggingface_hub"},
+    "protocol": {"pydantic"},
+    "text": {"tokenizers", "jinja2"},
+    "metrics": {"prometheus_client"},
+    "api": {"starlette", "sse_starlette", "pydantic", "pydantic_core", "orjson", "prometheus_client"},
+    "engine": set(),
+    "scheduler": set(),
+    "kvcache": set(),
+    "runner": {"torch", "numpy"},
+    "models": {"torch", "safetensors", "numpy"},
+    "layers": {"torch"},
+    "sampling": {"torch"},
+    "kernels": {"torch", "triton"},
+}
+"""Packages that each part may import besides the standard library; parts that are not named are free."""
+
+
+def part_of(module: str) -> str | None:
+    """The part of the house that a dotted name belongs to; None if it is somebody else's."""
+    head, *rest = module.split(".")
+    if head == "service":
+        return rest[0] if rest else None
+    return head if head in {"kernels", "loadtest"} else None
+
+
+def imports_of(file: Path) -> list[str]:
+    names: list[str] = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import"
+            assert node.module is not None
+            names.append(node.module)
+    return names
+
+
+def source_files() -> list[Path]:
+    return [f for top in ("service", "kernels", "loadtest") for f in sorted((ROOT / top).rglob("*.py"))]
+
+
+def module_name(file: Path) -> str:
+    parts = list(file.relative_to(ROOT).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@pytest.mark.parametrize("file", source_files(), ids=lambda f: str(f.relative_to(ROOT)))
+def test_imports_point_one_way(file: Path):
+    part = part_of(module_name(file))
+    if part in {None, "main"}:
+        return
+    for name in imports_of(file):
+        imported = part_of(name)
+        if imported is not None:
+            assert imported == part or imported in OURS[part], f"{part} may not import {name}"
+        elif part in THIRD_PARTY and name.split(".")[0] not in sys.stdlib_module_names:
+            assert name.split(".")[0] in THIRD_PARTY[part], f"{part} may not import {name}"
+
+
+def test_nobody_but_the_command_line_imports_main():
+    for file in source_files():
+        if "service.main" in imports_of(file):
+            assert file.name == "cli.py"
+
+
+def test_there_is_no_cycle():
+    modules = {module_name(file): file for file in source_files()}
+    graph = {name: {i for i in imports_of(file) if i in modules and i != name} for name, file in modules.items()}
+    # cli runs main at a command, and main never imports cli back
+    assert len(list(TopologicalSorter(graph).static_order())) == len(modules)
+
+
+def test_every_package_has_a_door_plate_and_no_code_in_it():
+    for file in source_files():
+        if file.name == "__init__.py":
+            body = ast.parse(file.read_text()).body
+            assert len(body) == 1, f"{file}: a docstring only"
+            assert isinstance(body[0], ast.Expr)
+            assert isinstance(body[0].value, ast.Constant)

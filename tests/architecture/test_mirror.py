@@ -1,0 +1,47 @@
+"""Tests mirror code: `service/x/y.py` has `tests/x/test_y.py`, `kernels/y.py` has `tests/kernels/test_y.py`."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+WITHOUT_A_TWIN = {
+    "service/config.py": "values only",
+    "service/errors.py": "values only; tests/api/test_error_responses.py reads every class",
+    "service/__main__.py": "tests/test_cli.py runs it",
+    "service/main.py": "tests/e2e/test_serve.py starts the whole service",
+    "service/engine/ports.py": "Protocols only",
+    "service/api/context.py": "values only",
+    "service/core/events.py": "values only",
+    "service/core/iteration_result.py": "values only",
+    "service/core/request.py": "values only",
+    "service/core/sampling_params.py": "values only",
+    "service/core/sequence.py": "values only",
+    "loadtest/__main__.py": "tests/loadtest/test_cli.py runs it",
+}
+
+
+def has_code(file: Path) -> bool:
+    return any(not isinstance(node, ast.Expr) for node in ast.parse(file.read_text()).body)
+
+
+def twin(file: Path) -> Path:
+    relative = file.relative_to(ROOT)
+    parts = relative.parts[1:] if relative.parts[0] == "service" else relative.parts
+    return ROOT.joinpath("tests", *parts[:-1], f"test_{parts[-1]}")
+
+
+def test_every_file_has_its_test():
+    files = [f for top in ("service", "kernels", "loadtest") for f in sorted((ROOT / top).rglob("*.py"))]
+    missing = [
+        str(f.relative_to(ROOT)) for f in files if f.name != "__init__.py" and has_code(f) and not twin(f).exists()
+    ]
+    assert sorted(set(missing) - set(WITHOUT_A_TWIN)) == []
+    assert sorted(set(WITHOUT_A_TWIN) - set(missing)) == [], "these have a test now, or are gone"
+
+
+def test_every_test_folder_is_a_package():
+    folders = [f for f in (ROOT / "tests").rglob("*") if f.is_dir() and any(f.glob("*.py"))]
+    assert [str(f) for f in folders if not (f / "__init__.py").exists()] == []

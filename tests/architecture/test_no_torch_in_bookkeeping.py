@@ -1,0 +1,29 @@
+"""Scheduler, KV bookkeeping and engine run on a laptop: importing them brings in no torch, nor anything heavy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+HEAVY = {"torch", "numpy", "triton", "transformers", "starlette", "pydantic", "tokenizers"}
+
+
+def modules_after(statement: str) -> set[str]:
+    code = f"import sys\n{statement}\nprint(' '.join(sys.modules))"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    return set(output.split())
+
+
+def test_bookkeeping_is_plain_python():
+    loaded = modules_after("import service.engine.async_engine, service.scheduler.iteration_scheduler")
+    assert loaded.isdisjoint(HEAVY)
+
+
+def test_the_command_line_is_light():
+    assert modules_after("import service.cli").isdisjoint(HEAVY)
+
+
+def test_nothing_of_the_service_loads_transformers():
+    loaded = modules_after("import service.main, service.runner.load")
+    assert "torch" in loaded
+    assert "transformers" not in loaded

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from service.core.request import Request
+from service.core.sampling_params import SamplingParams
+from service.core.sequence_group import SequenceGroup
+
+
+def test_choices_draw_with_their_own_seed_and_the_leader_computes_alone_until_the_fork():
+    group = SequenceGroup(Request("r", (7, 8), SamplingParams(max_tokens=3, n=3, seed=10), 0.0), 5)
+    assert [(s.sequence_id, s.choice_index, s.seed) for s in group.sequences] == [(5, 0, 10), (6, 1, 11), (7, 2, 12)]
+    assert group.computing == [group.leader]
+    assert group.num_tokens_to_compute == 2
+    group.is_forked = True
+    assert group.computing == group.sequences
+    group.live.remove(group.sequences[0])
+    assert group.leader is group.sequences[1]
+
+
+def test_one_choice_needs_no_fork():
+    group = SequenceGroup(Request("r", (7,), SamplingParams(max_tokens=3), 0.0), 0)
+    assert group.is_forked

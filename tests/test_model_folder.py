@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from service.errors import ModelLoadError
+from service.model_folder import resolve_model_folder
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> None:
+        raise AssertionError("network traffic")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+def test_a_local_folder_is_taken_as_it_is(tmp_path: Path, no_network: None):
+    assert resolve_model_folder(str(tmp_path), None) == tmp_path
+
+
+@pytest.mark.parametrize("model", ["./nowhere", "/nowhere/at/all", "a/b/c"])
+def test_what_is_neither_folder_nor_hub_id_is_refused(model: str, no_network: None):
+    with pytest.raises(ModelLoadError, match="neither a folder nor a hub id"):
+        resolve_model_folder(model, None)
+
+
+def test_a_hub_id_comes_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    snapshot = tmp_path / "models--org--tiny" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    refs = tmp_path / "models--org--tiny" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("abc")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert resolve_model_folder("org/tiny", None).resolve() == snapshot.resolve()
+    with pytest.raises(ModelLoadError, match="'org/absent' is no folder here and could not be fetched"):
+        resolve_model_folder("org/absent", None)

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from service.errors import ConfigError
+from service.settings import QUICKSTART_MODEL, QUICKSTART_NAME, Settings, read_settings
+
+
+@pytest.fixture(autouse=True)
+def no_settings_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in Settings.model_fields:
+        monkeypatch.delenv(f"HEADRACE_{name.upper()}", raising=False)
+
+
+def test_flag_before_environment_before_file_before_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = tmp_path / "headrace.yaml"
+    file.write_text("port: 1\nhost: 0.0.0.1\nblock_size: 32\nseed: 5\n")
+    monkeypatch.setenv("HEADRACE_PORT", "2")
+    monkeypatch.setenv("HEADRACE_HOST", "0.0.0.2")
+    settings = read_settings(["--config", str(file), "--port", "3"])
+    assert (settings.port, settings.host, settings.block_size, settings.seed) == (3, "0.0.0.2", 32, 5)
+    assert settings.max_num_seqs == 256
+
+
+def test_the_file_may_be_named_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = tmp_path / "headrace.yaml"
+    file.write_text("model: some/model\n")
+    monkeypatch.setenv("HEADRACE_CONFIG", str(file))
+    assert read_settings([]).model == "some/model"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--port", "8x"], r"port: .*integer.*'8x'"),
+        (["--block-size", "257"], r"block-size: .*less than or equal to 256.*'257'"),
+        (["--max-num-seqs", "64", "--max-num-batched-tokens", "64"], r"max-num-batched-tokens \(64\) must exceed"),
+        (["--kv-cache-memory", "lots"], r"kv-cache-memory: .*'lots'"),
+        (["--config", "nowhere.yaml"], r"config: there is no file nowhere.yaml"),
+    ],
+)
+def test_a_bad_value_names_the_setting_and_the_reason(arguments: list[str], message: str):
+    with pytest.raises(ConfigError, match=message):
+        read_settings(arguments)
+
+
+def test_every_bad_value_is_named_at_once():
+    with pytest.raises(ConfigError, match=r"port: .*; watermark: "):
+        read_settings(["--port", "-1", "--watermark", "2"])
+
+
+def test_an_unknown_setting_is_refused_wherever_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = tmp_path / "headrace.yaml"
+    file.write_text("prot: 1\n")
+    with pytest.raises(ConfigError, match="prot"):
+        read_settings(["--config", str(file)])
+    with pytest.raises(SystemExit):
+        read_settings(["--prot", "1"])
+    monkeypatch.setenv("HEADRACE_PROT", "1")
+    with pytest.raises(ConfigError, match="HEADRACE_PROT is not a setting; did you mean HEADRACE_PORT"):
+        read_settings([])
+
+
+def test_lists_are_comma_separated_and_sizes_have_units():
+    settings = read_settings(["some/model", "--api-key", "one, two", "--kv-cache-memory", "2GiB"])
+    assert settings.api_key == ("one", "two")
+    assert settings.cache_config().memory_bytes == 2 * 2**30
+
+
+def test_what_is_printed_at_start_hides_keys():
+    settings = read_settings(["--api-key", "hidden", "--port", "9"])
+    assert settings.non_default() == {"api_key": "***", "port": "9"}
+
+
+def test_a_bad_key_setting_does_not_print_the_key():
+    with pytest.raises(ConfigError) as refusal:
+        read_settings(["--api-key", "hidden", "--port", "x"])
+    assert "hidden" not in str(refusal.value)
+
+
+def test_without_a_model_the_quickstart_model_is_served():
+    settings = read_settings([])
+    assert settings.model_source().model == str(QUICKSTART_MODEL)
+    assert settings.api_config().served_model_names == (QUICKSTART_NAME,)
+
+
+def test_served_names():
+    assert read_settings(["org/model"]).api_config().served_model_names == ("org/model",)
+    assert read_settings(["org/model", "--served-model-name", "a,b"]).api_config().served_model_names == ("a", "b")
+
+
+def test_the_default_budget_grows_with_the_seats():
+    assert read_settings([]).scheduler_config(2048).max_num_batched_tokens == 2048
+    assert read_settings(["--max-num-seqs", "2048"]).scheduler_config(2048).max_num_batched_tokens == 4096
+    assert read_settings(["--max-num-batched-tokens", "300"]).scheduler_config(2048).max_num_batched_tokens == 300

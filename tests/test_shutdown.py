@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+from service.shutdown import ExitStatus, Shutdown
+
+
+def test_the_first_signal_asks_and_the_second_hurries():
+    async def scenario() -> None:
+        shutdown = Shutdown()
+        shutdown.listen()
+        hurry = asyncio.create_task(shutdown.hurry())
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(shutdown.requested(), 5)
+        assert not hurry.done()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(hurry, 5)
+        assert shutdown.status is ExitStatus.OK
+
+    asyncio.run(scenario())
+
+
+def test_a_fault_ends_at_once_with_a_status_that_says_so():
+    async def scenario() -> None:
+        shutdown = Shutdown()
+        assert not shutdown.is_requested
+        shutdown.fail("a test")
+        await asyncio.wait_for(shutdown.requested(), 5)
+        await asyncio.wait_for(shutdown.hurry(), 5)
+        assert shutdown.status is ExitStatus.FAULT
+        assert shutdown.is_requested
+
+    asyncio.run(scenario())
