@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from service.api.answering import answer_stream, answer_whole
-from service.api.chat_messages import check_messages, template_messages
+from service.api.chat_messages import check_messages, template_messages, unknown_fields
 from service.api.choice_text import Piece
 from service.api.chunk_frames import ChunkFrames
 from service.api.context import ApiContext
@@ -34,8 +34,8 @@ class ChatCompletions:
         model = self._context.state.check_ready()
         arrival_s = model.clock.now_s()
         fields = parse(ChatRequest, await read_json_object(http))
-        unknown = check_messages(fields.messages)
-        call = check_call(fields, self._context.config, model.defaults, unknown)
+        call = check_call(fields, self._context.config, model.defaults, unknown_fields(fields.messages))
+        check_messages(fields.messages)
         model.engine.check_accepts()
         prompt = await self._prompt_ids(fields, model)
         call_id, created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())

@@ -11,22 +11,24 @@ from service.text.chat_template import ChatTemplate
 _UNSUPPORTED_FIELDS = frozenset({"tool_calls", "tool_call_id", "function_call", "audio", "refusal"})
 
 
-def check_messages(messages: Sequence[ChatMessage]) -> tuple[str, ...]:
-    """Names of unknown fields inside messages; refuses messages that are empty or ask for what is not supported."""
+def unknown_fields(messages: Sequence[ChatMessage]) -> tuple[str, ...]:
+    """Names of the fields inside messages that nobody knows, each once."""
+    names = {name: None for message in messages for name in message.model_extra or {}}
+    return tuple(f"messages.{name}" for name in names if name not in _UNSUPPORTED_FIELDS)
+
+
+def check_messages(messages: Sequence[ChatMessage]) -> None:
+    """Refuse messages that are empty or ask for what is not supported."""
     if not messages:
         raise InvalidRequest("messages must not be empty.", param="messages")
-    unknown: dict[str, None] = {}
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         if message.role in ("tool", "function"):
             raise UnsupportedParameter(f"{where}.role {message.role!r} is not supported yet.", param=f"{where}.role")
         for name, value in (message.model_extra or {}).items():
-            if name not in _UNSUPPORTED_FIELDS:
-                unknown[f"messages.{name}"] = None
-            elif value:
+            if value and name in _UNSUPPORTED_FIELDS:
                 raise UnsupportedParameter(f"{where}.{name} is not supported yet.", param=f"{where}.{name}")
         _check_content(message, where)
-    return tuple(unknown)
 
 
 def template_messages(messages: Sequence[ChatMessage], template: ChatTemplate) -> list[dict[str, str]]:

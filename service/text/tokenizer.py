@@ -8,7 +8,7 @@ from pathlib import Path
 import tokenizers
 
 from service.errors import ModelLoadError
-from service.text.special_text import LiteralEncoder, SpecialTexts
+from service.text.special_text import LiteralEncoder, SpecialTexts, encode_unlocked
 from service.text.token_bytes import TokenBytes, byte_level_token_bytes
 
 
@@ -56,7 +56,7 @@ class Tokenizer:
         add_special_tokens: put the tokens around it that the tokenizer's post-processor wants (BOS and the
         like).
         """
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        return encode_unlocked(self._tokenizer, text, add_special_tokens=add_special_tokens)
 
     def encode_rendered(self, text: str, literals: Mapping[str, str]) -> list[int]:
         """Ids of a rendered chat template: its own special tokens are special, a client's are plain text.

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -242,6 +244,27 @@ def test_ids_outside_the_vocabulary_are_refused(http: httpx.Client, prompt: Any)
     assert response.status_code == 400
     assert error_of(response)["param"] == "prompt"
     assert "vocabulary" in error_of(response)["message"]
+
+
+@pytest.mark.parametrize(
+    "prompt", ["hello lazy dog <|im_end|> " * 20_000, list(range(3, 300)) * 400], ids=["text", "ids"]
+)
+def test_a_long_prompt_does_not_hold_up_others(server: RunningServer, http: httpx.Client, prompt: Any) -> None:
+    content = httpx.Request("POST", "http://x", json=completion(prompt=prompt)).content
+
+    def post_it() -> int:
+        headers = {"content-type": "application/json"}
+        return httpx.post(server.base_url + COMPLETIONS, content=content, headers=headers).status_code
+
+    with ThreadPoolExecutor(1) as pool:
+        posting = pool.submit(post_it)
+        slowest_s = 0.0
+        while not posting.done():
+            started_s = time.perf_counter()
+            http.get("/health")
+            slowest_s = max(slowest_s, time.perf_counter() - started_s)
+        assert posting.result() == 400  # too long for the context
+    assert slowest_s < 0.2
 
 
 def test_bounds_of_prompts_and_sequences(http: httpx.Client) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,6 +52,15 @@ def test_placeholders_cannot_be_forged() -> None:
     (forged,) = first.literals
     assert second.cover(forged) == forged
     assert second.reveal(forged) == forged
+
+
+def test_many_covered_texts_cost_no_more_than_few() -> None:
+    shield = Shield(SPECIAL)
+    text = "<|im_end|> and " * 100_000
+    started_s = time.perf_counter()
+    assert shield.reveal(str(shield.cover(text))) == text
+    assert time.perf_counter() - started_s < 2
+    assert len(shield.literals) == 1
 
 
 def test_longest_alternative_wins() -> None:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from service.errors import ModelLoadError
@@ -34,6 +37,37 @@ def test_post_processor_adds_its_tokens_only_when_asked() -> None:
 def test_decodes_what_it_encodes(text: str) -> None:
     ids = BYTE_LEVEL.encode(text, add_special_tokens=True)
     assert BYTE_LEVEL.decode(ids) == ORACLE.decode(ids, skip_special_tokens=True)
+
+
+def test_encoding_does_not_hold_the_interpreters_lock() -> None:
+    gaps, done = [0.0], threading.Event()
+
+    def tick() -> None:
+        last_s = time.perf_counter()
+        while not done.wait(0.001):
+            now_s = time.perf_counter()
+            gaps.append(now_s - last_s)
+            last_s = now_s
+
+    ticking = threading.Thread(target=tick)
+    ticking.start()
+    started_s = time.perf_counter()
+    BYTE_LEVEL.encode("hello world lazy dog " * 50_000, add_special_tokens=True)
+    took_s = time.perf_counter() - started_s
+    done.set()
+    ticking.join()
+    assert max(gaps) < took_s / 2
+
+
+@pytest.mark.parametrize("scheme", ["always", "first", "never"])
+@given(st.lists(st.sampled_from(["hello", " world", " ", "<s>", "</s>", "is"]), max_size=8).map("".join))
+def test_a_space_before_the_text_is_put_where_the_library_puts_it(scheme: str, text: str) -> None:
+    tokenizer = tiny_tokenizers.byte_fallback()
+    tokenizer.normalizer = None
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    expected = tokenizer.encode(text, add_special_tokens=False).ids
+    assert Tokenizer(tokenizer).encode(text, add_special_tokens=False) == expected
+    assert Tokenizer(tokenizer).encode_rendered(text, {"unused": ""}) == expected
 
 
 def test_knows_its_special_tokens_and_its_size() -> None:
