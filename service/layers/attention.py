@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from kernels.paged_attention_decode import paged_attention_decode
-from kernels.paged_attention_prefill import paged_attention_prefill
-from kernels.reshape_and_cache import reshape_and_cache
+from kernels.paged_attention_decode import DecodeBatch, paged_attention_decode
+from kernels.paged_attention_prefill import PrefillBatch, paged_attention_prefill
+from kernels.reshape_and_cache import CacheSlots, reshape_and_cache
 
 
 class LayerCache(NamedTuple):
@@ -25,35 +25,17 @@ class LayerCache(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeInputs:
-    """Sequences that compute one token each. block_table [S, M] int32, context_lens [S] int32."""
-
-    block_table: Tensor
-    context_lens: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillInputs:
-    """Sequences that compute several tokens: block_table [S, M] int32, query_starts [S + 1] int32 counted from the
-    first prefill token, context_lens [S] int32, max_query_len a bound on the tokens of one."""
-
-    block_table: Tensor
-    query_starts: Tensor
-    context_lens: Tensor
-    max_query_len: int
-
-
-@dataclass(frozen=True, slots=True)
 class AttentionInputs:
-    """The borders of a flat batch: `num_decode_tokens` rows that decode come first, rows of prompts follow.
+    """The borders of a flat batch of T tokens, made once a step for all layers.
 
-    slot_mapping [T] int64: where each token's key and value go; -1 for padding.
+    slots: where each token's key and value go. The first `num_decode_tokens` rows belong to `decode`, sequences of
+    one token each; the others to `prefill`. None where there are no such rows.
     """
 
-    slot_mapping: Tensor
+    slots: CacheSlots
     num_decode_tokens: int
-    decode: DecodeInputs | None
-    prefill: PrefillInputs | None
+    decode: DecodeBatch | None
+    prefill: PrefillBatch | None
 
 
 class PagedAttention(nn.Module):
@@ -65,25 +47,11 @@ class PagedAttention(nn.Module):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, inputs: AttentionInputs) -> Tensor:
         keys, values = cache
-        reshape_and_cache(key, value, keys, values, inputs.slot_mapping)
+        reshape_and_cache(key, value, keys, values, inputs.slots)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         border = inputs.num_decode_tokens
         if inputs.decode is not None:
-            rows = inputs.decode
-            paged_attention_decode(
-                query[:border], keys, values, rows.block_table, rows.context_lens, self.scale, out[:border]
-            )
+            paged_attention_decode(query[:border], keys, values, inputs.decode, self.scale, out[:border])
         if inputs.prefill is not None:
-            rows_of = inputs.prefill
-            paged_attention_prefill(
-                query[border:],
-                keys,
-                values,
-                rows_of.block_table,
-                rows_of.query_starts,
-                rows_of.context_lens,
-                rows_of.max_query_len,
-                self.scale,
-                out[border:],
-            )
+            paged_attention_prefill(query[border:], keys, values, inputs.prefill, self.scale, out[border:])
         return out.flatten(1)

@@ -69,7 +69,9 @@ class RopeConfig:
 
 
 class RotaryEmbedding(nn.Module):
-    """positions [T] int64 -> (cos, sin), each [T, rotary_dim / 2] fp32: the rows of two tables.
+    """positions [T] int64 -> (cos, sin), each [T, rotary_dim] fp32: the rows of two tables.
+
+    As kernels/rotary_embedding.py takes them: (c, c) and (-s, s), the attention factor included.
 
     `build` makes the tables on a device; before it there are none.
     """
@@ -83,8 +85,9 @@ class RotaryEmbedding(nn.Module):
 
     def build(self, num_positions: int, device: torch.device) -> None:
         angles = rotary_angles(self._config, num_positions)
-        self._cos = (angles.cos() * self._config.attention_factor).to(device)
-        self._sin = (angles.sin() * self._config.attention_factor).to(device)
+        cos, sin = (turn(angles) * self._config.attention_factor for turn in (torch.cos, torch.sin))
+        self._cos = torch.cat((cos, cos), dim=-1).to(device)
+        self._sin = torch.cat((-sin, sin), dim=-1).to(device)
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)

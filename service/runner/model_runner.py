@@ -64,7 +64,7 @@ class ModelRunner:
             to_device(batch.token_ids, device),
             to_device(batch.positions, device),
             self._storage.layers,
-            attention_inputs(batch, device),
+            attention_inputs(batch, self._block_size, device),
         )
         return hidden.index_select(0, to_device(batch.logit_rows, device))
 

@@ -33,7 +33,7 @@ class Playing:
 
 
 class PlanPlayer:
-    """`chunk` tokens of a prompt an iteration at most; `max_seqs` sequences at a time, later ones join as others end."""
+    """`chunk` prompt tokens an iteration at most; `max_seqs` sequences at a time, later ones join as others end."""
 
     def __init__(self, runner: ModelRunner, num_blocks: int, block_size: int, seed: int = 0) -> None:
         self._runner = runner
