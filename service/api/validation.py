@@ -44,8 +44,8 @@ class Sampling:
     seed: int | None
 
     def seed_of_prompt(self) -> int:
-        """The client's seed for each prompt, or a new one."""
-        return secrets.randbits(63) if self.seed is None else self.seed
+        """The client's seed for each prompt, or a new one; with n - 1 added it is still an int64."""
+        return secrets.randbits(62) if self.seed is None else self.seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +139,15 @@ def _check_sampling(fields: GenerationFields, config: ApiConfig, defaults: Gener
     _check_range("temperature", fields.temperature, 0, 2)
     _check_range("top_p", fields.top_p, 0, 1)
     _check_range("top_k", fields.top_k, -1, _INT64_MAX)
-    _check_range("seed", fields.seed, -_INT64_MAX - 1, _INT64_MAX)
+    n = 1 if fields.n is None else fields.n
+    # Choice i draws with seed + i, and that must be an int64 too.
+    _check_range("seed", fields.seed, -_INT64_MAX - 1, _INT64_MAX - (n - 1))
     temperature = defaults.temperature if fields.temperature is None else fields.temperature
     top_p = defaults.top_p if fields.top_p is None else fields.top_p
     top_k = defaults.top_k if fields.top_k is None else fields.top_k
     greedy = temperature < _GREEDY_BELOW or top_p == 0  # the smallest nucleus is the likeliest token
     return Sampling(
-        n=1 if fields.n is None else fields.n,
+        n=n,
         temperature=0.0 if greedy else temperature,
         top_p=1.0 if greedy else top_p,
         top_k=0 if greedy else max(top_k, 0),

@@ -14,9 +14,13 @@ def test_one_engine_request_per_prompt_each_with_its_own_random_seed(server: Run
     assert len(seeds) == 3
 
 
-@pytest.mark.parametrize("seed", [2**63 - 1, -(2**63)])
-def test_the_outermost_seeds(server: RunningServer, http: httpx.Client, seed: int) -> None:
-    assert http.post(COMPLETIONS, json=completion(seed=seed)).status_code == 200
+@pytest.mark.parametrize(("seed", "n"), [(2**63 - 1, 1), (2**63 - 3, 3), (-(2**63), 5)])
+def test_the_outermost_seeds(server: RunningServer, http: httpx.Client, seed: int, n: int) -> None:
+    drawn = set()
+    server.play(lambda prompt, so_far, seed: drawn.add(seed) or END_ID)  # type: ignore[func-returns-value]
+    assert http.post(COMPLETIONS, json=completion(seed=seed, n=n)).status_code == 200
+    assert drawn == set(range(seed, seed + n))
+    assert max(drawn) < 2**63
 
 
 def test_a_full_queue_is_refused_with_retry_after() -> None:

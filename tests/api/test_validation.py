@@ -41,6 +41,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"top_k": 1.5}, "top_k"),
     ({"seed": 2**63}, "seed"),
     ({"seed": -(2**63) - 1}, "seed"),
+    ({"seed": 2**63 - 1, "n": 2}, "seed"),
     ({"seed": "a"}, "seed"),
     ({"n": 0}, "n"),
     ({"n": 129}, "n"),
