@@ -7,8 +7,9 @@ HTTP and the client are in it, on the same cores. Medians over the rounds.
 Measured: one stream of transformers `generate` in bf16 and in fp32, of ours over HTTP; 16 `generate` calls
 one after another (in the dtype that was faster in the first round) against 16 concurrent streams of ours and
 of `transformers serve --continuous-batching`. The last runs from `--transformers-python`, since it needs
-fastapi and accelerate; when it does not start, the reason is in the result. It takes text only, so its folder
-gets a tokenizer whose word `t123` is token 123.
+fastapi and accelerate; when it does not start, the reason is in the result. It takes text only, so both
+servers load the folder with a tokenizer whose word `t123` is token 123 (ours gets token ids and turns its
+output to text).
 """
 
 import argparse
@@ -17,6 +18,7 @@ import dataclasses
 import json
 import os
 import platform
+import signal
 import statistics
 import sys
 import time
@@ -34,6 +36,7 @@ from loadtest.dummy_model import (
     with_word_tokenizer,
     word_prompt,
 )
+from loadtest.machine_idle import wait_until_idle
 from loadtest.prompts import BodyOptions, prompt_token_ids
 from loadtest.runner import LoadPlan, run_load
 from loadtest.server_process import ServerDidNotStartError, free_port, running_server
@@ -41,6 +44,7 @@ from loadtest.table import format_figure
 from loadtest.trace import TraceRequest
 from loadtest.workload import draw, fixed
 
+_IDLE_SHARE = 0.9
 _PLAIN_BODY = {"ignore_eos": None, "stream_options": None}
 """Fields that `transformers serve` does not know, removed."""
 
@@ -65,31 +69,57 @@ class HttpServer:
     as_text: bool = False
 
 
-def compare(folder: Path, servers: Sequence[HttpServer], sizes: Sizes, vocab_size: int) -> dict[str, Any]:
-    """Output tokens per second of every side, medians over the rounds, by the names of the table's rows."""
+class Measurements:
+    """Rates of each side, one for each round, and how idle the machine was just before each was taken."""
+
+    def __init__(self, idle_wait_s: float = 0.0) -> None:
+        """Waits up to `idle_wait_s` seconds before each measurement for other work to end."""
+        self._idle_wait_s = idle_wait_s
+        self._rates: dict[str, list[float]] = {}
+        self._idle: list[float] = []
+
+    @property
+    def medians(self) -> dict[str, float]:
+        """Output tokens per second by side."""
+        return {name: statistics.median(rates) for name, rates in self._rates.items()}
+
+    @property
+    def least_idle_share(self) -> float | None:
+        """The least idle share before a measurement; well below 1 means that other work took part."""
+        return min(self._idle, default=None)
+
+    def first_rate(self, name: str) -> float:
+        """The rate of that side in the first round."""
+        return self._rates[name][0]
+
+    def take(self, name: str, side: Callable[[], float]) -> None:
+        """Measures one side once."""
+        idle = wait_until_idle(_IDLE_SHARE, self._idle_wait_s)
+        if idle is not None:
+            self._idle.append(idle)
+        rate = side()
+        self._rates.setdefault(name, []).append(rate)
+        shown = "unknown" if idle is None else f"{idle:.0%}"
+        print(f"{name}: {rate:.1f} tokens/s (machine idle before: {shown})", file=sys.stderr, flush=True)
+
+
+def compare(folder: Path, servers: Sequence[HttpServer], sizes: Sizes, vocab_size: int, measured: Measurements) -> None:
+    """Fills `measured`, every side once a round, by the names of the table's rows."""
     requests = draw(fixed(sizes.prompt_len, sizes.output_len), sizes.num_streams, seed=0)
     options = BodyOptions("", vocab_size=vocab_size, min_token_id=NUM_SPECIAL_TOKENS)
     prompts = [prompt_token_ids(request, options) for request in requests]
     generators = {dtype: _Generate(folder, dtype, sizes.output_len) for dtype in ("bfloat16", "float32")}
     for generate in generators.values():
         generate(prompts[:1])
-    rates: dict[str, list[float]] = {}
     for _ in range(sizes.rounds):
         for dtype, generate in generators.items():
-            _measure(rates, f"generate {dtype}, 1 stream", partial(generate, prompts[:1]))
+            measured.take(f"generate {dtype}, 1 stream", partial(generate, prompts[:1]))
         for server in servers:
-            _measure(rates, f"{server.name}, 1 stream", partial(over_http, server, requests[:1], options))
-        faster = max(generators, key=lambda dtype: rates[f"generate {dtype}, 1 stream"][0])
-        _measure(rates, f"generate {faster}, {len(prompts)} in turn", partial(generators[faster], prompts))
+            measured.take(f"{server.name}, 1 stream", partial(over_http, server, requests[:1], options))
+        faster = max(generators, key=lambda dtype: measured.first_rate(f"generate {dtype}, 1 stream"))
+        measured.take(f"generate {faster}, {len(prompts)} in turn", partial(generators[faster], prompts))
         for server in servers:
-            name = f"{server.name}, {len(prompts)} streams"
-            _measure(rates, name, partial(over_http, server, requests, options))
-    return {name: statistics.median(values) for name, values in rates.items()}
-
-
-def _measure(rates: dict[str, list[float]], name: str, side: Callable[[], float]) -> None:
-    rates.setdefault(name, []).append(side())
-    print(f"{name}: {rates[name][-1]:.1f} tokens/s", file=sys.stderr, flush=True)
+            measured.take(f"{server.name}, {len(prompts)} streams", partial(over_http, server, requests, options))
 
 
 class _Generate:
@@ -147,13 +177,12 @@ def _headrace(folder: Path, extra: Sequence[str]) -> Iterator[HttpServer]:
 @contextlib.contextmanager
 def _transformers_serve(python: str, folder: Path) -> Iterator[HttpServer]:
     port = free_port()
-    words = with_word_tokenizer(folder)
-    command = [python, "-m", "transformers.cli.transformers", "serve", str(words), "--continuous-batching",
+    command = [python, "-m", "transformers.cli.transformers", "serve", str(folder), "--continuous-batching",
                "--device", "cpu", "--dtype", "bfloat16", "--host", "127.0.0.1", "--port", str(port)]  # fmt: skip
     base_url = f"http://127.0.0.1:{port}"
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     with running_server(command, f"{base_url}/health", environment=environment):
-        yield HttpServer("transformers serve", base_url, str(words), as_text=True)
+        yield HttpServer("transformers serve", base_url, str(folder), as_text=True)
 
 
 def _first_model(base_url: str) -> str:
@@ -188,6 +217,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cache", type=Path, default=default_cache(), help="where the model folder is kept")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--idle-wait", type=float, default=60.0, help="seconds to wait for other work to end")
     parser.add_argument("--base-url", help="measure this server, already running, in place of starting ours")
     parser.add_argument("--without-headrace", action="store_true")
     parser.add_argument("--server-args", nargs=argparse.REMAINDER, default=[], help="options for our server, last")
@@ -198,22 +228,30 @@ def _parser() -> argparse.ArgumentParser:
 def main() -> None:
     """Measures, prints the table, and as the last line one JSON object."""
     args = _parser().parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sizes = Sizes(num_streams=args.streams, rounds=args.rounds)
     folder = dummy_llama(LLAMA_135M, args.cache)
+    words = with_word_tokenizer(folder)
     reasons: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
         servers = []
         if args.base_url:
             servers.append(HttpServer("headrace", args.base_url, _first_model(args.base_url)))
         elif not args.without_headrace:
-            servers.append(stack.enter_context(_headrace(folder, args.server_args)))
+            servers.append(stack.enter_context(_headrace(words, args.server_args)))
         try:
-            servers.append(stack.enter_context(_transformers_serve(args.transformers_python, folder)))
+            servers.append(stack.enter_context(_transformers_serve(args.transformers_python, words)))
         except ServerDidNotStartError as error:
             reasons["transformers serve"] = str(error).splitlines()[-1]
-        rates = compare(folder, servers, sizes, LLAMA_135M.vocab_size)
+        measured = Measurements(args.idle_wait)
+        compare(folder, servers, sizes, LLAMA_135M.vocab_size, measured)
+    rates = measured.medians
     _print_table(rates)
-    machine = {"cores": os.cpu_count(), "python": platform.python_version()}
+    machine = {
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "least_idle_share_before": measured.least_idle_share,
+    }
     result = {"tokens_per_s": rates, **summary(rates, sizes.num_streams), "not_measured": reasons, **machine}
     print(json.dumps(result))
 

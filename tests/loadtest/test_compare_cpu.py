@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.compare_cpu import HttpServer, Sizes, compare, over_http, summary
+from loadtest.compare_cpu import HttpServer, Measurements, Sizes, compare, over_http, summary
 from loadtest.dummy_model import LLAMA_TINY, dummy_llama
 from loadtest.prompts import BodyOptions
 from loadtest.workload import draw, fixed
@@ -26,7 +26,9 @@ def test_every_side_is_measured(fast_stub_url: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     folder = dummy_llama(LLAMA_TINY, tmp_path)
     sizes = Sizes(prompt_len=8, output_len=4, num_streams=2, rounds=1)
-    rates = compare(folder, [HttpServer("headrace", fast_stub_url, "stub")], sizes, LLAMA_TINY.vocab_size)
+    measured = Measurements()
+    compare(folder, [HttpServer("headrace", fast_stub_url, "stub")], sizes, LLAMA_TINY.vocab_size, measured)
+    rates = measured.medians
     assert len(rates) == 5
     ratios = summary(rates, 2)
     assert ratios["one_stream_over_faster_generate"] > 0
