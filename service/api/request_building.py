@@ -39,7 +39,7 @@ def build_requests(
             n=call.sampling.n,
             temperature=call.sampling.temperature,
             top_p=call.sampling.top_p,
-            top_k=call.sampling.top_k,
+            top_k=call.sampling.top_k if call.sampling.top_k < model.vocab_size else 0,
             seed=call.sampling.seed_of_prompt(),
             stop_token_ids=stop_token_ids,
         )

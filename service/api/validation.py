@@ -19,8 +19,10 @@ from service.protocol.generation import GenerationFields, WireRequest
 Wire = TypeVar("Wire", bound=WireRequest)
 
 _INT64_MAX = 2**63 - 1
-_GREEDY_BELOW = 1e-5
+_GREEDY_TEMPERATURE = 1e-5
 """Dividing logits by a smaller temperature only overflows; it means argmax."""
+_GREEDY_TOP_P = 1e-6
+"""The likeliest of fewer than a million tokens is a nucleus of this size by itself."""
 
 _EXPECTED = {
     "prompt": "must be a string, a list of strings, a list of token ids or a list of lists of token ids",
@@ -145,7 +147,7 @@ def _check_sampling(fields: GenerationFields, config: ApiConfig, defaults: Gener
     temperature = defaults.temperature if fields.temperature is None else fields.temperature
     top_p = defaults.top_p if fields.top_p is None else fields.top_p
     top_k = defaults.top_k if fields.top_k is None else fields.top_k
-    greedy = temperature < _GREEDY_BELOW or top_p == 0  # the smallest nucleus is the likeliest token
+    greedy = temperature < _GREEDY_TEMPERATURE or top_p < _GREEDY_TOP_P
     return Sampling(
         n=n,
         temperature=0.0 if greedy else temperature,

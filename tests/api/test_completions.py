@@ -92,7 +92,9 @@ def test_sampling_fields_reach_the_engine(server: RunningServer, http: httpx.Cli
     assert sampling.stop_token_ids == {END_ID}
 
 
-@pytest.mark.parametrize("fields", [{"temperature": 0}, {"temperature": 1e-9}, {"top_p": 0}])
+@pytest.mark.parametrize(
+    "fields", [{"temperature": 0}, {"temperature": 1e-9}, {"top_p": 0}, {"top_p": 1e-300}, {"temperature": 1e-320}]
+)
 def test_greedy(server: RunningServer, http: httpx.Client, fields: dict[str, float]) -> None:
     post(http, **fields)
     assert server.executor.last_sampling.is_greedy

@@ -23,6 +23,12 @@ def test_the_outermost_seeds(server: RunningServer, http: httpx.Client, seed: in
     assert max(drawn) < 2**63
 
 
+@pytest.mark.parametrize("top_k", [10**4, 2**31, 2**63 - 1])
+def test_a_top_k_of_all_tokens_is_none(server: RunningServer, http: httpx.Client, top_k: int) -> None:
+    assert http.post(COMPLETIONS, json=completion(top_k=top_k)).status_code == 200
+    assert server.executor.last_sampling.top_k == 0
+
+
 def test_a_full_queue_is_refused_with_retry_after() -> None:
     scene = Scene()
     scheduler = type(scene.scheduler)(1, 512, 0.0, 2, 100_000)
