@@ -64,9 +64,15 @@ class Harness:
         self.finals: dict[str, FinalEvent] = {}
 
     def request(
-        self, prompt: tuple[int, ...], max_tokens: int, n: int = 1, seed: int = 0, stops: frozenset[int] = frozenset()
+        self,
+        prompt: tuple[int, ...],
+        max_tokens: int,
+        n: int = 1,
+        seed: int = 0,
+        stops: frozenset[int] = frozenset(),
+        temperature: float = 1.0,
     ) -> Request:
-        sampling = SamplingParams(max_tokens=max_tokens, n=n, seed=seed, stop_token_ids=stops)
+        sampling = SamplingParams(max_tokens, n, temperature, seed=seed, stop_token_ids=stops)
         request = Request(f"request-{len(self.requests)}", prompt, sampling, self.clock.now_s())
         self.requests[request.request_id] = request
         return request
@@ -123,7 +129,7 @@ class Harness:
     def _check_running(self, group: SequenceGroup) -> None:
         for sequence in group.computing:
             table = self.blocks.table(sequence.sequence_id)
-            assert 0 < sequence.num_tokens_to_compute
+            assert sequence.num_tokens_to_compute > 0
             assert len(table.block_ids) * self.blocks.block_size >= sequence.num_computed_tokens
 
     def check_against_oracle(self, request_id: str, choice_index: int = 0, complete: bool = True) -> None:

@@ -1,0 +1,155 @@
+"""Greedy outputs of the whole engine over the real model equal Hugging Face `generate`, token for token in fp32.
+
+Alone, all at once, arriving at random while others run, and with a cache so small that requests are preempted.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from service.config import CacheConfig, ModelSource
+from service.runner.load import LoadedModel, load_executor
+from service.settings import QUICKSTART_MODEL
+from tests.engine.harness import Harness
+from tests.equivalence.hf_model import generate_alone, random_prompts, save_random_model
+
+NUM_PROMPTS = 64
+MAX_TOKENS = 16
+MAX_NUM_SEQS = 64
+BUDGET = 256
+BLOCK_SIZE = 16
+CACHE_BYTES = 64 * 2**20
+LONGEST = 300
+
+Prompts = list[tuple[int, ...]]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def load(folder: Path, device: str) -> LoadedModel:
+    source = ModelSource(str(folder), None, None, None, "auto", "float32", device, None, 0)  # type: ignore[arg-type]
+    cache = CacheConfig(BLOCK_SIZE, 0.5, CACHE_BYTES)
+    return load_executor(source, folder, cache, MAX_NUM_SEQS, BUDGET)
+
+
+class Case:
+    """One model: its folder, its prompts, and what they should become."""
+
+    def __init__(self, folder: Path, vocab_size: int) -> None:
+        self.folder = folder
+        self.prompts = random_prompts(NUM_PROMPTS, vocab_size)
+        self.expected = generate_alone(folder, self.prompts, MAX_TOKENS)
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3", "quickstart"])
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    if request.param == "quickstart":
+        return Case(QUICKSTART_MODEL, 2000)
+    return Case(save_random_model(request.param, tmp_path_factory.mktemp(request.param)), 400)
+
+
+@pytest.fixture(params=DEVICES)
+def loaded(request: pytest.FixtureRequest, case: Case) -> LoadedModel:
+    return load(case.folder, request.param)
+
+
+def make_harness(loaded: LoadedModel, num_blocks: int | None = None) -> Harness:
+    return Harness(
+        num_blocks or loaded.num_blocks,
+        BLOCK_SIZE,
+        max_num_seqs=MAX_NUM_SEQS,
+        max_num_batched_tokens=BUDGET,
+        executor=loaded.runner,
+    )
+
+
+def add(harness: Harness, prompt: tuple[int, ...], n: int = 1, temperature: float = 0.0, seed: int = 0) -> str:
+    request = harness.request(prompt, MAX_TOKENS, n, seed, temperature=temperature)
+    harness.clock.advance(0.001)
+    assert harness.add(request)
+    return request.request_id
+
+
+def outputs(harness: Harness, request_ids: list[str]) -> list[list[int]]:
+    return [harness.tokens[request_id, 0] for request_id in request_ids]
+
+
+def test_alone(case: Case, loaded: LoadedModel):
+    harness = make_harness(loaded)
+    request_ids = []
+    for prompt in case.prompts:
+        request_ids.append(add(harness, prompt))
+        harness.run()
+    assert outputs(harness, request_ids) == case.expected
+
+
+def test_all_at_once(case: Case, loaded: LoadedModel):
+    harness = make_harness(loaded)
+    request_ids = [add(harness, prompt) for prompt in case.prompts]
+    harness.run()
+    assert outputs(harness, request_ids) == case.expected
+
+
+def test_arriving_at_random_while_others_run(case: Case, loaded: LoadedModel):
+    harness = make_harness(loaded)
+    chance = random.Random(1)
+    request_ids = []
+    for prompt in case.prompts:
+        request_ids.append(add(harness, prompt))
+        for _ in range(chance.randint(0, 3)):
+            harness.step()
+    harness.run()
+    assert outputs(harness, request_ids) == case.expected
+
+
+def test_preempted_and_recomputed(case: Case, loaded: LoadedModel):
+    harness = make_harness(loaded, num_blocks=-(-(LONGEST + MAX_TOKENS) // BLOCK_SIZE) + 2)
+    request_ids = [add(harness, prompt) for prompt in sorted(case.prompts, key=len)]
+    harness.run()
+    expected = dict(zip(case.prompts, case.expected, strict=True))
+    assert outputs(harness, request_ids) == [expected[prompt] for prompt in sorted(case.prompts, key=len)]
+    assert sum(stats.num_preemptions for stats, _, _ in harness.sink.requests) > 0
+
+
+def test_draws_depend_on_the_seed_and_on_nothing_else(case: Case, loaded: LoadedModel):
+    prompts = case.prompts[:8]
+    alone = []
+    for prompt in prompts:
+        for choice in range(3):
+            harness = make_harness(loaded)
+            add(harness, prompt, temperature=1.0, seed=100 + choice)
+            harness.run()
+            alone.append(harness.tokens["request-0", 0])
+    harness = make_harness(loaded)
+    request_ids = [add(harness, prompt, n=3, temperature=1.0, seed=100) for prompt in prompts]
+    harness.run()
+    together = [harness.tokens[request_id, choice] for request_id in request_ids for choice in range(3)]
+    assert together == alone
+    assert len({tuple(tokens) for tokens in together}) > len(prompts), "choices differ"
+
+
+def test_bf16_differs_only_between_near_ties(case: Case):
+    """At the first difference each side's token is among the other's top 5."""
+    source = ModelSource(str(case.folder), None, None, None, "auto", "bfloat16", "cpu", None, 0)
+    loaded = load_executor(source, case.folder, CacheConfig(BLOCK_SIZE, 0.5, CACHE_BYTES), MAX_NUM_SEQS, BUDGET)
+    harness = make_harness(loaded)
+    request_ids = [add(harness, prompt) for prompt in case.prompts]
+    harness.run()
+    for prompt, ours, theirs in zip(case.prompts, outputs(harness, request_ids), case.expected, strict=True):
+        first = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), None)
+        if first is not None:
+            context = [*prompt, *theirs[:first]]
+            assert ours[first] in top_5(case.folder, context, torch.float32)
+            assert theirs[first] in top_5(case.folder, context, torch.bfloat16)
+
+
+def top_5(folder: Path, context: list[int], dtype: torch.dtype) -> list[int]:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    with torch.inference_mode():
+        logits = model(torch.tensor([context])).logits[0, -1]
+    return logits.float().topk(5).indices.tolist()
