@@ -97,6 +97,11 @@ class RunningServer:
 
         return asyncio.run_coroutine_threadsafe(call(), self._loop).result(10)
 
+    def drain(self, timeout_s: float) -> None:
+        """What the process does at SIGTERM."""
+        self.on_loop(self.state.set_draining)
+        asyncio.run_coroutine_threadsafe(self.engine.drain(timeout_s), self._loop).result(10)
+
     def make_ready(self) -> None:
         self.on_loop(lambda: self.state.set_ready(self._served_model()))
 

@@ -160,3 +160,22 @@ def test_a_surprise_in_a_stream_is_told_without_its_text(server: RunningServer, 
     text = http.post(COMPLETIONS, json=completion(stream=True)).text
     assert events_of(text)[-1]["error"]["type"] == ServerError.error_type
     assert "secret" not in text
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, 10.0])
+def test_draining_ends_every_stream_in_order(timeout_s: float) -> None:
+    with running() as server, httpx.Client(base_url=server.base_url) as http:
+        server.play(lambda prompt, so_far, seed: 75)
+        server.executor.delay_s = 0.002
+        with http.stream("POST", COMPLETIONS, json=completion(stream=True, max_tokens=200)) as response:
+            lines = response.iter_lines()
+            first = next(lines)
+            server.drain(timeout_s)
+            text = "\n".join([first, *lines]) + "\n"
+        *chunks, last = events_of(text)
+        if timeout_s:
+            assert last["choices"][0]["finish_reason"] == "length"
+        else:
+            assert chunks
+            assert "shutting down" in last["error"]["message"]
+        assert http.post(COMPLETIONS, json=completion()).status_code == 503
