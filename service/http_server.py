@@ -43,7 +43,10 @@ class HttpServer(uvicorn.Server):
         self._sockets: list[socket.socket] = []
 
     def bind(self) -> str:
-        """Take the address, so that connections queue from now on; returns the base URL. ConfigError if it cannot be had."""
+        """Take the address, so that connections queue from now on; returns the base URL.
+
+        Raises ConfigError if the address cannot be had.
+        """
         host, port = self.config.host, self.config.port
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)

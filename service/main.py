@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import uvloop
@@ -20,6 +19,7 @@ from service.api.app import create_app
 from service.api.serving_state import GenerationDefaults, ServedModel, ServingState
 from service.config import SchedulerConfig
 from service.core.clock import MonotonicClock
+from service.core.stats import EngineSnapshot
 from service.core.version import distribution_version
 from service.engine.async_engine import AsyncEngine
 from service.engine.engine import Engine
@@ -27,7 +27,9 @@ from service.errors import ConfigError
 from service.http_server import HttpServer
 from service.kvcache.block_manager import BlockManager
 from service.metrics.instruments import Instruments
+from service.metrics.live_gauges import LiveGauges
 from service.metrics.recorder import Recorder
+from service.metrics.vllm_names import VllmNames
 from service.model_folder import resolve_model_folder
 from service.scheduler.admission import OnDemandAdmission
 from service.scheduler.iteration_scheduler import IterationScheduler
@@ -72,10 +74,10 @@ class _Service:
         self._started_s = time.monotonic()
         self._clock = MonotonicClock()
         self._shutdown = Shutdown()
-        self._registry = CollectorRegistry()
-        self._recorder = Recorder(Instruments(self._registry))
-        self._state = ServingState()
         self._engine: AsyncEngine | None = None
+        self._registry = CollectorRegistry()
+        self._recorder = self._make_recorder()
+        self._state = ServingState()
         app = create_app(
             self._state,
             settings.api_config(),
@@ -104,6 +106,18 @@ class _Service:
             self._server.finish()
             await asyncio.wait({serving})
         return int(self._shutdown.status)
+
+    def _make_recorder(self) -> Recorder:
+        instruments = Instruments(self._registry)
+        self._registry.register(LiveGauges(self._snapshot))
+        if self._settings.metrics_compat == "vllm":
+            name = self._settings.api_config().served_model_names[0]
+            self._registry.register(VllmNames(instruments, self._snapshot, name))
+        return Recorder(instruments)
+
+    def _snapshot(self) -> EngineSnapshot | None:
+        """Any thread: a scrape may ask while the model still loads."""
+        return None if self._engine is None else self._engine.snapshot
 
     async def _load(self) -> None:
         try:
@@ -180,12 +194,11 @@ class _Service:
 
     def _served_model(self, parts: _Parts, engine: AsyncEngine) -> ServedModel:
         loaded, generation = parts.loaded, parts.loaded.generation
-        name = self._settings.model
         return ServedModel(
             engine=engine,
             tokenizer=parts.tokenizer,
             chat_template=parts.template,
-            root=Path(name).name if Path(name).exists() else name,
+            root=self._settings.public_model_name(),
             created=int(time.time()),
             max_model_len=min(loaded.max_model_len, loaded.num_blocks * self._settings.block_size),
             vocab_size=loaded.model_config.vocab_size,

@@ -146,11 +146,16 @@ class Settings(BaseSettings):
 
     def api_config(self) -> ApiConfig:
         return ApiConfig(
-            served_model_names=self.served_model_name or (self.model.rstrip("/"),),
+            served_model_names=self.served_model_name or (self.public_model_name(),),
             api_keys=self.api_key,
             strict_params=self.strict_params,
             max_body_bytes=int(self.max_body_bytes),
         )
+
+    def public_model_name(self) -> str:
+        """What clients may know of where the model comes from: a hub id, or a folder's name without its path."""
+        folder = Path(self.model).expanduser()
+        return folder.resolve().name if folder.is_dir() else self.model
 
     def non_default(self) -> dict[str, str]:
         """Settings that differ from their defaults, as text, secrets hidden."""

@@ -86,6 +86,12 @@ def test_without_a_model_the_quickstart_model_is_served():
     assert settings.api_config().served_model_names == (QUICKSTART_NAME,)
 
 
+def test_a_folders_path_is_not_told_to_clients(tmp_path: Path):
+    folder = tmp_path / "some-model"
+    folder.mkdir()
+    assert read_settings([f"{folder}/"]).api_config().served_model_names == ("some-model",)
+
+
 def test_served_names():
     assert read_settings(["org/model"]).api_config().served_model_names == ("org/model",)
     assert read_settings(["org/model", "--served-model-name", "a,b"]).api_config().served_model_names == ("a", "b")

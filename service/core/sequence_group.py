@@ -37,7 +37,7 @@ class SequenceGroup:
         prompt = request.prompt_token_ids
         self.request = request
         self.sequences = [
-            Sequence(first_sequence_id + i, i, request.sampling.seed + i, list(prompt), len(prompt))
+            Sequence(first_sequence_id + i, i, _wrap_int64(request.sampling.seed + i), list(prompt), len(prompt))
             for i in range(request.sampling.n)
         ]
         self.live = list(self.sequences)
@@ -60,3 +60,7 @@ class SequenceGroup:
     @property
     def num_tokens_to_compute(self) -> int:
         return sum(s.num_tokens_to_compute for s in self.computing)
+
+
+def _wrap_int64(value: int) -> int:
+    return (value + 2**63) % 2**64 - 2**63

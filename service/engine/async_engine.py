@@ -77,11 +77,17 @@ class AsyncEngine:
         return self._loop.is_alive and not stuck
 
     def check_accepts(self, num_requests: int = 1) -> None:
-        """Raise Unavailable or Overloaded if so many new requests would be refused. Costs no tokenizing."""
+        """Raise Unavailable or Overloaded if so many new requests would be refused. Costs no tokenizing.
+
+        More at once than may ever wait can never succeed: that is InvalidRequest.
+        """
         if not self._accepting:
             raise Unavailable("the server is shutting down", code="draining")
         if not self._loop.is_alive:
             raise Unavailable("the engine has stopped", code="engine_stopped")
+        if num_requests > self._config.max_waiting_requests:
+            limit = self._config.max_waiting_requests
+            raise InvalidRequest(f"{num_requests} prompts in one call; this server takes {limit}", param="prompt")
         queued = self._loop.num_queued()
         if queued.requests + num_requests > self._config.max_waiting_requests:
             limit = self._config.max_waiting_requests

@@ -19,3 +19,8 @@ def test_choices_draw_with_their_own_seed_and_the_leader_computes_alone_until_th
 def test_one_choice_needs_no_fork():
     group = SequenceGroup(Request("r", (7,), SamplingParams(max_tokens=3), 0.0), 0)
     assert group.is_forked
+
+
+def test_the_largest_seed_does_not_leave_64_bits():
+    group = SequenceGroup(Request("r", (7,), SamplingParams(max_tokens=3, n=2, seed=2**63 - 1), 0.0), 0)
+    assert [s.seed for s in group.sequences] == [2**63 - 1, -(2**63)]

@@ -107,6 +107,14 @@ def test_overload_is_refused_with_a_time_to_come_back():
     run(scenario, executor, max_waiting_requests=3)
 
 
+def test_more_prompts_than_may_ever_wait_is_the_callers_mistake():
+    async def scenario(engine: AsyncEngine, harness: Harness) -> None:
+        with pytest.raises(InvalidRequest, match="4 prompts in one call; this server takes 3"):
+            engine.check_accepts(4)
+
+    run(scenario, max_waiting_requests=3)
+
+
 def test_a_stuck_iteration_is_unhealthy_until_it_ends():
     executor = GatedExecutor()
 

@@ -1,0 +1,102 @@
+"""The real service in a process of its own, started as the README says, for tests that speak to it from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+
+READY_WITHIN_S = 90
+
+DUMMY_CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 300,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "hidden_act": "silu",
+    "eos_token_id": 2,
+}
+
+
+def write_dummy_folder(folder: Path) -> Path:
+    """A model that is nothing but a config.json, to be served with `--load-format dummy`."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(DUMMY_CONFIG))
+    return folder
+
+
+class ServerProcess:
+    """`headrace serve ARGUMENTS` on a free port. A context manager: the process is gone when it ends."""
+
+    def __init__(self, *arguments: str) -> None:
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "service", "serve", "--port", "0", *arguments],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            cwd=Path(__file__).parents[2],
+        )
+        self.log: list[str] = []
+        self.url = ""
+
+    def __enter__(self) -> ServerProcess:
+        deadline_s = time.monotonic() + READY_WITHIN_S
+        while time.monotonic() < deadline_s:
+            line = self._next_line()
+            if "ready at " in line:
+                self.url = line.split("ready at ")[1].split()[0]
+                return self
+        raise AssertionError(f"not ready within {READY_WITHIN_S} s:\n" + "".join(self.log))
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+    def wait(self, timeout_s: float) -> int:
+        """Exit status; the rest of the log is in `log` then."""
+        _, rest = self.process.communicate(timeout=timeout_s)
+        self.log.append(rest)
+        return self.process.returncode
+
+    def gauge(self, name: str) -> float:
+        """Value of an unlabelled metric, as /metrics shows it now."""
+        for line in httpx.get(f"{self.url}/metrics").text.splitlines():
+            if line.startswith(f"{name} "):
+                return float(line.split()[1])
+        raise AssertionError(f"no metric {name}")
+
+    def wait_for_gauge(self, name: str, value: float, within_s: float = 2.0) -> None:
+        """Fails unless the metric has the value within the time that the service promises."""
+        deadline_s = time.monotonic() + within_s
+        while self.gauge(name) != value:
+            assert time.monotonic() < deadline_s, f"{name} is {self.gauge(name)}, not {value}"
+            time.sleep(0.05)
+
+    def _next_line(self) -> str:
+        assert self.process.stderr is not None
+        line = self.process.stderr.readline()
+        self.log.append(line)
+        if not line and self.process.poll() is not None:
+            raise AssertionError("the server ended:\n" + "".join(self.log))
+        return line

@@ -1,0 +1,172 @@
+"""The process from outside: start, serve, refuse, lose clients, end in order."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from tests.e2e.server_process import ServerProcess, write_dummy_folder
+
+MODEL = "dummy"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_dummy_folder(tmp_path_factory.mktemp("model") / "dummy")
+
+
+def start(folder: Path, *arguments: str) -> ServerProcess:
+    return ServerProcess(
+        str(folder),
+        "--load-format",
+        "dummy",
+        "--dtype",
+        "float32",
+        "--kv-cache-memory",
+        "32MiB",
+        "--served-model-name",
+        MODEL,
+        *arguments,
+    )
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[ServerProcess]:
+    with start(folder) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+    server.wait_for_gauge("headrace_kv_blocks_used", 0)
+    server.wait_for_gauge("headrace_requests_running", 0)
+
+
+def test_start_up_says_what_is_served(server: ServerProcess):
+    log = "".join(server.log)
+    assert "load_format=dummy" in log
+    assert "KV cache: " in log
+    assert "sequences of the full context of 4096 tokens" in log
+    assert httpx.get(f"{server.url}/ready").status_code == 200
+    assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+def test_completions_with_several_prompts_and_seeded_choices(client: openai.OpenAI):
+    arguments = {"model": MODEL, "prompt": ["one", "two"], "n": 3, "seed": 7, "max_tokens": 8}
+    first = client.completions.create(**arguments)
+    again = client.completions.create(**arguments)
+    assert [c.text for c in first.choices] == [c.text for c in again.choices]
+    assert [c.index for c in first.choices] == list(range(6))
+    assert len({c.text for c in first.choices}) > 3
+    assert first.usage is not None
+    assert first.usage.completion_tokens <= 48
+
+
+def test_streamed_equals_unstreamed(client: openai.OpenAI):
+    arguments = {"model": MODEL, "prompt": "some text", "max_tokens": 40, "temperature": 0}
+    whole = client.completions.create(**arguments).choices[0]
+    chunks = list(client.completions.create(**arguments, stream=True))
+    assert "".join(c.choices[0].text for c in chunks) == whole.text
+    assert chunks[-1].choices[0].finish_reason == whole.finish_reason
+
+
+def test_a_model_without_a_chat_template_refuses_chat_and_says_why(client: openai.OpenAI):
+    with pytest.raises(openai.BadRequestError, match="chat template"):
+        client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "hi"}])
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_what_it_held(server: ServerProcess, client: openai.OpenAI, stream: bool):
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": stream}
+    with (
+        pytest.raises(httpx.ReadTimeout),
+        httpx.Client(timeout=0.3) as impatient,
+        impatient.stream("POST", f"{server.url}/v1/completions", json=body) as response,
+    ):
+        for _ in response.iter_bytes():
+            raise httpx.ReadTimeout("the client has lost interest")
+    server.wait_for_gauge("headrace_kv_blocks_used", 0)
+
+
+def read_stream(url: str, lines: list[str], max_tokens: int) -> None:
+    body = {"model": MODEL, "prompt": "x", "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
+        lines += [line for line in response.iter_lines() if line]
+
+
+def wait_for_first(lines: list[str], server: ServerProcess) -> None:
+    server.wait_for_gauge("headrace_requests_running", 1, within_s=10)
+
+
+def test_sigterm_lets_running_requests_finish(folder: Path):
+    with start(folder) as server:
+        lines: list[str] = []
+        reader = threading.Thread(target=read_stream, args=(server.url, lines, 300))
+        reader.start()
+        wait_for_first(lines, server)
+        server.terminate()
+        assert server.wait(30) == 0
+        reader.join(10)
+        assert lines[-1] == "data: [DONE]"
+        assert '"finish_reason":"length"' in lines[-2]
+
+
+def test_sigterm_refuses_new_requests_and_ends_late_ones_with_an_error_event(folder: Path):
+    with start(folder, "--shutdown-timeout", "1") as server:
+        lines: list[str] = []
+        reader = threading.Thread(target=read_stream, args=(server.url, lines, 4000))
+        reader.start()
+        wait_for_first(lines, server)
+        server.terminate()
+        time.sleep(0.2)
+        assert httpx.get(f"{server.url}/ready").status_code == 503
+        refused = httpx.post(f"{server.url}/v1/completions", json={"model": MODEL, "prompt": "x"})
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) >= 1
+        assert server.wait(30) == 0
+        reader.join(10)
+        assert lines[-1] == "data: [DONE]"
+        assert lines[-2].startswith('data: {"error":')
+
+
+def test_a_second_sigterm_ends_at_once(folder: Path):
+    with start(folder) as server:
+        lines: list[str] = []
+        reader = threading.Thread(target=read_stream, args=(server.url, lines, 4000))
+        reader.start()
+        wait_for_first(lines, server)
+        server.terminate()
+        time.sleep(0.2)
+        server.terminate()
+        started_s = time.monotonic()
+        assert server.wait(15) == 0
+        assert time.monotonic() - started_s < 5
+        reader.join(10)
+        assert lines[-1] == "data: [DONE]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["./nowhere"], "neither a folder nor a hub id"),
+        (["--device", "cuda"], "torch sees no CUDA device"),
+        (["--block-size", "0"], "block-size"),
+    ],
+)
+def test_a_start_that_cannot_work_says_why_and_fails(folder: Path, arguments: list[str], reason: str):
+    model = [] if arguments[0].startswith(".") else [str(folder), "--load-format", "dummy"]
+    command = [sys.executable, "-m", "service", "serve", "--port", "0", *model, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[2])
+    assert done.returncode != 0
+    assert reason in done.stderr
+    assert "Traceback" not in done.stderr
