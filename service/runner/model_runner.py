@@ -14,8 +14,7 @@ from service.runner.kv_storage import KvStorage
 from service.runner.selective_batching import FlatBatch, flatten
 from service.runner.sequence_rows import SequenceRows
 from service.runner.staging import to_device
-from service.sampling.sampler import sample
-from service.sampling.sampling_batch import SamplingBatch
+from service.sampling.sampler import SamplingBatch, sample
 
 
 class ModelRunner:

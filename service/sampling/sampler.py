@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
 from kernels.greedy_tokens import greedy_tokens
 from kernels.sample_tokens import sample_tokens
-from service.sampling.sampling_batch import SamplingBatch
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingBatch:
+    """The parameters of N draws.
+
+    temperature, top_p [N] fp32, top_k [N] int32: as in SamplingParams (0, 1 and 0 switch them off).
+    seeds, positions [N] int64: key the draw; position is the new token's index in its sequence.
+    is_greedy: every temperature is 0, known on the host, so that nothing else need be looked at.
+    """
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    seeds: Tensor
+    positions: Tensor
+    is_greedy: bool
 
 
 def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
