@@ -26,6 +26,7 @@ from service.engine.engine import Engine
 from service.errors import ConfigError
 from service.http_server import HttpServer
 from service.kvcache.block_manager import BlockManager
+from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
 from service.metrics.instruments import Instruments
 from service.metrics.live_gauges import LiveGauges
 from service.metrics.recorder import Recorder
@@ -164,7 +165,8 @@ class _Service:
     def _make_engine(self, parts: _Parts) -> AsyncEngine:
         loaded, config = parts.loaded, parts.scheduler
         block_size = self._settings.block_size
-        blocks = BlockManager(loaded.num_blocks, block_size)
+        cache = ChainedPrefixCache(block_size) if self._settings.enable_prefix_caching else NoPrefixCache()
+        blocks = BlockManager(loaded.num_blocks, block_size, cache)
         num_tokens = loaded.num_blocks * block_size
         logger.info(
             "%s on %s (%s, %d threads); KV cache: %d tokens in %d blocks of %d (%.1f MiB);"

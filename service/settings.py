@@ -80,6 +80,7 @@ class Settings(BaseSettings):
     max_waiting_tokens: int = Field(2_000_000, ge=1, description="beyond so many waiting prompt tokens, 503")
 
     block_size: int = Field(16, ge=1, le=256, description="tokens in a KV block")
+    enable_prefix_caching: bool = Field(True, description="reuse the KV blocks of prompts that begin alike")
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="share of the GPU's memory to use")
     kv_cache_memory: ByteSize | None = Field(
         None, gt=0, description="size of the KV cache (4GiB); measured if left out"

@@ -22,12 +22,14 @@ class Request:
     request_id: unique in the process; made by the service, never taken from a client.
     prompt_token_ids: at least one id, each inside the vocabulary.
     arrival_s: when it was received, on the engine's clock.
+    cache_salt: requests with different salts never share cached prefixes.
     """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     arrival_s: float
+    cache_salt: str = ""
 
     @property
     def num_prompt_tokens(self) -> int:

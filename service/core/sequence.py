@@ -2,7 +2,8 @@
 
 Prefill, decode, chunked prefill and recomputation are one idea: a sequence has tokens, of which
 `num_computed_tokens` have keys and values in the cache; an iteration is given some of the rest. Computing a
-position below `recompute_until` is recomputation: it was computed before a preemption.
+position below `recompute_until` is recomputation: it was computed before a preemption. `block_digests` and
+`num_cached_blocks` are the prefix cache's notes: digests of the first blocks, and how many it has been offered.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ class Sequence:
     """Owned by the engine thread; changed only by the scheduler and in the engine's apply."""
 
     __slots__ = (
+        "block_digests",
         "choice_index",
         "finish_reason",
+        "num_cached_blocks",
         "num_computed_tokens",
         "num_prompt_tokens",
         "recompute_until",
@@ -35,6 +38,8 @@ class Sequence:
         self.num_computed_tokens = 0
         self.recompute_until = 0
         self.finish_reason: FinishReason | None = None
+        self.block_digests: list[bytes] = []
+        self.num_cached_blocks = 0
 
     @property
     def num_tokens(self) -> int:

@@ -19,6 +19,7 @@ class SequenceGroup:
 
     The prompt is computed once, by the leader (the first live sequence). Until `is_forked`, the other sequences
     exist in name only: the prompt's last logits are sampled n times, and they then fork from the leader.
+    `num_cached_tokens` counts the prompt's tokens that the prefix cache spared it at its first start.
     """
 
     __slots__ = (
@@ -26,6 +27,7 @@ class SequenceGroup:
         "first_token_s",
         "is_forked",
         "live",
+        "num_cached_tokens",
         "num_output_tokens",
         "num_preemptions",
         "request",
@@ -47,6 +49,7 @@ class SequenceGroup:
         self.first_token_s: float | None = None
         self.num_preemptions = 0
         self.num_output_tokens = 0
+        self.num_cached_tokens = 0
 
     @property
     def leader(self) -> Sequence:

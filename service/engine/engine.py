@@ -134,7 +134,7 @@ class Engine:
         counts: _TokenCounts,
     ) -> None:
         counts.add(sequence, len(item.token_ids), len(token_ids))
-        sequence.num_computed_tokens += len(item.token_ids)
+        self._scheduler.advance(group, sequence, len(item.token_ids))
         if not token_ids:
             return
         if INVALID_TOKEN_ID in token_ids:
@@ -188,7 +188,7 @@ class Engine:
         request = group.request
         return RequestStats(
             num_prompt_tokens=request.num_prompt_tokens,
-            num_cached_tokens=0,
+            num_cached_tokens=group.num_cached_tokens,
             num_output_tokens=group.num_output_tokens,
             n=request.sampling.n,
             max_tokens=request.sampling.max_tokens,

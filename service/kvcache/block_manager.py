@@ -5,8 +5,10 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from service.core.iteration_plan import BlockCopy
+from service.core.sequence import Sequence
 from service.kvcache.block_pool import BlockPool
 from service.kvcache.block_table import BlockTable
+from service.kvcache.prefix_cache import PrefixCache
 
 
 class Fit(Enum):
@@ -20,9 +22,10 @@ class Fit(Enum):
 class BlockManager:
     """Blocks are taken on demand; a sequence wastes less than one block. Sequences are known by id."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, prefix_cache: PrefixCache) -> None:
         assert block_size > 0
         self.block_size = block_size
+        self._prefix_cache = prefix_cache
         self.pool = BlockPool(num_blocks)
         self._tables: dict[int, BlockTable] = {}
 
@@ -47,11 +50,25 @@ class BlockManager:
         index = position // self.block_size
         return index < len(block_ids) and self.pool.reference_count(block_ids[index]) > 1
 
-    def allocate(self, sequence_id: int, num_tokens: int) -> None:
-        """A table of new blocks for `num_tokens` tokens. The caller has checked `fit`."""
+    def match_prefix(self, sequence: Sequence, salt: str) -> list[int]:
+        """Blocks that hold the sequence's beginning already; they may be free, and go if others allocate first."""
+        return self._prefix_cache.match(sequence, salt)
+
+    def num_free_among(self, block_ids: list[int]) -> int:
+        return sum(self.pool.reference_count(block_id) == 0 for block_id in block_ids)
+
+    def allocate(self, sequence_id: int, num_tokens: int, prefix: list[int]) -> None:
+        """A table for `num_tokens` tokens: the blocks of `prefix`, then new ones. The caller has checked `fit`."""
         assert sequence_id not in self._tables
-        count = self.num_blocks_for(num_tokens)
-        self._tables[sequence_id] = BlockTable([self.pool.allocate() for _ in range(count)])
+        for block_id in prefix:
+            self.pool.share(block_id)
+        new = [self._take_block() for _ in range(self.num_blocks_for(num_tokens) - len(prefix))]
+        self._tables[sequence_id] = BlockTable(prefix + new)
+
+    def cache_prefix(self, sequence: Sequence, salt: str) -> None:
+        """Let others find the sequence's computed full blocks."""
+        if sequence.num_computed_tokens // self.block_size > sequence.num_cached_blocks:
+            self._prefix_cache.insert(sequence, salt, self._tables[sequence.sequence_id].block_ids)
 
     def num_blocks_to_append(self, sequence_id: int, num_tokens: int, write_from: int) -> int:
         """Blocks that `append` would take with the same arguments."""
@@ -70,12 +87,12 @@ class BlockManager:
         if self.is_shared(sequence_id, write_from):
             index = write_from // self.block_size
             source = table.block_ids[index]
-            destination = self.pool.allocate()
+            destination = self._take_block()
             self.pool.release(source)
             table.replace(index, destination)
             copies.append(BlockCopy(source, destination))
         while len(table.block_ids) * self.block_size < num_tokens:
-            table.append(self.pool.allocate())
+            table.append(self._take_block())
         return copies
 
     def fork(self, parent_id: int, child_id: int, num_tokens: int) -> None:
@@ -101,3 +118,8 @@ class BlockManager:
         for block_id in range(self.pool.num_blocks):
             assert self.pool.reference_count(block_id) == held.get(block_id, 0), f"count of block {block_id}"
         assert self.pool.num_used == len(held), "free + used = total"
+
+    def _take_block(self) -> int:
+        block_id = self.pool.allocate()
+        self._prefix_cache.forget(block_id)
+        return block_id

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 
 
 class BlockPool:
-    """Blocks 0 .. num_blocks - 1. The free list is first in, first out, so a freed block rests longest."""
+    """Blocks 0 .. num_blocks - 1. The free list is the eviction order: freed last, taken last.
+
+    A free block keeps what it holds until it is allocated, so that the prefix cache may bring it back by `share`.
+    """
 
     def __init__(self, num_blocks: int) -> None:
         assert num_blocks > 0
         self.num_blocks = num_blocks
-        self._free: deque[int] = deque(range(num_blocks))
+        self._free = OrderedDict.fromkeys(range(num_blocks))
         self._reference_counts = [0] * num_blocks
 
     @property
@@ -28,13 +31,14 @@ class BlockPool:
 
     def allocate(self) -> int:
         """Take a free block with count 1. The caller has checked `num_free`."""
-        block_id = self._free.popleft()
+        block_id, _ = self._free.popitem(last=False)
         self._reference_counts[block_id] = 1
         return block_id
 
     def share(self, block_id: int) -> None:
-        """One more table holds the block."""
-        assert self._reference_counts[block_id] > 0, "only a used block can be shared"
+        """One more table holds the block, which may have been free."""
+        if self._reference_counts[block_id] == 0:
+            del self._free[block_id]
         self._reference_counts[block_id] += 1
 
     def release(self, block_id: int) -> None:
@@ -43,4 +47,4 @@ class BlockPool:
         assert count >= 0, f"block {block_id} was freed twice"
         self._reference_counts[block_id] = count
         if count == 0:
-            self._free.append(block_id)
+            self._free[block_id] = None

@@ -11,8 +11,11 @@ from service.scheduler.memory_need import num_blocks_at_most, num_blocks_now
 
 
 class Admission(Protocol):
-    def fit(self, group: SequenceGroup, blocks: BlockManager, any_running: bool) -> Fit:
-        """Whether the group's present tokens may be allocated now. Changes nothing."""
+    def fit(self, group: SequenceGroup, prefix: list[int], blocks: BlockManager, any_running: bool) -> Fit:
+        """Whether the group's present tokens may be allocated now, its first ones in the cached blocks `prefix`.
+
+        Changes nothing.
+        """
         ...
 
 
@@ -27,9 +30,10 @@ class OnDemandAdmission:
     def __init__(self, watermark_blocks: int) -> None:
         self._watermark_blocks = watermark_blocks
 
-    def fit(self, group: SequenceGroup, blocks: BlockManager, any_running: bool) -> Fit:
+    def fit(self, group: SequenceGroup, prefix: list[int], blocks: BlockManager, any_running: bool) -> Fit:
         keep_free = self._watermark_blocks if any_running else 0
-        return blocks.fit(num_blocks_now(group, blocks), keep_free)
+        num_taken = num_blocks_now(group, blocks) - len(prefix) + blocks.num_free_among(prefix)
+        return blocks.fit(num_taken, keep_free)
 
 
 def fits_ever(request: Request, blocks: BlockManager, max_num_seqs: int) -> bool:

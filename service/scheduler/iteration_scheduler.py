@@ -57,12 +57,19 @@ class IterationScheduler:
         released, self._released = tuple(self._released), []
         return IterationPlan(tuple(draft.scheduled), tuple(draft.copies), released)
 
+    def advance(self, group: SequenceGroup, sequence: Sequence, num_tokens: int) -> None:
+        """So many more tokens of the sequence are computed; its full blocks may serve others from now on."""
+        sequence.num_computed_tokens += num_tokens
+        self.blocks.cache_prefix(sequence, group.request.cache_salt)
+
     def fork_choices(self, group: SequenceGroup) -> None:
         """The prompt is computed: the other choices share all of its blocks from now on."""
         leader = group.leader
         for sequence in group.live[1:]:
             self.blocks.fork(leader.sequence_id, sequence.sequence_id, leader.num_computed_tokens)
             sequence.num_computed_tokens = leader.num_computed_tokens
+            sequence.num_cached_blocks = leader.num_cached_blocks
+            sequence.block_digests = leader.block_digests.copy()
         group.is_forked = True
 
     def end_sequence(self, group: SequenceGroup, sequence: Sequence) -> None:
@@ -86,16 +93,16 @@ class IterationScheduler:
 
     def num_cached_tokens(self) -> int:
         """Tokens that the used blocks hold, those of a shared block counted once."""
-        return sum(self._num_cached_tokens(group) for group in self.pool.running)
-
-    def _num_cached_tokens(self, group: SequenceGroup) -> int:
-        leader, *others = group.computing
-        if not others:
-            return leader.num_computed_tokens
-        shared = num_shared_tokens(group.request, self.blocks.block_size)
-        if self.blocks.is_shared(leader.sequence_id, shared):
-            shared = leader.num_computed_tokens  # forked, and not yet written on
-        return leader.num_computed_tokens + sum(s.num_computed_tokens - shared for s in others)
+        blocks = self.blocks
+        unfilled = 0
+        for group in self.pool.running:
+            last_block = None
+            for sequence in group.computing:
+                block_ids = blocks.table(sequence.sequence_id).block_ids
+                if block_ids[-1] != last_block:  # else forked, and not yet written on
+                    unfilled += len(block_ids) * blocks.block_size - sequence.num_computed_tokens
+                last_block = block_ids[-1]
+        return blocks.pool.num_used * blocks.block_size - unfilled
 
     def _make_room(self, draft: _Draft) -> bool:
         """Blocks for the next token of every running sequence; True if some group was preempted for them."""
@@ -131,6 +138,7 @@ class IterationScheduler:
         for sequence in group.live:
             sequence.recompute_until = max(sequence.recompute_until, sequence.num_computed_tokens)
             sequence.num_computed_tokens = 0
+            sequence.num_cached_blocks = 0
             self._free(sequence)
 
     def _schedule_running(self, draft: _Draft) -> None:
@@ -161,24 +169,30 @@ class IterationScheduler:
         seats = self._max_num_seqs - sum(len(g.live) for g in pool.running)
         while pool.waiting and draft.budget > 0:
             group = pool.waiting[0]
-            any_running = bool(pool.running)
-            if len(group.live) > seats or self._admission.fit(group, self.blocks, any_running) is not Fit.OK:
+            if len(group.live) > seats:
+                return
+            prefix = self.blocks.match_prefix(group.leader, group.request.cache_salt)
+            if self._admission.fit(group, prefix, self.blocks, bool(pool.running)) is not Fit.OK:
                 return
             seats -= len(group.live)
             pool.start()
-            self._allocate(group)
+            self._allocate(group, prefix)
             if group.first_scheduled_s is None:
                 group.first_scheduled_s = self._clock.now_s()
+                group.num_cached_tokens = group.leader.num_computed_tokens
             self._schedule_tokens(draft, group, group.leader)
 
-    def _allocate(self, group: SequenceGroup) -> None:
+    def _allocate(self, group: SequenceGroup, prefix: list[int]) -> None:
         leader = group.leader
-        self.blocks.allocate(leader.sequence_id, leader.num_tokens)
+        self.blocks.allocate(leader.sequence_id, leader.num_tokens, prefix)
+        leader.num_computed_tokens = len(prefix) * self.blocks.block_size
+        leader.num_cached_blocks = len(prefix)
         shared = num_shared_tokens(group.request, self.blocks.block_size)
         for sequence in group.computing[1:]:
             self.blocks.fork(leader.sequence_id, sequence.sequence_id, shared)
             self.blocks.append(sequence.sequence_id, sequence.num_tokens, shared)
             sequence.num_computed_tokens = shared
+            sequence.num_cached_blocks = shared // self.blocks.block_size
 
     def _schedule_tokens(self, draft: _Draft, group: SequenceGroup, sequence: Sequence) -> None:
         start = sequence.num_computed_tokens

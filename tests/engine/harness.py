@@ -13,6 +13,7 @@ from service.core.stats import IterationStats, RequestStats
 from service.engine.engine import Engine
 from service.engine.ports import Executor
 from service.kvcache.block_manager import BlockManager
+from service.kvcache.prefix_cache import ChainedPrefixCache, PrefixCache
 from service.scheduler.admission import OnDemandAdmission, fits_ever
 from service.scheduler.iteration_scheduler import IterationScheduler
 from tests.engine.toy_model import ToyExecutor, oracle
@@ -43,9 +44,10 @@ class Harness:
         max_num_batched_tokens: int = 16,
         watermark_blocks: int = 0,
         executor: Executor | None = None,
+        prefix_cache: PrefixCache | None = None,
     ) -> None:
         self.clock = ManualClock()
-        self.blocks = BlockManager(num_blocks, block_size)
+        self.blocks = BlockManager(num_blocks, block_size, prefix_cache or ChainedPrefixCache(block_size))
         self.toy = ToyExecutor(num_blocks, block_size, VOCABULARY)
         self.sink = ListSink()
         self.max_num_seqs = max_num_seqs
@@ -71,9 +73,10 @@ class Harness:
         seed: int = 0,
         stops: frozenset[int] = frozenset(),
         temperature: float = 1.0,
+        salt: str = "",
     ) -> Request:
         sampling = SamplingParams(max_tokens, n, temperature, seed=seed, stop_token_ids=stops)
-        request = Request(f"request-{len(self.requests)}", prompt, sampling, self.clock.now_s())
+        request = Request(f"request-{len(self.requests)}", prompt, sampling, self.clock.now_s(), salt)
         self.requests[request.request_id] = request
         return request
 
@@ -123,8 +126,22 @@ class Harness:
         assert 0 <= self.scheduler.num_cached_tokens() <= self.blocks.pool.num_used * self.blocks.block_size
         if not pool.running:
             assert self.blocks.pool.num_used == 0, "nobody runs and nothing is held"
+        self._check_sharing()
         if self.toy.plans:
             assert self.toy.plans[-1].num_scheduled_tokens <= self.max_num_batched_tokens
+
+    def _check_sharing(self) -> None:
+        """Tables share a block only where salt, position and every token up to the block's end agree."""
+        holders: dict[int, tuple[str, int, list[int]]] = {}
+        for group in self.scheduler.pool.running:
+            for sequence in group.computing:
+                for index, block_id in enumerate(self.blocks.table(sequence.sequence_id).block_ids):
+                    end = min((index + 1) * self.blocks.block_size, sequence.num_computed_tokens)
+                    held = (group.request.cache_salt, index, sequence.token_ids[:end])
+                    salt, position, tokens = holders.setdefault(block_id, held)
+                    assert (salt, position) == held[:2]
+                    common = min(len(tokens), end)
+                    assert tokens[:common] == sequence.token_ids[:common]
 
     def _check_running(self, group: SequenceGroup) -> None:
         for sequence in group.computing:

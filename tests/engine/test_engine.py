@@ -13,8 +13,10 @@ from tests.engine.toy_model import ToyExecutor
 
 STOPS = frozenset(range(0, 1000, 9))
 
-prompts = st.lists(st.integers(0, 5), min_size=1, max_size=20).map(tuple)
-arrivals = st.tuples(st.just("add"), prompts, st.integers(1, 12), st.integers(1, 4), st.booleans())
+prompts = st.lists(st.integers(0, 1), min_size=1, max_size=20).map(tuple)  # few ids, so that prefixes repeat
+arrivals = st.tuples(
+    st.just("add"), prompts, st.integers(1, 12), st.integers(1, 4), st.booleans(), st.sampled_from(["", "salt"])
+)
 operations = st.one_of(
     arrivals,
     st.tuples(st.just("abort"), st.integers(0, 30)),
@@ -26,9 +28,10 @@ operations = st.one_of(
 
 def apply_operation(harness: Harness, operation: tuple, touched: set[tuple[str, int]]) -> None:
     match operation:
-        case ("add", prompt, max_tokens, n, with_stops):
+        case ("add", prompt, max_tokens, n, with_stops, salt):
             stops = STOPS if with_stops else frozenset()
-            harness.add(harness.request(prompt, max_tokens, n, seed=len(harness.requests) % 3, stops=stops))
+            seed = len(harness.requests) % 3
+            harness.add(harness.request(prompt, max_tokens, n, seed, stops, salt=salt))
             harness.clock.advance(0.001)
         case ("abort", index):
             request_id = f"request-{index}"

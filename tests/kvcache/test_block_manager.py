@@ -4,11 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.kvcache.block_manager import BlockManager, Fit
+from service.kvcache.prefix_cache import NoPrefixCache
 
 
 def test_fit_tells_now_later_and_never():
-    blocks = BlockManager(4, 2)
-    blocks.allocate(0, 5)
+    blocks = BlockManager(4, 2, NoPrefixCache())
+    blocks.allocate(0, 5, [])
     assert blocks.fit(1) is Fit.OK
     assert blocks.fit(1, keep_free=1) is Fit.LATER
     assert blocks.fit(2) is Fit.LATER
@@ -18,15 +19,15 @@ def test_fit_tells_now_later_and_never():
 
 @given(num_tokens=st.integers(1, 300), block_size=st.integers(1, 256))
 def test_waste_is_less_than_one_block(num_tokens: int, block_size: int):
-    blocks = BlockManager(300, block_size)
-    blocks.allocate(0, num_tokens)
+    blocks = BlockManager(300, block_size, NoPrefixCache())
+    blocks.allocate(0, num_tokens, [])
     waste = len(blocks.table(0).block_ids) * block_size - num_tokens
     assert 0 <= waste < block_size
 
 
 def test_fork_shares_and_append_copies_a_shared_block_once():
-    blocks = BlockManager(8, 4)
-    blocks.allocate(0, 6)
+    blocks = BlockManager(8, 4, NoPrefixCache())
+    blocks.allocate(0, 6, [])
     blocks.fork(0, 1, 6)
     assert blocks.table(1).block_ids == blocks.table(0).block_ids
     assert blocks.num_blocks_to_append(1, 7, write_from=6) == 1
@@ -39,8 +40,8 @@ def test_fork_shares_and_append_copies_a_shared_block_once():
 
 
 def test_fork_of_full_blocks_needs_no_copy():
-    blocks = BlockManager(8, 4)
-    blocks.allocate(0, 8)
+    blocks = BlockManager(8, 4, NoPrefixCache())
+    blocks.allocate(0, 8, [])
     blocks.fork(0, 1, 8)
     assert blocks.append(1, 9, write_from=8) == []
     assert blocks.table(1).block_ids[:2] == blocks.table(0).block_ids
@@ -61,13 +62,13 @@ operations = st.lists(
 
 @given(operations=operations, block_size=st.sampled_from([1, 2, 4]))
 def test_no_block_is_lost_and_a_written_block_has_one_holder(operations, block_size):
-    blocks = BlockManager(24, block_size)
+    blocks = BlockManager(24, block_size, NoPrefixCache())
     lengths: dict[int, int] = {}
     for name, sequence, argument in operations:
         match name:
             case "allocate" if sequence not in lengths:
                 if blocks.fit(blocks.num_blocks_for(argument)) is Fit.OK:
-                    blocks.allocate(sequence, argument)
+                    blocks.allocate(sequence, argument, [])
                     lengths[sequence] = argument
             case "fork" if sequence in lengths and argument not in lengths:
                 blocks.fork(sequence, argument, lengths[sequence])

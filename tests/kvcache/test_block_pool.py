@@ -30,6 +30,8 @@ def test_freeing_twice_is_a_fault_of_ours():
         pool.release(block)
 
 
-def test_a_free_block_cannot_be_shared():
-    with pytest.raises(AssertionError):
-        BlockPool(1).share(0)
+def test_sharing_a_free_block_takes_it_off_the_free_list():
+    pool = BlockPool(3)
+    pool.share(1)
+    assert (pool.reference_count(1), pool.num_free) == (1, 2)
+    assert [pool.allocate(), pool.allocate()] == [0, 2]

@@ -4,6 +4,7 @@ from service.core.request import Request
 from service.core.sampling_params import SamplingParams
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager
+from service.kvcache.prefix_cache import NoPrefixCache
 from service.scheduler.memory_need import num_blocks_at_most, num_blocks_now, num_shared_tokens
 
 
@@ -12,7 +13,7 @@ def make_request(prompt: int, max_tokens: int, n: int = 1) -> Request:
 
 
 def test_choices_share_the_full_blocks_of_the_prompt():
-    blocks = BlockManager(100, 4)
+    blocks = BlockManager(100, 4, NoPrefixCache())
     assert num_shared_tokens(make_request(10, 1), 4) == 8
     # two shared blocks; each choice has tokens 8 .. 10 + 3 - 2 of its own
     assert num_blocks_at_most(make_request(10, 3, n=5), blocks) == 2 + 5 * 1
@@ -20,14 +21,14 @@ def test_choices_share_the_full_blocks_of_the_prompt():
 
 
 def test_the_last_token_is_never_cached():
-    blocks = BlockManager(100, 4)
+    blocks = BlockManager(100, 4, NoPrefixCache())
     assert num_blocks_at_most(make_request(3, 1), blocks) == 1
     assert num_blocks_at_most(make_request(4, 1), blocks) == 1
     assert num_blocks_at_most(make_request(4, 2), blocks) == 2
 
 
 def test_before_the_fork_only_the_leader_needs_room():
-    blocks = BlockManager(100, 4)
+    blocks = BlockManager(100, 4, NoPrefixCache())
     group = SequenceGroup(make_request(10, 3, n=5), 0)
     assert num_blocks_now(group, blocks) == 3
     group.is_forked = True

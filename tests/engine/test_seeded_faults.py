@@ -1,0 +1,134 @@
+"""The suite can fail: each fault, put in on purpose, is caught by the oracle or by an invariant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from service.kvcache.block_manager import BlockManager
+from service.kvcache.block_pool import BlockPool
+from service.kvcache.block_table import BlockTable
+from service.kvcache.prefix_cache import ChainedPrefixCache
+from service.scheduler.iteration_scheduler import IterationScheduler
+from tests.engine.harness import Harness
+from tests.engine.toy_model import ToyExecutor
+
+Patch = pytest.MonkeyPatch
+
+
+def scenario() -> None:
+    """Choices, shared prefixes, preemptions and an abort in a tiny cache, checked against the oracle."""
+    harness = Harness(num_blocks=14, block_size=4, max_num_seqs=6, max_num_batched_tokens=24)
+    harness.add(harness.request((1, 2, 3, 4, 5, 6, 7, 8, 9), 10))
+    harness.add(harness.request((1, 2, 3, 4, 5, 6, 7, 8, 9), 10, n=2, seed=3))
+    harness.add(harness.request((9, 9), 30, seed=5))
+    harness.step()
+    harness.step()
+    harness.engine.abort("request-2")
+    harness.collect()
+    harness.add(harness.request((1, 2, 3, 4, 5, 6, 7, 8, 1), 12, seed=9))
+    harness.add(harness.request((1, 2, 3, 4, 5, 6, 7, 8, 2), 12, seed=9, salt="other"))
+    harness.run(max_steps=500)
+    assert sum(stats.num_preemptions for stats, _, _ in harness.sink.requests) > 0
+    assert sum(stats.num_cached_tokens for stats, _, _ in harness.sink.requests) > 0
+    for request_id, choice in (("request-0", 0), ("request-1", 0), ("request-1", 1), ("request-3", 0)):
+        harness.check_against_oracle(request_id, choice)
+    assert harness.blocks.pool.num_used == 0
+
+
+def test_without_a_fault_the_scenario_passes():
+    scenario()
+
+
+def a_block_freed_early(patch: Patch) -> None:
+    append = BlockManager.append
+
+    def free_one(self: BlockManager, sequence_id: int, num_tokens: int, write_from: int) -> list:
+        copies = append(self, sequence_id, num_tokens, write_from)
+        if num_tokens == 13:
+            self.pool.release(self.table(sequence_id).block_ids[0])
+        return copies
+
+    patch.setattr(BlockManager, "append", free_one)
+
+
+def a_count_off_by_one(patch: Patch) -> None:
+    share = BlockPool.share
+    patch.setattr(BlockPool, "share", lambda self, block_id: (share(self, block_id), share(self, block_id)))
+
+
+def a_table_shared_wrongly(patch: Patch) -> None:
+    match = ChainedPrefixCache.match
+    patch.setattr(ChainedPrefixCache, "match", lambda self, sequence, salt: match(self, sequence, salt)[::-1])
+
+
+def a_salt_ignored(patch: Patch) -> None:
+    digest = ChainedPrefixCache._digest
+    patch.setattr(ChainedPrefixCache, "_digest", lambda self, sequence, salt, index: digest(self, sequence, "", index))
+
+
+def a_copy_skipped(patch: Patch) -> None:
+    append = BlockManager.append
+    patch.setattr(BlockManager, "append", lambda self, *arguments: append(self, *arguments)[:0])
+
+
+def a_change_of_table_not_told(patch: Patch) -> None:
+    def silent(self: BlockTable, index: int, block_id: int) -> None:
+        self.block_ids[index] = block_id
+
+    patch.setattr(BlockTable, "replace", silent)
+
+
+def an_evicted_block_still_known(patch: Patch) -> None:
+    patch.setattr(ChainedPrefixCache, "forget", lambda self, block_id: None)
+
+
+def a_token_too_many_believed_computed(patch: Patch) -> None:
+    advance = IterationScheduler.advance
+
+    def too_far(self, group, sequence, num_tokens):
+        advance(self, group, sequence, num_tokens + (num_tokens > 1))
+
+    patch.setattr(IterationScheduler, "advance", too_far)
+
+
+def blocks_kept_after_the_end(patch: Patch) -> None:
+    free = IterationScheduler._free
+
+    def keep_some(self, sequence):
+        if sequence.choice_index == 0:
+            free(self, sequence)
+
+    patch.setattr(IterationScheduler, "_free", keep_some)
+
+
+def rows_mixed_up(patch: Patch) -> None:
+    execute = ToyExecutor.execute
+
+    def swapped(self, plan):
+        result = execute(self, plan)
+        return type(result)(result.token_ids[::-1])
+
+    patch.setattr(ToyExecutor, "execute", swapped)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        a_block_freed_early,
+        a_count_off_by_one,
+        a_table_shared_wrongly,
+        a_salt_ignored,
+        a_copy_skipped,
+        a_change_of_table_not_told,
+        an_evicted_block_still_known,
+        a_token_too_many_believed_computed,
+        blocks_kept_after_the_end,
+        rows_mixed_up,
+    ],
+)
+def test_a_fault_is_caught(fault: Callable[[Patch], None], monkeypatch: Patch):
+    fault(monkeypatch)
+    with pytest.raises((AssertionError, KeyError, ValueError)):
+        scenario()
