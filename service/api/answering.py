@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 from pydantic import BaseModel
@@ -67,7 +67,7 @@ def answer_stream(
 
 async def _frames(
     generation: Generation, frames: Callable[[Piece], bytes], last_frame: Callable[[], bytes]
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     """Frames that are ready together go out together. An error becomes an event; [DONE] comes in any case."""
     try:
         async with aclosing(generation.pieces()) as batches:

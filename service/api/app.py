@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from prometheus_client import CollectorRegistry
-from sse_starlette.sse import AppStatus
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -43,8 +42,6 @@ def create_app(
     The app's lifespan ends its tokenizing threads and nothing else: it neither starts nor stops the engine.
     Streams are not ended at SIGTERM by this app: they end when the engine ends their requests.
     """
-    # sse-starlette's import makes uvicorn's SIGTERM handler cut all streams at once; we drain instead.
-    AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
     context = ApiContext(state, config, TextPool(config.tokenizer_threads), recorder)
     routes = _routes(context, registry)
     templates = {route.endpoint: route.path for route in routes}

@@ -21,7 +21,7 @@ async def run_unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Re
     The body must have been read before, so that the next message can only be the disconnect.
     """
     working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(_disconnected(receive))
+    watching = asyncio.ensure_future(disconnected(receive))
     try:
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
         if working.done():
@@ -33,6 +33,7 @@ async def run_unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Re
         await asyncio.gather(working, watching, return_exceptions=True)
 
 
-async def _disconnected(receive: Receive) -> None:
+async def disconnected(receive: Receive) -> None:
+    """Returns when the client has gone."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,22 +1,25 @@
 """Server-sent events: framing, and the response that carries one call's stream.
 
-`EventSourceResponse` of sse-starlette does the sending; ready bytes go in, so it frames nothing itself. What
-has to be known about it (3.7): importing it makes uvicorn's SIGTERM cut every stream, unless automatic
-draining is switched off (`create_app` does so: the engine ends the streams when it is drained); its line
-ends are CRLF and its ping carries a date, unless told otherwise; a generator that never started runs no
-`finally`, so the response itself does the closing.
+The response is our own. Measured on uvloop with frames of 200 bytes and a sink that costs nothing, microseconds a
+frame: a bare loop over `send` 1.5, this response 1.6, sse-starlette's EventSourceResponse 8.5 (a cancel scope
+and a lock around every send). At 64 streams of 50 tokens a second that was 2 % of the core that feeds the engine.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 
-from sse_starlette.sse import EventSourceResponse, SendTimeoutError
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from service.api.disconnect import disconnected
+
 DONE = b"data: [DONE]\n\n"
+ABORT_CONNECTION = "abort_connection"
 _KEEP_ALIVE = b": keep-alive\n\n"
 _logger = logging.getLogger(__name__)
 
@@ -26,42 +29,80 @@ def data_frame(json: bytes) -> bytes:
     return b"data: " + json + b"\n\n"
 
 
-class TokenStreamResponse(EventSourceResponse):
+class TokenStreamResponse(Response):
     """Sends frames until there are no more, the client goes away, or it does not read for `send_timeout_s`.
 
-    Whatever happens, `close` is called once, at the end, with the reason for stopping if frames were left.
+    Whenever nothing was sent for `keepalive_s`, a comment is. Whatever happens, the frames are closed and then
+    `close` is called once, at the end, with the reason for stopping if frames were left. The connection of a client
+    that does not read is aborted, if the server says how (`abort_connection`).
     """
+
+    media_type = "text/event-stream"
 
     def __init__(
         self,
-        frames: AsyncIterator[bytes],
+        frames: AsyncGenerator[bytes, None],
         close: Callable[[str], None],
         *,
         keepalive_s: float,
         send_timeout_s: float,
         headers: dict[str, str],
     ) -> None:
-        super().__init__(
-            frames,
-            headers={"Cache-Control": "no-cache", **headers},
-            sep="\n",
-            ping=keepalive_s,
-            ping_message_factory=_keep_alive,
-            send_timeout=send_timeout_s,
-        )
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
+        del self.headers["content-length"]
+        self._frames = frames
         self._close = close
+        self._keepalive_s = keepalive_s
+        self._send_timeout_s = send_timeout_s
+        self._sending = False
+        self._changed_s = time.monotonic()  # when the last send began or ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.ensure_future(self._send_all(send))
+        watching = asyncio.ensure_future(disconnected(receive))
         reason = "client_disconnected"
         try:
-            await super().__call__(scope, receive, send)
-        except SendTimeoutError:
+            while not (sending.done() or watching.done()):
+                await asyncio.wait((sending, watching), timeout=self._left_s(), return_when=asyncio.FIRST_COMPLETED)
+                if self._left_s() <= 0 and not sending.done():
+                    await self._act_on_silence(send)
+            if sending.done():
+                sending.result()
+        except TimeoutError:
             reason = "send_timeout"
-            _logger.warning("a stream was not read for %s s and was cut", self.send_timeout)
+            _logger.warning("a stream was not read for %g s and was cut", self._send_timeout_s)
+            abort_connection(scope)
         finally:
+            sending.cancel()
+            watching.cancel()
+            await asyncio.gather(sending, watching, return_exceptions=True)
             self._close(reason)
 
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async with aclosing(self._frames) as frames:
+            async for frame in frames:
+                self._sending, self._changed_s = True, time.monotonic()
+                await send({"type": "http.response.body", "body": frame, "more_body": True})
+                self._sending, self._changed_s = False, time.monotonic()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-def _keep_alive() -> Any:
-    # Declared as a ServerSentEvent, but ready bytes are passed through.
-    return _KEEP_ALIVE
+    def _left_s(self) -> float:
+        """Seconds until something must happen, if nothing changes."""
+        patience_s = self._send_timeout_s if self._sending else self._keepalive_s
+        return self._changed_s + patience_s - time.monotonic()
+
+    async def _act_on_silence(self, send: Send) -> None:
+        """TimeoutError if it is the client's, else a sign of life. Frames may go out beside it."""
+        if self._sending:
+            raise TimeoutError
+        self._changed_s = time.monotonic()
+        async with asyncio.timeout(self._send_timeout_s):
+            await send({"type": "http.response.body", "body": _KEEP_ALIVE, "more_body": True})
+
+
+def abort_connection(scope: Scope) -> None:
+    """Cut the connection without waiting for what is still unsent; our HTTP server puts the means into `state`."""
+    abort: Callable[[], None] | None = scope.get("state", {}).get(ABORT_CONNECTION)
+    if abort is not None:
+        abort()

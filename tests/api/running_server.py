@@ -183,9 +183,9 @@ class RunningServer:
 
 
 def _request_tasks() -> int:
-    """Tasks of requests: all but the server's own, and sse-starlette's one watcher of the process's end."""
+    """Tasks of requests: all but the server's own."""
     names = [repr(task.get_coro()) for task in asyncio.all_tasks()]
-    own = ("RunningServer.", "Server.serve", "Server.main_loop", "LifespanOn", "_shutdown_watcher", "on_loop")
+    own = ("RunningServer.", "Server.serve", "Server.main_loop", "LifespanOn", "on_loop")
     return sum(not any(mark in name for mark in own) for name in names)
 
 

@@ -34,7 +34,8 @@ def test_a_full_queue_is_refused_with_retry_after() -> None:
     scheduler = type(scene.scheduler)(1, 512, 0.0, 2, 100_000)
     with running(Scene(scheduler=scheduler)) as server, httpx.Client(base_url=server.base_url) as http:
         server.executor.gate.clear()
-        response = http.post(COMPLETIONS, json=completion(prompt=["a"] * 5))
+        with http.stream("POST", COMPLETIONS, json=completion(prompt=["a", "b"], stream=True)):
+            response = http.post(COMPLETIONS, json=completion(prompt=["a"] * 2))
         assert response.status_code == 503
         assert error_of(response)["code"] == "overloaded"
         assert int(response.headers["retry-after"]) >= 1

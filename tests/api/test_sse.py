@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 import httpx
@@ -40,7 +40,7 @@ class Client:
             self._left.set()
             await asyncio.sleep(0)
 
-    async def frames(self) -> AsyncIterator[bytes]:
+    async def frames(self) -> AsyncGenerator[bytes, None]:
         try:
             for frame in FRAMES:
                 await asyncio.sleep(0.001)
