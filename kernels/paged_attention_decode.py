@@ -1,8 +1,9 @@
 """PagedAttention for decode: one query per sequence against its paged keys and values (vLLM section 4.1).
 
-    out[s, h] = softmax(scale * query[s, h] . key[0 : context_lens[s], h // G]) value[0 : context_lens[s], h // G]
+    out[s, h] = softmax(cap(scale * query[s, h] . key[first : C, h // G])) value[first : C, h // G]
 
-where position p of sequence s lies in block block_table[s, p // P], at offset p % P, and G = H / K.
+with C = context_lens[s], where position p of sequence s lies in block block_table[s, p // P], at offset p % P, and
+G = H / K. `first` is 0, or max(0, C - sliding_window). cap(x) is x, or logit_softcap * tanh(x / logit_softcap).
 
 Tensors (S sequences, H query heads, K kv heads, D head dim, B blocks, P block size, M entries of a block table):
     query                    [S, H, D]     bf16 or fp32; last two dims dense, rows may be strided
@@ -12,21 +13,34 @@ Tensors (S sequences, H query heads, K kv heads, D head dim, B blocks, P block s
         context_lens         [S]           int32: cached tokens, the query's own included; 0 marks a padding row
     out                      [S, H, D]     query's dtype, contiguous; written in place, padding rows with zeros
 
-Cells at or past context_lens[s] are never read: they may hold another request's remains, NaN included.
-Rounding: fp32 scores and accumulation, rounded once when written (the CPU's bf16 path rounds probabilities too).
-Offsets are int64. S may be 0. Rows may stand in any order; neighbours of similar length are fastest in the
-reference, longest first in the kernel. The reference is differentiable in the query, except for `out`.
+P from 1 (TokenAttention) up, D and K up to 256 in the kernel, any G. Cells at or past context_lens[s], or before
+`first`, do not count: they may hold another request's remains, NaN included.
+Rounding: fp32 scores and accumulation, rounded once when written (in bf16, probabilities are rounded before they
+meet the values). Offsets are int64. S may be 0. Rows may stand in any order; neighbours of similar length are fastest
+in the reference. The reference is differentiable in the query, except for `out`.
+
+The kernel is split-KV (Flash-Decoding): long sequences are cut into splits of about equal work for the whole batch,
+by lengths that only the device reads. The grid depends on shapes alone, so a CUDA graph may hold the launch. Whoever
+finishes a sequence's last split merges them all, by a count in `batch.arrivals`: one stream at a time per batch.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import no_type_check
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.attention_config import DecodeConfig, decode_config
+from kernels.capped_attention import capped_attention
+from kernels.optional_triton import tl, triton
+
+_MAX_KV_HEADS = 256
 _MAX_PADDED_CELLS = 16_384  # of one group in the reference: gathered keys and values stay in a CPU's cache
 
 
@@ -46,22 +60,31 @@ class DecodeGroup:
     unread: Tensor | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DecodeBatch:
-    """The sequences of a step that decode, for every layer. `groups` is the reference's."""
+    """The sequences of a step that decode, for every layer.
+
+    arrivals [S, 256] int32, the kernel's: splits done of each sequence and kv head; zero between launches.
+    """
 
     block_table: Tensor
     context_lens: Tensor
     block_size: int
-    groups: tuple[DecodeGroup, ...]
+    arrivals: Tensor
+
+    @cached_property
+    def groups(self) -> tuple[DecodeGroup, ...]:
+        """The reference's; reads the lengths, for which a GPU would have to be waited for."""
+        table, lens = self.block_table, self.context_lens.tolist()
+        return tuple(_group(table, self.context_lens, lens, rows, self.block_size) for rows in _similar_rows(lens))
 
 
 def decode_batch(block_table: Tensor, context_lens: Tensor, block_size: int) -> DecodeBatch:
+    """Reads no value of the tensors, which may change before a CUDA graph is replayed."""
     assert block_table.dtype == context_lens.dtype == torch.int32 and block_table.stride(-1) == 1
     assert block_table.shape[0] == context_lens.shape[0]
-    lens: list[int] = context_lens.tolist()
-    groups = tuple(_group(block_table, context_lens, lens, rows, block_size) for rows in _similar_rows(lens))
-    return DecodeBatch(block_table, context_lens, block_size, groups)
+    arrivals = context_lens.new_zeros(context_lens.shape[0], _MAX_KV_HEADS)
+    return DecodeBatch(block_table, context_lens, block_size, arrivals)
 
 
 def _similar_rows(lens: Sequence[int]) -> Iterator[slice]:
@@ -92,7 +115,14 @@ def _group(block_table: Tensor, context_lens: Tensor, lens: Sequence[int], rows:
 
 
 def paged_attention_decode_reference(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, batch: DecodeBatch, scale: float, out: Tensor
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    batch: DecodeBatch,
+    scale: float,
+    out: Tensor,
+    sliding_window: int | None = None,
+    logit_softcap: float | None = None,
 ) -> None:
     for group in batch.groups:
         if group.longest == 0:
@@ -101,13 +131,17 @@ def paged_attention_decode_reference(
         rows = query[group.rows]
         num_kv_heads, head_dim = key_cache.shape[2:]
         # The query heads of one kv head form the rows of one small product: its keys are read once.
-        attended = F.scaled_dot_product_attention(
-            rows.reshape(rows.shape[0], num_kv_heads, -1, head_dim),
-            _gather(key_cache, group),
-            _gather(value_cache, group),
-            attn_mask=group.mask,
-            scale=scale,
-        )
+        grouped = rows.reshape(rows.shape[0], num_kv_heads, -1, head_dim)
+        keys, values, mask = _gather(key_cache, group), _gather(value_cache, group), group.mask
+        if sliding_window is not None:
+            cell = torch.arange(group.longest, device=query.device)
+            lens = batch.context_lens[group.rows, None, None, None]
+            mask = (cell >= lens - sliding_window) & (cell < lens)
+        if logit_softcap is None:
+            attended = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scale)
+        else:
+            mask = mask if mask is not None else torch.ones((), dtype=torch.bool, device=query.device)
+            attended = capped_attention(grouped, keys, values, mask, scale, logit_softcap)
         out[group.rows] = attended.view(rows.shape)
 
 
@@ -121,11 +155,180 @@ def _gather(cache: Tensor, group: DecodeGroup) -> Tensor:
     return cells[:, : group.longest].transpose(1, 2)
 
 
-def paged_attention_decode(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, batch: DecodeBatch, scale: float, out: Tensor
+@triton.jit
+@no_type_check
+def _count_tiles(context_lens_ptr, seqs, num_seqs, SLIDING_WINDOW: tl.constexpr, BLOCK_KV: tl.constexpr):
+    """Of each sequence; 0 past the last one."""
+    lens = tl.load(context_lens_ptr + seqs, mask=seqs < num_seqs, other=0)
+    if SLIDING_WINDOW > 0:
+        lens = tl.minimum(lens, SLIDING_WINDOW)
+    return tl.cdiv(lens, BLOCK_KV)
+
+
+@triton.jit(
+    do_not_specialize=["num_seqs", "splits_wanted", "table_stride"],
+    do_not_specialize_on_alignment=["block_table_ptr", "context_lens_ptr", "arrivals_ptr"],
+)
+@no_type_check
+def _paged_attention_decode_kernel(
+    query_ptr,
+    key_cache_ptr,
+    value_cache_ptr,
+    block_table_ptr,
+    context_lens_ptr,
+    arrivals_ptr,
+    partial_ptr,  # [items, H, D] fp32: what each split would give alone
+    lse_ptr,  # [items, H] fp32: log2 of its sum of exponentials
+    out_ptr,
+    num_seqs,
+    splits_wanted,
+    query_stride_seq,
+    cache_stride_block,
+    table_stride,
+    score_scale,  # scale * log2(e): the kernel counts in powers of two
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    SLIDING_WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    MAX_KV_HEADS: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_KV: tl.constexpr,
+    BLOCK_SEQS: tl.constexpr,
+    BLOCK_SPLITS: tl.constexpr,
+    MIN_TILES: tl.constexpr,
+    PRECISION: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
+):
+    """Program (kv head, item): an item is one split of one sequence. Items are numbered sequence by sequence."""
+    kv_head = tl.program_id(0)
+    item = tl.program_id(1)
+
+    all_tiles = 0
+    for base in range(0, num_seqs, BLOCK_SEQS):
+        seqs = base + tl.arange(0, BLOCK_SEQS)
+        all_tiles += tl.sum(_count_tiles(context_lens_ptr, seqs, num_seqs, SLIDING_WINDOW, BLOCK_KV))
+    split_tiles = tl.maximum(tl.cdiv(all_tiles, splits_wanted), MIN_TILES)
+
+    seq = 0
+    first_item = 0
+    num_items = 0
+    for base in range(0, num_seqs, BLOCK_SEQS):
+        seqs = base + tl.arange(0, BLOCK_SEQS)
+        tiles = _count_tiles(context_lens_ptr, seqs, num_seqs, SLIDING_WINDOW, BLOCK_KV)
+        splits = tl.maximum(tl.cdiv(tiles, split_tiles), (seqs < num_seqs).to(tl.int32))
+        ends = num_items + tl.cumsum(splits, 0)
+        is_before = ends <= item
+        seq += tl.sum(is_before.to(tl.int32))
+        first_item = tl.maximum(first_item, tl.max(tl.where(is_before, ends, 0)))
+        num_items += tl.sum(splits)
+    if item >= num_items:
+        return
+
+    context_len = tl.load(context_lens_ptr + seq)
+    start = 0
+    if SLIDING_WINDOW > 0:
+        start = tl.maximum(context_len - SLIDING_WINDOW, 0)
+    num_tiles = tl.cdiv(context_len - start, BLOCK_KV)
+    num_splits = tl.maximum(tl.cdiv(num_tiles, split_tiles), 1)
+    split = item - first_item
+    kv_begin = start + split * num_tiles // num_splits * BLOCK_KV
+    kv_end = tl.minimum(start + (split + 1) * num_tiles // num_splits * BLOCK_KV, context_len)
+
+    row = tl.arange(0, BLOCK_G)
+    dim = tl.arange(0, BLOCK_D)
+    cell = tl.arange(0, BLOCK_KV)
+    head = kv_head * GROUP + row
+    is_head_dim = dim < HEAD_DIM
+    is_row = (row < GROUP)[:, None] & is_head_dim[None, :]
+    row_offset = head[:, None] * HEAD_DIM + dim[None, :]
+    query = tl.load(query_ptr + seq.to(tl.int64) * query_stride_seq + row_offset, mask=is_row, other=0.0)
+
+    table_row_ptr = block_table_ptr + seq.to(tl.int64) * table_stride
+    cell_stride: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
+    head_offset = kv_head * HEAD_DIM + dim[None, :]
+    highest = tl.full([BLOCK_G], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_G], tl.float32)
+    acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+    for tile_begin in tl.range(kv_begin, kv_end, BLOCK_KV, num_stages=NUM_STAGES):
+        position = tile_begin + cell
+        is_read = position < kv_end
+        block = tl.load(table_row_ptr + position // BLOCK_SIZE, mask=is_read, other=0).to(tl.int64)
+        offset = (block * cache_stride_block + position % BLOCK_SIZE * cell_stride)[:, None] + head_offset
+        is_cell = is_read[:, None] & is_head_dim[None, :]
+        keys = tl.load(key_cache_ptr + offset, mask=is_cell, other=0.0)
+        values = tl.load(value_cache_ptr + offset, mask=is_cell, other=0.0)
+        scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * score_scale
+        if SOFTCAP > 0:
+            scores = (SOFTCAP * 1.4426950408889634) * (1 - 2 / (tl.exp2(scores * (2 / SOFTCAP)) + 1))
+        scores = tl.where(is_read[None, :], scores, float("-inf"))
+        higher = tl.maximum(highest, tl.max(scores, 1))
+        decay = tl.exp2(highest - higher)
+        weights = tl.exp2(scores - higher[:, None])
+        total = total * decay + tl.sum(weights, 1)
+        acc = tl.dot(weights.to(values.dtype), values, acc * decay[:, None], input_precision=PRECISION)
+        highest = higher
+    acc = acc / tl.where(total > 0, total, 1)[:, None]  # an empty row: zeros
+
+    num_heads: tl.constexpr = NUM_KV_HEADS * GROUP
+    out_row_ptr = out_ptr + seq.to(tl.int64) * (num_heads * HEAD_DIM)
+    if num_splits == 1:
+        tl.store(out_row_ptr + row_offset, acc.to(out_ptr.dtype.element_ty), mask=is_row)
+        return
+
+    tl.store(partial_ptr + item.to(tl.int64) * (num_heads * HEAD_DIM) + row_offset, acc, mask=is_row)
+    tl.store(lse_ptr + item.to(tl.int64) * num_heads + head, highest + tl.log2(total), mask=row < GROUP)
+    tl.debug_barrier()  # the count is one thread's: it must come after every thread's stores
+    arrival_ptr = arrivals_ptr + seq.to(tl.int64) * MAX_KV_HEADS + kv_head
+    if tl.atomic_add(arrival_ptr, 1, sem="acq_rel") != num_splits - 1:
+        return
+
+    tl.store(arrival_ptr, 0)
+    part = tl.arange(0, BLOCK_SPLITS)
+    highest = tl.full([BLOCK_G], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_G], tl.float32)
+    acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+    for base in range(0, num_splits, BLOCK_SPLITS):
+        is_split = base + part < num_splits
+        source = (first_item + base + part).to(tl.int64) * num_heads
+        # .cg: from L2, where the other programs' stores are
+        lse = tl.load(
+            lse_ptr + source[:, None] + head[None, :],
+            mask=is_split[:, None] & (row < GROUP)[None, :],
+            other=float("-inf"),
+            cache_modifier=".cg",
+        )
+        partial = tl.load(
+            partial_ptr + source[:, None, None] * HEAD_DIM + row_offset[None, :, :],
+            mask=is_split[:, None, None] & is_row[None, :, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        higher = tl.maximum(highest, tl.max(lse, 0))
+        known = tl.where(higher > float("-inf"), higher, 0)  # rows that only pad the group have no sums
+        decay = tl.exp2(highest - known)
+        weights = tl.exp2(lse - known[None, :])
+        total = total * decay + tl.sum(weights, 0)
+        acc = acc * decay[:, None] + tl.sum(weights[:, :, None] * partial, 0)
+        highest = higher
+    acc = acc / tl.where(total > 0, total, 1)[:, None]
+    tl.store(out_row_ptr + row_offset, acc.to(out_ptr.dtype.element_ty), mask=is_row)
+
+
+def paged_attention_decode_triton(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    batch: DecodeBatch,
+    scale: float,
+    out: Tensor,
+    sliding_window: int | None = None,
+    logit_softcap: float | None = None,
+    config: DecodeConfig | None = None,
 ) -> None:
-    if not query.is_cuda:  # without the checks: torch makes its own, and on a CPU they would be a part of the step
-        return paged_attention_decode_reference(query, key_cache, value_cache, batch, scale, out)
+    """On CUDA tensors, or on any in Triton's interpreter. `config` is for measuring: None takes the table's."""
     num_seqs, num_heads, head_dim = query.shape
     num_kv_heads = key_cache.shape[2]
     assert query.stride()[1:] == (head_dim, 1) and out.is_contiguous() and out.shape == query.shape
@@ -134,4 +337,71 @@ def paged_attention_decode(
     assert key_cache.stride()[1:] == (num_kv_heads * head_dim, head_dim, 1)
     assert query.dtype == key_cache.dtype == value_cache.dtype == out.dtype
     assert batch.context_lens.shape == (num_seqs,)
-    return paged_attention_decode_reference(query, key_cache, value_cache, batch, scale, out)
+    assert head_dim <= 256 and num_kv_heads <= _MAX_KV_HEADS
+    assert sliding_window is None or sliding_window > 0
+    if num_seqs == 0:
+        return
+    config = config or decode_config(head_dim, query.dtype)
+    group = num_heads // num_kv_heads
+    block_d = max(16, triton.next_power_of_2(head_dim))
+    programs = config.programs_per_sm * _num_multiprocessors(query.device)
+    splits_wanted = max(1, programs // num_kv_heads)
+    longest = batch.block_table.shape[1] * batch.block_size
+    longest = longest if sliding_window is None else min(longest, sliding_window)
+    most_splits = max(1, triton.cdiv(triton.cdiv(longest, config.block_kv), config.min_tiles))
+    num_items = min(num_seqs * most_splits, num_seqs + splits_wanted)
+    partial = torch.empty((num_items, num_heads, head_dim), dtype=torch.float32, device=query.device)
+    lse = torch.empty((num_items, num_heads), dtype=torch.float32, device=query.device)
+    block_g = max(16, triton.next_power_of_2(group))
+    _paged_attention_decode_kernel[(num_kv_heads, num_items)](
+        query,
+        key_cache,
+        value_cache,
+        batch.block_table,
+        batch.context_lens,
+        batch.arrivals,
+        partial,
+        lse,
+        out,
+        num_seqs,
+        splits_wanted,
+        query.stride(0),
+        key_cache.stride(0),
+        batch.block_table.stride(0),
+        scale * math.log2(math.e),
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=batch.block_size,
+        SLIDING_WINDOW=sliding_window or 0,
+        SOFTCAP=logit_softcap or 0.0,
+        MAX_KV_HEADS=_MAX_KV_HEADS,
+        BLOCK_G=block_g,
+        BLOCK_D=block_d,
+        BLOCK_KV=config.block_kv,
+        BLOCK_SEQS=32 if num_seqs <= 32 else 256,
+        BLOCK_SPLITS=max(1, 8192 // (block_g * block_d)),
+        MIN_TILES=config.min_tiles,
+        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        NUM_STAGES=config.num_stages,
+        num_warps=config.num_warps,
+    )
+
+
+@cache
+def _num_multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8
+
+
+def paged_attention_decode(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    batch: DecodeBatch,
+    scale: float,
+    out: Tensor,
+    sliding_window: int | None = None,
+    logit_softcap: float | None = None,
+) -> None:
+    attend = paged_attention_decode_triton if query.is_cuda else paged_attention_decode_reference
+    attend(query, key_cache, value_cache, batch, scale, out, sliding_window, logit_softcap)

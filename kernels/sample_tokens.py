@@ -40,7 +40,7 @@ INVALID_TOKEN_ID = -1
 # g lies within [-log(24 log 2), 33 log 2]: a token whose x is this far below the best cannot win.
 _GUMBEL_SPAN = 33 * math.log(2) + math.log(24 * math.log(2)) + 0.01
 _WINDOW = 256  # tokens looked at first for a filter's border
-_DENSE_ROWS = 4  # rows drawn at a time over the whole vocabulary: keeps the counters in a CPU's cache
+_DENSE_NOISE = 200_000  # values of noise made at a time over whole rows: its counters stay in a CPU's cache
 
 
 def sample_tokens_reference(
@@ -100,7 +100,8 @@ def _gumbel_argmax(x: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     """[N]: argmax of x + g. Few tokens can win as a rule; noise is then made for those alone."""
     can_win = x > -_GUMBEL_SPAN
     if 4 * int(can_win.sum()) > x.numel():
-        parts = zip(*(torch.split(t, _DENSE_ROWS) for t in (x, seeds, positions)), strict=True)
+        num_rows = max(1, _DENSE_NOISE // x.shape[-1])
+        parts = zip(*(torch.split(t, num_rows) for t in (x, seeds, positions)), strict=True)
         return torch.cat([(part + _dense_gumbel(part, *keys)).argmax(-1) for part, *keys in parts])
     row, token = can_win.nonzero().unbind(-1)
     scores = torch.full_like(x, -math.inf)

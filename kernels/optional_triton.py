@@ -1,0 +1,25 @@
+"""Triton where it is installed. Elsewhere (macOS, Windows) the kernels' files still import, and only references run.
+
+A file with a kernel says `from kernels.optional_triton import tl, triton`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+try:
+    import triton
+    import triton.language as tl
+except ModuleNotFoundError:
+
+    class _NoTriton:
+        """What a file uses of Triton while it is imported: the decorator."""
+
+        @staticmethod
+        def jit(function: Callable[..., Any] | None = None, **options: Any) -> Callable[..., Any]:
+            return function if function is not None else _NoTriton.jit
+
+    triton, tl = _NoTriton, None
+
+__all__ = ["tl", "triton"]

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import torch
+
+from kernels.paged_attention_decode import decode_batch
+from kernels.paged_attention_prefill import prefill_batch
+from kernels.reshape_and_cache import cache_slots
+from service.layers.attention import AttentionInputs, LayerCache, PagedAttention
+from tests.kernels.paged_case import naive_attention
+
+BLOCK_SIZE, KV_HEADS, HEADS, HEAD_DIM = 4, 2, 4, 8
+
+
+def empty_cache(num_blocks: int = 8) -> LayerCache:
+    shape = (num_blocks, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
+    return LayerCache(torch.full(shape, float("nan")), torch.full(shape, float("nan")))
+
+
+def heads(num_tokens: int):
+    packed = torch.randn(num_tokens, HEADS + 2 * KV_HEADS, HEAD_DIM)
+    return packed[:, :HEADS], packed[:, HEADS : HEADS + KV_HEADS], packed[:, HEADS + KV_HEADS :]
+
+
+def int32(values):
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def prefill_inputs(block_ids, start, stop):
+    slots = torch.tensor([block_ids[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(start, stop)])
+    batch = prefill_batch(int32([block_ids]), int32([0, stop - start]), int32([stop]), stop - start, BLOCK_SIZE)
+    return AttentionInputs(cache_slots(slots, BLOCK_SIZE), 0, None, batch)
+
+
+def test_a_mixed_batch_writes_first_and_attends_apart():
+    attention, cache = PagedAttention(HEAD_DIM), empty_cache()
+    old_query, old_key, old_value = heads(5)
+    attention(old_query, old_key, old_value, cache, prefill_inputs([6, 1], 0, 5))
+
+    query, key, value = heads(1 + 3)  # the sixth token of the first sequence; three of a new one
+    inputs = AttentionInputs(
+        cache_slots(torch.tensor([1 * BLOCK_SIZE + 1, 12, 13, 14]), BLOCK_SIZE),
+        1,
+        decode_batch(int32([[6, 1]]), int32([6]), BLOCK_SIZE),
+        prefill_batch(int32([[3, 0]]), int32([0, 3]), int32([3]), 3, BLOCK_SIZE),
+    )
+    out = attention(query, key, value, cache, inputs)
+
+    assert out.shape == (4, HEADS * HEAD_DIM)
+    scale = HEAD_DIM**-0.5
+    keys, values = torch.cat((old_key, key[:1])), torch.cat((old_value, value[:1]))
+    want = [naive_attention(query[0], keys, values, scale)]
+    want += [naive_attention(query[i], key[1 : i + 1], value[1 : i + 1], scale) for i in (1, 2, 3)]
+    torch.testing.assert_close(out.double(), torch.stack(want).flatten(1), atol=1e-5, rtol=1e-5)
+
+
+def test_a_prompt_in_chunks_equals_the_prompt():
+    attention, cache = PagedAttention(HEAD_DIM), empty_cache()
+    query, key, value = heads(11)
+    whole = attention(query, key, value, cache, prefill_inputs([5, 2, 7], 0, 11))
+    cache = empty_cache()
+    parts = [
+        attention(query[a:b], key[a:b], value[a:b], cache, prefill_inputs([0, 3, 4], a, b))
+        for a, b in ((0, 4), (4, 9), (9, 11))
+    ]
+    torch.testing.assert_close(torch.cat(parts), whole, atol=1e-5, rtol=1e-5)

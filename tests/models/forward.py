@@ -1,0 +1,41 @@
+"""One prompt through a loaded model, without a runner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kernels.paged_attention_prefill import prefill_batch
+from kernels.reshape_and_cache import cache_slots
+from service.layers.attention import AttentionInputs, LayerCache
+from service.models.model_config import load_model_config
+from service.models.registry import build_model
+from service.models.weight_loader import load_weights
+
+BLOCK_SIZE = 16
+
+
+def logits(folder: Path, tokens: list[int]) -> Tensor:
+    """[len(tokens), vocab_size] in fp32 on the CPU."""
+    config = load_model_config(folder)
+    model = build_model(config)
+    model.materialize(torch.float32, torch.device("cpu"))
+    load_weights(model, folder)
+    model.prepare(config.max_position_embeddings, torch.device("cpu"))
+
+    num_blocks = -(-len(tokens) // BLOCK_SIZE)
+    shape = (num_blocks, BLOCK_SIZE, config.num_kv_heads, config.head_dim)
+    caches = [LayerCache(torch.zeros(shape), torch.zeros(shape)) for _ in range(config.num_layers)]
+    positions = torch.arange(len(tokens))
+    batch = prefill_batch(
+        torch.arange(num_blocks, dtype=torch.int32)[None],
+        torch.tensor([0, len(tokens)], dtype=torch.int32),
+        torch.tensor([len(tokens)], dtype=torch.int32),
+        len(tokens),
+        BLOCK_SIZE,
+    )
+    inputs = AttentionInputs(cache_slots(positions, BLOCK_SIZE), 0, None, batch)
+    with torch.inference_mode():
+        return model.compute_logits(model(torch.tensor(tokens), positions, caches, inputs))

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from service.layers.linear import Linear, can_pack
+from service.models.model_config import parse_model_config
+from service.models.registry import build_model
+from tests.models.test_model_config import FIELDS
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_life_of_a_model(name, tied):
+    config = parse_model_config({**FIELDS, "architectures": [name], "tie_word_embeddings": tied})
+    model = build_model(config)
+    model.materialize(torch.bfloat16, torch.device("cpu"))
+    table = model.checkpoint_tensors()
+    assert all(t.dtype is torch.bfloat16 and t.device.type == "cpu" for t in table.values())
+    held = sum(p.numel() for p in model.parameters())
+    assert sum(t.numel() for t in table.values()) == held, "every parameter has a name in a checkpoint, once"
+    assert ("lm_head.weight" in table) is not tied
+    assert ("lm_head.weight" in model.ignored_checkpoint_names()) is tied
+
+    for tensor in table.values():
+        tensor.zero_()
+    model.prepare(32, torch.device("cpu"))
+    packed = [m for m in model.modules() if isinstance(m, Linear) and m._packed is not None]
+    assert len(packed) == (8 if can_pack(torch.bfloat16) else 0)

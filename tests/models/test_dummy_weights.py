@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import torch
+
+from service.models.dummy_weights import fill_with_dummy_weights
+from service.models.model_config import parse_model_config
+from service.models.registry import build_model
+from tests.models.test_model_config import FIELDS
+
+
+def dummy(seed):
+    model = build_model(parse_model_config({**FIELDS, "attention_bias": True}))
+    model.materialize(torch.float32, torch.device("cpu"))
+    fill_with_dummy_weights(model, seed)
+    return model.checkpoint_tensors()
+
+
+def test_normal_weights_and_norms_of_one():
+    table = dummy(0)
+    embedding = table["model.embed_tokens.weight"]
+    assert abs(float(embedding.mean())) < 1e-3
+    assert abs(float(embedding.std()) - 0.02) < 1e-3
+    assert (table["model.layers.1.input_layernorm.weight"] == 1).all()
+    assert (table["model.layers.1.self_attn.q_proj.bias"] != 0).any()
+
+
+def test_the_seed_decides():
+    first, again, other = dummy(3), dummy(3), dummy(4)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert not torch.equal(first[name], other[name])

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from service.errors import ModelLoadError
+from service.models.model_config import load_model_config
+from service.models.registry import build_model
+from service.models.weight_loader import checkpoint_files, load_weights
+from tests.models.checkpoints import llama, oracle, qwen3
+
+
+def loaded(folder, dtype=torch.float32, on_progress=None):
+    model = build_model(load_model_config(folder))
+    model.materialize(dtype, torch.device("cpu"))
+    for parameter in model.parameters():
+        parameter.data.fill_(float("nan"))
+    load_weights(model, folder, on_progress)
+    return model
+
+
+def shard(folder, num_files):
+    """The single file, as several with an index."""
+    single = folder / "model.safetensors"
+    tensors = load_file(single)
+    names = sorted(tensors)
+    weight_map = {name: f"model-{i % num_files}.safetensors" for i, name in enumerate(names)}
+    for file in set(weight_map.values()):
+        save_file({n: tensors[n] for n in names if weight_map[n] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    single.unlink()
+
+
+def rewritten(folder, change):
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("save", [llama, qwen3])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("num_files", [1, 3])
+def test_every_weight_arrives_in_its_place(save, tied, num_files, tmp_path):
+    folder = save(tmp_path, tie_word_embeddings=tied, attention_bias=True)
+    theirs = oracle(folder).state_dict()
+    if num_files > 1:
+        shard(folder, num_files)
+    table = loaded(folder).checkpoint_tensors()
+    for name, tensor in table.items():
+        assert torch.equal(tensor, theirs[name]), name
+    assert set(theirs) - set(table) <= ({"lm_head.weight"} if tied else set())
+
+
+@pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("held", [torch.bfloat16, torch.float32])
+def test_converts_to_the_dtype_that_is_served(stored, held, tmp_path):
+    folder = llama(tmp_path)
+
+    def convert(tensors):
+        for name in tensors:
+            tensors[name] = tensors[name].to(stored)
+
+    rewritten(folder, convert)
+    want = load_file(folder / "model.safetensors")["model.layers.1.self_attn.k_proj.weight"]
+    got = loaded(folder, held).checkpoint_tensors()["model.layers.1.self_attn.k_proj.weight"]
+    assert got.dtype is held
+    assert torch.equal(got, want.to(held))
+
+
+def test_reports_progress_to_the_last_byte(tmp_path):
+    folder = llama(tmp_path)
+    shard(folder, 3)
+    calls = []
+    model = loaded(folder, on_progress=lambda done, total: calls.append((done, total)))
+    total = sum(p.numel() * 4 for p in model.parameters())
+    assert calls[-1] == (total, total)
+    assert [done for done, _ in calls] == sorted(done for done, _ in calls)
+
+
+def test_harmless_extras_are_passed_over(tmp_path):
+    def add(tensors):
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
+        tensors["lm_head.weight"] = torch.zeros(1)
+
+    loaded(rewritten(llama(tmp_path, tie_word_embeddings=True), add))
+
+
+def test_names_every_kind_of_fault_at_once(tmp_path):
+    def spoil(tensors):
+        del tensors["model.norm.weight"], tensors["model.layers.1.mlp.up_proj.weight"]
+        tensors["model.layers.7.mlp.up_proj.weight"] = torch.zeros(1)
+        tensors["model.layers.0.self_attn.q_proj.weight"] = torch.zeros(3, 4)
+        tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].to(torch.int8)
+
+    with pytest.raises(ModelLoadError) as fault:
+        loaded(rewritten(llama(tmp_path), spoil))
+    for part in (
+        "missing: model.norm.weight, model.layers.1.mlp.up_proj.weight",
+        "not part of this architecture: model.layers.7.mlp.up_proj.weight",
+        "of another shape: model.layers.0.self_attn.q_proj.weight (3, 4) instead of (64, 64)",
+        "neither bf16, fp16 nor fp32: model.embed_tokens.weight I8",
+    ):
+        assert part in str(fault.value)
+
+
+def test_counts_what_it_does_not_name(tmp_path):
+    def spoil(tensors):
+        tensors.update({f"extra.{i}": torch.zeros(1) for i in range(20)})
+
+    with pytest.raises(ModelLoadError, match="and 12 more"):
+        loaded(rewritten(llama(tmp_path), spoil))
+
+
+def test_a_missing_shard_is_named(tmp_path):
+    folder = llama(tmp_path)
+    shard(folder, 3)
+    (folder / "model-1.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match=r"model-1\.safetensors"):
+        checkpoint_files(folder)
+
+
+def test_a_folder_without_safetensors(tmp_path):
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors.*safetensors only"):
+        checkpoint_files(tmp_path)
+
+
+def test_a_broken_index(tmp_path):
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(ModelLoadError, match="weight_map"):
+        checkpoint_files(tmp_path)
+
+
+def test_a_file_that_is_no_safetensors_is_named(tmp_path):
+    folder = llama(tmp_path)
+    (folder / "model.safetensors").write_bytes(b"not weights")
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors: is not a readable safetensors file"):
+        loaded(folder)

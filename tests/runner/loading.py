@@ -1,0 +1,39 @@
+"""Model folders to runners, with settings that tests like."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from service.config import CacheConfig, ModelSource
+from service.runner.load import LoadedModel, OnProgress, load_executor
+
+
+def source(
+    folder: Path,
+    dtype: Literal["auto", "bfloat16", "float32"] = "float32",
+    load_format: Literal["auto", "dummy"] = "auto",
+    max_model_len: int | None = None,
+) -> ModelSource:
+    return ModelSource(
+        model=str(folder),
+        revision=None,
+        tokenizer=None,
+        chat_template=None,
+        load_format=load_format,
+        dtype=dtype,
+        device="cpu",
+        max_model_len=max_model_len,
+        seed=0,
+    )
+
+
+def load(
+    folder: Path,
+    dtype: Literal["auto", "bfloat16", "float32"] = "float32",
+    block_size: int = 16,
+    memory_bytes: int | None = 64 << 20,
+    on_progress: OnProgress | None = None,
+) -> LoadedModel:
+    cache = CacheConfig(block_size=block_size, memory_utilization=0.9, memory_bytes=memory_bytes)
+    return load_executor(source(folder, dtype), folder, cache, 64, 2048, on_progress)

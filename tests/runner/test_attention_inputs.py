@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import torch
+
+from service.core.iteration_plan import ScheduledSequence
+from service.core.sampling_params import SamplingParams
+from service.runner.attention_inputs import attention_inputs
+from service.runner.selective_batching import flatten
+from service.runner.sequence_rows import SequenceRows
+
+CPU = torch.device("cpu")
+
+
+def share(sequence_id, num_tokens, computed, block_ids):
+    return ScheduledSequence(sequence_id, (9,) * num_tokens, computed, 0, block_ids, SamplingParams(max_tokens=1), ())
+
+
+def inputs(*shares):
+    return attention_inputs(flatten(shares, SequenceRows(4, 8), 4), 4, CPU)
+
+
+def test_a_mixed_batch_has_both_parts():
+    got = inputs(share(0, 3, 2, (7, 1)), share(1, 1, 5, (2, 3)), share(2, 2, 0, (4,)))
+    assert got.num_decode_tokens == 1
+    assert got.decode.context_lens.tolist() == [6]
+    assert got.decode.block_table.tolist() == [[2, 3]]
+    assert got.prefill.context_lens.tolist() == [5, 2]
+    assert got.prefill.query_starts.tolist() == [0, 3, 5]
+    assert got.prefill.block_table[:, 0].tolist() == [7, 4]
+    assert got.prefill.max_query_len == 3
+    assert got.slots.slot_mapping.tolist() == [3 * 4 + 1, 7 * 4 + 2, 7 * 4 + 3, 1 * 4, 4 * 4, 4 * 4 + 1]
+    assert got.slots.kept is None
+
+
+def test_a_part_without_rows_is_absent():
+    assert inputs(share(0, 1, 5, (2, 3))).prefill is None
+    assert inputs(share(0, 2, 0, (2,))).decode is None

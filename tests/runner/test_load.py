@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from service.config import CacheConfig
+from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
+from service.core.sampling_params import SamplingParams
+from service.errors import ConfigError, ModelLoadError
+from service.runner.load import load_executor
+from tests.models.checkpoints import llama, qwen3
+from tests.models.test_model_config import FIELDS
+from tests.runner.loading import load, source
+
+CACHE = CacheConfig(block_size=16, memory_utilization=0.9, memory_bytes=1 << 20)
+
+
+def config_folder(tmp_path, **changes):
+    (tmp_path / "config.json").write_text(json.dumps({**FIELDS, **changes}))
+    return tmp_path
+
+
+@pytest.mark.parametrize("save", [llama, qwen3])
+def test_facts_of_a_loaded_model(save, tmp_path):
+    calls = []
+    loaded = load(save(tmp_path), on_progress=lambda *call: calls.append(call))
+    assert (loaded.dtype, loaded.device, loaded.max_model_len) == ("float32", "cpu", 512)
+    assert loaded.generation.eos_token_ids == {2}
+    heads = loaded.model_config.num_kv_heads * loaded.model_config.head_dim
+    assert loaded.block_bytes == 2 * 2 * 16 * heads * 4
+    assert loaded.num_blocks == min((64 << 20) // loaded.block_bytes, 64 * 512 // 16)
+    assert loaded.num_threads >= 1
+    assert loaded.memory.weights_bytes > 0
+    assert calls[-1] == ("weights", loaded.memory.weights_bytes, loaded.memory.weights_bytes)
+
+
+def test_dummy_weights_need_a_config_alone(tmp_path):
+    folder = config_folder(tmp_path)
+    loaded = load_executor(source(folder, load_format="dummy"), folder, CACHE, 4, 64)
+    params = SamplingParams(max_tokens=1, temperature=0.0)
+    share = ScheduledSequence(1, (1, 2, 3), 0, 0, (0,), params, (Sample(1, 0),))
+    ids = loaded.runner.execute(IterationPlan((share,))).token_ids
+    assert 0 <= ids[0] < 300
+
+
+def test_max_model_len_may_shrink_but_not_exceed_the_context(tmp_path):
+    folder = config_folder(tmp_path, max_position_embeddings=128)
+    loaded = load_executor(source(folder, load_format="dummy", max_model_len=100), folder, CACHE, 4, 64)
+    assert loaded.max_model_len == 100
+    with pytest.raises(ModelLoadError, match="max_model_len: 129 exceeds the model's own context of 128"):
+        load_executor(source(folder, load_format="dummy", max_model_len=129), folder, CACHE, 4, 64)
+
+
+def test_a_cache_smaller_than_a_block_is_refused_with_the_numbers(tmp_path):
+    folder = config_folder(tmp_path)
+    cache = CacheConfig(block_size=16, memory_utilization=0.9, memory_bytes=100)
+    with pytest.raises(ConfigError, match=r"kv cache: 100 bytes .* one block of 16 tokens takes 16384"):
+        load_executor(source(folder, load_format="dummy"), folder, cache, 4, 64)
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 256])
+def test_warms_up_with_any_block_size(block_size, tmp_path):
+    folder = config_folder(tmp_path)
+    cache = CacheConfig(block_size=block_size, memory_utilization=0.9, memory_bytes=1 << 22)
+    load_executor(source(folder, load_format="dummy"), folder, cache, 4, 64)
+
+
+def test_a_folder_without_weights_is_refused(tmp_path):
+    folder = config_folder(tmp_path)
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors"):
+        load(folder)

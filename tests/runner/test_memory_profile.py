@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+
+from service.runner.memory_profile import GIBIBYTE, cpu_memory, profile_cpu
+
+MEMINFO = "MemTotal:       8000000 kB\nMemFree: 1 kB\nMemAvailable:   6000000 kB\n"
+
+
+@pytest.fixture
+def meminfo(tmp_path):
+    path = tmp_path / "meminfo"
+    path.write_text(MEMINFO)
+    return path
+
+
+def cgroup(tmp_path, limit, used):
+    (tmp_path / "memory.max").write_text(f"{limit}\n")
+    (tmp_path / "memory.current").write_text(f"{used}\n")
+    return tmp_path
+
+
+def test_without_a_control_group_the_system_speaks(meminfo, tmp_path):
+    assert cpu_memory(meminfo, tmp_path / "none") == (8_000_000 * 1024, 6_000_000 * 1024)
+
+
+def test_a_control_group_without_limit_changes_nothing(meminfo, tmp_path):
+    assert cpu_memory(meminfo, cgroup(tmp_path, "max", 5)) == (8_000_000 * 1024, 6_000_000 * 1024)
+
+
+def test_a_control_group_limits(meminfo, tmp_path):
+    assert cpu_memory(meminfo, cgroup(tmp_path, 1000, 400)) == (1000, 600)
+    assert cpu_memory(meminfo, cgroup(tmp_path, 1000, 1400)) == (1000, 0)
+
+
+def test_the_cache_gets_a_quarter_but_no_more_than_4_gib():
+    total, available = cpu_memory()
+    ledger = profile_cpu(1000, None)
+    assert 0 < ledger.kv_cache_bytes <= 4 * GIBIBYTE
+    assert ledger.kv_cache_bytes <= total // 4
+    assert abs(ledger.kv_cache_bytes - min(4 * GIBIBYTE, available // 4)) < GIBIBYTE
+    assert ledger.weights_bytes == 1000
+
+
+def test_what_was_given_is_taken():
+    assert profile_cpu(1000, 12345).kv_cache_bytes == 12345

@@ -1,0 +1,191 @@
+"""Plans in, ids out: greedy outputs equal transformers' `generate` token for token in fp32 on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from service.core.iteration_plan import BlockCopy, IterationPlan, Sample, ScheduledSequence
+from service.core.sampling_params import SamplingParams
+from service.runner import model_runner
+from tests.models.checkpoints import generate, llama, logits_of, oracle, qwen3, random_prompts
+from tests.runner.loading import load
+from tests.runner.plan_player import PlanPlayer, greedy
+
+NUM_TOKENS = 12
+PROMPTS = random_prompts(64)
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+MODELS = {
+    "llama": (llama, {"rope_parameters": LLAMA3}),
+    "llama, tied, head_dim 20, multi-query": (
+        llama,
+        {"tie_word_embeddings": True, "head_dim": 20, "num_key_value_heads": 1},
+    ),
+    "qwen3": (qwen3, {"tie_word_embeddings": True}),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def checkpoint(request, tmp_path_factory):
+    """(folder, what generate makes of every prompt)"""
+    save, changes = MODELS[request.param]
+    torch.manual_seed(0)
+    folder = save(tmp_path_factory.mktemp("model"), **changes)
+    model = oracle(folder)
+    return folder, [generate(model, prompt, NUM_TOKENS) for prompt in PROMPTS]
+
+
+def play(folder, block_size=16, **how):
+    loaded = load(folder, block_size=block_size)
+    player = PlanPlayer(loaded.runner, loaded.num_blocks, block_size)
+    return player.generate(PROMPTS, greedy(NUM_TOKENS), **how)
+
+
+def test_each_alone(checkpoint):
+    folder, want = checkpoint
+    assert play(folder, max_seqs=1) == want
+
+
+def test_all_at_once(checkpoint):
+    folder, want = checkpoint
+    assert play(folder) == want
+
+
+def test_prompts_in_chunks_beside_decodes(checkpoint):
+    folder, want = checkpoint
+    assert play(folder, chunk=37, max_seqs=20) == want
+
+
+@pytest.mark.parametrize("block_size", [1, 5])
+def test_other_block_sizes(checkpoint, block_size):
+    folder, want = checkpoint
+    assert play(folder, block_size=block_size, chunk=64) == want
+
+
+@pytest.mark.parametrize("save", [llama, qwen3])
+def test_bf16_differs_only_between_near_ties(save, tmp_path, monkeypatch):
+    """At the first difference each side's token is among the other's top 5."""
+    folder = save(tmp_path)
+    theirs = oracle(folder, torch.bfloat16)
+    loaded = load(folder, dtype="bfloat16")
+    player = PlanPlayer(loaded.runner, loaded.num_blocks, 16)
+    prompts = PROMPTS[:24]
+    ours = player.generate(prompts, greedy(NUM_TOKENS))
+    seen = []
+    monkeypatch.setattr(model_runner, "sample", lambda logits, batch: (seen.append(logits), logits.argmax(-1))[1])
+    for prompt, made in zip(prompts, ours, strict=True):
+        want = generate(theirs, prompt, NUM_TOKENS)
+        at = next((i for i in range(NUM_TOKENS) if made[i] != want[i]), None)
+        if at is None:
+            continue
+        context = prompt + want[:at]
+        player.generate([context], greedy(1))
+        assert want[at] in seen[-1][0].topk(5).indices.tolist()
+        assert made[at] in logits_of(theirs, context)[-1].topk(5).indices.tolist()
+
+
+@pytest.fixture(scope="module")
+def loaded_once(tmp_path_factory):
+    torch.manual_seed(0)
+    return load(llama(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture
+def loaded(loaded_once):
+    """No sequence is alive before or after a test."""
+    yield loaded_once
+    run(loaded_once, released=tuple(range(20)))
+
+
+def run(loaded, *shares, **plan):
+    return loaded.runner.execute(IterationPlan(shares, **plan)).token_ids
+
+
+def share(sequence_id, tokens, block_ids=(), computed=0, start=0, seeds=(0,), **sampling):
+    params = SamplingParams(max_tokens=9, **{"temperature": 0.0, **sampling})
+    samples = tuple(Sample(sequence_id + i, seed) for i, seed in enumerate(seeds))
+    return ScheduledSequence(sequence_id, tuple(tokens), computed, start, tuple(block_ids), params, samples)
+
+
+def test_ids_come_in_the_plans_order(loaded):
+    """Though decodes are computed before prompts and long contexts before short ones."""
+    alone = [run(loaded, share(i, PROMPTS[i][: 3 + i], (4 + i,)), released=(i,))[0] for i in range(5)]
+    for i in (1, 3):  # these two come as decodes of their last token
+        run(loaded, share(i, PROMPTS[i][: 2 + i], (4 + i,), seeds=()), released=(i,))
+    together = run(
+        loaded,
+        share(0, PROMPTS[0][:3], (4,)),
+        share(1, PROMPTS[1][3:4], (), computed=3),
+        share(2, PROMPTS[2][:5], (6,), seeds=()),
+        share(3, PROMPTS[3][5:6], (), computed=5),
+        share(4, PROMPTS[4][:7], (8,)),
+    )
+    assert together == (alone[0], alone[1], alone[3], alone[4])
+
+
+def test_several_draws_from_one_prompt(loaded):
+    """The n choices of a prompt: as if each had computed it by itself."""
+    prompt = PROMPTS[2][:10]
+    seeds = (5, 6, 7, 5)
+    together = run(loaded, share(0, prompt, (0,), seeds=seeds, temperature=1.5), released=(0,))
+    alone = [run(loaded, share(0, prompt, (0,), seeds=(seed,), temperature=1.5), released=(0,))[0] for seed in seeds]
+    assert list(together) == alone
+    assert together[0] == together[3]
+    assert len(set(together)) > 1
+
+
+def test_a_draw_does_not_depend_on_the_batch_or_the_blocks(loaded):
+    player = PlanPlayer(loaded.runner, loaded.num_blocks, 16, seed=3)
+    prompts = PROMPTS[:12]
+    params = [
+        SamplingParams(
+            max_tokens=6, temperature=(0.0, 0.8, 1.3)[i % 3], top_p=(1.0, 0.9)[i % 2], top_k=(0, 20)[i // 6], seed=i
+        )
+        for i in range(12)
+    ]
+    together = player.generate(prompts, params)
+    assert player.generate(prompts, params, max_seqs=1) == together
+    assert player.generate(prompts, params, chunk=11, max_seqs=5) == together
+    other = [SamplingParams(max_tokens=6, temperature=1.3, seed=100 + i) for i in range(12)]
+    assert player.generate(prompts, other) != together
+
+
+def test_a_copied_block_carries_its_tokens(loaded):
+    """Copy-on-write: two sequences share a block until one gets its own copy."""
+    prompt = PROMPTS[3][:10]
+    first = run(loaded, share(0, prompt, (3,)))[0]
+    want = run(loaded, share(0, (first,), (), computed=10))[0]
+    run(loaded, share(0, prompt, (3,)), released=(0,))
+    got = run(loaded, share(1, (first,), (9,), computed=10), copies=(BlockCopy(3, 9),), released=(0,))
+    assert got == (want,)
+
+
+def test_an_iteration_without_draws_returns_nothing(loaded):
+    assert run(loaded, share(0, PROMPTS[1][:8], (0,), seeds=()), released=(0,)) == ()
+    assert run(loaded) == ()
+
+
+def test_not_a_number_ends_one_request_alone(loaded):
+    """A poisoned block gives -1 to its own sequence; neighbours, and the block's next owner, do not notice."""
+    prompt = PROMPTS[4][:20]
+    want = run(loaded, share(0, prompt, (5, 6)), released=(0,))[0]
+    run(loaded, share(7, prompt, (1, 2), seeds=()))
+    loaded.runner._storage.layers[0].keys[1].fill_(float("nan"))
+    ids = run(loaded, share(7, (5,), (), computed=20), share(0, prompt, (5, 6)))
+    assert ids == (-1, want)
+    assert run(loaded, share(0, prompt, (1, 2)), share(8, (3,), (9,)), released=(0, 7))[0] == want
+    following = run(loaded, share(0, (4,), (), computed=20), share(8, (3,), (), computed=1), released=())
+    assert -1 not in following
+
+
+def test_warm_up_forgets_its_sequence(loaded):
+    loaded.runner.warm_up()
+    loaded.runner.warm_up()
+    assert len(loaded.runner._rows) == 0
