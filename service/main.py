@@ -32,8 +32,15 @@ from service.metrics.live_gauges import LiveGauges
 from service.metrics.recorder import Recorder
 from service.metrics.vllm_names import VllmNames
 from service.model_folder import resolve_model_folder
-from service.scheduler.admission import OnDemandAdmission
+from service.scheduler.admission import Admission, OnDemandAdmission
+from service.scheduler.fairness import Fair
+from service.scheduler.fcfs import FirstComeFirstServed
+from service.scheduler.history import History
 from service.scheduler.iteration_scheduler import IterationScheduler
+from service.scheduler.memory_forecast import ForecastAdmission, ReserveAdmission
+from service.scheduler.priority import ByPriority
+from service.scheduler.scheduling_policy import SchedulingPolicy
+from service.scheduler.token_shares import TokenShares
 from service.settings import Settings
 from service.shutdown import Shutdown
 from service.text.chat_template import ChatTemplate, load_chat_template
@@ -184,15 +191,38 @@ class _Service:
             config.max_num_seqs,
             config.max_num_batched_tokens,
         )
+        history = History()
         scheduler = IterationScheduler(
             blocks,
-            OnDemandAdmission(int(config.watermark * loaded.num_blocks)),
+            self._make_admission(int(config.watermark * loaded.num_blocks), history),
+            self._make_policy(history),
+            history,
             self._clock,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
         )
         engine = Engine(scheduler, loaded.runner, self._recorder, self._clock)
         return AsyncEngine(engine, blocks, config, self._clock, self._on_engine_death)
+
+    def _make_policy(self, history: History) -> SchedulingPolicy:
+        match self._settings.scheduling_policy:
+            case "fcfs":
+                return FirstComeFirstServed()
+            case "priority":
+                return ByPriority()
+            case "fair":
+                return Fair()
+            case "shares":
+                return TokenShares(history)
+
+    def _make_admission(self, watermark_blocks: int, history: History) -> Admission:
+        match self._settings.admission_policy:
+            case "on-demand":
+                return OnDemandAdmission(watermark_blocks)
+            case "reserve":
+                return ReserveAdmission()
+            case "forecast":
+                return ForecastAdmission(history)
 
     def _served_model(self, parts: _Parts, engine: AsyncEngine) -> ServedModel:
         loaded, generation = parts.loaded, parts.loaded.generation

@@ -75,6 +75,12 @@ class Settings(BaseSettings):
     max_num_batched_tokens: int | None = Field(
         None, ge=2, description="tokens in one iteration at most (2048 on a GPU, 512 on a CPU); more than max-num-seqs"
     )
+    scheduling_policy: Literal["fcfs", "priority", "fair", "shares"] = Field(
+        "fcfs", description="who goes next: first come, the request's priority, AdaptiveLLM's fairness, or equal shares"
+    )
+    admission_policy: Literal["on-demand", "reserve", "forecast"] = Field(
+        "on-demand", description="when a request fits: its tokens now, all it may need (ORCA), or a forecast (LightLLM)"
+    )
     watermark: float = Field(0.01, ge=0, lt=1, description="share of KV blocks that admissions leave free")
     max_waiting_requests: int = Field(1024, ge=1, description="beyond so many waiting requests, 503")
     max_waiting_tokens: int = Field(2_000_000, ge=1, description="beyond so many waiting prompt tokens, 503")

@@ -23,6 +23,8 @@ class Request:
     prompt_token_ids: at least one id, each inside the vocabulary.
     arrival_s: when it was received, on the engine's clock.
     cache_salt: requests with different salts never share cached prefixes.
+    priority: higher goes first where the scheduling policy heeds it.
+    client: name of the API key that sent it; shares are counted by it. Never a label of a metric.
     """
 
     request_id: str
@@ -30,6 +32,8 @@ class Request:
     sampling: SamplingParams
     arrival_s: float
     cache_salt: str = ""
+    priority: int = 0
+    client: str = ""
 
     @property
     def num_prompt_tokens(self) -> int:

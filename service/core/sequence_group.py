@@ -52,6 +52,11 @@ class SequenceGroup:
         self.num_cached_tokens = 0
 
     @property
+    def arrival_order(self) -> int:
+        """Grows with every request that is accepted."""
+        return self.sequences[0].sequence_id
+
+    @property
     def leader(self) -> Sequence:
         return self.live[0]
 

@@ -146,6 +146,7 @@ class Engine:
             self._scheduler.fork_choices(group)
         for receiver, token_id in zip(receivers, token_ids, strict=True):
             self._append_token(group, receiver, token_id)
+        self._scheduler.note_generated(group, len(token_ids))
 
     def _append_token(self, group: SequenceGroup, sequence: Sequence, token_id: int) -> None:
         sampling = group.request.sampling

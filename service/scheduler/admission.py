@@ -1,17 +1,20 @@
-"""Who may start now: does the first waiting request's memory fit?"""
+"""Who may start now: does the next request's memory fit? `memory_forecast.py` has the policies that look ahead."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from service.core.request import Request
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager, Fit
-from service.scheduler.memory_need import num_blocks_at_most, num_blocks_now
+from service.scheduler.memory_need import num_blocks_at_most, num_blocks_to_start
 
 
 class Admission(Protocol):
-    def fit(self, group: SequenceGroup, prefix: list[int], blocks: BlockManager, any_running: bool) -> Fit:
+    def fit(
+        self, group: SequenceGroup, prefix: list[int], blocks: BlockManager, running: Sequence[SequenceGroup]
+    ) -> Fit:
         """Whether the group's present tokens may be allocated now, its first ones in the cached blocks `prefix`.
 
         Changes nothing.
@@ -30,10 +33,11 @@ class OnDemandAdmission:
     def __init__(self, watermark_blocks: int) -> None:
         self._watermark_blocks = watermark_blocks
 
-    def fit(self, group: SequenceGroup, prefix: list[int], blocks: BlockManager, any_running: bool) -> Fit:
-        keep_free = self._watermark_blocks if any_running else 0
-        num_taken = num_blocks_now(group, blocks) - len(prefix) + blocks.num_free_among(prefix)
-        return blocks.fit(num_taken, keep_free)
+    def fit(
+        self, group: SequenceGroup, prefix: list[int], blocks: BlockManager, running: Sequence[SequenceGroup]
+    ) -> Fit:
+        keep_free = self._watermark_blocks if running else 0
+        return blocks.fit(num_blocks_to_start(group, prefix, blocks), keep_free)
 
 
 def fits_ever(request: Request, blocks: BlockManager, max_num_seqs: int) -> bool:

@@ -8,24 +8,28 @@ from service.core.sequence import Sequence
 from service.core.sequence_group import GroupStatus, SequenceGroup
 from service.kvcache.block_manager import BlockManager, Fit
 from service.scheduler.admission import Admission
+from service.scheduler.history import History
 from service.scheduler.memory_need import num_shared_tokens
 from service.scheduler.request_pool import RequestPool
+from service.scheduler.scheduling_policy import SchedulingPolicy
 
 
 class IterationScheduler:
-    """First come, first served over one request pool. Engine thread only.
+    """One scheduler over one request pool, asking small policies. Engine thread only.
 
     Each iteration: running sequences that decode get their one token; what is left of the token budget goes to
-    prompts, in order of arrival, cut into chunks; then waiting requests are admitted while budget, seats and
-    memory last. If a running group cannot grow, the latest arrival is preempted, whole, and recomputed later
-    (PagedAttention, section 4.5). The budget exceeds the seats, so the earliest prompt always advances, and a
-    request that arrived earlier has run in at least as many iterations (ORCA's FCFS property).
+    prompts, in order of their start, cut into chunks; then waiting requests are admitted, in the policy's order,
+    while budget, seats and memory last. The first that does not fit ends the admissions: nobody is overtaken for
+    being large. If the running groups cannot all grow, the policy's victim is preempted, whole, and recomputed later
+    (PagedAttention, section 4.5). The budget exceeds the seats, so the first prompt always advances.
     """
 
     def __init__(
         self,
         blocks: BlockManager,
         admission: Admission,
+        policy: SchedulingPolicy,
+        history: History,
         clock: Clock,
         *,
         max_num_seqs: int,
@@ -35,6 +39,8 @@ class IterationScheduler:
         self.blocks = blocks
         self.pool = RequestPool()
         self._admission = admission
+        self._policy = policy
+        self._history = history
         self._clock = clock
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
@@ -42,8 +48,9 @@ class IterationScheduler:
         self._num_preempted = 0
 
     def add(self, group: SequenceGroup) -> None:
-        """Put an accepted request at the end of the queue."""
+        """Put an accepted request into the pool."""
         self.pool.add(group)
+        self._history.arrived(group.request.client)
 
     def schedule(self) -> IterationPlan:
         """Decide the next iteration. Empty if nothing can run; then nothing waits either."""
@@ -59,8 +66,13 @@ class IterationScheduler:
 
     def advance(self, group: SequenceGroup, sequence: Sequence, num_tokens: int) -> None:
         """So many more tokens of the sequence are computed; its full blocks may serve others from now on."""
+        self._history.computed(group.request.client, num_tokens)
         sequence.num_computed_tokens += num_tokens
         self.blocks.cache_prefix(sequence, group.request.cache_salt)
+
+    def note_generated(self, group: SequenceGroup, num_tokens: int) -> None:
+        """So many tokens of the group were drawn."""
+        self._history.generated(group.request.client, num_tokens)
 
     def fork_choices(self, group: SequenceGroup) -> None:
         """The prompt is computed: the other choices share all of its blocks from now on."""
@@ -78,8 +90,10 @@ class IterationScheduler:
             self._hand_over_lead(group)
         self.pool.remove_sequence(group, sequence)
         self._free(sequence)
+        self._history.choice_ended(sequence.num_output_tokens)
         if not group.live:
             self.pool.remove(group)
+            self._history.request_ended(group.request.client)
 
     def end_group(self, group: SequenceGroup) -> None:
         """End every live sequence of the group."""
@@ -108,15 +122,13 @@ class IterationScheduler:
         """Blocks for the next token of every running sequence; True if some group was preempted for them."""
         running = self.pool.running
         num_running = len(running)
-        index = 0
-        while index < len(running):
-            group = running[index]
-            needed = self._num_blocks_to_grow(group)
-            while needed > self.blocks.pool.num_free and len(running) > index:
-                self._preempt_latest()
-            if len(running) > index:
-                self._grow(group, draft)
-                index += 1
+        needed = sum(self._num_blocks_to_grow(group) for group in running)
+        while needed > self.blocks.pool.num_free:
+            victim = self._policy.victim(running, self._clock.now_s())
+            needed -= self._num_blocks_to_grow(victim)
+            self._preempt(victim)
+        for group in running:
+            self._grow(group, draft)
         return len(running) < num_running
 
     def _num_blocks_to_grow(self, group: SequenceGroup) -> int:
@@ -131,8 +143,8 @@ class IterationScheduler:
                 sequence.sequence_id, sequence.num_tokens, self._first_own_write(group, sequence)
             )
 
-    def _preempt_latest(self) -> None:
-        group = self.pool.pause()
+    def _preempt(self, group: SequenceGroup) -> None:
+        self.pool.pause(group)
         group.num_preemptions += 1
         self._num_preempted += 1
         for sequence in group.live:
@@ -164,23 +176,26 @@ class IterationScheduler:
 
     def _admit(self, draft: _Draft) -> None:
         pool = self.pool
-        if not pool.waiting:
-            return
         seats = self._max_num_seqs - sum(len(g.live) for g in pool.running)
-        while pool.waiting and draft.budget > 0:
-            group = pool.waiting[0]
-            if len(group.live) > seats:
+        if not pool.waiting or seats <= 0 or draft.budget <= 0:
+            return
+        now_s = self._clock.now_s()
+        for group in list(self._policy.order(pool.waiting, now_s)):
+            if draft.budget <= 0 or len(group.live) > seats:
                 return
             prefix = self.blocks.match_prefix(group.leader, group.request.cache_salt)
-            if self._admission.fit(group, prefix, self.blocks, bool(pool.running)) is not Fit.OK:
+            if self._admission.fit(group, prefix, self.blocks, pool.running) is not Fit.OK:
                 return
             seats -= len(group.live)
-            pool.start()
-            self._allocate(group, prefix)
-            if group.first_scheduled_s is None:
-                group.first_scheduled_s = self._clock.now_s()
-                group.num_cached_tokens = group.leader.num_computed_tokens
+            self._start(group, prefix, now_s)
             self._schedule_tokens(draft, group, group.leader)
+
+    def _start(self, group: SequenceGroup, prefix: list[int], now_s: float) -> None:
+        self.pool.start(group)
+        self._allocate(group, prefix)
+        if group.first_scheduled_s is None:
+            group.first_scheduled_s = now_s
+            group.num_cached_tokens = group.leader.num_computed_tokens
 
     def _allocate(self, group: SequenceGroup, prefix: list[int]) -> None:
         leader = group.leader

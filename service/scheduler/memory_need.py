@@ -18,6 +18,11 @@ def num_blocks_now(group: SequenceGroup, blocks: BlockManager) -> int:
     return shared + sum(blocks.num_blocks_for(s.num_tokens) - shared for s in group.computing)
 
 
+def num_blocks_to_start(group: SequenceGroup, prefix: list[int], blocks: BlockManager) -> int:
+    """Free blocks that starting the group takes, its first tokens in the cached blocks `prefix`."""
+    return num_blocks_now(group, blocks) - len(prefix) + blocks.num_free_among(prefix)
+
+
 def num_blocks_at_most(request: Request, blocks: BlockManager) -> int:
     """Blocks that the request holds when every choice has run to max_tokens. A last token is never cached."""
     shared = num_shared_tokens(request, blocks.block_size) // blocks.block_size

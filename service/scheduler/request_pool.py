@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
 
 from service.core.sequence import Sequence
 from service.core.sequence_group import GroupStatus, SequenceGroup
 
 
 class RequestPool:
-    """`waiting` and `running` are both in order of arrival. Engine thread only."""
+    """`waiting` is in order of arrival, `running` in order of start. Engine thread only."""
 
     def __init__(self) -> None:
-        self.waiting: deque[SequenceGroup] = deque()
+        self.waiting: list[SequenceGroup] = []
         self.running: list[SequenceGroup] = []
         self._groups: dict[str, SequenceGroup] = {}
         self._members: dict[int, tuple[SequenceGroup, Sequence]] = {}
@@ -36,19 +36,17 @@ class RequestPool:
         self._members.update({s.sequence_id: (group, s) for s in group.sequences})
         self.waiting.append(group)
 
-    def start(self) -> SequenceGroup:
-        """The first waiting group becomes the last running one."""
-        group = self.waiting.popleft()
+    def start(self, group: SequenceGroup) -> None:
+        """A waiting group becomes the last running one."""
+        self.waiting.remove(group)
         group.status = GroupStatus.RUNNING
         self.running.append(group)
-        return group
 
-    def pause(self) -> SequenceGroup:
-        """The last running group becomes the first waiting one."""
-        group = self.running.pop()
+    def pause(self, group: SequenceGroup) -> None:
+        """A running group takes its place among the waiting again."""
+        self.running.remove(group)
         group.status = GroupStatus.WAITING
-        self.waiting.appendleft(group)
-        return group
+        insort(self.waiting, group, key=lambda other: other.arrival_order)
 
     def remove_sequence(self, group: SequenceGroup, sequence: Sequence) -> None:
         """The sequence has ended; its group may go on."""

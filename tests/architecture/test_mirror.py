@@ -19,6 +19,7 @@ WITHOUT_A_TWIN = {
     "service/core/request.py": "values only",
     "service/core/sampling_params.py": "values only",
     "service/core/sequence.py": "values only",
+    "service/scheduler/scheduling_policy.py": "a Protocol only",
     "loadtest/__main__.py": "tests/loadtest/test_cli.py runs it",
 }
 

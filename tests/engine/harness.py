@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Literal
 
 from service.core.clock import ManualClock
 from service.core.events import FinalEvent, Outcome, TokenEvent
@@ -15,7 +16,13 @@ from service.engine.ports import Executor
 from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import ChainedPrefixCache, PrefixCache
 from service.scheduler.admission import OnDemandAdmission, fits_ever
+from service.scheduler.fairness import Fair
+from service.scheduler.fcfs import FirstComeFirstServed
+from service.scheduler.history import History
 from service.scheduler.iteration_scheduler import IterationScheduler
+from service.scheduler.memory_forecast import ForecastAdmission, ReserveAdmission
+from service.scheduler.priority import ByPriority
+from service.scheduler.token_shares import TokenShares
 from tests.engine.toy_model import ToyExecutor, oracle
 
 VOCABULARY = 1000
@@ -45,6 +52,8 @@ class Harness:
         watermark_blocks: int = 0,
         executor: Executor | None = None,
         prefix_cache: PrefixCache | None = None,
+        policy: Literal["fcfs", "priority", "fair", "shares"] = "fcfs",
+        admission: Literal["on-demand", "reserve", "forecast"] = "on-demand",
     ) -> None:
         self.clock = ManualClock()
         self.blocks = BlockManager(num_blocks, block_size, prefix_cache or ChainedPrefixCache(block_size))
@@ -52,9 +61,24 @@ class Harness:
         self.sink = ListSink()
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
+        history = History()
+        admissions = {
+            "on-demand": OnDemandAdmission(watermark_blocks),
+            "reserve": ReserveAdmission(),
+            "forecast": ForecastAdmission(history),
+        }
+        policies = {
+            "fcfs": FirstComeFirstServed(),
+            "priority": ByPriority(),
+            "fair": Fair(),
+            "shares": TokenShares(history),
+        }
+        self.is_fcfs = policy == "fcfs"
         self.scheduler = IterationScheduler(
             self.blocks,
-            OnDemandAdmission(watermark_blocks),
+            admissions[admission],
+            policies[policy],
+            history,
             self.clock,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -74,9 +98,12 @@ class Harness:
         stops: frozenset[int] = frozenset(),
         temperature: float = 1.0,
         salt: str = "",
+        priority: int = 0,
+        client: str = "",
     ) -> Request:
         sampling = SamplingParams(max_tokens, n, temperature, seed=seed, stop_token_ids=stops)
-        request = Request(f"request-{len(self.requests)}", prompt, sampling, self.clock.now_s(), salt)
+        name = f"request-{len(self.requests)}"
+        request = Request(name, prompt, sampling, self.clock.now_s(), salt, priority, client)
         self.requests[request.request_id] = request
         return request
 
@@ -121,7 +148,7 @@ class Harness:
             self._check_running(group)
         for group in pool.waiting:
             assert not any(self.blocks.holds(s.sequence_id) for s in group.sequences), "who waits holds nothing"
-        arrivals = [g.request.arrival_s for g in [*pool.running, *pool.waiting]]
+        arrivals = [g.arrival_order for g in ([*pool.running, *pool.waiting] if self.is_fcfs else pool.waiting)]
         assert arrivals == sorted(arrivals), "order of arrival"
         assert 0 <= self.scheduler.num_cached_tokens() <= self.blocks.pool.num_used * self.blocks.block_size
         if not pool.running:

@@ -31,7 +31,11 @@ def apply_operation(harness: Harness, operation: tuple, touched: set[tuple[str, 
         case ("add", prompt, max_tokens, n, with_stops, salt):
             stops = STOPS if with_stops else frozenset()
             seed = len(harness.requests) % 3
-            harness.add(harness.request(prompt, max_tokens, n, seed, stops, salt=salt))
+            harness.add(
+                harness.request(
+                    prompt, max_tokens, n, seed, stops, salt=salt, priority=seed, client=f"client-{seed % 2}"
+                )
+            )
             harness.clock.advance(0.001)
         case ("abort", index):
             request_id = f"request-{index}"
@@ -54,11 +58,21 @@ def apply_operation(harness: Harness, operation: tuple, touched: set[tuple[str, 
     max_num_seqs=st.integers(1, 8),
     extra_budget=st.integers(1, 20),
     watermark_blocks=st.integers(0, 2),
+    policy=st.sampled_from(["fcfs", "priority", "fair", "shares"]),
+    admission=st.sampled_from(["on-demand", "reserve", "forecast"]),
 )
 def test_every_request_gets_its_oracle_tokens_whatever_else_happens(
-    operations, num_blocks, block_size, max_num_seqs, extra_budget, watermark_blocks
+    operations, num_blocks, block_size, max_num_seqs, extra_budget, watermark_blocks, policy, admission
 ):
-    harness = Harness(num_blocks, block_size, max_num_seqs, max_num_seqs + extra_budget, watermark_blocks)
+    harness = Harness(
+        num_blocks,
+        block_size,
+        max_num_seqs,
+        max_num_seqs + extra_budget,
+        watermark_blocks,
+        policy=policy,
+        admission=admission,
+    )
     touched: set[tuple[str, int]] = set()
     for operation in operations:
         apply_operation(harness, operation, touched)

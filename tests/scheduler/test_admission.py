@@ -16,8 +16,8 @@ def test_the_watermark_holds_only_while_others_run():
     blocks = BlockManager(4, 4, NoPrefixCache())
     group = SequenceGroup(make_request(16, 1), 0)
     admission = OnDemandAdmission(watermark_blocks=1)
-    assert admission.fit(group, [], blocks, any_running=True) is Fit.LATER
-    assert admission.fit(group, [], blocks, any_running=False) is Fit.OK
+    assert admission.fit(group, [], blocks, [group]) is Fit.LATER
+    assert admission.fit(group, [], blocks, []) is Fit.OK
 
 
 def test_what_can_never_run_is_known_at_the_door():

@@ -15,9 +15,11 @@ def test_starting_and_pausing_keep_the_order_of_arrival():
     a, b, c = (make_group(name, first_sequence_id=i) for i, name in enumerate("abc"))
     for group in (a, b, c):
         pool.add(group)
-    assert (pool.start(), pool.start()) == (a, b)
-    assert pool.pause() is b
-    assert (pool.running, list(pool.waiting)) == ([a], [b, c])
+    pool.start(b)
+    pool.start(a)
+    assert (pool.running, pool.waiting) == ([b, a], [c])
+    pool.pause(b)
+    assert (pool.running, pool.waiting) == ([a], [b, c])
     assert (a.status, b.status) == (GroupStatus.RUNNING, GroupStatus.WAITING)
 
 
@@ -25,7 +27,7 @@ def test_an_ended_group_is_nowhere():
     pool = RequestPool()
     group = make_group("a", n=2)
     pool.add(group)
-    pool.start()
+    pool.start(group)
     for sequence in list(group.live):
         pool.remove_sequence(group, sequence)
     pool.remove(group)

@@ -1,0 +1,17 @@
+"""First come, first served (ORCA, section 4.2): the latest arrival pauses first and returns before newer ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from service.core.sequence_group import SequenceGroup
+
+
+class FirstComeFirstServed:
+    """Keeps ORCA's property: who arrived earlier has run in at least as many iterations."""
+
+    def order(self, waiting: Sequence[SequenceGroup], now_s: float) -> Sequence[SequenceGroup]:
+        return waiting
+
+    def victim(self, running: Sequence[SequenceGroup], now_s: float) -> SequenceGroup:
+        return max(running, key=lambda group: group.arrival_order)

@@ -1,0 +1,63 @@
+"""How much memory the running requests will need, and the two admission policies that look ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from service.core.sequence_group import SequenceGroup
+from service.kvcache.block_manager import BlockManager, Fit
+from service.scheduler.history import History
+from service.scheduler.memory_need import num_blocks_at_most, num_blocks_to_start
+
+
+class ReserveAdmission:
+    """ORCA's Algorithm 1: a request starts only if all that it may ever need can be reserved beside the others.
+
+    Nothing is ever preempted, and memory stands empty for tokens that may never come: the plain twin of the
+    policies that overcommit.
+    """
+
+    def fit(
+        self, group: SequenceGroup, prefix: list[int], blocks: BlockManager, running: Sequence[SequenceGroup]
+    ) -> Fit:
+        reserved = sum(num_blocks_at_most(other.request, blocks) for other in running)
+        needed = reserved + num_blocks_at_most(group.request, blocks)
+        return Fit.OK if needed <= blocks.pool.num_blocks else Fit.LATER
+
+
+class ForecastAdmission:
+    """A request starts if the forecast peak, with it, stays within the cache (LightLLM's router, FineInfer 3.2).
+
+    A choice is expected to get as long as nine of ten recent ones, or max_tokens before enough have ended. A wrong
+    forecast costs a preemption, never correctness.
+    """
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+
+    def fit(
+        self, group: SequenceGroup, prefix: list[int], blocks: BlockManager, running: Sequence[SequenceGroup]
+    ) -> Fit:
+        peak = peak_num_tokens(pair for other in (*running, group) for pair in self._lengths(other))
+        if running and peak > blocks.pool.num_blocks * blocks.block_size:
+            return Fit.LATER
+        return blocks.fit(num_blocks_to_start(group, prefix, blocks))
+
+    def _lengths(self, group: SequenceGroup) -> list[tuple[int, int]]:
+        """(tokens now, tokens to come) of each live choice."""
+        likely, max_tokens = self._history.likely_output_length(), group.request.sampling.max_tokens
+        expected = max_tokens if likely is None else min(likely, max_tokens)
+        return [(s.num_tokens, max(1, expected - s.num_output_tokens)) for s in group.live]
+
+
+def peak_num_tokens(sequences: Iterable[tuple[int, int]]) -> int:
+    """The most tokens ever held at once by sequences of (tokens now, tokens to come), one more in each iteration.
+
+    Memory is highest just before a sequence ends. With the longest to come first, when the i-th ends the ones before
+    it still live, and all of them have grown as much as it has.
+    """
+    held, peak = 0, 0
+    for index, (num_now, num_to_come) in enumerate(sorted(sequences, key=lambda pair: -pair[1]), 1):
+        held += num_now
+        peak = max(peak, held + index * num_to_come)
+    return peak

@@ -1,0 +1,21 @@
+"""By the priority that the request carries, higher first; equal ones as they came."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from service.core.sequence_group import SequenceGroup
+
+
+class ByPriority:
+    """A flood of important requests starves the others: that is what was asked for."""
+
+    def order(self, waiting: Sequence[SequenceGroup], now_s: float) -> Sequence[SequenceGroup]:
+        return sorted(waiting, key=_rank)
+
+    def victim(self, running: Sequence[SequenceGroup], now_s: float) -> SequenceGroup:
+        return max(running, key=_rank)
+
+
+def _rank(group: SequenceGroup) -> tuple[int, int]:
+    return -group.request.priority, group.arrival_order

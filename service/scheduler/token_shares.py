@@ -1,0 +1,24 @@
+"""Token-fair shares: of the clients with requests waiting, the one that was served least goes next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from service.core.sequence_group import SequenceGroup
+from service.scheduler.history import History
+
+
+class TokenShares:
+    """A client is an API key; within a client, first come, first served."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+
+    def order(self, waiting: Sequence[SequenceGroup], now_s: float) -> Sequence[SequenceGroup]:
+        return sorted(waiting, key=self._rank)
+
+    def victim(self, running: Sequence[SequenceGroup], now_s: float) -> SequenceGroup:
+        return max(running, key=self._rank)
+
+    def _rank(self, group: SequenceGroup) -> tuple[int, int]:
+        return self._history.served(group.request.client), group.arrival_order

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.scheduler.history import ENOUGH_LENGTHS, History
+from service.scheduler.memory_forecast import ForecastAdmission, peak_num_tokens
+from tests.engine.harness import Harness
+
+
+def simulated_peak(sequences: list[tuple[int, int]]) -> int:
+    """The definition: everyone gets a token an iteration and leaves after its last."""
+    peak = 0
+    for step in range(1, max((to_come for _, to_come in sequences), default=0) + 1):
+        peak = max(peak, sum(now + step for now, to_come in sequences if to_come >= step))
+    return peak
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 30)), max_size=12))
+def test_the_peak_is_what_a_simulation_finds(sequences: list[tuple[int, int]]):
+    assert peak_num_tokens(sequences) == simulated_peak(sequences)
+
+
+def run_all(admission: str, num_requests: int = 12) -> Harness:
+    harness = Harness(num_blocks=20, block_size=2, max_num_seqs=8, max_num_batched_tokens=64, admission=admission)
+    for seed in range(num_requests):
+        harness.add(harness.request((1, 2, seed), 8, seed=seed))
+    harness.run()
+    for request_id in harness.requests:
+        harness.check_against_oracle(request_id)
+    return harness
+
+
+def num_preemptions(harness: Harness) -> int:
+    return sum(stats.num_preemptions for stats, _, _ in harness.sink.requests)
+
+
+def test_reserving_never_preempts_and_taking_on_demand_does():
+    assert num_preemptions(run_all("reserve")) == 0
+    assert num_preemptions(run_all("on-demand")) > 0
+
+
+def test_a_forecast_preempts_less_than_taking_on_demand():
+    assert num_preemptions(run_all("forecast")) < num_preemptions(run_all("on-demand"))
+
+
+def mean_batch(admission: str) -> float:
+    """With outputs that end far before max_tokens."""
+    harness = Harness(num_blocks=24, block_size=2, max_num_seqs=8, max_num_batched_tokens=64, admission=admission)
+    for seed in range(80):
+        harness.add(harness.request((1, 2, seed), 24, seed=seed, stops=frozenset(range(0, 1000, 3))))
+    harness.run()
+    return sum(i.batch_size for i in harness.sink.iterations) / len(harness.sink.iterations)
+
+
+def test_a_forecast_fills_the_memory_that_reserving_leaves_empty():
+    assert mean_batch("forecast") > 1.5 * mean_batch("reserve")
+
+
+def test_short_outputs_in_the_past_let_more_requests_in():
+    history = History()
+    admission = ForecastAdmission(history)
+    harness = Harness(num_blocks=20, block_size=2)
+    first, second = (harness.request((1, 2), 30, seed=i) for i in range(2))
+    for request in (first, second):
+        harness.engine.add(request)
+    a, b = harness.scheduler.pool.groups()
+    assert admission.fit(b, [], harness.blocks, [a]).name == "LATER"
+    for _ in range(ENOUGH_LENGTHS):
+        history.choice_ended(5)
+    assert admission.fit(b, [], harness.blocks, [a]).name == "OK"
