@@ -6,7 +6,7 @@ with C = context_lens[s], where position p of sequence s lies in block block_tab
 G = H / K. `first` is 0, or max(0, C - sliding_window). cap(x) is x, or logit_softcap * tanh(x / logit_softcap).
 
 Tensors (S sequences, H query heads, K kv heads, D head dim, B blocks, P block size, M entries of a block table):
-    query                    [S, H, D]     bf16 or fp32; last two dims dense, rows may be strided
+    query                    [S, H, D]     bf16, fp16 or fp32; last two dims dense, rows may be strided
     key_cache, value_cache   [B, P, K, D]  query's dtype; one layer's view: last three dims dense, blocks strided
     batch                                  made once a step by `decode_batch` from
         block_table          [S, M]        int32, last stride 1; entries past a sequence's last block are not used
@@ -262,7 +262,7 @@ def _paged_attention_decode_kernel(
         values = tl.load(value_cache_ptr + offset, mask=is_cell, other=0.0)
         scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * score_scale
         if SOFTCAP > 0:
-            scores = (SOFTCAP * 1.4426950408889634) * (1 - 2 / (tl.exp2(scores * (2 / SOFTCAP)) + 1))
+            scores = (SOFTCAP * 1.4426950408889634) * (1 - 2 / (tl.exp2(tl.minimum(scores * (2 / SOFTCAP), 64.0)) + 1))
         scores = tl.where(is_read[None, :], scores, float("-inf"))
         higher = tl.maximum(highest, tl.max(scores, 1))
         decay = tl.exp2(highest - higher)

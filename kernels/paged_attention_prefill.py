@@ -1,35 +1,46 @@
 """Attention of prompts, or chunks of them, against paged keys and values: variable lengths, with a cached prefix.
 
 Sequence s owns query rows query_starts[s] : query_starts[s + 1], its last ones: with N of them and a context of
-C = context_lens[s] tokens (theirs included, already written to the cache), row i stands at position C - N + i and
+C = context_lens[s] tokens (theirs included, already written to the cache), row i stands at position p = C - N + i and
 
-    out[i, h] = softmax(scale * query[i, h] . key[0 : C - N + i + 1, h // G]) value[0 : C - N + i + 1, h // G]
+    out[i, h] = softmax(cap(scale * query[i, h] . key[first : p + 1, h // G])) value[first : p + 1, h // G]
 
-where position p lies in block block_table[s, p // P], at offset p % P, and G = H / K.
+where position x lies in block block_table[s, x // P], at offset x % P, and G = H / K. `first` is 0, or
+max(0, p + 1 - sliding_window). cap(x) is x, or logit_softcap * tanh(x / logit_softcap).
 
 Tensors (T query tokens, S sequences, H query heads, K kv heads, D head dim, B blocks, P block size, M table entries):
-    query                    [T, H, D]     bf16 or fp32; last two dims dense, rows may be strided
+    query                    [T, H, D]     bf16, fp16 or fp32; last two dims dense, rows may be strided
     key_cache, value_cache   [B, P, K, D]  query's dtype; one layer's view: last three dims dense, blocks strided
     batch                                  made once a step by `prefill_batch` from
         block_table          [S, M]        int32, last stride 1; entries past a sequence's last block are not used
-        query_starts         [S + 1]       int32, increasing, from 0 to T
+        query_starts         [S + 1]       int32, not decreasing, from 0; rows past the last one are padding
         context_lens         [S]           int32, >= the sequence's query rows
-        max_query_len        host int, >= every sequence's query rows (sizes the launch)
-    out                      [T, H, D]     query's dtype, contiguous; written in place
+        max_query_len        host int, >= every sequence's query rows (bounds the launch)
+    out                      [T, H, D]     query's dtype, contiguous; written in place, but not in padding rows
 
-Cells at or past context_lens[s] are never read: they may hold another request's remains, NaN included.
-Rounding: fp32 scores and accumulation, rounded once when written (the CPU's bf16 path rounds probabilities too).
-Offsets are int64. S and T may be 0. The reference is differentiable in the query, except for `out`.
+P from 1 up, D up to 256 in the kernel, any G. Cells at or past context_lens[s], or before a row's `first`, do not
+count: they may hold another request's remains, NaN included (before `first` only what has been a sequence's own).
+Rounding: fp32 scores and accumulation, rounded once when written (in bf16, probabilities are rounded before they
+meet the values). Offsets are int64. S and T may be 0. The reference is differentiable in the query, except for `out`.
+
+The kernel's grid depends on shapes and max_query_len alone, so a CUDA graph may hold the launch.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
+from typing import no_type_check
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from kernels.attention_config import PrefillConfig, prefill_config
+from kernels.capped_attention import capped_attention
+from kernels.optional_triton import tl, triton
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,30 +54,34 @@ class PrefillSequence:
     mask: Tensor | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PrefillBatch:
-    """The sequences of a step that compute several tokens, for every layer. `sequences` is the reference's."""
+    """The sequences of a step that compute several tokens, for every layer."""
 
     block_table: Tensor
     query_starts: Tensor
     context_lens: Tensor
     max_query_len: int
     block_size: int
-    sequences: tuple[PrefillSequence, ...]
+
+    @cached_property
+    def sequences(self) -> tuple[PrefillSequence, ...]:
+        """The reference's; reads the lengths, for which a GPU would have to be waited for."""
+        rows = [slice(start, stop) for start, stop in pairwise(self.query_starts.tolist())]
+        return tuple(
+            _sequence(self.block_table[seq], rows[seq], context_len, self.block_size)
+            for seq, context_len in enumerate(self.context_lens.tolist())
+        )
 
 
 def prefill_batch(
     block_table: Tensor, query_starts: Tensor, context_lens: Tensor, max_query_len: int, block_size: int
 ) -> PrefillBatch:
+    """Reads no value of the tensors, which may change before a CUDA graph is replayed."""
     assert block_table.dtype == query_starts.dtype == context_lens.dtype == torch.int32
     assert block_table.stride(-1) == 1 and block_table.shape[0] == context_lens.shape[0]
     assert query_starts.shape[0] == context_lens.shape[0] + 1
-    rows = [slice(start, stop) for start, stop in pairwise(query_starts.tolist())]
-    sequences = tuple(
-        _sequence(block_table[seq], rows[seq], context_len, block_size)
-        for seq, context_len in enumerate(context_lens.tolist())
-    )
-    return PrefillBatch(block_table, query_starts, context_lens, max_query_len, block_size, sequences)
+    return PrefillBatch(block_table, query_starts, context_lens, max_query_len, block_size)
 
 
 def _sequence(block_ids: Tensor, rows: slice, context_len: int, block_size: int) -> PrefillSequence:
@@ -78,19 +93,39 @@ def _sequence(block_ids: Tensor, rows: slice, context_len: int, block_size: int)
 
 
 def paged_attention_prefill_reference(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, batch: PrefillBatch, scale: float, out: Tensor
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    batch: PrefillBatch,
+    scale: float,
+    out: Tensor,
+    sliding_window: int | None = None,
+    logit_softcap: float | None = None,
 ) -> None:
+    group = query.shape[1] // key_cache.shape[2]
     for sequence in batch.sequences:
-        attended = F.scaled_dot_product_attention(
-            query[sequence.rows].transpose(0, 1)[None],
-            _gather(key_cache, sequence),
-            _gather(value_cache, sequence),
-            attn_mask=sequence.mask,
-            is_causal=sequence.mask is None,
-            scale=scale,
-            enable_gqa=True,
-        )
+        rows = query[sequence.rows].transpose(0, 1)[None]
+        keys, values, mask = _gather(key_cache, sequence), _gather(value_cache, sequence), sequence.mask
+        if sliding_window is not None:
+            mask = _visible(rows.shape[2], sequence.context_len, sliding_window, query.device)
+        if logit_softcap is None:
+            attended = F.scaled_dot_product_attention(
+                rows, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
+            )
+        else:
+            if mask is None:
+                mask = _visible(rows.shape[2], sequence.context_len, None, query.device)
+            keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
+            attended = capped_attention(rows, keys, values, mask, scale, logit_softcap)
         out[sequence.rows] = attended[0].transpose(0, 1)
+
+
+def _visible(num_queries: int, context_len: int, sliding_window: int | None, device: torch.device) -> Tensor:
+    """[N, C]: True where the query sees the cell."""
+    cell = torch.arange(context_len, device=device)
+    position = cell[context_len - num_queries :, None]
+    visible = cell <= position
+    return visible if sliding_window is None else visible & (cell > position - sliding_window)
 
 
 def _gather(cache: Tensor, sequence: PrefillSequence) -> Tensor:
@@ -99,16 +134,247 @@ def _gather(cache: Tensor, sequence: PrefillSequence) -> Tensor:
     return cells.transpose(0, 1)[None]
 
 
-def paged_attention_prefill(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, batch: PrefillBatch, scale: float, out: Tensor
+@triton.jit
+@no_type_check
+def _attend_tile(
+    query,  # [BLOCK_M, BLOCK_D]
+    position,  # [BLOCK_M]: of each row's token
+    highest,
+    total,
+    acc,
+    tile_begin,
+    kv_end,
+    table_row_ptr,
+    key_cache_ptr,
+    value_cache_ptr,
+    head_offset,
+    cache_stride_block,
+    score_scale,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    SLIDING_WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_KV: tl.constexpr,
+    PRECISION: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Keys and values at tile_begin and after join the rows' softmax. Not MASKED: every row sees the whole tile."""
+    kv_position = tile_begin + tl.arange(0, BLOCK_KV)
+    dim = tl.arange(0, BLOCK_D)
+    if MASKED:
+        block = tl.load(table_row_ptr + kv_position // BLOCK_SIZE, mask=kv_position < kv_end, other=0)
+    else:
+        block = tl.load(table_row_ptr + kv_position // BLOCK_SIZE)
+    cell = block.to(tl.int64) * cache_stride_block + kv_position % BLOCK_SIZE * (NUM_KV_HEADS * HEAD_DIM)
+    offset = cell[:, None] + (head_offset + dim)[None, :]
+    if MASKED:
+        is_cell = (kv_position < kv_end)[:, None] & (dim < HEAD_DIM)[None, :]
+        keys = tl.load(key_cache_ptr + offset, mask=is_cell, other=0.0)
+        values = tl.load(value_cache_ptr + offset, mask=is_cell, other=0.0)
+    elif HEAD_DIM < BLOCK_D:
+        is_dim = (dim < HEAD_DIM)[None, :]
+        keys = tl.load(key_cache_ptr + offset, mask=is_dim, other=0.0)
+        values = tl.load(value_cache_ptr + offset, mask=is_dim, other=0.0)
+    else:
+        keys = tl.load(key_cache_ptr + offset)
+        values = tl.load(value_cache_ptr + offset)
+
+    scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * score_scale
+    if SOFTCAP > 0:
+        scores = (SOFTCAP * 1.4426950408889634) * (1 - 2 / (tl.exp2(tl.minimum(scores * (2 / SOFTCAP), 64.0)) + 1))
+    if MASKED:
+        is_seen = kv_position[None, :] <= position[:, None]
+        if SLIDING_WINDOW > 0:
+            is_seen = is_seen & (kv_position[None, :] > position[:, None] - SLIDING_WINDOW)
+        scores = tl.where(is_seen, scores, float("-inf"))
+    higher = tl.maximum(highest, tl.max(scores, 1))
+    known = higher
+    if MASKED and SLIDING_WINDOW > 0:  # a row may see nothing of its first tiles
+        known = tl.where(higher > float("-inf"), higher, 0)
+    decay = tl.exp2(highest - known)
+    weights = tl.exp2(scores - known[:, None])
+    total = total * decay + tl.sum(weights, 1)
+    acc = tl.dot(weights.to(values.dtype), values, acc * decay[:, None], input_precision=PRECISION)
+    return higher, total, acc
+
+
+@triton.jit(
+    do_not_specialize=["num_seqs", "table_stride"],
+    do_not_specialize_on_alignment=["block_table_ptr", "query_starts_ptr", "context_lens_ptr"],
+)
+@no_type_check
+def _paged_attention_prefill_kernel(
+    query_ptr,
+    key_cache_ptr,
+    value_cache_ptr,
+    block_table_ptr,
+    query_starts_ptr,
+    context_lens_ptr,
+    out_ptr,
+    num_seqs,
+    query_stride_token,
+    cache_stride_block,
+    table_stride,
+    score_scale,  # scale * log2(e): the kernel counts in powers of two
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    SLIDING_WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_KV: tl.constexpr,
+    BLOCK_SEQS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
+):
+    """Program (kv head, item): an item is a few neighbouring query tokens of one sequence, numbered from the batch's
+    last backwards. So a sequence's longest contexts come first, and the device does not end on them."""
+    kv_head = tl.program_id(0)
+    item = tl.num_programs(1) - 1 - tl.program_id(1)
+    tile_tokens: tl.constexpr = BLOCK_M // GROUP
+
+    seq = 0
+    first_item = 0
+    num_items = 0
+    for base in range(0, num_seqs, BLOCK_SEQS):
+        seqs = base + tl.arange(0, BLOCK_SEQS)
+        starts = tl.load(query_starts_ptr + seqs, mask=seqs < num_seqs, other=0)
+        stops = tl.load(query_starts_ptr + seqs + 1, mask=seqs < num_seqs, other=0)
+        items = tl.cdiv(stops - starts, tile_tokens)
+        ends = num_items + tl.cumsum(items, 0)
+        is_before = ends <= item
+        seq += tl.sum(is_before.to(tl.int32))
+        first_item = tl.maximum(first_item, tl.max(tl.where(is_before, ends, 0)))
+        num_items += tl.sum(items)
+    if item >= num_items:
+        return
+
+    query_start = tl.load(query_starts_ptr + seq)
+    query_stop = tl.load(query_starts_ptr + seq + 1)
+    ahead = tl.load(context_lens_ptr + seq) - query_stop  # of a row's position over its number
+    first_token = query_start + (item - first_item) * tile_tokens
+    last_token = tl.minimum(first_token + tile_tokens, query_stop) - 1
+
+    row = tl.arange(0, BLOCK_M)
+    dim = tl.arange(0, BLOCK_D)
+    token = first_token + row // GROUP
+    head = kv_head * GROUP + row % GROUP
+    position = token + ahead
+    is_row = ((token <= last_token) & (row < tile_tokens * GROUP))[:, None] & (dim < HEAD_DIM)[None, :]
+    query_offset = token.to(tl.int64) * query_stride_token + head * HEAD_DIM
+    query = tl.load(query_ptr + query_offset[:, None] + dim[None, :], mask=is_row, other=0.0)
+
+    table_row_ptr = block_table_ptr + seq.to(tl.int64) * table_stride
+    head_offset = kv_head * HEAD_DIM
+    kv_end = last_token + ahead + 1
+    full_end = (first_token + ahead + 1) // BLOCK_KV * BLOCK_KV
+    highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+
+    full_begin = 0
+    if SLIDING_WINDOW > 0:
+        kv_begin = tl.maximum(first_token + ahead + 1 - SLIDING_WINDOW, 0) // BLOCK_KV * BLOCK_KV
+        full_end = tl.maximum(full_end, kv_begin)
+        seen_by_all = tl.cdiv(tl.maximum(kv_end - SLIDING_WINDOW, 0), BLOCK_KV) * BLOCK_KV
+        full_begin = tl.minimum(seen_by_all, full_end)
+        for tile_begin in tl.range(kv_begin, full_begin, BLOCK_KV, num_stages=NUM_STAGES):
+            highest, total, acc = _attend_tile(
+                query, position, highest, total, acc, tile_begin, kv_end, table_row_ptr, key_cache_ptr,
+                value_cache_ptr, head_offset, cache_stride_block, score_scale, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE,
+                SLIDING_WINDOW, SOFTCAP, BLOCK_D, BLOCK_KV, PRECISION, MASKED=True,
+            )  # fmt: skip
+    for tile_begin in tl.range(full_begin, full_end, BLOCK_KV, num_stages=NUM_STAGES):
+        highest, total, acc = _attend_tile(
+            query, position, highest, total, acc, tile_begin, kv_end, table_row_ptr, key_cache_ptr,
+            value_cache_ptr, head_offset, cache_stride_block, score_scale, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE,
+            SLIDING_WINDOW, SOFTCAP, BLOCK_D, BLOCK_KV, PRECISION, MASKED=False,
+        )  # fmt: skip
+    for tile_begin in tl.range(full_end, kv_end, BLOCK_KV, num_stages=NUM_STAGES):
+        highest, total, acc = _attend_tile(
+            query, position, highest, total, acc, tile_begin, kv_end, table_row_ptr, key_cache_ptr,
+            value_cache_ptr, head_offset, cache_stride_block, score_scale, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE,
+            SLIDING_WINDOW, SOFTCAP, BLOCK_D, BLOCK_KV, PRECISION, MASKED=True,
+        )  # fmt: skip
+
+    acc = acc / total[:, None]
+    out_offset = (token.to(tl.int64) * (NUM_KV_HEADS * GROUP) + head) * HEAD_DIM
+    tl.store(out_ptr + out_offset[:, None] + dim[None, :], acc.to(out_ptr.dtype.element_ty), mask=is_row)
+
+
+def paged_attention_prefill_triton(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    batch: PrefillBatch,
+    scale: float,
+    out: Tensor,
+    sliding_window: int | None = None,
+    logit_softcap: float | None = None,
+    config: PrefillConfig | None = None,
 ) -> None:
-    if not query.is_cuda:  # without the checks: torch makes its own, and on a CPU they would be a part of the step
-        return paged_attention_prefill_reference(query, key_cache, value_cache, batch, scale, out)
-    num_heads, head_dim = query.shape[1:]
+    """On CUDA tensors, or on any in Triton's interpreter. `config` is for measuring: None takes the table's."""
+    num_tokens, num_heads, head_dim = query.shape
     num_kv_heads = key_cache.shape[2]
+    num_seqs = batch.context_lens.shape[0]
     assert query.stride()[1:] == (head_dim, 1) and out.is_contiguous() and out.shape == query.shape
     assert num_heads % num_kv_heads == 0 and key_cache.shape[1:] == (batch.block_size, num_kv_heads, head_dim)
     assert key_cache.shape == value_cache.shape and key_cache.stride() == value_cache.stride()
     assert key_cache.stride()[1:] == (num_kv_heads * head_dim, head_dim, 1)
     assert query.dtype == key_cache.dtype == value_cache.dtype == out.dtype
-    return paged_attention_prefill_reference(query, key_cache, value_cache, batch, scale, out)
+    assert head_dim <= 256 and (sliding_window is None or sliding_window > 0)
+    if num_tokens == 0 or num_seqs == 0:
+        return
+    config = config or prefill_config(head_dim, query.dtype)
+    group = num_heads // num_kv_heads
+    block_m = max(config.block_m, triton.next_power_of_2(group))
+    tile_tokens = block_m // group
+    num_items = min(
+        triton.cdiv(num_tokens, tile_tokens) + num_seqs,
+        num_seqs * triton.cdiv(batch.max_query_len, tile_tokens),
+    )
+    _paged_attention_prefill_kernel[(num_kv_heads, num_items)](
+        query,
+        key_cache,
+        value_cache,
+        batch.block_table,
+        batch.query_starts,
+        batch.context_lens,
+        out,
+        num_seqs,
+        query.stride(0),
+        key_cache.stride(0),
+        batch.block_table.stride(0),
+        scale * math.log2(math.e),
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=batch.block_size,
+        SLIDING_WINDOW=sliding_window or 0,
+        SOFTCAP=logit_softcap or 0.0,
+        BLOCK_M=block_m,
+        BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
+        BLOCK_KV=config.block_kv,
+        BLOCK_SEQS=32 if num_seqs <= 32 else 256,
+        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        NUM_STAGES=config.num_stages,
+        num_warps=config.num_warps,
+    )
+
+
+def paged_attention_prefill(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    batch: PrefillBatch,
+    scale: float,
+    out: Tensor,
+    sliding_window: int | None = None,
+    logit_softcap: float | None = None,
+) -> None:
+    attend = paged_attention_prefill_triton if query.is_cuda else paged_attention_prefill_reference
+    attend(query, key_cache, value_cache, batch, scale, out, sliding_window, logit_softcap)
