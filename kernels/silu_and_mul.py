@@ -12,8 +12,15 @@ transformers does. T may be 0. The reference is differentiable.
 
 from __future__ import annotations
 
+from typing import no_type_check
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from kernels.optional_triton import tl, triton
+
+_BLOCK = 1024  # 4 warps, one 16-byte load of gate and of up a thread in bf16
 
 
 def silu_and_mul_reference(x: Tensor) -> Tensor:
@@ -21,8 +28,31 @@ def silu_and_mul_reference(x: Tensor) -> Tensor:
     return F.silu(x[:, :half]) * x[:, half:]
 
 
+@triton.jit
+@no_type_check
+def _silu_and_mul_kernel(x_ptr, out_ptr, size, BLOCK: tl.constexpr):
+    """Program (token, piece of the row)."""
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_column = column < size
+    gate = tl.load(x_ptr + token * 2 * size + column, mask=is_column, other=0.0).to(tl.float32)
+    up = tl.load(x_ptr + token * 2 * size + size + column, mask=is_column, other=0.0).to(tl.float32)
+    out = gate / (1 + tl.exp(-gate)) * up
+    tl.store(out_ptr + token * size + column, out.to(out_ptr.dtype.element_ty), mask=is_column)
+
+
+def silu_and_mul_triton(x: Tensor) -> Tensor:
+    """On CUDA tensors, or on any in Triton's interpreter."""
+    num_tokens, width = x.shape
+    assert x.is_contiguous() and width % 2 == 0
+    out = torch.empty((num_tokens, width // 2), dtype=x.dtype, device=x.device)
+    if out.numel():
+        grid = (num_tokens, triton.cdiv(width // 2, _BLOCK))
+        _silu_and_mul_kernel[grid](x, out, width // 2, BLOCK=_BLOCK, num_warps=4)
+    return out
+
+
 def silu_and_mul(x: Tensor) -> Tensor:
     if not x.is_cuda:  # without the checks: torch makes its own, and on a CPU they would be a part of the step
         return silu_and_mul_reference(x)
-    assert x.is_contiguous() and x.shape[-1] % 2 == 0
-    return silu_and_mul_reference(x)
+    return silu_and_mul_triton(x)

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.rotary_embedding import rotary_embedding
+from kernels.rotary_embedding import rotary_embedding, rotary_embedding_triton
+from tests.kernels.lanes import LANES
 from tests.kernels.tolerances import DTYPES, assert_close
 
 
@@ -20,26 +21,29 @@ def naive(x, angles):
     return torch.cat((turned.real, turned.imag, x[..., 2 * half :].double()), -1)
 
 
+@pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tokens", [0, 1, 17, 123])
+@pytest.mark.parametrize("tokens", [0, 1, 17])
 @pytest.mark.parametrize(("head_dim", "rotary_dim"), [(64, 64), (20, 20), (80, 32), (2, 2)])
-def test_turns_pairs_in_place(tokens, head_dim, rotary_dim, dtype):
-    x = torch.randn(tokens, 5, head_dim).to(dtype)
-    angles = torch.randn(tokens, rotary_dim // 2) * 3
+def test_turns_pairs_in_place(tokens, head_dim, rotary_dim, dtype, lane):
+    x = lane.put(torch.randn(tokens, 5, head_dim).to(dtype))
+    angles = lane.put(torch.randn(tokens, rotary_dim // 2) * 3)
     want = naive(x, angles)
-    rotary_embedding(x, *tables(angles))
+    lane(rotary_embedding, rotary_embedding_triton)(x, *tables(angles))
     assert_close(x, want)
 
 
+@pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_leaves_the_values_of_a_packed_projection_alone(dtype):
-    packed = torch.randn(17, 7, 16).to(dtype)
-    packed[:, 5:] = float("nan")
-    angles = torch.randn(17, 8)
-    want = naive(packed[:, :5], angles)
-    rotary_embedding(packed[:, :5], *tables(angles))
-    assert_close(packed[:, :5], want)
-    assert packed[:, 5:].isnan().all()
+def test_leaves_the_values_of_a_packed_projection_alone(dtype, lane):
+    packed = torch.randn(123, 37, 64).to(dtype) if lane.name == "gpu" else torch.randn(17, 37, 64).to(dtype)
+    packed[:, 33:] = float("nan")
+    packed = lane.put(packed)
+    angles = lane.put(torch.randn(len(packed), 32))
+    want = naive(packed[:, :33], angles)
+    lane(rotary_embedding, rotary_embedding_triton)(packed[:, :33], *tables(angles))
+    assert_close(packed[:, :33], want)
+    assert packed[:, 33:].isnan().all()
 
 
 def test_angle_zero_changes_nothing():
