@@ -28,21 +28,25 @@ from kernels.optional_triton import tl, triton
 
 @dataclass(frozen=True)
 class CacheSlots:
-    """Where a step's tokens go, in every layer."""
+    """Where a step's tokens go, in every layer.
+
+    `kept` and `cells` are the reference's: they read the slots, for which a GPU would have to be waited for.
+    """
 
     slot_mapping: Tensor
     block_size: int
 
     @cached_property
-    def cells(self) -> tuple[Tensor | None, Tensor, Tensor]:
-        """The reference's: tokens that have a slot (None: all), and the block and offset of each.
-
-        Reads the slots, for which a GPU would have to be waited for.
-        """
+    def kept(self) -> Tensor | None:
+        """The tokens that have a slot; None: all."""
         has_slot = self.slot_mapping >= 0
-        kept = None if bool(has_slot.all()) else has_slot.nonzero().view(-1)
-        written = self.slot_mapping if kept is None else self.slot_mapping[kept]
-        return kept, written // self.block_size, written % self.block_size
+        return None if bool(has_slot.all()) else has_slot.nonzero().view(-1)
+
+    @cached_property
+    def cells(self) -> tuple[Tensor, Tensor]:
+        """Block and offset of each kept token."""
+        written = self.slot_mapping if self.kept is None else self.slot_mapping[self.kept]
+        return written // self.block_size, written % self.block_size
 
 
 def cache_slots(slot_mapping: Tensor, block_size: int) -> CacheSlots:
@@ -54,11 +58,10 @@ def cache_slots(slot_mapping: Tensor, block_size: int) -> CacheSlots:
 def reshape_and_cache_reference(
     key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: CacheSlots
 ) -> None:
-    kept, *cells = slots.cells
-    if kept is not None:
-        key, value = key[kept], value[kept]
-    key_cache.index_put_(tuple(cells), key.to(key_cache.dtype))
-    value_cache.index_put_(tuple(cells), value.to(value_cache.dtype))
+    if slots.kept is not None:
+        key, value = key[slots.kept], value[slots.kept]
+    key_cache.index_put_(slots.cells, key.to(key_cache.dtype))
+    value_cache.index_put_(slots.cells, value.to(value_cache.dtype))
 
 
 @triton.jit(do_not_specialize_on_alignment=["slot_mapping_ptr"])
