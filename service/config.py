@@ -83,3 +83,20 @@ class ApiConfig:
     stream_keepalive_s: float = 15.0
     stream_send_timeout_s: float = 30.0
     tokenizer_threads: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """What one HTTP connection may hold and how long it may take (sizes in bytes, times in seconds).
+
+    header_timeout_s: from connecting, or from the first byte of a later request, to the end of the headers.
+    body_timeout_s, send_timeout_s: as the app's own; the server's come a second later.
+    """
+
+    max_connections: int = 10_000
+    max_header_bytes: int = 64 * 1024
+    max_headers: int = 100
+    header_timeout_s: float = 10.0
+    body_timeout_s: float = 30.0
+    idle_timeout_s: float = 75.0
+    send_timeout_s: float = 30.0

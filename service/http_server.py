@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
+from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from service.config import ConnectionLimits
 from service.errors import ConfigError
+from service.http_protocol import bounded_protocol
 
-KEEP_ALIVE_S = 75
 BACKLOG = 4096
 LAST_WORDS_S = 5
 """After the drain every stream has had its final event; so long may its last bytes take."""
@@ -24,18 +27,21 @@ class HttpServer(uvicorn.Server):
     belong to `main.py`, which drains the engine first, while late clients still get a proper 503.
     """
 
-    def __init__(self, app: ASGIApp, host: str, port: int) -> None:
+    def __init__(self, app: ASGIApp, host: str, port: int, limits: ConnectionLimits | None = None) -> None:
+        limits = limits or ConnectionLimits()
         super().__init__(
             uvicorn.Config(
                 app,
                 host=host,
                 port=port,
                 loop="none",
-                http="httptools",
+                # uvicorn's type asks for a class; all that it does with it is to call it.
+                http=cast(type[asyncio.Protocol], bounded_protocol(limits)),
+                ws="none",
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_keep_alive=cast(int, limits.idle_timeout_s),  # a float will do
                 timeout_graceful_shutdown=LAST_WORDS_S,
                 backlog=BACKLOG,
             )

@@ -1,31 +1,33 @@
-"""The real app with the real engine and a scripted executor, behind a real uvicorn in a thread."""
+"""The real app with the real engine and a scripted executor, behind the real HTTP server in a thread."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import uvicorn
 from prometheus_client import CollectorRegistry
 
 from service.api.app import create_app
 from service.api.serving_state import GenerationDefaults, ServedModel, ServingState
-from service.config import ApiConfig, SchedulerConfig
+from service.config import ApiConfig, ConnectionLimits, SchedulerConfig
 from service.core.clock import MonotonicClock
 from service.engine.async_engine import AsyncEngine
 from service.engine.engine import Engine
+from service.http_server import HttpServer
 from service.kvcache.block_manager import BlockManager
+from service.kvcache.prefix_cache import NoPrefixCache
 from service.metrics.instruments import Instruments
 from service.metrics.live_gauges import LiveGauges
 from service.metrics.recorder import Recorder
 from service.metrics.vllm_names import VllmNames
 from service.scheduler.admission import OnDemandAdmission
+from service.scheduler.fcfs import FirstComeFirstServed
+from service.scheduler.history import History
 from service.scheduler.iteration_scheduler import IterationScheduler
 from service.text.chat_template import ChatTemplate
 from service.text.tokenizer import Tokenizer
@@ -52,6 +54,7 @@ class Scene:
     max_model_len: int = 2048
     with_chat_template: bool = True
     defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
+    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     ready: bool = True
 
 
@@ -72,7 +75,7 @@ class RunningServer:
         self.engine: AsyncEngine
         self.base_url = ""
         self._loop: asyncio.AbstractEventLoop
-        self._uvicorn: uvicorn.Server
+        self._http: HttpServer
         self._started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), name="server")
 
@@ -115,6 +118,9 @@ class RunningServer:
             time.sleep(0.005)
         assert not left, left
 
+    def num_connections(self) -> int:
+        return self.on_loop(lambda: len(self._http.server_state.connections))
+
     def start(self) -> None:
         self._thread.start()
         assert self._started.wait(10)
@@ -122,7 +128,7 @@ class RunningServer:
     def stop(self) -> None:
         self.executor.gate.set()
         self.executor.delay_s = 0.0
-        self._uvicorn.should_exit = True
+        self.on_loop(self._http.finish)
         self._thread.join(10)
         assert not self._thread.is_alive()
 
@@ -144,22 +150,23 @@ class RunningServer:
         if self.scene.ready:
             self.state.set_ready(self._served_model())
         app = create_app(self.state, self.scene.config, self.recorder, self.registry)
-        with socket.create_server(("127.0.0.1", 0)) as listening:
-            self.base_url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-            self._uvicorn = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
-            serving = asyncio.create_task(self._uvicorn.serve([listening]))
-            while not self._uvicorn.started:
-                await asyncio.sleep(0.001)
-            self._started.set()
-            await serving
+        self._http = HttpServer(app, "127.0.0.1", 0, self.scene.limits)
+        self.base_url = self._http.bind()
+        serving = asyncio.create_task(self._http.serve_forever())
+        while not self._http.started:
+            await asyncio.sleep(0.001)
+        self._started.set()
+        await serving
         await self.engine.drain(0.0)
 
     def _make_engine(self) -> None:
         clock, scheduler = MonotonicClock(), self.scene.scheduler
-        blocks = BlockManager(self.scene.num_blocks, BLOCK_SIZE)
+        blocks = BlockManager(self.scene.num_blocks, BLOCK_SIZE, NoPrefixCache())
         iterations = IterationScheduler(
             blocks,
             OnDemandAdmission(0),
+            FirstComeFirstServed(),
+            History(),
             clock,
             max_num_seqs=scheduler.max_num_seqs,
             max_num_batched_tokens=scheduler.max_num_batched_tokens,

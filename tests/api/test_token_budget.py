@@ -10,6 +10,7 @@ from service.core.sampling_params import SamplingParams
 from service.core.stats import EngineSnapshot
 from service.errors import ContextLengthExceeded
 from service.kvcache.block_manager import BlockManager
+from service.kvcache.prefix_cache import NoPrefixCache
 from service.scheduler.admission import fits_ever
 
 
@@ -48,7 +49,7 @@ def test_what_does_not_fit_is_refused_with_the_numbers(prompt: int, asked: int |
 
 @given(st.integers(1, 60), st.integers(1, 5), st.integers(1, 40), st.sampled_from([1, 2, 4, 16]))
 def test_the_room_is_the_most_that_the_engine_accepts(prompt: int, n: int, total: int, block_size: int) -> None:
-    blocks = BlockManager(total, block_size)
+    blocks = BlockManager(total, block_size, NoPrefixCache())
     room = kv_room(EngineSnapshot(total_blocks=total, block_size=block_size), prompt, n)
 
     def fits(max_tokens: int) -> bool:

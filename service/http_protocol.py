@@ -1,0 +1,193 @@
+"""One HTTP/1.1 connection, bounded: what uvicorn's protocol leaves to the goodwill of the client.
+
+uvicorn has no deadline for headers or bodies and no limit on the size or number of headers, and it waits for ever
+for a client that does not read. Here every state of a connection has a deadline: connected or idle, in the headers,
+in the body, not reading. Behind each of them the connection is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from service.config import ConnectionLimits
+
+_GRACE_S = 1.0
+"""The app has a deadline of its own for bodies and for streams, and says more when it passes; ours comes after."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """uvicorn's protocol with `limits`. Puts `abort_connection` into each request's `state`."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        limits: ConnectionLimits,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._limits = limits
+        self._input_deadline: asyncio.TimerHandle | None = None
+        self._output_deadline: asyncio.TimerHandle | None = None
+        self._in_message = False
+        self._num_headers = 0
+        self._num_head_bytes = 0  # fed since the parser last gave us a body or the end of a head
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        if len(self.connections) >= self._limits.max_connections:
+            self.transport = transport
+            transport.abort()
+            return
+        super().connection_made(transport)
+        self._expect_input(self._limits.header_timeout_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._expect_no_input()
+        self._expect_no_output()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if not self._in_message and self._input_deadline is None:
+            self._expect_input(self._limits.header_timeout_s)
+        most = self._limits.max_header_bytes
+        for start in range(0, len(data), most):
+            if self._num_head_bytes >= most:
+                self._refuse_head(f"The headers may have at most {most} bytes.")
+                return
+            piece = data[start : start + most]
+            self._num_head_bytes += len(piece)
+            super().data_received(piece)
+            if self.transport.is_closing():
+                return
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["state"]["abort_connection"] = self.transport.abort
+        self._num_headers = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._num_headers += 1
+        if self._num_headers > self._limits.max_headers:
+            self._refuse_head(f"There may be at most {self._limits.max_headers} headers.")
+        if not self.transport.is_closing():
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self.transport.is_closing():
+            return
+        self._in_message = True
+        self._num_head_bytes = 0
+        self._expect_no_input()
+        super().on_headers_complete()
+        if not self.flow.read_paused:  # it is while an earlier answer is under way: then we are the ones to wait for
+            self._expect_input(self._limits.body_timeout_s + _GRACE_S)
+
+    def on_body(self, body: bytes) -> None:
+        self._num_head_bytes = 0
+        if self._in_message:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._in_message:
+            return
+        self._in_message = False
+        self._num_head_bytes = 0
+        self._expect_no_input()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._expect_output()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._expect_output()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._expect_output()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if not self.transport.is_closing():
+            self._expect_no_output()
+
+    def send_400_response(self, msg: str) -> None:
+        """What is not HTTP is answered in the shape of all other refusals."""
+        self._refuse(400, msg)
+
+    def _unsupported_upgrade_warning(self) -> None:
+        # An answer without the upgrade is a refusal of it. What follows on the connection is not HTTP for the parser.
+        if self.cycle is not None:
+            self.cycle.keep_alive = False
+
+    def _refuse_head(self, message: str) -> None:
+        self._refuse(431, message)
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer and close; cut the connection if another answer is under way on it."""
+        if self.transport.is_closing():
+            return
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.abort()
+            return
+        error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
+        body = orjson.dumps({"error": error})
+        head = (
+            b"content-type: application/json\r\ncontent-length: %d\r\nx-request-id: %s\r\nconnection: close\r\n\r\n"
+            % (
+                len(body),
+                uuid.uuid4().hex.encode(),
+            )
+        )
+        self.transport.write(STATUS_LINE[status] + head + body)
+        self.transport.close()
+        self._expect_output()
+
+    def _expect_input(self, within_s: float) -> None:
+        self._expect_no_input()
+        self._input_deadline = self.loop.call_later(within_s, self._on_late_input)
+
+    def _on_late_input(self) -> None:
+        if not self._in_message and self.cycle is not None and not self.cycle.response_complete:
+            # Bytes of a next request, or stray ones, must not cost the answer that is under way.
+            self._expect_input(self._limits.header_timeout_s)
+        else:
+            self.transport.abort()
+
+    def _expect_no_input(self) -> None:
+        if self._input_deadline is not None:
+            self._input_deadline.cancel()
+            self._input_deadline = None
+
+    def _expect_output(self) -> None:
+        """The client must take what is unsent; each time that it has taken all but a little, the time starts anew."""
+        self._expect_no_output()
+        self._output_deadline = self.loop.call_later(self._limits.send_timeout_s + _GRACE_S, self.transport.abort)
+
+    def _expect_no_output(self) -> None:
+        if self._output_deadline is not None:
+            self._output_deadline.cancel()
+            self._output_deadline = None
+
+
+def bounded_protocol(limits: ConnectionLimits) -> Callable[..., HttpToolsProtocol]:
+    """What uvicorn calls for each connection."""
+
+    def make(*args: Any, **kwargs: Any) -> HttpToolsProtocol:
+        return BoundedProtocol(*args, limits=limits, **kwargs)
+
+    return make

@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from service.config import ConnectionLimits
+from tests.api.running_server import RunningServer, Scene, running
+from tests.api.wire import COMPLETIONS, completion, error_of
+
+POST_HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+LIMITS = ConnectionLimits(
+    max_connections=8,
+    max_header_bytes=4000,
+    max_headers=20,
+    header_timeout_s=0.3,
+    body_timeout_s=0.3,
+    idle_timeout_s=0.3,
+    send_timeout_s=0.3,
+)
+
+
+@pytest.fixture(scope="module")
+def bounded() -> Iterator[RunningServer]:
+    with running(Scene(limits=LIMITS)) as server:
+        yield server
+
+
+def connect(server: RunningServer, receive_buffer: int | None = None) -> socket.socket:
+    connection = socket.socket()
+    if receive_buffer is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    connection.settimeout(5)
+    connection.connect(("127.0.0.1", int(server.base_url.rpartition(":")[2])))
+    return connection
+
+
+def read_to_end(connection: socket.socket) -> bytes:
+    """All that comes until the server closes or cuts the connection."""
+    answer = b""
+    try:
+        while piece := connection.recv(65536):
+            answer += piece
+    except ConnectionResetError:
+        pass
+    return answer
+
+
+def status_and_error(answer: bytes) -> tuple[int, dict[str, object]]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"x-request-id: " in head.lower()
+    assert b"connection: close" in head.lower()
+    return int(head.split()[1]), json.loads(body)["error"]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"".join(b"h%d: 1\r\n" % i for i in range(20)) + b"\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\nBig: " + b"x" * 5000 + b"\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\nBig: " + b"x" * 300_000,
+        b"GET /" + b"x" * 5000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+    ],
+    ids=["many", "big", "endless", "path"],
+)
+def test_headers_over_the_limits_are_431(bounded: RunningServer, head: bytes) -> None:
+    with connect(bounded) as connection:
+        connection.sendall(head)
+        status, error = status_and_error(read_to_end(connection))
+    assert status == 431
+    assert error["type"] == "invalid_request_error"
+    assert "at most" in str(error["message"])
+
+
+def test_headers_within_the_limits_pass(bounded: RunningServer) -> None:
+    headers = {f"h{index}": "x" * 200 for index in range(12)}
+    assert httpx.get(f"{bounded.base_url}/health", headers=headers).status_code == 200
+
+
+def test_a_big_body_does_not_count_as_headers(bounded: RunningServer) -> None:
+    body = completion(prompt="x" * 1500, max_tokens=1)
+    for _ in range(2):
+        assert httpx.post(f"{bounded.base_url}{COMPLETIONS}", json=body).status_code == 200
+    many = httpx.post(f"{bounded.base_url}{COMPLETIONS}", json=completion(prompt="x " * 100_000))
+    assert error_of(many)["code"] == "context_length_exceeded"
+
+
+def test_endless_trailers_are_cut(bounded: RunningServer) -> None:
+    with connect(bounded) as connection:
+        connection.sendall(POST_HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\n")
+        try:
+            for _ in range(100):
+                connection.sendall(b"trailer: " + b"x" * 5000 + b"\r\n")
+        except OSError:
+            pass
+        assert b"200" not in read_to_end(connection)[:20]
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"nonsense\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost : x\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcde",
+        b"CONNECT example.org:80 HTTP/1.1\r\nHost: x\r\n\r\n",
+    ],
+    ids=["nonsense", "path", "space", "two-lengths", "smuggling", "connect"],
+)
+def test_what_is_not_http_is_400_in_our_shape(bounded: RunningServer, request_bytes: bytes) -> None:
+    with connect(bounded) as connection:
+        connection.sendall(request_bytes)
+        status, error = status_and_error(read_to_end(connection))
+    assert status == 400
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    "beginning",
+    [b"", b"GET /he", b"GET /health HTTP/1.1\r\nHost: x\r\n", b"POST /health HTTP/1.1\r\nContent-Length: 9\r\n\r\nx"],
+    ids=["nothing", "line", "headers", "body"],
+)
+def test_a_client_that_stops_talking_is_closed(bounded: RunningServer, beginning: bytes) -> None:
+    with connect(bounded) as connection:
+        connection.sendall(beginning)
+        started_s = time.monotonic()
+        read_to_end(connection)
+        assert time.monotonic() - started_s < 2.5
+
+
+def test_a_client_that_drips_is_closed(bounded: RunningServer) -> None:
+    with connect(bounded) as connection:
+        connection.settimeout(0.02)
+        started_s = time.monotonic()
+        with pytest.raises(OSError):
+            while time.monotonic() - started_s < 5:
+                connection.sendall(b"G" if time.monotonic() - started_s < 0.01 else b"E")
+                time.sleep(0.02)
+        assert time.monotonic() - started_s < 2
+
+
+def test_an_idle_connection_is_closed(bounded: RunningServer) -> None:
+    with connect(bounded) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        started_s = time.monotonic()
+        assert b"200 OK" in read_to_end(connection)
+        assert 0.2 < time.monotonic() - started_s < 2
+
+
+def test_a_connection_serves_many_requests_over_more_time_than_one_may_take(bounded: RunningServer) -> None:
+    with httpx.Client(base_url=bounded.base_url) as client:
+        for _ in range(5):
+            time.sleep(0.1)
+            assert client.get("/health").status_code == 200
+
+
+def test_an_answer_may_take_longer_than_any_input(bounded: RunningServer) -> None:
+    bounded.play(lambda prompt, so_far, seed: 75)
+    bounded.executor.delay_s = 0.02
+    with connect(bounded) as connection:
+        body = json.dumps(completion(stream=True, max_tokens=60)).encode()
+        connection.sendall(
+            POST_HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body + b"\r\n"
+        )  # stray bytes after the body, as some old clients send
+        assert b"[DONE]" in read_to_end(connection)
+    bounded.reset()
+
+
+def test_connections_beyond_the_limit_are_closed(bounded: RunningServer) -> None:
+    held = [connect(bounded) for _ in range(8)]
+    time.sleep(0.05)
+    with connect(bounded) as one_more:
+        started_s = time.monotonic()
+        assert read_to_end(one_more) == b""
+        assert time.monotonic() - started_s < 0.2
+    for connection in held:
+        connection.close()
+    time.sleep(0.05)
+    assert httpx.get(f"{bounded.base_url}/health").status_code == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_does_not_read_is_cut_off(stream: bool) -> None:
+    config = replace(Scene().config, stream_send_timeout_s=0.3)
+    scene = Scene(config=config, limits=LIMITS, max_model_len=200_000, num_blocks=60_000)
+    body = completion(stream=stream, n=64, max_tokens=3000, return_token_ids=True)
+    if not stream:
+        body |= {"prompt": [75] * 100_000, "n": 2, "max_tokens": 1}
+    with running(scene) as server:
+        server.play(lambda prompt, so_far, seed: 75)
+        with connect(server, receive_buffer=4096) as connection:
+            content = json.dumps(body).encode()
+            connection.sendall(POST_HEAD + b"Content-Length: %d\r\n\r\n" % len(content) + content)
+            deadline_s = time.monotonic() + 20
+            while server.num_connections() and time.monotonic() < deadline_s:
+                time.sleep(0.05)
+            assert server.num_connections() == 0
+
+
+def test_an_upgrade_is_not_made(bounded: RunningServer) -> None:
+    with connect(bounded) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n")
+        answer = read_to_end(connection)
+    assert b"200 OK" in answer
+    assert b"connection: close" in answer
