@@ -33,7 +33,7 @@ class ChatCompletions:
     async def create(self, http: Request) -> Response:
         model = self._context.state.check_ready()
         arrival_s = model.clock.now_s()
-        fields = parse(ChatRequest, await read_json_object(http))
+        fields = parse(ChatRequest, await read_json_object(http, self._context.texts))
         call = check_call(fields, self._context.config, model.defaults, unknown_fields(fields.messages))
         check_messages(fields.messages)
         model.engine.check_accepts()

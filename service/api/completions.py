@@ -36,7 +36,7 @@ class Completions:
     async def create(self, http: Request) -> Response:
         model = self._context.state.check_ready()
         arrival_s = model.clock.now_s()
-        fields = parse(CompletionRequest, await read_json_object(http))
+        fields = parse(CompletionRequest, await read_json_object(http, self._context.texts))
         call = check_call(fields, self._context.config, model.defaults)
         prompts = _check_prompts(fields, self._context.config)
         model.engine.check_accepts(len(prompts))
@@ -70,7 +70,7 @@ class Completions:
 
     async def _prompt_ids(self, prompts: Sequence[str | list[int]], model: ServedModel) -> list[list[int]]:
         """Ids of each prompt: text as the tokenizer does it, special tokens added; ids as they are."""
-        num_characters = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
+        num_characters = sum(map(len, prompts))
         return await self._context.texts.run(num_characters, lambda: [_encode(prompt, model) for prompt in prompts])
 
 

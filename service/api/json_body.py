@@ -7,17 +7,23 @@ from typing import Any
 import orjson
 from starlette.requests import Request
 
+from service.api.large_json import LARGE_BYTES, parse_large
+from service.api.text_pool import TextPool
 from service.errors import InvalidRequest, UnsupportedMediaType
 
 
-async def read_json_object(http: Request) -> dict[str, Any]:
-    """The body; refused unless it says and is JSON: UTF-8, no NaN, no lone surrogates, nesting within bounds.
+async def read_json_object(http: Request, texts: TextPool) -> dict[str, Any]:
+    """The body, parsed off the event loop if it is large.
+
+    Refused unless it says and is JSON: UTF-8, no NaN, no lone surrogates, nesting within bounds.
 
     An integer beyond 64 bits arrives as a float, which the wire shapes refuse where they want an integer.
     """
     _check_content_type(http.headers.get("content-type", ""))
     try:
-        value = orjson.loads(await http.body())
+        body = await http.body()
+        large = len(body) > LARGE_BYTES
+        value = await texts.run(len(body), lambda: parse_large(body)) if large else orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"The body is not valid JSON: {error}.") from error
     if not isinstance(value, dict):

@@ -23,6 +23,8 @@ _GREEDY_TEMPERATURE = 1e-5
 """Dividing logits by a smaller temperature only overflows; it means argmax."""
 _GREEDY_TOP_P = 1e-6
 """The likeliest of fewer than a million tokens is a nucleus of this size by itself."""
+_IDS_AT_ONCE = 65_536
+"""`min` and `max` hold the interpreter's lock; this many take them 3 ms."""
 
 _EXPECTED = {
     "prompt": "must be a string, a list of strings, a list of token ids or a list of lists of token ids",
@@ -115,11 +117,13 @@ def check_call(
 
 def check_token_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> None:
     """Ids that a client wrote itself must be in the vocabulary."""
-    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
-        wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
-        raise InvalidRequest(
-            f"{param}: token id {wrong} is outside the vocabulary (0 to {vocab_size - 1}).", param=param
-        )
+    for start in range(0, len(token_ids), _IDS_AT_ONCE):
+        ids = token_ids[start : start + _IDS_AT_ONCE]
+        if min(ids) < 0 or max(ids) >= vocab_size:
+            wrong = next(token_id for token_id in ids if not 0 <= token_id < vocab_size)
+            raise InvalidRequest(
+                f"{param}: token id {wrong} is outside the vocabulary (0 to {vocab_size - 1}).", param=param
+            )
 
 
 def quote(text: str) -> str:

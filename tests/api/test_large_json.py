@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.api.large_json import parse_large
+from service.errors import InvalidRequest
+from tests.api.running_server import RunningServer, Scene, running
+from tests.api.wire import COMPLETIONS, completion, error_of
+
+IDS = list(range(-50, 30_000))
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63)
+    | st.text()
+    | st.sampled_from(['"', "\\", '\\"[1,2', "[" * 9]),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(values, values)
+def test_equals_the_parser_of_small_bodies(first: Any, second: Any) -> None:
+    body = orjson.dumps([first, IDS, {"a": [second, IDS]}, second])
+    assert parse_large(body) == orjson.loads(body)
+
+
+@pytest.mark.parametrize("wrong", ["1,,2", "1 2", "1,", ",1", "01", "--1", "-", "1,-"])
+@pytest.mark.parametrize("where", [0, 5000, 60_000, 200_000])
+def test_a_run_is_checked_as_strictly(wrong: str, where: int) -> None:
+    body = ("[" + "7," * (where // 2) + wrong + ",8" * (0 if wrong.endswith(",") else 100_000) + "]").encode()
+    with pytest.raises(orjson.JSONDecodeError):
+        orjson.loads(body)
+    with pytest.raises(orjson.JSONDecodeError):
+        parse_large(body)
+
+
+@pytest.mark.parametrize("ending", ["1,]", ",", "1,\n]"])
+def test_a_run_that_ends_with_a_comma_at_the_border_of_a_piece(ending: str) -> None:
+    for length in range(65_530, 65_545):
+        with pytest.raises(orjson.JSONDecodeError):
+            parse_large(b"[" + b"1" + b" " * length + ending.encode())
+
+
+@pytest.mark.parametrize("value", [b"[1],", b'"",', b"{},", b"1.5,", b"[[[]]],"])
+def test_too_many_values_are_refused_at_once(value: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="too many values"):
+        parse_large(b"[" + value * (4_000_000 // len(value)) + b"0]")
+
+
+def test_what_only_looks_like_the_name_of_a_run_is_left_alone() -> None:
+    body = orjson.dumps([IDS, {"\ue000run": 7}, {"\ue000run": "x"}, {"\ue000run": True}])
+    assert parse_large(body)[1:] == [{"\ue000run": 7}, {"\ue000run": "x"}, {"\ue000run": True}]
+
+
+def test_text_is_not_structure() -> None:
+    text = '[1,2],{"a":"b"},' * 200_000
+    assert parse_large(orjson.dumps({"prompt": text})) == {"prompt": text}
+
+
+def longest_wait_s(server: RunningServer, request: Any) -> float:
+    """How long the event loop was away, at most, while `request` was answered."""
+    longest_s, done = 0.0, threading.Event()
+
+    def watch() -> None:
+        nonlocal longest_s
+        while not done.is_set():
+            started_s = time.perf_counter()
+            server.on_loop(lambda: None)
+            longest_s = max(longest_s, time.perf_counter() - started_s)
+            time.sleep(0.001)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    request()
+    done.set()
+    watching.join()
+    return longest_s
+
+
+@pytest.mark.load
+@pytest.mark.parametrize("num_ids", [1_500_000])
+def test_a_body_of_ids_does_not_hold_up_the_event_loop(num_ids: int) -> None:
+    with running(Scene(max_model_len=4_000_000, num_blocks=1_000_000)) as server:
+        body = orjson.dumps(completion(prompt=[7] * num_ids + [1_000_000]))
+        with httpx.Client(base_url=server.base_url, timeout=60) as http:
+
+            def post() -> None:
+                response = http.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
+                assert "outside the vocabulary" in error_of(response)["message"]
+
+            assert longest_wait_s(server, post) < 0.05
