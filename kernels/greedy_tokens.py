@@ -13,8 +13,13 @@ N may be 0. V < 2^31.
 
 from __future__ import annotations
 
+from typing import no_type_check
+
 import torch
 from torch import Tensor
+
+from kernels.group_max import GROUP, group_max_triton
+from kernels.optional_triton import tl, triton
 
 
 def greedy_tokens_reference(logits: Tensor) -> Tensor:
@@ -22,6 +27,55 @@ def greedy_tokens_reference(logits: Tensor) -> Tensor:
     return torch.where(largest.isfinite(), ids, -1)
 
 
+@triton.jit
+@no_type_check
+def first_largest(logits_row_ptr, maxima_row_ptr, size, num_groups, GROUP: tl.constexpr, BLOCK_GROUPS: tl.constexpr):
+    """The lowest id of the largest logit as int64, or -1; as one program's value. maxima: by kernels/group_max.py."""
+    group = tl.arange(0, BLOCK_GROUPS)
+    maxima = tl.load(maxima_row_ptr + group, mask=group < num_groups, other=float("-inf"))
+    largest = tl.max(maxima, 0)
+    first_group = tl.min(tl.where(maxima == largest, group, BLOCK_GROUPS), 0)
+    token = first_group * GROUP + tl.arange(0, GROUP)
+    logits = tl.load(logits_row_ptr + token, mask=token < size, other=float("-inf")).to(tl.float32)
+    first = tl.min(tl.where(logits == largest, token, size), 0)
+    is_finite = (largest > float("-inf")) & (largest < float("inf"))
+    return tl.where(is_finite, first, -1).to(tl.int64)
+
+
+@triton.jit
+@no_type_check
+def _greedy_tokens_kernel(
+    logits_ptr, maxima_ptr, out_ptr, stride_row, size, num_groups, GROUP: tl.constexpr, BLOCK_GROUPS: tl.constexpr
+):
+    """Program: one row."""
+    row = tl.program_id(0).to(tl.int64)
+    logits_row_ptr, maxima_row_ptr = logits_ptr + row * stride_row, maxima_ptr + row * num_groups
+    token = first_largest(logits_row_ptr, maxima_row_ptr, size, num_groups, GROUP, BLOCK_GROUPS)
+    tl.store(out_ptr + row, token)
+
+
+def greedy_tokens_triton(logits: Tensor) -> Tensor:
+    """On CUDA tensors, or on any in Triton's interpreter. Two launches: every group's largest, then each row's."""
+    num_rows, size = logits.shape
+    assert logits.stride(-1) == 1 and 0 < size < 2**31
+    maxima = group_max_triton(logits)
+    out = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
+    if num_rows:
+        num_groups = maxima.shape[1]
+        _greedy_tokens_kernel[(num_rows,)](
+            logits,
+            maxima,
+            out,
+            logits.stride(0),
+            size,
+            num_groups,
+            GROUP=GROUP,
+            BLOCK_GROUPS=triton.next_power_of_2(num_groups),
+            num_warps=4,
+        )
+    return out
+
+
 def greedy_tokens(logits: Tensor) -> Tensor:
     assert logits.stride(-1) == 1 and logits.shape[-1] < 2**31
-    return greedy_tokens_reference(logits)
+    return greedy_tokens_triton(logits) if logits.is_cuda else greedy_tokens_reference(logits)

@@ -5,9 +5,10 @@ Order, per row:
     2. temperature 0: argmax of the logits, the lowest id among equals; nothing below applies
     3. x = (logits - largest) / temperature
     4. top-k (top_k > 0): drop every token whose x is smaller than the k-th largest; ties with it stay
-    5. top-p (top_p < 1): of what is left, renormalised, drop a token if the strictly more probable ones already
+    5. min-p (min_p > 0): drop every token that is less than min_p times as probable as the best: x < log(min_p)
+    6. top-p (top_p < 1): of what is left, renormalised, drop a token if the strictly more probable ones already
        hold top_p of the mass; the token that crosses top_p stays, and so do ties with it. The best always stays.
-    6. Gumbel-max: argmax of x + g, the lowest id among equals, with g[t] = -log(-log1p(-u[t]))
+    7. Gumbel-max: argmax of x + g, the lowest id among equals, with g[t] = -log(-log1p(-u[t]))
 
 u is stateless: u[t] = uniform(word t % 4 of philox_4x32(counter = (t // 4, position low, position high, 0),
 key = (seed low, seed high))). So a draw is a function of (logits, parameters, seed, position) and never of the batch.
@@ -17,6 +18,7 @@ Tensors (N rows, V vocabulary):
     temperature  [N]     fp32, >= 0
     top_k        [N]     int32; 0 (or >= V) keeps all
     top_p        [N]     fp32, in (0, 1]; 1 keeps all
+    min_p        [N]     fp32, in [0, 1]; 0 keeps all. None: 0 for every row
     seeds        [N]     int64
     positions    [N]     int64: index of the new token in its sequence
     returns      [N]     int64, new; -1 for a row that cannot be drawn from
@@ -24,16 +26,24 @@ Tensors (N rows, V vocabulary):
 Rounding: fp32 throughout. The Philox words are bit for bit; two backends may differ in the last bit of a logarithm or
 of a sum, so in a draw whose two best scores (or whose mass at the top-p border) agree to one part in 10^6.
 N may be 0. V < 2^31.
+
+The kernels sort nothing. Tokens are looked at in groups of 128, whose largest are known (kernels/group_max.py): groups
+that cannot hold a token of interest are passed over. A filter's border is sought among the values that a logit can
+take, four at a time, by how many tokens (or how much mass) lie at or above each: exact, and as fast for any k and p.
 """
 
 from __future__ import annotations
 
 import math
+from typing import no_type_check
 
 import torch
 from torch import Tensor
 
-from kernels.philox import philox_4x32, split_int64, uniform
+from kernels.greedy_tokens import first_largest
+from kernels.group_max import GROUP, group_max_triton
+from kernels.optional_triton import tl, triton
+from kernels.philox import philox_4x32_reference, philox_uniform, philox_words, split_int64, uniform
 
 INVALID_TOKEN_ID = -1
 
@@ -50,24 +60,27 @@ def sample_tokens_reference(
     top_p: Tensor,
     seeds: Tensor,
     positions: Tensor,
+    min_p: Tensor | None = None,
 ) -> Tensor:
     largest, ids = logits.max(dim=-1)
     rows = (temperature > 0).nonzero().view(-1)
     if rows.numel():
         centred = logits[rows].float() - largest[rows, None].float()
         x = centred / temperature[rows, None]
-        x = _drop_filtered(x, top_k[rows], top_p[rows])
+        x = _drop_filtered(x, top_k[rows], top_p[rows], None if min_p is None else min_p[rows])
         ids[rows] = _gumbel_argmax(x, seeds[rows], positions[rows])
     return torch.where(largest.isfinite(), ids, INVALID_TOKEN_ID)
 
 
-def _drop_filtered(x: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """x [N, V] with -inf where top-k or top-p drops a token."""
+def _drop_filtered(x: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor | None) -> Tensor:
+    """x [N, V] with -inf where top-k, min-p or top-p drops a token."""
+    floor = torch.full_like(top_p, -math.inf) if min_p is None else min_p.log()
+    border = floor.clone()
     rows = ((_cuts_by_rank(x, top_k)) | (top_p < 1)).nonzero().view(-1)
-    if not rows.numel():
+    if rows.numel():
+        border[rows] = _filter_border(x[rows], top_k[rows], top_p[rows], floor[rows], _WINDOW)
+    elif min_p is None:
         return x
-    border = torch.full_like(x[:, 0], -math.inf)
-    border[rows] = _filter_border(x[rows], top_k[rows], top_p[rows], _WINDOW)
     return x.masked_fill(x < border[:, None], -math.inf)
 
 
@@ -75,12 +88,16 @@ def _cuts_by_rank(x: Tensor, top_k: Tensor) -> Tensor:
     return (top_k > 0) & (top_k < x.shape[-1])
 
 
-def _filter_border(x: Tensor, top_k: Tensor, top_p: Tensor, window: int) -> Tensor:
-    """[N]: the smallest x that stays, sought among each row's `window` largest; rows that need more get more."""
+def _filter_border(x: Tensor, top_k: Tensor, top_p: Tensor, floor: Tensor, window: int) -> Tensor:
+    """[N]: the smallest x that stays, sought among each row's `window` largest; rows that need more get more.
+
+    floor [N]: smaller x are dropped in any case.
+    """
     window = min(window, x.shape[-1])
     values = x.topk(window).values
     kth_index = top_k.clamp(1, window).long()[:, None] - 1
     rank_border = values.gather(1, kth_index).masked_fill_(~_cuts_by_rank(x, top_k)[:, None], -math.inf)
+    rank_border = torch.maximum(rank_border, floor[:, None])
 
     mass = torch.where(x >= rank_border, x.exp(), 0).sum(-1, keepdim=True)
     probability = values.exp() / mass
@@ -92,7 +109,7 @@ def _filter_border(x: Tensor, top_k: Tensor, top_p: Tensor, window: int) -> Tens
     if window < x.shape[-1]:
         rows = is_kept[:, -1].nonzero().view(-1)
         if rows.numel():
-            border[rows] = _filter_border(x[rows], top_k[rows], top_p[rows], 16 * window)
+            border[rows] = _filter_border(x[rows], top_k[rows], top_p[rows], floor[rows], 16 * window)
     return border
 
 
@@ -124,11 +141,426 @@ def _gumbel_of(token: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
 
 def _words(counter: Tensor, seeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     low, high = split_int64(positions)
-    return philox_4x32((counter, low, high, torch.zeros_like(low)), split_int64(seeds))
+    return philox_4x32_reference((counter, low, high, torch.zeros_like(low)), split_int64(seeds))
 
 
 def _gumbel(words: Tensor) -> Tensor:
     return uniform(words).neg_().log1p_().neg_().log_().neg_()
+
+
+_TILE_GROUPS = 32  # groups that a program looks at together: 8 warps, two 16-byte loads a thread in bf16
+_CHUNK = 1024  # tokens that draw their noise in one program
+_NEGLIGIBLE = 40.0  # 2^31 tokens this far below the best weigh 10^-8 of it
+
+
+@triton.jit
+@no_type_check
+def _key(value, SHIFT: tl.constexpr):
+    """Integers in the order of the values. SHIFT: low bits that are 0 in every logit (16 for bf16 in fp32)."""
+    bits = value.to(tl.int32, bitcast=True)
+    return ((bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> SHIFT).to(tl.int64)
+
+
+@triton.jit
+@no_type_check
+def _value(key, SHIFT: tl.constexpr):
+    """The value that has this key."""
+    ordered = key.to(tl.int32)
+    ordered = (ordered << SHIFT) | ((ordered >> 31) & ((1 << SHIFT) - 1))
+    return (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+@no_type_check
+def _inside(key, low, high):
+    return tl.minimum(tl.maximum(key, low + 1), high - 1)
+
+
+@triton.jit
+@no_type_check
+def _kth_key(keys, k, low, high):
+    """The largest key in [low, high) that at least k of `keys` reach; at least k of them must reach low."""
+    while high - low > 1:
+        middle = low + (high - low) // 2
+        is_reached = tl.sum((keys >= middle).to(tl.int32), 0) >= k
+        low = tl.where(is_reached, middle, low)
+        high = tl.where(is_reached, high, middle)
+    return low
+
+
+@triton.jit
+@no_type_check
+def _border_key(
+    logits_row_ptr,
+    active_row_ptr,
+    maxima,
+    size,
+    num_groups,
+    low,
+    high,
+    wanted,
+    largest,
+    log2_scale,
+    lowest,
+    BY_MASS: tl.constexpr,
+    SHIFT: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_GROUPS: tl.constexpr,
+    TILE_GROUPS: tl.constexpr,
+):
+    """The largest key in [low, high) such that the tokens at or above it are at least `wanted`.
+
+    `wanted` counts tokens; BY_MASS it is a share of the mass of all tokens at or above `low`, where a token weighs
+    2^((logit - largest) * log2_scale). At `low` there must be enough. Groups below `lowest` are not looked at.
+
+    Each turn tries four keys between low and high: first by value, then by key, in turns. Values divide an ordinary
+    row more evenly; keys bound the number of turns for any row.
+    """
+    PIECES: tl.constexpr = GROUP // 8
+    group = tl.arange(0, BLOCK_GROUPS)
+    piece = tl.arange(0, TILE_GROUPS * PIECES)
+    dtype: tl.constexpr = tl.float32 if BY_MASS else tl.int32
+    target = wanted
+    turn = 0
+    while high - low > 1:
+        floor = tl.maximum(_value(low, SHIFT), lowest)
+        top = _value(high - 1, SHIFT)
+        width = high - low
+        is_by_value = turn % 2 == 0
+        key1 = tl.where(is_by_value, _key(floor * 0.8 + top * 0.2, SHIFT), low + width // 5)
+        key2 = tl.where(is_by_value, _key(floor * 0.6 + top * 0.4, SHIFT), low + 2 * width // 5)
+        key3 = tl.where(is_by_value, _key(floor * 0.4 + top * 0.6, SHIFT), low + 3 * width // 5)
+        key4 = tl.where(is_by_value, _key(floor * 0.2 + top * 0.8, SHIFT), low + 4 * width // 5)
+        key1, key2 = _inside(key1, low, high), _inside(key2, low, high)
+        key3, key4 = _inside(key3, low, high), _inside(key4, low, high)
+        if BY_MASS:
+            key1 = tl.where(turn == 0, low, key1)
+        value1, value2, value3, value4 = (
+            _value(key1, SHIFT),
+            _value(key2, SHIFT),
+            _value(key3, SHIFT),
+            _value(key4, SHIFT),
+        )
+
+        is_active = (group < num_groups) & (maxima >= floor)
+        num_active = tl.sum(is_active.to(tl.int32), 0)
+        tl.debug_barrier()  # the list is this program's alone: nobody may still read the last turn's
+        place = tl.cumsum(is_active.to(tl.int32), 0) - 1
+        tl.store(active_row_ptr + place, group, mask=is_active)
+        tl.debug_barrier()
+
+        sum1 = tl.zeros([TILE_GROUPS * PIECES], dtype)
+        sum2 = tl.zeros([TILE_GROUPS * PIECES], dtype)
+        sum3 = tl.zeros([TILE_GROUPS * PIECES], dtype)
+        sum4 = tl.zeros([TILE_GROUPS * PIECES], dtype)
+        for base in range(0, num_active, TILE_GROUPS):
+            index = base + piece // PIECES
+            active = tl.load(active_row_ptr + index, mask=index < num_active, other=0)
+            token = (active * GROUP + piece % PIECES * 8)[:, None] + tl.arange(0, 8)[None, :]
+            is_token = (index < num_active)[:, None] & (token < size)
+            logits = tl.load(logits_row_ptr + token, mask=is_token, other=float("-inf")).to(tl.float32)
+            if BY_MASS:
+                weights = tl.exp2((logits - largest) * log2_scale)
+                sum1 += tl.sum(tl.where(logits >= value1, weights, 0.0), 1)
+                sum2 += tl.sum(tl.where(logits >= value2, weights, 0.0), 1)
+                sum3 += tl.sum(tl.where(logits >= value3, weights, 0.0), 1)
+                sum4 += tl.sum(tl.where(logits >= value4, weights, 0.0), 1)
+            else:
+                sum1 += tl.sum((logits >= value1).to(tl.int32), 1)
+                sum2 += tl.sum((logits >= value2).to(tl.int32), 1)
+                sum3 += tl.sum((logits >= value3).to(tl.int32), 1)
+                sum4 += tl.sum((logits >= value4).to(tl.int32), 1)
+        total1, total2, total3, total4 = tl.sum(sum1, 0), tl.sum(sum2, 0), tl.sum(sum3, 0), tl.sum(sum4, 0)
+        if BY_MASS:
+            target = tl.where(turn == 0, wanted * total1, target)
+        next_low, next_high = low, high
+        next_low = tl.where(total1 >= target, tl.maximum(next_low, key1), next_low)
+        next_low = tl.where(total2 >= target, tl.maximum(next_low, key2), next_low)
+        next_low = tl.where(total3 >= target, tl.maximum(next_low, key3), next_low)
+        next_low = tl.where(total4 >= target, tl.maximum(next_low, key4), next_low)
+        next_high = tl.where(total1 >= target, next_high, tl.minimum(next_high, key1))
+        next_high = tl.where(total2 >= target, next_high, tl.minimum(next_high, key2))
+        next_high = tl.where(total3 >= target, next_high, tl.minimum(next_high, key3))
+        next_high = tl.where(total4 >= target, next_high, tl.minimum(next_high, key4))
+        low, high = next_low, next_high
+        turn += 1
+    return low
+
+
+@triton.jit(do_not_specialize_on_alignment=["temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr"])
+@no_type_check
+def _filter_border_kernel(
+    logits_ptr,
+    maxima_ptr,
+    active_ptr,  # [N, G] int32: groups still of interest
+    temperature_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    largest_ptr,  # [N] fp32
+    border_ptr,  # [N] fp32: the smallest x that stays
+    stride_row,
+    size,
+    num_groups,
+    HAS_MIN_P: tl.constexpr,
+    NEGLIGIBLE: tl.constexpr,
+    SHIFT: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_GROUPS: tl.constexpr,
+    TILE_GROUPS: tl.constexpr,
+):
+    """Program: one row."""
+    row = tl.program_id(0).to(tl.int64)
+    logits_row_ptr = logits_ptr + row * stride_row
+    active_row_ptr = active_ptr + row * num_groups
+    group = tl.arange(0, BLOCK_GROUPS)
+    maxima = tl.load(maxima_ptr + row * num_groups + group, mask=group < num_groups, other=float("-inf"))
+    largest = tl.max(maxima, 0)
+    tl.store(largest_ptr + row, largest)
+    temperature = tl.load(temperature_ptr + row)
+    is_finite = (largest > float("-inf")) & (largest < float("inf"))
+    if is_finite & (temperature > 0):
+        top_k = tl.load(top_k_ptr + row)
+        top_p = tl.load(top_p_ptr + row)
+        log2_scale = tl.minimum(1.4426950408889634 / temperature, 1e37)
+        low = _key(largest - float("inf"), SHIFT)
+        high = _key(largest, SHIFT) + 1
+        if (top_k > 0) & (top_k < size):
+            if top_k <= num_groups:  # the k-th largest group holds k tokens at least as large as its own largest
+                keys = tl.where(group < num_groups, _key(maxima, SHIFT), low - 1)
+                low = _kth_key(keys, top_k, low, high)
+            low = _border_key(
+                logits_row_ptr,
+                active_row_ptr,
+                maxima,
+                size,
+                num_groups,
+                low,
+                high,
+                top_k,
+                largest,
+                log2_scale,
+                -3.4e38,
+                False,
+                SHIFT,
+                GROUP,
+                BLOCK_GROUPS,
+                TILE_GROUPS,
+            )
+        floor = largest - float("inf")
+        if HAS_MIN_P:
+            floor = tl.log(tl.load(min_p_ptr + row))
+            smallest = largest + temperature * floor
+            smallest_key = _key(smallest, SHIFT)
+            smallest_key += (_value(smallest_key, SHIFT) < smallest).to(tl.int64)
+            low = tl.minimum(tl.maximum(low, smallest_key), high - 1)
+        if top_p < 1:
+            low = _border_key(
+                logits_row_ptr,
+                active_row_ptr,
+                maxima,
+                size,
+                num_groups,
+                low,
+                high,
+                top_p,
+                largest,
+                log2_scale,
+                largest - NEGLIGIBLE * temperature,
+                True,
+                SHIFT,
+                GROUP,
+                BLOCK_GROUPS,
+                TILE_GROUPS,
+            )
+        # A filter that is off leaves -inf. In min-p's case x itself decides, as in the reference.
+        border = tl.div_rn(_value(low, SHIFT) - largest, temperature)
+        if HAS_MIN_P:
+            is_cut = ((top_k > 0) & (top_k < size)) | (top_p < 1)
+            border = tl.where(is_cut, tl.maximum(border, floor), floor)
+        tl.store(border_ptr + row, border)
+
+
+@triton.jit(do_not_specialize_on_alignment=["temperature_ptr", "seeds_ptr", "positions_ptr"])
+@no_type_check
+def _gumbel_kernel(
+    logits_ptr,
+    maxima_ptr,
+    largest_ptr,
+    border_ptr,
+    temperature_ptr,
+    seeds_ptr,
+    positions_ptr,
+    best_score_ptr,  # [N, chunks] fp32
+    best_token_ptr,  # [N, chunks] int32
+    stride_row,
+    size,
+    num_groups,
+    num_chunks,
+    GUMBEL_SPAN: tl.constexpr,
+    GROUP: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """Program (row, chunk of tokens): the best of the chunk's scores and its lowest id."""
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    temperature = tl.load(temperature_ptr + row)
+    largest = tl.load(largest_ptr + row)
+    is_finite = (largest > float("-inf")) & (largest < float("inf"))
+    if (temperature <= 0) | (is_finite == 0):
+        return
+    border = tl.load(border_ptr + row)
+    slot = row * num_chunks + chunk
+    group = chunk * (CHUNK // GROUP) + tl.arange(0, CHUNK // GROUP)
+    maxima = tl.load(maxima_ptr + row * num_groups + group, mask=group < num_groups, other=float("-inf"))
+    highest = tl.div_rn(tl.max(maxima, 0) - largest, temperature)
+    if (highest < border) | (highest < -GUMBEL_SPAN):
+        tl.store(best_score_ptr + slot, float("-inf"))
+        tl.store(best_token_ptr + slot, 0)
+        return
+
+    token = chunk * CHUNK + tl.arange(0, CHUNK)
+    logits = tl.load(logits_ptr + row * stride_row + token, mask=token < size, other=float("-inf")).to(tl.float32)
+    x = tl.div_rn(logits - largest, temperature)
+    seed, position = tl.load(seeds_ptr + row), tl.load(positions_ptr + row)
+    counter = (chunk * (CHUNK // 4) + tl.arange(0, CHUNK // 4)).to(tl.uint32)
+    zero = (position & 0).to(tl.uint32)
+    w0, w1, w2, w3 = philox_words(
+        counter,
+        (position & 0xFFFFFFFF).to(tl.uint32),
+        ((position >> 32) & 0xFFFFFFFF).to(tl.uint32),
+        zero,
+        (seed & 0xFFFFFFFF).to(tl.uint32),
+        ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32),
+    )
+    u = philox_uniform(tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3)))
+    # log1p(-u): what rounding 1 - u loses is made good by the quotient (Kahan; Higham 2002, problem 1.5).
+    rest = 1.0 - u
+    exponential = tl.where(rest == 1.0, u, tl.log(rest) * (u / (rest - 1.0)))
+    scores = tl.where((x >= border) & (token < size), x - tl.log(exponential), float("-inf"))
+    best = tl.max(scores, 0)
+    tl.store(best_score_ptr + slot, best)
+    tl.store(best_token_ptr + slot, tl.min(tl.where(scores == best, token, size), 0))
+
+
+@triton.jit(do_not_specialize_on_alignment=["temperature_ptr"])
+@no_type_check
+def _choose_kernel(
+    logits_ptr,
+    maxima_ptr,
+    temperature_ptr,
+    largest_ptr,
+    best_score_ptr,
+    best_token_ptr,
+    out_ptr,
+    stride_row,
+    size,
+    num_groups,
+    num_chunks,
+    GROUP: tl.constexpr,
+    BLOCK_GROUPS: tl.constexpr,
+    BLOCK_CHUNKS: tl.constexpr,
+):
+    """Program: one row."""
+    row = tl.program_id(0).to(tl.int64)
+    largest = tl.load(largest_ptr + row)
+    is_finite = (largest > float("-inf")) & (largest < float("inf"))
+    if (tl.load(temperature_ptr + row) > 0) & is_finite:
+        chunk = tl.arange(0, BLOCK_CHUNKS)
+        slot = row * num_chunks + chunk
+        scores = tl.load(best_score_ptr + slot, mask=chunk < num_chunks, other=float("-inf"))
+        tokens = tl.load(best_token_ptr + slot, mask=chunk < num_chunks, other=size)
+        best = tl.max(scores, 0)
+        tl.store(out_ptr + row, tl.min(tl.where(scores == best, tokens, size), 0).to(tl.int64))
+    else:
+        logits_row_ptr, maxima_row_ptr = logits_ptr + row * stride_row, maxima_ptr + row * num_groups
+        tl.store(out_ptr + row, first_largest(logits_row_ptr, maxima_row_ptr, size, num_groups, GROUP, BLOCK_GROUPS))
+
+
+def sample_tokens_triton(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    min_p: Tensor | None = None,
+) -> Tensor:
+    """On CUDA tensors, or on any in Triton's interpreter. Four launches: group maxima, borders, noise, choice."""
+    num_rows, size = logits.shape
+    assert logits.stride(-1) == 1 and 0 < size < 2**31 - GROUP and logits.dtype in (torch.bfloat16, torch.float32)
+    assert temperature.dtype == top_p.dtype == torch.float32 and top_k.dtype == torch.int32
+    assert seeds.dtype == positions.dtype == torch.int64
+    parameters = [temperature, top_k, top_p, seeds, positions, *([] if min_p is None else [min_p])]
+    assert all(t.shape == (num_rows,) and t.is_contiguous() for t in parameters)
+    out = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
+    if num_rows == 0:
+        return out
+    maxima = group_max_triton(logits)
+    num_groups, num_chunks = maxima.shape[1], triton.cdiv(size, _CHUNK)
+    block_groups = triton.next_power_of_2(num_groups)
+    active = torch.empty_like(maxima, dtype=torch.int32)
+    largest, border = torch.empty((2, num_rows), dtype=torch.float32, device=logits.device)
+    _filter_border_kernel[(num_rows,)](
+        logits,
+        maxima,
+        active,
+        temperature,
+        top_k,
+        top_p,
+        top_p if min_p is None else min_p,
+        largest,
+        border,
+        logits.stride(0),
+        size,
+        num_groups,
+        HAS_MIN_P=min_p is not None,
+        NEGLIGIBLE=_NEGLIGIBLE,
+        SHIFT=16 if logits.dtype == torch.bfloat16 else 0,
+        GROUP=GROUP,
+        BLOCK_GROUPS=block_groups,
+        TILE_GROUPS=_TILE_GROUPS,
+        num_warps=8,
+    )
+    best_score = torch.empty((num_rows, num_chunks), dtype=torch.float32, device=logits.device)
+    best_token = torch.empty((num_rows, num_chunks), dtype=torch.int32, device=logits.device)
+    _gumbel_kernel[(num_rows, num_chunks)](
+        logits,
+        maxima,
+        largest,
+        border,
+        temperature,
+        seeds,
+        positions,
+        best_score,
+        best_token,
+        logits.stride(0),
+        size,
+        num_groups,
+        num_chunks,
+        GUMBEL_SPAN=_GUMBEL_SPAN,
+        GROUP=GROUP,
+        CHUNK=_CHUNK,
+        num_warps=4,
+    )
+    _choose_kernel[(num_rows,)](
+        logits,
+        maxima,
+        temperature,
+        largest,
+        best_score,
+        best_token,
+        out,
+        logits.stride(0),
+        size,
+        num_groups,
+        num_chunks,
+        GROUP=GROUP,
+        BLOCK_GROUPS=block_groups,
+        BLOCK_CHUNKS=triton.next_power_of_2(num_chunks),
+        num_warps=4,
+    )
+    return out
 
 
 def sample_tokens(
@@ -138,10 +570,13 @@ def sample_tokens(
     top_p: Tensor,
     seeds: Tensor,
     positions: Tensor,
+    min_p: Tensor | None = None,
 ) -> Tensor:
     num_rows = logits.shape[0]
+    if logits.is_cuda:
+        return sample_tokens_triton(logits, temperature, top_k, top_p, seeds, positions, min_p)
     assert logits.stride(-1) == 1 and logits.shape[-1] < 2**31
     assert temperature.dtype == top_p.dtype == torch.float32 and top_k.dtype == torch.int32
     assert seeds.dtype == positions.dtype == torch.int64
     assert all(t.shape == (num_rows,) for t in (temperature, top_k, top_p, seeds, positions))
-    return sample_tokens_reference(logits, temperature, top_k, top_p, seeds, positions)
+    return sample_tokens_reference(logits, temperature, top_k, top_p, seeds, positions, min_p)

@@ -5,7 +5,8 @@ import random
 import pytest
 import torch
 
-from kernels.philox import philox_4x32, split_int64, uniform
+from kernels.philox import philox_4x32, philox_4x32_triton, split_int64, uniform
+from tests.kernels.lanes import LANES
 
 ALL_ONES = 0xFFFFFFFF
 
@@ -35,16 +36,19 @@ def words(values):
     return tuple(torch.tensor([v]) for v in values)
 
 
+@pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize(("counter", "key", "want"), KNOWN)
-def test_known_answers(counter, key, want):
-    assert tuple(int(w) for w in philox_4x32(words(counter), words(key))) == want
+def test_known_answers(counter, key, want, lane):
+    counter, key = (tuple(map(lane.put, words(part))) for part in (counter, key))
+    assert tuple(int(w) for w in lane(philox_4x32, philox_4x32_triton)(counter, key)) == want
 
 
-def test_every_element_alone_gives_the_same_words():
+@pytest.mark.parametrize("lane", LANES)
+def test_every_element_alone_gives_the_same_words(lane):
     chance = random.Random(0)
     rows = [[chance.getrandbits(32) for _ in range(6)] for _ in range(123)]
-    columns = [torch.tensor(column) for column in zip(*rows, strict=True)]
-    got = torch.stack(philox_4x32(tuple(columns[:4]), tuple(columns[4:])), 1).tolist()
+    columns = [lane.put(torch.tensor(column)) for column in zip(*rows, strict=True)]
+    got = torch.stack(lane(philox_4x32, philox_4x32_triton)(tuple(columns[:4]), tuple(columns[4:])), 1).tolist()
     assert got == [list(in_python(row[:4], row[4:])) for row in rows]
 
 
