@@ -27,8 +27,8 @@ class Lane:
         return "cuda" if self.name == "gpu" else "cpu"
 
     def put(self, tensor: Tensor) -> Tensor:
-        """On the lane's device, with the strides it had."""
-        return tensor.to(self.device)
+        """A copy on the lane's device."""
+        return tensor.to(self.device, copy=True)
 
     def __call__(self, launcher: Callable[..., Any], triton_launcher: Callable[..., Any]) -> Callable[..., Any]:
         """The launcher is tested where it chooses by itself; only the interpreter must be asked for."""
