@@ -15,8 +15,9 @@ Tensors (S sequences, H query heads, K kv heads, D head dim, B blocks, P block s
 
 P from 1 (TokenAttention) up, D and K up to 256 in the kernel, any G. Cells at or past context_lens[s], or before
 `first`, do not count: they may hold another request's remains, NaN included.
-Rounding: fp32 scores and accumulation, rounded once when written (in bf16, probabilities are rounded before they
-meet the values). Offsets are int64. S may be 0. Rows may stand in any order; neighbours of similar length are fastest
+Rounding: fp32 scores and accumulation, rounded once when written; 16-bit probabilities are rounded before they meet
+the values, and an fp32 product is three tf32 products in the kernel.
+Offsets are int64. S may be 0. Rows may stand in any order; neighbours of similar length are fastest
 in the reference. The reference is differentiable in the query, except for `out`.
 
 The kernel is split-KV (Flash-Decoding): long sequences are cut into splits of about equal work for the whole batch,
@@ -199,7 +200,6 @@ def _paged_attention_decode_kernel(
     BLOCK_SEQS: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
     MIN_TILES: tl.constexpr,
-    PRECISION: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
     """Program (kv head, item): an item is one split of one sequence. Items are numbered sequence by sequence."""
@@ -260,7 +260,7 @@ def _paged_attention_decode_kernel(
         is_cell = is_read[:, None] & is_head_dim[None, :]
         keys = tl.load(key_cache_ptr + offset, mask=is_cell, other=0.0)
         values = tl.load(value_cache_ptr + offset, mask=is_cell, other=0.0)
-        scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * score_scale
+        scores = tl.dot(query, tl.trans(keys), input_precision="tf32x3") * score_scale
         if SOFTCAP > 0:
             scores = (SOFTCAP * 1.4426950408889634) * (1 - 2 / (tl.exp2(tl.minimum(scores * (2 / SOFTCAP), 64.0)) + 1))
         scores = tl.where(is_read[None, :], scores, float("-inf"))
@@ -268,7 +268,7 @@ def _paged_attention_decode_kernel(
         decay = tl.exp2(highest - higher)
         weights = tl.exp2(scores - higher[:, None])
         total = total * decay + tl.sum(weights, 1)
-        acc = tl.dot(weights.to(values.dtype), values, acc * decay[:, None], input_precision=PRECISION)
+        acc = tl.dot(weights.to(values.dtype), values, acc * decay[:, None], input_precision="tf32x3")
         highest = higher
     acc = acc / tl.where(total > 0, total, 1)[:, None]  # an empty row: zeros
 
@@ -382,9 +382,9 @@ def paged_attention_decode_triton(
         BLOCK_SEQS=32 if num_seqs <= 32 else 256,
         BLOCK_SPLITS=max(1, 8192 // (block_g * block_d)),
         MIN_TILES=config.min_tiles,
-        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         NUM_STAGES=config.num_stages,
         num_warps=config.num_warps,
+        enable_fp_fusion=True,
     )
 
 

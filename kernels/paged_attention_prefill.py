@@ -20,8 +20,9 @@ Tensors (T query tokens, S sequences, H query heads, K kv heads, D head dim, B b
 
 P from 1 up, D up to 256 in the kernel, any G. Cells at or past context_lens[s], or before a row's `first`, do not
 count: they may hold another request's remains, NaN included (before `first` only what has been a sequence's own).
-Rounding: fp32 scores and accumulation, rounded once when written (in bf16, probabilities are rounded before they
-meet the values). Offsets are int64. S and T may be 0. The reference is differentiable in the query, except for `out`.
+Rounding: fp32 scores and accumulation, rounded once when written; 16-bit probabilities are rounded before they meet
+the values, and an fp32 product is three tf32 products in the kernel.
+Offsets are int64. S and T may be 0. The reference is differentiable in the query, except for `out`.
 
 The kernel's grid depends on shapes and max_query_len alone, so a CUDA graph may hold the launch.
 """
@@ -157,7 +158,6 @@ def _attend_tile(
     SOFTCAP: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_KV: tl.constexpr,
-    PRECISION: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """Keys and values at tile_begin and after join the rows' softmax. Not MASKED: every row sees the whole tile."""
@@ -181,7 +181,7 @@ def _attend_tile(
         keys = tl.load(key_cache_ptr + offset)
         values = tl.load(value_cache_ptr + offset)
 
-    scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * score_scale
+    scores = tl.dot(query, tl.trans(keys), input_precision="tf32x3") * score_scale
     if SOFTCAP > 0:
         scores = (SOFTCAP * 1.4426950408889634) * (1 - 2 / (tl.exp2(tl.minimum(scores * (2 / SOFTCAP), 64.0)) + 1))
     if MASKED:
@@ -196,7 +196,7 @@ def _attend_tile(
     decay = tl.exp2(highest - known)
     weights = tl.exp2(scores - known[:, None])
     total = total * decay + tl.sum(weights, 1)
-    acc = tl.dot(weights.to(values.dtype), values, acc * decay[:, None], input_precision=PRECISION)
+    acc = tl.dot(weights.to(values.dtype), values, acc * decay[:, None], input_precision="tf32x3")
     return higher, total, acc
 
 
@@ -228,7 +228,6 @@ def _paged_attention_prefill_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_KV: tl.constexpr,
     BLOCK_SEQS: tl.constexpr,
-    PRECISION: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
     """Program (kv head, item): an item is a few neighbouring query tokens of one sequence, numbered from the batch's
@@ -286,19 +285,19 @@ def _paged_attention_prefill_kernel(
             highest, total, acc = _attend_tile(
                 query, position, highest, total, acc, tile_begin, kv_end, table_row_ptr, key_cache_ptr,
                 value_cache_ptr, head_offset, cache_stride_block, score_scale, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE,
-                SLIDING_WINDOW, SOFTCAP, BLOCK_D, BLOCK_KV, PRECISION, MASKED=True,
+                SLIDING_WINDOW, SOFTCAP, BLOCK_D, BLOCK_KV, MASKED=True,
             )  # fmt: skip
     for tile_begin in tl.range(full_begin, full_end, BLOCK_KV, num_stages=NUM_STAGES):
         highest, total, acc = _attend_tile(
             query, position, highest, total, acc, tile_begin, kv_end, table_row_ptr, key_cache_ptr,
             value_cache_ptr, head_offset, cache_stride_block, score_scale, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE,
-            SLIDING_WINDOW, SOFTCAP, BLOCK_D, BLOCK_KV, PRECISION, MASKED=False,
+            SLIDING_WINDOW, SOFTCAP, BLOCK_D, BLOCK_KV, MASKED=False,
         )  # fmt: skip
     for tile_begin in tl.range(full_end, kv_end, BLOCK_KV, num_stages=NUM_STAGES):
         highest, total, acc = _attend_tile(
             query, position, highest, total, acc, tile_begin, kv_end, table_row_ptr, key_cache_ptr,
             value_cache_ptr, head_offset, cache_stride_block, score_scale, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE,
-            SLIDING_WINDOW, SOFTCAP, BLOCK_D, BLOCK_KV, PRECISION, MASKED=True,
+            SLIDING_WINDOW, SOFTCAP, BLOCK_D, BLOCK_KV, MASKED=True,
         )  # fmt: skip
 
     acc = acc / total[:, None]
@@ -360,9 +359,9 @@ def paged_attention_prefill_triton(
         BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
         BLOCK_KV=config.block_kv,
         BLOCK_SEQS=32 if num_seqs <= 32 else 256,
-        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         NUM_STAGES=config.num_stages,
         num_warps=config.num_warps,
+        enable_fp_fusion=True,
     )
 
 
