@@ -38,11 +38,13 @@ class CacheConfig:
     block_size: tokens a block, 1 to 256 (1 is TokenAttention's allocation).
     memory_utilization: share of the GPU's memory that the process may use. memory_bytes: size of the KV cache;
     None measures on a GPU and takes a quarter of the free memory, at most 4 GiB, on a CPU.
+    swap_bytes: host memory for blocks of preempted requests.
     """
 
     block_size: int
     memory_utilization: float
     memory_bytes: int | None
+    swap_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,8 @@ class ApiConfig:
     max_sequences_per_call: int = 256
     max_stops: int = 4
     max_stop_bytes: int = 1024
+    max_stop_token_ids: int = 1024
+    max_cache_salt_bytes: int = 1024
     stream_keepalive_s: float = 15.0
     stream_send_timeout_s: float = 30.0
     tokenizer_threads: int = 2

@@ -17,9 +17,10 @@ from service.api.chunk_frames import ChunkFrames
 from service.api.context import ApiContext
 from service.api.generation import CollectedChoice, Generation
 from service.api.json_body import read_json_object
+from service.api.middleware import client_of
 from service.api.request_building import build_requests
 from service.api.serving_state import ServedModel
-from service.api.validation import check_call, parse
+from service.api.validation import check_call, parse, tier_of
 from service.errors import InvalidRequest
 from service.protocol.chat import AssistantMessage, ChatChoice, ChatRequest, ChatResponse
 from service.text.chat_prompt import encode_chat
@@ -47,10 +48,11 @@ class ChatCompletions:
             arrival_s=arrival_s,
             prompt_param="messages",
             default_max_tokens=None,
+            client=client_of(http.scope),
         )
         generation = Generation(model.engine, model.tokenizer, requests, call.stops)
         if call.stream:
-            chunks = ChunkFrames(b"chat.completion.chunk", call, generation, call_id, created)
+            chunks = ChunkFrames(b"chat.completion.chunk", call, generation, call_id, created, model.system_fingerprint)
             return answer_stream(self._context, generation, call.ignored, partial(_frames, chunks), chunks.usage)
 
         def body(choices: list[CollectedChoice]) -> ChatResponse:
@@ -59,8 +61,10 @@ class ChatCompletions:
                 object="chat.completion",
                 created=created,
                 model=call.model,
+                system_fingerprint=model.system_fingerprint,
                 choices=[_choice(choice, with_ids=call.return_token_ids) for choice in choices],
                 usage=generation.usage,
+                **tier_of(call),
             )
 
         return await answer_whole(http, self._context, generation, call.ignored, body)
@@ -86,13 +90,13 @@ def _frames(chunks: ChunkFrames, piece: Piece) -> bytes:
     frames = []
     ids = chunks.ids_of(piece)
     if piece.is_first:
-        frames.append(chunks.choice(piece.index, b'"delta":{"role":"assistant","content":""}', None))
+        frames.append(chunks.choice(piece.index, b'"delta":{"role":"assistant","content":""}'))
     if piece.text:
         delta = b'"delta":{"content":%s}' % orjson.dumps(piece.text)
-        frames.append(chunks.choice(piece.index, delta, None, ids))
+        frames.append(chunks.choice(piece.index, delta, ids=ids))
         ids = b""
     if piece.finish_reason is not None:
-        frames.append(chunks.choice(piece.index, b'"delta":{}', piece.finish_reason, ids))
+        frames.append(chunks.choice(piece.index, b'"delta":{}', chunks.end_of(piece), ids))
     return b"".join(frames)
 
 
@@ -102,6 +106,7 @@ def _choice(choice: CollectedChoice, *, with_ids: bool) -> ChatChoice:
         message=AssistantMessage(role="assistant", content=choice.text, refusal=None),
         logprobs=None,
         finish_reason=choice.finish_reason.value,
+        stop_reason=choice.stop_reason,
     )
     if with_ids:
         shape.token_ids = choice.token_ids

@@ -16,7 +16,8 @@ class Piece:
     """News of one choice.
 
     is_first: nothing of this choice came before. token_ids: all ids since the last piece that said something.
-    finish_reason: set on the choice's last piece.
+    finish_reason: set on the choice's last piece. stop_reason: the client's stop string or stop id that ended the
+    choice, if one did.
     """
 
     index: int
@@ -25,10 +26,20 @@ class Piece:
     token_ids: list[int]
     is_first: bool
     finish_reason: FinishReason | None
+    stop_reason: str | int | None = None
 
     @property
     def says_nothing(self) -> bool:
         return not (self.text or self.finish_reason)
+
+
+@dataclass(frozen=True, slots=True)
+class StopRules:
+    """What the client wants its choices to end with: strings and token ids, and whether their text is shown."""
+
+    strings: tuple[str, ...] = ()
+    token_ids: frozenset[int] = frozenset()
+    include: bool = False
 
 
 class ChoiceText:
@@ -37,13 +48,15 @@ class ChoiceText:
     num_tokens: ids that count as output: up to and with the one that ended the choice, by whatever reason.
     """
 
-    def __init__(self, index: int, prompt_index: int, detokenizer: Detokenizer, stops: Sequence[str]) -> None:
+    def __init__(self, index: int, prompt_index: int, detokenizer: Detokenizer, stops: StopRules) -> None:
         self.index = index
         self.prompt_index = prompt_index
         self.num_tokens = 0
         self.finish_reason: FinishReason | None = None
+        self.stop_reason: str | int | None = None
         self._detokenizer = detokenizer
-        self._stops = StopMatcher(stops)
+        self._rules = stops
+        self._stops = StopMatcher(stops.strings, include_stop=stops.include)
         self._unsent: list[int] = []
         self._is_first = True
 
@@ -60,17 +73,31 @@ class ChoiceText:
 
     def take(self, text: str) -> Piece:
         """A piece of `text` and all that was not sent yet."""
-        piece = Piece(self.index, self.prompt_index, text, self._unsent, self._is_first, self.finish_reason)
+        piece = Piece(
+            self.index,
+            self.prompt_index,
+            text,
+            self._unsent,
+            self._is_first,
+            self.finish_reason,
+            self.stop_reason,
+        )
         if not piece.says_nothing:
             self._unsent, self._is_first = [], False
         return piece
 
     def _push_one(self, event: TokenEvent) -> str:
-        # The token that ends a choice by being a stop token has no text.
-        ids = () if event.finish_reason is FinishReason.STOP else (event.token_id,)
+        is_stop_token = event.finish_reason is FinishReason.STOP
+        has_text = not is_stop_token or (self._rules.include and event.token_id in self._rules.token_ids)
+        ids = (event.token_id,) if has_text else ()
         text = self._stops.push(self._detokenizer.push(ids))
         if event.finish_reason is not None and self._stops.stop is None:
             text += self._stops.push(self._detokenizer.flush())
             text += self._stops.flush()
-        self.finish_reason = FinishReason.STOP if self._stops.stop is not None else event.finish_reason
+        if self._stops.stop is not None:
+            self.finish_reason, self.stop_reason = FinishReason.STOP, self._stops.stop
+        else:
+            self.finish_reason = event.finish_reason
+            if is_stop_token and event.token_id in self._rules.token_ids:
+                self.stop_reason = event.token_id
         return text

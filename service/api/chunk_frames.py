@@ -8,7 +8,8 @@ from service.api.choice_text import Piece
 from service.api.generation import Generation
 from service.api.sse import data_frame
 from service.api.validation import CheckedCall
-from service.core.request import FinishReason
+
+NOT_ENDED = b'"finish_reason":null'
 
 
 class ChunkFrames:
@@ -18,23 +19,38 @@ class ChunkFrames:
     continuous_usage_stats each has the numbers so far.
     """
 
-    def __init__(self, kind: bytes, call: CheckedCall, generation: Generation, call_id: str, created: int) -> None:
+    def __init__(
+        self,
+        kind: bytes,
+        call: CheckedCall,
+        generation: Generation,
+        call_id: str,
+        created: int,
+        system_fingerprint: str | None = None,
+    ) -> None:
         self._call = call
         self._generation = generation
-        self._head = b'{"id":%s,"object":"%s","created":%d,"model":%s,"choices":[' % (
+        self._head = b'{"id":%s,"object":"%s","created":%d,"model":%s,"system_fingerprint":%s,"choices":[' % (
             orjson.dumps(call_id),
             kind,
             created,
             orjson.dumps(call.model),
+            orjson.dumps(system_fingerprint),
         )
 
-    def choice(self, index: int, content: bytes, finish_reason: FinishReason | None, ids: bytes = b"") -> bytes:
-        """One choice's chunk. `content` is its `"text": ...` or `"delta": ...`, `ids` comes from `ids_of`."""
-        reason = b"null" if finish_reason is None else b'"%s"' % finish_reason.encode()
+    def choice(self, index: int, content: bytes, end: bytes = NOT_ENDED, ids: bytes = b"") -> bytes:
+        """One choice's chunk. `content` is its `"text": ...` or `"delta": ...`, `end` and `ids` come from `end_of` and
+        `ids_of`."""
         return data_frame(
-            b'%s{"index":%d,%s,"logprobs":null,"finish_reason":%s%s}]%s}'
-            % (self._head, index, content, reason, ids, self._usage_so_far())
+            b'%s{"index":%d,%s,"logprobs":null,%s%s}]%s}' % (self._head, index, content, end, ids, self._usage_so_far())
         )
+
+    def end_of(self, piece: Piece, finish_reason: str | None = None) -> bytes:
+        """Whether the choice has ended and by what; `finish_reason` if the API has another word than the engine."""
+        if piece.finish_reason is None:
+            return NOT_ENDED
+        reason = finish_reason or piece.finish_reason.value
+        return b'"finish_reason":"%s","stop_reason":%s' % (reason.encode(), orjson.dumps(piece.stop_reason))
 
     def ids_of(self, piece: Piece) -> bytes:
         """`return_token_ids`: the piece's ids, and with the choice's first piece the prompt's; else nothing."""
@@ -57,4 +73,4 @@ class ChunkFrames:
         return b',"usage":null' if self._call.include_usage else b""
 
     def _usage_json(self) -> bytes:
-        return self._generation.usage.model_dump_json().encode()
+        return self._generation.usage.model_dump_json(exclude_unset=True).encode()

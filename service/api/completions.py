@@ -18,9 +18,10 @@ from service.api.chunk_frames import ChunkFrames
 from service.api.context import ApiContext
 from service.api.generation import CollectedChoice, Generation
 from service.api.json_body import read_json_object
+from service.api.middleware import client_of
 from service.api.request_building import build_requests
 from service.api.serving_state import ServedModel
-from service.api.validation import check_call, check_token_ids, parse
+from service.api.validation import check_call, check_token_ids, parse, tier_of
 from service.config import ApiConfig
 from service.errors import InvalidRequest
 from service.protocol.completions import CompletionChoice, CompletionRequest, CompletionResponse
@@ -50,11 +51,14 @@ class Completions:
             arrival_s=arrival_s,
             prompt_param="prompt",
             default_max_tokens=_DEFAULT_MAX_TOKENS,
+            client=client_of(http.scope),
         )
         generation = Generation(model.engine, model.tokenizer, requests, call.stops)
+        echoes = _echoes(prompts, model) if fields.echo else [""] * len(prompts)
+        fingerprint = model.system_fingerprint
         if call.stream:
-            chunks = ChunkFrames(b"text_completion", call, generation, call_id, created)
-            return answer_stream(self._context, generation, call.ignored, partial(_frame, chunks), chunks.usage)
+            chunks = ChunkFrames(b"text_completion", call, generation, call_id, created, fingerprint)
+            return answer_stream(self._context, generation, call.ignored, partial(_frame, chunks, echoes), chunks.usage)
 
         def body(choices: list[CollectedChoice]) -> CompletionResponse:
             return CompletionResponse(
@@ -62,8 +66,10 @@ class Completions:
                 object="text_completion",
                 created=created,
                 model=call.model,
-                choices=[_choice(choice, with_ids=call.return_token_ids) for choice in choices],
+                system_fingerprint=fingerprint,
+                choices=[_choice(choice, echoes, with_ids=call.return_token_ids) for choice in choices],
                 usage=generation.usage,
+                **tier_of(call),
             )
 
         return await answer_whole(http, self._context, generation, call.ignored, body)
@@ -105,14 +111,24 @@ def _encode(prompt: str | list[int], model: ServedModel) -> list[int]:
     return ids
 
 
-def _frame(chunks: ChunkFrames, piece: Piece) -> bytes:
-    text = b'"text":' + orjson.dumps(piece.text)
-    return chunks.choice(piece.index, text, piece.finish_reason, chunks.ids_of(piece))
+def _echoes(prompts: Sequence[str | list[int]], model: ServedModel) -> list[str]:
+    """`echo`: the text of each prompt, to stand before its completions."""
+    return [prompt if isinstance(prompt, str) else model.tokenizer.decode(prompt) for prompt in prompts]
 
 
-def _choice(choice: CollectedChoice, *, with_ids: bool) -> CompletionChoice:
+def _frame(chunks: ChunkFrames, echoes: Sequence[str], piece: Piece) -> bytes:
+    echo = echoes[piece.prompt_index] if piece.is_first else ""
+    text = b'"text":' + orjson.dumps(echo + piece.text)
+    return chunks.choice(piece.index, text, chunks.end_of(piece), chunks.ids_of(piece))
+
+
+def _choice(choice: CollectedChoice, echoes: Sequence[str], *, with_ids: bool) -> CompletionChoice:
     shape = CompletionChoice(
-        index=choice.index, text=choice.text, logprobs=None, finish_reason=choice.finish_reason.value
+        index=choice.index,
+        text=echoes[choice.prompt_index] + choice.text,
+        logprobs=None,
+        finish_reason=choice.finish_reason.value,
+        stop_reason=choice.stop_reason,
     )
     if with_ids:
         shape.token_ids = choice.token_ids

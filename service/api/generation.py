@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from service.api.choice_text import ChoiceText, Piece
+from service.api.choice_text import ChoiceText, Piece, StopRules
 from service.core.events import FinalEvent, Outcome, StreamEvent, TokenEvent
 from service.core.request import FinishReason, Request
 from service.core.stats import RequestStats
@@ -25,10 +25,12 @@ class CollectedChoice:
     """One choice, complete."""
 
     index: int
+    prompt_index: int
     text: str
     token_ids: list[int]
     prompt_token_ids: list[int]
     finish_reason: FinishReason
+    stop_reason: str | int | None = None
 
 
 class Generation:
@@ -39,7 +41,7 @@ class Generation:
     """
 
     def __init__(
-        self, engine: AsyncEngine, tokenizer: Tokenizer, requests: Sequence[Request], stops: Sequence[str]
+        self, engine: AsyncEngine, tokenizer: Tokenizer, requests: Sequence[Request], stops: StopRules
     ) -> None:
         self._engine = engine
         self._requests = requests
@@ -158,4 +160,12 @@ class Generation:
     def _collected(self, choice: ChoiceText, text: str, token_ids: list[int]) -> CollectedChoice:
         assert choice.finish_reason is not None, "a finished request has finished all its choices"
         prompt_token_ids = self.prompt_token_ids(choice.prompt_index)
-        return CollectedChoice(choice.index, text, token_ids, prompt_token_ids, choice.finish_reason)
+        return CollectedChoice(
+            choice.index,
+            choice.prompt_index,
+            text,
+            token_ids,
+            prompt_token_ids,
+            choice.finish_reason,
+            choice.stop_reason,
+        )

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from service.api.context import ApiContext
 from service.api.validation import quote
 from service.errors import ModelNotFound, Unavailable
-from service.protocol.models import ModelCard, ModelList
+from service.protocol.models import DefaultSampling, ModelCard, ModelList, ModelPermission
 
 
 class Models:
@@ -31,7 +31,18 @@ class Models:
         model = self._context.state.model
         if model is None:
             raise Unavailable("The model is still loading.", retry_after_s=2.0, code="model_loading")
-        return ModelCard(id=name, created=model.created, root=model.root, max_model_len=model.max_model_len)
+        defaults = model.defaults
+        return ModelCard(
+            id=name,
+            created=model.created,
+            root=model.root,
+            parent=None,
+            max_model_len=model.max_model_len,
+            permission=[ModelPermission(id=f"modelperm-{name}", created=model.created)],
+            default_sampling=DefaultSampling(
+                temperature=defaults.temperature, top_p=defaults.top_p, top_k=defaults.top_k
+            ),
+        )
 
 
 def _json(shape: ModelCard | ModelList) -> Response:

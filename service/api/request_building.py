@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from service.api.serving_state import ServedModel
 from service.api.token_budget import kv_room, max_tokens_for
-from service.api.validation import CheckedCall
+from service.api.validation import CheckedCall, check_token_ids
 from service.core.request import Request
 from service.core.sampling_params import SamplingParams
 
@@ -20,9 +20,11 @@ def build_requests(
     arrival_s: float,
     prompt_param: str,
     default_max_tokens: int | None,
+    client: str,
 ) -> list[Request]:
     """One engine request per prompt; ContextLengthExceeded if one does not fit."""
-    stop_token_ids = frozenset() if call.ignore_eos else model.eos_token_ids
+    check_token_ids(list(call.stops.token_ids), model.vocab_size, "stop_token_ids")
+    stop_token_ids = call.stops.token_ids | (frozenset() if call.ignore_eos else model.eos_token_ids)
     snapshot = model.engine.snapshot
     requests = []
     for index, prompt in enumerate(prompts):
@@ -43,5 +45,7 @@ def build_requests(
             seed=call.sampling.seed_of_prompt(),
             stop_token_ids=stop_token_ids,
         )
-        requests.append(Request(f"{call_id}-{index}", tuple(prompt), sampling, arrival_s))
+        requests.append(
+            Request(f"{call_id}-{index}", tuple(prompt), sampling, arrival_s, call.cache_salt, call.priority, client)
+        )
     return requests

@@ -12,6 +12,7 @@ running
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -32,11 +33,15 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """Sampling values of requests that give none, from the model's generation_config.json."""
+    """Sampling values of requests that give none, from the model's generation_config.json.
+
+    heeds_priority: whether the scheduling policy looks at priorities; if not, asking for one is refused.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    heeds_priority: bool = False
 
     @classmethod
     def from_generation_config(cls, generation_config: Mapping[str, object]) -> GenerationDefaults:
@@ -62,6 +67,8 @@ class ServedModel:
     holds.
     vocab_size: ids of prompts are below it. eos_token_ids: end a sequence unless the client says
     `ignore_eos`.
+    build: what the answers depend on besides the request (weights' revision, dtype, device, kernels), for people and
+    for `system_fingerprint`. Shown to clients: no paths.
     clock: the engine's.
     """
 
@@ -74,7 +81,14 @@ class ServedModel:
     vocab_size: int
     eos_token_ids: frozenset[int]
     defaults: GenerationDefaults = GenerationDefaults()
+    build: Mapping[str, str] = field(default_factory=dict)
     clock: Clock = field(default_factory=MonotonicClock)
+
+    @property
+    def system_fingerprint(self) -> str:
+        """Changes when answers to the same request with the same seed may change."""
+        facts = "\n".join(f"{name}={value}" for name, value in sorted(self.build.items()))
+        return f"fp_{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
 
 
 class ServingState:

@@ -27,8 +27,6 @@ _DEFAULTS: dict[str, tuple[object, ...]] = {
     "beam_width": (1,),
     "length_penalty": (1,),
     # stopping
-    "stop_token_ids": ([],),
-    "include_stop_str_in_output": (False,),
     "min_tokens": (0,),
     # what comes back
     "logprobs": (False,),
@@ -69,9 +67,6 @@ _DEFAULTS: dict[str, tuple[object, ...]] = {
     "add_special_tokens": (),
     "documents": ([],),
     # handling
-    "priority": (0,),
-    "service_tier": ("auto", "default"),
-    "cache_salt": (),
     "store": (False,),
 }
 """Field -> the values (besides null) at which it asks for nothing."""

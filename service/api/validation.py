@@ -5,15 +5,16 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from service.api.choice_text import StopRules
 from service.api.serving_state import GenerationDefaults
 from service.api.unsupported import check_extra_fields
 from service.config import ApiConfig
-from service.errors import InvalidRequest, ModelNotFound
+from service.errors import InvalidRequest, ModelNotFound, UnsupportedParameter
 from service.protocol.generation import GenerationFields, WireRequest
 
 Wire = TypeVar("Wire", bound=WireRequest)
@@ -23,6 +24,8 @@ _GREEDY_TEMPERATURE = 1e-5
 """Dividing logits by a smaller temperature only overflows; it means argmax."""
 _GREEDY_TOP_P = 1e-6
 """The likeliest of fewer than a million tokens is a nucleus of this size by itself."""
+_MAX_PRIORITY = 1_000_000
+_PRIORITY_OF_TIER = {"flex": -1, "auto": 0, "default": 0, "priority": 1}
 _IDS_AT_ONCE = 65_536
 """`min` and `max` hold the interpreter's lock; this many take them 3 ms."""
 
@@ -64,7 +67,10 @@ class CheckedCall:
     sampling: Sampling
     max_tokens: int | None
     max_tokens_param: str
-    stops: tuple[str, ...]
+    stops: StopRules
+    priority: int
+    service_tier: str | None
+    cache_salt: str
     ignore_eos: bool
     stream: bool
     include_usage: bool
@@ -105,7 +111,14 @@ def check_call(
         sampling=_check_sampling(fields, config, defaults),
         max_tokens=max_tokens,
         max_tokens_param=max_tokens_param,
-        stops=_check_stops(fields.stop, config),
+        stops=StopRules(
+            _check_stops(fields.stop, config),
+            _check_stop_token_ids(fields.stop_token_ids, config),
+            bool(fields.include_stop_str_in_output),
+        ),
+        priority=_check_priority(fields, defaults),
+        service_tier=fields.service_tier,
+        cache_salt=_check_cache_salt(fields.cache_salt, config),
         ignore_eos=bool(fields.ignore_eos),
         stream=stream,
         include_usage=options is not None and bool(options.include_usage),
@@ -124,6 +137,15 @@ def check_token_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> No
             raise InvalidRequest(
                 f"{param}: token id {wrong} is outside the vocabulary (0 to {vocab_size - 1}).", param=param
             )
+
+
+class _Tier(TypedDict, total=False):
+    service_tier: str
+
+
+def tier_of(call: CheckedCall) -> _Tier:
+    """The answer says the tier that it was served at, if the client spoke of one."""
+    return {} if call.service_tier is None else {"service_tier": call.service_tier.replace("auto", "default")}
 
 
 def quote(text: str) -> str:
@@ -175,6 +197,33 @@ def _check_stops(stop: str | list[str] | None, config: ApiConfig) -> tuple[str, 
     if any(len(text.encode()) > config.max_stop_bytes for text in stops):
         raise InvalidRequest(f"A stop string may have at most {config.max_stop_bytes} bytes.", param="stop")
     return stops
+
+
+def _check_stop_token_ids(token_ids: Sequence[int] | None, config: ApiConfig) -> frozenset[int]:
+    if token_ids is not None and len(token_ids) > config.max_stop_token_ids:
+        raise InvalidRequest(
+            f"stop_token_ids may hold at most {config.max_stop_token_ids} ids.", param="stop_token_ids"
+        )
+    return frozenset(token_ids or ())
+
+
+def _check_priority(fields: GenerationFields, defaults: GenerationDefaults) -> int:
+    """The request's priority: what it says itself, else what its tier stands for."""
+    of_tier = _PRIORITY_OF_TIER.get(fields.service_tier or "auto", 0)
+    if not defaults.heeds_priority:
+        for name, asked in (("priority", fields.priority), ("service_tier", of_tier)):
+            if asked:
+                raise UnsupportedParameter(f"{name} means nothing to this server's scheduling policy.", param=name)
+    _check_range("priority", fields.priority, -_MAX_PRIORITY, _MAX_PRIORITY)
+    return of_tier if fields.priority is None else fields.priority
+
+
+def _check_cache_salt(salt: str | None, config: ApiConfig) -> str:
+    if salt is None:
+        return ""
+    if not salt or len(salt.encode()) > config.max_cache_salt_bytes:
+        raise InvalidRequest(f"cache_salt must have 1 to {config.max_cache_salt_bytes} bytes.", param="cache_salt")
+    return salt
 
 
 def _refusal(details: Sequence[ErrorDetails]) -> InvalidRequest:

@@ -38,6 +38,7 @@ class ChatChoice(BaseModel):
     message: AssistantMessage
     logprobs: None = None
     finish_reason: FinishReason
+    stop_reason: str | int | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
 
@@ -47,8 +48,10 @@ class ChatResponse(BaseModel):
     object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
+    system_fingerprint: str | None
     choices: list[ChatChoice]
     usage: Usage
+    service_tier: str | None = None
 
 
 class ChatDelta(BaseModel):
@@ -61,6 +64,7 @@ class ChatChunkChoice(BaseModel):
     delta: ChatDelta
     logprobs: None
     finish_reason: FinishReason | None
+    stop_reason: str | int | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
 
@@ -70,5 +74,6 @@ class ChatChunk(BaseModel):
     object: Literal["chat.completion.chunk"]
     created: int
     model: str
+    system_fingerprint: str | None
     choices: list[ChatChunkChoice]
     usage: Usage | None = None

@@ -13,6 +13,7 @@ FinishReason = Literal["stop", "length"]
 
 
 class CompletionRequest(GenerationFields):
+    echo: bool | None = None
     prompt: str | Strings | TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)]
 
 
@@ -21,6 +22,7 @@ class CompletionChoice(BaseModel):
     text: str
     logprobs: None = None
     finish_reason: FinishReason
+    stop_reason: str | int | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
 
@@ -30,8 +32,10 @@ class CompletionResponse(BaseModel):
     object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
+    system_fingerprint: str | None
     choices: list[CompletionChoice]
     usage: Usage
+    service_tier: str | None = None
 
 
 class CompletionChunkChoice(BaseModel):
@@ -39,6 +43,7 @@ class CompletionChunkChoice(BaseModel):
     text: str
     logprobs: None
     finish_reason: FinishReason | None
+    stop_reason: str | int | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
 
@@ -48,5 +53,6 @@ class CompletionChunk(BaseModel):
     object: Literal["text_completion"]
     created: int
     model: str
+    system_fingerprint: str | None
     choices: list[CompletionChunkChoice]
     usage: Usage | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -37,4 +37,9 @@ class GenerationFields(WireRequest):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
+    stop_token_ids: TokenIds | None = None
+    include_stop_str_in_output: bool | None = None
     user: str | None = None
+    priority: int | None = None
+    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
+    cache_salt: str | None = None

@@ -7,6 +7,31 @@ from typing import Literal
 from pydantic import BaseModel
 
 
+class ModelPermission(BaseModel):
+    """What OpenAI's older clients expect of a card: everybody who may call may sample, nobody may fine-tune."""
+
+    id: str
+    object: Literal["model_permission"] = "model_permission"
+    created: int
+    allow_create_engine: bool = False
+    allow_sampling: bool = True
+    allow_logprobs: bool = False
+    allow_search_indices: bool = False
+    allow_view: bool = True
+    allow_fine_tuning: bool = False
+    organization: str = "*"
+    group: str | None = None
+    is_blocking: bool = False
+
+
+class DefaultSampling(BaseModel):
+    """Values of requests that give none; top_k 0 is all tokens."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+
+
 class ModelCard(BaseModel):
     """`root` is what the name stands for; `parent` is the base model of an adapter, null for a base model."""
 
@@ -17,6 +42,8 @@ class ModelCard(BaseModel):
     root: str
     parent: str | None = None
     max_model_len: int
+    permission: list[ModelPermission]
+    default_sampling: DefaultSampling
 
 
 class ModelList(BaseModel):

@@ -9,17 +9,18 @@ class StopMatcher:
     """The stop strings of one choice.
 
     The match that completes earliest wins; of those that complete at the same character, the longest. The
-    text before the match is let through, the match and what follows it is not. Until then only the longest
-    end of the text that is the beginning of some stop string is held back. The result does not depend on how
-    the text is cut into pieces.
+    text before the match is let through, the match itself only if `include_stop`, what follows it never. Until
+    then only the longest end of the text that is the beginning of some stop string is held back. The result does
+    not depend on how the text is cut into pieces.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, include_stop: bool = False) -> None:
         assert all(stops), "a stop string is not empty"
         self._stops = sorted(set(stops), key=len, reverse=True)
         self._borders = [_borders(stop) for stop in self._stops]
         self._matched = [0] * len(self._stops)  # per stop string: how much of it ends the text
         self._held = ""
+        self._include_stop = include_stop
         self.stop: str | None = None
 
     def push(self, text: str) -> str:
@@ -33,8 +34,9 @@ class StopMatcher:
             stop = self._advance(char)
             if stop is not None:
                 self.stop, self._held = stop, ""
-                return pending[: end - len(stop)]
-        safe = len(pending) - max(self._matched)
+                return pending[: end if self._include_stop else end - len(stop)]
+        # A stop string that will be shown anyway need not be waited for.
+        safe = len(pending) - (0 if self._include_stop else max(self._matched))
         self._held = pending[safe:]
         return pending[:safe]
 

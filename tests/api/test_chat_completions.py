@@ -32,6 +32,7 @@ def test_answers(server: RunningServer, http: httpx.Client) -> None:
             "message": {"role": "assistant", "content": "Good day, 你好", "refusal": None},
             "logprobs": None,
             "finish_reason": "stop",
+            "stop_reason": None,
         }
     ]
     assert body["usage"]["completion_tokens"] == len(ids)

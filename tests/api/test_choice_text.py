@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from service.api.choice_text import ChoiceText
+from service.api.choice_text import ChoiceText, StopRules
 from service.core.events import TokenEvent
 from service.core.request import FinishReason
 from service.text.detokenizer import make_detokenizer
@@ -11,7 +11,7 @@ TOKENIZER = Tokenizer(tiny_tokenizers.byte_level())
 
 
 def choice_of(*stops: str) -> ChoiceText:
-    return ChoiceText(0, 0, make_detokenizer(TOKENIZER), stops)
+    return ChoiceText(0, 0, make_detokenizer(TOKENIZER), StopRules(stops))
 
 
 def events_of(text: str, end: FinishReason | None = None) -> list[TokenEvent]:
@@ -70,3 +70,23 @@ def test_a_stop_string_that_the_last_token_completes_wins_over_length() -> None:
     choice = choice_of("end")
     assert choice.push(events_of("the end", FinishReason.LENGTH)) == "the "
     assert choice.finish_reason is FinishReason.STOP
+
+
+def test_says_what_stopped_it() -> None:
+    by_text = choice_of("END", "STOP")
+    by_text.push(events_of("say STOP"))
+    assert by_text.take("").stop_reason == "STOP"
+    by_id = ChoiceText(0, 0, make_detokenizer(TOKENIZER), StopRules(token_ids=frozenset({75})))
+    assert by_id.push([TokenEvent(0, 75, FinishReason.STOP)]) == ""
+    assert by_id.take("").stop_reason == 75
+    by_end = ChoiceText(0, 0, make_detokenizer(TOKENIZER), StopRules(token_ids=frozenset({75})))
+    by_end.push([TokenEvent(0, 2, FinishReason.STOP)])
+    assert by_end.take("").stop_reason is None
+
+
+def test_what_stopped_it_is_shown_if_asked_for() -> None:
+    rules = StopRules(("STOP",), frozenset({75}), include=True)
+    by_text = ChoiceText(0, 0, make_detokenizer(TOKENIZER), rules)
+    assert by_text.push(events_of("say STOP it")) == "say STOP"
+    by_id = ChoiceText(0, 0, make_detokenizer(TOKENIZER), rules)
+    assert by_id.push([TokenEvent(0, 75, FinishReason.STOP)]) == TOKENIZER.decode([75])

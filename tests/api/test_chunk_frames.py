@@ -14,7 +14,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletionChunk
 
 from service.api import chat_completions, completions
-from service.api.choice_text import Piece
+from service.api.choice_text import Piece, StopRules
 from service.api.chunk_frames import ChunkFrames
 from service.api.generation import Generation
 from service.api.serving_state import GenerationDefaults
@@ -35,6 +35,7 @@ PIECES = st.builds(
     token_ids=st.lists(st.integers(0, 10**6), max_size=4),
     is_first=st.booleans(),
     finish_reason=st.sampled_from([None, *FinishReason]),
+    stop_reason=st.sampled_from([None, "END", 7]),
 )
 CALLS = st.builds(
     lambda ids, usage, continuous: replace(
@@ -56,9 +57,9 @@ CALL = _call()
 
 def chunks_of(kind: bytes, call: CheckedCall) -> ChunkFrames:
     async def make() -> Generation:
-        return Generation(cast(AsyncEngine, HandFedEngine()), TOKENIZER, requests(1), ())
+        return Generation(cast(AsyncEngine, HandFedEngine()), TOKENIZER, requests(1), StopRules())
 
-    return ChunkFrames(kind, call, asyncio.run(make()), "id-1", 1_700_000_000)
+    return ChunkFrames(kind, call, asyncio.run(make()), "id-1", 1_700_000_000, "fp_1")
 
 
 def events_of(frames: bytes) -> list[Any]:
@@ -69,19 +70,21 @@ def events_of(frames: bytes) -> list[Any]:
 
 def check_common(event: Any, piece: Piece, call: CheckedCall) -> None:
     assert (event["id"], event["created"], event["model"]) == ("id-1", 1_700_000_000, MODEL)
+    assert event["system_fingerprint"] == "fp_1"
     assert event["choices"][0]["index"] == piece.index
     assert ("usage" in event) == (call.include_usage or call.continuous_usage)
 
 
 @given(PIECES, CALLS)
 def test_completion_chunks(piece: Piece, call: CheckedCall) -> None:
-    (event,) = events_of(completions._frame(chunks_of(b"text_completion", call), piece))
+    (event,) = events_of(completions._frame(chunks_of(b"text_completion", call), ["echo "], piece))
     check_common(event, piece, call)
     CompletionChunk.model_validate(event, strict=True)
     if piece.finish_reason is not None:  # OpenAI's type wants a reason, although OpenAI's own streams send null
         Completion.model_validate(event, strict=True)
     choice = event["choices"][0]
-    assert choice["text"] == piece.text
+    assert choice["text"] == ("echo " if piece.is_first else "") + piece.text
+    assert choice.get("stop_reason") == (piece.stop_reason if piece.finish_reason else None)
     assert choice["finish_reason"] == piece.finish_reason
     assert choice.get("token_ids") == (piece.token_ids if call.return_token_ids else None)
     assert ("prompt_token_ids" in choice) == (call.return_token_ids and piece.is_first)

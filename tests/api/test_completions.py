@@ -28,7 +28,7 @@ def test_answers(server: RunningServer, http: httpx.Client) -> None:
     ids = server.say("a short answer, ünd 你好")
     body = post(http, max_tokens=100)
     assert body["choices"] == [
-        {"index": 0, "text": "a short answer, ünd 你好", "logprobs": None, "finish_reason": "stop"}
+        {"index": 0, "text": "a short answer, ünd 你好", "logprobs": None, "finish_reason": "stop", "stop_reason": None}
     ]
     assert body["object"] == "text_completion"
     assert body["model"] == MODEL
@@ -114,7 +114,13 @@ def test_the_models_own_defaults() -> None:
 def test_ignore_eos(server: RunningServer, http: httpx.Client) -> None:
     server.play(lambda prompt, so_far, seed: END_ID)
     body = post(http, ignore_eos=True, max_tokens=7)
-    assert body["choices"][0] == {"index": 0, "text": "", "logprobs": None, "finish_reason": "length"}
+    assert body["choices"][0] == {
+        "index": 0,
+        "text": "",
+        "logprobs": None,
+        "finish_reason": "length",
+        "stop_reason": None,
+    }
     assert body["usage"]["completion_tokens"] == 7
 
 
@@ -282,3 +288,82 @@ def test_one_refused_prompt_refuses_the_call(server: RunningServer, http: httpx.
     assert response.status_code == 400
     server.check_idle()
     assert server.executor.num_iterations <= 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_stop_token_ids(server: RunningServer, http: httpx.Client, stream: bool) -> None:
+    server.play(lambda prompt, so_far, seed: 70 + len(so_far))
+    body = completion(stop_token_ids=[73, 200], max_tokens=10, return_token_ids=True, stream=stream)
+    response = http.post(COMPLETIONS, json=body)
+    choices = [event["choices"][0] for event in events_of(response.text)] if stream else response.json()["choices"]
+    assert [token_id for choice in choices for token_id in choice["token_ids"]] == [70, 71, 72, 73]
+    assert "".join(choice["text"] for choice in choices) == server.tokenizer.decode([70, 71, 72])
+    assert (choices[-1]["finish_reason"], choices[-1]["stop_reason"]) == ("stop", 73)
+
+
+def test_ignore_eos_leaves_stop_token_ids_alone(server: RunningServer, http: httpx.Client) -> None:
+    server.play(lambda prompt, so_far, seed: [2, 2, 73][min(len(so_far), 2)])
+    answer = http.post(COMPLETIONS, json=completion(stop_token_ids=[73], ignore_eos=True)).json()
+    assert answer["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize("ids", [[420_000], [-1], ["x"], 5, [1.5], list(range(1025))])
+def test_stop_token_ids_that_cannot_be(http: httpx.Client, ids: object) -> None:
+    response = http.post(COMPLETIONS, json=completion(stop_token_ids=ids))
+    assert response.status_code == 400
+    assert str(error_of(response)["param"]).startswith("stop_token_ids")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_include_stop_str_in_output(server: RunningServer, http: httpx.Client, stream: bool) -> None:
+    server.say("one two three")
+    body = completion(stop="two", include_stop_str_in_output=True, max_tokens=50, stream=stream)
+    response = http.post(COMPLETIONS, json=body)
+    choices = [event["choices"][0] for event in events_of(response.text)] if stream else response.json()["choices"]
+    assert "".join(choice["text"] for choice in choices) == "one two"
+    assert choices[-1]["stop_reason"] == "two"
+
+
+def test_the_stop_reason_of_the_end_is_null(server: RunningServer, http: httpx.Client) -> None:
+    choice = http.post(COMPLETIONS, json=completion()).json()["choices"][0]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", None)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_echo(server: RunningServer, http: httpx.Client, stream: bool) -> None:
+    server.say(" world")
+    ids = server.tokenizer.encode("hello", add_special_tokens=False)
+    for prompt in (["hello", "good day"], [ids, ids]):
+        body = completion(prompt=prompt, echo=True, n=2, max_tokens=50, stream=stream)
+        response = http.post(COMPLETIONS, json=body)
+        choices = [e["choices"][0] for e in events_of(response.text)] if stream else response.json()["choices"]
+        texts = ["".join(c["text"] for c in choices if c["index"] == index) for index in range(4)]
+        second = "hello" if prompt[1] == ids else "good day"
+        assert texts == ["hello world"] * 2 + [f"{second} world"] * 2
+
+
+def test_echo_alone_is_not_scoring(http: httpx.Client) -> None:
+    """max_tokens 0 needs logprobs, which are refused by name until they are there."""
+    response = http.post(COMPLETIONS, json=completion(echo=True, max_tokens=0))
+    assert error_of(response)["param"] == "max_tokens"
+
+
+def test_system_fingerprint(server: RunningServer, http: httpx.Client) -> None:
+    whole = http.post(COMPLETIONS, json=completion()).json()["system_fingerprint"]
+    chunks = events_of(http.post(COMPLETIONS, json=completion(stream=True)).text)
+    assert whole.startswith("fp_")
+    assert {chunk["system_fingerprint"] for chunk in chunks} == {whole}
+
+
+@pytest.mark.parametrize(("name", "value"), [("priority", 3), ("service_tier", "flex"), ("service_tier", "priority")])
+def test_a_priority_that_nothing_heeds_is_refused(http: httpx.Client, name: str, value: object) -> None:
+    error = error_of(http.post(COMPLETIONS, json=completion(**{name: value})))
+    assert (error["code"], error["param"]) == ("unsupported_parameter", name)
+    assert http.post(COMPLETIONS, json=completion(priority=0, service_tier="auto")).json()["service_tier"] == "default"
+    assert "service_tier" not in http.post(COMPLETIONS, json=completion()).json()
+
+
+@pytest.mark.parametrize("salt", ["", "x" * 1025, 5])
+def test_a_cache_salt_that_cannot_be(http: httpx.Client, salt: object) -> None:
+    assert error_of(http.post(COMPLETIONS, json=completion(cache_salt=salt)))["param"] == "cache_salt"
+    assert http.post(COMPLETIONS, json=completion(cache_salt="tenant")).status_code == 200

@@ -5,6 +5,7 @@ from typing import cast
 
 import pytest
 
+from service.api.choice_text import StopRules
 from service.api.generation import CollectedChoice, Generation
 from service.core.events import FinalEvent, Outcome, TokenEvent
 from service.core.request import FinishReason, Request
@@ -53,7 +54,7 @@ def requests(count: int, n: int = 1) -> list[Request]:
 
 
 def generation_of(engine: HandFedEngine, wanted: list[Request], *stops: str) -> Generation:
-    return Generation(cast(AsyncEngine, engine), TOKENIZER, wanted, stops)
+    return Generation(cast(AsyncEngine, engine), TOKENIZER, wanted, StopRules(stops))
 
 
 def last(token_id: int, choice: int = 0, reason: FinishReason = FinishReason.LENGTH) -> TokenEvent:

@@ -141,7 +141,7 @@ def test_counts_by_route_template(server: RunningServer, http: httpx.Client) -> 
 
 def test_counts_rejections(server: RunningServer, http: httpx.Client) -> None:
     before = server.metric("headrace_rejections_total", reason="unsupported_parameter")
-    http.post(COMPLETIONS, json=completion(echo=True))
+    http.post(COMPLETIONS, json=completion(suffix="x"))
     assert server.metric("headrace_rejections_total", reason="unsupported_parameter") == before + 1
 
 

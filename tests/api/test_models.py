@@ -22,6 +22,12 @@ def test_one_card(http: httpx.Client, name: str) -> None:
     assert card.id == name.replace("%2F", "/")
 
 
+def test_a_card_says_how_it_samples_by_default(http: httpx.Client) -> None:
+    card = http.get(f"/v1/models/{MODEL}").json()
+    assert card["default_sampling"] == {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+    assert card["permission"][0]["object"] == "model_permission"
+
+
 def test_an_unknown_name(http: httpx.Client) -> None:
     response = http.get("/v1/models/other/model")
     assert response.status_code == 404

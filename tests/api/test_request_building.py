@@ -3,7 +3,10 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from tests.api.running_server import END_ID, RunningServer, Scene, running
+from service.api.serving_state import GenerationDefaults
+from service.config import ApiConfig
+from service.core.request import Request
+from tests.api.running_server import END_ID, MODEL, RunningServer, Scene, running
 from tests.api.wire import COMPLETIONS, completion, error_of
 
 
@@ -40,3 +43,28 @@ def test_a_full_queue_is_refused_with_retry_after() -> None:
         assert error_of(response)["code"] == "overloaded"
         assert int(response.headers["retry-after"]) >= 1
         server.executor.gate.set()
+
+
+def test_a_request_carries_its_owner_priority_and_salt() -> None:
+    config = ApiConfig(served_model_names=(MODEL,), api_keys=("sk-1", "sk-2"))
+    heeding = Scene(config=config, defaults=GenerationDefaults(heeds_priority=True))
+    with running(heeding) as server, httpx.Client(base_url=server.base_url) as http:
+        seen: list[Request] = []
+        submit = server.engine.submit
+        server.engine.submit = lambda request: (seen.append(request), submit(request))[1]  # type: ignore[method-assign]
+        bodies = [
+            completion(priority=7, cache_salt="a", service_tier="flex"),
+            completion(service_tier="flex"),
+            completion(service_tier="priority"),
+            completion(service_tier="default"),
+        ]
+        for body in bodies:
+            for key in config.api_keys:
+                response = http.post(COMPLETIONS, json=body, headers={"Authorization": f"Bearer {key}"})
+                assert response.json()["service_tier"] == body["service_tier"]
+        assert [request.priority for request in seen] == [7, 7, -1, -1, 1, 1, 0, 0]
+        assert [request.cache_salt for request in seen] == ["a", "a"] + [""] * 6
+        assert len({request.client for request in seen}) == 2
+        assert not any("sk-" in request.client for request in seen)
+        too_high = http.post(COMPLETIONS, json=completion(priority=10**7), headers={"Authorization": "Bearer sk-1"})
+        assert error_of(too_high)["param"] == "priority"

@@ -148,7 +148,7 @@ def test_checks_alone() -> None:
     config = ApiConfig(served_model_names=("m",))
     fields = parse(CompletionRequest, {"model": "m", "prompt": "x", "stop": "end", "seed": 7})
     call = check_call(fields, config, GenerationDefaults())
-    assert call.stops == ("end",)
+    assert call.stops.strings == ("end",)
     assert call.max_tokens is None
     assert call.sampling.seed_of_prompt() == 7
     with pytest.raises(InvalidRequest):

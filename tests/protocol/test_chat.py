@@ -20,7 +20,9 @@ def test_messages() -> None:
 def test_the_response_is_openais() -> None:
     message = AssistantMessage(role="assistant", content="x", refusal=None)
     choice = ChatChoice(index=0, message=message, logprobs=None, finish_reason="length")
-    response = ChatResponse(id="i", object="chat.completion", created=1, model="m", choices=[choice], usage=USAGE)
+    response = ChatResponse(
+        id="i", object="chat.completion", created=1, model="m", system_fingerprint="fp_1", choices=[choice], usage=USAGE
+    )
     json = response.model_dump_json(exclude_unset=True)
     ChatCompletion.model_validate_json(json, strict=True)
     assert '"refusal":null' in json

@@ -38,7 +38,9 @@ def test_a_large_prompt_is_read_or_refused_quickly(prompt: Any) -> None:
 
 def test_the_response_is_openais() -> None:
     choice = CompletionChoice(index=0, text="x", logprobs=None, finish_reason="stop")
-    response = CompletionResponse(id="i", object="text_completion", created=1, model="m", choices=[choice], usage=USAGE)
+    response = CompletionResponse(
+        id="i", object="text_completion", created=1, model="m", system_fingerprint="fp_1", choices=[choice], usage=USAGE
+    )
     json = response.model_dump_json(exclude_unset=True)
     Completion.model_validate_json(json, strict=True)
     assert "token_ids" not in json

@@ -2,10 +2,17 @@ from __future__ import annotations
 
 from openai.types import Model
 
-from service.protocol.models import ModelCard, ModelList
+from service.protocol.models import DefaultSampling, ModelCard, ModelList, ModelPermission
 
 
 def test_the_card_is_openais() -> None:
-    card = ModelCard(id="a/b", created=1, root="r", max_model_len=5)
+    card = ModelCard(
+        id="a/b",
+        created=1,
+        root="r",
+        max_model_len=5,
+        permission=[ModelPermission(id="p", created=1)],
+        default_sampling=DefaultSampling(temperature=1.0, top_p=1.0, top_k=0),
+    )
     Model.model_validate_json(card.model_dump_json(), strict=True)
     assert ModelList(data=[card]).model_dump()["object"] == "list"

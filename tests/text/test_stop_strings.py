@@ -39,6 +39,17 @@ def test_agrees_with_the_definition_however_the_text_is_cut(text: str, stops: li
 
 
 @given(LETTERS, STOPS, CUTS)
+def test_with_the_stop_shown_nothing_is_held_back(text: str, stops: list[str], cuts: list[int]) -> None:
+    matcher = StopMatcher(stops, include_stop=True)
+    shown = ""
+    for end, piece in enumerate(cut(text, cuts), start=1):
+        shown += matcher.push(piece)
+        assert matcher.stop is not None or shown == "".join(cut(text, cuts)[:end])
+    before, stop = by_definition(text, stops)
+    assert (shown, matcher.stop) == (before + (stop or ""), stop)
+
+
+@given(LETTERS, STOPS, CUTS)
 def test_holds_back_only_the_longest_end_that_begins_a_stop(text: str, stops: list[str], cuts: list[int]) -> None:
     matcher, pushed, shown = StopMatcher(stops), "", ""
     for piece in cut(text, cuts):
