@@ -22,6 +22,7 @@ from service.core.clock import MonotonicClock
 from service.core.stats import EngineSnapshot
 from service.core.version import distribution_version
 from service.engine.async_engine import AsyncEngine
+from service.engine.calibration import calibrate
 from service.engine.engine import Engine
 from service.errors import ConfigError
 from service.http_server import HttpServer
@@ -38,6 +39,8 @@ from service.scheduler.fcfs import FirstComeFirstServed
 from service.scheduler.history import History
 from service.scheduler.iteration_scheduler import IterationScheduler
 from service.scheduler.memory_forecast import ForecastAdmission, ReserveAdmission
+from service.scheduler.preemption import AdaptivePreemption, AlwaysRecompute, AlwaysSwap, Preemption
+from service.scheduler.preemption_cost import PreemptionCost, SwapBandwidth
 from service.scheduler.priority import ByPriority
 from service.scheduler.scheduling_policy import SchedulingPolicy
 from service.scheduler.token_shares import TokenShares
@@ -167,13 +170,13 @@ class _Service:
             tokenizer = dummy_tokenizer(loaded.model_config.vocab_size)
         else:
             tokenizer = Tokenizer.from_folder(text_folder)
-        return _Parts(loaded, tokenizer, template, scheduler)
+        return _Parts(loaded, tokenizer, template, scheduler, self._make_preemption(loaded, scheduler))
 
     def _make_engine(self, parts: _Parts) -> AsyncEngine:
         loaded, config = parts.loaded, parts.scheduler
         block_size = self._settings.block_size
         cache = ChainedPrefixCache(block_size) if self._settings.enable_prefix_caching else NoPrefixCache()
-        blocks = BlockManager(loaded.num_blocks, block_size, cache)
+        blocks = BlockManager(loaded.num_blocks, block_size, cache, loaded.num_host_blocks)
         num_tokens = loaded.num_blocks * block_size
         logger.info(
             "%s on %s (%s, %d threads); KV cache: %d tokens in %d blocks of %d (%.1f MiB);"
@@ -196,6 +199,7 @@ class _Service:
             blocks,
             self._make_admission(int(config.watermark * loaded.num_blocks), history),
             self._make_policy(history),
+            parts.preemption,
             history,
             self._clock,
             max_num_seqs=config.max_num_seqs,
@@ -214,6 +218,25 @@ class _Service:
                 return Fair()
             case "shares":
                 return TokenShares(history)
+
+    def _make_preemption(self, loaded: LoadedModel, scheduler: SchedulerConfig) -> Preemption:
+        if self._settings.preemption == "recompute":
+            return AlwaysRecompute()
+        if self._settings.preemption == "swap":
+            return AlwaysSwap()
+        started_s = time.monotonic()
+        max_tokens = scheduler.max_num_batched_tokens
+        cost = PreemptionCost(SwapBandwidth(loaded.block_bytes, *loaded.runner.measure_swap()), max_tokens)
+        calibrate(
+            loaded.runner,
+            cost,
+            self._clock,
+            num_blocks=loaded.num_blocks,
+            block_size=self._settings.block_size,
+            max_tokens=min(max_tokens, loaded.max_model_len // 2),
+        )
+        self._recorder.record_startup("calibration", time.monotonic() - started_s)
+        return AdaptivePreemption(cost)
 
     def _make_admission(self, watermark_blocks: int, history: History) -> Admission:
         match self._settings.admission_policy:
@@ -270,6 +293,7 @@ class _Parts:
     tokenizer: Tokenizer
     template: ChatTemplate | None
     scheduler: SchedulerConfig
+    preemption: Preemption
 
 
 class _ProgressLog:

@@ -81,6 +81,10 @@ class Settings(BaseSettings):
     admission_policy: Literal["on-demand", "reserve", "forecast"] = Field(
         "on-demand", description="when a request fits: its tokens now, all it may need (ORCA), or a forecast (LightLLM)"
     )
+    preemption: Literal["recompute", "swap", "adaptive"] = Field(
+        "recompute", description="how a preempted request returns: computed again, from host memory, or the cheaper"
+    )
+    swap_space: ByteSize = Field(ByteSize(4 * 1024**3), ge=0, description="host memory for swapped requests, if any")
     watermark: float = Field(0.01, ge=0, lt=1, description="share of KV blocks that admissions leave free")
     max_waiting_requests: int = Field(1024, ge=1, description="beyond so many waiting requests, 503")
     max_waiting_tokens: int = Field(2_000_000, ge=1, description="beyond so many waiting prompt tokens, 503")
@@ -138,7 +142,8 @@ class Settings(BaseSettings):
 
     def cache_config(self) -> CacheConfig:
         memory_bytes = None if self.kv_cache_memory is None else int(self.kv_cache_memory)
-        return CacheConfig(self.block_size, self.gpu_memory_utilization, memory_bytes)
+        swap_bytes = 0 if self.preemption == "recompute" else int(self.swap_space)
+        return CacheConfig(self.block_size, self.gpu_memory_utilization, memory_bytes, swap_bytes)
 
     def scheduler_config(self, default_num_batched_tokens: int) -> SchedulerConfig:
         """The default budget belongs to the device, and grows with the seats if those were raised."""

@@ -51,18 +51,35 @@ class BlockCopy(NamedTuple):
     destination: int
 
 
+class Transfer(NamedTuple):
+    """Blocks that move between device and host beside the computation: device_blocks[i] <-> host_blocks[i].
+
+    It starts after everything that earlier plans compute; until the executor says that it has finished, no plan
+    touches its blocks on either side.
+    """
+
+    transfer_id: int
+    to_host: bool
+    device_blocks: tuple[int, ...]
+    host_blocks: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class IterationPlan:
-    """One iteration, in the order: release, copy, compute, sample.
+    """One iteration, in the order: release, start transfers, copy, compute, sample.
 
     released: ids of sequences that the executor may forget (finished, aborted or preempted); some it may never
         have seen. An id may return in a later plan with table_start 0.
     copies: destinations are distinct, and none is the source of another.
+    transfers: device blocks of all of them are distinct, and so are host blocks.
+    awaits_transfer: nothing can run before some transfer has finished; the executor may wait for one.
     """
 
     scheduled: tuple[ScheduledSequence, ...]
     copies: tuple[BlockCopy, ...] = ()
     released: tuple[int, ...] = ()
+    transfers: tuple[Transfer, ...] = ()
+    awaits_transfer: bool = False
 
     def __post_init__(self) -> None:
         ids = [s.sequence_id for s in self.scheduled]
@@ -71,10 +88,13 @@ class IterationPlan:
         destinations = {c.destination for c in self.copies}
         assert len(destinations) == len(self.copies), "a block is the destination of one copy"
         assert destinations.isdisjoint(c.source for c in self.copies), "copies do not chain"
+        moved = [block_id for t in self.transfers for block_id in t.device_blocks]
+        assert len(set(moved)) == len(moved), "a block moves once"
+        assert destinations.isdisjoint(moved), "a block that moves is not written"
 
     @property
     def is_empty(self) -> bool:
-        return not self.scheduled
+        return not (self.scheduled or self.transfers or self.awaits_transfer)
 
     @property
     def num_scheduled_tokens(self) -> int:

@@ -10,6 +10,10 @@ INVALID_TOKEN_ID = -1
 
 @dataclass(frozen=True, slots=True)
 class IterationResult:
-    """token_ids: the drawn ids, aligned with the plan's samples in order of `scheduled`, then of `samples`."""
+    """token_ids: the drawn ids, aligned with the plan's samples in order of `scheduled`, then of `samples`.
+
+    finished_transfers: ids of transfers, of this or earlier plans, that are known to have finished; each once.
+    """
 
     token_ids: tuple[int, ...]
+    finished_transfers: tuple[int, ...] = ()

@@ -84,6 +84,8 @@ class Engine:
             return
         self.num_failed_in_a_row = 0
         executed_s = self._clock.now_s()
+        self._scheduler.finish_transfers(result.finished_transfers)
+        self._scheduler.observe(plan, executed_s - scheduled_s)
         counts = self._apply(plan, result)
         self._record(plan, counts, started_s, scheduled_s, executed_s)
 
@@ -179,11 +181,14 @@ class Engine:
         self._stats_sink.record_request(stats, outcome, reasons)
 
     def _fail_plan(self, plan: IterationPlan) -> None:
+        """Requests that were computed, or on the move, may be damaged; what others hold was not touched."""
         error = ServerError("an iteration that held this request failed")
-        for item in plan.scheduled:
-            member = self._scheduler.pool.member(item.sequence_id)
+        swap_space = self._scheduler.blocks.swap_space
+        for sequence_id in [item.sequence_id for item in plan.scheduled] + swap_space.moving_sequence_ids():
+            member = self._scheduler.pool.member(sequence_id)
             if member is not None:
                 self._end_group(member[0], Outcome.FAILED, error)
+        swap_space.finish_all()
 
     def _request_stats(self, group: SequenceGroup) -> RequestStats:
         request = group.request

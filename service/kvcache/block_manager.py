@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from enum import Enum, auto
 
-from service.core.iteration_plan import BlockCopy
+from service.core.iteration_plan import BlockCopy, Transfer
 from service.core.sequence import Sequence
 from service.kvcache.block_pool import BlockPool
 from service.kvcache.block_table import BlockTable
 from service.kvcache.prefix_cache import PrefixCache
+from service.kvcache.swap_space import SwapSpace
 
 
 class Fit(Enum):
@@ -19,14 +22,20 @@ class Fit(Enum):
     NEVER = auto()
 
 
+Append = tuple[int, int, int]
+"""Sequence id, tokens to make room for, first position to be written: the arguments of `append`."""
+
+
 class BlockManager:
     """Blocks are taken on demand; a sequence wastes less than one block. Sequences are known by id."""
 
-    def __init__(self, num_blocks: int, block_size: int, prefix_cache: PrefixCache) -> None:
+    def __init__(self, num_blocks: int, block_size: int, prefix_cache: PrefixCache, num_host_blocks: int = 0) -> None:
         assert block_size > 0
         self.block_size = block_size
         self._prefix_cache = prefix_cache
         self.pool = BlockPool(num_blocks)
+        # More than the device holds could never be needed at once (PagedAttention, section 4.5).
+        self.swap_space = SwapSpace(min(num_host_blocks, num_blocks), self.pool)
         self._tables: dict[int, BlockTable] = {}
 
     def num_blocks_for(self, num_tokens: int) -> int:
@@ -42,7 +51,8 @@ class BlockManager:
         return self._tables[sequence_id]
 
     def holds(self, sequence_id: int) -> bool:
-        return sequence_id in self._tables
+        """Whether the sequence has blocks, on the device or on the host."""
+        return sequence_id in self._tables or self.swap_space.holds(sequence_id)
 
     def is_shared(self, sequence_id: int, position: int) -> bool:
         """Whether the block of `position` is there and another table holds it too."""
@@ -70,11 +80,21 @@ class BlockManager:
         if sequence.num_computed_tokens // self.block_size > sequence.num_cached_blocks:
             self._prefix_cache.insert(sequence, salt, self._tables[sequence.sequence_id].block_ids)
 
-    def num_blocks_to_append(self, sequence_id: int, num_tokens: int, write_from: int) -> int:
-        """Blocks that `append` would take with the same arguments."""
-        block_ids = self._tables[sequence_id].block_ids
-        growth = self.num_blocks_for(num_tokens) - len(block_ids)
-        return max(growth, 0) + self.is_shared(sequence_id, write_from)
+    def num_blocks_to_append(self, appends: Iterable[Append]) -> int:
+        """Blocks that these appends, one after the other, would take. Of those who share a block, the last one to
+        write keeps it."""
+        needed = 0
+        num_copied: Counter[int] = Counter()
+        for sequence_id, num_tokens, write_from in appends:
+            block_ids = self._tables[sequence_id].block_ids
+            needed += max(0, self.num_blocks_for(num_tokens) - len(block_ids))
+            index = write_from // self.block_size
+            if index < len(block_ids):
+                block_id = block_ids[index]
+                if self.pool.reference_count(block_id) - num_copied[block_id] > 1:
+                    num_copied[block_id] += 1
+                    needed += 1
+        return needed
 
     def append(self, sequence_id: int, num_tokens: int, write_from: int) -> list[BlockCopy]:
         """Make room up to `num_tokens` tokens, of which those from position `write_from` on will be written.
@@ -104,9 +124,38 @@ class BlockManager:
         self._tables[child_id] = BlockTable(list(shared))
 
     def free(self, sequence_id: int) -> None:
-        """Give the sequence's blocks back. Last blocks first: a shared beginning outlives them."""
-        for block_id in reversed(self._tables.pop(sequence_id).block_ids):
+        """Give the sequence's blocks back, wherever they are. Last blocks first: a shared beginning outlives them."""
+        if self.swap_space.holds(sequence_id):
+            self.swap_space.free(sequence_id)
+            return
+        block_ids = self._tables.pop(sequence_id).block_ids
+        if self.swap_space.is_moving(sequence_id):
+            self.swap_space.keep_until_arrival(sequence_id, block_ids)
+            return
+        for block_id in reversed(block_ids):
             self.pool.release(block_id)
+
+    def num_distinct_blocks(self, sequence_ids: list[int]) -> int:
+        """Device blocks that the sequences' tables hold, a shared one counted once."""
+        return len({block for sequence_id in sequence_ids for block in self._tables[sequence_id].block_ids})
+
+    def swap_out(self, sequence_ids: list[int]) -> Transfer:
+        """Move the sequences' blocks to the host. The caller has checked `swap_space.num_free`."""
+        return self.swap_space.move_out({i: self._tables.pop(i).block_ids for i in sequence_ids})
+
+    def swap_in(self, sequence_ids: list[int]) -> Transfer:
+        """Move them back, into new blocks, shared as they were. The caller has checked `fit`."""
+        device_of: dict[int, int] = {}
+        for sequence_id in sequence_ids:
+            block_ids = []
+            for host_block in self.swap_space.table(sequence_id):
+                if host_block in device_of:
+                    self.pool.share(device_of[host_block])
+                else:
+                    device_of[host_block] = self._take_block()
+                block_ids.append(device_of[host_block])
+            self._tables[sequence_id] = BlockTable(block_ids)
+        return self.swap_space.move_in(sequence_ids, device_of)
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless counts equal holders and every block is either used or free, once."""
@@ -115,6 +164,9 @@ class BlockManager:
             assert len(set(table.block_ids)) == len(table.block_ids), "a table holds a block once"
             for block_id in table.block_ids:
                 held[block_id] = held.get(block_id, 0) + 1
+        for block_id in self.swap_space.held_device_blocks():
+            held[block_id] = held.get(block_id, 0) + 1
+        self.swap_space.check_invariants()
         for block_id in range(self.pool.num_blocks):
             assert self.pool.reference_count(block_id) == held.get(block_id, 0), f"count of block {block_id}"
         assert self.pool.num_used == len(held), "free + used = total"

@@ -47,12 +47,12 @@ class KvStorage:
     def __init__(self, layout: KvLayout, num_blocks: int, device: torch.device) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
-        self._storage: Tensor = torch.zeros((num_blocks, *layout.shape), dtype=layout.dtype, device=device)
+        self.blocks: Tensor = torch.zeros((num_blocks, *layout.shape), dtype=layout.dtype, device=device)
         self.layers = [
-            LayerCache(self._storage[:, layer, 0], self._storage[:, layer, 1]) for layer in range(layout.num_layers)
+            LayerCache(self.blocks[:, layer, 0], self.blocks[:, layer, 1]) for layer in range(layout.num_layers)
         ]
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Carry out a plan's block copies, all layers at once."""
-        pairs = torch.tensor(copies, dtype=torch.int64).to(self._storage.device)
-        copy_blocks(self._storage, pairs[:, 0], pairs[:, 1])
+        pairs = torch.tensor(copies, dtype=torch.int64).to(self.blocks.device)
+        copy_blocks(self.blocks, pairs[:, 0], pairs[:, 1])

@@ -41,6 +41,7 @@ class LoadedModel:
     generation: GenerationDefaults
     max_model_len: int
     num_blocks: int
+    num_host_blocks: int
     block_bytes: int
     dtype: Literal["bfloat16", "float32"]
     device: str
@@ -78,7 +79,8 @@ def load_executor(
     memory = _profile(model, layout, device, weights_bytes, cache, sizes)
     num_blocks = _num_blocks(memory, layout, sizes)
     storage = KvStorage(layout, num_blocks, device)
-    runner = ModelRunner(model, storage, device, max_num_seqs, max_model_len)
+    num_host_blocks = min(cache.swap_bytes // layout.block_bytes, num_blocks)
+    runner = ModelRunner(model, storage, device, max_num_seqs, max_model_len, num_host_blocks)
     runner.warm_up()
     return LoadedModel(
         runner=runner,
@@ -86,6 +88,7 @@ def load_executor(
         generation=generation,
         max_model_len=max_model_len,
         num_blocks=num_blocks,
+        num_host_blocks=num_host_blocks,
         block_bytes=layout.block_bytes,
         dtype="bfloat16" if dtype is torch.bfloat16 else "float32",
         device=str(device),

@@ -11,6 +11,7 @@ from service.core.sampling_params import SamplingParams
 from service.models.causal_lm import CausalLM
 from service.runner.attention_inputs import attention_inputs
 from service.runner.kv_storage import KvStorage
+from service.runner.kv_transfer import KvTransfer
 from service.runner.selective_batching import FlatBatch, flatten
 from service.runner.sequence_rows import SequenceRows
 from service.runner.staging import to_device
@@ -24,25 +25,39 @@ class ModelRunner:
     """
 
     def __init__(
-        self, model: CausalLM, storage: KvStorage, device: torch.device, max_num_seqs: int, max_model_len: int
+        self,
+        model: CausalLM,
+        storage: KvStorage,
+        device: torch.device,
+        max_num_seqs: int,
+        max_model_len: int,
+        num_host_blocks: int = 0,
     ) -> None:
         self._model = model
         self._storage = storage
+        self._transfer = KvTransfer(storage, num_host_blocks)
         self._device = device
         self._block_size = storage.layout.block_size
         self._rows = SequenceRows(max_num_seqs, -(-max_model_len // self._block_size))
 
     @torch.inference_mode()
     def execute(self, plan: IterationPlan) -> IterationResult:
-        """Release, copy, compute, sample. Ids are aligned with the plan's samples."""
+        """Release, start transfers, copy, compute, sample. Ids are aligned with the plan's samples."""
         for sequence_id in plan.released:
             self._rows.release(sequence_id)
+        for transfer in plan.transfers:
+            self._transfer.start(transfer)
         if plan.copies:
             self._storage.copy(plan.copies)
-        if plan.is_empty:
-            return IterationResult(())
-        batch = flatten(plan.scheduled, self._rows, self._block_size)
-        return IterationResult(tuple(self._draw(batch, self._forward(batch)).tolist()))
+        token_ids: list[int] = []
+        if plan.scheduled:
+            batch = flatten(plan.scheduled, self._rows, self._block_size)
+            token_ids = self._draw(batch, self._forward(batch)).tolist()
+        return IterationResult(tuple(token_ids), self._transfer.take_finished(plan.awaits_transfer))
+
+    def measure_swap(self) -> tuple[float, float]:
+        """Bytes a second to the host and back. Before serving: the blocks' contents are lost."""
+        return self._transfer.measure()
 
     def warm_up(self) -> None:
         """One small prompt and one decode in block 0, so that the first request finds everything initialised.

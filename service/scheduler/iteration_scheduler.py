@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from service.core.clock import Clock
-from service.core.iteration_plan import BlockCopy, IterationPlan, Sample, ScheduledSequence
+from service.core.iteration_plan import BlockCopy, IterationPlan, Sample, ScheduledSequence, Transfer
 from service.core.sequence import Sequence
 from service.core.sequence_group import GroupStatus, SequenceGroup
-from service.kvcache.block_manager import BlockManager, Fit
+from service.kvcache.block_manager import Append, BlockManager, Fit
 from service.scheduler.admission import Admission
 from service.scheduler.history import History
 from service.scheduler.memory_need import num_shared_tokens
+from service.scheduler.preemption import Preemption, Recovery
 from service.scheduler.request_pool import RequestPool
 from service.scheduler.scheduling_policy import SchedulingPolicy
 
@@ -20,8 +21,9 @@ class IterationScheduler:
     Each iteration: running sequences that decode get their one token; what is left of the token budget goes to
     prompts, in order of their start, cut into chunks; then waiting requests are admitted, in the policy's order,
     while budget, seats and memory last. The first that does not fit ends the admissions: nobody is overtaken for
-    being large. If the running groups cannot all grow, the policy's victim is preempted, whole, and recomputed later
-    (PagedAttention, section 4.5). The budget exceeds the seats, so the first prompt always advances.
+    being large. If the running groups cannot all grow, the policy's victim is preempted, whole; it returns from host
+    memory or is recomputed (PagedAttention, section 4.5). Blocks that are on their way to the host are not free yet:
+    who needs them sits out until they are. The budget exceeds the seats, so the first prompt always advances.
     """
 
     def __init__(
@@ -29,6 +31,7 @@ class IterationScheduler:
         blocks: BlockManager,
         admission: Admission,
         policy: SchedulingPolicy,
+        preemption: Preemption,
         history: History,
         clock: Clock,
         *,
@@ -40,6 +43,7 @@ class IterationScheduler:
         self.pool = RequestPool()
         self._admission = admission
         self._policy = policy
+        self._preemption = preemption
         self._history = history
         self._clock = clock
         self._max_num_seqs = max_num_seqs
@@ -57,12 +61,24 @@ class IterationScheduler:
         draft = _Draft(self._max_num_batched_tokens)
         preempted = self._make_room(draft)
         self._schedule_running(draft)
-        if not preempted:
+        if not preempted and not draft.sitting_out:
             self._admit(draft)
-        if not draft.scheduled:
+        awaits_transfer = not draft.scheduled and self.blocks.swap_space.has_transfers
+        if not (draft.scheduled or draft.transfers or awaits_transfer):
             return IterationPlan(())
         released, self._released = tuple(self._released), []
-        return IterationPlan(tuple(draft.scheduled), tuple(draft.copies), released)
+        return IterationPlan(
+            tuple(draft.scheduled), tuple(draft.copies), released, tuple(draft.transfers), awaits_transfer
+        )
+
+    def finish_transfers(self, transfer_ids: tuple[int, ...]) -> None:
+        """The executor says that these copies are done."""
+        for transfer_id in transfer_ids:
+            self.blocks.swap_space.finish(transfer_id)
+
+    def observe(self, plan: IterationPlan, seconds: float) -> None:
+        """The plan took so long to execute."""
+        self._preemption.observe(plan, seconds)
 
     def advance(self, group: SequenceGroup, sequence: Sequence, num_tokens: int) -> None:
         """So many more tokens of the sequence are computed; its full blocks may serve others from now on."""
@@ -106,7 +122,10 @@ class IterationScheduler:
         return count
 
     def num_cached_tokens(self) -> int:
-        """Tokens that the used blocks hold, those of a shared block counted once."""
+        """Tokens that the device's used blocks hold, those of a shared block counted once.
+
+        Blocks on their way to the host count as empty.
+        """
         blocks = self.blocks
         unfilled = 0
         for group in self.pool.running:
@@ -116,37 +135,53 @@ class IterationScheduler:
                 if block_ids[-1] != last_block:  # else forked, and not yet written on
                     unfilled += len(block_ids) * blocks.block_size - sequence.num_computed_tokens
                 last_block = block_ids[-1]
-        return blocks.pool.num_used * blocks.block_size - unfilled
+        num_used = blocks.pool.num_used - blocks.swap_space.num_departing
+        return max(0, num_used * blocks.block_size - unfilled)
 
     def _make_room(self, draft: _Draft) -> bool:
         """Blocks for the next token of every running sequence; True if some group was preempted for them."""
-        running = self.pool.running
-        num_running = len(running)
-        needed = sum(self._num_blocks_to_grow(group) for group in running)
-        while needed > self.blocks.pool.num_free:
-            victim = self._policy.victim(running, self._clock.now_s())
+        growing = [group for group in self.pool.running if not self._is_moving(group)]
+        num_growing, now_s = len(growing), self._clock.now_s()
+        needed = sum(self._num_blocks_to_grow(group) for group in growing)
+        while needed > self.blocks.pool.num_free + self.blocks.swap_space.num_departing:
+            victim = self._policy.victim(growing, now_s)
+            growing.remove(victim)
             needed -= self._num_blocks_to_grow(victim)
-            self._preempt(victim)
-        for group in running:
-            self._grow(group, draft)
-        return len(running) < num_running
+            self._preempt(draft, victim)
+        for group in growing:
+            if self._num_blocks_to_grow(group) <= self.blocks.pool.num_free:
+                self._grow(group, draft)
+            else:
+                draft.sitting_out.add(group.arrival_order)
+        return len(growing) < num_growing
+
+    def _is_moving(self, group: SequenceGroup) -> bool:
+        swap_space = self.blocks.swap_space
+        return swap_space.has_transfers and swap_space.is_moving(group.leader.sequence_id)
 
     def _num_blocks_to_grow(self, group: SequenceGroup) -> int:
-        return sum(
-            self.blocks.num_blocks_to_append(s.sequence_id, s.num_tokens, self._first_own_write(group, s))
-            for s in group.computing
-        )
+        return self.blocks.num_blocks_to_append(self._appends(group))
 
     def _grow(self, group: SequenceGroup, draft: _Draft) -> None:
-        for sequence in group.computing:
-            draft.copies += self.blocks.append(
-                sequence.sequence_id, sequence.num_tokens, self._first_own_write(group, sequence)
-            )
+        for append in self._appends(group):
+            draft.copies += self.blocks.append(*append)
 
-    def _preempt(self, group: SequenceGroup) -> None:
+    def _appends(self, group: SequenceGroup) -> list[Append]:
+        """Room for every token that there is. The shared prefix is written for all: no choice's own write."""
+        shared = num_shared_tokens(group.request, self.blocks.block_size)
+        return [(s.sequence_id, s.num_tokens, max(s.num_computed_tokens, shared)) for s in group.computing]
+
+    def _preempt(self, draft: _Draft, group: SequenceGroup) -> None:
         self.pool.pause(group)
         group.num_preemptions += 1
         self._num_preempted += 1
+        sequence_ids = [s.sequence_id for s in group.computing]
+        num_blocks = self.blocks.num_distinct_blocks(sequence_ids)
+        has_room = num_blocks <= self.blocks.swap_space.num_free
+        if has_room and self._preemption.choose(group, num_blocks) is Recovery.SWAP:
+            draft.transfers.append(self.blocks.swap_out(sequence_ids))
+            self._released += sequence_ids
+            return
         for sequence in group.live:
             sequence.recompute_until = max(sequence.recompute_until, sequence.num_computed_tokens)
             sequence.num_computed_tokens = 0
@@ -156,6 +191,8 @@ class IterationScheduler:
     def _schedule_running(self, draft: _Draft) -> None:
         prefilling: list[tuple[SequenceGroup, Sequence]] = []
         for group in self.pool.running:
+            if group.arrival_order in draft.sitting_out or self._is_moving(group):
+                continue
             for sequence in group.computing:
                 if not self._has_its_prefix(group, sequence):
                     continue
@@ -181,12 +218,16 @@ class IterationScheduler:
             return
         now_s = self._clock.now_s()
         for group in list(self._policy.order(pool.waiting, now_s)):
-            if draft.budget <= 0 or len(group.live) > seats:
+            if draft.budget <= 0 or len(group.live) > seats or self._is_moving(group):
                 return
             prefix = self.blocks.match_prefix(group.leader, group.request.cache_salt)
             if self._admission.fit(group, prefix, self.blocks, pool.running) is not Fit.OK:
                 return
             seats -= len(group.live)
+            if self.blocks.swap_space.holds(group.leader.sequence_id):
+                self.pool.start(group)
+                draft.transfers.append(self.blocks.swap_in([s.sequence_id for s in group.computing]))
+                continue
             self._start(group, prefix, now_s)
             self._schedule_tokens(draft, group, group.leader)
 
@@ -242,18 +283,15 @@ class IterationScheduler:
         if old.num_computed_tokens < num_shared_tokens(group.request, self.blocks.block_size):
             new.num_computed_tokens = min(new.num_computed_tokens, old.num_computed_tokens)
 
-    def _first_own_write(self, group: SequenceGroup, sequence: Sequence) -> int:
-        """The next position that is written for this sequence alone: the shared prefix is written for all."""
-        shared = num_shared_tokens(group.request, self.blocks.block_size)
-        return max(sequence.num_computed_tokens, shared)
-
 
 class _Draft:
     """A plan in the making."""
 
-    __slots__ = ("budget", "copies", "scheduled")
+    __slots__ = ("budget", "copies", "scheduled", "sitting_out", "transfers")
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.scheduled: list[ScheduledSequence] = []
         self.copies: list[BlockCopy] = []
+        self.transfers: list[Transfer] = []
+        self.sitting_out: set[int] = set()

@@ -19,7 +19,13 @@ def num_blocks_now(group: SequenceGroup, blocks: BlockManager) -> int:
 
 
 def num_blocks_to_start(group: SequenceGroup, prefix: list[int], blocks: BlockManager) -> int:
-    """Free blocks that starting the group takes, its first tokens in the cached blocks `prefix`."""
+    """Free blocks that starting the group takes, its first tokens in the cached blocks `prefix`.
+
+    A swapped group needs what it had, and room for each choice to grow, so that it does not go again at once.
+    """
+    if blocks.swap_space.holds(group.leader.sequence_id):
+        num_held = blocks.swap_space.num_blocks_of([s.sequence_id for s in group.computing])
+        return min(num_held + len(group.live), num_blocks_at_most(group.request, blocks))
     return num_blocks_now(group, blocks) - len(prefix) + blocks.num_free_among(prefix)
 
 

@@ -21,6 +21,7 @@ from service.scheduler.fcfs import FirstComeFirstServed
 from service.scheduler.history import History
 from service.scheduler.iteration_scheduler import IterationScheduler
 from service.scheduler.memory_forecast import ForecastAdmission, ReserveAdmission
+from service.scheduler.preemption import AlwaysRecompute, Preemption
 from service.scheduler.priority import ByPriority
 from service.scheduler.token_shares import TokenShares
 from tests.engine.toy_model import ToyExecutor, oracle
@@ -54,10 +55,15 @@ class Harness:
         prefix_cache: PrefixCache | None = None,
         policy: Literal["fcfs", "priority", "fair", "shares"] = "fcfs",
         admission: Literal["on-demand", "reserve", "forecast"] = "on-demand",
+        preemption: Preemption | None = None,
+        num_host_blocks: int = 0,
+        transfer_delay: int = 0,
     ) -> None:
         self.clock = ManualClock()
-        self.blocks = BlockManager(num_blocks, block_size, prefix_cache or ChainedPrefixCache(block_size))
-        self.toy = ToyExecutor(num_blocks, block_size, VOCABULARY)
+        self.blocks = BlockManager(
+            num_blocks, block_size, prefix_cache or ChainedPrefixCache(block_size), num_host_blocks
+        )
+        self.toy = ToyExecutor(num_blocks, block_size, VOCABULARY, transfer_delay)
         self.sink = ListSink()
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -78,6 +84,7 @@ class Harness:
             self.blocks,
             admissions[admission],
             policies[policy],
+            preemption or AlwaysRecompute(),
             history,
             self.clock,
             max_num_seqs=max_num_seqs,
@@ -147,12 +154,20 @@ class Harness:
         for group in pool.running:
             self._check_running(group)
         for group in pool.waiting:
-            assert not any(self.blocks.holds(s.sequence_id) for s in group.sequences), "who waits holds nothing"
+            for sequence in group.sequences:
+                holds_device = self.blocks.holds(sequence.sequence_id)
+                assert holds_device == self.blocks.swap_space.holds(sequence.sequence_id), (
+                    "who waits holds no device block"
+                )
         arrivals = [g.arrival_order for g in ([*pool.running, *pool.waiting] if self.is_fcfs else pool.waiting)]
         assert arrivals == sorted(arrivals), "order of arrival"
         assert 0 <= self.scheduler.num_cached_tokens() <= self.blocks.pool.num_used * self.blocks.block_size
+        held: set[int] = set()
         if not pool.running:
-            assert self.blocks.pool.num_used == 0, "nobody runs and nothing is held"
+            held = set(self.blocks.swap_space.held_device_blocks())
+            assert self.blocks.pool.num_used == len(held), "nobody runs and nothing is held but what moves"
+        if not self.engine.has_work and not held:
+            assert self.blocks.swap_space.num_used == 0
         self._check_sharing()
         if self.toy.plans:
             assert self.toy.plans[-1].num_scheduled_tokens <= self.max_num_batched_tokens

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import random
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -7,7 +9,9 @@ from service.core.events import Outcome
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import INVALID_TOKEN_ID, IterationResult
 from service.core.request import FinishReason
+from service.core.sequence_group import SequenceGroup
 from service.errors import ServerError
+from service.scheduler.preemption import Recovery
 from tests.engine.harness import Harness
 from tests.engine.toy_model import ToyExecutor
 
@@ -24,6 +28,20 @@ operations = st.one_of(
     st.tuples(st.just("step")),
     st.tuples(st.just("step")),
 )
+
+
+class SometimesSwap:
+    """Swaps a share of the preempted groups."""
+
+    def __init__(self, share: float) -> None:
+        self._chance = random.Random(1)
+        self._share = share
+
+    def choose(self, group: SequenceGroup, num_blocks: int) -> Recovery:
+        return Recovery.SWAP if self._chance.random() < self._share else Recovery.RECOMPUTE
+
+    def observe(self, plan: IterationPlan, seconds: float) -> None:
+        assert seconds >= 0
 
 
 def apply_operation(harness: Harness, operation: tuple, touched: set[tuple[str, int]]) -> None:
@@ -60,9 +78,22 @@ def apply_operation(harness: Harness, operation: tuple, touched: set[tuple[str, 
     watermark_blocks=st.integers(0, 2),
     policy=st.sampled_from(["fcfs", "priority", "fair", "shares"]),
     admission=st.sampled_from(["on-demand", "reserve", "forecast"]),
+    num_host_blocks=st.sampled_from([0, 3, 30]),
+    transfer_delay=st.integers(0, 3),
+    swap_share=st.sampled_from([0.0, 0.5, 1.0]),
 )
 def test_every_request_gets_its_oracle_tokens_whatever_else_happens(
-    operations, num_blocks, block_size, max_num_seqs, extra_budget, watermark_blocks, policy, admission
+    operations,
+    num_blocks,
+    block_size,
+    max_num_seqs,
+    extra_budget,
+    watermark_blocks,
+    policy,
+    admission,
+    num_host_blocks,
+    transfer_delay,
+    swap_share,
 ):
     harness = Harness(
         num_blocks,
@@ -72,6 +103,9 @@ def test_every_request_gets_its_oracle_tokens_whatever_else_happens(
         watermark_blocks,
         policy=policy,
         admission=admission,
+        preemption=SometimesSwap(swap_share),
+        num_host_blocks=num_host_blocks,
+        transfer_delay=transfer_delay,
     )
     touched: set[tuple[str, int]] = set()
     for operation in operations:
@@ -84,6 +118,7 @@ def test_every_request_gets_its_oracle_tokens_whatever_else_happens(
         for choice in range(harness.requests[request_id].sampling.n):
             harness.check_against_oracle(request_id, choice, complete=(request_id, choice) not in touched)
     assert harness.blocks.pool.num_free == num_blocks
+    assert harness.blocks.swap_space.num_used == 0
     harness.step()
     assert len(harness.sink.requests) == len(accepted)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 
-from service.core.iteration_plan import IterationPlan, ScheduledSequence
+from service.core.iteration_plan import IterationPlan, ScheduledSequence, Transfer
 from service.core.iteration_result import IterationResult
 
 Cell = tuple[int, int]
@@ -33,7 +33,10 @@ def oracle(prompt: tuple[int, ...], seed: int, max_tokens: int, stops: frozenset
 class ToyExecutor:
     """Carries plans out on a dictionary of slots, in the order that the plan promises."""
 
-    def __init__(self, num_blocks: int, block_size: int, vocabulary: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, vocabulary: int, transfer_delay: int = 0) -> None:
+        self._transfer_delay = transfer_delay
+        self._host_slots: dict[int, Cell] = {}
+        self._in_flight: list[tuple[int, Transfer]] = []
         self._num_blocks = num_blocks
         self._block_size = block_size
         self._vocabulary = vocabulary
@@ -45,20 +48,43 @@ class ToyExecutor:
         self.plans.append(plan)
         for sequence_id in plan.released:
             self.tables.pop(sequence_id, None)
+        self._in_flight += [(len(self.plans) + self._transfer_delay, transfer) for transfer in plan.transfers]
+        if self._transfer_delay == 0:
+            finished = self._finish_transfers(plan)
         for copy in plan.copies:
-            for offset in range(self._block_size):
-                source = self._slots.get(copy.source * self._block_size + offset)
-                if source is not None:
-                    self._slots[copy.destination * self._block_size + offset] = source
+            self._copy_block(self._slots, copy.source, self._slots, copy.destination)
         for item in plan.scheduled:
             self._write(item)
-        return IterationResult(
-            tuple(
-                next_token(self._read(item), sample.seed, self._vocabulary)
-                for item in plan.scheduled
-                for sample in item.samples
-            )
+        token_ids = tuple(
+            next_token(self._read(item), sample.seed, self._vocabulary)
+            for item in plan.scheduled
+            for sample in item.samples
         )
+        if self._transfer_delay:
+            finished = self._finish_transfers(plan)
+        return IterationResult(token_ids, finished)
+
+    def _finish_transfers(self, plan: IterationPlan) -> tuple[int, ...]:
+        """Copies happen as late as allowed, so that a block that is reused too early is caught."""
+        if plan.awaits_transfer and self._in_flight:
+            self._in_flight = [(len(self.plans), transfer) for _, transfer in self._in_flight]
+        due = [transfer for when, transfer in self._in_flight if when <= len(self.plans)]
+        self._in_flight = [(when, transfer) for when, transfer in self._in_flight if when > len(self.plans)]
+        for transfer in due:
+            for device_block, host_block in zip(transfer.device_blocks, transfer.host_blocks, strict=True):
+                if transfer.to_host:
+                    self._copy_block(self._slots, device_block, self._host_slots, host_block)
+                else:
+                    self._copy_block(self._host_slots, host_block, self._slots, device_block)
+        return tuple(transfer.transfer_id for transfer in due)
+
+    def _copy_block(self, sources: dict[int, Cell], source: int, destinations: dict[int, Cell], target: int) -> None:
+        for offset in range(self._block_size):
+            cell = sources.get(source * self._block_size + offset)
+            if cell is not None:
+                destinations[target * self._block_size + offset] = cell
+            else:
+                destinations.pop(target * self._block_size + offset, None)
 
     def _write(self, item: ScheduledSequence) -> None:
         table = self.tables.setdefault(item.sequence_id, [])

@@ -30,7 +30,8 @@ def test_fork_shares_and_append_copies_a_shared_block_once():
     blocks.allocate(0, 6, [])
     blocks.fork(0, 1, 6)
     assert blocks.table(1).block_ids == blocks.table(0).block_ids
-    assert blocks.num_blocks_to_append(1, 7, write_from=6) == 1
+    assert blocks.num_blocks_to_append([(1, 7, 6)]) == 1
+    assert blocks.num_blocks_to_append([(0, 7, 6), (1, 7, 6)]) == 1, "the last one to write keeps the block"
     [copy] = blocks.append(1, 7, write_from=6)
     assert copy.source == blocks.table(0).block_ids[1]
     assert copy.destination == blocks.table(1).block_ids[1] != copy.source
@@ -76,8 +77,8 @@ def test_no_block_is_lost_and_a_written_block_has_one_holder(operations, block_s
             case "append" if sequence in lengths:
                 old, new = lengths[sequence], lengths[sequence] + argument
                 before = blocks.pool.num_free
-                if blocks.num_blocks_to_append(sequence, new, old) <= before:
-                    expected = blocks.num_blocks_to_append(sequence, new, old)
+                if blocks.num_blocks_to_append([(sequence, new, old)]) <= before:
+                    expected = blocks.num_blocks_to_append([(sequence, new, old)])
                     blocks.append(sequence, new, old)
                     assert before - blocks.pool.num_free == expected
                     assert not any(blocks.is_shared(sequence, position) for position in range(old, new))

@@ -1,0 +1,43 @@
+"""Timings at start-up from which the recompute predictor is first fitted (AdaptiveLLM, section 3.1.1)."""
+
+from __future__ import annotations
+
+from service.core.clock import Clock
+from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
+from service.core.sampling_params import SamplingParams
+from service.engine.ports import Executor
+from service.scheduler.preemption_cost import PreemptionCost, num_attended_pairs
+
+PROBE_SEQUENCE_ID = -2
+ROUNDS = 3
+SHARES = (16, 8, 4, 2, 1)
+
+
+def calibrate(
+    executor: Executor, cost: PreemptionCost, clock: Clock, *, num_blocks: int, block_size: int, max_tokens: int
+) -> None:
+    """Let the executor compute prompts of several lengths, with and without a context, and fit `cost` to the times.
+
+    Before serving: it overwrites blocks. max_tokens: the token budget of an iteration.
+    """
+    longest = min(max_tokens, num_blocks * block_size // 2)
+    for share in SHARES:
+        num_tokens = max(1, longest // share)
+        for start in (0, longest):
+            for round_number in range(ROUNDS):
+                seconds = _seconds(executor, clock, start, num_tokens, block_size)
+                if round_number > 0:  # the first of a size may compile or allocate
+                    cost.observe(num_tokens, num_attended_pairs(start, num_tokens), seconds)
+    cost.fit()
+
+
+def _seconds(executor: Executor, clock: Clock, start: int, num_tokens: int, block_size: int) -> float:
+    block_ids = tuple(range(-(-(start + num_tokens) // block_size)))
+    params = SamplingParams(max_tokens=1)
+    draws = (Sample(PROBE_SEQUENCE_ID, 0),)  # who draws, waits for the result
+    scheduled = ScheduledSequence(PROBE_SEQUENCE_ID, (0,) * num_tokens, start, 0, block_ids, params, draws)
+    started_s = clock.now_s()
+    executor.execute(IterationPlan((scheduled,)))
+    seconds = clock.now_s() - started_s
+    executor.execute(IterationPlan((), released=(PROBE_SEQUENCE_ID,)))
+    return max(seconds, 1e-9)

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import pytest
+
+from service.core.clock import ManualClock
+from service.core.iteration_plan import IterationPlan
+from service.core.iteration_result import IterationResult
+from service.engine.calibration import calibrate
+from service.scheduler.preemption_cost import PreemptionCost, SwapBandwidth, num_attended_pairs
+
+
+class LinearExecutor:
+    """Takes a time that is known exactly."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+        self.alive: set[int] = set()
+        self.longest_table = 0
+
+    def execute(self, plan: IterationPlan) -> IterationResult:
+        self.alive -= set(plan.released)
+        for item in plan.scheduled:
+            self.alive.add(item.sequence_id)
+            self.longest_table = max(self.longest_table, len(item.block_ids))
+            pairs = num_attended_pairs(item.num_computed_tokens, len(item.token_ids))
+            self._clock.advance(0.004 + 2e-5 * len(item.token_ids) + 1e-9 * pairs)
+        return IterationResult(tuple(0 for item in plan.scheduled for _ in item.samples))
+
+
+def test_the_predictor_is_right_after_calibration_and_nothing_is_left_behind():
+    clock = ManualClock()
+    executor = LinearExecutor(clock)
+    cost = PreemptionCost(SwapBandwidth(1, 1.0, 1.0), 2048)
+    calibrate(executor, cost, clock, num_blocks=200, block_size=16, max_tokens=1024)
+    assert executor.alive == set()
+    assert executor.longest_table <= 200
+    expected = 0.004 + 2e-5 * 700 + 1e-9 * num_attended_pairs(0, 700)
+    assert cost.recompute_s(700) == pytest.approx(expected, rel=1e-3)

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from service.core.iteration_plan import Transfer
+from service.runner.kv_storage import KvLayout, KvStorage
+from service.runner.kv_transfer import KvTransfer
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(params=DEVICES)
+def storage(request: pytest.FixtureRequest) -> KvStorage:
+    storage = KvStorage(KvLayout(2, 4, 2, 8, torch.float32), 6, torch.device(request.param))
+    storage.blocks.copy_(torch.randn(storage.blocks.shape))
+    return storage
+
+
+def test_blocks_come_back_as_they_went_into_other_places(storage: KvStorage):
+    transfer = KvTransfer(storage, 4)
+    before = storage.blocks.clone()
+    transfer.start(Transfer(7, True, (5, 2), (0, 3)))
+    assert transfer.take_finished(wait=True) == (7,)
+    storage.blocks[5].fill_(float("nan"))
+    storage.blocks[2].fill_(float("nan"))
+    transfer.start(Transfer(8, False, (1, 5), (0, 3)))
+    assert transfer.take_finished(wait=True) == (8,)
+    assert torch.equal(storage.blocks[1], before[5])
+    assert torch.equal(storage.blocks[5], before[2])
+    assert torch.equal(storage.blocks[0], before[0])
+
+
+def test_a_finished_transfer_is_told_once(storage: KvStorage):
+    transfer = KvTransfer(storage, 4)
+    assert transfer.take_finished(wait=True) == ()
+    transfer.start(Transfer(1, True, (0,), (0,)))
+    assert transfer.take_finished(wait=True) == (1,)
+    assert transfer.take_finished(wait=True) == ()
+
+
+def test_bandwidth_is_measured_both_ways(storage: KvStorage):
+    to_host, to_device = KvTransfer(storage, 4).measure()
+    assert to_host > 0
+    assert to_device > 0
