@@ -1,0 +1,77 @@
+"""Compiles a kernel for sm_90 on a machine without a GPU, as one launch would compile it there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int32: "i32", torch.int64: "i64"}
+
+
+@dataclass(frozen=True)
+class Launch:
+    kernel: Any
+    grid: tuple[int, ...]
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+
+
+class LaunchRecorder:
+    """Stands in for a kernel: keeps what it would have been launched with."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+        self.launches: list[Launch] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return lambda *args, **options: self.launches.append(Launch(self._kernel, grid, args, options))
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """shared_bytes: what a program takes. stack_bytes: what does not fit into registers."""
+
+    ptx: str
+    registers: int
+    stack_bytes: int
+    local_bytes: int
+    shared_bytes: int
+
+
+def compile_for_sm90(launch: Launch, folder: Path) -> Compiled:
+    """Numbers and pointers that are multiples of 16 are taken for such, as by Triton's launcher."""
+    parameters = launch.kernel.params
+    given = dict(zip((p.name for p in parameters), launch.args, strict=False)) | launch.options
+    signature, constants, attributes = {}, {}, {}
+    for index, parameter in enumerate(parameters):
+        value = given.pop(parameter.name)
+        if parameter.is_constexpr:
+            signature[parameter.name], constants[(index,)] = "constexpr", value
+            continue
+        signature[parameter.name] = _type_of(value)
+        aligned = isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)
+        if aligned and not (parameter.do_not_specialize or parameter.do_not_specialize_on_alignment):
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(launch.kernel, signature, constants, attributes)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=given)
+    cubin = folder / "kernel.cubin"
+    cubin.write_bytes(compiled.asm["cubin"])
+    usage = subprocess.run([CUOBJDUMP, "-res-usage", cubin], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", usage)
+    assert found is not None, usage
+    return Compiled(compiled.asm["ptx"], *map(int, found.groups()), compiled.metadata.shared)
+
+
+def _type_of(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return "*" + TYPES[value.dtype]
+    return "fp32" if isinstance(value, float) else "i64" if abs(value) >= 2**31 else "i32"
