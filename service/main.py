@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import sys
 import threading
 import time
@@ -71,10 +72,15 @@ def serve(settings: Settings) -> int:
     changed = settings.non_default()
     logger.info("settings: %s", ", ".join(f"{k}={v}" for k, v in changed.items()) or "all at their defaults")
     try:
-        return uvloop.run(_Service(settings).run())
+        status = uvloop.run(_Service(settings).run())
     except ConfigError as fault:
         logger.critical("%s", fault)
-        return 1
+        status = 1
+    if threading.active_count() > 1:
+        # A thread that is still loading, or stuck on the device, would crash in the interpreter's clean-up.
+        logging.shutdown()
+        os._exit(status)
+    return status
 
 
 class _Service:

@@ -42,7 +42,8 @@ def write_dummy_folder(folder: Path) -> Path:
 class ServerProcess:
     """`headrace serve ARGUMENTS` on a free port. A context manager: the process is gone when it ends."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, wait_until_ready: bool = True) -> None:
+        self._wait_until_ready = wait_until_ready
         environment = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "service", "serve", "--port", "0", *arguments],
@@ -55,13 +56,9 @@ class ServerProcess:
         self.url = ""
 
     def __enter__(self) -> ServerProcess:
-        deadline_s = time.monotonic() + READY_WITHIN_S
-        while time.monotonic() < deadline_s:
-            line = self._next_line()
-            if "ready at " in line:
-                self.url = line.split("ready at ")[1].split()[0]
-                return self
-        raise AssertionError(f"not ready within {READY_WITHIN_S} s:\n" + "".join(self.log))
+        if self._wait_until_ready:
+            self.url = self.wait_for_line("ready at ").split("ready at ")[1].split()[0]
+        return self
 
     def __exit__(self, *exc_info: object) -> None:
         if self.process.poll() is None:
@@ -69,6 +66,15 @@ class ServerProcess:
         self.process.wait()
         assert self.process.stderr is not None
         self.process.stderr.close()
+
+    def wait_for_line(self, text: str) -> str:
+        """The first line of the log from here on that holds `text`."""
+        deadline_s = time.monotonic() + READY_WITHIN_S
+        while time.monotonic() < deadline_s:
+            line = self._next_line()
+            if text in line:
+                return line
+        raise AssertionError(f"no {text!r} within {READY_WITHIN_S} s:\n" + "".join(self.log))
 
     def terminate(self) -> None:
         self.process.send_signal(signal.SIGTERM)

@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_dummy_folder(tmp_path_factory.mktemp("model") / "dummy")
 
 
-def start(folder: Path, *arguments: str) -> ServerProcess:
+def start(folder: Path, *arguments: str, wait_until_ready: bool = True) -> ServerProcess:
     return ServerProcess(
         str(folder),
         "--load-format",
@@ -35,6 +35,7 @@ def start(folder: Path, *arguments: str) -> ServerProcess:
         "--served-model-name",
         MODEL,
         *arguments,
+        wait_until_ready=wait_until_ready,
     )
 
 
@@ -153,6 +154,13 @@ def test_a_second_sigterm_ends_at_once(folder: Path):
         assert time.monotonic() - started_s < 5
         reader.join(10)
         assert lines[-1] == "data: [DONE]"
+
+
+def test_sigterm_while_loading_ends_in_order(folder: Path):
+    with start(folder, wait_until_ready=False) as server:
+        server.wait_for_line("Application startup complete")
+        server.terminate()
+        assert server.wait(10) == 0
 
 
 @pytest.mark.parametrize(
