@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.skinny_linear import skinny_linear, skinny_linear_triton
+from tests.kernels.lanes import GPU, LANES
+from tests.kernels.tolerances import assert_close
+
+
+def naive(x, weight, bias=None):
+    product = x.double() @ weight.double().T
+    return product if bias is None else product + bias.double()
+
+
+def random(lane, *shape, scale=1.0):
+    """In bf16, except where Triton's interpreter would have to multiply it, which it cannot."""
+    values = torch.randn(*shape) * scale
+    return values if lane.name == "interpret" else values.bfloat16()
+
+
+@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("rows", [0, 1, 5, 16])
+@pytest.mark.parametrize(("features", "size"), [(1, 1), (17, 123), (300, 64), (130, 1000), (64, 513)])
+def test_follows_the_formula(features, size, rows, lane):
+    x, weight = lane.put(random(lane, rows, size)), lane.put(random(lane, features, size, scale=size**-0.5))
+    assert_close(lane(skinny_linear, skinny_linear_triton)(x, weight), naive(x, weight))
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_adds_the_bias(lane):
+    x, weight, bias = (lane.put(t) for t in (random(lane, 3, 64), random(lane, 123, 64, scale=0.1), random(lane, 123)))
+    assert_close(lane(skinny_linear, skinny_linear_triton)(x, weight, bias), naive(x, weight, bias))
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_rows_may_be_strided_and_end_where_they_end(lane):
+    packed = random(lane, 5, 200)
+    packed[3:], packed[:, 100:] = float("nan"), float("nan")
+    x, weight = lane.put(packed)[:3, :100], lane.put(random(lane, 40, 100, scale=0.1))
+    assert_close(lane(skinny_linear, skinny_linear_triton)(x, weight), naive(x, weight))
+
+
+@pytest.mark.parametrize("lane", LANES[1:])
+def test_a_row_does_not_depend_on_the_others(lane):
+    x, weight = lane.put(random(lane, 16, 96)), lane.put(random(lane, 200, 96, scale=0.1))
+    op = lane(skinny_linear, skinny_linear_triton)
+    together = op(x, weight)
+    for row in (0, 7, 15):
+        assert torch.equal(op(x[row : row + 1], weight), together[row : row + 1])
+
+
+@pytest.mark.parametrize("lane", [GPU])
+@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize(
+    ("features", "size"), [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096), (1024, 3072)]
+)
+def test_whole_models_shapes(features, size, rows, lane):
+    x = torch.randn(rows, size, device=lane.device).bfloat16()
+    weight = (torch.randn(features, size, device=lane.device) * size**-0.5).bfloat16()
+    assert_close(skinny_linear(x, weight), naive(x, weight))
+
+
+@pytest.mark.parametrize("lane", [GPU])
+def test_fp32_is_not_rounded_on_the_way(lane):
+    x, weight = lane.put(torch.randn(16, 1000)), lane.put(torch.randn(130, 1000) * 0.03)
+    assert_close(skinny_linear(x, weight), naive(x, weight))
+
+
+@pytest.mark.parametrize("lane", [GPU])
+def test_weights_beyond_int32(lane):
+    features = 2**31 // 4096 + 40
+    weight = torch.zeros(features, 4096, device=lane.device, dtype=torch.bfloat16)
+    weight[-1], weight[0] = 1, 2
+    x = torch.full((2, 4096), 1 / 4096, device=lane.device, dtype=torch.bfloat16)
+    got = skinny_linear(x, weight)
+    assert got[:, [0, 1, -2, -1]].tolist() == [[2, 0, 0, 1]] * 2
