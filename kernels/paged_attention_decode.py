@@ -167,7 +167,7 @@ def _count_tiles(context_lens_ptr, seqs, num_seqs, SLIDING_WINDOW: tl.constexpr,
 
 
 @triton.jit(
-    do_not_specialize=["num_seqs", "splits_wanted", "table_stride"],
+    do_not_specialize=["num_seqs", "splits_wanted", "min_tiles", "table_stride"],
     do_not_specialize_on_alignment=["block_table_ptr", "context_lens_ptr", "arrivals_ptr"],
 )
 @no_type_check
@@ -183,6 +183,7 @@ def _paged_attention_decode_kernel(
     out_ptr,
     num_seqs,
     splits_wanted,
+    min_tiles,
     query_stride_seq,
     cache_stride_block,
     table_stride,
@@ -199,7 +200,6 @@ def _paged_attention_decode_kernel(
     BLOCK_KV: tl.constexpr,
     BLOCK_SEQS: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
-    MIN_TILES: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
     """Program (kv head, item): an item is one split of one sequence. Items are numbered sequence by sequence."""
@@ -210,7 +210,7 @@ def _paged_attention_decode_kernel(
     for base in range(0, num_seqs, BLOCK_SEQS):
         seqs = base + tl.arange(0, BLOCK_SEQS)
         all_tiles += tl.sum(_count_tiles(context_lens_ptr, seqs, num_seqs, SLIDING_WINDOW, BLOCK_KV))
-    split_tiles = tl.maximum(tl.cdiv(all_tiles, splits_wanted), MIN_TILES)
+    split_tiles = tl.maximum(tl.cdiv(all_tiles, splits_wanted), min_tiles)
 
     seq = 0
     first_item = 0
@@ -365,6 +365,7 @@ def paged_attention_decode_triton(
         out,
         num_seqs,
         splits_wanted,
+        config.min_tiles,
         query.stride(0),
         key_cache.stride(0),
         batch.block_table.stride(0),
@@ -381,7 +382,6 @@ def paged_attention_decode_triton(
         BLOCK_KV=config.block_kv,
         BLOCK_SEQS=32 if num_seqs <= 32 else 256,
         BLOCK_SPLITS=max(1, 8192 // (block_g * block_d)),
-        MIN_TILES=config.min_tiles,
         NUM_STAGES=config.num_stages,
         num_warps=config.num_warps,
         enable_fp_fusion=True,

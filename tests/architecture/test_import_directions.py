@@ -35,6 +35,7 @@ OURS = {
     "layers": {"kernels", "core", "errors"},
     "sampling": {"kernels", "core", "errors"},
     "kernels": set(),
+    "bench": {"kernels"},
     "quickstart": set(),
     "loadtest": set(),
 }
@@ -60,6 +61,7 @@ THIRD_PARTY = {
     "models": {"torch", "safetensors", "numpy"},
     "layers": {"torch"},
     "sampling": {"torch"},
+    "bench": {"torch", "triton"},
     "kernels": {"torch", "triton"},
 }
 """Packages that each part may import besides the standard library; parts that are not named are free."""

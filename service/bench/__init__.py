@@ -1,0 +1,1 @@
+"""Measurements of single parts, offline: `python -m service.bench.<part>`. Nothing of the service imports them."""

@@ -1,0 +1,265 @@
+"""How close the attention kernels come to the device's limits: `python -m service.bench.attention_kernels`.
+
+Decode is bound by reading keys and values: TB/s, and % of what a plain read reaches. Prefill is bound by its matrix
+products: TFLOP/s over the scores that the causal mask leaves. Times are medians over replays of a CUDA graph which
+goes round as many layers as overflow the device's L2 cache.
+
+    --sweep decode|prefill   time many configurations, best first: the source of kernels/attention_config.py
+    --dense                  beside each whole prompt, torch's cuDNN attention on contiguous keys and values
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple, dataclass
+from itertools import product
+from statistics import median
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from kernels.attention_config import DecodeConfig, PrefillConfig
+from kernels.paged_attention_decode import decode_batch, paged_attention_decode_triton
+from kernels.paged_attention_prefill import paged_attention_prefill_triton, prefill_batch
+
+READ_TB_PER_S = 4.25  # measured: a copy or read of device memory on one H200
+ROTATED_BYTES = 200e6  # more than three times the H200's L2
+BLOCK_SIZE = 16
+DTYPE = torch.bfloat16
+
+
+@dataclass(frozen=True)
+class Heads:
+    name: str
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of one cached token in one layer."""
+        return 2 * self.num_kv_heads * self.head_dim * DTYPE.itemsize
+
+
+def causal_flops(heads: Heads, query_lens: Sequence[int], context_lens: Sequence[int]) -> int:
+    """Of both products, over the cells that each query sees."""
+    seen = sum(n * c - n * (n - 1) // 2 for n, c in zip(query_lens, context_lens, strict=True))
+    return 4 * heads.head_dim * heads.num_heads * seen
+
+
+SHAPES = (Heads("Llama-8B", 32, 8, 128), Heads("Qwen3-0.6B", 16, 8, 128))
+DECODE_GRID = [
+    (1, 128),
+    (1, 2048),
+    (1, 32768),
+    (8, 512),
+    (8, 4096),
+    (32, 1024),
+    (64, 512),
+    (64, 2048),
+    (256, 128),
+    (256, 1024),
+]
+PREFILL_GRID = [([1024], [1024]), ([2048], [2048]), ([4096], [4096]), ([8192], [8192]), ([16384], [16384])]
+CHUNK_GRID = [([2048], [8192]), ([512], [16384]), ([2048] * 4, [2048] * 4), ([256] * 32, [256] * 32)]
+
+
+@dataclass(frozen=True)
+class Caches:
+    """Keys and values of a few layers, in blocks of random order, as the service stores them."""
+
+    storage: Tensor
+
+    @classmethod
+    def make(cls, heads: Heads, num_tokens: int) -> Caches:
+        layers = max(2, min(512, int(ROTATED_BYTES / (num_tokens * heads.kv_bytes)) + 1))
+        num_blocks = num_tokens // BLOCK_SIZE
+        shape = (num_blocks, layers, 2, BLOCK_SIZE, heads.num_kv_heads, heads.head_dim)
+        return cls(torch.empty(shape, dtype=DTYPE, device="cuda").normal_())
+
+    @property
+    def layers(self) -> list[tuple[Tensor, Tensor]]:
+        return [(self.storage[:, i, 0], self.storage[:, i, 1]) for i in range(self.storage.shape[1])]
+
+    def table(self, context_lens: Sequence[int]) -> Tensor:
+        ids = torch.randperm(self.storage.shape[0], dtype=torch.int32)
+        table = torch.zeros(len(context_lens), -(-max(context_lens) // BLOCK_SIZE), dtype=torch.int32)
+        start = 0
+        for row, length in enumerate(context_lens):
+            count = -(-length // BLOCK_SIZE)
+            table[row, :count] = ids[start : start + count]
+            start += count
+        return table.cuda()
+
+
+def seconds_each(run: Callable[[tuple[Tensor, Tensor]], object], layers: list[tuple[Tensor, Tensor]]) -> float:
+    """Of one layer."""
+    for layer in layers[:2]:
+        run(layer)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for layer in layers:
+            run(layer)
+    times: list[float] = []
+    for _ in range(12):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e-3)
+    return float(median(times[2:])) / len(layers)
+
+
+class DecodeWork:
+    def __init__(self, heads: Heads, context_lens: Sequence[int]) -> None:
+        blocks = sum(-(-length // BLOCK_SIZE) for length in context_lens)
+        self.bytes = sum(context_lens) * heads.kv_bytes
+        self._caches = Caches.make(heads, blocks * BLOCK_SIZE)
+        lens = torch.tensor(context_lens, dtype=torch.int32, device="cuda")
+        self._batch = decode_batch(self._caches.table(context_lens), lens, BLOCK_SIZE)
+        self._query = torch.randn(len(context_lens), heads.num_heads, heads.head_dim, device="cuda").to(DTYPE)
+        self._out = torch.empty_like(self._query)
+        self._scale = heads.head_dim**-0.5
+
+    def seconds(self, config: DecodeConfig | None = None) -> float:
+        def run(layer: tuple[Tensor, Tensor]) -> None:
+            paged_attention_decode_triton(self._query, *layer, self._batch, self._scale, self._out, config=config)
+
+        return seconds_each(run, self._caches.layers)
+
+
+class PrefillWork:
+    def __init__(self, heads: Heads, query_lens: Sequence[int], context_lens: Sequence[int]) -> None:
+        self.flops = causal_flops(heads, query_lens, context_lens)
+        self._heads = heads
+        self._caches = Caches.make(heads, sum(-(-length // BLOCK_SIZE) * BLOCK_SIZE for length in context_lens))
+        lens = torch.tensor(context_lens, dtype=torch.int32, device="cuda")
+        starts = torch.tensor([0, *query_lens]).cumsum(0, dtype=torch.int32).cuda()
+        self._batch = prefill_batch(self._caches.table(context_lens), starts, lens, max(query_lens), BLOCK_SIZE)
+        self._query = torch.randn(sum(query_lens), heads.num_heads, heads.head_dim, device="cuda").to(DTYPE)
+        self._out = torch.empty_like(self._query)
+        self._scale = heads.head_dim**-0.5
+
+    def seconds(self, config: PrefillConfig | None = None) -> float:
+        def run(layer: tuple[Tensor, Tensor]) -> None:
+            paged_attention_prefill_triton(self._query, *layer, self._batch, self._scale, self._out, config=config)
+
+        return seconds_each(run, self._caches.layers)
+
+    def dense_seconds(self) -> float:
+        """cuDNN's, for one whole prompt."""
+        query = self._query.transpose(0, 1)[None]
+
+        def run(layer: tuple[Tensor, Tensor]) -> None:
+            keys, values = (x.reshape(1, -1, *x.shape[2:]).transpose(1, 2)[:, :, : query.shape[2]] for x in layer)
+            F.scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=True)
+
+        dense = [(k.contiguous(), v.contiguous()) for k, v in self._caches.layers[:2]]
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return seconds_each(run, dense)
+
+
+def print_decode() -> None:
+    print(f"\n{'decode':<12}{'batch x context':>18}{'us/layer':>10}{'TB/s':>7}{'% of ' + str(READ_TB_PER_S):>11}")
+    for heads in SHAPES:
+        rows = [(f"{batch} x {context}", [context] * batch) for batch, context in DECODE_GRID]
+        rows.append(("32k + 63 x 128", [32768] + [128] * 63))
+        rows.append(("64 x 64..4096", list(range(64, 4097, 64))))
+        for label, context_lens in rows:
+            work = DecodeWork(heads, context_lens)
+            seconds = work.seconds()
+            rate = work.bytes / seconds / 1e12
+            print(f"{heads.name:<12}{label:>18}{seconds * 1e6:>10.1f}{rate:>7.2f}{100 * rate / READ_TB_PER_S:>10.0f}%")
+
+
+def print_prefill(with_dense: bool) -> None:
+    print(f"\n{'prefill':<12}{'tokens / context':>22}{'us/layer':>10}{'TFLOP/s':>9}{'cuDNN':>7}")
+    for heads in SHAPES:
+        for query_lens, context_lens in PREFILL_GRID + CHUNK_GRID:
+            times = f"{len(query_lens)} x " if len(query_lens) > 1 else ""
+            work = PrefillWork(heads, query_lens, context_lens)
+            seconds = work.seconds()
+            label = f"{times}{query_lens[0]} / {context_lens[0]}"
+            dense = ""
+            if with_dense and (query_lens, context_lens) in PREFILL_GRID:
+                dense = f"{work.flops / work.dense_seconds() / 1e12:.0f}"
+            print(f"{heads.name:<12}{label:>22}{seconds * 1e6:>10.1f}{work.flops / seconds / 1e12:>9.0f}{dense:>7}")
+
+
+def sweep_decode() -> None:
+    """us a layer, for each configuration and several batches of the first shape."""
+    points = [
+        [128],
+        [2048],
+        [32768],
+        [4096] * 8,
+        [1024] * 32,
+        [2048] * 64,
+        [128] * 256,
+        [1024] * 256,
+        [32768] + [128] * 63,
+    ]
+    tiles = [
+        (64, 4, 3),
+        (64, 4, 5),
+        (64, 4, 7),
+        (64, 8, 5),
+        (64, 2, 5),
+        (32, 4, 5),
+        (32, 2, 7),
+        (128, 4, 3),
+        (128, 8, 3),
+    ]
+    splits = [(2, 2), (3, 2), (4, 2), (6, 2), (8, 2), (4, 4), (4, 1)]
+    configs = [DecodeConfig(*tile, *split) for tile in tiles for split in splits]
+    _sweep([DecodeWork(SHAPES[0], lens) for lens in points], [f"{len(p)}x{p[0]}" for p in points], configs)
+
+
+def sweep_prefill() -> None:
+    points = [([1024], [1024]), ([8192], [8192]), ([512], [16384]), ([2048] * 4, [2048] * 4), ([256] * 32, [256] * 32)]
+    configs = [
+        PrefillConfig(*c)
+        for c in product((64, 128), (64, 128), (4, 8), (2, 3, 4, 5))
+        if c[0] * c[1] <= 64 * 128 or c[2] == 8
+    ]  # fmt: skip
+    _sweep([PrefillWork(SHAPES[0], *p) for p in points], [f"{len(q)}x{q[0]}/{c[0]}" for q, c in points], configs)
+
+
+def _sweep(works: Sequence[Any], labels: Iterable[str], configs: Sequence[Any]) -> None:
+    rows = []
+    for config in configs:
+        try:
+            rows.append(([work.seconds(config) * 1e6 for work in works], config))
+        except triton.OutOfResources as error:
+            print(config, error)
+    best = [min(times[i] for times, _ in rows) for i in range(len(works))]
+    rows.sort(key=lambda row: sum(t / b for t, b in zip(row[0], best, strict=True)))
+    print("us/layer:", *labels)
+    for times, config in rows:
+        print(" ".join(f"{t:8.1f}" for t in times), " ", *astuple(config))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Attention kernels against the device's limits.")
+    parser.add_argument("--sweep", choices=["decode", "prefill"], action="append", default=[])
+    parser.add_argument("--dense", action="store_true", help="cuDNN's attention beside ours")
+    arguments = parser.parse_args()
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {DTYPE}, blocks of {BLOCK_SIZE}")
+    if "decode" in arguments.sweep:
+        sweep_decode()
+    if "prefill" in arguments.sweep:
+        sweep_prefill()
+    if not arguments.sweep:
+        print_decode()
+        print_prefill(arguments.dense)
+
+
+if __name__ == "__main__":
+    main()
