@@ -29,6 +29,7 @@ from service.scheduler.admission import OnDemandAdmission
 from service.scheduler.fcfs import FirstComeFirstServed
 from service.scheduler.history import History
 from service.scheduler.iteration_scheduler import IterationScheduler
+from service.scheduler.preemption import AlwaysRecompute
 from service.text.chat_template import ChatTemplate
 from service.text.tokenizer import Tokenizer
 from tests.api.scripted_executor import Script, ScriptedExecutor, saying
@@ -166,6 +167,7 @@ class RunningServer:
             blocks,
             OnDemandAdmission(0),
             FirstComeFirstServed(),
+            AlwaysRecompute(),
             History(),
             clock,
             max_num_seqs=scheduler.max_num_seqs,
