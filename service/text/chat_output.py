@@ -1,0 +1,59 @@
+"""What a chat model's text is made of: reasoning, content and tool calls, told apart while it arrives."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from service.text.reasoning import ReasoningSplitter
+from service.text.tool_calls import CallDelta, TextDelta, ToolRouter
+
+
+class ReasoningDelta(NamedTuple):
+    text: str
+
+
+OutputDelta = ReasoningDelta | TextDelta | CallDelta
+
+
+class ChatOutput:
+    """For one choice. Without splitter all is content or calls, without router all is reasoning or content."""
+
+    def __init__(self, splitter: ReasoningSplitter | None, router: ToolRouter | None) -> None:
+        self._splitter = splitter
+        self._router = router
+        self.has_calls = False
+
+    @property
+    def is_thinking(self) -> bool:
+        return self._splitter is not None and self._splitter.is_thinking
+
+    def push(self, text: str) -> list[OutputDelta]:
+        if self._splitter is None:
+            return self._route(text)
+        reasoning, content = self._splitter.push(text)
+        return [*_thought(reasoning), *self._route(content)]
+
+    def flush(self) -> list[OutputDelta]:
+        """What was held back, after the last piece."""
+        deltas: list[OutputDelta] = []
+        if self._splitter is not None:
+            reasoning, content = self._splitter.flush()
+            deltas += [*_thought(reasoning), *self._route(content)]
+        if self._router is not None:
+            deltas += self._noted(self._router.flush())
+        return deltas
+
+    def _route(self, text: str) -> list[OutputDelta]:
+        if not text:
+            return []
+        if self._router is None:
+            return [TextDelta(text)]
+        return self._noted(self._router.push(text))
+
+    def _noted(self, deltas: list[TextDelta | CallDelta]) -> list[OutputDelta]:
+        self.has_calls = self.has_calls or any(isinstance(delta, CallDelta) for delta in deltas)
+        return [delta for delta in deltas if not isinstance(delta, TextDelta) or delta.text]
+
+
+def _thought(text: str) -> list[OutputDelta]:
+    return [ReasoningDelta(text)] if text else []

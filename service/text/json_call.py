@@ -1,0 +1,167 @@
+"""Reads one tool call written as a JSON object while it arrives: `{"name": ..., "arguments": {...}}`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import Enum, auto
+
+_ARGUMENT_KEYS = ("arguments", "parameters")
+_CLOSING = {"{": "}", "[": "]"}
+
+
+class CallStatus(Enum):
+    """UNSURE: may still turn out to be no call of a known tool. NO_CALL: it is not one; nothing was given out."""
+
+    UNSURE = auto()
+    OPEN = auto()
+    DONE = auto()
+    NO_CALL = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class CallText:
+    """News of a call: its name, once, and the arguments that follow what came before (raw JSON, not parsed)."""
+
+    name: str | None = None
+    arguments: str = ""
+
+
+class JsonCall:
+    """One call. The arguments are let through as they are written, character by character, once the name is known.
+
+    names: a call of anything else is none. `text` is all that was read; after NO_CALL the caller shows it as text.
+    """
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+        self.text = ""
+        self.status = CallStatus.UNSURE
+        self._name: str | None = None
+        self._arguments = ""  # not given out yet
+        self._stack: list[str] = []  # closing brackets that are awaited
+        self._in_string = False
+        self._escaped = False
+        self._key: str | None = None
+        self._token = ""  # the string or value at depth 1 that is being read
+        self._reads_value = False
+        self._has_arguments = False
+        self._quoted_arguments = False
+
+    def push(self, text: str) -> tuple[CallText, str]:
+        """What is new, and the rest of `text`, which is not the call's."""
+        before = self._name
+        for position, char in enumerate(text):
+            if self.status in (CallStatus.DONE, CallStatus.NO_CALL):
+                return self._news(before), text[position:]
+            self.text += char
+            self._read(char)
+        return self._news(before), ""
+
+    def _news(self, name_before: str | None) -> CallText:
+        if self._name is None or self.status is CallStatus.NO_CALL:
+            return CallText()
+        arguments, self._arguments = self._arguments, ""
+        if self.status is CallStatus.UNSURE:
+            self.status = CallStatus.OPEN
+        return CallText(self._name if name_before is None else None, arguments)
+
+    def _read(self, char: str) -> None:
+        if self._in_string:
+            self._read_in_string(char)
+        elif char == '"':
+            self._in_string = True
+            self._note(char)
+        elif char in _CLOSING:
+            self._note(char)
+            self._stack.append(_CLOSING[char])
+            if self._stack == ["]"]:
+                self._refuse()
+        elif char in "}]":
+            self._close(char)
+        elif len(self._stack) == 1 and char in ":,":
+            self._separate(char)
+        elif not self._stack and not char.isspace():
+            self._refuse()
+        else:
+            self._note(char)
+
+    def _read_in_string(self, char: str) -> None:
+        self._note(char)
+        if self._escaped:
+            self._escaped = False
+        elif char == "\\":
+            self._escaped = True
+        elif char == '"':
+            self._in_string = False
+
+    def _note(self, char: str) -> None:
+        """One more character of a key or value; arguments are passed on, the rest is kept until it is complete."""
+        if not self._stack:
+            return
+        if self._is_arguments():
+            if self._token or not char.isspace():
+                self._token += char if self._quoted_arguments or not self._token else ""
+                self._quoted_arguments = self._token.startswith('"')
+                self._has_arguments = True
+                if not self._quoted_arguments:
+                    self._arguments += char
+        else:
+            self._token += char
+
+    def _is_arguments(self) -> bool:
+        return self._reads_value and self._key in _ARGUMENT_KEYS
+
+    def _close(self, char: str) -> None:
+        if not self._stack or self._stack[-1] != char:
+            self._refuse()
+            return
+        if len(self._stack) == 1:
+            self._end_value()
+            self._stack.pop()
+            if self._name is None:
+                self._refuse()
+            elif self.status is not CallStatus.NO_CALL:
+                self._end()
+            return
+        self._stack.pop()
+        self._note(char)
+
+    def _end(self) -> None:
+        if not self._has_arguments:
+            self._arguments = "{}"
+        self.status = CallStatus.DONE
+
+    def _separate(self, char: str) -> None:
+        if char == ":":
+            key = _string_or_none(self._token)
+            if key is None or self._reads_value:
+                self._refuse()
+                return
+            self._key, self._token, self._reads_value = key, "", True
+        else:
+            self._end_value()
+
+    def _end_value(self) -> None:
+        if self._reads_value and self._key == "name" and self._name is None:
+            name = _string_or_none(self._token)
+            if name is None or name not in self._names:
+                self._refuse()
+                return
+            self._name = name
+        elif self._is_arguments() and self._quoted_arguments:
+            self._arguments += _string_or_none(self._token) or ""  # some models write the object as a string
+        self._key, self._token, self._reads_value = None, "", False
+
+    def _refuse(self) -> None:
+        # A call whose beginning has been given out cannot be taken back: it ends where it stopped making sense.
+        self.status = CallStatus.DONE if self.status is CallStatus.OPEN else CallStatus.NO_CALL
+
+
+def _string_or_none(token: str) -> str | None:
+    try:
+        value = json.loads(token)
+    except ValueError:
+        return None
+    return value if isinstance(value, str) else None

@@ -1,0 +1,97 @@
+"""Splits what a model thinks from what it says: the text between `<think>` and `</think>` at the beginning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum, auto
+from typing import NamedTuple
+
+from service.text.marker import Marker
+
+OPEN, CLOSE = "<think>", "</think>"
+
+
+class Split(NamedTuple):
+    """A piece of text, cut in two; either part may be empty."""
+
+    reasoning: str
+    content: str
+
+
+class _State(Enum):
+    BEFORE = auto()
+    THINKING = auto()
+    SAYING = auto()
+
+
+class ReasoningSplitter:
+    """For one choice; fed in pieces, however they are cut. Blank lines around the reasoning belong to neither part.
+
+    starts_inside: the prompt ended with `<think>`, so the text begins with reasoning.
+    """
+
+    def __init__(self, *, starts_inside: bool) -> None:
+        self._state = _State.THINKING if starts_inside else _State.BEFORE
+        self._held = ""
+        self._close = Marker(CLOSE)
+        self._at_start = True  # of the reasoning, or of the content after it: blank lines are dropped
+
+    @property
+    def is_thinking(self) -> bool:
+        return self._state is _State.THINKING
+
+    def push(self, text: str) -> Split:
+        if self._state is _State.SAYING and not self._at_start:
+            return Split("", text)
+        if self._state is _State.BEFORE:
+            text = self._begin(text)
+        reasoning = self._think(text) if self._state is _State.THINKING else None
+        if reasoning is None:
+            return Split("", self._say(text))
+        before, after = reasoning
+        return Split(before, self._say(after))
+
+    def flush(self) -> Split:
+        """What was held back, after the last piece."""
+        held, self._held = self._held, ""
+        if self._state is _State.THINKING:
+            return Split(held + self._close.flush(), "")
+        return Split("", held)
+
+    def _begin(self, text: str) -> str:
+        """Decide, as soon as it can be, whether the text begins with reasoning; the text that is left to look at."""
+        self._held += text
+        seen = self._held.lstrip()
+        if len(seen) < len(OPEN) and OPEN.startswith(seen):
+            return ""
+        text, self._held = self._held, ""
+        if seen.startswith(OPEN):
+            self._state = _State.THINKING
+            return seen.removeprefix(OPEN)
+        self._state, self._at_start = _State.SAYING, False
+        return text
+
+    def _think(self, text: str) -> tuple[str, str]:
+        """Reasoning in `text`, and what comes after its end."""
+        if self._at_start:
+            text = text.lstrip()
+            self._at_start = not text
+        reasoning, after = self._close.push(text)
+        reasoning = self._held + reasoning
+        if after is None:
+            shown = reasoning.rstrip()
+            self._held = reasoning[len(shown) :]
+            return shown, ""
+        self._state, self._held, self._at_start = _State.SAYING, "", True
+        return reasoning.rstrip(), after
+
+    def _say(self, text: str) -> str:
+        if self._state is _State.SAYING and self._at_start:
+            text = text.lstrip()
+            self._at_start = not text
+        return text if self._state is _State.SAYING else ""
+
+
+def begins_inside(prompt_end: Sequence[str] | str) -> bool:
+    """Whether a prompt that ends so has already opened the reasoning."""
+    return "".join(prompt_end).rstrip().endswith(OPEN)

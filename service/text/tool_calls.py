@@ -1,0 +1,218 @@
+"""Routes a model's text to content and tool calls, in the style that its chat template taught it.
+
+    hermes       <tool_call>{"name": ..., "arguments": {...}}</tool_call>, text between them (Hermes, Qwen)
+    llama3_json  the whole answer is {"name": ..., "parameters": {...}}, several with ; between them
+    mistral      [TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...], also where the marker has no text
+    pythonic     the whole answer is [name(key=value), ...] (Llama 4, Olmo)
+
+Only calls of tools that the client named are calls; everything else stays text. Nothing is kept to the end: a call's
+name comes out when it is complete, its arguments as they are written (a Python argument when it is complete).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+
+from service.text.json_call import CallStatus, CallText, JsonCall
+from service.text.marker import Marker
+from service.text.pythonic_call import PythonicCall
+
+
+class ToolStyle(StrEnum):
+    HERMES = "hermes"
+    LLAMA3_JSON = "llama3_json"
+    MISTRAL = "mistral"
+    PYTHONIC = "pythonic"
+
+
+class TextDelta(NamedTuple):
+    text: str
+
+
+class CallDelta(NamedTuple):
+    """News of the call number `call_index`; `name` comes first, once."""
+
+    call_index: int
+    name: str | None
+    arguments: str
+
+
+ToolDelta = TextDelta | CallDelta
+
+
+class ToolRouter(Protocol):
+    """Belongs to one choice."""
+
+    def push(self, text: str) -> list[ToolDelta]: ...
+
+    def flush(self) -> list[ToolDelta]:
+        """What was held back, after the last piece."""
+        ...
+
+
+class _Call(Protocol):
+    text: str
+    status: CallStatus
+
+    def push(self, text: str) -> tuple[CallText, str]: ...
+
+
+def style_of_template(source: str) -> ToolStyle | None:
+    """The style that a chat template shows its model; None if it speaks of no tools or in no known style."""
+    if "<tool_call>" in source:
+        return ToolStyle.HERMES
+    if "[TOOL_CALLS]" in source:
+        return ToolStyle.MISTRAL
+    if re.search(r'"parameters":|\'"parameters": \'|<\|python_tag\|>', source):
+        return ToolStyle.LLAMA3_JSON
+    if re.search(r"\[\w*func\w*1?\(|python(ic)? list", source):
+        return ToolStyle.PYTHONIC
+    return None
+
+
+def make_router(style: ToolStyle, names: Collection[str]) -> ToolRouter:
+    """names: of the tools that may be called."""
+    match style:
+        case ToolStyle.HERMES:
+            return _MarkedCalls(names)
+        case ToolStyle.LLAMA3_JSON:
+            return _LeadingCalls(lambda: JsonCall(names), ("<|python_tag|>",), "", ";,")
+        case ToolStyle.MISTRAL:
+            return _LeadingCalls(lambda: JsonCall(names), ("[TOOL_CALLS]",), "[", ",]")
+        case ToolStyle.PYTHONIC:
+            return _LeadingCalls(lambda: PythonicCall(names), ("<|python_start|>",), "[", ",]")
+
+
+class _MarkedCalls:
+    """Hermes: calls between markers, anywhere in the text."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+        self._open, self._close = Marker("<tool_call>"), Marker("</tool_call>")
+        self._call: JsonCall | None = None
+        self._in_block = False
+        self._num_calls = 0
+        self._blank = ""  # white space that is dropped if a call follows it
+
+    def push(self, text: str) -> list[ToolDelta]:
+        deltas: list[ToolDelta] = []
+        rest: str | None = text
+        while rest:
+            if self._call is not None:
+                rest = self._read_call(self._call, rest, deltas)
+            elif self._in_block:
+                _, rest = self._close.push(rest)
+                self._in_block = rest is None
+            else:
+                before, rest = self._open.push(rest)
+                self._say(before, deltas)
+                if rest is not None:
+                    self._call = JsonCall(self._names)
+        return deltas
+
+    def flush(self) -> list[ToolDelta]:
+        held = self._open.flush()
+        if self._call is not None and self._call.status is CallStatus.UNSURE:
+            held = "<tool_call>" + self._call.text
+        text = self._blank + held if held or not self._num_calls else ""
+        self._blank = ""
+        return [TextDelta(text)] if text else []
+
+    def _read_call(self, call: JsonCall, text: str, deltas: list[ToolDelta]) -> str:
+        news, rest = call.push(text)
+        if news.name is not None or news.arguments:
+            self._blank = ""
+            deltas.append(CallDelta(self._num_calls, news.name, news.arguments))
+        if call.status is CallStatus.DONE:
+            self._num_calls += 1
+            self._call, self._in_block = None, True
+        elif call.status is CallStatus.NO_CALL:
+            self._call = None
+            deltas.append(TextDelta(self._blank + "<tool_call>" + call.text))
+            self._blank = ""
+        return rest
+
+    def _say(self, text: str, deltas: list[ToolDelta]) -> None:
+        text = self._blank + text
+        shown = text.rstrip()
+        self._blank = text[len(shown) :]
+        if shown:
+            deltas.append(TextDelta(shown))
+
+
+class _LeadingCalls:
+    """Calls that are the whole answer: after an optional marker and `opening`, with `between` between them.
+
+    The first thing that does not fit makes all of the rest text; before the first call, all of it.
+    """
+
+    def __init__(self, make_call: Callable[[], _Call], markers: tuple[str, ...], opening: str, between: str) -> None:
+        self._make_call = make_call
+        self._markers = markers
+        self._opening = opening
+        self._between = between
+        self._head = ""  # what was read before the first call, until it is sure to be one
+        self._is_open = False
+        self._is_text = False
+        self._call: _Call | None = None
+        self._num_calls = 0
+
+    def push(self, text: str) -> list[ToolDelta]:
+        deltas: list[ToolDelta] = []
+        while text and not self._is_text:
+            if self._call is not None:
+                text = self._read_call(self._call, text, deltas)
+            elif not self._is_open:
+                text = self._read_head(text)
+            else:
+                text = self._read_between(text)
+        if text:
+            deltas.append(TextDelta(text))
+        return deltas
+
+    def flush(self) -> list[ToolDelta]:
+        unsure = self._call.text if self._call is not None and self._call.status is CallStatus.UNSURE else ""
+        text = "" if self._is_text else self._head + unsure
+        return [TextDelta(text)] if text else []
+
+    def _read_head(self, text: str) -> str:
+        """Text that is left after the marker and the opening, or all of it if it cannot be them."""
+        self._head += text
+        seen = self._head.lstrip()
+        for marker in self._markers:
+            if seen.startswith(marker):
+                seen = seen.removeprefix(marker).lstrip()
+            elif seen and marker.startswith(seen):
+                return ""
+        if not seen:
+            return ""
+        if not seen.startswith(self._opening or "{"):
+            head, self._head, self._is_text = self._head, "", True
+            return head
+        rest = seen.removeprefix(self._opening)
+        self._head = self._head[: len(self._head) - len(rest)]
+        self._is_open, self._call = True, self._make_call()
+        return rest
+
+    def _read_call(self, call: _Call, text: str, deltas: list[ToolDelta]) -> str:
+        news, rest = call.push(text)
+        if news.name is not None or news.arguments:
+            self._head = ""
+            deltas.append(CallDelta(self._num_calls, news.name, news.arguments))
+        if call.status is CallStatus.DONE:
+            self._num_calls += 1
+            self._call = None
+        elif call.status is CallStatus.NO_CALL:
+            self._is_text, self._call = True, None
+            rest, self._head = self._head + call.text + rest, ""
+        return rest
+
+    def _read_between(self, text: str) -> str:
+        """Skip what stands between calls; what follows is the next call or text."""
+        rest = text.lstrip().lstrip(self._between).lstrip()
+        if rest:
+            self._call = self._make_call()
+        return rest
