@@ -12,6 +12,7 @@ from kernels.copy_blocks import copy_blocks
 from service.core.iteration_plan import BlockCopy
 from service.layers.attention import LayerCache
 from service.models.model_config import ModelConfig
+from service.runner.host_memory import zeros_on_demand
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +42,13 @@ class KvStorage:
     """[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim], on one device.
 
     Block-major: a block is one contiguous piece, so that it moves in one copy (swap, copy-on-write). A layer sees
-    strided views. Zeroed memory, which a CPU's system commits only when it is written.
+    strided views. Zeroed; on a CPU the memory is taken only as blocks are written.
     """
 
     def __init__(self, layout: KvLayout, num_blocks: int, device: torch.device) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
-        self.blocks: Tensor = torch.zeros((num_blocks, *layout.shape), dtype=layout.dtype, device=device)
+        self.blocks = _zeros((num_blocks, *layout.shape), layout.dtype, device)
         self.layers = [
             LayerCache(self.blocks[:, layer, 0], self.blocks[:, layer, 1]) for layer in range(layout.num_layers)
         ]
@@ -56,3 +57,9 @@ class KvStorage:
         """Carry out a plan's block copies, all layers at once."""
         pairs = torch.tensor(copies, dtype=torch.int64).to(self.blocks.device)
         copy_blocks(self.blocks, pairs[:, 0], pairs[:, 1])
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type == "cpu":
+        return zeros_on_demand(shape, dtype)
+    return torch.zeros(shape, dtype=dtype, device=device)
