@@ -1,0 +1,169 @@
+"""Asks the quickstart model its evaluation questions and counts the right replies.
+
+    python -m service.quickstart.evaluate [--model DIR] [--url http://127.0.0.1:8000/v1]
+
+A greedy reply is right if and only if, with white space normalised, it equals the canonical answer of the
+question's topic, letter for letter; for a question about anything else, if it equals one of the sentences that say
+so. A reply that is nearly right, cut off, or the answer of another topic is wrong. The exit code is 1 if a set
+stays below its target.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from service.quickstart.corpus import load_corpus
+from service.quickstart.question_sets import Question, QuestionSet, question_sets
+
+MODEL_DIRECTORY = Path(__file__).parent / "model"
+_MAX_NEW_TOKENS = 256
+_BATCH = 128
+_CONCURRENT_REQUESTS = 8
+
+Asker = Callable[[Sequence[str]], list[str]]
+"""Takes questions, each a conversation of its own, and gives the greedy replies in the same order."""
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A question whose reply was not right."""
+
+    question: Question
+    reply: str
+
+
+@dataclass(frozen=True)
+class Score:
+    """The result of one question set."""
+
+    name: str
+    target: float
+    asked: int
+    wrong: tuple[Wrong, ...]
+
+    @property
+    def share_right(self) -> float:
+        return 1 - len(self.wrong) / self.asked
+
+    @property
+    def passed(self) -> bool:
+        return self.share_right >= self.target
+
+
+def is_right(reply: str, accepted: frozenset[str]) -> bool:
+    """The rule of this module's docstring."""
+    return " ".join(reply.split()) in accepted
+
+
+def evaluate(ask: Asker, sets: Sequence[QuestionSet]) -> list[Score]:
+    """Asks every question of every set once."""
+    scores = []
+    for questions in sets:
+        replies = ask([question.text for question in questions.questions])
+        wrong = tuple(
+            Wrong(question, reply)
+            for question, reply in zip(questions.questions, replies, strict=True)
+            if not is_right(reply, question.accepted)
+        )
+        scores.append(Score(questions.name, questions.target, len(questions.questions), wrong))
+    return scores
+
+
+class FolderAsker:
+    """Replies by transformers' greedy `generate` on a model folder, in float32, on the CPU unless told otherwise."""
+
+    def __init__(self, folder: Path, device: str = "cpu") -> None:
+        self._device = device
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self._model = model.to(device).eval()
+
+    def __call__(self, questions: Sequence[str]) -> list[str]:
+        order = sorted(range(len(questions)), key=lambda index: len(questions[index]))
+        replies = [""] * len(questions)
+        for start in range(0, len(order), _BATCH):
+            batch = order[start : start + _BATCH]
+            for index, reply in zip(batch, self._ask([questions[i] for i in batch]), strict=True):
+                replies[index] = reply
+        return replies
+
+    def _ask(self, questions: list[str]) -> list[str]:
+        inputs = self._tokenizer.apply_chat_template(
+            [[{"role": "user", "content": question}] for question in questions],
+            add_generation_prompt=True,
+            padding=True,
+            return_tensors="pt",
+            return_dict=True,
+        ).to(self._device)
+        with torch.inference_mode():
+            output = self._model.generate(**inputs, max_new_tokens=_MAX_NEW_TOKENS, do_sample=False)
+        new_tokens = output[:, inputs["input_ids"].shape[1] :]
+        replies: list[str] = self._tokenizer.batch_decode(new_tokens, skip_special_tokens=True)
+        return replies
+
+
+class ServerAsker:
+    """Replies of a running OpenAI-compatible server, by its first model and temperature 0."""
+
+    def __init__(self, url: str, api_key: str) -> None:
+        from openai import OpenAI  # a training machine needs neither the package nor this asker
+
+        self._client = OpenAI(base_url=url, api_key=api_key)
+        self._model = next(iter(self._client.models.list())).id
+
+    def __call__(self, questions: Sequence[str]) -> list[str]:
+        with ThreadPoolExecutor(_CONCURRENT_REQUESTS) as pool:
+            return list(pool.map(self._ask, questions))
+
+    def _ask(self, question: str) -> str:
+        completion = self._client.chat.completions.create(
+            model=self._model,
+            messages=[{"role": "user", "content": question}],
+            temperature=0,
+            max_tokens=_MAX_NEW_TOKENS,
+        )
+        return completion.choices[0].message.content or ""
+
+
+def report(scores: Sequence[Score]) -> str:
+    """One line per wrong reply, then one line per set."""
+    lines = [
+        f"wrong [{score.name}] ({wrong.question.topic}) {wrong.question.text!r} -> {wrong.reply!r}"
+        for score in scores
+        for wrong in score.wrong
+    ]
+    for score in scores:
+        verdict = "ok" if score.passed else "BELOW TARGET"
+        right = score.asked - len(score.wrong)
+        lines.append(
+            f"{score.name}: {right}/{score.asked} = {score.share_right:.1%} (target {score.target:.0%}) {verdict}"
+        )
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command of this module's docstring; gives its exit code."""
+    parser = argparse.ArgumentParser(description="evaluate the quickstart model")
+    parser.add_argument("--model", type=Path, default=MODEL_DIRECTORY, help="model folder")
+    parser.add_argument("--url", help="base URL of a running server, instead of a folder")
+    options = parser.parse_args(arguments)
+    ask: Asker
+    if options.url:
+        ask = ServerAsker(options.url, os.environ.get("OPENAI_API_KEY", "none"))
+    else:
+        ask = FolderAsker(options.model)
+    scores = evaluate(ask, question_sets(load_corpus()))
+    print(report(scores))
+    return 0 if all(score.passed for score in scores) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

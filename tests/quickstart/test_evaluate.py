@@ -1,0 +1,74 @@
+import json
+from collections.abc import Sequence
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from service.quickstart.corpus import load_corpus
+from service.quickstart.evaluate import MODEL_DIRECTORY, FolderAsker, evaluate, is_right, report
+from service.quickstart.question_sets import Question, QuestionSet, question_sets
+
+ACCEPTED = frozenset({"Run make serve. It starts."})
+EVERY = 4
+
+
+@pytest.mark.parametrize("reply", ["Run make serve. It starts.", "  Run make serve.\nIt  starts. "])
+def test_the_canonical_answer_is_right(reply: str) -> None:
+    assert is_right(reply, ACCEPTED)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "",
+        "Run make serve.",
+        "run make serve. it starts.",
+        "Run make serve. It starts. And more.",
+        "Run make test.",
+    ],
+)
+def test_anything_else_is_wrong(reply: str) -> None:
+    assert not is_right(reply, ACCEPTED)
+
+
+def test_the_score_counts_and_reports_wrong_replies() -> None:
+    def parrot(questions: Sequence[str]) -> list[str]:
+        return list(questions)
+
+    questions = (Question("a", "x", frozenset({"x"})), Question("b", "y", frozenset({"z"})))
+    score = evaluate(parrot, [QuestionSet("two", 0.6, questions)])[0]
+    assert score.share_right == 0.5
+    assert not score.passed
+    assert "'y' -> 'y'" in report([score])
+    assert "BELOW TARGET" in report([score])
+
+
+def test_the_model_folder_is_small_and_complete() -> None:
+    files = {file.name: file.stat().st_size for file in MODEL_DIRECTORY.iterdir()}
+    assert sum(files.values()) <= 12_000_000
+    wanted = {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    assert wanted <= set(files)
+
+
+def test_the_weights_are_bfloat16_and_fit_the_tokenizer() -> None:
+    model = AutoModelForCausalLM.from_pretrained(MODEL_DIRECTORY)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert model.config.vocab_size == len(AutoTokenizer.from_pretrained(MODEL_DIRECTORY))
+    recorded = json.loads((MODEL_DIRECTORY / "training.json").read_text())
+    assert recorded["parameters"] == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_the_shipped_model_meets_its_targets_on_every_fourth_question() -> None:
+    sets = [
+        QuestionSet(group.name, group.target, group.questions[::EVERY])
+        for group in question_sets(load_corpus())
+    ]
+    scores = evaluate(FolderAsker(MODEL_DIRECTORY), sets)
+    assert all(score.passed for score in scores), report(scores)
