@@ -8,6 +8,7 @@ position below `recompute_until` is recomputation: it was computed before a pree
 
 from __future__ import annotations
 
+from service.core.iteration_plan import Sample
 from service.core.request import FinishReason
 
 
@@ -17,12 +18,12 @@ class Sequence:
     __slots__ = (
         "block_digests",
         "choice_index",
+        "draw",
         "finish_reason",
         "num_cached_blocks",
         "num_computed_tokens",
         "num_prompt_tokens",
         "recompute_until",
-        "seed",
         "sequence_id",
         "token_ids",
     )
@@ -32,7 +33,7 @@ class Sequence:
     ) -> None:
         self.sequence_id = sequence_id
         self.choice_index = choice_index
-        self.seed = seed
+        self.draw = Sample(sequence_id, seed)
         self.token_ids = token_ids
         self.num_prompt_tokens = num_prompt_tokens
         self.num_computed_tokens = 0

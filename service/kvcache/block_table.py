@@ -25,6 +25,7 @@ class BlockTable:
 
     def take_changes(self) -> tuple[int, tuple[int, ...]]:
         """(start, ids): entries from `start` on, as they now are; from here on they count as known."""
-        start = self._changed_from
-        self._changed_from = len(self.block_ids)
+        start, self._changed_from = self._changed_from, len(self.block_ids)
+        if start == self._changed_from:
+            return start, ()
         return start, tuple(self.block_ids[start:])

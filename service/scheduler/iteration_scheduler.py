@@ -140,20 +140,33 @@ class IterationScheduler:
 
     def _make_room(self, draft: _Draft) -> bool:
         """Blocks for the next token of every running sequence; True if some group was preempted for them."""
-        growing = [group for group in self.pool.running if not self._is_moving(group)]
-        num_growing, now_s = len(growing), self._clock.now_s()
+        growing = [group for group in self.pool.running if self._lacks_room(group)]
+        if not growing:
+            return False
+        num_running = len(self.pool.running)
         needed = sum(self._num_blocks_to_grow(group) for group in growing)
         while needed > self.blocks.pool.num_free + self.blocks.swap_space.num_departing:
-            victim = self._policy.victim(growing, now_s)
-            growing.remove(victim)
-            needed -= self._num_blocks_to_grow(victim)
+            victim = self._policy.victim(
+                [group for group in self.pool.running if not self._is_moving(group)], self._clock.now_s()
+            )
+            if victim in growing:
+                growing.remove(victim)
+                needed -= self._num_blocks_to_grow(victim)
             self._preempt(draft, victim)
         for group in growing:
             if self._num_blocks_to_grow(group) <= self.blocks.pool.num_free:
                 self._grow(group, draft)
             else:
                 draft.sitting_out.add(group.arrival_order)
-        return len(growing) < num_growing
+        return len(self.pool.running) < num_running
+
+    def _lacks_room(self, group: SequenceGroup) -> bool:
+        """Whether the group may need a block. One choice alone shares nothing that it writes; several may."""
+        if len(group.live) > 1:
+            return not self._is_moving(group)
+        sequence = group.live[0]
+        num_blocks = len(self.blocks.table(sequence.sequence_id).block_ids)
+        return num_blocks * self.blocks.block_size < sequence.num_tokens and not self._is_moving(group)
 
     def _is_moving(self, group: SequenceGroup) -> bool:
         swap_space = self.blocks.swap_space
@@ -190,19 +203,21 @@ class IterationScheduler:
 
     def _schedule_running(self, draft: _Draft) -> None:
         prefilling: list[tuple[SequenceGroup, Sequence]] = []
+        all_run = not draft.sitting_out and not self.blocks.swap_space.has_transfers
         for group in self.pool.running:
-            if group.arrival_order in draft.sitting_out or self._is_moving(group):
+            if not all_run and (group.arrival_order in draft.sitting_out or self._is_moving(group)):
                 continue
             for sequence in group.computing:
                 if not self._has_its_prefix(group, sequence):
                     continue
                 if sequence.num_tokens_to_compute == 1:
-                    self._schedule_tokens(draft, group, sequence)
+                    self._schedule_tokens(draft, group, sequence, sequence.num_tokens)
                 else:
                     prefilling.append((group, sequence))
         for group, sequence in prefilling:
             if draft.budget > 0:
-                self._schedule_tokens(draft, group, sequence)
+                end = min(sequence.num_computed_tokens + draft.budget, sequence.num_tokens)
+                self._schedule_tokens(draft, group, sequence, end)
 
     def _has_its_prefix(self, group: SequenceGroup, sequence: Sequence) -> bool:
         """After a preemption the leader computes what the choices share; the others wait for it."""
@@ -229,7 +244,9 @@ class IterationScheduler:
                 draft.transfers.append(self.blocks.swap_in([s.sequence_id for s in group.computing]))
                 continue
             self._start(group, prefix, now_s)
-            self._schedule_tokens(draft, group, group.leader)
+            leader = group.leader
+            end = min(leader.num_computed_tokens + draft.budget, leader.num_tokens)
+            self._schedule_tokens(draft, group, leader, end)
 
     def _start(self, group: SequenceGroup, prefix: list[int], now_s: float) -> None:
         self.pool.start(group)
@@ -250,13 +267,12 @@ class IterationScheduler:
             sequence.num_computed_tokens = shared
             sequence.num_cached_blocks = shared // self.blocks.block_size
 
-    def _schedule_tokens(self, draft: _Draft, group: SequenceGroup, sequence: Sequence) -> None:
+    def _schedule_tokens(self, draft: _Draft, group: SequenceGroup, sequence: Sequence, end: int) -> None:
+        """The sequence computes its tokens before position `end`, and draws if those are all."""
         start = sequence.num_computed_tokens
-        end = min(start + draft.budget, sequence.num_tokens)
-        samples: tuple[Sample, ...] = ()
-        if end == sequence.num_tokens:
-            drawing = (sequence,) if group.is_forked else group.live
-            samples = tuple(Sample(s.sequence_id, s.seed) for s in drawing)
+        draws: tuple[Sample, ...] = ()
+        if end == len(sequence.token_ids):
+            draws = (sequence.draw,) if group.is_forked else tuple(s.draw for s in group.live)
         table_start, block_ids = self.blocks.table(sequence.sequence_id).take_changes()
         draft.budget -= end - start
         draft.scheduled.append(
@@ -267,7 +283,7 @@ class IterationScheduler:
                 table_start,
                 block_ids,
                 group.request.sampling,
-                samples,
+                draws,
             )
         )
 

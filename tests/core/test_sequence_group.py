@@ -7,7 +7,8 @@ from service.core.sequence_group import SequenceGroup
 
 def test_choices_draw_with_their_own_seed_and_the_leader_computes_alone_until_the_fork():
     group = SequenceGroup(Request("r", (7, 8), SamplingParams(max_tokens=3, n=3, seed=10), 0.0), 5)
-    assert [(s.sequence_id, s.choice_index, s.seed) for s in group.sequences] == [(5, 0, 10), (6, 1, 11), (7, 2, 12)]
+    assert [(s.draw.sequence_id, s.draw.seed) for s in group.sequences] == [(5, 10), (6, 11), (7, 12)]
+    assert [s.choice_index for s in group.sequences] == [0, 1, 2]
     assert group.computing == [group.leader]
     assert group.num_tokens_to_compute == 2
     group.is_forked = True
@@ -23,4 +24,4 @@ def test_one_choice_needs_no_fork():
 
 def test_the_largest_seed_does_not_leave_64_bits():
     group = SequenceGroup(Request("r", (7,), SamplingParams(max_tokens=3, n=2, seed=2**63 - 1), 0.0), 0)
-    assert [s.seed for s in group.sequences] == [2**63 - 1, -(2**63)]
+    assert [s.draw.seed for s in group.sequences] == [2**63 - 1, -(2**63)]
