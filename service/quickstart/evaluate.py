@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -123,6 +123,12 @@ class ServerAsker:
         with ThreadPoolExecutor(_CONCURRENT_REQUESTS) as pool:
             return list(pool.map(self._ask, questions))
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
     def _ask(self, question: str) -> str:
         completion = self._client.chat.completions.create(
             model=self._model,
@@ -155,12 +161,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, default=MODEL_DIRECTORY, help="model folder")
     parser.add_argument("--url", help="base URL of a running server, instead of a folder")
     options = parser.parse_args(arguments)
-    ask: Asker
+    sets = question_sets(load_corpus())
     if options.url:
-        ask = ServerAsker(options.url, os.environ.get("OPENAI_API_KEY", "none"))
+        with ServerAsker(options.url, os.environ.get("OPENAI_API_KEY", "none")) as ask:
+            scores = evaluate(ask, sets)
     else:
-        ask = FolderAsker(options.model)
-    scores = evaluate(ask, question_sets(load_corpus()))
+        scores = evaluate(FolderAsker(options.model), sets)
     print(report(scores))
     return 0 if all(score.passed for score in scores) else 1
 

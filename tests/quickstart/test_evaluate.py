@@ -1,16 +1,63 @@
 import json
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from service.quickstart.corpus import load_corpus
-from service.quickstart.evaluate import MODEL_DIRECTORY, FolderAsker, evaluate, is_right, report
+from service.quickstart.evaluate import MODEL_DIRECTORY, FolderAsker, ServerAsker, evaluate, is_right, report
 from service.quickstart.question_sets import Question, QuestionSet, question_sets
 
 ACCEPTED = frozenset({"Run make serve. It starts."})
 EVERY = 4
+
+
+class EchoHandler(BaseHTTPRequestHandler):
+    """Serves one model that answers with the question, and refuses any request that is not greedy."""
+
+    def do_GET(self) -> None:
+        self._answer(
+            {"object": "list", "data": [{"id": "echo", "object": "model", "created": 0, "owned_by": "x"}]}
+        )
+
+    def do_POST(self) -> None:
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert (request["model"], request["temperature"]) == ("echo", 0)
+        message = {"role": "assistant", "content": request["messages"][0]["content"]}
+        choice = {"index": 0, "finish_reason": "stop", "message": message}
+        self._answer(
+            {"id": "1", "object": "chat.completion", "created": 0, "model": "echo", "choices": [choice]}
+        )
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def _answer(self, body: dict[str, object]) -> None:
+        payload = json.dumps(body).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(payload)))
+        self.end_headers()
+        self.wfile.write(payload)
+
+
+@pytest.fixture
+def echo_url() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), EchoHandler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_server_is_asked_greedily_and_answers_in_order(echo_url: str) -> None:
+    questions = [f"question {number}" for number in range(20)]
+    with ServerAsker(echo_url, "none") as ask:
+        assert ask(questions) == questions
 
 
 @pytest.mark.parametrize("reply", ["Run make serve. It starts.", "  Run make serve.\nIt  starts. "])
