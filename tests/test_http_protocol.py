@@ -198,6 +198,8 @@ def test_a_client_that_does_not_read_is_cut_off(stream: bool) -> None:
             content = json.dumps(body).encode()
             connection.sendall(POST_HEAD + b"Content-Length: %d\r\n\r\n" % len(content) + content)
             deadline_s = time.monotonic() + 20
+            while not server.num_connections() and time.monotonic() < deadline_s:
+                time.sleep(0.005)
             while server.num_connections() and time.monotonic() < deadline_s:
                 time.sleep(0.05)
             assert server.num_connections() == 0
