@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def zeros_on_demand(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor (of at least one element) of zeros on the CPU whose memory is taken from the system only where it is written.
+    """Zeros on the CPU, at least one, whose memory is taken from the system only where it is written.
 
     In huge pages where the system has them: blocks lie far apart, and with small pages the way to each of them is
     looked up in memory anew. Measured on a 2-core virtual machine, 135M model, one sequence, bf16, against zeros()
