@@ -69,12 +69,16 @@ class ApiConfig:
 
     served_model_names: the names clients may use; the first is the one in answers.
     api_keys: accepted bearer keys; none means that the API is open.
+    tool_call_parser: how the model writes tool calls; `auto` reads it from the chat template.
+    reasoning_parser: `auto` splits reasoning from content if the chat template speaks of it.
     strict_params: unknown request fields are refused instead of listed in `x-ignored-params`.
     """
 
     served_model_names: tuple[str, ...]
     api_keys: tuple[str, ...] = ()
     strict_params: bool = False
+    tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "pythonic"] = "auto"
+    reasoning_parser: Literal["auto", "none"] = "auto"
     max_body_bytes: int = 8 * 1024 * 1024
     body_timeout_s: float = 30.0
     max_n: int = 128
@@ -83,6 +87,8 @@ class ApiConfig:
     max_stops: int = 4
     max_stop_bytes: int = 1024
     max_stop_token_ids: int = 1024
+    max_tools: int = 128
+    max_schema_bytes: int = 64 * 1024
     max_cache_salt_bytes: int = 1024
     stream_keepalive_s: float = 15.0
     stream_send_timeout_s: float = 30.0

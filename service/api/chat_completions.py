@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Callable, Sequence
 from functools import partial
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from service.api.answering import answer_stream, answer_whole
-from service.api.chat_messages import check_messages, template_messages, unknown_fields
-from service.api.choice_text import Piece
+from service.api.chat_deltas import assemble_message, chat_frames, new_call_id
+from service.api.chat_messages import unknown_fields
+from service.api.chat_prompting import CheckedChat, chat_prompt_ids, check_chat
 from service.api.chunk_frames import ChunkFrames
 from service.api.context import ApiContext
 from service.api.generation import CollectedChoice, Generation
@@ -21,10 +22,13 @@ from service.api.middleware import client_of
 from service.api.request_building import build_requests
 from service.api.serving_state import ServedModel
 from service.api.validation import check_call, parse, tier_of
-from service.errors import InvalidRequest
-from service.protocol.chat import AssistantMessage, ChatChoice, ChatRequest, ChatResponse
-from service.text.chat_prompt import encode_chat
-from service.text.chat_template import TemplateRefusal
+from service.protocol.chat import ChatChoice, ChatRequest, ChatResponse
+from service.text.chat_output import ChatOutput
+from service.text.reasoning import ReasoningSplitter, begins_inside
+from service.text.tool_calls import make_router
+
+_END_OF_PROMPT = 8
+"""Ids at the end of a prompt that are looked at to see whether the reasoning is open."""
 
 
 class ChatCompletions:
@@ -36,9 +40,9 @@ class ChatCompletions:
         arrival_s = model.clock.now_s()
         fields = parse(ChatRequest, await read_json_object(http, self._context.texts))
         call = check_call(fields, self._context.config, model.defaults, unknown_fields(fields.messages))
-        check_messages(fields.messages)
+        chat = check_chat(fields, model, self._context)
         model.engine.check_accepts()
-        prompt = await self._prompt_ids(fields, model)
+        prompt = await chat_prompt_ids(chat, model, self._context)
         call_id, created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
         requests = build_requests(
             call,
@@ -50,10 +54,13 @@ class ChatCompletions:
             default_max_tokens=None,
             client=client_of(http.scope),
         )
-        generation = Generation(model.engine, model.tokenizer, requests, call.stops)
+        make_output = self._output_maker(chat, prompt, model)
+        generation = Generation(model.engine, model.tokenizer, requests, call.stops, make_output)
+        make_call_id = partial(new_call_id, chat.tools.style)
         if call.stream:
             chunks = ChunkFrames(b"chat.completion.chunk", call, generation, call_id, created, model.system_fingerprint)
-            return answer_stream(self._context, generation, call.ignored, partial(_frames, chunks), chunks.usage)
+            frames = partial(chat_frames, chunks, make_call_id)
+            return answer_stream(self._context, generation, call.ignored, frames, chunks.usage)
 
         def body(choices: list[CollectedChoice]) -> ChatResponse:
             return ChatResponse(
@@ -62,50 +69,40 @@ class ChatCompletions:
                 created=created,
                 model=call.model,
                 system_fingerprint=model.system_fingerprint,
-                choices=[_choice(choice, with_ids=call.return_token_ids) for choice in choices],
+                choices=[_choice(choice, make_call_id, with_ids=call.return_token_ids) for choice in choices],
                 usage=generation.usage,
                 **tier_of(call),
             )
 
         return await answer_whole(http, self._context, generation, call.ignored, body)
 
-    async def _prompt_ids(self, fields: ChatRequest, model: ServedModel) -> list[int]:
-        template = model.chat_template
-        if template is None:
-            raise InvalidRequest("This model has no chat template; use /v1/completions.", param="messages")
-        messages = template_messages(fields.messages, template)
-        num_characters = sum(len(text) for message in messages for text in message.values())
-        try:
-            return await self._context.texts.run(
-                num_characters, lambda: encode_chat(model.tokenizer, template, messages)
+    def _output_maker(
+        self, chat: CheckedChat, prompt: Sequence[int], model: ServedModel
+    ) -> Callable[[], ChatOutput] | None:
+        """Makes what tells a choice's output apart; None if it can only be content."""
+        tools = chat.tools
+        thinks = self._context.config.reasoning_parser == "auto" and chat.template.knows_reasoning
+        if not thinks and tools.style is None:
+            return None
+        starts_inside = thinks and begins_inside(model.tokenizer.decode(prompt[-_END_OF_PROMPT:]))
+
+        def make() -> ChatOutput:
+            return ChatOutput(
+                ReasoningSplitter(starts_inside=starts_inside) if thinks else None,
+                None if tools.style is None else make_router(tools.style, tools.names),
             )
-        except TemplateRefusal as error:
-            raise InvalidRequest(
-                f"The chat template refuses these messages: {str(error)[:200]}", param="messages"
-            ) from error
+
+        return make
 
 
-def _frames(chunks: ChunkFrames, piece: Piece) -> bytes:
-    """A choice begins with its role and ends with an empty delta; its ids go with the first frame after the role."""
-    frames = []
-    ids = chunks.ids_of(piece)
-    if piece.is_first:
-        frames.append(chunks.choice(piece.index, b'"delta":{"role":"assistant","content":""}'))
-    if piece.text:
-        delta = b'"delta":{"content":%s}' % orjson.dumps(piece.text)
-        frames.append(chunks.choice(piece.index, delta, ids=ids))
-        ids = b""
-    if piece.finish_reason is not None:
-        frames.append(chunks.choice(piece.index, b'"delta":{}', chunks.end_of(piece), ids))
-    return b"".join(frames)
-
-
-def _choice(choice: CollectedChoice, *, with_ids: bool) -> ChatChoice:
+def _choice(choice: CollectedChoice, make_call_id: Callable[[], str], *, with_ids: bool) -> ChatChoice:
+    message = assemble_message(choice, make_call_id)
+    called = message.tool_calls is not None and choice.finish_reason.value == "stop"
     shape = ChatChoice(
         index=choice.index,
-        message=AssistantMessage(role="assistant", content=choice.text, refusal=None),
+        message=message,
         logprobs=None,
-        finish_reason=choice.finish_reason.value,
+        finish_reason="tool_calls" if called else choice.finish_reason.value,
         stop_reason=choice.stop_reason,
     )
     if with_ids:

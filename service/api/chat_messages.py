@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from service.errors import InvalidRequest, UnsupportedParameter
-from service.protocol.chat import ChatMessage, ContentPart
+from service.protocol.chat import ChatMessage, ContentPart, ToolCall
 from service.text.chat_template import ChatTemplate
 
-_UNSUPPORTED_FIELDS = frozenset({"tool_calls", "tool_call_id", "function_call", "audio", "refusal"})
+_UNSUPPORTED_FIELDS = frozenset({"function_call", "audio", "refusal"})
 
 
 def unknown_fields(messages: Sequence[ChatMessage]) -> tuple[str, ...]:
@@ -23,28 +24,55 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
         raise InvalidRequest("messages must not be empty.", param="messages")
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
-        if message.role in ("tool", "function"):
-            raise UnsupportedParameter(f"{where}.role {message.role!r} is not supported yet.", param=f"{where}.role")
         for name, value in (message.model_extra or {}).items():
             if value and name in _UNSUPPORTED_FIELDS:
                 raise UnsupportedParameter(f"{where}.{name} is not supported yet.", param=f"{where}.{name}")
+        _check_tool_fields(message, where)
         _check_content(message, where)
 
 
-def template_messages(messages: Sequence[ChatMessage], template: ChatTemplate) -> list[dict[str, str]]:
-    """Role, content and name of each message; text parts become one text, a line each.
+def template_messages(messages: Sequence[ChatMessage], template: ChatTemplate) -> list[dict[str, object]]:
+    """The messages as templates expect them: text parts are one text, a line each; the arguments of tool calls are
+    objects, not text.
 
     The role `developer` is today's name of `system`; templates that do not know it get the old name.
     """
-    return [_template_message(message, template) for message in messages]
+    return [_template_message(message, template, index) for index, message in enumerate(messages)]
 
 
-def _template_message(message: ChatMessage, template: ChatTemplate) -> dict[str, str]:
+def num_characters(messages: Sequence[ChatMessage]) -> int:
+    """About how much text there is to render."""
+    contents = [_text_of(message.content) for message in messages]
+    calls = [call.function.arguments for message in messages for call in message.tool_calls or ()]
+    return sum(map(len, contents)) + sum(map(len, calls)) + 16 * len(messages)
+
+
+def _template_message(message: ChatMessage, template: ChatTemplate, index: int) -> dict[str, object]:
     role: str = message.role
     if role == "developer" and not template.knows_role(role):
         role = "system"
-    named = {} if message.name is None else {"name": message.name}
-    return {"role": role, "content": _text_of(message.content), **named}
+    values: dict[str, object] = {"role": role, "content": _text_of(message.content)}
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if (value := getattr(message, name)) is not None:
+            values[name] = value
+    if message.tool_calls:
+        values["tool_calls"] = [
+            _template_call(call, f"messages[{index}].tool_calls[{number}]")
+            for number, call in enumerate(message.tool_calls)
+        ]
+    return values
+
+
+def _template_call(call: ToolCall, where: str) -> dict[str, object]:
+    param = f"{where}.function.arguments"
+    try:
+        arguments = json.loads(call.function.arguments or "{}")
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise InvalidRequest(f"{param} must be a JSON object, as text.", param=param)
+    named = {} if call.id is None else {"id": call.id}
+    return {**named, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 
 def _text_of(content: str | list[ContentPart] | None) -> str:
@@ -53,9 +81,20 @@ def _text_of(content: str | list[ContentPart] | None) -> str:
     return "\n".join(part.text or "" for part in content or ())
 
 
+def _check_tool_fields(message: ChatMessage, where: str) -> None:
+    if message.tool_calls and message.role != "assistant":
+        raise InvalidRequest(f"{where}.tool_calls: only the assistant calls tools.", param=f"{where}.tool_calls")
+    if message.role == "tool" and not message.tool_call_id:
+        raise InvalidRequest(f"{where}.tool_call_id is required.", param=f"{where}.tool_call_id")
+    if message.role == "function" and not message.name:
+        raise InvalidRequest(f"{where}.name is required.", param=f"{where}.name")
+
+
 def _check_content(message: ChatMessage, where: str) -> None:
     content = message.content
     if content is None:
+        if message.tool_calls:
+            return
         raise InvalidRequest(f"{where}.content is required.", param=f"{where}.content")
     if isinstance(content, str):
         return

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from service.core.events import TokenEvent
 from service.core.request import FinishReason
+from service.text.chat_output import ChatOutput, OutputDelta
 from service.text.detokenizer import Detokenizer
 from service.text.stop_strings import StopMatcher
 
@@ -18,6 +19,7 @@ class Piece:
     is_first: nothing of this choice came before. token_ids: all ids since the last piece that said something.
     finish_reason: set on the choice's last piece. stop_reason: the client's stop string or stop id that ended the
     choice, if one did.
+    deltas: of a chat choice, its news told apart; then `text` is empty. has_calls: it has called a tool.
     """
 
     index: int
@@ -27,10 +29,12 @@ class Piece:
     is_first: bool
     finish_reason: FinishReason | None
     stop_reason: str | int | None = None
+    deltas: Sequence[OutputDelta] = ()
+    has_calls: bool = False
 
     @property
     def says_nothing(self) -> bool:
-        return not (self.text or self.finish_reason)
+        return not (self.text or self.deltas or self.finish_reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +49,29 @@ class StopRules:
 class ChoiceText:
     """Text state of one choice; on the event loop.
 
+    output: of a chat choice that may think or call tools. num_reasoning_tokens: ids that were read while it thought.
     num_tokens: ids that count as output: up to and with the one that ended the choice, by whatever reason.
     """
 
-    def __init__(self, index: int, prompt_index: int, detokenizer: Detokenizer, stops: StopRules) -> None:
+    def __init__(
+        self,
+        index: int,
+        prompt_index: int,
+        detokenizer: Detokenizer,
+        stops: StopRules,
+        output: ChatOutput | None = None,
+    ) -> None:
         self.index = index
         self.prompt_index = prompt_index
         self.num_tokens = 0
+        self.num_reasoning_tokens = 0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
         self._detokenizer = detokenizer
         self._rules = stops
         self._stops = StopMatcher(stops.strings, include_stop=stops.include)
+        self._output = output
+        self._deltas: list[OutputDelta] = []
         self._unsent: list[int] = []
         self._is_first = True
 
@@ -81,9 +96,11 @@ class ChoiceText:
             self._is_first,
             self.finish_reason,
             self.stop_reason,
+            self._deltas,
+            self._output is not None and self._output.has_calls,
         )
         if not piece.says_nothing:
-            self._unsent, self._is_first = [], False
+            self._unsent, self._deltas, self._is_first = [], [], False
         return piece
 
     def _push_one(self, event: TokenEvent) -> str:
@@ -100,4 +117,12 @@ class ChoiceText:
             self.finish_reason = event.finish_reason
             if is_stop_token and event.token_id in self._rules.token_ids:
                 self.stop_reason = event.token_id
-        return text
+        return text if self._output is None else self._tell_apart(self._output, text)
+
+    def _tell_apart(self, output: ChatOutput, text: str) -> str:
+        """Turn text into deltas; no text is left."""
+        self.num_reasoning_tokens += output.is_thinking
+        self._deltas += output.push(text)
+        if self.finish_reason is not None:
+            self._deltas += output.flush()
+        return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -15,7 +15,8 @@ from service.core.stats import RequestStats
 from service.engine.async_engine import AsyncEngine
 from service.engine.streams import RequestStream
 from service.errors import RequestError, Unavailable
-from service.protocol.usage import PromptTokensDetails, Usage
+from service.protocol.usage import CompletionTokensDetails, PromptTokensDetails, Usage
+from service.text.chat_output import ChatOutput, OutputDelta
 from service.text.detokenizer import make_detokenizer
 from service.text.tokenizer import Tokenizer
 
@@ -31,6 +32,7 @@ class CollectedChoice:
     prompt_token_ids: list[int]
     finish_reason: FinishReason
     stop_reason: str | int | None = None
+    deltas: Sequence[OutputDelta] = ()
 
 
 class Generation:
@@ -41,9 +43,15 @@ class Generation:
     """
 
     def __init__(
-        self, engine: AsyncEngine, tokenizer: Tokenizer, requests: Sequence[Request], stops: StopRules
+        self,
+        engine: AsyncEngine,
+        tokenizer: Tokenizer,
+        requests: Sequence[Request],
+        stops: StopRules,
+        make_output: Callable[[], ChatOutput] | None = None,
     ) -> None:
         self._engine = engine
+        self._counts_reasoning = make_output is not None
         self._requests = requests
         self._streams: dict[int, RequestStream] = {}  # prompt index -> stream that has not ended
         self._reading: dict[asyncio.Task[list[StreamEvent]], int] = {}
@@ -59,7 +67,8 @@ class Generation:
         for prompt_index, request in enumerate(requests):
             for _ in range(request.sampling.n):
                 detokenizer = make_detokenizer(tokenizer)
-                self._choices.append(ChoiceText(len(self._choices), prompt_index, detokenizer, stops))
+                output = None if make_output is None else make_output()
+                self._choices.append(ChoiceText(len(self._choices), prompt_index, detokenizer, stops, output))
 
     @property
     def is_done(self) -> bool:
@@ -71,12 +80,16 @@ class Generation:
         prompt_tokens = sum(request.num_prompt_tokens for request in self._requests)
         completion_tokens = sum(choice.num_tokens for choice in self._choices)
         cached_tokens = sum(stats.num_cached_tokens for stats in self._stats)
-        return Usage(
+        usage = Usage(
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
             total_tokens=prompt_tokens + completion_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens) if self.is_done else None,
         )
+        if self._counts_reasoning:
+            num_reasoning_tokens = sum(choice.num_reasoning_tokens for choice in self._choices)
+            usage.completion_tokens_details = CompletionTokensDetails(reasoning_tokens=num_reasoning_tokens)
+        return usage
 
     def prompt_token_ids(self, prompt_index: int) -> list[int]:
         return list(self._requests[prompt_index].prompt_token_ids)
@@ -98,12 +111,17 @@ class Generation:
         """All choices, complete, in order of their index. Raises as `pieces` does."""
         texts = [""] * len(self._choices)
         token_ids: list[list[int]] = [[] for _ in self._choices]
+        deltas: list[list[OutputDelta]] = [[] for _ in self._choices]
         async with aclosing(self.pieces()) as batches:
             async for pieces in batches:
                 for piece in pieces:
                     texts[piece.index] += piece.text
                     token_ids[piece.index] += piece.token_ids
-        return [self._collected(choice, texts[choice.index], token_ids[choice.index]) for choice in self._choices]
+                    deltas[piece.index] += piece.deltas
+        return [
+            self._collected(choice, texts[choice.index], token_ids[choice.index], deltas[choice.index])
+            for choice in self._choices
+        ]
 
     def close(self) -> bool:
         """Abort what has not ended. Idempotent; returns whether there was anything to abort."""
@@ -157,7 +175,9 @@ class Generation:
         elif event.error is not None:
             self._error = event.error
 
-    def _collected(self, choice: ChoiceText, text: str, token_ids: list[int]) -> CollectedChoice:
+    def _collected(
+        self, choice: ChoiceText, text: str, token_ids: list[int], deltas: list[OutputDelta]
+    ) -> CollectedChoice:
         assert choice.finish_reason is not None, "a finished request has finished all its choices"
         prompt_token_ids = self.prompt_token_ids(choice.prompt_index)
         return CollectedChoice(
@@ -168,4 +188,5 @@ class Generation:
             prompt_token_ids,
             choice.finish_reason,
             choice.stop_reason,
+            deltas,
         )

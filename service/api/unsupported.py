@@ -1,7 +1,7 @@
 """Fields of the API that are known but not honoured yet: accepted at their defaults, refused by name
 otherwise.
 
-A field that becomes supported moves from here into the wire shapes.
+A field that becomes supported moves from here into the wire shapes; one that only chat has stays, for completions.
 """
 
 from __future__ import annotations
@@ -47,9 +47,6 @@ _DEFAULTS: dict[str, tuple[object, ...]] = {
     "regex": (),
     "choice": (),
     "grammar": (),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -60,10 +57,13 @@ _DEFAULTS: dict[str, tuple[object, ...]] = {
     "web_search_options": (),
     "moderation": (),
     # the prompt
-    "chat_template": (),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
     "chat_template_kwargs": ({},),
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
+    "chat_template": (),
     "add_special_tokens": (),
     "documents": ([],),
     # handling

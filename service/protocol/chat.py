@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
 from service.protocol.generation import GenerationFields, WireRequest
 from service.protocol.usage import Usage
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class ContentPart(WireRequest):
@@ -17,20 +17,73 @@ class ContentPart(WireRequest):
     text: str | None = None
 
 
+class CalledFunction(WireRequest):
+    """`arguments` is JSON as text: the model wrote it, so it need not be valid."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(WireRequest):
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class ChatMessage(WireRequest):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[ContentPart] | None = None
     name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
 
 
-class ChatRequest(GenerationFields):
+class FunctionDefinition(WireRequest):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(WireRequest):
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class ChatPromptFields(WireRequest):
+    """What a chat prompt is made of; /tokenize takes the same."""
+
     messages: list[ChatMessage]
+    tools: list[Tool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+
+class ChatRequest(ChatPromptFields, GenerationFields):
+    pass
+
+
+class MadeFunction(BaseModel):
+    name: str
+    arguments: str
+
+
+class MadeToolCall(BaseModel):
+    id: str
+    type: Literal["function"] = "function"
+    function: MadeFunction
 
 
 class AssistantMessage(BaseModel):
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | None = None
+    tool_calls: list[MadeToolCall] | None = None
 
 
 class ChatChoice(BaseModel):
@@ -54,9 +107,25 @@ class ChatResponse(BaseModel):
     service_tier: str | None = None
 
 
+class FunctionDelta(BaseModel):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolCallDelta(BaseModel):
+    """The first of a call has its id, type and name; the others only more of its arguments."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta
+
+
 class ChatDelta(BaseModel):
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(BaseModel):

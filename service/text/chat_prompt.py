@@ -2,22 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from service.text.chat_template import ChatTemplate, Message, TemplateRefusal
 from service.text.special_text import Shield
 from service.text.tokenizer import Tokenizer
 
 
-def encode_chat(tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Message]) -> list[int]:
+@dataclass(frozen=True, slots=True)
+class PromptOptions:
+    """What a client may say about its prompt besides the messages.
+
+    tools: shown to the model as the template does it. template_options: further variables of the template.
+    continue_final_message: the prompt ends with the last message, unfinished, for the model to go on with it.
+    """
+
+    tools: Sequence[Mapping[str, object]] | None = None
+    template_options: Mapping[str, object] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+
+def encode_chat(
+    tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Message], options: PromptOptions | None = None
+) -> list[int]:
     """Ids of the rendered messages, with the prompt for the assistant's turn at the end.
 
     The template writes the special tokens, so none are added again (no double BOS). Raises TemplateRefusal.
     """
+    options = options or PromptOptions()
     shield = Shield(tokenizer.special_texts)
     covered = [{key: shield.cover(value) for key, value in message.items()} for message in messages]
+    end = f"\ue004{secrets.token_hex(8)}"
+    if options.continue_final_message:
+        covered[-1]["content"] = f"{covered[-1]['content']}{end}"
     try:
-        text = template.render(covered, add_generation_prompt=True)
+        text = template.render(
+            covered,
+            add_generation_prompt=options.add_generation_prompt and not options.continue_final_message,
+            tools=None if options.tools is None else [shield.cover(tool) for tool in options.tools],
+            options={name: shield.cover(value) for name, value in options.template_options.items()},
+        )
     except TemplateRefusal as error:
         raise TemplateRefusal(shield.reveal(str(error))) from error
+    if options.continue_final_message:
+        text, found, _ = text.rpartition(end)
+        if not found:
+            raise TemplateRefusal("the final message cannot be continued")
     return tokenizer.encode_rendered(text, shield.literals)

@@ -7,19 +7,28 @@ immutable, `trim_blocks` and `lstrip_blocks`, loop controls, and the helpers tha
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
+import jinja2.runtime
 import jinja2.sandbox
 import jinja2.utils
 
 from service.errors import HeadraceError, ModelLoadError
+from service.text import reasoning
+from service.text.tool_calls import ToolStyle, style_of_template
+
+_MAX_PRODUCT = 10_000_000
+_MAX_EXPONENT = 64
 
 Message = Mapping[str, object]
 
@@ -28,17 +37,28 @@ class TemplateRefusal(HeadraceError):
     """The template cannot render these messages; the text of the error is the template's."""
 
 
+@dataclass(frozen=True, slots=True)
+class RenderLimits:
+    """For one rendering; looked at each time that the template writes something."""
+
+    max_s: float = 5.0
+    max_characters: int = 32 * 1024 * 1024
+
+
 class ChatTemplate:
     """One compiled template. `render` may be called from several threads at once.
 
     special_tokens: names as templates use them (`bos_token`, `eos_token`, ...) -> their text.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(self, source: str, special_tokens: Mapping[str, str], limits: RenderLimits | None = None) -> None:
         self._source = source
         self._special_tokens = dict(special_tokens)
+        self._limits = limits or RenderLimits()
+        environment = _Environment()
         try:
-            self._template = _environment().from_string(source)
+            self._template = environment.from_string(source)
+            self._variables = jinja2.meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateSyntaxError as error:
             raise ModelLoadError(f"chat template, line {error.lineno}: {error.message}") from error
 
@@ -46,18 +66,56 @@ class ChatTemplate:
         """Whether the template speaks of this role by name."""
         return f"'{role}'" in self._source or f'"{role}"' in self._source
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-        """The prompt text. TemplateRefusal when the template objects or cannot cope."""
+    @property
+    def knows_tools(self) -> bool:
+        return "tools" in self._variables
+
+    @property
+    def tool_style(self) -> ToolStyle | None:
+        """How the template teaches its model to call tools; None if it does not, or in no known style."""
+        return style_of_template(self._source) if self.knows_tools else None
+
+    @property
+    def knows_reasoning(self) -> bool:
+        """Whether its model writes its reasoning between marks."""
+        return reasoning.CLOSE in self._source or reasoning.OPEN in self._source
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[object] | None = None,
+        options: Mapping[str, object] | None = None,
+    ) -> str:
+        """The prompt text. TemplateRefusal when the template objects, cannot cope, or takes too long or too much.
+
+        options: further variables, as the model's makers offer them.
+        """
+        variables = {
+            **(options or {}),
+            **self._special_tokens,
+            "messages": [dict(message) for message in messages],
+            "tools": None if tools is None else list(tools),
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
-            return self._template.render(
-                **self._special_tokens,
-                messages=[dict(message) for message in messages],
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-            )
+            return self._within_limits(self._template.generate(variables))
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
             raise TemplateRefusal(str(error)) from error
+
+    def _within_limits(self, pieces: Iterator[str]) -> str:
+        written: list[str] = []
+        num_characters, deadline_s = 0, time.monotonic() + self._limits.max_s
+        for piece in pieces:
+            written.append(piece)
+            num_characters += len(piece)
+            if num_characters > self._limits.max_characters:
+                raise TemplateRefusal("the prompt becomes too long")
+            if time.monotonic() > deadline_s:
+                raise TemplateRefusal("rendering takes too long")
+        return "".join(written)
 
 
 def load_chat_template(folder: Path, file: Path | None = None) -> ChatTemplate | None:
@@ -142,15 +200,23 @@ def _check_namespace_name(name: object) -> None:
         raise jinja2.exceptions.SecurityError(f"a namespace may not hold {name!r}")
 
 
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    environment.globals["namespace"] = _Namespace
-    return environment
+class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, in which two small operands cannot make something huge."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
+        self.filters["tojson"] = _to_json
+        self.globals["raise_exception"] = _raise_exception
+        self.globals["strftime_now"] = _strftime_now
+        self.globals["namespace"] = _Namespace
+
+    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
+        sizes = [abs(value) if isinstance(value, int | float) else len(value) for value in (left, right)]
+        if sizes[0] * sizes[1] > _MAX_PRODUCT or (operator == "**" and sizes[1] > _MAX_EXPONENT):
+            raise jinja2.exceptions.SecurityError(f"the result of {operator} would be too big")
+        return super().call_binop(context, operator, left, right)
 
 
 def _to_json(

@@ -53,7 +53,7 @@ class Scene:
     scheduler: SchedulerConfig = SCHEDULER
     num_blocks: int = 4096
     max_model_len: int = 2048
-    with_chat_template: bool = True
+    chat_template: str | None = tiny_tokenizers.CHAT_TEMPLATE
     defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     ready: bool = True
@@ -177,7 +177,7 @@ class RunningServer:
         self.engine = AsyncEngine(engine, blocks, scheduler, clock, on_death=lambda fault: None, stuck_after_s=0.5)
 
     def _served_model(self) -> ServedModel:
-        template = ChatTemplate(tiny_tokenizers.CHAT_TEMPLATE, {}) if self.scene.with_chat_template else None
+        template = None if self.scene.chat_template is None else ChatTemplate(self.scene.chat_template, {})
         return ServedModel(
             engine=self.engine,
             tokenizer=self.tokenizer,

@@ -97,7 +97,7 @@ def test_stream_usage(server: RunningServer, http: httpx.Client) -> None:
 
 
 def test_a_model_without_a_template_refuses_chat() -> None:
-    with running(Scene(with_chat_template=False)) as server, httpx.Client(base_url=server.base_url) as http:
+    with running(Scene(chat_template=None)) as server, httpx.Client(base_url=server.base_url) as http:
         response = http.post(CHAT, json=chat("hi"))
         assert response.status_code == 400
         assert "no chat template" in error_of(response)["message"]

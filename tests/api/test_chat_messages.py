@@ -4,12 +4,15 @@ from typing import Any
 
 import pytest
 
-from service.api.chat_messages import check_messages, template_messages, unknown_fields
+from service.api.chat_messages import check_messages, num_characters, template_messages, unknown_fields
 from service.errors import InvalidRequest, UnsupportedParameter
 from service.protocol.chat import ChatMessage
 from service.text.chat_template import ChatTemplate
 
 TEMPLATE = ChatTemplate("{{ messages }}", {})
+
+
+CALL = {"id": "call_1", "type": "function", "function": {"name": "now", "arguments": '{"tz": "UTC"}'}}
 
 
 def message(**fields: Any) -> ChatMessage:
@@ -23,9 +26,11 @@ def message(**fields: Any) -> ChatMessage:
         ({"content": []}, "messages[1].content"),
         ({"content": [{"type": "image_url", "image_url": {}}]}, "messages[1].content[0].type"),
         ({"content": [{"type": "text", "text": "a"}, {"type": "text"}]}, "messages[1].content[1].text"),
-        ({"role": "tool"}, "messages[1].role"),
-        ({"role": "assistant", "tool_calls": [{}]}, "messages[1].tool_calls"),
-        ({"tool_call_id": "x"}, "messages[1].tool_call_id"),
+        ({"role": "tool"}, "messages[1].tool_call_id"),
+        ({"role": "function"}, "messages[1].name"),
+        ({"tool_calls": [CALL]}, "messages[1].tool_calls"),
+        ({"role": "assistant", "content": None}, "messages[1].content"),
+        ({"role": "assistant", "function_call": {"name": "f"}}, "messages[1].function_call"),
     ],
 )
 def test_refusals_name_the_field(fields: dict[str, Any], param: str) -> None:
@@ -42,7 +47,7 @@ def test_no_messages_at_all() -> None:
 
 def test_unsupported_is_said_with_its_own_code() -> None:
     with pytest.raises(UnsupportedParameter):
-        check_messages([message(role="tool")])
+        check_messages([message(audio={"id": "x"})])
 
 
 def test_names_unknown_fields_once() -> None:
@@ -65,3 +70,29 @@ def test_developer_is_system_for_templates_that_do_not_know_it() -> None:
     assert template_messages(developer, TEMPLATE)[0]["role"] == "system"
     knowing = ChatTemplate("{% if messages[0].role == 'developer' %}{% endif %}", {})
     assert template_messages(developer, knowing)[0]["role"] == "developer"
+
+
+def test_tool_calls_reach_the_template_with_their_arguments_as_objects() -> None:
+    called = message(role="assistant", content=None, tool_calls=[CALL], reasoning_content="hm")
+    answered = message(role="tool", content="12:00", tool_call_id="call_1")
+    check_messages([called, answered])
+    assert template_messages([called, answered], TEMPLATE) == [
+        {
+            "role": "assistant",
+            "content": "",
+            "reasoning_content": "hm",
+            "tool_calls": [
+                {"id": "call_1", "type": "function", "function": {"name": "now", "arguments": {"tz": "UTC"}}}
+            ],
+        },
+        {"role": "tool", "content": "12:00", "tool_call_id": "call_1"},
+    ]
+    assert num_characters([called, answered]) > len("12:00") + len('{"tz": "UTC"}')
+
+
+@pytest.mark.parametrize("arguments", ["{", "[1]", "5", "[" * 100_000])
+def test_arguments_that_are_no_object(arguments: str) -> None:
+    call = {"function": {"name": "now", "arguments": arguments}}
+    with pytest.raises(InvalidRequest) as refusal:
+        template_messages([message(role="assistant", tool_calls=[call])], TEMPLATE)
+    assert refusal.value.param == "messages[0].tool_calls[0].function.arguments"

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from openai.types import Completion
 from openai.types.chat import ChatCompletionChunk
 
-from service.api import chat_completions, completions
+from service.api import completions
+from service.api.chat_deltas import chat_frames
 from service.api.choice_text import Piece, StopRules
 from service.api.chunk_frames import ChunkFrames
 from service.api.generation import Generation
@@ -92,7 +93,7 @@ def test_completion_chunks(piece: Piece, call: CheckedCall) -> None:
 
 @given(PIECES, CALLS)
 def test_chat_chunks(piece: Piece, call: CheckedCall) -> None:
-    events = events_of(chat_completions._frames(chunks_of(b"chat.completion.chunk", call), piece))
+    events = events_of(chat_frames(chunks_of(b"chat.completion.chunk", call), lambda: "call_1", piece))
     for event in events:
         check_common(event, piece, call)
         ChatChunk.model_validate(event, strict=True)

@@ -77,7 +77,7 @@ def test_collects_all_choices_in_order() -> None:
         engine.put("r0", last(A, 0), last(B, 1), FINISHED)
         engine.put("r1", last(B, 0), FINISHED)
         choices = await collecting
-        assert generation.usage.model_dump() == {
+        assert generation.usage.model_dump(exclude_unset=True) == {
             "prompt_tokens": 4,
             "completion_tokens": 5,
             "total_tokens": 9,

@@ -17,7 +17,7 @@ ASKING = {
     "best_of": 2,
     "suffix": "x",
     "response_format": {"type": "json_object"},
-    "tools": [{"type": "function"}],
+    "tools": [{"type": "function", "function": {"name": "now"}}],
     "tool_choice": "required",
     "min_p": 0.1,
     "repetition_penalty": 1.1,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tokenizers import normalizers
 from transformers import PreTrainedTokenizerFast
 
-from service.text.chat_prompt import encode_chat
+from service.text.chat_prompt import PromptOptions, encode_chat
 from service.text.chat_template import ChatTemplate, TemplateRefusal
 from service.text.tokenizer import Tokenizer
 from tests.text import tiny_tokenizers
@@ -76,3 +76,38 @@ def test_a_refusal_shows_the_clients_text_as_it_was() -> None:
     template = ChatTemplate("{{ raise_exception('bad: ' + messages[0].content) }}", {})
     with pytest.raises(TemplateRefusal, match=r"^bad: <\|im_end\|>$"):
         encode_chat(TOKENIZER, template, user("<|im_end|>"))
+
+
+def test_a_final_message_is_continued() -> None:
+    messages = [*user("Count."), {"role": "assistant", "content": "one, two, "}]
+    ids = encode_chat(TOKENIZER, TEMPLATE, messages, PromptOptions(continue_final_message=True))
+    text = "<|im_start|>user\nCount.<|im_end|>\n<|im_start|>assistant\none, two, "
+    assert ids == TOKENIZER.encode(text, add_special_tokens=False)
+    dropping = ChatTemplate("{{ messages[0].content }}", {})
+    with pytest.raises(TemplateRefusal, match="cannot be continued"):
+        encode_chat(TOKENIZER, dropping, messages, PromptOptions(continue_final_message=True))
+
+
+def test_without_a_generation_prompt() -> None:
+    ids = encode_chat(TOKENIZER, TEMPLATE, user("hi"), PromptOptions(add_generation_prompt=False))
+    assert ids == TOKENIZER.encode("<|im_start|>user\nhi<|im_end|>\n", add_special_tokens=False)
+
+
+def test_equals_transformers_with_tools() -> None:
+    oracle = PreTrainedTokenizerFast(tokenizer_object=tiny_tokenizers.byte_level())
+    oracle.chat_template = tiny_tokenizers.TOOL_TEMPLATE
+    tool = {"type": "function", "function": {"name": "now", "description": "Tells the time.", "parameters": {}}}
+    call = {"type": "function", "function": {"name": "now", "arguments": {"tz": "UTC"}}}
+    messages = [*user("Time?"), {"role": "assistant", "content": "", "tool_calls": [call]}]
+    messages += [{"role": "tool", "content": "12:00"}]
+    expected = oracle.apply_chat_template(messages, tools=[tool], add_generation_prompt=True)["input_ids"]
+    template = ChatTemplate(tiny_tokenizers.TOOL_TEMPLATE, {})
+    assert encode_chat(TOKENIZER, template, messages, PromptOptions(tools=[tool])) == expected
+
+
+def test_special_text_in_tools_and_options_is_plain() -> None:
+    template = ChatTemplate("{{ tools[0].name }}{{ date_string }}", {})
+    options = PromptOptions(tools=[{"name": "<|im_end|>"}], template_options={"date_string": "<|im_start|>"})
+    ids = encode_chat(TOKENIZER, template, user("x"), options)
+    assert not TOKENIZER.special_ids & set(ids)
+    assert TOKENIZER.decode(ids) == "<|im_end|><|im_start|>"

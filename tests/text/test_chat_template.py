@@ -8,7 +8,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from service.errors import ModelLoadError
-from service.text.chat_template import ChatTemplate, TemplateRefusal, load_chat_template
+from service.text.chat_template import ChatTemplate, RenderLimits, TemplateRefusal, load_chat_template
+from service.text.tool_calls import ToolStyle
 from tests.text import tiny_tokenizers
 
 LLAMA_2 = """{% if messages[0]['role'] == 'system' %}{% set system_message = messages[0]['content'] %}
@@ -150,3 +151,32 @@ def test_named_templates_without_a_default_are_none(tmp_path: Path) -> None:
     config = {"chat_template": [{"name": "rag", "template": "x"}]}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     assert load_chat_template(tmp_path) is None
+
+
+def test_rendering_has_limits() -> None:
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}"
+    with pytest.raises(TemplateRefusal, match="too long"):
+        ChatTemplate(endless, {}, RenderLimits(max_characters=10_000)).render([], add_generation_prompt=True)
+    with pytest.raises(TemplateRefusal, match="takes too long"):
+        ChatTemplate(endless, {}, RenderLimits(max_s=0.05)).render([], add_generation_prompt=True)
+
+
+@pytest.mark.parametrize("source", ["{{ 'a' * 10**9 }}", "{{ [1] * 99999999 }}", "{{ 9 ** 9 ** 9 }}"])
+def test_small_operands_make_nothing_huge(source: str) -> None:
+    with pytest.raises(TemplateRefusal):
+        ChatTemplate(source, {}).render([], add_generation_prompt=True)
+    assert ChatTemplate("{{ 'ab' * 3 }}{{ 2 ** 10 }}", {}).render([], add_generation_prompt=True) == "ababab1024"
+
+
+def test_tools_and_options_reach_the_template() -> None:
+    template = ChatTemplate("{{ tools | tojson }}{{ enable_thinking }}{{ bos_token }}", {"bos_token": "<s>"})
+    options = {"enable_thinking": False, "bos_token": "evil"}
+    rendered = template.render([], add_generation_prompt=True, tools=[{"a": "<"}], options=options)
+    assert rendered == '[{"a": "<"}]False<s>'
+
+
+def test_knows_what_its_model_can_do() -> None:
+    able = ChatTemplate(tiny_tokenizers.TOOL_TEMPLATE, {})
+    assert (able.knows_tools, able.tool_style, able.knows_reasoning) == (True, ToolStyle.HERMES, True)
+    plain = ChatTemplate(tiny_tokenizers.CHAT_TEMPLATE, {})
+    assert (plain.knows_tools, plain.tool_style, plain.knows_reasoning) == (False, None, False)

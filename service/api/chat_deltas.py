@@ -1,0 +1,95 @@
+"""News of a chat choice -> chunks of its stream, or its whole message."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+
+import orjson
+
+from service.api.choice_text import Piece
+from service.api.chunk_frames import ChunkFrames
+from service.api.generation import CollectedChoice
+from service.core.request import FinishReason
+from service.protocol.chat import AssistantMessage, MadeFunction, MadeToolCall
+from service.text.chat_output import OutputDelta, ReasoningDelta
+from service.text.tool_calls import CallDelta, TextDelta, ToolStyle
+
+
+def new_call_id(style: ToolStyle | None) -> str:
+    """Mistral's templates take no ids but nine letters and digits."""
+    return secrets.token_hex(5)[:9] if style is ToolStyle.MISTRAL else f"call_{secrets.token_hex(12)}"
+
+
+def chat_frames(chunks: ChunkFrames, make_call_id: Callable[[], str], piece: Piece) -> bytes:
+    """A choice begins with its role and ends with an empty delta; its ids go with the first frame after the role."""
+    frames = []
+    ids = chunks.ids_of(piece)
+    if piece.is_first:
+        frames.append(chunks.choice(piece.index, b'"delta":{"role":"assistant","content":""}'))
+    for delta in _delta_fields(piece, make_call_id):
+        frames.append(chunks.choice(piece.index, b'"delta":' + delta, ids=ids))
+        ids = b""
+    if piece.finish_reason is not None:
+        called = piece.has_calls and piece.finish_reason is FinishReason.STOP
+        end = chunks.end_of(piece, "tool_calls" if called else None)
+        frames.append(chunks.choice(piece.index, b'"delta":{}', end, ids))
+    return b"".join(frames)
+
+
+def assemble_message(choice: CollectedChoice, make_call_id: Callable[[], str]) -> AssistantMessage:
+    """The whole message. Without content it is null if there are calls, else empty."""
+    content, reasoning = choice.text, ""
+    calls: list[MadeToolCall] = []
+    for delta in choice.deltas:
+        if isinstance(delta, ReasoningDelta):
+            reasoning += delta.text
+        elif isinstance(delta, TextDelta):
+            content += delta.text
+        elif delta.name is not None:
+            function = MadeFunction(name=delta.name, arguments=delta.arguments)
+            calls.append(MadeToolCall(id=make_call_id(), type="function", function=function))
+        else:
+            calls[delta.call_index].function.arguments += delta.arguments
+    message = AssistantMessage(role="assistant", content=content or (None if calls else ""), refusal=None)
+    if reasoning:
+        message.reasoning_content = reasoning
+    if calls:
+        message.tool_calls = calls
+    return message
+
+
+def _delta_fields(piece: Piece, make_call_id: Callable[[], str]) -> list[bytes]:
+    if piece.text:
+        return [b'{"content":%s}' % orjson.dumps(piece.text)]
+    return [_delta_field(delta, make_call_id) for delta in _merged(piece.deltas)]
+
+
+def _delta_field(delta: OutputDelta, make_call_id: Callable[[], str]) -> bytes:
+    if isinstance(delta, ReasoningDelta):
+        return b'{"reasoning_content":%s}' % orjson.dumps(delta.text)
+    if isinstance(delta, TextDelta):
+        return b'{"content":%s}' % orjson.dumps(delta.text)
+    call: dict[str, object] = {"index": delta.call_index}
+    if delta.name is not None:
+        call |= {"id": make_call_id(), "type": "function"}
+        call["function"] = {"name": delta.name, "arguments": delta.arguments}
+    else:
+        call["function"] = {"arguments": delta.arguments}
+    return orjson.dumps({"tool_calls": [call]})
+
+
+def _merged(deltas: Sequence[OutputDelta]) -> list[OutputDelta]:
+    """Neighbours of one kind as one: tokens that come together go out together."""
+    merged: list[OutputDelta] = []
+    for delta in deltas:
+        last = merged[-1] if merged else None
+        if isinstance(delta, TextDelta) and isinstance(last, TextDelta):
+            merged[-1] = TextDelta(last.text + delta.text)
+        elif isinstance(delta, ReasoningDelta) and isinstance(last, ReasoningDelta):
+            merged[-1] = ReasoningDelta(last.text + delta.text)
+        elif isinstance(delta, CallDelta) and delta.name is None and isinstance(last, CallDelta):
+            merged[-1] = last._replace(arguments=last.arguments + delta.arguments)
+        else:
+            merged.append(delta)
+    return merged

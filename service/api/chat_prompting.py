@@ -1,0 +1,83 @@
+"""Chat fields -> prompt ids: everything that can be wrong with messages, tools and template options, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from service.api.chat_messages import check_messages, num_characters, template_messages
+from service.api.context import ApiContext
+from service.api.serving_state import ServedModel
+from service.api.tools import ToolUse, check_tools
+from service.errors import InvalidRequest
+from service.protocol.chat import ChatPromptFields
+from service.text.chat_prompt import PromptOptions, encode_chat
+from service.text.chat_template import ChatTemplate, TemplateRefusal
+
+TEMPLATE_OPTIONS = frozenset(
+    {"enable_thinking", "thinking", "preserve_thinking", "reasoning_effort", "date_string", "builtin_tools"}
+)
+"""What published templates offer to clients. Anything else could stand for a variable that is ours."""
+_MAX_OPTION_CHARACTERS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedChat:
+    """A chat prompt that may be rendered."""
+
+    template: ChatTemplate
+    messages: list[dict[str, object]]
+    options: PromptOptions
+    tools: ToolUse
+    num_characters: int
+
+
+def check_chat(fields: ChatPromptFields, model: ServedModel, context: ApiContext) -> CheckedChat:
+    """Refuse what the model's template cannot take; renders nothing."""
+    check_messages(fields.messages)
+    template = model.chat_template
+    if template is None:
+        raise InvalidRequest("This model has no chat template; use /v1/completions.", param="messages")
+    tools = check_tools(fields, template, context.config)
+    continues = bool(fields.continue_final_message)
+    if continues and fields.add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message and add_generation_prompt exclude each other.", param="continue_final_message"
+        )
+    last = fields.messages[-1]
+    if continues and (last.tool_calls or last.content is None):
+        raise InvalidRequest("continue_final_message: the last message has no text.", param="continue_final_message")
+    options = PromptOptions(
+        tools=tools.definitions,
+        template_options=_check_options(fields.chat_template_kwargs or {}),
+        add_generation_prompt=not continues and fields.add_generation_prompt is not False,
+        continue_final_message=continues,
+    )
+    messages = template_messages(fields.messages, template)
+    return CheckedChat(template, messages, options, tools, num_characters(fields.messages))
+
+
+async def chat_prompt_ids(chat: CheckedChat, model: ServedModel, context: ApiContext) -> list[int]:
+    """Ids of the rendered prompt; InvalidRequest with the template's words if it refuses."""
+    try:
+        return await context.texts.run(
+            chat.num_characters, lambda: encode_chat(model.tokenizer, chat.template, chat.messages, chat.options)
+        )
+    except TemplateRefusal as error:
+        raise InvalidRequest(
+            f"The chat template refuses these messages: {str(error)[:200]}", param="messages"
+        ) from error
+
+
+def _check_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    for name, value in options.items():
+        param = f"chat_template_kwargs.{name[:64]}"
+        if name not in TEMPLATE_OPTIONS:
+            allowed = ", ".join(sorted(TEMPLATE_OPTIONS))
+            raise InvalidRequest(f"{param} is not allowed; these are: {allowed}.", param=param)
+        if not isinstance(value, bool | int | float | str | None):
+            raise InvalidRequest(f"{param} must be a single value.", param=param)
+        if isinstance(value, str) and len(value) > _MAX_OPTION_CHARACTERS:
+            raise InvalidRequest(f"{param} may have at most {_MAX_OPTION_CHARACTERS} characters.", param=param)
+    return options
