@@ -8,8 +8,8 @@ Tensors (M <= 16 rows, N output features, K input features):
     bias     [N]     like x, contiguous; None for none
     returns  [M, N]  like x, contiguous, new
 
-Rounding: fp32 products (never tf32) and sums, rounded once at the end. A row's result does not depend on the other rows,
-nor on their number. Offsets are int64. M may be 0. The reference is differentiable.
+Rounding: fp32 products (never tf32) and sums, rounded once at the end. A row's result does not depend on the other
+rows, nor on their number. Offsets are int64. M may be 0. The reference is differentiable.
 
 Every program computes a strip of output features over the whole of K, so nothing has to be merged, and all programs of
 a launch are resident at once where N allows it: then memory sees equal streams from all of them to the end.
@@ -40,11 +40,16 @@ class SkinnyConfig:
 
 
 def skinny_config(num_features: int) -> SkinnyConfig:
-    if num_features <= 132 * 2 * 16:
-        return SkinnyConfig(16, 512, num_warps=1, num_stages=4)
-    if num_features <= 132 * 4 * 32:
-        return SkinnyConfig(32, 256, num_warps=2, num_stages=4)
-    return SkinnyConfig(64, 128, num_warps=4, num_stages=4)
+    """Best of 23 on one H200 (torch 2.11, triton 3.6) at Llama-8B's shapes, TB/s of weights for 1 and 16 rows, beside
+    cuBLAS's: qkv 3.40, 3.30 (3.03, 3.14); output 2.85, 2.82 (2.67, 2.66); gate_up 4.16, 4.06 (4.10, 3.79); down 3.85,
+    3.79 (3.77, 3.66); head 4.44, 4.34 (4.26, 4.17)."""
+    if num_features <= 4608:
+        return SkinnyConfig(32, 256, num_warps=2, num_stages=6)
+    if num_features <= 12288:
+        return SkinnyConfig(64, 256, num_warps=4, num_stages=4)
+    if num_features <= 65536:
+        return SkinnyConfig(64, 128, num_warps=4, num_stages=4)
+    return SkinnyConfig(128, 128, num_warps=4, num_stages=3)
 
 
 def skinny_linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

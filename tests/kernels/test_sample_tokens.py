@@ -122,6 +122,13 @@ def test_filters_that_keep_more_than_the_first_window(draw):
     assert 5000 <= int(ids.min()) < 5020
 
 
+def test_top_p_looks_at_what_a_top_k_beyond_the_first_window_left(draw):
+    """Of a row so flat that the best 1000 are about equal, top-p keeps half of them, not half of the first window."""
+    logits = torch.linspace(0, 0.001, 6000)[None]
+    ids = draw(logits.expand(3000, -1), top_k=1000, top_p=0.5, positions=torch.arange(3000))
+    assert 5495 <= int(ids.min()) < 5510
+
+
 def test_greedy_rows_are_argmax_whatever_else_is_set(draw):
     logits = torch.randn(17, 123)
     ids = draw(logits, temperature=0.0, top_k=3, top_p=0.1, seeds=torch.arange(17))
