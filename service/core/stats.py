@@ -11,7 +11,9 @@ class IterationStats:
 
     batch_size: sequences scheduled. prompt_tokens: tokens computed that belong to prompts, for the first time;
     recomputed_tokens: tokens computed again after a preemption; generated_tokens: ids drawn.
-    num_preempted: requests preempted while deciding.
+    num_dropped, num_swapped: requests preempted while deciding, to be recomputed or to return from the host.
+    prefix_queried_tokens, prefix_hit_tokens: prompt tokens that started with this iteration, and those of them that
+    the prefix cache held. swapped_blocks: blocks whose transfer, either way, began.
     schedule_s, execute_s, apply_s: host seconds of the three phases.
     """
 
@@ -19,7 +21,11 @@ class IterationStats:
     prompt_tokens: int
     recomputed_tokens: int
     generated_tokens: int
-    num_preempted: int
+    num_dropped: int
+    num_swapped: int
+    prefix_queried_tokens: int
+    prefix_hit_tokens: int
+    swapped_blocks: int
     schedule_s: float
     execute_s: float
     apply_s: float

@@ -208,13 +208,18 @@ class Engine:
     def _record(
         self, plan: IterationPlan, counts: _TokenCounts, started_s: float, scheduled_s: float, executed_s: float
     ) -> None:
+        tally = self._scheduler.take_tally()
         self._stats_sink.record_iteration(
             IterationStats(
                 batch_size=len(plan.scheduled),
                 prompt_tokens=counts.prompt,
                 recomputed_tokens=counts.recomputed,
                 generated_tokens=counts.generated,
-                num_preempted=self._scheduler.take_num_preempted(),
+                num_dropped=tally.num_dropped,
+                num_swapped=tally.num_swapped,
+                prefix_queried_tokens=tally.prefix_queried_tokens,
+                prefix_hit_tokens=tally.prefix_hit_tokens,
+                swapped_blocks=tally.swapped_blocks,
                 schedule_s=scheduled_s - started_s,
                 execute_s=executed_s - scheduled_s,
                 apply_s=self._clock.now_s() - executed_s,

@@ -56,7 +56,14 @@ class Instruments:
             "headrace_iteration_seconds", "Host seconds of an iteration, by phase.", _ITERATION_SECONDS, ("phase",)
         )
         self.tokens = counter("headrace_tokens_total", "Tokens by kind.", ("kind",))
-        self.preemptions = counter("headrace_preemptions_total", "Sequences preempted, by kind.", ("kind",))
+        self.preemptions = counter("headrace_preemptions_total", "Requests preempted, by kind.", ("kind",))
+        self.swapped_blocks = counter("headrace_swapped_blocks_total", "KV blocks moved to or from the host.")
+        self.prefix_queried_tokens = counter(
+            "headrace_prefix_cache_queried_tokens_total", "Tokens of starting requests, sought in the prefix cache."
+        )
+        self.prefix_hit_tokens = counter(
+            "headrace_prefix_cache_hit_tokens_total", "Tokens of starting requests, found in the prefix cache."
+        )
         # requests
         self.requests = counter("headrace_requests_total", "Requests ended, by reason.", ("reason",))
         self.normalized_latency = histogram(

@@ -23,7 +23,8 @@ class Recorder:
         self._cached = instruments.tokens.labels("cached")
         self._recomputed = instruments.tokens.labels("recomputed")
         self._generated = instruments.tokens.labels("generated")
-        self._preemptions = instruments.preemptions.labels("recompute")
+        self._dropped = instruments.preemptions.labels("recompute")
+        self._swapped = instruments.preemptions.labels("swap")
         self._ended = {reason: instruments.requests.labels(reason) for reason in ("stop", "length", "abort", "error")}
 
     def record_iteration(self, stats: IterationStats) -> None:
@@ -36,7 +37,11 @@ class Recorder:
         self._prompt.inc(stats.prompt_tokens)
         self._recomputed.inc(stats.recomputed_tokens)
         self._generated.inc(stats.generated_tokens)
-        self._preemptions.inc(stats.num_preempted)
+        self._dropped.inc(stats.num_dropped)
+        self._swapped.inc(stats.num_swapped)
+        instruments.swapped_blocks.inc(stats.swapped_blocks)
+        instruments.prefix_queried_tokens.inc(stats.prefix_queried_tokens)
+        instruments.prefix_hit_tokens.inc(stats.prefix_hit_tokens)
 
     def record_request(self, stats: RequestStats, outcome: Outcome, finish_reasons: tuple[FinishReason, ...]) -> None:
         """Latencies are those of requests that finished; an aborted one only counts as ended and as tokens."""

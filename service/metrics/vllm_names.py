@@ -43,6 +43,9 @@ class VllmNames:
         yield self._counter("vllm:generation_tokens", "Tokens generated.", {"": tokens["generated"]})
         preemptions = sum(_values(self._instruments.preemptions, "kind").values())
         yield self._counter("vllm:num_preemptions", "Preemptions.", {"": preemptions})
+        queried, hit = _total(self._instruments.prefix_queried_tokens), _total(self._instruments.prefix_hit_tokens)
+        yield self._counter("vllm:prefix_cache_queries", "Tokens sought in the prefix cache.", {"": queried})
+        yield self._counter("vllm:prefix_cache_hits", "Tokens found in the prefix cache.", {"": hit})
         ended = _values(self._instruments.requests, "reason")
         yield self._counter("vllm:request_success", "Requests ended, by reason.", ended, "finished_reason")
 
@@ -86,3 +89,9 @@ def _values(counter: Counter, label: str) -> dict[str, float]:
     """Value of each child of a counter with one label."""
     (metric,) = counter.collect()
     return {sample.labels[label]: sample.value for sample in metric.samples if sample.name.endswith("_total")}
+
+
+def _total(counter: Counter) -> float:
+    """Value of a counter without labels."""
+    (metric,) = counter.collect()
+    return metric.samples[0].value

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from service.core.clock import Clock
 from service.core.iteration_plan import BlockCopy, IterationPlan, Sample, ScheduledSequence, Transfer
 from service.core.sequence import Sequence
@@ -13,6 +15,17 @@ from service.scheduler.memory_need import num_shared_tokens
 from service.scheduler.preemption import Preemption, Recovery
 from service.scheduler.request_pool import RequestPool
 from service.scheduler.scheduling_policy import SchedulingPolicy
+
+
+@dataclass(slots=True)
+class DecisionTally:
+    """Counts for the metrics; `core/stats.py` says what each one means."""
+
+    num_dropped: int = 0
+    num_swapped: int = 0
+    prefix_queried_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    swapped_blocks: int = 0
 
 
 class IterationScheduler:
@@ -49,7 +62,7 @@ class IterationScheduler:
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
         self._released: list[int] = []
-        self._num_preempted = 0
+        self._tally = DecisionTally()
 
     def add(self, group: SequenceGroup) -> None:
         """Put an accepted request into the pool."""
@@ -116,10 +129,10 @@ class IterationScheduler:
         for sequence in list(reversed(group.live)):
             self.end_sequence(group, sequence)
 
-    def take_num_preempted(self) -> int:
-        """Preemptions since the last call."""
-        count, self._num_preempted = self._num_preempted, 0
-        return count
+    def take_tally(self) -> DecisionTally:
+        """What was decided since the last call."""
+        tally, self._tally = self._tally, DecisionTally()
+        return tally
 
     def num_cached_tokens(self) -> int:
         """Tokens that the device's used blocks hold, those of a shared block counted once.
@@ -187,14 +200,16 @@ class IterationScheduler:
     def _preempt(self, draft: _Draft, group: SequenceGroup) -> None:
         self.pool.pause(group)
         group.num_preemptions += 1
-        self._num_preempted += 1
         sequence_ids = [s.sequence_id for s in group.computing]
         num_blocks = self.blocks.num_distinct_blocks(sequence_ids)
         has_room = num_blocks <= self.blocks.swap_space.num_free
         if has_room and self._preemption.choose(group, num_blocks) is Recovery.SWAP:
             draft.transfers.append(self.blocks.swap_out(sequence_ids))
             self._released += sequence_ids
+            self._tally.num_swapped += 1
+            self._tally.swapped_blocks += num_blocks
             return
+        self._tally.num_dropped += 1
         for sequence in group.live:
             sequence.recompute_until = max(sequence.recompute_until, sequence.num_computed_tokens)
             sequence.num_computed_tokens = 0
@@ -241,7 +256,9 @@ class IterationScheduler:
             seats -= len(group.live)
             if self.blocks.swap_space.holds(group.leader.sequence_id):
                 self.pool.start(group)
-                draft.transfers.append(self.blocks.swap_in([s.sequence_id for s in group.computing]))
+                transfer = self.blocks.swap_in([s.sequence_id for s in group.computing])
+                self._tally.swapped_blocks += len(transfer.device_blocks)
+                draft.transfers.append(transfer)
                 continue
             self._start(group, prefix, now_s)
             leader = group.leader
@@ -259,6 +276,8 @@ class IterationScheduler:
         leader = group.leader
         self.blocks.allocate(leader.sequence_id, leader.num_tokens, prefix)
         leader.num_computed_tokens = len(prefix) * self.blocks.block_size
+        self._tally.prefix_queried_tokens += leader.num_tokens
+        self._tally.prefix_hit_tokens += leader.num_computed_tokens
         leader.num_cached_blocks = len(prefix)
         shared = num_shared_tokens(group.request, self.blocks.block_size)
         for sequence in group.computing[1:]:

@@ -17,7 +17,11 @@ ITERATION = IterationStats(
     prompt_tokens=5,
     recomputed_tokens=2,
     generated_tokens=3,
-    num_preempted=1,
+    num_dropped=1,
+    num_swapped=2,
+    prefix_queried_tokens=40,
+    prefix_hit_tokens=32,
+    swapped_blocks=6,
     schedule_s=0.001,
     execute_s=0.01,
     apply_s=0.002,
@@ -131,3 +135,19 @@ def test_http_and_start_up(recording: Recording) -> None:
     assert recording("headrace_rejections_total", reason="overloaded") == 1
     assert recording("headrace_aborts_total", reason="client_disconnected") == 1
     assert recording("headrace_startup_seconds", phase="weights") == 2.5
+
+
+def test_preemptions_by_kind_and_the_prefix_cache_are_counted():
+    registry = CollectorRegistry()
+    recorder = Recorder(Instruments(registry))
+    recorder.record_iteration(ITERATION)
+    recorder.record_iteration(ITERATION)
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"headrace_{name}_total", labels)
+
+    assert value("preemptions", kind="recompute") == 2
+    assert value("preemptions", kind="swap") == 4
+    assert value("swapped_blocks") == 12
+    assert value("prefix_cache_queried_tokens") == 80
+    assert value("prefix_cache_hit_tokens") == 64
