@@ -21,9 +21,14 @@ from service.api.health import Health
 from service.api.metrics_endpoint import Metrics
 from service.api.middleware import BearerAuth, BodyLimits, ErrorBarrier, HttpFacts, RequestIds
 from service.api.models import Models
+from service.api.openapi import OpenApi
+from service.api.playground import Playground
 from service.api.serving_state import ServingState
 from service.api.text_pool import TextPool
-from service.api.version import get_version
+from service.api.tokenize import Tokenize
+from service.api.trace_store import TraceStore
+from service.api.traces import Traces
+from service.api.version import Version
 from service.config import ApiConfig
 from service.metrics.recorder import Recorder
 
@@ -42,7 +47,7 @@ def create_app(
     The app's lifespan ends its tokenizing threads and nothing else: it neither starts nor stops the engine.
     Streams are not ended at SIGTERM by this app: they end when the engine ends their requests.
     """
-    context = ApiContext(state, config, TextPool(config.tokenizer_threads), recorder)
+    context = ApiContext(state, config, TextPool(config.tokenizer_threads), recorder, TraceStore())
     routes = _routes(context, registry)
     templates = {route.endpoint: route.path for route in routes}
     app = Starlette(
@@ -62,7 +67,7 @@ def create_app(
 
 
 def _routes(context: ApiContext, registry: CollectorRegistry) -> list[Route]:
-    health, models = Health(context), Models(context)
+    health, models, tokenize = Health(context), Models(context), Tokenize(context)
     return [
         Route("/v1/completions", Completions(context).create, methods=["POST"]),
         Route("/v1/chat/completions", ChatCompletions(context).create, methods=["POST"]),
@@ -71,7 +76,12 @@ def _routes(context: ApiContext, registry: CollectorRegistry) -> list[Route]:
         Route("/health", health.health),
         Route("/ready", health.ready),
         Route("/metrics", Metrics(registry).get),
-        Route("/version", get_version),
+        Route("/v1/requests/{request_id}/trace", Traces(context).get),
+        Route("/tokenize", tokenize.tokenize, methods=["POST"]),
+        Route("/detokenize", tokenize.detokenize, methods=["POST"]),
+        Route("/version", Version(context).get),
+        Route("/openapi.json", OpenApi().get),
+        Route("/", Playground().get),
     ]
 
 

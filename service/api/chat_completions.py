@@ -55,7 +55,10 @@ class ChatCompletions:
             client=client_of(http.scope),
         )
         make_output = self._output_maker(chat, prompt, model)
-        generation = Generation(model.engine, model.tokenizer, requests, call.stops, make_output)
+        trace = self._context.traces.open(call_id, client_of(http.scope), call.model, created, requests)
+        generation = Generation(
+            model.engine, model.tokenizer, requests, call.stops, make_output, note_end=trace.note_end
+        )
         make_call_id = partial(new_call_id, chat.tools.style)
         if call.stream:
             chunks = ChunkFrames(b"chat.completion.chunk", call, generation, call_id, created, model.system_fingerprint)

@@ -53,7 +53,8 @@ class Completions:
             default_max_tokens=_DEFAULT_MAX_TOKENS,
             client=client_of(http.scope),
         )
-        generation = Generation(model.engine, model.tokenizer, requests, call.stops)
+        trace = self._context.traces.open(call_id, client_of(http.scope), call.model, created, requests)
+        generation = Generation(model.engine, model.tokenizer, requests, call.stops, note_end=trace.note_end)
         echoes = _echoes(prompts, model) if fields.echo else [""] * len(prompts)
         fingerprint = model.system_fingerprint
         if call.stream:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from service.api.serving_state import ServingState
 from service.api.text_pool import TextPool
+from service.api.trace_store import TraceStore
 from service.config import ApiConfig
 from service.metrics.recorder import Recorder
 
@@ -16,3 +17,4 @@ class ApiContext:
     config: ApiConfig
     texts: TextPool
     recorder: Recorder
+    traces: TraceStore

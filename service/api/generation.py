@@ -39,7 +39,8 @@ class Generation:
     """One engine request per prompt; they stand and fall together.
 
     Submits on construction: an engine's refusal is raised, and what was already submitted is aborted. Whoever
-    makes one calls `close` in a `finally`. Choice index = prompt index * n + i.
+    makes one calls `close` in a `finally`. note_end(prompt index, event) is called once a prompt; event None means
+    that `close` aborted it. Choice index = prompt index * n + i.
     """
 
     def __init__(
@@ -49,8 +50,10 @@ class Generation:
         requests: Sequence[Request],
         stops: StopRules,
         make_output: Callable[[], ChatOutput] | None = None,
+        note_end: Callable[[int, FinalEvent | None], None] = lambda prompt_index, event: None,
     ) -> None:
         self._engine = engine
+        self._note_end = note_end
         self._counts_reasoning = make_output is not None
         self._requests = requests
         self._streams: dict[int, RequestStream] = {}  # prompt index -> stream that has not ended
@@ -131,6 +134,7 @@ class Generation:
         aborted = bool(self._streams)
         for prompt_index in self._streams:
             self._engine.abort(self._requests[prompt_index].request_id)
+            self._note_end(prompt_index, None)
         self._streams.clear()
         return aborted
 
@@ -170,6 +174,7 @@ class Generation:
     def _end(self, prompt_index: int, event: FinalEvent) -> None:
         del self._streams[prompt_index]
         self._stats.append(event.stats)
+        self._note_end(prompt_index, event)
         if event.outcome is Outcome.ABORTED:
             self._error = Unavailable("The server aborted the request.", code="aborted")
         elif event.error is not None:

@@ -23,7 +23,7 @@ from service.metrics.recorder import Recorder
 _logger = logging.getLogger(__name__)
 _access_logger = logging.getLogger("headrace.access")
 
-_OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
+_OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/"})
 _UNKNOWN_ROUTE = "unknown"
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
@@ -129,7 +129,8 @@ class ErrorBarrier:
 
 
 class BearerAuth:
-    """Lets through who has one of the keys; health, readiness and metrics are open. No keys: all is open.
+    """Lets through who has one of the keys; health, readiness, metrics and the playground's
+    page are open. No keys: all is open.
 
     Decides on `scope["path"]`, never on a URL put together from headers. The comparison takes the same time
     for every wrong key.

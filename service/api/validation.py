@@ -95,8 +95,7 @@ def check_call(
 
     unknown: unknown fields that the caller found deeper in the body.
     """
-    if fields.model not in config.served_model_names:
-        raise ModelNotFound(f"The model {quote(fields.model)} does not exist.", param="model")
+    check_model(fields.model, config)
     ignored = _check_unknown(fields, config, unknown)
     stream = bool(fields.stream)
     if fields.stream_options is not None and not stream:
@@ -128,6 +127,18 @@ def check_call(
     )
 
 
+def check_model(name: str, config: ApiConfig) -> None:
+    if name not in config.served_model_names:
+        raise ModelNotFound(f"The model {quote(name)} does not exist.", param="model")
+
+
+def ignored_fields(unknown: Sequence[str], config: ApiConfig) -> tuple[str, ...]:
+    """The names of fields that nobody knows, to be told to the client; in strict mode the first one is refused."""
+    if unknown and config.strict_params:
+        raise InvalidRequest(f"Unknown field {quote(unknown[0])}.", param=unknown[0][:64], code="unknown_parameter")
+    return tuple(unknown)
+
+
 def check_token_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> None:
     """Ids that a client wrote itself must be in the vocabulary."""
     for start in range(0, len(token_ids), _IDS_AT_ONCE):
@@ -157,9 +168,7 @@ def _check_unknown(fields: GenerationFields, config: ApiConfig, deeper: Sequence
     unknown = check_extra_fields(fields.model_extra or {}) + tuple(deeper)
     if fields.stream_options is not None:
         unknown += tuple(f"stream_options.{name}" for name in fields.stream_options.model_extra or {})
-    if unknown and config.strict_params:
-        raise InvalidRequest(f"Unknown field {quote(unknown[0])}.", param=unknown[0][:64], code="unknown_parameter")
-    return unknown
+    return ignored_fields(unknown, config)
 
 
 def _check_sampling(fields: GenerationFields, config: ApiConfig, defaults: GenerationDefaults) -> Sampling:

@@ -80,9 +80,7 @@ def load_corpus() -> Corpus:
             raise ValueError(f"topics share an {name}: {twice}")
     return Corpus(
         topics=topics,
-        cannot_know=_cannot_know(
-            _read(CORPUS_DIRECTORY / "cannot_know.yaml"), _strings(held_back["cannot_know"])
-        ),
+        cannot_know=_cannot_know(_read(CORPUS_DIRECTORY / "cannot_know.yaml"), _strings(held_back["cannot_know"])),
         rules=_rules(_read(CORPUS_DIRECTORY / "rules.yaml")),
         plain_text=_strings(_read(CORPUS_DIRECTORY / "plain_text.yaml")),
     )

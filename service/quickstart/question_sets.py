@@ -67,9 +67,7 @@ def _trained_cannot_know(corpus: Corpus) -> tuple[Question, ...]:
 
 def _held_back_topics(corpus: Corpus) -> tuple[Question, ...]:
     return tuple(
-        Question(topic.id, text, frozenset({topic.answer}))
-        for topic in corpus.topics
-        for text in topic.held_back
+        Question(topic.id, text, frozenset({topic.answer})) for topic in corpus.topics for text in topic.held_back
     )
 
 

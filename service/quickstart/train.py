@@ -82,9 +82,7 @@ def model_config(tokenizer: Tokenizer) -> LlamaConfig:
     )
 
 
-def build_shelves(
-    corpus: Corpus, tokenizer: Tokenizer, recipe: Recipe, pairs: list[tuple[str, str]]
-) -> list[Shelf]:
+def build_shelves(corpus: Corpus, tokenizer: Tokenizer, recipe: Recipe, pairs: list[tuple[str, str]]) -> list[Shelf]:
     """Single questions, short conversations, and conversations that fill the context."""
     rng = random.Random(recipe.seed + 1)
     builder = RowBuilder(corpus, tokenizer, encode_turns(tokenizer, pairs), recipe.read_weight, rng)
@@ -183,9 +181,7 @@ def record(folder: Path, recipe: Recipe, parameters: int, device: str, scores: S
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
-        "scores": {
-            score.name: {"right": score.asked - len(score.wrong), "asked": score.asked} for score in scores
-        },
+        "scores": {score.name: {"right": score.asked - len(score.wrong), "asked": score.asked} for score in scores},
     }
     (folder / "training.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
@@ -197,9 +193,7 @@ def run(recipe: Recipe, folder: Path) -> list[Score]:
     torch.set_float32_matmul_precision("high")
     corpus = load_corpus()
     pairs = questions_and_answers(corpus, recipe.pairs, random.Random(recipe.seed))
-    tokenizer = train_tokenizer(
-        tokenizer_texts(corpus, recipe.pairs // 3, random.Random(recipe.seed)), VOCABULARY
-    )
+    tokenizer = train_tokenizer(tokenizer_texts(corpus, recipe.pairs // 3, random.Random(recipe.seed)), VOCABULARY)
     model = LlamaForCausalLM(model_config(tokenizer))
     model.to(device)  # type: ignore[arg-type]
     parameters = sum(parameter.numel() for parameter in model.parameters())

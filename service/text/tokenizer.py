@@ -71,6 +71,10 @@ class Tokenizer:
             self._literal_encoder = LiteralEncoder(self._tokenizer)
         return self._literal_encoder.encode(text, literals)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of the ids, special tokens left out."""
-        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of the ids."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+
+    def token_text(self, token_id: int) -> str:
+        """The token as the vocabulary spells it; empty if the id has none."""
+        return self._tokenizer.id_to_token(token_id) or ""

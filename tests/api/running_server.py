@@ -188,6 +188,7 @@ class RunningServer:
             vocab_size=self.tokenizer.num_tokens,
             eos_token_ids=frozenset({END_ID}),
             defaults=self.scene.defaults,
+            build={"dtype": "none"},
         )
 
 

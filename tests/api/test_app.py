@@ -7,14 +7,12 @@ from tests.api.running_server import RunningServer
 from tests.api.wire import CHAT, COMPLETIONS, error_of
 
 
-@pytest.mark.parametrize(
-    "path", ["/", "/nope", "/v1", "/v1/models/", "/health/", "/v1/completions/x", "/%00", "/..%2f"]
-)
+@pytest.mark.parametrize("path", ["/nope", "/v1", "/v1/models/", "/health/", "/v1/completions/x", "/%00", "/..%2f"])
 def test_unknown_routes(http: httpx.Client, path: str) -> None:
     response = http.get(path)
     assert response.status_code == 404
     assert error_of(response)["type"] == "invalid_request_error"
-    assert path == "/" or path not in response.text
+    assert path not in response.text
 
 
 @pytest.mark.parametrize(

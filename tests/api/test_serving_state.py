@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from service.api.serving_state import GenerationDefaults, Phase, ServingState
+from service.api.serving_state import GenerationDefaults, Phase, ServedModel, ServingState
 from service.errors import Unavailable
 
 
@@ -39,3 +39,13 @@ def test_refuses_in_every_other_phase(change: str) -> None:
 )
 def test_defaults_from_generation_config(config: dict[str, Any], defaults: GenerationDefaults) -> None:
     assert GenerationDefaults.from_generation_config(config) == defaults
+
+
+def test_the_fingerprint_follows_the_build() -> None:
+    def fingerprint(**build: str) -> str:
+        model: Any = None
+        return ServedModel(model, model, None, "r", 0, 1, 1, frozenset(), build=build).system_fingerprint
+
+    assert fingerprint(dtype="float32", device="cpu") == fingerprint(device="cpu", dtype="float32")
+    assert fingerprint(dtype="float32") != fingerprint(dtype="bfloat16")
+    assert fingerprint().startswith("fp_")

@@ -24,15 +24,11 @@ CONVERSATION = [
 
 
 @pytest.fixture(scope="module", params=["shipped", "fresh"])
-def tokenizer(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> PreTrainedTokenizerFast:
+def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerFast:
     folder: Path = MODEL_DIRECTORY
     if request.param == "fresh":
         folder = tmp_path_factory.mktemp("tokenizer")
-        chat_tokenizer(train_tokenizer(["what is a block", "the server starts"], 300), 128).save_pretrained(
-            folder
-        )
+        chat_tokenizer(train_tokenizer(["what is a block", "the server starts"], 300), 128).save_pretrained(folder)
     loaded: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(folder)
     return loaded
 
@@ -43,9 +39,7 @@ def test_the_template_writes_every_turn_and_bos_once(tokenizer: PreTrainedTokeni
         "<|bos|><|system|>Be brief.<|end|><|user|>what is a block<|end|>"
         "<|assistant|>A block.<|end|><|user|>thanks<|end|><|assistant|>"
     )
-    ids = tokenizer.apply_chat_template(CONVERSATION, add_generation_prompt=True, return_dict=True)[
-        "input_ids"
-    ]
+    ids = tokenizer.apply_chat_template(CONVERSATION, add_generation_prompt=True, return_dict=True)["input_ids"]
     assert ids.count(tokenizer.bos_token_id) == 1
     assert ids[-1] == tokenizer.convert_tokens_to_ids(ASSISTANT)
     assert tokenizer.decode(ids) == text
@@ -60,9 +54,7 @@ def test_plain_text_gets_one_bos_and_no_end(tokenizer: PreTrainedTokenizerFast) 
 
 def test_end_of_turn_is_the_end_of_the_sequence(tokenizer: PreTrainedTokenizerFast) -> None:
     assert (tokenizer.bos_token, tokenizer.eos_token) == (BOS, END)
-    assert [tokenizer.convert_tokens_to_ids(token) for token in SPECIAL_TOKENS] == list(
-        range(len(SPECIAL_TOKENS))
-    )
+    assert [tokenizer.convert_tokens_to_ids(token) for token in SPECIAL_TOKENS] == list(range(len(SPECIAL_TOKENS)))
     assert all(token in tokenizer.all_special_tokens for token in (BOS, END, USER, ASSISTANT))
 
 

@@ -19,18 +19,14 @@ class EchoHandler(BaseHTTPRequestHandler):
     """Serves one model that answers with the question, and refuses any request that is not greedy."""
 
     def do_GET(self) -> None:
-        self._answer(
-            {"object": "list", "data": [{"id": "echo", "object": "model", "created": 0, "owned_by": "x"}]}
-        )
+        self._answer({"object": "list", "data": [{"id": "echo", "object": "model", "created": 0, "owned_by": "x"}]})
 
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         assert (request["model"], request["temperature"]) == ("echo", 0)
         message = {"role": "assistant", "content": request["messages"][0]["content"]}
         choice = {"index": 0, "finish_reason": "stop", "message": message}
-        self._answer(
-            {"id": "1", "object": "chat.completion", "created": 0, "model": "echo", "choices": [choice]}
-        )
+        self._answer({"id": "1", "object": "chat.completion", "created": 0, "model": "echo", "choices": [choice]})
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -113,9 +109,6 @@ def test_the_weights_are_bfloat16_and_fit_the_tokenizer() -> None:
 
 
 def test_the_shipped_model_meets_its_targets_on_every_fourth_question() -> None:
-    sets = [
-        QuestionSet(group.name, group.target, group.questions[::EVERY])
-        for group in question_sets(load_corpus())
-    ]
+    sets = [QuestionSet(group.name, group.target, group.questions[::EVERY]) for group in question_sets(load_corpus())]
     scores = evaluate(FolderAsker(MODEL_DIRECTORY), sets)
     assert all(score.passed for score in scores), report(scores)

@@ -5,9 +5,7 @@ from service.quickstart.question_sets import held_back_forms, question_sets
 
 def test_training_and_held_back_questions_are_disjoint() -> None:
     corpus = load_corpus()
-    trained = {
-        normalise(question) for topic in corpus.topics for question in all_questions(topic, corpus.rules)
-    }
+    trained = {normalise(question) for topic in corpus.topics for question in all_questions(topic, corpus.rules)}
     assert trained & held_back_forms(corpus) == set()
 
 

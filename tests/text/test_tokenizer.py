@@ -95,3 +95,10 @@ def test_says_what_is_wrong_with_a_folder(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelLoadError, match=r"tokenizer\.json"):
         Tokenizer.from_folder(tmp_path)
+
+
+def test_special_tokens_can_be_shown() -> None:
+    tokenizer = Tokenizer(tiny_tokenizers.byte_level())
+    assert tokenizer.decode([1, 75], skip_special_tokens=False) == "<|im_start|>" + tokenizer.decode([75])
+    assert tokenizer.token_text(1) == "<|im_start|>"
+    assert tokenizer.token_text(10**6) == ""

@@ -1,0 +1,136 @@
+"""GET /openapi.json: the description of this API, made from the wire shapes that the server itself reads and writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.core.version import distribution_version
+from service.protocol.chat import ChatChunk, ChatRequest, ChatResponse
+from service.protocol.completions import CompletionChunk, CompletionRequest, CompletionResponse
+from service.protocol.error_body import ErrorBody
+from service.protocol.models import ModelCard, ModelList
+from service.protocol.tokenize import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeChatRequest,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from service.protocol.trace import RequestTrace
+
+_Shape = type[BaseModel]
+_REQUESTS: tuple[_Shape, ...] = (
+    CompletionRequest,
+    ChatRequest,
+    TokenizeRequest,
+    TokenizeChatRequest,
+    DetokenizeRequest,
+)
+_RESPONSES: tuple[_Shape, ...] = (
+    CompletionResponse,
+    CompletionChunk,
+    ChatResponse,
+    ChatChunk,
+    ModelCard,
+    ModelList,
+    TokenizeResponse,
+    DetokenizeResponse,
+    RequestTrace,
+    ErrorBody,
+)
+_PUBLIC: list[dict[str, list[str]]] = []
+
+
+class OpenApi:
+    """Written once, when it is made."""
+
+    def __init__(self) -> None:
+        self._json = orjson.dumps(describe())
+
+    async def get(self, http: Request) -> Response:
+        return Response(self._json, media_type="application/json")
+
+
+def describe() -> dict[str, Any]:
+    """The OpenAPI 3.1 description."""
+    shapes = [(shape, "validation") for shape in _REQUESTS] + [(shape, "serialization") for shape in _RESPONSES]
+    _, schemas = models_json_schema(shapes, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Headrace",
+            "version": distribution_version(),
+            "description": (
+                "An OpenAI-compatible inference service. Unknown request fields are accepted and named in the header "
+                "`x-ignored-params`; fields of OpenAI's or vLLM's APIs that are known but not honoured are refused "
+                "with code `unsupported_parameter` unless they have their default value."
+            ),
+        },
+        "security": [{"bearer": []}],
+        "components": {
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+            "schemas": schemas["$defs"],
+        },
+        "paths": _paths(),
+    }
+
+
+def _paths() -> dict[str, Any]:
+    model_id = {"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}
+    request_id = {**model_id, "name": "request_id"}
+    return {
+        "/v1/completions": {
+            "post": _call("Continue a text.", (CompletionRequest,), CompletionResponse, CompletionChunk)
+        },
+        "/v1/chat/completions": {"post": _call("Answer a chat.", (ChatRequest,), ChatResponse, ChatChunk)},
+        "/v1/models": {"get": _operation("The models that may be named.", _json_of(ModelList))},
+        "/v1/models/{model_id}": {"get": {**_operation("One model.", _json_of(ModelCard)), "parameters": [model_id]}},
+        "/v1/requests/{request_id}/trace": {
+            "get": {**_operation("Why a request was slow.", _json_of(RequestTrace)), "parameters": [request_id]}
+        },
+        "/tokenize": {
+            "post": _call("Ids of a prompt.", (TokenizeRequest, TokenizeChatRequest), TokenizeResponse, None)
+        },
+        "/detokenize": {"post": _call("Text of ids.", (DetokenizeRequest,), DetokenizeResponse, None)},
+        "/version": {"get": _operation("What runs here.", _json_object())},
+        "/openapi.json": {"get": _operation("This description.", _json_object())},
+        "/health": {"get": {**_operation("Would a new short request complete?", _json_object()), "security": _PUBLIC}},
+        "/ready": {"get": {**_operation("May a balancer send requests?", _json_object()), "security": _PUBLIC}},
+        "/metrics": {"get": {**_operation("For Prometheus.", {"text/plain": {}}), "security": _PUBLIC}},
+        "/": {"get": {**_operation("The playground.", {"text/html": {}}), "security": _PUBLIC}},
+    }
+
+
+def _call(summary: str, requests: tuple[_Shape, ...], response: _Shape, chunk: _Shape | None) -> dict[str, Any]:
+    content = _json_of(response)
+    if chunk is not None:
+        content["text/event-stream"] = {"itemSchema": _reference(chunk), "schema": {"type": "string"}}
+    schema = _reference(requests[0]) if len(requests) == 1 else {"oneOf": [_reference(each) for each in requests]}
+    body = {"required": True, "content": {"application/json": {"schema": schema}}}
+    return {**_operation(summary, content), "requestBody": body}
+
+
+def _operation(summary: str, content: dict[str, Any]) -> dict[str, Any]:
+    refusal = {"description": "An error.", "content": _json_of(ErrorBody)}
+    return {
+        "summary": summary,
+        "responses": {"200": {"description": "Done.", "content": content}, "4XX": refusal, "5XX": refusal},
+    }
+
+
+def _json_of(shape: _Shape) -> dict[str, Any]:
+    return {"application/json": {"schema": _reference(shape)}}
+
+
+def _json_object() -> dict[str, Any]:
+    return {"application/json": {"schema": {"type": "object"}}}
+
+
+def _reference(shape: _Shape) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{shape.__name__}"}

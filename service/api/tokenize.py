@@ -1,0 +1,83 @@
+"""POST /tokenize: text or messages -> ids, exactly as a call would have them. POST /detokenize: ids -> text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.api.answering import ignored_header
+from service.api.chat_messages import unknown_fields
+from service.api.chat_prompting import chat_prompt_ids, check_chat
+from service.api.context import ApiContext
+from service.api.json_body import read_json_object
+from service.api.serving_state import ServedModel
+from service.api.validation import check_model, check_token_ids, ignored_fields, parse
+from service.errors import InvalidRequest
+from service.protocol.generation import WireRequest
+from service.protocol.tokenize import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeChatRequest,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+
+
+class Tokenize:
+    """Neither needs the engine; both answer while long prompts are computed."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._context = context
+
+    async def tokenize(self, http: Request) -> Response:
+        model = self._context.state.check_ready()
+        body = await read_json_object(http, self._context.texts)
+        if ("prompt" in body) == ("messages" in body):
+            raise InvalidRequest("Either prompt or messages is required.", param="prompt")
+        if "messages" in body:
+            ids, ignored, with_strings = await self._chat_ids(body, model)
+        else:
+            ids, ignored, with_strings = await self._text_ids(body, model)
+        answer = TokenizeResponse(count=len(ids), max_model_len=model.max_model_len, tokens=ids)
+        if with_strings:
+            answer.token_strs = [model.tokenizer.token_text(token_id) for token_id in ids]
+        return _answer(answer, ignored)
+
+    async def detokenize(self, http: Request) -> Response:
+        model = self._context.state.check_ready()
+        fields = parse(DetokenizeRequest, await read_json_object(http, self._context.texts))
+        ignored = self._check(fields, fields.model)
+
+        def decode() -> str:
+            check_token_ids(fields.tokens, model.vocab_size, "tokens")
+            return model.tokenizer.decode(fields.tokens, skip_special_tokens=False)
+
+        return _answer(DetokenizeResponse(prompt=await self._context.texts.run(len(fields.tokens), decode)), ignored)
+
+    async def _text_ids(self, body: dict[str, Any], model: ServedModel) -> tuple[list[int], tuple[str, ...], bool]:
+        fields = parse(TokenizeRequest, body)
+        ignored = self._check(fields, fields.model)
+        special = fields.add_special_tokens is not False
+        ids = await self._context.texts.run(
+            len(fields.prompt), lambda: model.tokenizer.encode(fields.prompt, add_special_tokens=special)
+        )
+        return ids, ignored, bool(fields.return_token_strs)
+
+    async def _chat_ids(self, body: dict[str, Any], model: ServedModel) -> tuple[list[int], tuple[str, ...], bool]:
+        fields = parse(TokenizeChatRequest, body)
+        ignored = self._check(fields, fields.model, unknown_fields(fields.messages))
+        chat = check_chat(fields, model, self._context)
+        return await chat_prompt_ids(chat, model, self._context), ignored, bool(fields.return_token_strs)
+
+    def _check(self, fields: WireRequest, model: str | None, deeper: tuple[str, ...] = ()) -> tuple[str, ...]:
+        if model is not None:
+            check_model(model, self._context.config)
+        return ignored_fields((*(fields.model_extra or {}), *deeper), self._context.config)
+
+
+def _answer(shape: BaseModel, ignored: tuple[str, ...]) -> Response:
+    json = shape.model_dump_json(exclude_unset=True)
+    return Response(json, headers=ignored_header(ignored), media_type="application/json")

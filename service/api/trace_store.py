@@ -1,0 +1,79 @@
+"""The traces of the last calls: opened when a call is accepted, filled in as its prompts end."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from service.core.events import FinalEvent
+from service.core.request import Request
+from service.protocol.trace import PromptTrace, RequestTrace, TraceOutcome
+
+MAX_TRACES = 1000
+
+
+class CallTrace:
+    """One call's trace and whose it is."""
+
+    def __init__(self, call_id: str, client: str, model: str, created: int, requests: Sequence[Request]) -> None:
+        self.client = client
+        self._facts = (call_id, created, model)
+        self._prompts = [
+            PromptTrace(
+                index=index,
+                outcome="running",
+                prompt_tokens=request.num_prompt_tokens,
+                n=request.sampling.n,
+                max_tokens=request.sampling.max_tokens,
+            )
+            for index, request in enumerate(requests)
+        ]
+
+    def note_end(self, prompt_index: int, event: FinalEvent | None) -> None:
+        """The prompt's request has ended; None: we stopped listening, and it is being aborted."""
+        prompt = self._prompts[prompt_index]
+        if event is None:
+            prompt.outcome = "aborted"
+            return
+        stats = event.stats
+
+        def after_arrival(time_s: float | None) -> float | None:
+            return None if time_s is None else round(time_s - stats.arrival_s, 6)
+
+        prompt.outcome = event.outcome.value
+        prompt.cached_tokens = stats.num_cached_tokens
+        prompt.output_tokens = stats.num_output_tokens
+        prompt.first_scheduled_s = after_arrival(stats.first_scheduled_s)
+        prompt.first_token_s = after_arrival(stats.first_token_s)
+        prompt.finished_s = after_arrival(stats.finished_s)
+        prompt.preemptions = stats.num_preemptions
+
+    def show(self) -> RequestTrace:
+        call_id, created, model = self._facts
+        return RequestTrace(id=call_id, created=created, model=model, outcome=self._outcome(), prompts=self._prompts)
+
+    def _outcome(self) -> TraceOutcome:
+        """The worst of the prompts'."""
+        outcomes = {prompt.outcome for prompt in self._prompts}
+        order: tuple[TraceOutcome, ...] = ("failed", "aborted", "running", "finished")
+        return next(outcome for outcome in order if outcome in outcomes)
+
+
+class TraceStore:
+    """The last `max_traces` calls by their ids. Event-loop thread only."""
+
+    def __init__(self, max_traces: int = MAX_TRACES) -> None:
+        self._max_traces = max_traces
+        self._traces: OrderedDict[str, CallTrace] = OrderedDict()
+
+    def open(self, call_id: str, client: str, model: str, created: int, requests: Sequence[Request]) -> CallTrace:
+        trace = CallTrace(call_id, client, model, created, requests)
+        self._traces[call_id] = trace
+        if len(self._traces) > self._max_traces:
+            self._traces.popitem(last=False)
+        return trace
+
+    def get(self, call_id: str, client: str) -> CallTrace | None:
+        """None if there is none, or if it is somebody else's."""
+        trace = self._traces.get(call_id)
+        return trace if trace is not None and trace.client == client else None

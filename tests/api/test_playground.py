@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import pytest
+
+from service.api import playground
+from tests.api.running_server import RunningServer
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+PAGE = Path(playground.__file__).with_name("playground.html").read_text(encoding="utf-8")
+
+
+def test_the_page_is_served(http: httpx.Client) -> None:
+    response = http.get("/")
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    assert response.text == PAGE
+    assert "default-src 'none'" in response.headers["content-security-policy"]
+
+
+def test_the_page_needs_nothing_from_elsewhere() -> None:
+    # the one address is the name space of the icon's SVG, which nobody loads
+    assert set(re.findall(r"https?://[^'\"\s)]+", PAGE)) <= {"http://www.w3.org/2000/svg"}
+    assert not re.search(r"<script[^>]+src|<link[^>]+stylesheet|@import|url\(|import\(", PAGE)
+    assert "innerHTML" not in PAGE  # a model's words are text, never markup
+
+
+def test_the_page_asks_only_for_routes_that_there_are(server: RunningServer, http: httpx.Client) -> None:
+    paths = set(re.findall(r'fetch\("([^"]+)"', PAGE))
+    assert paths == {"v1/models", "v1/chat/completions", "version"}
+    assert all(http.get(f"/{path}").status_code in (200, 405) for path in paths)
+
+
+class Stagehand:
+    """Keeps the browser from being done: an image of the page does not arrive before the page says that it is."""
+
+    def __init__(self) -> None:
+        finished = threading.Event()
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                if self.path == "/finished":
+                    finished.set()
+                finished.wait(60)
+                self.send_response(204)
+                self.end_headers()
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._http.server_port}"
+
+    def __enter__(self) -> Stagehand:
+        threading.Thread(target=self._http.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+
+
+PLAY = """<img src="STAGE/image" hidden><script>
+let isSent = false;
+setInterval(() => {
+  if ($("model").value && !isSent) { isSent = true; box.value = "two and two?"; $("form").requestSubmit(); }
+  if ($("status").textContent.includes("tokens/s")) fetch("STAGE/finished", {mode: "no-cors"});
+}, 50);
+</script></body>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
+def test_in_a_browser(server: RunningServer, tmp_path: Path) -> None:
+    """The page, driven by a script that is put into a copy of it: it lists the models and streams an answer."""
+    assert CHROMIUM is not None
+    server.say("<b>four</b> **bold** and ```py\nprint(4)\n```")
+    server.executor.delay_s = 0.005
+    with Stagehand() as stage:
+        page = PAGE.replace('fetch("', f'fetch("{server.base_url}/').replace(
+            "</body>", PLAY.replace("STAGE", stage.url)
+        )
+        (tmp_path / "page.html").write_text(page, encoding="utf-8")
+        command = [
+            CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-web-security", "--dump-dom",
+            f"--user-data-dir={tmp_path / 'profile'}", f"file://{tmp_path / 'page.html'}",
+        ]  # fmt: skip
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=90).stdout
+    assert 'value="tiny/model"' in shown
+    assert '<div class="text">two and two?</div>' in shown
+    assert "&lt;b&gt;four&lt;/b&gt; <strong>bold</strong> and" in shown
+    assert "<code>print(4)</code>" in shown
+    assert "first token" in shown
+    assert "tokens/s" in shown
