@@ -268,7 +268,17 @@ class _Service:
                 temperature=1.0 if generation.temperature is None else generation.temperature,
                 top_p=1.0 if generation.top_p is None else generation.top_p,
                 top_k=0 if generation.top_k is None else generation.top_k,
+                heeds_priority=self._settings.scheduling_policy == "priority",
             ),
+            build={
+                "model": self._settings.public_model_name(),
+                "revision": self._settings.revision or "none",
+                "load_format": self._settings.load_format,
+                "architecture": loaded.model_config.architecture,
+                "dtype": str(loaded.dtype),
+                "device": str(loaded.device),
+                "headrace": distribution_version(),
+            },
             clock=self._clock,
         )
 
