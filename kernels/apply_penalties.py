@@ -76,12 +76,14 @@ def _apply_penalties_kernel(
     is_seen = counts > 0
     generated = counts >> 1
     repetition = tl.load(repetition_ptr + row)
+    # All of the piece is read and written: wide accesses, where single tokens would each take an instruction.
     logits_ptrs = logits_ptr + row * stride_row + token
-    logits = tl.load(logits_ptrs, mask=is_seen, other=0.0).to(tl.float32)
-    logits = tl.where(logits > 0, tl.div_rn(logits, repetition), logits * repetition)
-    logits -= tl.load(frequency_ptr + row) * generated.to(tl.float32)
-    logits -= tl.where(generated > 0, tl.load(presence_ptr + row), 0.0)
-    tl.store(logits_ptrs, logits.to(logits_ptr.dtype.element_ty), mask=is_seen)
+    logits = tl.load(logits_ptrs, mask=token < size, other=0.0)
+    exact = logits.to(tl.float32)
+    exact = tl.where(exact > 0, exact / repetition, exact * repetition)
+    exact -= tl.load(frequency_ptr + row) * generated.to(tl.float32)
+    exact -= tl.where(generated > 0, tl.load(presence_ptr + row), 0.0)
+    tl.store(logits_ptrs, tl.where(is_seen, exact.to(logits_ptr.dtype.element_ty), logits), mask=token < size)
 
 
 @triton.jit(

@@ -34,7 +34,7 @@ def apply_token_bitmask_reference(logits: Tensor, bitmask: Tensor, mask_rows: Te
 def _apply_token_bitmask_kernel(
     logits_ptr, bitmask_ptr, mask_rows_ptr, stride_row, size, num_words, WORDS: tl.constexpr
 ):
-    """Program (row, WORDS words of its mask). Logits are written, not read."""
+    """Program (row, WORDS words of its mask). Allowed logits are written back: wide accesses, not one a token."""
     row = tl.program_id(0).to(tl.int64)
     mask_row = tl.load(mask_rows_ptr + row).to(tl.int64)
     if mask_row < 0:
@@ -44,8 +44,9 @@ def _apply_token_bitmask_kernel(
     bit = tl.arange(0, 32)
     token = word[:, None] * 32 + bit[None, :]
     is_forbidden = ((words[:, None] >> bit[None, :]) & 1) == 0
-    forbidden = tl.full([WORDS, 32], float("-inf"), tl.float32).to(logits_ptr.dtype.element_ty)
-    tl.store(logits_ptr + row * stride_row + token, forbidden, mask=is_forbidden & (token < size))
+    logits_ptrs = logits_ptr + row * stride_row + token
+    logits = tl.load(logits_ptrs, mask=token < size, other=0.0)
+    tl.store(logits_ptrs, tl.where(is_forbidden, float("-inf"), logits), mask=token < size)
 
 
 def apply_token_bitmask_triton(logits: Tensor, bitmask: Tensor, mask_rows: Tensor) -> None:

@@ -29,7 +29,7 @@ N may be 0. V < 2^31.
 
 The kernels sort nothing. Tokens are looked at in groups of 128, whose largest are known (kernels/group_max.py): groups
 that cannot hold a token of interest are passed over. A filter's border is sought among the values that a logit can
-take, four at a time, by how many tokens (or how much mass) lie at or above each: exact, and as fast for any k and p.
+take, three at a time, by how many tokens (or how much mass) lie at or above each: exact, and as fast for any k and p.
 """
 
 from __future__ import annotations
@@ -149,7 +149,12 @@ def _gumbel(words: Tensor) -> Tensor:
     return uniform(words).neg_().log1p_().neg_().log_().neg_()
 
 
-_TILE_BYTES = 8192  # that a program looks at together: 8 warps, two 16-byte loads a thread
+# The border's program. One H200, bf16, top_p 0.9 of normal logits, us of all four launches for 1 and 256 rows of 128k:
+# 16 warps with 8 KB of logits a turn 108, 390; with 16 KB 96, 365 (but 885 against 626 in fp32); with 4 KB 134, 471;
+# 8 warps with 8 KB 126, 414. 64 registers let two programs share a multiprocessor: without, 402.
+_BORDER_WARPS = 16
+_BORDER_TILE_BYTES = 8192
+_BORDER_REGISTERS = 64
 _CHUNK = 1024  # tokens that draw their noise in one program
 _NEGLIGIBLE = 40.0  # 2^31 tokens this far below the best weigh 10^-8 of it
 
@@ -232,11 +237,11 @@ def _border_key(
     `wanted` counts tokens; BY_MASS it is a share of the mass of all tokens at or above `low`, where a token weighs
     exp((logit - largest) * scale), and groups below `lowest` are not looked at. At `low` there must be enough.
 
-    Each turn weighs four keys between low and high, and draws both in to the logits between them. As a rule the four
-    stand around the value at which a straight line between the two ends meets `wanted`; after a turn that left more
-    than a quarter they divide the values evenly; every fourth turn they divide the keys evenly, which bounds the number
-    of turns for any row. The first turn has no line yet, and looks near the largest. Ordinary rows of 128k logits take
-    3 to 8 turns in bf16 and 4 to 10 in fp32.
+    Each turn weighs three keys between low and high. As a rule they stand around the value at which a straight line
+    between the two ends meets `wanted`; after a turn that left more than a third they divide the values evenly; every
+    fourth turn they divide the keys evenly, which bounds the number of turns for any row. The first turn has no line
+    yet, and looks near the largest. The first turn, and in fp32 every turn, also draws both ends in to the logits
+    between them. Ordinary rows of 128k logits take 3 to 8 turns in bf16 and 4 to 13 in fp32.
     """
     PIECES: tl.constexpr = GROUP // 8
     group = tl.arange(0, BLOCK_GROUPS)
@@ -256,21 +261,18 @@ def _border_key(
         meeting = (weight_low - target) / (weight_low - weight_high)
         meeting = tl.minimum(tl.maximum(meeting, 0.0), 1.0)
         is_by_key = turn % 4 == 3
-        share1 = tl.where(turn == 0, 0.36, tl.where(is_narrowed, tl.maximum(meeting - 0.1, 0.0), 0.2))
-        share2 = tl.where(turn == 0, 0.64, tl.where(is_narrowed, tl.maximum(meeting - 0.015, 0.0), 0.4))
-        share3 = tl.where(turn == 0, 0.84, tl.where(is_narrowed, tl.minimum(meeting + 0.015, 1.0), 0.6))
-        share4 = tl.where(turn == 0, 0.96, tl.where(is_narrowed, tl.minimum(meeting + 0.1, 1.0), 0.8))
-        key1 = tl.where(is_by_key, low + width // 5, _key(bottom * (1 - share1) + top * share1, SHIFT))
-        key2 = tl.where(is_by_key, low + 2 * width // 5, _key(bottom * (1 - share2) + top * share2, SHIFT))
-        key3 = tl.where(is_by_key, low + 3 * width // 5, _key(bottom * (1 - share3) + top * share3, SHIFT))
-        key4 = tl.where(is_by_key, low + 4 * width // 5, _key(bottom * (1 - share4) + top * share4, SHIFT))
-        key1, key2 = _inside(key1, low, high), _inside(key2, low, high)
-        key3, key4 = _inside(key3, low, high), _inside(key4, low, high)
+        share1 = tl.where(turn == 0, 0.5, tl.where(is_narrowed, tl.maximum(meeting - 0.03, 0.0), 0.25))
+        share2 = tl.where(turn == 0, 0.8, tl.where(is_narrowed, meeting, 0.5))
+        share3 = tl.where(turn == 0, 0.95, tl.where(is_narrowed, tl.minimum(meeting + 0.03, 1.0), 0.75))
+        key1 = tl.where(is_by_key, low + width // 4, _key(bottom * (1 - share1) + top * share1, SHIFT))
+        key2 = tl.where(is_by_key, low + width // 2, _key(bottom * (1 - share2) + top * share2, SHIFT))
+        key3 = tl.where(is_by_key, low + 3 * width // 4, _key(bottom * (1 - share3) + top * share3, SHIFT))
+        key1, key2, key3 = _inside(key1, low, high), _inside(key2, low, high), _inside(key3, low, high)
         if BY_MASS:
             key1 = tl.where(turn == 0, low, key1)
-        value1, value2 = _value(key1, SHIFT), _value(key2, SHIFT)
-        value3, value4 = _value(key3, SHIFT), _value(key4, SHIFT)
+        value1, value2, value3 = _value(key1, SHIFT), _value(key2, SHIFT), _value(key3, SHIFT)
         ceiling = _value(high, SHIFT)
+        is_drawn_in = (SHIFT == 0) | (turn == 0)
 
         is_active = (group < num_groups) & (maxima >= floor)
         num_active = tl.sum(is_active.to(tl.int32), 0)
@@ -282,38 +284,36 @@ def _border_key(
         sum1 = tl.zeros([TILE_GROUPS * PIECES], dtype)
         sum2 = tl.zeros([TILE_GROUPS * PIECES], dtype)
         sum3 = tl.zeros([TILE_GROUPS * PIECES], dtype)
-        sum4 = tl.zeros([TILE_GROUPS * PIECES], dtype)
         smallest = tl.full([TILE_GROUPS * PIECES], float("inf"), tl.float32)
         biggest = tl.full([TILE_GROUPS * PIECES], float("-inf"), tl.float32)
-        for base in tl.range(0, num_active, TILE_GROUPS, num_stages=4):
-            index = base + piece // PIECES
+        for base in range(0, num_active, TILE_GROUPS):
+            index = (base + piece // PIECES)[:, None]
             active = tl.load(active_row_ptr + index, mask=index < num_active, other=0)
-            token = (active * GROUP + piece % PIECES * 8)[:, None] + tl.arange(0, 8)[None, :]
-            is_token = (index < num_active)[:, None] & (token < size)
+            token = active * GROUP + (piece % PIECES * 8)[:, None] + tl.arange(0, 8)[None, :]
+            is_token = (index < num_active) & (token < size)
             logits = tl.load(logits_row_ptr + token, mask=is_token, other=float("-inf")).to(tl.float32)
-            smallest = tl.minimum(smallest, tl.min(tl.where(logits >= floor, logits, float("inf")), 1))
-            biggest = tl.maximum(biggest, tl.max(tl.where(logits < ceiling, logits, float("-inf")), 1))
+            if is_drawn_in:
+                smallest = tl.minimum(smallest, tl.min(tl.where(logits >= floor, logits, float("inf")), 1))
+                biggest = tl.maximum(biggest, tl.max(tl.where(logits < ceiling, logits, float("-inf")), 1))
             if BY_MASS:
                 weights = tl.exp2((logits - largest) * log2_scale)
                 sum1 += tl.sum(tl.where(logits >= value1, weights, 0.0), 1)
                 sum2 += tl.sum(tl.where(logits >= value2, weights, 0.0), 1)
                 sum3 += tl.sum(tl.where(logits >= value3, weights, 0.0), 1)
-                sum4 += tl.sum(tl.where(logits >= value4, weights, 0.0), 1)
             else:
                 sum1 += tl.sum((logits >= value1).to(tl.int32), 1)
                 sum2 += tl.sum((logits >= value2).to(tl.int32), 1)
                 sum3 += tl.sum((logits >= value3).to(tl.int32), 1)
-                sum4 += tl.sum((logits >= value4).to(tl.int32), 1)
-        total1, total2, total3, total4 = tl.sum(sum1, 0), tl.sum(sum2, 0), tl.sum(sum3, 0), tl.sum(sum4, 0)
+        total1, total2, total3 = tl.sum(sum1, 0), tl.sum(sum2, 0), tl.sum(sum3, 0)
         if BY_MASS:
             target = tl.where(turn == 0, wanted * total1, target)
         low, high, weight_low, weight_high = _narrowed(low, high, weight_low, weight_high, key1, total1, target)
         low, high, weight_low, weight_high = _narrowed(low, high, weight_low, weight_high, key2, total2, target)
         low, high, weight_low, weight_high = _narrowed(low, high, weight_low, weight_high, key3, total3, target)
-        low, high, weight_low, weight_high = _narrowed(low, high, weight_low, weight_high, key4, total4, target)
-        low = tl.maximum(low, _key(tl.min(smallest, 0), SHIFT))
-        high = tl.minimum(high, _key(tl.max(biggest, 0), SHIFT) + 1)
-        is_narrowed = (turn == 0) | ((_value(high - 1, SHIFT) - _value(low, SHIFT)) * 4 <= top - bottom)
+        if is_drawn_in:
+            low = tl.maximum(low, _key(tl.min(smallest, 0), SHIFT))
+            high = tl.minimum(high, _key(tl.max(biggest, 0), SHIFT) + 1)
+        is_narrowed = (turn == 0) | ((_value(high - 1, SHIFT) - _value(low, SHIFT)) * 3 <= top - bottom)
         turn += 1
     return low
 
@@ -550,8 +550,9 @@ def sample_tokens_triton(
         SHIFT=16 if logits.dtype == torch.bfloat16 else 0,
         GROUP=GROUP,
         BLOCK_GROUPS=block_groups,
-        TILE_GROUPS=_TILE_BYTES // (GROUP * logits.dtype.itemsize),
-        num_warps=8,
+        TILE_GROUPS=_BORDER_TILE_BYTES // (GROUP * logits.dtype.itemsize),
+        num_warps=_BORDER_WARPS,
+        maxnreg=_BORDER_REGISTERS,
     )
     best_score = torch.empty((num_rows, num_chunks), dtype=torch.float32, device=logits.device)
     best_token = torch.empty((num_rows, num_chunks), dtype=torch.int32, device=logits.device)

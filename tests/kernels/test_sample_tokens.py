@@ -257,10 +257,18 @@ def mixture(rows, generator):
 KERNELS = [INTERPRET, GPU]
 
 
-@pytest.mark.parametrize("lane", KERNELS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("has_min_p", [False, True])
-@pytest.mark.parametrize("size", [1, 17, 129, 1000, 4099])
+def cases():
+    """(size, has_min_p, dtype, lane): all on the GPU, a few in the slow interpreter."""
+    interpreted = {(1, False, torch.bfloat16), (129, True, torch.float32), (1000, False, torch.bfloat16)}
+    for size in (1, 17, 128, 129, 1000, 4099):
+        for has_min_p in (False, True):
+            for dtype in (torch.bfloat16, torch.float32):
+                yield pytest.param(size, has_min_p, dtype, *GPU.values, marks=GPU.marks)
+                if (size, has_min_p, dtype) in interpreted:
+                    yield pytest.param(size, has_min_p, dtype, *INTERPRET.values, marks=INTERPRET.marks)
+
+
+@pytest.mark.parametrize(("size", "has_min_p", "dtype", "lane"), list(cases()))
 def test_the_kernel_draws_as_the_reference(size, has_min_p, dtype, lane):
     generator = torch.Generator().manual_seed(size)
     rows = 123 if lane.name == "gpu" else 8
