@@ -150,7 +150,7 @@ def _gumbel(words: Tensor) -> Tensor:
 
 
 # The border's program. One H200, bf16, top_p 0.9 of normal logits, us of all four launches for 1 and 256 rows of 128k:
-# 16 warps with 8 KB of logits a turn 108, 390; with 16 KB 96, 365 (but 885 against 626 in fp32); with 4 KB 134, 471;
+# 16 warps with 8 KB of logits at a time 108, 390; with 16 KB 96, 365 (but 885 against 626 in fp32); with 4 KB 134, 471;
 # 8 warps with 8 KB 126, 414. 64 registers let two programs share a multiprocessor: without, 402.
 _BORDER_WARPS = 16
 _BORDER_TILE_BYTES = 8192
