@@ -1,14 +1,18 @@
 """Tile sizes of the attention kernels, in one table.
 
 Shared memory decides what fits: a stage of the pipeline holds one tile of keys and one of values, and an sm_90
-program has 227 KB. Where a tile comes through a block table, `num_stages` counts the table's entries too: 3 keeps one
-tile on its way while another is used, 5 keeps two.
-tests/kernels/test_sm90_compile.py compiles the rows for 16-bit numbers: WGMMA in prefill, no spills.
+multiprocessor has 227 KB. Where a tile comes through a block table, `num_stages` counts the table's entries too: 3
+keeps one tile on its way while another is used, 5 keeps two.
+
+Measured on one H200 (torch 2.11, Triton 3.6, bf16, 32 heads, 8 kv heads, head dim 128, blocks of 16) with
+`python -m service.bench.attention_kernels --sweep`; us a layer. Head dims above 128 and fp32 have no sweep yet: they
+take what fits. tests/kernels/test_sm90_compile.py compiles the 16-bit rows: WGMMA in prefill, no spills.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -27,29 +31,58 @@ class DecodeConfig:
 
 @dataclass(frozen=True, slots=True)
 class PrefillConfig:
-    """block_m: rows of a program, query tokens x heads of one kv head. block_kv: tokens a tile."""
+    """block_m: rows of a program, query tokens x heads of one kv head. block_kv: tokens a tile. max_registers: of a
+    thread; None leaves it to the compiler."""
 
     block_m: int
     block_kv: int
     num_warps: int
     num_stages: int
+    max_registers: int | None = None
 
 
-def decode_config(head_dim: int, dtype: torch.dtype) -> DecodeConfig:
-    row_bytes = _padded(head_dim) * dtype.itemsize
-    if row_bytes <= 256:
-        return DecodeConfig(64, num_warps=4, num_stages=5, programs_per_sm=3, min_tiles=2)
-    if row_bytes <= 512:
-        return DecodeConfig(64, num_warps=4, num_stages=3, programs_per_sm=2, min_tiles=2)
-    return DecodeConfig(32, num_warps=8, num_stages=3, programs_per_sm=2, min_tiles=2)
+def decode_config(head_dim: int, dtype: torch.dtype, num_pairs: int) -> DecodeConfig:
+    """num_pairs: sequences x kv heads, what there is to do before anything is split.
+
+    sequences x context            1 x 2048   1 x 32k   8 x 4096   32 x 1024   64 x 2048   256 x 128   256 x 1024
+    128, 4 warps, 5 stages, 1, 2       10.8      41.0       40.8        41.2       135.0        76.7        266.1
+    128, 4 warps, 3 stages, 2, 1        9.9      46.8       42.1        39.2       131.0        50.7        256.0
+     64, 2 warps, 5 stages, 2, 2       10.5      43.5       40.4        44.3       145.9        44.9        252.0
+    """
+    if dtype.itemsize > 2 or head_dim > 128:
+        if _padded(head_dim) * dtype.itemsize <= 512:
+            return DecodeConfig(64, num_warps=4, num_stages=3, programs_per_sm=2, min_tiles=2)
+        return DecodeConfig(32, num_warps=8, num_stages=3, programs_per_sm=2, min_tiles=2)
+    if num_pairs <= 32:
+        return DecodeConfig(128, num_warps=4, num_stages=5, programs_per_sm=1, min_tiles=2)
+    if num_pairs < 1024:
+        return DecodeConfig(128, num_warps=4, num_stages=3, programs_per_sm=2, min_tiles=1)
+    return DecodeConfig(64, num_warps=2, num_stages=5, programs_per_sm=2, min_tiles=2)
 
 
-def prefill_config(head_dim: int, dtype: torch.dtype) -> PrefillConfig:
-    if dtype == torch.float32:
-        return PrefillConfig(32, 32, num_warps=4 if _padded(head_dim) <= 128 else 8, num_stages=2)
-    if _padded(head_dim) <= 128:
-        return PrefillConfig(64, 64, num_warps=4, num_stages=3)
-    return PrefillConfig(64, 64, num_warps=8, num_stages=2)
+def prefill_config(head_dim: int, dtype: torch.dtype, rows_per_sm: float) -> PrefillConfig:
+    """rows_per_sm: query tokens x heads, divided by the multiprocessors.
+
+    Two programs on a multiprocessor overlap one's softmax with the other's products; that takes 128 registers a
+    thread, and enough rows for two programs everywhere.
+
+    tokens / context               512 / 512   1024 / 1024   2048 / 2048   8192 / 8192   512 / 16k   32 x 256 / 256
+    128 x 64, 8 warps, 5 stages         16.0          31.6          98.6        1237.7       310.6            142.4
+    128 x 64, 8 warps, 2, 128 reg.      19.8          35.6          81.9        1133.6       499.9            101.1
+    64 x 64, 4 warps, 2 stages          15.3          33.1         107.8        1476.4       383.4            120.1
+    """
+    if dtype.itemsize > 2:
+        return PrefillConfig(32, 32, num_warps=4 if head_dim <= 128 else 8, num_stages=2)
+    if head_dim > 128:
+        return PrefillConfig(64, 64, num_warps=8, num_stages=2)
+    if rows_per_sm >= 2 * 128:
+        return PrefillConfig(128, 64, num_warps=8, num_stages=2, max_registers=128)
+    return PrefillConfig(128, 64, num_warps=8, num_stages=5)
+
+
+@cache
+def num_multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8
 
 
 def _padded(head_dim: int) -> int:

@@ -13,8 +13,8 @@ Tensors (S sequences, H query heads, K kv heads, D head dim, B blocks, P block s
         context_lens         [S]           int32: cached tokens, the query's own included; 0 marks a padding row
     out                      [S, H, D]     query's dtype, contiguous; written in place, padding rows with zeros
 
-P from 1 (TokenAttention) up, D and K up to 256 in the kernel, any G. Cells at or past context_lens[s], or before
-`first`, do not count: they may hold another request's remains, NaN included.
+P from 1 (TokenAttention) up; any G; in the kernel D and K up to 256, and scale > 0. Cells at or past context_lens[s],
+or before `first`, do not count: they may hold another request's remains, NaN included.
 Rounding: fp32 scores and accumulation, rounded once when written; 16-bit probabilities are rounded before they meet
 the values, and an fp32 product is three tf32 products in the kernel.
 Offsets are int64. S may be 0. Rows may stand in any order; neighbours of similar length are fastest
@@ -30,18 +30,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import no_type_check
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.attention_config import DecodeConfig, decode_config
+from kernels.attention_config import DecodeConfig, decode_config, num_multiprocessors
 from kernels.capped_attention import capped_attention
 from kernels.optional_triton import tl, triton
 
 _MAX_KV_HEADS = 256
+_MERGED_AT_ONCE = 2048  # partial results a warp holds in registers: 64 a thread
 _MAX_PADDED_CELLS = 16_384  # of one group in the reference: gathered keys and values stay in a CPU's cache
 
 
@@ -143,7 +144,7 @@ def paged_attention_decode_reference(
         else:
             mask = mask if mask is not None else torch.ones((), dtype=torch.bool, device=query.device)
             attended = capped_attention(grouped, keys, values, mask, scale, logit_softcap)
-        out[group.rows] = attended.view(rows.shape)
+        out[group.rows] = attended.reshape(rows.shape)
 
 
 def _gather(cache: Tensor, group: DecodeGroup) -> Tensor:
@@ -166,6 +167,46 @@ def _count_tiles(context_lens_ptr, seqs, num_seqs, SLIDING_WINDOW: tl.constexpr,
     return tl.cdiv(lens, BLOCK_KV)
 
 
+@triton.jit
+@no_type_check
+def _find_item(
+    item,
+    context_lens_ptr,
+    num_seqs,
+    splits_wanted,
+    min_tiles,
+    SLIDING_WINDOW: tl.constexpr,
+    BLOCK_KV: tl.constexpr,
+    BLOCK_SEQS: tl.constexpr,
+    ONE_LOOK: tl.constexpr,
+):
+    """Its sequence (num_seqs: there are fewer items), the first item of that sequence, and the most tiles a split
+    has. Every program finds it alone: what a step would prepare for all of them could be a step too old."""
+    all_tiles = 0
+    for base in range(0, 1 if ONE_LOOK else num_seqs, BLOCK_SEQS):
+        seqs = base + tl.arange(0, BLOCK_SEQS)
+        all_tiles += tl.sum(_count_tiles(context_lens_ptr, seqs, num_seqs, SLIDING_WINDOW, BLOCK_KV))
+    split_tiles = tl.maximum(tl.cdiv(all_tiles, splits_wanted), min_tiles)
+
+    seq = 0
+    first_item = 0
+    num_items = 0
+    for base in range(0, 1 if ONE_LOOK else num_seqs, BLOCK_SEQS):
+        seqs = base + tl.arange(0, BLOCK_SEQS)
+        tiles = _count_tiles(context_lens_ptr, seqs, num_seqs, SLIDING_WINDOW, BLOCK_KV)
+        splits = tl.maximum(tl.cdiv(tiles, split_tiles), 1)
+        ends = num_items + tl.cumsum(splits, 0)
+        is_before = (ends <= item) & (seqs < num_seqs)
+        # One reduction for two facts: the last sequence that ends before the item, and where.
+        last = tl.max(tl.where(is_before, (ends.to(tl.int64) << 32) + seqs + 1, 0))
+        if last > 0:
+            seq = (last & 0xFFFFFFFF).to(tl.int32)
+            first_item = (last >> 32).to(tl.int32)
+        if not ONE_LOOK:
+            num_items += tl.sum(splits)
+    return seq, first_item, split_tiles
+
+
 @triton.jit(
     do_not_specialize=["num_seqs", "splits_wanted", "min_tiles", "table_stride"],
     do_not_specialize_on_alignment=["block_table_ptr", "context_lens_ptr", "arrivals_ptr"],
@@ -185,7 +226,7 @@ def _paged_attention_decode_kernel(
     splits_wanted,
     min_tiles,
     query_stride_seq,
-    cache_stride_block,
+    block_rows,  # from a block to the next in the caches, in rows of HEAD_DIM elements: 32 bits hold any row's number
     table_stride,
     score_scale,  # scale * log2(e): the kernel counts in powers of two
     NUM_KV_HEADS: tl.constexpr,
@@ -199,6 +240,8 @@ def _paged_attention_decode_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_KV: tl.constexpr,
     BLOCK_SEQS: tl.constexpr,
+    ONE_LOOK: tl.constexpr,
+    MERGE_G: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
@@ -206,25 +249,18 @@ def _paged_attention_decode_kernel(
     kv_head = tl.program_id(0)
     item = tl.program_id(1)
 
-    all_tiles = 0
-    for base in range(0, num_seqs, BLOCK_SEQS):
-        seqs = base + tl.arange(0, BLOCK_SEQS)
-        all_tiles += tl.sum(_count_tiles(context_lens_ptr, seqs, num_seqs, SLIDING_WINDOW, BLOCK_KV))
-    split_tiles = tl.maximum(tl.cdiv(all_tiles, splits_wanted), min_tiles)
-
-    seq = 0
-    first_item = 0
-    num_items = 0
-    for base in range(0, num_seqs, BLOCK_SEQS):
-        seqs = base + tl.arange(0, BLOCK_SEQS)
-        tiles = _count_tiles(context_lens_ptr, seqs, num_seqs, SLIDING_WINDOW, BLOCK_KV)
-        splits = tl.maximum(tl.cdiv(tiles, split_tiles), (seqs < num_seqs).to(tl.int32))
-        ends = num_items + tl.cumsum(splits, 0)
-        is_before = ends <= item
-        seq += tl.sum(is_before.to(tl.int32))
-        first_item = tl.maximum(first_item, tl.max(tl.where(is_before, ends, 0)))
-        num_items += tl.sum(splits)
-    if item >= num_items:
+    seq, first_item, split_tiles = _find_item(
+        item,
+        context_lens_ptr,
+        num_seqs,
+        splits_wanted,
+        min_tiles,
+        SLIDING_WINDOW,
+        BLOCK_KV,
+        BLOCK_SEQS,
+        ONE_LOOK,
+    )
+    if seq >= num_seqs:
         return
 
     context_len = tl.load(context_lens_ptr + seq)
@@ -247,26 +283,27 @@ def _paged_attention_decode_kernel(
     query = tl.load(query_ptr + seq.to(tl.int64) * query_stride_seq + row_offset, mask=is_row, other=0.0)
 
     table_row_ptr = block_table_ptr + seq.to(tl.int64) * table_stride
-    cell_stride: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
-    head_offset = kv_head * HEAD_DIM + dim[None, :]
     highest = tl.full([BLOCK_G], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_G], tl.float32)
     acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
     for tile_begin in tl.range(kv_begin, kv_end, BLOCK_KV, num_stages=NUM_STAGES):
         position = tile_begin + cell
         is_read = position < kv_end
-        block = tl.load(table_row_ptr + position // BLOCK_SIZE, mask=is_read, other=0).to(tl.int64)
-        offset = (block * cache_stride_block + position % BLOCK_SIZE * cell_stride)[:, None] + head_offset
+        block = tl.load(table_row_ptr + position // BLOCK_SIZE, mask=is_read, other=0)
+        cache_row = block * block_rows + (position % BLOCK_SIZE * NUM_KV_HEADS + kv_head)
+        offset = (cache_row.to(tl.int64) * HEAD_DIM)[:, None] + dim[None, :]
         is_cell = is_read[:, None] & is_head_dim[None, :]
         keys = tl.load(key_cache_ptr + offset, mask=is_cell, other=0.0)
         values = tl.load(value_cache_ptr + offset, mask=is_cell, other=0.0)
-        scores = tl.dot(query, tl.trans(keys), input_precision="tf32x3") * score_scale
+        scores = tl.dot(query, tl.trans(keys), input_precision="tf32x3")
+        factor = score_scale
         if SOFTCAP > 0:
-            scores = (SOFTCAP * 1.4426950408889634) * (1 - 2 / (tl.exp2(tl.minimum(scores * (2 / SOFTCAP), 64.0)) + 1))
+            scores = 1 - 2 / (tl.exp2(tl.minimum(scores * score_scale * (2 / SOFTCAP), 64.0)) + 1)
+            factor = SOFTCAP * 1.4426950408889634
         scores = tl.where(is_read[None, :], scores, float("-inf"))
-        higher = tl.maximum(highest, tl.max(scores, 1))
+        higher = tl.maximum(highest, tl.max(scores, 1) * factor)
         decay = tl.exp2(highest - higher)
-        weights = tl.exp2(scores - higher[:, None])
+        weights = tl.exp2(scores * factor - higher[:, None])
         total = total * decay + tl.sum(weights, 1)
         acc = tl.dot(weights.to(values.dtype), values, acc * decay[:, None], input_precision="tf32x3")
         highest = higher
@@ -287,9 +324,13 @@ def _paged_attention_decode_kernel(
 
     tl.store(arrival_ptr, 0)
     part = tl.arange(0, BLOCK_SPLITS)
-    highest = tl.full([BLOCK_G], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_G], tl.float32)
-    acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+    row = tl.arange(0, MERGE_G)
+    head = kv_head * GROUP + row
+    row_offset = head[:, None] * HEAD_DIM + dim[None, :]
+    is_row = (row < GROUP)[:, None] & is_head_dim[None, :]
+    highest = tl.full([MERGE_G], float("-inf"), tl.float32)
+    total = tl.zeros([MERGE_G], tl.float32)
+    acc = tl.zeros([MERGE_G, BLOCK_D], tl.float32)
     for base in range(0, num_splits, BLOCK_SPLITS):
         is_split = base + part < num_splits
         source = (first_item + base + part).to(tl.int64) * num_heads
@@ -335,16 +376,17 @@ def paged_attention_decode_triton(
     assert num_heads % num_kv_heads == 0 and key_cache.shape[1:] == (batch.block_size, num_kv_heads, head_dim)
     assert key_cache.shape == value_cache.shape and key_cache.stride() == value_cache.stride()
     assert key_cache.stride()[1:] == (num_kv_heads * head_dim, head_dim, 1)
+    assert key_cache.stride(0) % head_dim == 0 and key_cache.shape[0] * key_cache.stride(0) < head_dim * 2**31
     assert query.dtype == key_cache.dtype == value_cache.dtype == out.dtype
     assert batch.context_lens.shape == (num_seqs,)
     assert head_dim <= 256 and num_kv_heads <= _MAX_KV_HEADS
-    assert sliding_window is None or sliding_window > 0
+    assert scale > 0 and (sliding_window is None or sliding_window > 0)
     if num_seqs == 0:
         return
-    config = config or decode_config(head_dim, query.dtype)
+    config = config or decode_config(head_dim, query.dtype, num_seqs * num_kv_heads)
     group = num_heads // num_kv_heads
     block_d = max(16, triton.next_power_of_2(head_dim))
-    programs = config.programs_per_sm * _num_multiprocessors(query.device)
+    programs = config.programs_per_sm * num_multiprocessors(query.device)
     splits_wanted = max(1, programs // num_kv_heads)
     longest = batch.block_table.shape[1] * batch.block_size
     longest = longest if sliding_window is None else min(longest, sliding_window)
@@ -352,7 +394,8 @@ def paged_attention_decode_triton(
     num_items = min(num_seqs * most_splits, num_seqs + splits_wanted)
     partial = torch.empty((num_items, num_heads, head_dim), dtype=torch.float32, device=query.device)
     lse = torch.empty((num_items, num_heads), dtype=torch.float32, device=query.device)
-    block_g = max(16, triton.next_power_of_2(group))
+    block_seqs = 32 if num_seqs <= 32 else 256
+    merge_g = triton.next_power_of_2(group)
     _paged_attention_decode_kernel[(num_kv_heads, num_items)](
         query,
         key_cache,
@@ -367,7 +410,7 @@ def paged_attention_decode_triton(
         splits_wanted,
         config.min_tiles,
         query.stride(0),
-        key_cache.stride(0),
+        key_cache.stride(0) // head_dim,
         batch.block_table.stride(0),
         scale * math.log2(math.e),
         NUM_KV_HEADS=num_kv_heads,
@@ -377,20 +420,17 @@ def paged_attention_decode_triton(
         SLIDING_WINDOW=sliding_window or 0,
         SOFTCAP=logit_softcap or 0.0,
         MAX_KV_HEADS=_MAX_KV_HEADS,
-        BLOCK_G=block_g,
+        BLOCK_G=max(16, merge_g),
         BLOCK_D=block_d,
         BLOCK_KV=config.block_kv,
-        BLOCK_SEQS=32 if num_seqs <= 32 else 256,
-        BLOCK_SPLITS=max(1, 8192 // (block_g * block_d)),
+        BLOCK_SEQS=block_seqs,
+        ONE_LOOK=num_seqs <= block_seqs,
+        MERGE_G=merge_g,
+        BLOCK_SPLITS=max(1, config.num_warps * _MERGED_AT_ONCE // (merge_g * block_d)),
         NUM_STAGES=config.num_stages,
         num_warps=config.num_warps,
         enable_fp_fusion=True,
     )
-
-
-@cache
-def _num_multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8
 
 
 def paged_attention_decode(

@@ -18,8 +18,8 @@ Tensors (T query tokens, S sequences, H query heads, K kv heads, D head dim, B b
         max_query_len        host int, >= every sequence's query rows (bounds the launch)
     out                      [T, H, D]     query's dtype, contiguous; written in place, but not in padding rows
 
-P from 1 up, D up to 256 in the kernel, any G. Cells at or past context_lens[s], or before a row's `first`, do not
-count: they may hold another request's remains, NaN included (before `first` only what has been a sequence's own).
+P from 1 up; any G; in the kernel D up to 256, and scale > 0. Cells at or past context_lens[s] do not count: they may
+hold another request's remains, NaN included.
 Rounding: fp32 scores and accumulation, rounded once when written; 16-bit probabilities are rounded before they meet
 the values, and an fp32 product is three tf32 products in the kernel.
 Offsets are int64. S and T may be 0. The reference is differentiable in the query, except for `out`.
@@ -39,7 +39,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.attention_config import PrefillConfig, prefill_config
+from kernels.attention_config import PrefillConfig, num_multiprocessors, prefill_config
 from kernels.capped_attention import capped_attention
 from kernels.optional_triton import tl, triton
 
@@ -148,8 +148,8 @@ def _attend_tile(
     table_row_ptr,
     key_cache_ptr,
     value_cache_ptr,
-    head_offset,
-    cache_stride_block,
+    kv_head,
+    block_rows,
     score_scale,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -161,14 +161,19 @@ def _attend_tile(
     MASKED: tl.constexpr,
 ):
     """Keys and values at tile_begin and after join the rows' softmax. Not MASKED: every row sees the whole tile."""
-    kv_position = tile_begin + tl.arange(0, BLOCK_KV)
+    cell = tl.arange(0, BLOCK_KV)
+    kv_position = tile_begin + cell
     dim = tl.arange(0, BLOCK_D)
-    if MASKED:
-        block = tl.load(table_row_ptr + kv_position // BLOCK_SIZE, mask=kv_position < kv_end, other=0)
+    if BLOCK_SIZE % BLOCK_KV == 0:
+        cache_row = tl.load(table_row_ptr + tile_begin // BLOCK_SIZE) * block_rows
+        cache_row += (tile_begin % BLOCK_SIZE + cell) * NUM_KV_HEADS + kv_head
     else:
-        block = tl.load(table_row_ptr + kv_position // BLOCK_SIZE)
-    cell = block.to(tl.int64) * cache_stride_block + kv_position % BLOCK_SIZE * (NUM_KV_HEADS * HEAD_DIM)
-    offset = cell[:, None] + (head_offset + dim)[None, :]
+        if MASKED:
+            block = tl.load(table_row_ptr + kv_position // BLOCK_SIZE, mask=kv_position < kv_end, other=0)
+        else:
+            block = tl.load(table_row_ptr + kv_position // BLOCK_SIZE)
+        cache_row = block * block_rows + (kv_position % BLOCK_SIZE * NUM_KV_HEADS + kv_head)
+    offset = (cache_row.to(tl.int64) * HEAD_DIM)[:, None] + dim[None, :]
     if MASKED:
         is_cell = (kv_position < kv_end)[:, None] & (dim < HEAD_DIM)[None, :]
         keys = tl.load(key_cache_ptr + offset, mask=is_cell, other=0.0)
@@ -181,20 +186,22 @@ def _attend_tile(
         keys = tl.load(key_cache_ptr + offset)
         values = tl.load(value_cache_ptr + offset)
 
-    scores = tl.dot(query, tl.trans(keys), input_precision="tf32x3") * score_scale
+    scores = tl.dot(query, tl.trans(keys), input_precision="tf32x3")
+    factor = score_scale
     if SOFTCAP > 0:
-        scores = (SOFTCAP * 1.4426950408889634) * (1 - 2 / (tl.exp2(tl.minimum(scores * (2 / SOFTCAP), 64.0)) + 1))
+        scores = 1 - 2 / (tl.exp2(tl.minimum(scores * score_scale * (2 / SOFTCAP), 64.0)) + 1)
+        factor = SOFTCAP * 1.4426950408889634
     if MASKED:
         is_seen = kv_position[None, :] <= position[:, None]
         if SLIDING_WINDOW > 0:
             is_seen = is_seen & (kv_position[None, :] > position[:, None] - SLIDING_WINDOW)
         scores = tl.where(is_seen, scores, float("-inf"))
-    higher = tl.maximum(highest, tl.max(scores, 1))
+    higher = tl.maximum(highest, tl.max(scores, 1) * factor)
     known = higher
     if MASKED and SLIDING_WINDOW > 0:  # a row may see nothing of its first tiles
         known = tl.where(higher > float("-inf"), higher, 0)
     decay = tl.exp2(highest - known)
-    weights = tl.exp2(scores - known[:, None])
+    weights = tl.exp2(scores * factor - known[:, None])
     total = total * decay + tl.sum(weights, 1)
     acc = tl.dot(weights.to(values.dtype), values, acc * decay[:, None], input_precision="tf32x3")
     return higher, total, acc
@@ -215,7 +222,7 @@ def _paged_attention_prefill_kernel(
     out_ptr,
     num_seqs,
     query_stride_token,
-    cache_stride_block,
+    block_rows,  # from a block to the next in the caches, in rows of HEAD_DIM elements: 32 bits hold any row's number
     table_stride,
     score_scale,  # scale * log2(e): the kernel counts in powers of two
     NUM_KV_HEADS: tl.constexpr,
@@ -227,7 +234,6 @@ def _paged_attention_prefill_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_KV: tl.constexpr,
-    BLOCK_SEQS: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
     """Program (kv head, item): an item is a few neighbouring query tokens of one sequence, numbered from the batch's
@@ -239,8 +245,8 @@ def _paged_attention_prefill_kernel(
     seq = 0
     first_item = 0
     num_items = 0
-    for base in range(0, num_seqs, BLOCK_SEQS):
-        seqs = base + tl.arange(0, BLOCK_SEQS)
+    for base in range(0, num_seqs, 128):
+        seqs = base + tl.arange(0, 128)
         starts = tl.load(query_starts_ptr + seqs, mask=seqs < num_seqs, other=0)
         stops = tl.load(query_starts_ptr + seqs + 1, mask=seqs < num_seqs, other=0)
         items = tl.cdiv(stops - starts, tile_tokens)
@@ -268,7 +274,6 @@ def _paged_attention_prefill_kernel(
     query = tl.load(query_ptr + query_offset[:, None] + dim[None, :], mask=is_row, other=0.0)
 
     table_row_ptr = block_table_ptr + seq.to(tl.int64) * table_stride
-    head_offset = kv_head * HEAD_DIM
     kv_end = last_token + ahead + 1
     full_end = (first_token + ahead + 1) // BLOCK_KV * BLOCK_KV
     highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -284,19 +289,19 @@ def _paged_attention_prefill_kernel(
         for tile_begin in tl.range(kv_begin, full_begin, BLOCK_KV, num_stages=NUM_STAGES):
             highest, total, acc = _attend_tile(
                 query, position, highest, total, acc, tile_begin, kv_end, table_row_ptr, key_cache_ptr,
-                value_cache_ptr, head_offset, cache_stride_block, score_scale, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE,
+                value_cache_ptr, kv_head, block_rows, score_scale, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE,
                 SLIDING_WINDOW, SOFTCAP, BLOCK_D, BLOCK_KV, MASKED=True,
             )  # fmt: skip
     for tile_begin in tl.range(full_begin, full_end, BLOCK_KV, num_stages=NUM_STAGES):
         highest, total, acc = _attend_tile(
             query, position, highest, total, acc, tile_begin, kv_end, table_row_ptr, key_cache_ptr,
-            value_cache_ptr, head_offset, cache_stride_block, score_scale, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE,
+            value_cache_ptr, kv_head, block_rows, score_scale, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE,
             SLIDING_WINDOW, SOFTCAP, BLOCK_D, BLOCK_KV, MASKED=False,
         )  # fmt: skip
     for tile_begin in tl.range(full_end, kv_end, BLOCK_KV, num_stages=NUM_STAGES):
         highest, total, acc = _attend_tile(
             query, position, highest, total, acc, tile_begin, kv_end, table_row_ptr, key_cache_ptr,
-            value_cache_ptr, head_offset, cache_stride_block, score_scale, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE,
+            value_cache_ptr, kv_head, block_rows, score_scale, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE,
             SLIDING_WINDOW, SOFTCAP, BLOCK_D, BLOCK_KV, MASKED=True,
         )  # fmt: skip
 
@@ -324,12 +329,14 @@ def paged_attention_prefill_triton(
     assert num_heads % num_kv_heads == 0 and key_cache.shape[1:] == (batch.block_size, num_kv_heads, head_dim)
     assert key_cache.shape == value_cache.shape and key_cache.stride() == value_cache.stride()
     assert key_cache.stride()[1:] == (num_kv_heads * head_dim, head_dim, 1)
+    assert key_cache.stride(0) % head_dim == 0 and key_cache.shape[0] * key_cache.stride(0) < head_dim * 2**31
     assert query.dtype == key_cache.dtype == value_cache.dtype == out.dtype
-    assert head_dim <= 256 and (sliding_window is None or sliding_window > 0)
+    assert head_dim <= 256 and scale > 0 and (sliding_window is None or sliding_window > 0)
     if num_tokens == 0 or num_seqs == 0:
         return
-    config = config or prefill_config(head_dim, query.dtype)
     group = num_heads // num_kv_heads
+    rows_per_sm = num_tokens * num_heads / num_multiprocessors(query.device)
+    config = config or prefill_config(head_dim, query.dtype, rows_per_sm)
     block_m = max(config.block_m, triton.next_power_of_2(group))
     tile_tokens = block_m // group
     num_items = min(
@@ -346,7 +353,7 @@ def paged_attention_prefill_triton(
         out,
         num_seqs,
         query.stride(0),
-        key_cache.stride(0),
+        key_cache.stride(0) // head_dim,
         batch.block_table.stride(0),
         scale * math.log2(math.e),
         NUM_KV_HEADS=num_kv_heads,
@@ -358,9 +365,9 @@ def paged_attention_prefill_triton(
         BLOCK_M=block_m,
         BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
         BLOCK_KV=config.block_kv,
-        BLOCK_SEQS=32 if num_seqs <= 32 else 256,
         NUM_STAGES=config.num_stages,
         num_warps=config.num_warps,
+        maxnreg=config.max_registers,
         enable_fp_fusion=True,
     )
 

@@ -38,13 +38,13 @@ class LaunchRecorder:
 
 @dataclass(frozen=True)
 class Compiled:
-    """shared_bytes: what a program takes. stack_bytes: what does not fit into registers."""
+    """shared_bytes: what a program takes. spills_in_loops: instructions of loops that go to memory for want of
+    registers."""
 
     ptx: str
     registers: int
-    stack_bytes: int
-    local_bytes: int
     shared_bytes: int
+    spills_in_loops: int
 
 
 def compile_for_sm90(launch: Launch, folder: Path) -> Compiled:
@@ -65,10 +65,27 @@ def compile_for_sm90(launch: Launch, folder: Path) -> Compiled:
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=given)
     cubin = folder / "kernel.cubin"
     cubin.write_bytes(compiled.asm["cubin"])
-    usage = subprocess.run([CUOBJDUMP, "-res-usage", cubin], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", usage)
-    assert found is not None, usage
-    return Compiled(compiled.asm["ptx"], *map(int, found.groups()), compiled.metadata.shared)
+    registers = re.search(r"REG:(\d+)", _cuobjdump("-res-usage", cubin))
+    assert registers is not None
+    spills = _spills_in_loops(_cuobjdump("-sass", cubin))
+    return Compiled(compiled.asm["ptx"], int(registers[1]), compiled.metadata.shared, spills)
+
+
+def _cuobjdump(what: str, cubin: Path) -> str:
+    return subprocess.run([CUOBJDUMP, what, cubin], capture_output=True, text=True, check=True).stdout
+
+
+def _spills_in_loops(sass: str) -> int:
+    """A loop is what lies between a branch backwards and its target."""
+    code = [
+        (int(found[1], 16), found[2], found[3])
+        for found in re.finditer(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+ )?([A-Z]\S*)([^;]*);", sass)
+    ]
+    assert any("MMA" in name for _, name, _ in code), "not what cuobjdump wrote so far"
+    spilled = [address for address, name, _ in code if name.startswith(("LDL", "STL"))]
+    targets = ((address, re.search(r"0x([0-9a-f]+)", rest)) for address, name, rest in code if name.startswith("BRA"))
+    loops = [(int(target[1], 16), address) for address, target in targets if target and int(target[1], 16) < address]
+    return sum(any(begin <= address <= end for begin, end in loops) for address in spilled)
 
 
 def _type_of(value: Any) -> str:

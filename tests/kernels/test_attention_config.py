@@ -3,21 +3,40 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.attention_config import decode_config, prefill_config
+from kernels.attention_config import decode_config, num_multiprocessors, prefill_config
 
 SHARED_MEMORY_BYTES = 227 * 1024
+HEAD_DIMS = [8, 64, 80, 96, 128, 256]
 
 
+def padded(head_dim):
+    return max(16, 1 << (head_dim - 1).bit_length())
+
+
+@pytest.mark.parametrize("num_pairs", [1, 32, 33, 1023, 1024, 4096])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("head_dim", [8, 64, 80, 96, 128, 256])
-def test_what_is_in_flight_fits_into_shared_memory(head_dim, dtype):
-    decode, prefill = decode_config(head_dim, dtype), prefill_config(head_dim, dtype)
-    row_bytes = max(16, 1 << (head_dim - 1).bit_length()) * dtype.itemsize
-    assert (decode.num_stages // 2) * 2 * decode.block_kv * row_bytes <= SHARED_MEMORY_BYTES
-    tiles = prefill.num_stages * 2 * prefill.block_kv + prefill.block_m
-    assert (tiles - 2 * prefill.block_kv) * row_bytes <= SHARED_MEMORY_BYTES
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_decode_tiles_on_their_way_fit_into_shared_memory(head_dim, dtype, num_pairs):
+    config = decode_config(head_dim, dtype, num_pairs)
+    tiles = config.num_stages // 2
+    assert tiles * 2 * config.block_kv * padded(head_dim) * dtype.itemsize <= SHARED_MEMORY_BYTES
 
 
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
-def test_prefill_tiles_are_tall_enough_for_wgmma(head_dim):
-    assert prefill_config(head_dim, torch.bfloat16).block_m in (64, 128)
+@pytest.mark.parametrize("rows_per_sm", [1, 255, 256, 10_000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_prefill_tiles_on_their_way_fit_into_shared_memory(head_dim, dtype, rows_per_sm):
+    config = prefill_config(head_dim, dtype, rows_per_sm)
+    cells = config.block_m + 2 * max(2, config.num_stages // 2) * config.block_kv
+    programs = 2 if config.max_registers == 128 else 1
+    assert programs * cells * padded(head_dim) * dtype.itemsize <= SHARED_MEMORY_BYTES
+
+
+@pytest.mark.parametrize("rows_per_sm", [1, 10_000])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_prefill_tiles_are_tall_enough_for_wgmma(head_dim, rows_per_sm):
+    assert prefill_config(head_dim, torch.bfloat16, rows_per_sm).block_m in (64, 128)
+
+
+def test_a_cpu_counts_as_a_small_gpu():
+    assert num_multiprocessors(torch.device("cpu")) == 8

@@ -246,8 +246,8 @@ def test_caches_of_more_than_2_to_the_31_elements(lane, dtype):
 
 @pytest.mark.parametrize(("lane", "dtype"), GPU_ONLY)
 def test_serving_never_compiles_again(lane, dtype):
-    """Batch sizes, table widths, odd offsets of the row of lengths: one specialisation for up to 32 sequences, one
-    beyond."""
+    """Whatever the batch size, the table's width, the offset of its first row: a batch of each tuned kind, and of each
+    kind of search (up to 32, 256, more sequences), has been compiled before."""
     from kernels.paged_attention_decode import _paged_attention_decode_kernel as kernel
 
     def step(num_seqs, first, width):
@@ -261,9 +261,18 @@ def test_serving_never_compiles_again(lane, dtype):
     def compiled():
         return sum(len(caches[0]) for caches in kernel.device_caches.values())
 
-    step(3, 0, 4)
-    step(40, 0, 4)
+    for num_seqs in (3, 17, 40, 260, 600):
+        step(num_seqs, 0, 4)
     before = compiled()
-    for num_seqs, first, width in [(1, 0, 1), (1, 3, 1), (16, 1, 16), (17, 2, 33), (256, 3, 128), (300, 1, 7)]:
+    for num_seqs, first, width in [
+        (1, 0, 1),
+        (1, 3, 1),
+        (16, 1, 16),
+        (17, 2, 33),
+        (256, 3, 128),
+        (300, 1, 7),
+        (511, 1, 2),
+        (700, 3, 9),
+    ]:
         step(num_seqs, first, width)
     assert compiled() == before

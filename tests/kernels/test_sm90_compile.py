@@ -33,30 +33,40 @@ def int32(*values):
     return torch.tensor(values, dtype=torch.int32)
 
 
-@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(32, 8, 128), (32, 32, 80), (8, 4, 256)])
-def test_decode(num_heads, num_kv_heads, head_dim, monkeypatch, tmp_path):
-    recorder = LaunchRecorder(decode._paged_attention_decode_kernel)
-    monkeypatch.setattr(decode, "_paged_attention_decode_kernel", recorder)
-    query, cache, out = tensors(1, num_heads, num_kv_heads, head_dim)
-    batch = decode.decode_batch(int32(0)[None], int32(16), 16)
-    decode.paged_attention_decode_triton(query, cache, cache, batch, 0.1, out)
-    compiled = compile_for_sm90(recorder.launches[0], tmp_path)
-    assert "mma.sync" in compiled.ptx
+def check(compiled):
     assert "cp.async.cg.shared.global" in compiled.ptx
-    assert compiled.stack_bytes == compiled.local_bytes == 0
+    assert compiled.spills_in_loops == 0
     assert compiled.shared_bytes <= SHARED_MEMORY_BYTES
 
 
-@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(32, 8, 128), (8, 4, 256)])
-def test_prefill(num_heads, num_kv_heads, head_dim, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("num_seqs", "num_heads", "num_kv_heads", "head_dim"),
+    [(1, 32, 8, 128), (5, 32, 8, 128), (128, 32, 8, 128), (1, 8, 4, 256)],
+    ids=["one", "a few", "many", "wide heads"],
+)
+def test_decode(num_seqs, num_heads, num_kv_heads, head_dim, monkeypatch, tmp_path):
+    recorder = LaunchRecorder(decode._paged_attention_decode_kernel)
+    monkeypatch.setattr(decode, "_paged_attention_decode_kernel", recorder)
+    query, cache, out = tensors(num_seqs, num_heads, num_kv_heads, head_dim)
+    batch = decode.decode_batch(int32(0).expand(num_seqs, 1), int32(16).expand(num_seqs), 16)
+    decode.paged_attention_decode_triton(query, cache, cache, batch, 0.1, out)
+    compiled = compile_for_sm90(recorder.launches[0], tmp_path)
+    assert "mma.sync" in compiled.ptx
+    check(compiled)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_heads", "num_kv_heads", "head_dim"),
+    [(16, 32, 8, 128), (128, 32, 8, 128), (16, 8, 4, 256)],
+    ids=["few rows", "many rows", "wide heads"],
+)
+def test_prefill(num_tokens, num_heads, num_kv_heads, head_dim, monkeypatch, tmp_path):
     recorder = LaunchRecorder(prefill._paged_attention_prefill_kernel)
     monkeypatch.setattr(prefill, "_paged_attention_prefill_kernel", recorder)
-    query, cache, out = tensors(16, num_heads, num_kv_heads, head_dim)
-    batch = prefill.prefill_batch(int32(0)[None], int32(0, 16), int32(16), 16, 16)
+    query, cache, out = tensors(num_tokens, num_heads, num_kv_heads, head_dim)
+    batch = prefill.prefill_batch(int32(0)[None], int32(0, num_tokens), int32(num_tokens), num_tokens, 16)
     prefill.paged_attention_prefill_triton(query, cache, cache, batch, 0.1, out)
     compiled = compile_for_sm90(recorder.launches[0], tmp_path)
     assert "wgmma.mma_async" in compiled.ptx
     assert "mma.sync" not in compiled.ptx
-    assert "cp.async.cg.shared.global" in compiled.ptx
-    assert compiled.stack_bytes == compiled.local_bytes == 0
-    assert compiled.shared_bytes <= SHARED_MEMORY_BYTES
+    check(compiled)
