@@ -21,7 +21,7 @@ from pydantic_settings import (
     YamlConfigSettingsSource,
 )
 
-from service.config import ApiConfig, CacheConfig, ModelSource, SchedulerConfig
+from service.config import ApiConfig, CacheConfig, ConnectionLimits, ModelSource, SchedulerConfig
 from service.errors import ConfigError
 
 ENV_PREFIX = "HEADRACE_"
@@ -65,6 +65,13 @@ class Settings(BaseSettings):
         (), description="accepted bearer keys, comma-separated; open if left out"
     )
     strict_params: bool = Field(False, description="refuse unknown request fields instead of naming them in a header")
+    tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "pythonic"] = Field(
+        "auto", description="how the model writes tool calls; auto reads it from the chat template"
+    )
+    reasoning_parser: Literal["auto", "none"] = Field(
+        "auto", description="auto splits reasoning from content if the chat template speaks of it"
+    )
+    max_connections: int = Field(10_000, ge=1, description="open connections at most")
     max_body_bytes: ByteSize = Field(ByteSize(8 * 1024**2), gt=0, description="largest request body")
     shutdown_timeout: float = Field(30.0, ge=0, description="seconds that running requests get after SIGTERM")
     metrics_compat: Literal["vllm", "none"] = Field("vllm", description="also export the vllm:* metric names")
@@ -161,8 +168,13 @@ class Settings(BaseSettings):
             served_model_names=self.served_model_name or (self.public_model_name(),),
             api_keys=self.api_key,
             strict_params=self.strict_params,
+            tool_call_parser=self.tool_call_parser,
+            reasoning_parser=self.reasoning_parser,
             max_body_bytes=int(self.max_body_bytes),
         )
+
+    def connection_limits(self) -> ConnectionLimits:
+        return ConnectionLimits(max_connections=self.max_connections)
 
     def public_model_name(self) -> str:
         """What clients may know of where the model comes from: a hub id, or a folder's name without its path."""

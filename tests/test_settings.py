@@ -97,6 +97,15 @@ def test_served_names():
     assert read_settings(["org/model", "--served-model-name", "a,b"]).api_config().served_model_names == ("a", "b")
 
 
+def test_what_belongs_to_the_http_surface_arrives_there():
+    settings = read_settings(
+        ["--tool-call-parser", "hermes", "--reasoning-parser", "none", "--strict-params", "--max-connections", "7"]
+    )
+    api = settings.api_config()
+    assert (api.tool_call_parser, api.reasoning_parser, api.strict_params) == ("hermes", "none", True)
+    assert settings.connection_limits().max_connections == 7
+
+
 def test_the_default_budget_grows_with_the_seats():
     assert read_settings([]).scheduler_config(2048).max_num_batched_tokens == 2048
     assert read_settings(["--max-num-seqs", "2048"]).scheduler_config(2048).max_num_batched_tokens == 4096
