@@ -104,13 +104,26 @@ def _config(size: int) -> tuple[int, int]:
     return block, min(16, max(1, block // 256))
 
 
+def _rms_norm_cpu(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The reference in fp32. In bf16 it is ten small operations to torch; this is five, one of them fused: (x, -x) has
+    mean 0 and the mean square of x as its variance. Rounds once more, before the weight, as transformers does.
+
+    Measured on 2 cores with AVX512-bf16, 135M model: a decode step of 1 row 21.9 -> 20.8 ms, of 16 rows 33.2 -> 32.5.
+    """
+    if x.dtype is not torch.bfloat16:
+        return rms_norm_reference(x, weight, eps)
+    size = x.shape[-1]
+    return F.layer_norm(torch.cat((x, -x), dim=-1), (2 * size,), eps=eps)[..., :size] * weight
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if not x.is_cuda:  # without the checks: torch makes its own, and on a CPU they would be a part of the step
-        return rms_norm_reference(x, weight, eps)
+        return _rms_norm_cpu(x, weight, eps)
     return rms_norm_triton(x, weight, eps)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     if not x.is_cuda:
-        return add_rms_norm_reference(x, residual, weight, eps)
+        total = x + residual
+        return _rms_norm_cpu(total, weight, eps), total
     return add_rms_norm_triton(x, residual, weight, eps)

@@ -1,7 +1,7 @@
 """Self-attention of one layer over the paged KV cache, and the facts about the batch that it needs.
 
-Everything that is not a dense operation per token happens here (ORCA section 4.2: selective batching): the flat
-tokens' keys and values are written, then each sequence attends to its own blocks.
+All that is not a dense operation per token happens here (ORCA section 4.2: selective batching): each sequence of the
+flat batch attends to its own blocks.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kernels.paged_attention_decode import DecodeBatch, paged_attention_decode
 from kernels.paged_attention_prefill import PrefillBatch, paged_attention_prefill
-from kernels.reshape_and_cache import CacheSlots, reshape_and_cache
+from kernels.reshape_and_cache import CacheSlots
 
 
 class LayerCache(NamedTuple):
@@ -38,20 +38,18 @@ class AttentionInputs:
     prefill: PrefillBatch | None
 
 
-class PagedAttention(nn.Module):
-    """query [T, num_heads, head_dim], key and value [T, num_kv_heads, head_dim] -> [T, num_heads * head_dim]."""
+def paged_attention(query: Tensor, cache: LayerCache, inputs: AttentionInputs, scale: float) -> Tensor:
+    """query [T, num_heads, head_dim], keys and values already in the cache -> [T, num_heads * head_dim].
 
-    def __init__(self, head_dim: int) -> None:
-        super().__init__()
-        self.scale = head_dim**-0.5
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, inputs: AttentionInputs) -> Tensor:
-        keys, values = cache
-        reshape_and_cache(key, value, keys, values, inputs.slots)
-        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        border = inputs.num_decode_tokens
-        if inputs.decode is not None:
-            paged_attention_decode(query[:border], keys, values, inputs.decode, self.scale, out[:border])
-        if inputs.prefill is not None:
-            paged_attention_prefill(query[border:], keys, values, inputs.prefill, self.scale, out[border:])
+    Decodes and prompts are two launches: their best kernels differ.
+    """
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    if inputs.prefill is None and inputs.decode is not None:
+        paged_attention_decode(query, *cache, inputs.decode, scale, out)
         return out.flatten(1)
+    border = inputs.num_decode_tokens
+    if inputs.decode is not None:
+        paged_attention_decode(query[:border], *cache, inputs.decode, scale, out[:border])
+    if inputs.prefill is not None:
+        paged_attention_prefill(query[border:], *cache, inputs.prefill, scale, out[border:])
+    return out.flatten(1)

@@ -6,10 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from service.layers.linear import pack_weight
+from service.layers.layer import Layer
+from service.layers.packed_weight import PackedWeight, pack_weight
 
 
-class TokenEmbedding(nn.Module):
+class TokenEmbedding(Layer):
     """token_ids [T] int64 -> [T, hidden_size]. weight [vocab_size, hidden_size]."""
 
     weight: nn.Parameter
@@ -22,7 +23,7 @@ class TokenEmbedding(nn.Module):
         return F.embedding(token_ids, self.weight)
 
 
-class OutputHead(nn.Module):
+class OutputHead(Layer):
     """hidden [N, hidden_size] -> logits [N, vocab_size], in hidden's dtype.
 
     Tied to `embedding`, or with a weight of its own (embedding None). The embedding is not a submodule here, so
@@ -36,19 +37,20 @@ class OutputHead(nn.Module):
         self._tied = (embedding,)
         own = nn.Parameter(torch.empty(vocab_size, hidden_size), requires_grad=False)
         self.weight = own if embedding is None else None
-        self._packed: Tensor | None = None
+        self._packed: PackedWeight | None = None
 
     def forward(self, hidden: Tensor) -> Tensor:
         if self._packed is not None:
-            logits: Tensor = torch.ops.mkldnn._linear_pointwise(hidden, self._packed, None, "none", [], "")
-            return logits
+            return self._packed(hidden, None)
         return F.linear(hidden, self._plain_weight())
 
-    def pack(self) -> None:
-        """As `Linear.pack`; a tied embedding keeps the plain weight that it needs."""
-        self._packed = pack_weight(self._plain_weight())
+    def pack(self, keeps_plain: bool) -> PackedWeight | None:
+        """As `Linear.pack`; a tied embedding keeps the plain weight, which it needs itself."""
+        is_tied = self._tied[0] is not None
+        self._packed = pack_weight(self._plain_weight(), keeps_plain or is_tied)
         if self._packed is not None:
             self.weight = None
+        return self._packed
 
     def _plain_weight(self) -> Tensor:
         embedding = self._tied[0]

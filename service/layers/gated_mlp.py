@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from kernels.silu_and_mul import silu_and_mul
+from service.layers.layer import Layer
 from service.layers.linear import Linear
 
 
-class GatedMlp(nn.Module):
+class GatedMlp(Layer):
     """x [T, hidden_size] -> [T, hidden_size]."""
 
     def __init__(self, hidden_size: int, intermediate_size: int, *, bias: bool) -> None:

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from kernels.rms_norm import add_rms_norm, rms_norm
+from service.layers.layer import Layer
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(Layer):
     """Norm over the last dimension. weight [size]."""
 
     weight: nn.Parameter

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from service.layers.layer import Layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ class RopeConfig:
         object.__setattr__(self, "attention_factor", factor)
 
 
-class RotaryEmbedding(nn.Module):
+class RotaryEmbedding(Layer):
     """positions [T] int64 -> (cos, sin), each [T, rotary_dim] fp32: the rows of two tables.
 
     As kernels/rotary_embedding.py takes them: (c, c) and (-s, s), the attention factor included.

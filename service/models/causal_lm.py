@@ -6,15 +6,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from service.layers.attention import AttentionInputs, LayerCache
 from service.layers.embedding import OutputHead
+from service.layers.layer import Layer
 from service.layers.linear import Linear
+from service.layers.packed_weight import choose_one_row_way
 from service.layers.rotary import RotaryEmbedding
 
 
-class CausalLM(nn.Module, ABC):
+class CausalLM(Layer, ABC):
     """Token ids to hidden states to logits, over a paged KV cache, for a flat batch of T tokens.
 
     Its life: constructed (on the meta device, so without memory) -> `materialize` -> weights written through
@@ -48,10 +50,16 @@ class CausalLM(nn.Module, ABC):
         self.to(dtype)
         self.to_empty(device=device)
 
-    def prepare(self, num_positions: int, device: torch.device) -> None:
-        """Make ready for inference at positions below `num_positions`; no weight can be written afterwards."""
+    def prepare(self, num_positions: int, device: torch.device, keeps_plain: bool = True) -> None:
+        """Make ready for inference at positions below `num_positions`; no weight can be written afterwards.
+
+        keeps_plain: on a CPU, memory may hold the weights in two forms, each fastest for another batch.
+        """
+        packed = []
         for module in self.modules():
             if isinstance(module, Linear | OutputHead):
-                module.pack()
+                packed.append(module.pack(keeps_plain))
             elif isinstance(module, RotaryEmbedding):
                 module.build(num_positions, device)
+        choose_one_row_way([weight for weight in packed if weight is not None])
+        self.settle()

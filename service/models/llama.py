@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from kernels.rotary_embedding import rotary_embedding
-from service.layers.attention import AttentionInputs, LayerCache, PagedAttention
+from kernels.rotary_and_cache import rotary_and_cache
+from service.layers.attention import AttentionInputs, LayerCache, paged_attention
 from service.layers.embedding import OutputHead, TokenEmbedding
 from service.layers.gated_mlp import GatedMlp
+from service.layers.layer import Layer
 from service.layers.linear import Linear
 from service.layers.rms_norm import ResidualRMSNorm
 from service.layers.rotary import RotaryEmbedding
@@ -17,30 +18,25 @@ from service.models.causal_lm import CausalLM
 from service.models.model_config import ModelConfig
 
 
-class LlamaAttention(nn.Module):
+class LlamaAttention(Layer):
     """x [T, hidden_size] -> [T, hidden_size]."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
-        self.head_dim = config.head_dim
+        self.num_heads, self.head_dim = config.num_heads, config.head_dim
+        self.scale = config.head_dim**-0.5
         query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.qkv = Linear(config.hidden_size, query_size, kv_size, kv_size, bias=config.attention_bias)
-        self.attention = PagedAttention(config.head_dim)
         self.output = Linear(query_size, config.hidden_size, bias=config.attention_bias)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache, inputs: AttentionInputs) -> Tensor:
         heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)
-        turned = self.num_heads + self.num_kv_heads
-        rotary_embedding(heads[:, :turned], cos, sin)
-        attended = self.attention(
-            heads[:, : self.num_heads], heads[:, self.num_heads : turned], heads[:, turned:], cache, inputs
-        )
-        y: Tensor = self.output(attended)
-        return y
+        rotary_and_cache(heads, cos, sin, *cache, inputs.slots)
+        attended = paged_attention(heads[:, : self.num_heads], cache, inputs, self.scale)
+        return self.output(attended)  # type: ignore[no-any-return]
 
 
-class LlamaBlock(nn.Module):
+class LlamaBlock(Layer):
     """(x, residual) -> (x, residual): what the block adds to the stream, and the stream before it."""
 
     def __init__(self, config: ModelConfig) -> None:

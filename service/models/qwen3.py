@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from kernels.rotary_embedding import rotary_embedding
-from service.layers.attention import AttentionInputs, LayerCache, PagedAttention
+from kernels.rotary_and_cache import rotary_and_cache
+from service.layers.attention import AttentionInputs, LayerCache, paged_attention
 from service.layers.embedding import OutputHead, TokenEmbedding
 from service.layers.gated_mlp import GatedMlp
+from service.layers.layer import Layer
 from service.layers.linear import Linear
 from service.layers.rms_norm import ResidualRMSNorm, RMSNorm
 from service.layers.rotary import RotaryEmbedding
@@ -17,33 +18,28 @@ from service.models.causal_lm import CausalLM
 from service.models.model_config import ModelConfig
 
 
-class Qwen3Attention(nn.Module):
+class Qwen3Attention(Layer):
     """x [T, hidden_size] -> [T, hidden_size]."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
-        self.head_dim = config.head_dim
+        self.num_heads, self.head_dim = config.num_heads, config.head_dim
+        self.scale = config.head_dim**-0.5
         query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.qkv = Linear(config.hidden_size, query_size, kv_size, kv_size, bias=config.attention_bias)
         self.query_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
         self.key_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
-        self.attention = PagedAttention(config.head_dim)
         self.output = Linear(query_size, config.hidden_size, bias=config.attention_bias)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache, inputs: AttentionInputs) -> Tensor:
         heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)
-        first_value = self.num_heads + self.num_kv_heads
-        query = self.query_norm(heads[:, : self.num_heads])
-        key = self.key_norm(heads[:, self.num_heads : first_value])
-        rotary_embedding(query, cos, sin)
-        rotary_embedding(key, cos, sin)
-        attended = self.attention(query, key, heads[:, first_value:], cache, inputs)
-        y: Tensor = self.output(attended)
-        return y
+        query_norm, key_norm = self.query_norm.weight, self.key_norm.weight
+        rotary_and_cache(heads, cos, sin, *cache, inputs.slots, query_norm, key_norm, self.query_norm.eps)
+        attended = paged_attention(heads[:, : self.num_heads], cache, inputs, self.scale)
+        return self.output(attended)  # type: ignore[no-any-return]
 
 
-class Qwen3Block(nn.Module):
+class Qwen3Block(Layer):
     """(x, residual) -> (x, residual): what the block adds to the stream, and the stream before it."""
 
     def __init__(self, config: ModelConfig) -> None:

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from service.errors import ConfigError
-from service.layers.linear import Linear, can_pack
+from service.layers.linear import Linear
+from service.layers.packed_weight import can_pack
 from service.models.model_config import CheckpointDtype
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -67,7 +68,7 @@ def _bf16_is_faster() -> bool:
 def _linear_seconds(dtype: torch.dtype) -> float:
     linear = Linear(1024, 4096)
     linear.weight = nn.Parameter(torch.zeros(4096, 1024, dtype=dtype), requires_grad=False)
-    linear.pack()
+    linear.pack(keeps_plain=False)
     x = torch.zeros(4, 1024, dtype=dtype)
     seconds = []
     with torch.inference_mode():

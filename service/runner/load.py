@@ -21,7 +21,7 @@ from service.models.registry import build_model
 from service.models.weight_loader import load_weights
 from service.runner.device import choose_device, choose_dtype, use_cores
 from service.runner.kv_storage import KvLayout, KvStorage
-from service.runner.memory_profile import MemoryLedger, profile_cpu, profile_cuda
+from service.runner.memory_profile import MemoryLedger, cpu_memory, profile_cpu, profile_cuda
 from service.runner.model_runner import ModelRunner
 
 OnProgress = Callable[[str, int, int], None]
@@ -72,7 +72,7 @@ def load_executor(
         fill_with_dummy_weights(model, source.seed)
     else:
         load_weights(model, folder, _phase("weights", on_progress))
-    model.prepare(max_model_len, device)
+    model.prepare(max_model_len, device, keeps_plain=_fits_twice(weights_bytes, device))
 
     layout = KvLayout.of(config, cache.block_size, dtype)
     sizes = _Sizes(max_num_seqs, max_num_batched_tokens, max_model_len)
@@ -118,6 +118,11 @@ def _max_model_len(source: ModelSource, config: ModelConfig) -> int:
             f"max_model_len: {source.max_model_len} exceeds the model's own context of {config.longest_context}"
         )
     return source.max_model_len
+
+
+def _fits_twice(weights_bytes: int, device: torch.device) -> bool:
+    """Whether a second form of the weights would take little of the host's memory: a quarter of what is free."""
+    return device.type == "cpu" and weights_bytes <= cpu_memory()[1] // 4
 
 
 def _profile(

@@ -15,9 +15,9 @@ GIBIBYTE = 1 << 30
 class MemoryLedger:
     """Where the device's memory goes, in bytes.
 
-    total: of the device. weights: parameters as they are held. activations: peak of a worst-case iteration beyond
-    what was held before it; 0 where it was not measured. other: held by other processes or outside torch's
-    allocator. kv_cache: for the blocks.
+    total: of the device. weights: the parameters, once (a CPU may hold them in a second form). activations: peak of
+    a worst-case iteration beyond what was held before it; 0 where it was not measured. other: held by other processes
+    or outside torch's allocator. kv_cache: for the blocks.
     """
 
     total_bytes: int

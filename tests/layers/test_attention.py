@@ -4,8 +4,8 @@ import torch
 
 from kernels.paged_attention_decode import decode_batch
 from kernels.paged_attention_prefill import prefill_batch
-from kernels.reshape_and_cache import cache_slots
-from service.layers.attention import AttentionInputs, LayerCache, PagedAttention
+from kernels.reshape_and_cache import cache_slots, reshape_and_cache
+from service.layers.attention import AttentionInputs, LayerCache, paged_attention
 from tests.kernels.paged_case import naive_attention
 
 BLOCK_SIZE, KV_HEADS, HEADS, HEAD_DIM = 4, 2, 4, 8
@@ -21,6 +21,12 @@ def heads(num_tokens: int):
     return packed[:, :HEADS], packed[:, HEADS : HEADS + KV_HEADS], packed[:, HEADS + KV_HEADS :]
 
 
+def attention(query, key, value, cache, inputs):
+    """As a block does: write, then attend."""
+    reshape_and_cache(key, value, *cache, inputs.slots)
+    return paged_attention(query, cache, inputs, HEAD_DIM**-0.5)
+
+
 def int32(values):
     return torch.tensor(values, dtype=torch.int32)
 
@@ -32,7 +38,7 @@ def prefill_inputs(block_ids, start, stop):
 
 
 def test_a_mixed_batch_writes_first_and_attends_apart():
-    attention, cache = PagedAttention(HEAD_DIM), empty_cache()
+    cache = empty_cache()
     old_query, old_key, old_value = heads(5)
     attention(old_query, old_key, old_value, cache, prefill_inputs([6, 1], 0, 5))
 
@@ -54,7 +60,7 @@ def test_a_mixed_batch_writes_first_and_attends_apart():
 
 
 def test_a_prompt_in_chunks_equals_the_prompt():
-    attention, cache = PagedAttention(HEAD_DIM), empty_cache()
+    cache = empty_cache()
     query, key, value = heads(11)
     whole = attention(query, key, value, cache, prefill_inputs([5, 2, 7], 0, 11))
     cache = empty_cache()

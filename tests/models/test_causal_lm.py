@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from service.layers.linear import Linear, can_pack
+from service.layers.linear import Linear
+from service.layers.packed_weight import can_pack
 from service.models.model_config import parse_model_config
 from service.models.registry import build_model
 from tests.models.test_model_config import FIELDS
