@@ -1,12 +1,16 @@
-"""Large tensors in the host's memory."""
+"""The host's memory: large tensors in it, and what the process does with memory that was freed."""
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
 
 import torch
 from torch import Tensor
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+_LARGEST_INT = 2**30
 
 
 def zeros_on_demand(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -21,3 +25,16 @@ def zeros_on_demand(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8, count=num_bytes).view(dtype).view(shape)
+
+
+def keep_freed_memory() -> bool:
+    """Let the process keep memory that it freed instead of giving it back; returns whether the C library can (glibc).
+
+    Activations of a prompt are some megabytes each, taken and freed in every layer. Given back, every page of them is
+    faulted in anew. Measured on 2 cores, 135M model, 16 prompts of 128 tokens over HTTP: first tokens after 1.6 s
+    instead of 2.0. Costs the largest iteration's activations as resident memory.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    return bool(mallopt(_M_MMAP_THRESHOLD, _LARGEST_INT)) and bool(mallopt(_M_TRIM_THRESHOLD, _LARGEST_INT))

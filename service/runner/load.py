@@ -20,6 +20,7 @@ from service.models.model_config import ModelConfig, load_model_config
 from service.models.registry import build_model
 from service.models.weight_loader import load_weights
 from service.runner.device import choose_device, choose_dtype, use_cores
+from service.runner.host_memory import keep_freed_memory
 from service.runner.kv_storage import KvLayout, KvStorage
 from service.runner.memory_profile import MemoryLedger, cpu_memory, profile_cpu, profile_cuda
 from service.runner.model_runner import ModelRunner
@@ -64,6 +65,8 @@ def load_executor(
     device = choose_device(source.device)
     num_threads = use_cores(device)
     dtype = choose_dtype(source.dtype, device, config.checkpoint_dtype)
+    if device.type == "cpu":
+        keep_freed_memory()
 
     model = build_model(config)
     model.materialize(dtype, device)

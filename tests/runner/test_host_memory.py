@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import platform
 import resource
 
 import pytest
 import torch
 
-from service.runner.host_memory import zeros_on_demand
+from service.runner.host_memory import keep_freed_memory, zeros_on_demand
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -25,3 +26,7 @@ def test_memory_is_taken_only_where_it_is_written():
     grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown_kib < 64 << 10
     assert (float(tensor[0]), float(tensor[-1])) == (0, 3)
+
+
+def test_glibc_takes_the_settings():
+    assert keep_freed_memory() is (platform.libc_ver()[0] == "glibc")
