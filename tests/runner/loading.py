@@ -14,6 +14,7 @@ def source(
     dtype: Literal["auto", "bfloat16", "float32"] = "float32",
     load_format: Literal["auto", "dummy"] = "auto",
     max_model_len: int | None = None,
+    device: Literal["cpu", "cuda"] = "cpu",
 ) -> ModelSource:
     return ModelSource(
         model=str(folder),
@@ -22,7 +23,7 @@ def source(
         chat_template=None,
         load_format=load_format,
         dtype=dtype,
-        device="cpu",
+        device=device,
         max_model_len=max_model_len,
         seed=0,
     )
@@ -34,6 +35,7 @@ def load(
     block_size: int = 16,
     memory_bytes: int | None = 64 << 20,
     on_progress: OnProgress | None = None,
+    device: Literal["cpu", "cuda"] = "cpu",
 ) -> LoadedModel:
     cache = CacheConfig(block_size=block_size, memory_utilization=0.9, memory_bytes=memory_bytes)
-    return load_executor(source(folder, dtype), folder, cache, 64, 2048, on_progress)
+    return load_executor(source(folder, dtype, device=device), folder, cache, 64, 2048, on_progress)

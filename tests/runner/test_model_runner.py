@@ -42,8 +42,8 @@ def checkpoint(request, tmp_path_factory):
     return folder, [generate(model, prompt, NUM_TOKENS) for prompt in PROMPTS]
 
 
-def play(folder, block_size=16, **how):
-    loaded = load(folder, block_size=block_size)
+def play(folder, block_size=16, device="cpu", **how):
+    loaded = load(folder, block_size=block_size, device=device)
     player = PlanPlayer(loaded.runner, loaded.num_blocks, block_size)
     return player.generate(PROMPTS, greedy(NUM_TOKENS), **how)
 
@@ -69,12 +69,23 @@ def test_other_block_sizes(checkpoint, block_size):
     assert play(folder, block_size=block_size, chunk=64) == want
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("how", [{"max_seqs": 1}, {}, {"chunk": 37, "max_seqs": 20}], ids=str)
+def test_a_gpu_in_fp32_agrees(checkpoint, how):
+    folder, want = checkpoint
+    assert play(folder, device="cuda", **how) == want
+
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("save", [llama, qwen3])
-def test_bf16_differs_only_between_near_ties(save, tmp_path, monkeypatch):
+def test_bf16_differs_only_between_near_ties(save, device, tmp_path, monkeypatch):
     """At the first difference each side's token is among the other's top 5."""
     folder = save(tmp_path)
     theirs = oracle(folder, torch.bfloat16)
-    loaded = load(folder, dtype="bfloat16")
+    loaded = load(folder, dtype="bfloat16", device=device)
     player = PlanPlayer(loaded.runner, loaded.num_blocks, 16)
     prompts = PROMPTS[:24]
     ours = player.generate(prompts, greedy(NUM_TOKENS))
