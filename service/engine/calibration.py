@@ -42,7 +42,7 @@ def _seconds(executor: Executor, clock: Clock, start: int, num_tokens: int, bloc
     draws = (Sample(PROBE_SEQUENCE_ID, 0),)  # who draws, waits for the result
     scheduled = ScheduledSequence(PROBE_SEQUENCE_ID, (0,) * num_tokens, start, 0, block_ids, params, draws)
     started_s = clock.now_s()
-    executor.execute(IterationPlan((scheduled,)))
+    executor.launch(IterationPlan((scheduled,))).wait()
     seconds = clock.now_s() - started_s
-    executor.execute(IterationPlan((), released=(PROBE_SEQUENCE_ID,)))
+    executor.launch(IterationPlan((), released=(PROBE_SEQUENCE_ID,))).wait()
     return max(seconds, 1e-9)

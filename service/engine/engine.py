@@ -76,7 +76,7 @@ class Engine:
         scheduled_s = self._clock.now_s()
         self._batch_size = len(plan.scheduled)
         try:
-            result = self._executor.execute(plan)
+            result = self._executor.launch(plan).wait()
         except Exception:
             logger.exception("an iteration of %d sequences failed", len(plan.scheduled))
             self.num_failed_in_a_row += 1

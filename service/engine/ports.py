@@ -11,11 +11,22 @@ from service.core.request import FinishReason
 from service.core.stats import IterationStats, RequestStats
 
 
-class Executor(Protocol):
-    """Carries out plans. Called from the engine thread only, one plan at a time."""
+class PendingIteration(Protocol):
+    """An iteration that the executor has begun."""
 
-    def execute(self, plan: IterationPlan) -> IterationResult:
-        """Compute the plan. An exception here is a fault of the whole iteration, not of one request."""
+    def wait(self) -> IterationResult:
+        """Its result, once it is there; called once, in the order of launches. Other threads run meanwhile."""
+        ...
+
+
+class Executor(Protocol):
+    """Carries out plans, in the order of their launches. Called from the engine thread only.
+
+    An exception from `launch` or `wait` is a fault of that whole iteration, not of one request.
+    """
+
+    def launch(self, plan: IterationPlan) -> PendingIteration:
+        """Begin the plan, after those before it. A second may be launched before the first has been waited for."""
         ...
 
 

@@ -153,14 +153,14 @@ def _run_worst_case(model: CausalLM, layout: KvLayout, device: torch.device, siz
     # All sequences share the blocks of one: the profile needs the shapes, not the values.
     runner = ModelRunner(model, KvStorage(layout, blocks, device), device, num_seqs, sizes.max_model_len)
     params = SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9)
-    runner.execute(
+    runner.launch(
         IterationPlan(
             tuple(
                 ScheduledSequence(i, (0,) * length, 0, 0, tuple(range(blocks)), params, (Sample(i, i),))
                 for i in range(num_seqs)
             )
         )
-    )
+    ).wait()
 
 
 def _num_blocks(memory: MemoryLedger, layout: KvLayout, sizes: _Sizes) -> int:

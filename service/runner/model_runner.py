@@ -18,6 +18,20 @@ from service.runner.staging import to_device
 from service.sampling.sampler import SamplingBatch, sample
 
 
+class LaunchedIteration:
+    """The engine's PendingIteration (service/engine/ports.py): ids that the device may still be computing."""
+
+    def __init__(self, token_ids: Tensor | None, transfer: KvTransfer, awaits_transfer: bool) -> None:
+        self._token_ids = token_ids
+        self._transfer = transfer
+        self._awaits_transfer = awaits_transfer
+
+    def wait(self) -> IterationResult:
+        """The drawn ids, and the transfers that have finished by then."""
+        token_ids = () if self._token_ids is None else tuple(self._token_ids.tolist())
+        return IterationResult(token_ids, self._transfer.take_finished(self._awaits_transfer))
+
+
 class ModelRunner:
     """The engine's Executor (service/engine/ports.py). Engine thread only, one plan at a time.
 
@@ -41,7 +55,7 @@ class ModelRunner:
         self._rows = SequenceRows(max_num_seqs, -(-max_model_len // self._block_size))
 
     @torch.inference_mode()
-    def execute(self, plan: IterationPlan) -> IterationResult:
+    def launch(self, plan: IterationPlan) -> LaunchedIteration:
         """Release, start transfers, copy, compute, sample. Ids are aligned with the plan's samples."""
         for sequence_id in plan.released:
             self._rows.release(sequence_id)
@@ -49,11 +63,11 @@ class ModelRunner:
             self._transfer.start(transfer)
         if plan.copies:
             self._storage.copy(plan.copies)
-        token_ids: list[int] = []
+        token_ids: Tensor | None = None
         if plan.scheduled:
             batch = flatten(plan.scheduled, self._rows, self._block_size)
-            token_ids = self._draw(batch, self._forward(batch)).tolist()
-        return IterationResult(tuple(token_ids), self._transfer.take_finished(plan.awaits_transfer))
+            token_ids = self._draw(batch, self._forward(batch))
+        return LaunchedIteration(token_ids, self._transfer, plan.awaits_transfer)
 
     def measure_swap(self) -> tuple[float, float]:
         """Bytes a second to the host and back. Before serving: the blocks' contents are lost."""
@@ -66,10 +80,10 @@ class ModelRunner:
         """
         params = SamplingParams(max_tokens=2, temperature=1.0, top_p=0.9)
         draws = (Sample(-1, 0),)
-        self.execute(IterationPlan((ScheduledSequence(-1, (0,) * 2, 0, 0, (0,), params, draws),)))
+        self.launch(IterationPlan((ScheduledSequence(-1, (0,) * 2, 0, 0, (0,), params, draws),))).wait()
         if self._block_size > 2:
-            self.execute(IterationPlan((ScheduledSequence(-1, (0,), 2, 1, (), params, draws),)))
-        self.execute(IterationPlan((), released=(-1,)))
+            self.launch(IterationPlan((ScheduledSequence(-1, (0,), 2, 1, (), params, draws),))).wait()
+        self.launch(IterationPlan((), released=(-1,))).wait()
 
     def _forward(self, batch: FlatBatch) -> Tensor:
         """Hidden states of the tokens whose logits are needed, in the plan's order."""

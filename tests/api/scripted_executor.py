@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from service.core.iteration_plan import IterationPlan, ScheduledSequence
 from service.core.iteration_result import IterationResult
 from service.core.sampling_params import SamplingParams
+from tests.engine.late_executor import LateExecutor
 
 Script = Callable[[Sequence[int], Sequence[int], int], int]
 """(prompt ids, ids so far, seed) -> next id."""
@@ -19,7 +20,7 @@ def saying(ids: Sequence[int]) -> Script:
     return lambda prompt, so_far, seed: ids[min(len(so_far), len(ids) - 1)]
 
 
-class ScriptedExecutor:
+class ScriptedExecutor(LateExecutor):
     """Plays `script`, which may be replaced between requests.
 
     delay_s: how long an iteration takes. gate: while it is cleared, iterations wait. fault: raised if set.

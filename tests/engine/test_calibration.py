@@ -7,9 +7,10 @@ from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
 from service.engine.calibration import calibrate
 from service.scheduler.preemption_cost import PreemptionCost, SwapBandwidth, num_attended_pairs
+from tests.engine.late_executor import LateExecutor
 
 
-class LinearExecutor:
+class LinearExecutor(LateExecutor):
     """Takes a time that is known exactly."""
 
     def __init__(self, clock: ManualClock) -> None:

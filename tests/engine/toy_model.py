@@ -10,6 +10,7 @@ import hashlib
 
 from service.core.iteration_plan import IterationPlan, ScheduledSequence, Transfer
 from service.core.iteration_result import IterationResult
+from tests.engine.late_executor import LateExecutor
 
 Cell = tuple[int, int]
 """What a slot holds: token id and position."""
@@ -30,7 +31,7 @@ def oracle(prompt: tuple[int, ...], seed: int, max_tokens: int, stops: frozenset
     return tokens[len(prompt) :]
 
 
-class ToyExecutor:
+class ToyExecutor(LateExecutor):
     """Carries plans out on a dictionary of slots, in the order that the plan promises."""
 
     def __init__(self, num_blocks: int, block_size: int, vocabulary: int, transfer_delay: int = 0) -> None:

@@ -61,12 +61,12 @@ class PlanPlayer:
                 if self._is_done(playing):
                     self._free.extend(playing.blocks)
             running = [p for p in running if not self._is_done(p)]
-        self._runner.execute(IterationPlan((), released=tuple(ended)))
+        self._runner.launch(IterationPlan((), released=tuple(ended))).wait()
         return [playing.output for playing in every]
 
     def _step(self, running: Sequence[Playing], released: tuple[int, ...], chunk: int) -> None:
         scheduled = [self._schedule(playing, chunk) for playing in running]
-        result = iter(self._runner.execute(IterationPlan(tuple(scheduled), released=released)).token_ids)
+        result = iter(self._runner.launch(IterationPlan(tuple(scheduled), released=released)).wait().token_ids)
         for playing, share in zip(running, scheduled, strict=True):
             playing.computed += len(share.token_ids)
             playing.tokens.extend(next(result) for _ in share.samples)

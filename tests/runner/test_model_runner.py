@@ -116,7 +116,7 @@ def loaded(loaded_once):
 
 
 def run(loaded, *shares, **plan):
-    return loaded.runner.execute(IterationPlan(shares, **plan)).token_ids
+    return loaded.runner.launch(IterationPlan(shares, **plan)).wait().token_ids
 
 
 def share(sequence_id, tokens, block_ids=(), computed=0, start=0, seeds=(0,), **sampling):

@@ -1,0 +1,27 @@
+"""An executor that does all its work as late as the port allows: when it is waited for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from service.core.iteration_plan import IterationPlan
+from service.core.iteration_result import IterationResult
+
+
+@dataclass(frozen=True)
+class LateIteration:
+    executor: LateExecutor
+    plan: IterationPlan
+
+    def wait(self) -> IterationResult:
+        return self.executor.execute(self.plan)
+
+
+class LateExecutor:
+    """Subclasses say what a plan computes."""
+
+    def launch(self, plan: IterationPlan) -> LateIteration:
+        return LateIteration(self, plan)
+
+    def execute(self, plan: IterationPlan) -> IterationResult:
+        raise NotImplementedError
