@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Mapping
+
+from torch import Tensor
 
 from kernels.paged_attention_decode import decode_batch
 from kernels.paged_attention_prefill import prefill_batch
 from kernels.reshape_and_cache import cache_slots
 from service.layers.attention import AttentionInputs
 from service.runner.selective_batching import FlatBatch
-from service.runner.staging import to_device
 
 
-def attention_inputs(batch: FlatBatch, block_size: int, device: torch.device) -> AttentionInputs:
-    """On `device`. Decodes and prompts are two launches: their best kernels differ."""
+def attention_inputs(batch: FlatBatch, tensors: Mapping[str, Tensor], block_size: int) -> AttentionInputs:
+    """tensors: the batch's arrays on the device. Decodes and prompts are two launches: their best kernels differ."""
     border, num_seqs = batch.num_decode, len(batch.context_lens)
-    block_table = to_device(batch.block_table, device)
-    context_lens = to_device(batch.context_lens, device)
+    block_table, context_lens = tensors["block_table"], tensors["context_lens"]
     decode = prefill = None
     if border:
         decode = decode_batch(block_table[:border], context_lens[:border], block_size)
     if border < num_seqs:
-        starts = batch.query_starts[border:] - border
+        query_lens = batch.query_starts[border + 1 :] - batch.query_starts[border:-1]
         prefill = prefill_batch(
             block_table[border:],
-            to_device(starts, device),
+            tensors["query_starts"][border:] - border,
             context_lens[border:],
-            max_query_len=int((starts[1:] - starts[:-1]).max()),
+            max_query_len=int(query_lens.max()),
             block_size=block_size,
         )
-    slots = cache_slots(to_device(batch.slot_mapping, device), block_size)
+    slots = cache_slots(tensors["slot_mapping"], block_size)
     return AttentionInputs(slots, border, decode, prefill)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from service.core.iteration_plan import BlockCopy
 from service.layers.attention import LayerCache
 from service.models.model_config import ModelConfig
 from service.runner.host_memory import zeros_on_demand
+from service.runner.staging import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,10 @@ class KvStorage:
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Carry out a plan's block copies, all layers at once."""
-        pairs = torch.tensor(copies, dtype=torch.int64).to(self.blocks.device)
-        copy_blocks(self.blocks, pairs[:, 0], pairs[:, 1])
+        pairs = np.array(copies, dtype=np.int64)
+        ends = {"sources": pairs[:, 0], "destinations": pairs[:, 1]}
+        there = to_device(ends, self.blocks.device)
+        copy_blocks(self.blocks, there["sources"], there["destinations"])
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,7 @@ from service.runner.kv_storage import KvStorage
 from service.runner.kv_transfer import KvTransfer
 from service.runner.selective_batching import FlatBatch, flatten
 from service.runner.sequence_rows import SequenceRows
-from service.runner.staging import to_device
+from service.runner.staging import IdsOnTheirWay, to_device
 from service.sampling.sampler import SamplingBatch, sample
 
 
@@ -22,13 +24,13 @@ class LaunchedIteration:
     """The engine's PendingIteration (service/engine/ports.py): ids that the device may still be computing."""
 
     def __init__(self, token_ids: Tensor | None, transfer: KvTransfer, awaits_transfer: bool) -> None:
-        self._token_ids = token_ids
+        self._token_ids = None if token_ids is None else IdsOnTheirWay(token_ids)
         self._transfer = transfer
         self._awaits_transfer = awaits_transfer
 
     def wait(self) -> IterationResult:
         """The drawn ids, and the transfers that have finished by then."""
-        token_ids = () if self._token_ids is None else tuple(self._token_ids.tolist())
+        token_ids = () if self._token_ids is None else self._token_ids.wait()
         return IterationResult(token_ids, self._transfer.take_finished(self._awaits_transfer))
 
 
@@ -63,10 +65,7 @@ class ModelRunner:
             self._transfer.start(transfer)
         if plan.copies:
             self._storage.copy(plan.copies)
-        token_ids: Tensor | None = None
-        if plan.scheduled:
-            batch = flatten(plan.scheduled, self._rows, self._block_size)
-            token_ids = self._draw(batch, self._forward(batch))
+        token_ids = self._compute(plan.scheduled) if plan.scheduled else None
         return LaunchedIteration(token_ids, self._transfer, plan.awaits_transfer)
 
     def measure_swap(self) -> tuple[float, float]:
@@ -85,31 +84,35 @@ class ModelRunner:
             self.launch(IterationPlan((ScheduledSequence(-1, (0,), 2, 1, (), params, draws),))).wait()
         self.launch(IterationPlan((), released=(-1,))).wait()
 
-    def _forward(self, batch: FlatBatch) -> Tensor:
-        """Hidden states of the tokens whose logits are needed, in the plan's order."""
-        device = self._device
+    def _compute(self, scheduled: Sequence[ScheduledSequence]) -> Tensor | None:
+        """Ids in the plan's order, on the device; None if nothing is drawn."""
+        batch = flatten(scheduled, self._rows, self._block_size)
+        tensors = to_device(batch.arrays(), self._device)
         hidden: Tensor = self._model(
-            to_device(batch.token_ids, device),
-            to_device(batch.positions, device),
+            tensors["token_ids"],
+            tensors["positions"],
             self._storage.layers,
-            attention_inputs(batch, self._block_size, device),
+            attention_inputs(batch, tensors, self._block_size),
         )
-        return hidden.index_select(0, to_device(batch.logit_rows, device))
-
-    def _draw(self, batch: FlatBatch, hidden: Tensor) -> Tensor:
-        """[N] ids. One row's logits may serve several draws (the n choices of a prompt)."""
-        device = self._device
         if not len(batch.logit_rows):
-            return torch.empty(0, dtype=torch.int64)
-        logits = self._model.compute_logits(hidden)
-        if len(batch.seeds) != len(batch.logit_rows):
-            logits = logits.repeat_interleave(to_device(batch.samples_per_row, device), dim=0)
+            return None
+        logits = self._model.compute_logits(hidden.index_select(0, tensors["logit_rows"]))
+        return self._draw(batch, tensors, logits)
+
+    def _draw(self, batch: FlatBatch, tensors: Mapping[str, Tensor], logits: Tensor) -> Tensor:
+        """[N] ids. tensors: the batch's arrays on the device. logits: of its `logit_rows`.
+
+        One row's logits may serve several draws (the n choices of a prompt).
+        """
+        num_draws = len(batch.seeds)
+        if num_draws != len(batch.logit_rows):
+            logits = logits.repeat_interleave(tensors["samples_per_row"], dim=0, output_size=num_draws)
         parameters = SamplingBatch(
-            temperature=to_device(batch.temperature, device),
-            top_k=to_device(batch.top_k, device),
-            top_p=to_device(batch.top_p, device),
-            seeds=to_device(batch.seeds, device),
-            positions=to_device(batch.sample_positions, device),
+            temperature=tensors["temperature"],
+            top_k=tensors["top_k"],
+            top_p=tensors["top_p"],
+            seeds=tensors["seeds"],
+            positions=tensors["sample_positions"],
             is_greedy=not batch.temperature.any(),
         )
         return sample(logits, parameters)

@@ -7,8 +7,9 @@ Host side and numpy only: no tensor is made here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +47,11 @@ class FlatBatch:
     top_k: Int32Array
     seeds: Int64Array
     sample_positions: Int64Array
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Every array by its name, for the way to the device."""
+        values = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return {name: value for name, value in values if isinstance(value, np.ndarray)}
 
 
 def flatten(scheduled: Sequence[ScheduledSequence], rows: SequenceRows, block_size: int) -> FlatBatch:

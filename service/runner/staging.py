@@ -1,15 +1,78 @@
-"""Host arrays to the device."""
+"""Host arrays to the device and ids back, without waiting.
+
+A copy from or to pinned memory runs while the host goes on; torch's allocator of pinned memory hands a buffer out again
+only after the copies that used it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+_ALIGNMENT = 16  # bytes: as torch's own allocations, so that Triton compiles a kernel for one alignment only
 
-def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """The array as a tensor on `device`. On the CPU they share memory; else it is copied before the call returns."""
-    tensor = torch.from_numpy(array)
-    return tensor if device.type == "cpu" else tensor.to(device)
+Array = npt.NDArray[Any]
+
+
+def to_device(arrays: Mapping[str, Array], device: torch.device) -> dict[str, Tensor]:
+    """The arrays as tensors on `device`, in one copy. On the CPU they share the arrays' memory."""
+    if device.type == "cpu":
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+    offsets, num_bytes = layout({name: array.nbytes for name, array in arrays.items()})
+    staged = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+    memory = staged.numpy()
+    for name, array in arrays.items():
+        part = memory[offsets[name] : offsets[name] + array.nbytes]
+        part.view(array.dtype).reshape(array.shape)[...] = array
+    there = staged.to(device, non_blocking=True)
+    return {name: part_of(there, offsets[name], array) for name, array in arrays.items()}
+
+
+def layout(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
+    """Where parts of so many bytes begin in one buffer, and the buffer's bytes."""
+    offsets, end = {}, 0
+    for name, num_bytes in sizes.items():
+        offsets[name] = end
+        end += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+    return offsets, end
+
+
+def part_of(buffer: Tensor, offset: int, like: Array) -> Tensor:
+    """The bytes of `buffer` from `offset` on, in the shape and type of an array."""
+    part = buffer[offset : offset + like.nbytes].view(_torch_dtype(like.dtype))
+    return part if like.ndim == 1 else part.view(like.shape)
+
+
+class IdsOnTheirWay:
+    """[N] int64 ids of the device, being copied to the host behind the work that makes them."""
+
+    def __init__(self, token_ids: Tensor) -> None:
+        self._copied: torch.cuda.Event | None = None
+        if token_ids.is_cuda:
+            token_ids = token_ids.to("cpu", non_blocking=True)
+            self._copied = torch.cuda.current_stream().record_event()
+        self._token_ids = token_ids
+
+    def wait(self) -> tuple[int, ...]:
+        """Other threads run meanwhile."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return tuple(self._token_ids.tolist())
+
+
+def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    return _DTYPES[dtype.char]
+
+
+_DTYPES = {
+    np.dtype(np.int64).char: torch.int64,
+    np.dtype(np.int32).char: torch.int32,
+    np.dtype(np.float32).char: torch.float32,
+    np.dtype(np.uint8).char: torch.uint8,
+    np.dtype(np.bool_).char: torch.bool,
+}

@@ -7,8 +7,7 @@ from service.core.sampling_params import SamplingParams
 from service.runner.attention_inputs import attention_inputs
 from service.runner.selective_batching import flatten
 from service.runner.sequence_rows import SequenceRows
-
-CPU = torch.device("cpu")
+from service.runner.staging import to_device
 
 
 def share(sequence_id, num_tokens, computed, block_ids):
@@ -16,7 +15,8 @@ def share(sequence_id, num_tokens, computed, block_ids):
 
 
 def inputs(*shares):
-    return attention_inputs(flatten(shares, SequenceRows(4, 8), 4), 4, CPU)
+    batch = flatten(shares, SequenceRows(4, 8), 4)
+    return attention_inputs(batch, to_device(batch.arrays(), torch.device("cpu")), 4)
 
 
 def test_a_mixed_batch_has_both_parts():
