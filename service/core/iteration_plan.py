@@ -12,6 +12,9 @@ from typing import NamedTuple
 
 from service.core.sampling_params import SamplingParams
 
+PENDING_TOKEN_ID = -2
+"""Stands for the id that a sequence drew in the plan that drew for it last, while the host does not know it yet."""
+
 
 class Sample(NamedTuple):
     """One id to be drawn from the logits of a scheduled sequence's last token.
@@ -27,7 +30,8 @@ class Sample(NamedTuple):
 class ScheduledSequence(NamedTuple):
     """One sequence's share of an iteration. A named tuple: hundreds are made in every iteration.
 
-    token_ids: the ids to compute, at positions num_computed_tokens, num_computed_tokens + 1, ...
+    token_ids: the ids to compute, at positions num_computed_tokens, num_computed_tokens + 1, ... The last one may be
+        PENDING_TOKEN_ID: the executor takes the id that the sequence drew last, any valid id if that draw failed.
     num_computed_tokens: tokens before them whose keys and values are in the cache.
     table_start, block_ids: the sequence's block table from index `table_start` on is now `block_ids`; entries
         before it are as the executor last saw them. A sequence new to the executor has table_start 0.

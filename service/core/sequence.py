@@ -4,11 +4,14 @@ Prefill, decode, chunked prefill and recomputation are one idea: a sequence has 
 `num_computed_tokens` have keys and values in the cache; an iteration is given some of the rest. Computing a
 position below `recompute_until` is recomputation: it was computed before a preemption. `block_digests` and
 `num_cached_blocks` are the prefix cache's notes: digests of the first blocks, and how many it has been offered.
+
+What an iteration computes counts as computed from its launch on, and the id that it draws has its place among the
+tokens, as PENDING_TOKEN_ID, until the result is there. `last_iteration` numbers the last launch that it was part of.
 """
 
 from __future__ import annotations
 
-from service.core.iteration_plan import Sample
+from service.core.iteration_plan import PENDING_TOKEN_ID, Sample
 from service.core.request import FinishReason
 
 
@@ -20,6 +23,8 @@ class Sequence:
         "choice_index",
         "draw",
         "finish_reason",
+        "last_iteration",
+        "max_num_tokens",
         "num_cached_blocks",
         "num_computed_tokens",
         "num_prompt_tokens",
@@ -29,27 +34,53 @@ class Sequence:
     )
 
     def __init__(
-        self, sequence_id: int, choice_index: int, seed: int, token_ids: list[int], num_prompt_tokens: int
+        self,
+        sequence_id: int,
+        choice_index: int,
+        seed: int,
+        token_ids: list[int],
+        num_prompt_tokens: int,
+        max_num_tokens: int,
     ) -> None:
         self.sequence_id = sequence_id
         self.choice_index = choice_index
         self.draw = Sample(sequence_id, seed)
         self.token_ids = token_ids
         self.num_prompt_tokens = num_prompt_tokens
+        self.max_num_tokens = max_num_tokens
         self.num_computed_tokens = 0
         self.recompute_until = 0
         self.finish_reason: FinishReason | None = None
         self.block_digests: list[bytes] = []
         self.num_cached_blocks = 0
+        self.last_iteration = 0
 
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
 
     @property
+    def num_tokens_to_cache(self) -> int:
+        """Tokens whose keys and values are wanted: all but a last one, after which nothing comes."""
+        return min(len(self.token_ids), self.max_num_tokens - 1)
+
+    @property
     def num_tokens_to_compute(self) -> int:
-        return len(self.token_ids) - self.num_computed_tokens
+        return min(len(self.token_ids), self.max_num_tokens - 1) - self.num_computed_tokens
 
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    def set_drawn(self, position: int, token_id: int) -> None:
+        """The token at `position`, the first whose id is not known, is drawn."""
+        if position == len(self.token_ids):
+            self.token_ids.append(token_id)
+        else:
+            assert self.token_ids[position] == PENDING_TOKEN_ID
+            self.token_ids[position] = token_id
+
+    def drop_pending(self) -> None:
+        """Forget draws whose ids are not known: the sequence ends before them."""
+        while self.token_ids[-1] == PENDING_TOKEN_ID:
+            self.token_ids.pop()

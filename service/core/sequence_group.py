@@ -39,7 +39,14 @@ class SequenceGroup:
         prompt = request.prompt_token_ids
         self.request = request
         self.sequences = [
-            Sequence(first_sequence_id + i, i, _wrap_int64(request.sampling.seed + i), list(prompt), len(prompt))
+            Sequence(
+                first_sequence_id + i,
+                i,
+                _wrap_int64(request.sampling.seed + i),
+                list(prompt),
+                len(prompt),
+                request.max_num_tokens,
+            )
             for i in range(request.sampling.n)
         ]
         self.live = list(self.sequences)

@@ -14,7 +14,8 @@ class IterationStats:
     num_dropped, num_swapped: requests preempted while deciding, to be recomputed or to return from the host.
     prefix_queried_tokens, prefix_hit_tokens: prompt tokens that started with this iteration, and those of them that
     the prefix cache held. swapped_blocks: blocks whose transfer, either way, began.
-    schedule_s, execute_s, apply_s: host seconds of the three phases.
+    schedule_s, launch_s, wait_s, apply_s: host seconds of deciding, of beginning it, of waiting for the result and of
+    applying it. Where iterations overlap, others are decided, launched and applied between the launch and the wait.
     """
 
     batch_size: int
@@ -27,7 +28,8 @@ class IterationStats:
     prefix_hit_tokens: int
     swapped_blocks: int
     schedule_s: float
-    execute_s: float
+    launch_s: float
+    wait_s: float
     apply_s: float
 
 

@@ -1,8 +1,17 @@
-"""One iteration: decide, execute, apply (ORCA, figure 5). Synchronous; engine thread only."""
+"""One iteration: decide, execute, apply (ORCA, figure 5). Synchronous; engine thread only.
+
+Iterations may overlap: the next one is decided and launched while the one before it still runs, so that the device
+never waits for the host. Decoding needs no result for that. The executor has the ids that were drawn (PENDING_TOKEN_ID
+in the plan), and lengths and blocks are known beforehand. Only a stop is seen one iteration late: the token that was
+drawn meanwhile is dropped, and blocks stay until that iteration is over (`IterationScheduler.finish_iteration`). What
+needs the result, as the choices of a prompt do, sits out one iteration; preemption waits until nothing runs.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections import deque
+from typing import NamedTuple
 
 from service.core.clock import Clock
 from service.core.events import FinalEvent, Outcome, StreamEvent, TokenEvent
@@ -12,9 +21,9 @@ from service.core.request import FinishReason, Request
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.core.stats import EngineSnapshot, IterationStats, RequestStats
-from service.engine.ports import Executor, StatsSink
+from service.engine.ports import Executor, PendingIteration, StatsSink
 from service.errors import RequestError, ServerError
-from service.scheduler.iteration_scheduler import IterationScheduler
+from service.scheduler.iteration_scheduler import DecisionTally, IterationScheduler
 
 logger = logging.getLogger(__name__)
 
@@ -23,9 +32,20 @@ Addressed = tuple[str, StreamEvent]
 
 
 class Engine:
-    """Owns every live request. Whatever ends a request ends it through `_end_group`, with one final event."""
+    """Owns every live request. Whatever ends a request ends it through `_end_group`, with one final event.
 
-    def __init__(self, scheduler: IterationScheduler, executor: Executor, stats_sink: StatsSink, clock: Clock) -> None:
+    overlap: whether an iteration is launched while another runs. The tokens are the same either way.
+    """
+
+    def __init__(
+        self,
+        scheduler: IterationScheduler,
+        executor: Executor,
+        stats_sink: StatsSink,
+        clock: Clock,
+        *,
+        overlap: bool = False,
+    ) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._stats_sink = stats_sink
@@ -33,11 +53,15 @@ class Engine:
         self._next_sequence_id = 0
         self._events: list[Addressed] = []
         self._batch_size = 0
+        self._launched: deque[_Launched] = deque()
+        self._max_launched = 2 if overlap else 1
+        self._executed_s = 0.0
         self.num_failed_in_a_row = 0
 
     @property
     def has_work(self) -> bool:
-        return len(self._scheduler.pool) > 0
+        """Whether a step would do anything: some request has not ended, or some iteration still runs."""
+        return len(self._scheduler.pool) > 0 or bool(self._launched)
 
     def add(self, request: Request) -> None:
         """Accept a request that has passed the door."""
@@ -68,26 +92,13 @@ class Engine:
                 return
 
     def step(self) -> None:
-        """Run one iteration. A fault of the executor ends the requests that were in it, and no others."""
-        started_s = self._clock.now_s()
-        plan = self._scheduler.schedule()
-        if plan.is_empty:
-            return
-        scheduled_s = self._clock.now_s()
-        self._batch_size = len(plan.scheduled)
-        try:
-            result = self._executor.launch(plan).wait()
-        except Exception:
-            logger.exception("an iteration of %d sequences failed", len(plan.scheduled))
-            self.num_failed_in_a_row += 1
-            self._fail_plan(plan)
-            return
-        self.num_failed_in_a_row = 0
-        executed_s = self._clock.now_s()
-        self._scheduler.finish_transfers(result.finished_transfers)
-        self._scheduler.observe(plan, executed_s - scheduled_s)
-        counts = self._apply(plan, result)
-        self._record(plan, counts, started_s, scheduled_s, executed_s)
+        """Decide and launch the next iteration, if one can be decided; apply the oldest if as many run as may.
+
+        A fault of the executor ends the requests that were in that iteration, and no others.
+        """
+        iteration = self._launch_next()
+        if self._launched and (iteration is None or len(self._launched) >= self._max_launched):
+            self._complete(self._launched.popleft())
 
     def take_events(self) -> list[Addressed]:
         """Events since the last call, in order."""
@@ -111,17 +122,54 @@ class Engine:
             kv_tokens=self._scheduler.num_cached_tokens(),
         )
 
-    def _apply(self, plan: IterationPlan, result: IterationResult) -> _TokenCounts:
+    def _launch_next(self) -> _Launched | None:
+        started_s = self._clock.now_s()
+        plan = self._scheduler.schedule()
+        if plan.is_empty:
+            return None
+        scheduled_s = self._clock.now_s()
+        self._batch_size = len(plan.scheduled)
+        pending: PendingIteration
+        try:
+            pending = self._executor.launch(plan)
+        except Exception as fault:
+            pending = _FailedLaunch(fault)
+        tally = self._scheduler.take_tally()
+        launched = _Launched(plan, pending, tally, started_s, scheduled_s, self._clock.now_s())
+        self._launched.append(launched)
+        return launched
+
+    def _complete(self, launched: _Launched) -> None:
+        """Wait for the iteration and apply it."""
+        started_s = self._clock.now_s()
+        plan = launched.plan
+        try:
+            result = launched.pending.wait()
+        except Exception:
+            logger.exception("an iteration of %d sequences failed", len(plan.scheduled))
+            self.num_failed_in_a_row += 1
+            self._fail(self._scheduler.finish_iteration())
+            self._scheduler.release_again(plan.released)
+            return
+        self.num_failed_in_a_row = 0
+        executed_s = self._clock.now_s()
+        groups = self._scheduler.finish_iteration()
+        self._scheduler.finish_transfers(result.finished_transfers)
+        self._scheduler.observe(plan, executed_s - max(launched.scheduled_s, self._executed_s))
+        self._executed_s = executed_s
+        counts = self._apply(plan, result, groups)
+        self._record(launched, counts, started_s, executed_s)
+
+    def _apply(self, plan: IterationPlan, result: IterationResult, groups: list[SequenceGroup]) -> _TokenCounts:
         counts = _TokenCounts()
         drawn = iter(result.token_ids)
-        for item in plan.scheduled:
+        for item, group in zip(plan.scheduled, groups, strict=True):
             token_ids = [next(drawn) for _ in item.samples]
             member = self._scheduler.pool.member(item.sequence_id)
             if member is None:
-                continue
-            group, sequence = member
+                continue  # it ended after the launch; what it drew since is dropped
             try:
-                self._apply_one(item, token_ids, group, sequence, counts)
+                self._apply_one(item, token_ids, group, member[1], counts)
             except Exception:
                 logger.exception("request %s failed", group.request.request_id)
                 self._end_group(group, Outcome.FAILED, ServerError("the request failed inside the engine"))
@@ -135,8 +183,9 @@ class Engine:
         sequence: Sequence,
         counts: _TokenCounts,
     ) -> None:
-        counts.add(sequence, len(item.token_ids), len(token_ids))
-        self._scheduler.advance(group, sequence, len(item.token_ids))
+        start, end = item.num_computed_tokens, item.num_computed_tokens + len(item.token_ids)
+        counts.add(sequence, start, end, len(token_ids))
+        self._scheduler.note_computed(group, sequence, start, end)
         if not token_ids:
             return
         if INVALID_TOKEN_ID in token_ids:
@@ -147,19 +196,19 @@ class Engine:
         if not group.is_forked:
             self._scheduler.fork_choices(group)
         for receiver, token_id in zip(receivers, token_ids, strict=True):
-            self._append_token(group, receiver, token_id)
+            self._append_token(group, receiver, end, token_id)
         self._scheduler.note_generated(group, len(token_ids))
 
-    def _append_token(self, group: SequenceGroup, sequence: Sequence, token_id: int) -> None:
+    def _append_token(self, group: SequenceGroup, sequence: Sequence, position: int, token_id: int) -> None:
         sampling = group.request.sampling
-        sequence.token_ids.append(token_id)
+        sequence.set_drawn(position, token_id)
         group.num_output_tokens += 1
         if group.first_token_s is None:
             group.first_token_s = self._clock.now_s()
         reason: FinishReason | None = None
         if token_id in sampling.stop_token_ids:
             reason = FinishReason.STOP
-        elif sequence.num_output_tokens >= sampling.max_tokens:
+        elif position + 1 == sequence.max_num_tokens:
             reason = FinishReason.LENGTH
         event = TokenEvent(sequence.choice_index, token_id, reason)
         self._events.append((group.request.request_id, event))
@@ -180,14 +229,13 @@ class Engine:
         self._events.append((group.request.request_id, FinalEvent(outcome, stats, error)))
         self._stats_sink.record_request(stats, outcome, reasons)
 
-    def _fail_plan(self, plan: IterationPlan) -> None:
+    def _fail(self, groups: list[SequenceGroup]) -> None:
         """Requests that were computed, or on the move, may be damaged; what others hold was not touched."""
         error = ServerError("an iteration that held this request failed")
-        swap_space = self._scheduler.blocks.swap_space
-        for sequence_id in [item.sequence_id for item in plan.scheduled] + swap_space.moving_sequence_ids():
-            member = self._scheduler.pool.member(sequence_id)
-            if member is not None:
-                self._end_group(member[0], Outcome.FAILED, error)
+        swap_space, pool = self._scheduler.blocks.swap_space, self._scheduler.pool
+        moving = [pool.member(sequence_id) for sequence_id in swap_space.moving_sequence_ids()]
+        for group in [*groups, *(member[0] for member in moving if member is not None)]:
+            self.fail(group.request.request_id, error)
         swap_space.finish_all()
 
     def _request_stats(self, group: SequenceGroup) -> RequestStats:
@@ -205,13 +253,11 @@ class Engine:
             num_preemptions=group.num_preemptions,
         )
 
-    def _record(
-        self, plan: IterationPlan, counts: _TokenCounts, started_s: float, scheduled_s: float, executed_s: float
-    ) -> None:
-        tally = self._scheduler.take_tally()
+    def _record(self, launched: _Launched, counts: _TokenCounts, wait_started_s: float, executed_s: float) -> None:
+        tally = launched.tally
         self._stats_sink.record_iteration(
             IterationStats(
-                batch_size=len(plan.scheduled),
+                batch_size=len(launched.plan.scheduled),
                 prompt_tokens=counts.prompt,
                 recomputed_tokens=counts.recomputed,
                 generated_tokens=counts.generated,
@@ -220,8 +266,9 @@ class Engine:
                 prefix_queried_tokens=tally.prefix_queried_tokens,
                 prefix_hit_tokens=tally.prefix_hit_tokens,
                 swapped_blocks=tally.swapped_blocks,
-                schedule_s=scheduled_s - started_s,
-                execute_s=executed_s - scheduled_s,
+                schedule_s=launched.scheduled_s - launched.started_s,
+                launch_s=launched.launched_s - launched.scheduled_s,
+                wait_s=executed_s - wait_started_s,
                 apply_s=self._clock.now_s() - executed_s,
             )
         )
@@ -237,11 +284,30 @@ class _TokenCounts:
         self.prompt = 0
         self.recomputed = 0
 
-    def add(self, sequence: Sequence, num_computed: int, num_drawn: int) -> None:
-        """Count a share of the iteration, before the sequence is told of it."""
-        start = sequence.num_computed_tokens
-        end = start + num_computed
+    def add(self, sequence: Sequence, start: int, end: int, num_drawn: int) -> None:
+        """Count a share of the iteration: tokens `start` to `end` were computed."""
         fresh = max(start, sequence.recompute_until)
         self.generated += num_drawn
         self.recomputed += max(0, min(end, sequence.recompute_until) - start)
         self.prompt += max(0, min(end, sequence.num_prompt_tokens) - fresh)
+
+
+class _Launched(NamedTuple):
+    """An iteration that runs, and what is to be told of it. Seconds on the engine's clock."""
+
+    plan: IterationPlan
+    pending: PendingIteration
+    tally: DecisionTally
+    started_s: float
+    scheduled_s: float
+    launched_s: float
+
+
+class _FailedLaunch:
+    """Tells of its fault in its turn, after the iterations before it."""
+
+    def __init__(self, fault: Exception) -> None:
+        self._fault = fault
+
+    def wait(self) -> IterationResult:
+        raise self._fault

@@ -75,10 +75,10 @@ class BlockManager:
         new = [self._take_block() for _ in range(self.num_blocks_for(num_tokens) - len(prefix))]
         self._tables[sequence_id] = BlockTable(prefix + new)
 
-    def cache_prefix(self, sequence: Sequence, salt: str) -> None:
-        """Let others find the sequence's computed full blocks."""
-        if sequence.num_computed_tokens // self.block_size > sequence.num_cached_blocks:
-            self._prefix_cache.insert(sequence, salt, self._tables[sequence.sequence_id].block_ids)
+    def cache_prefix(self, sequence: Sequence, salt: str, num_tokens: int) -> None:
+        """Let others find the full blocks of the sequence's first `num_tokens` tokens, which are computed."""
+        if num_tokens // self.block_size > sequence.num_cached_blocks:
+            self._prefix_cache.insert(sequence, salt, self._tables[sequence.sequence_id].block_ids, num_tokens)
 
     def num_blocks_to_append(self, appends: Iterable[Append]) -> int:
         """Blocks that these appends, one after the other, would take. Of those who share a block, the last one to

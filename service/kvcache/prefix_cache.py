@@ -22,8 +22,8 @@ class PrefixCache(Protocol):
         """Known blocks that hold the sequence's beginning, in order, at least one token short of its end."""
         ...
 
-    def insert(self, sequence: Sequence, salt: str, block_ids: list[int]) -> None:
-        """The sequence's computed full blocks may be found from now on; those known before are passed over."""
+    def insert(self, sequence: Sequence, salt: str, block_ids: list[int], num_tokens: int) -> None:
+        """Full blocks of its first `num_tokens` tokens may be found from now on; known ones are passed over."""
         ...
 
     def forget(self, block_id: int) -> None:
@@ -58,8 +58,8 @@ class ChainedPrefixCache:
             found.append(block_id)
         return found
 
-    def insert(self, sequence: Sequence, salt: str, block_ids: list[int]) -> None:
-        for index in range(sequence.num_cached_blocks, sequence.num_computed_tokens // self._block_size):
+    def insert(self, sequence: Sequence, salt: str, block_ids: list[int], num_tokens: int) -> None:
+        for index in range(sequence.num_cached_blocks, num_tokens // self._block_size):
             digest = self._digest(sequence, salt, index)
             if digest not in self._block_of and block_ids[index] not in self._entry_of:
                 self._block_of[digest] = block_ids[index]
@@ -91,7 +91,7 @@ class NoPrefixCache:
     def match(self, sequence: Sequence, salt: str) -> list[int]:
         return []
 
-    def insert(self, sequence: Sequence, salt: str, block_ids: list[int]) -> None:
+    def insert(self, sequence: Sequence, salt: str, block_ids: list[int], num_tokens: int) -> None:
         pass
 
     def forget(self, block_id: int) -> None:

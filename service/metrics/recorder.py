@@ -17,7 +17,8 @@ class Recorder:
     def __init__(self, instruments: Instruments) -> None:
         self._instruments = instruments
         self._schedule_s = instruments.iteration_seconds.labels("schedule")
-        self._execute_s = instruments.iteration_seconds.labels("execute")
+        self._launch_s = instruments.iteration_seconds.labels("launch")
+        self._wait_s = instruments.iteration_seconds.labels("wait")
         self._apply_s = instruments.iteration_seconds.labels("apply")
         self._prompt = instruments.tokens.labels("prompt")
         self._cached = instruments.tokens.labels("cached")
@@ -32,7 +33,8 @@ class Recorder:
         instruments.iteration_batch_size.observe(stats.batch_size)
         instruments.iteration_tokens.observe(stats.prompt_tokens + stats.recomputed_tokens + stats.generated_tokens)
         self._schedule_s.observe(stats.schedule_s)
-        self._execute_s.observe(stats.execute_s)
+        self._launch_s.observe(stats.launch_s)
+        self._wait_s.observe(stats.wait_s)
         self._apply_s.observe(stats.apply_s)
         self._prompt.inc(stats.prompt_tokens)
         self._recomputed.inc(stats.recomputed_tokens)

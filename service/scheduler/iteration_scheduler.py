@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 from service.core.clock import Clock
-from service.core.iteration_plan import BlockCopy, IterationPlan, Sample, ScheduledSequence, Transfer
+from service.core.iteration_plan import PENDING_TOKEN_ID, BlockCopy, IterationPlan, Sample, ScheduledSequence, Transfer
 from service.core.sequence import Sequence
 from service.core.sequence_group import GroupStatus, SequenceGroup
 from service.kvcache.block_manager import Append, BlockManager, Fit
@@ -37,6 +38,10 @@ class IterationScheduler:
     being large. If the running groups cannot all grow, the policy's victim is preempted, whole; it returns from host
     memory or is recomputed (PagedAttention, section 4.5). Blocks that are on their way to the host are not free yet:
     who needs them sits out until they are. The budget exceeds the seats, so the first prompt always advances.
+
+    An iteration may be decided while those before it still run (`finish_iteration` has not been called for them).
+    Then nothing is taken from a running sequence: if memory runs out, the decision waits until nothing runs. What a
+    sequence holds when it ends is given back once no iteration runs that it is part of.
     """
 
     def __init__(
@@ -63,6 +68,9 @@ class IterationScheduler:
         self._max_num_batched_tokens = max_num_batched_tokens
         self._released: list[int] = []
         self._tally = DecisionTally()
+        self._running: deque[list[SequenceGroup]] = deque()
+        self._num_finished = 0
+        self._leaving: list[Sequence] = []
 
     def add(self, group: SequenceGroup) -> None:
         """Put an accepted request into the pool."""
@@ -70,19 +78,36 @@ class IterationScheduler:
         self._history.arrived(group.request.client)
 
     def schedule(self) -> IterationPlan:
-        """Decide the next iteration. Empty if nothing can run; then nothing waits either."""
+        """Decide the next iteration, which is then launched. Empty if nothing can run before those that run now have
+        finished; if none does, then nothing waits either."""
+        growing = [group for group in self.pool.running if self._lacks_room(group)]
+        if self._running and not self._can_grow(growing):
+            return IterationPlan(())
         draft = _Draft(self._max_num_batched_tokens)
-        preempted = self._make_room(draft)
+        preempted = self._make_room(growing, draft)
         self._schedule_running(draft)
         if not preempted and not draft.sitting_out:
             self._admit(draft)
-        awaits_transfer = not draft.scheduled and self.blocks.swap_space.has_transfers
+        awaits_transfer = not (draft.scheduled or self._running) and self.blocks.swap_space.has_transfers
         if not (draft.scheduled or draft.transfers or awaits_transfer):
             return IterationPlan(())
         released, self._released = tuple(self._released), []
+        self._begin(draft)
         return IterationPlan(
             tuple(draft.scheduled), tuple(draft.copies), released, tuple(draft.transfers), awaits_transfer
         )
+
+    def finish_iteration(self) -> list[SequenceGroup]:
+        """The oldest iteration that runs has ended, whatever came of it. The groups of its `scheduled`, in order."""
+        self._num_finished += 1
+        leaving, self._leaving = self._leaving, []
+        for sequence in leaving:
+            self._free(sequence)
+        return self._running.popleft()
+
+    def release_again(self, sequence_ids: tuple[int, ...]) -> None:
+        """The executor may not have heard of these: the plan that told it has failed."""
+        self._released += [i for i in sequence_ids if self.pool.member(i) is None]
 
     def finish_transfers(self, transfer_ids: tuple[int, ...]) -> None:
         """The executor says that these copies are done."""
@@ -93,11 +118,10 @@ class IterationScheduler:
         """The plan took so long to execute."""
         self._preemption.observe(plan, seconds)
 
-    def advance(self, group: SequenceGroup, sequence: Sequence, num_tokens: int) -> None:
-        """So many more tokens of the sequence are computed; its full blocks may serve others from now on."""
-        self._history.computed(group.request.client, num_tokens)
-        sequence.num_computed_tokens += num_tokens
-        self.blocks.cache_prefix(sequence, group.request.cache_salt)
+    def note_computed(self, group: SequenceGroup, sequence: Sequence, start: int, end: int) -> None:
+        """Tokens `start` to `end` of the sequence are there; its full blocks may serve others from now on."""
+        self._history.computed(group.request.client, end - start)
+        self.blocks.cache_prefix(sequence, group.request.cache_salt, end)
 
     def note_generated(self, group: SequenceGroup, num_tokens: int) -> None:
         """So many tokens of the group were drawn."""
@@ -115,6 +139,7 @@ class IterationScheduler:
 
     def end_sequence(self, group: SequenceGroup, sequence: Sequence) -> None:
         """Free what a live sequence holds, however it ends; the last one ends its group."""
+        sequence.drop_pending()
         if sequence is group.leader and len(group.live) > 1:
             self._hand_over_lead(group)
         self.pool.remove_sequence(group, sequence)
@@ -151,20 +176,31 @@ class IterationScheduler:
         num_used = blocks.pool.num_used - blocks.swap_space.num_departing
         return max(0, num_used * blocks.block_size - unfilled)
 
-    def _make_room(self, draft: _Draft) -> bool:
-        """Blocks for the next token of every running sequence; True if some group was preempted for them."""
-        growing = [group for group in self.pool.running if self._lacks_room(group)]
-        if not growing:
-            return False
-        num_running = len(self.pool.running)
+    def _begin(self, draft: _Draft) -> None:
+        """What the draft computes counts as computed. The next iteration may go on before an id that it draws is
+        known, unless that is what the choices fork with."""
+        self._running.append([group for group, _, _ in draft.shares])
+        number = self._num_finished + len(self._running)
+        for (group, sequence, end), item in zip(draft.shares, draft.scheduled, strict=True):
+            sequence.num_computed_tokens = end
+            sequence.last_iteration = number
+            if item.samples and group.is_forked:
+                sequence.token_ids.append(PENDING_TOKEN_ID)
+
+    def _can_grow(self, growing: list[SequenceGroup]) -> bool:
+        """Whether there are blocks for these groups' next tokens, or will be once transfers have finished."""
         needed = sum(self._num_blocks_to_grow(group) for group in growing)
-        while needed > self.blocks.pool.num_free + self.blocks.swap_space.num_departing:
+        return needed <= self.blocks.pool.num_free + self.blocks.swap_space.num_departing
+
+    def _make_room(self, growing: list[SequenceGroup], draft: _Draft) -> bool:
+        """Blocks for the next token of every running sequence; True if some group was preempted for them."""
+        num_running = len(self.pool.running)
+        while not self._can_grow(growing):
             victim = self._policy.victim(
                 [group for group in self.pool.running if not self._is_moving(group)], self._clock.now_s()
             )
             if victim in growing:
                 growing.remove(victim)
-                needed -= self._num_blocks_to_grow(victim)
             self._preempt(draft, victim)
         for group in growing:
             if self._num_blocks_to_grow(group) <= self.blocks.pool.num_free:
@@ -179,7 +215,7 @@ class IterationScheduler:
             return not self._is_moving(group)
         sequence = group.live[0]
         num_blocks = len(self.blocks.table(sequence.sequence_id).block_ids)
-        return num_blocks * self.blocks.block_size < sequence.num_tokens and not self._is_moving(group)
+        return num_blocks * self.blocks.block_size < sequence.num_tokens_to_cache and not self._is_moving(group)
 
     def _is_moving(self, group: SequenceGroup) -> bool:
         swap_space = self.blocks.swap_space
@@ -195,7 +231,11 @@ class IterationScheduler:
     def _appends(self, group: SequenceGroup) -> list[Append]:
         """Room for every token that there is. The shared prefix is written for all: no choice's own write."""
         shared = num_shared_tokens(group.request, self.blocks.block_size)
-        return [(s.sequence_id, s.num_tokens, max(s.num_computed_tokens, shared)) for s in group.computing]
+        return [
+            (s.sequence_id, s.num_tokens_to_cache, max(s.num_computed_tokens, shared))
+            for s in group.computing
+            if s.num_tokens_to_compute > 0
+        ]
 
     def _preempt(self, draft: _Draft, group: SequenceGroup) -> None:
         self.pool.pause(group)
@@ -225,9 +265,10 @@ class IterationScheduler:
             for sequence in group.computing:
                 if not self._has_its_prefix(group, sequence):
                     continue
-                if sequence.num_tokens_to_compute == 1:
+                num_tokens = sequence.num_tokens_to_compute
+                if num_tokens == 1:
                     self._schedule_tokens(draft, group, sequence, sequence.num_tokens)
-                else:
+                elif num_tokens > 1:
                     prefilling.append((group, sequence))
         for group, sequence in prefilling:
             if draft.budget > 0:
@@ -294,6 +335,7 @@ class IterationScheduler:
             draws = (sequence.draw,) if group.is_forked else tuple(s.draw for s in group.live)
         table_start, block_ids = self.blocks.table(sequence.sequence_id).take_changes()
         draft.budget -= end - start
+        draft.shares.append((group, sequence, end))
         draft.scheduled.append(
             ScheduledSequence(
                 sequence.sequence_id,
@@ -307,7 +349,10 @@ class IterationScheduler:
         )
 
     def _free(self, sequence: Sequence) -> None:
-        if self.blocks.holds(sequence.sequence_id):
+        """At once, or when the last iteration that the sequence is part of has finished."""
+        if sequence.last_iteration > self._num_finished:
+            self._leaving.append(sequence)
+        elif self.blocks.holds(sequence.sequence_id):
             self.blocks.free(sequence.sequence_id)
             self._released.append(sequence.sequence_id)
 
@@ -322,11 +367,12 @@ class IterationScheduler:
 class _Draft:
     """A plan in the making."""
 
-    __slots__ = ("budget", "copies", "scheduled", "sitting_out", "transfers")
+    __slots__ = ("budget", "copies", "scheduled", "shares", "sitting_out", "transfers")
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.scheduled: list[ScheduledSequence] = []
+        self.shares: list[tuple[SequenceGroup, Sequence, int]] = []
         self.copies: list[BlockCopy] = []
         self.transfers: list[Transfer] = []
         self.sitting_out: set[int] = set()

@@ -18,7 +18,6 @@ WITHOUT_A_TWIN = {
     "service/core/iteration_result.py": "values only",
     "service/core/request.py": "values only",
     "service/core/sampling_params.py": "values only",
-    "service/core/sequence.py": "values only",
     "service/scheduler/scheduling_policy.py": "a Protocol only",
     "loadtest/__main__.py": "tests/loadtest/test_cli.py runs it",
     "loadtest/client_process.py": "tests/loadtest/test_runner.py runs it, in processes of its own",

@@ -7,6 +7,7 @@ from typing import Literal
 
 from service.core.clock import ManualClock
 from service.core.events import FinalEvent, Outcome, TokenEvent
+from service.core.iteration_plan import PENDING_TOKEN_ID
 from service.core.request import FinishReason, Request
 from service.core.sampling_params import SamplingParams
 from service.core.sequence_group import SequenceGroup
@@ -58,6 +59,7 @@ class Harness:
         preemption: Preemption | None = None,
         num_host_blocks: int = 0,
         transfer_delay: int = 0,
+        overlap: bool = False,
     ) -> None:
         self.clock = ManualClock()
         self.blocks = BlockManager(
@@ -90,7 +92,7 @@ class Harness:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
         )
-        self.engine = Engine(self.scheduler, executor or self.toy, self.sink, self.clock)
+        self.engine = Engine(self.scheduler, executor or self.toy, self.sink, self.clock, overlap=overlap)
         self.requests: dict[str, Request] = {}
         self.tokens: dict[tuple[str, int], list[int]] = defaultdict(list)
         self.reasons: dict[tuple[str, int], FinishReason] = {}
@@ -163,7 +165,11 @@ class Harness:
         assert arrivals == sorted(arrivals), "order of arrival"
         assert 0 <= self.scheduler.num_cached_tokens() <= self.blocks.pool.num_used * self.blocks.block_size
         held: set[int] = set()
-        if not pool.running:
+        running_plans = [launched.plan for launched in self.engine._launched]
+        for plan in running_plans:
+            for item in plan.scheduled:
+                assert self.blocks.holds(item.sequence_id), "what a running iteration touches is not free"
+        if not pool.running and not running_plans:
             held = set(self.blocks.swap_space.held_device_blocks())
             assert self.blocks.pool.num_used == len(held), "nobody runs and nothing is held but what moves"
         if not self.engine.has_work and not held:
@@ -182,13 +188,13 @@ class Harness:
                     held = (group.request.cache_salt, index, sequence.token_ids[:end])
                     salt, position, tokens = holders.setdefault(block_id, held)
                     assert (salt, position) == held[:2]
-                    common = min(len(tokens), end)
-                    assert tokens[:common] == sequence.token_ids[:common]
+                    pairs = zip(tokens, held[2], strict=False)
+                    assert all(a == b or PENDING_TOKEN_ID in (a, b) for a, b in pairs)
 
     def _check_running(self, group: SequenceGroup) -> None:
         for sequence in group.computing:
             table = self.blocks.table(sequence.sequence_id)
-            assert sequence.num_tokens_to_compute > 0
+            assert sequence.num_tokens_to_compute > 0 or self.engine._launched
             assert len(table.block_ids) * self.blocks.block_size >= sequence.num_computed_tokens
 
     def check_against_oracle(self, request_id: str, choice_index: int = 0, complete: bool = True) -> None:

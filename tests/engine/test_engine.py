@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,7 +13,8 @@ from service.core.request import FinishReason
 from service.core.sequence_group import SequenceGroup
 from service.errors import ServerError
 from service.scheduler.preemption import Recovery
-from tests.engine.harness import Harness
+from tests.engine.harness import VOCABULARY, Harness
+from tests.engine.late_executor import LateIteration
 from tests.engine.toy_model import ToyExecutor
 
 STOPS = frozenset(range(0, 1000, 9))
@@ -81,6 +83,7 @@ def apply_operation(harness: Harness, operation: tuple, touched: set[tuple[str, 
     num_host_blocks=st.sampled_from([0, 3, 30]),
     transfer_delay=st.integers(0, 3),
     swap_share=st.sampled_from([0.0, 0.5, 1.0]),
+    overlap=st.booleans(),
 )
 def test_every_request_gets_its_oracle_tokens_whatever_else_happens(
     operations,
@@ -94,6 +97,7 @@ def test_every_request_gets_its_oracle_tokens_whatever_else_happens(
     num_host_blocks,
     transfer_delay,
     swap_share,
+    overlap,
 ):
     harness = Harness(
         num_blocks,
@@ -106,6 +110,7 @@ def test_every_request_gets_its_oracle_tokens_whatever_else_happens(
         preemption=SometimesSwap(swap_share),
         num_host_blocks=num_host_blocks,
         transfer_delay=transfer_delay,
+        overlap=overlap,
     )
     touched: set[tuple[str, int]] = set()
     for operation in operations:
@@ -162,28 +167,50 @@ def test_finish_reasons():
 
 
 class FaultyExecutor(ToyExecutor):
-    """Fails as a whole in the given iterations; gives no token for the sequences in `unlucky`."""
+    """Fails as a whole in the given launches and waits, and gives no token for the sequences in `unlucky`.
 
-    def __init__(self, failing: frozenset[int], unlucky: frozenset[int]) -> None:
-        super().__init__(64, 4, 1000)
-        self.failing = failing
+    hit: ids of the sequences that were in an iteration that failed.
+    """
+
+    def __init__(
+        self,
+        failing_waits: frozenset[int],
+        unlucky: frozenset[int] = frozenset(),
+        failing_launches: frozenset[int] = frozenset(),
+        num_blocks: int = 64,
+    ) -> None:
+        super().__init__(num_blocks, 4, VOCABULARY)
+        self.failing_waits = failing_waits
+        self.failing_launches = failing_launches
         self.unlucky = unlucky
-        self.count = 0
+        self.num_launched = 0
+        self.num_waited = 0
+        self.hit: set[int] = set()
+
+    def launch(self, plan: IterationPlan) -> LateIteration:
+        self.num_launched += 1
+        if self.num_launched in self.failing_launches:
+            self._fail(plan)
+        return super().launch(plan)
 
     def execute(self, plan: IterationPlan) -> IterationResult:
-        self.count += 1
-        if self.count in self.failing:
-            raise RuntimeError("out of luck")
-        token_ids = list(super().execute(plan).token_ids)
+        self.num_waited += 1
+        result = super().execute(plan)
+        if self.num_waited in self.failing_waits:
+            self._fail(plan)
         drawing = [sample.sequence_id for item in plan.scheduled for sample in item.samples]
-        for index, sequence_id in enumerate(drawing):
-            if sequence_id in self.unlucky:
-                token_ids[index] = INVALID_TOKEN_ID
-        return IterationResult(tuple(token_ids))
+        pairs = zip(drawing, result.token_ids, strict=True)
+        token_ids = tuple(INVALID_TOKEN_ID if i in self.unlucky else token_id for i, token_id in pairs)
+        return IterationResult(token_ids, result.finished_transfers)
+
+    def _fail(self, plan: IterationPlan) -> None:
+        self.hit |= {item.sequence_id for item in plan.scheduled}
+        raise RuntimeError("out of luck")
 
 
-def test_a_failed_draw_ends_its_own_request_only():
-    harness = Harness(executor=FaultyExecutor(frozenset(), frozenset({1})))
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_failed_draw_ends_its_own_request_only(overlap: bool):
+    harness = Harness(executor=FaultyExecutor(frozenset(), unlucky=frozenset({1})), overlap=overlap)
     for _ in range(3):
         harness.add(harness.request((1, 2), 4))
     harness.run()
@@ -198,7 +225,7 @@ def test_a_failed_draw_ends_its_own_request_only():
 
 
 def test_a_failed_iteration_ends_the_requests_in_it_and_no_others():
-    executor = FaultyExecutor(frozenset({2}), frozenset())
+    executor = FaultyExecutor(frozenset({2}))
     harness = Harness(max_num_seqs=2, max_num_batched_tokens=8, executor=executor)
     for _ in range(3):
         harness.add(harness.request((1, 2), 4))
@@ -209,6 +236,63 @@ def test_a_failed_iteration_ends_the_requests_in_it_and_no_others():
     harness.check_against_oracle("request-2")
     assert harness.blocks.pool.num_used == 0
     assert harness.engine.num_failed_in_a_row == 0
+
+
+faults = st.frozensets(st.integers(1, 30), max_size=3)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    operations=st.lists(operations, max_size=40),
+    num_blocks=st.integers(4, 24),
+    failing_launches=faults,
+    failing_waits=faults,
+    unlucky=st.frozensets(st.integers(0, 8), max_size=1),
+    overlap=st.booleans(),
+)
+def test_a_fault_reaches_only_the_requests_that_were_in_the_iteration(
+    operations, num_blocks, failing_launches, failing_waits, unlucky, overlap
+):
+    executor = FaultyExecutor(failing_waits, unlucky, failing_launches, num_blocks)
+    harness = Harness(num_blocks, 4, executor=executor, overlap=overlap)
+    touched: set[tuple[str, int]] = set()
+    members: dict[str, set[int]] = {}
+    for operation in operations:
+        apply_operation(harness, operation, touched)
+        for group in harness.scheduler.pool.groups():
+            members[group.request.request_id] = {s.sequence_id for s in group.sequences}
+    harness.run()
+    for request_id, final in harness.finals.items():
+        was_hit = bool(members[request_id] & (executor.hit | unlucky))
+        assert (final.outcome is Outcome.FAILED) <= was_hit, "nobody else fails"
+        for choice in range(harness.requests[request_id].sampling.n):
+            is_whole = final.outcome is Outcome.FINISHED and (request_id, choice) not in touched
+            harness.check_against_oracle(request_id, choice, complete=is_whole)
+    assert harness.blocks.pool.num_used == 0
+
+
+def test_an_iteration_is_launched_while_another_runs():
+    harness = Harness(overlap=True)
+    harness.add(harness.request((1, 2), 4))
+    for num_tokens in (0, 1, 2, 3):
+        harness.step()
+        assert len(harness.tokens["request-0", 0]) == num_tokens
+    harness.step()
+    assert len(harness.toy.plans) == 4, "a last token is known beforehand: nothing is computed in vain"
+    assert harness.finals["request-0"].outcome is Outcome.FINISHED
+    assert not harness.engine.has_work
+
+
+def test_a_stop_is_seen_one_iteration_late():
+    harness = Harness(overlap=True)
+    harness.add(harness.request((1,), 100, stops=frozenset(range(0, 1000, 2))))
+    while not harness.finals:
+        harness.step()
+    assert harness.blocks.pool.num_used > 0, "the iteration after the stop still runs"
+    harness.run()
+    assert harness.blocks.pool.num_used == 0
+    assert len(harness.toy.plans) == len(harness.tokens["request-0", 0]) + 1
+    harness.check_against_oracle("request-0")
 
 
 def test_the_snapshot_tells_what_is_held():

@@ -11,18 +11,21 @@ from service.kvcache.block_pool import BlockPool
 from service.kvcache.block_table import BlockTable
 from service.kvcache.prefix_cache import ChainedPrefixCache
 from service.scheduler.iteration_scheduler import IterationScheduler
+from service.scheduler.request_pool import RequestPool
 from tests.engine.harness import Harness
 from tests.engine.toy_model import ToyExecutor
 
 Patch = pytest.MonkeyPatch
 
 
-def scenario() -> None:
-    """Choices, shared prefixes, preemptions and an abort in a tiny cache, checked against the oracle."""
-    harness = Harness(num_blocks=14, block_size=4, max_num_seqs=6, max_num_batched_tokens=24)
+def scenario(overlap: bool) -> None:
+    """Choices, shared prefixes, preemptions, a stop and an abort in a tiny cache, checked against the oracle."""
+    harness = Harness(num_blocks=14, block_size=4, max_num_seqs=6, max_num_batched_tokens=24, overlap=overlap)
     harness.add(harness.request((1, 2, 3, 4, 5, 6, 7, 8, 9), 10))
     harness.add(harness.request((1, 2, 3, 4, 5, 6, 7, 8, 9), 10, n=2, seed=3))
     harness.add(harness.request((9, 9), 30, seed=5))
+    stopping = harness.request((5, 6, 7), 30, seed=6, stops=frozenset(range(0, 1000, 4)))
+    harness.add(stopping)
     harness.step()
     harness.step()
     harness.engine.abort("request-2")
@@ -32,13 +35,20 @@ def scenario() -> None:
     harness.run(max_steps=500)
     assert sum(stats.num_preemptions for stats, _, _ in harness.sink.requests) > 0
     assert sum(stats.num_cached_tokens for stats, _, _ in harness.sink.requests) > 0
-    for request_id, choice in (("request-0", 0), ("request-1", 0), ("request-1", 1), ("request-3", 0)):
+    for request_id, choice in (
+        ("request-0", 0),
+        ("request-1", 0),
+        ("request-1", 1),
+        ("request-3", 0),
+        ("request-4", 0),
+    ):
         harness.check_against_oracle(request_id, choice)
     assert harness.blocks.pool.num_used == 0
 
 
-def test_without_a_fault_the_scenario_passes():
-    scenario()
+@pytest.mark.parametrize("overlap", [False, True])
+def test_without_a_fault_the_scenario_passes(overlap: bool):
+    scenario(overlap)
 
 
 def a_block_freed_early(patch: Patch) -> None:
@@ -85,12 +95,14 @@ def an_evicted_block_still_known(patch: Patch) -> None:
 
 
 def a_token_too_many_believed_computed(patch: Patch) -> None:
-    advance = IterationScheduler.advance
+    begin = IterationScheduler._begin
 
-    def too_far(self, group, sequence, num_tokens):
-        advance(self, group, sequence, num_tokens + (num_tokens > 1))
+    def too_far(self, draft):
+        begin(self, draft)
+        for (_, sequence, _), item in zip(draft.shares, draft.scheduled, strict=True):
+            sequence.num_computed_tokens += len(item.token_ids) > 1
 
-    patch.setattr(IterationScheduler, "advance", too_far)
+    patch.setattr(IterationScheduler, "_begin", too_far)
 
 
 def blocks_kept_after_the_end(patch: Patch) -> None:
@@ -113,6 +125,33 @@ def rows_mixed_up(patch: Patch) -> None:
     patch.setattr(ToyExecutor, "execute", swapped)
 
 
+def blocks_freed_while_an_iteration_touches_them(patch: Patch) -> None:
+    end_sequence = IterationScheduler.end_sequence
+
+    def at_once(self, group, sequence):
+        sequence.last_iteration = 0
+        end_sequence(self, group, sequence)
+
+    patch.setattr(IterationScheduler, "end_sequence", at_once)
+
+
+def a_draw_after_the_end_delivered(patch: Patch) -> None:
+    patch.setattr(RequestPool, "remove_sequence", lambda self, group, sequence: group.live.remove(sequence))
+
+
+def a_pending_id_taken_from_before(patch: Patch) -> None:
+    execute = ToyExecutor.execute
+
+    def behind(self, plan):
+        before = self._last_drawn.copy()
+        result = execute(self, plan)
+        self._last_drawn.update(before)
+        return result
+
+    patch.setattr(ToyExecutor, "execute", behind)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize(
     "fault",
     [
@@ -128,7 +167,21 @@ def rows_mixed_up(patch: Patch) -> None:
         rows_mixed_up,
     ],
 )
-def test_a_fault_is_caught(fault: Callable[[Patch], None], monkeypatch: Patch):
+def test_a_fault_is_caught(fault: Callable[[Patch], None], overlap: bool, monkeypatch: Patch):
     fault(monkeypatch)
     with pytest.raises((AssertionError, KeyError, ValueError)):
-        scenario()
+        scenario(overlap)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        blocks_freed_while_an_iteration_touches_them,
+        a_draw_after_the_end_delivered,
+        a_pending_id_taken_from_before,
+    ],
+)
+def test_a_fault_of_overlapping_is_caught(fault: Callable[[Patch], None], monkeypatch: Patch):
+    fault(monkeypatch)
+    with pytest.raises((AssertionError, KeyError, ValueError)):
+        scenario(overlap=True)

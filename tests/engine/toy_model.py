@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 
-from service.core.iteration_plan import IterationPlan, ScheduledSequence, Transfer
+from service.core.iteration_plan import PENDING_TOKEN_ID, IterationPlan, ScheduledSequence, Transfer
 from service.core.iteration_result import IterationResult
 from tests.engine.late_executor import LateExecutor
 
@@ -43,12 +43,14 @@ class ToyExecutor(LateExecutor):
         self._vocabulary = vocabulary
         self._slots: dict[int, Cell] = {}
         self.tables: dict[int, list[int]] = {}
+        self._last_drawn: dict[int, int] = {}
         self.plans: list[IterationPlan] = []
 
     def execute(self, plan: IterationPlan) -> IterationResult:
         self.plans.append(plan)
         for sequence_id in plan.released:
             self.tables.pop(sequence_id, None)
+            self._last_drawn.pop(sequence_id, None)
         self._in_flight += [(len(self.plans) + self._transfer_delay, transfer) for transfer in plan.transfers]
         if self._transfer_delay == 0:
             finished = self._finish_transfers(plan)
@@ -61,6 +63,8 @@ class ToyExecutor(LateExecutor):
             for item in plan.scheduled
             for sample in item.samples
         )
+        drawing = [sample.sequence_id for item in plan.scheduled for sample in item.samples]
+        self._last_drawn.update(zip(drawing, token_ids, strict=True))
         if self._transfer_delay:
             finished = self._finish_transfers(plan)
         return IterationResult(token_ids, finished)
@@ -92,7 +96,9 @@ class ToyExecutor(LateExecutor):
         assert item.table_start <= len(table), "a table grows without gaps"
         table[item.table_start :] = item.block_ids if item.block_ids else table[item.table_start :]
         assert all(0 <= block_id < self._num_blocks for block_id in table)
-        for position, token_id in enumerate(item.token_ids, item.num_computed_tokens):
+        *known, last = item.token_ids
+        last = self._last_drawn[item.sequence_id] if last == PENDING_TOKEN_ID else last
+        for position, token_id in enumerate([*known, last], item.num_computed_tokens):
             self._slots[self._slot(table, position)] = (token_id, position)
 
     def _read(self, item: ScheduledSequence) -> list[Cell]:

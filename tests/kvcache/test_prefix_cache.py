@@ -11,16 +11,14 @@ from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
 BLOCK = 4
 
 
-def make_sequence(tokens: list[int], computed: int = 0) -> Sequence:
-    sequence = Sequence(0, 0, 0, tokens, len(tokens))
-    sequence.num_computed_tokens = computed
-    return sequence
+def make_sequence(tokens: list[int]) -> Sequence:
+    return Sequence(0, 0, 0, tokens, len(tokens), len(tokens) + 1)
 
 
 def test_a_computed_prefix_is_found_one_token_short_of_the_end():
     cache = ChainedPrefixCache(BLOCK)
     tokens = list(range(12))
-    cache.insert(make_sequence(tokens, computed=12), "", [5, 6, 7])
+    cache.insert(make_sequence(tokens), "", [5, 6, 7], 12)
     assert cache.match(make_sequence(tokens), "") == [5, 6], "the last token is always computed"
     assert cache.match(make_sequence([*tokens, 99]), "") == [5, 6, 7]
     assert cache.match(make_sequence([*tokens[:5], 99, 99, 99, 99]), "") == [5]
@@ -29,20 +27,20 @@ def test_a_computed_prefix_is_found_one_token_short_of_the_end():
 
 def test_only_full_computed_blocks_are_kept():
     cache = ChainedPrefixCache(BLOCK)
-    cache.insert(make_sequence(list(range(12)), computed=7), "", [5, 6, 7])
+    cache.insert(make_sequence(list(range(12))), "", [5, 6, 7], 7)
     assert len(cache) == 1
 
 
 def test_a_salt_keeps_tenants_apart():
     cache = ChainedPrefixCache(BLOCK)
-    cache.insert(make_sequence(list(range(8)), computed=8), "one", [5, 6])
+    cache.insert(make_sequence(list(range(8))), "one", [5, 6], 8)
     assert cache.match(make_sequence(list(range(9))), "one") == [5, 6]
     assert cache.match(make_sequence(list(range(9))), "two") == []
 
 
 def test_a_forgotten_block_ends_the_match():
     cache = ChainedPrefixCache(BLOCK)
-    cache.insert(make_sequence(list(range(12)), computed=12), "", [5, 6, 7])
+    cache.insert(make_sequence(list(range(12))), "", [5, 6, 7], 12)
     cache.forget(6)
     cache.forget(6)
     assert cache.match(make_sequence(list(range(13))), "") == [5]
@@ -50,8 +48,8 @@ def test_a_forgotten_block_ends_the_match():
 
 def test_the_first_of_two_equal_blocks_stays_the_known_one():
     cache = ChainedPrefixCache(BLOCK)
-    cache.insert(make_sequence(list(range(4)), computed=4), "", [5])
-    cache.insert(make_sequence(list(range(4)), computed=4), "", [6])
+    cache.insert(make_sequence(list(range(4))), "", [5], 4)
+    cache.insert(make_sequence(list(range(4))), "", [6], 4)
     assert cache.match(make_sequence(list(range(5))), "") == [5]
     cache.forget(6)
     assert cache.match(make_sequence(list(range(5))), "") == [5]
@@ -59,7 +57,7 @@ def test_the_first_of_two_equal_blocks_stays_the_known_one():
 
 def test_a_hit_is_believed_only_if_the_tokens_are_equal():
     cache = ChainedPrefixCache(BLOCK)
-    cache.insert(make_sequence(list(range(4)), computed=4), "", [5])
+    cache.insert(make_sequence(list(range(4))), "", [5], 4)
     entry = cache._entry_of[5]
     cache._entry_of[5] = dataclasses.replace(entry, token_ids=(9, 9, 9, 9))
     assert cache.match(make_sequence(list(range(5))), "") == []
@@ -69,7 +67,7 @@ def test_a_hit_is_believed_only_if_the_tokens_are_equal():
 def test_what_is_found_is_the_longest_common_run_of_full_blocks(first: list[int], second: list[int]):
     cache = ChainedPrefixCache(BLOCK)
     blocks = list(range(100, 100 + len(first) // BLOCK))
-    cache.insert(make_sequence(first, computed=len(first)), "", blocks)
+    cache.insert(make_sequence(first), "", blocks, len(first))
     expected = 0
     while (expected + 1) * BLOCK <= min(len(first), len(second) - 1) and (
         first[: (expected + 1) * BLOCK] == second[: (expected + 1) * BLOCK]
@@ -80,6 +78,6 @@ def test_what_is_found_is_the_longest_common_run_of_full_blocks(first: list[int]
 
 def test_the_null_twin_finds_nothing():
     cache = NoPrefixCache()
-    cache.insert(make_sequence(list(range(8)), computed=8), "", [1, 2])
+    cache.insert(make_sequence(list(range(8))), "", [1, 2], 8)
     cache.forget(1)
     assert cache.match(make_sequence(list(range(8))), "") == []

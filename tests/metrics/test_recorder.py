@@ -23,7 +23,8 @@ ITERATION = IterationStats(
     prefix_hit_tokens=32,
     swapped_blocks=6,
     schedule_s=0.001,
-    execute_s=0.01,
+    launch_s=0.002,
+    wait_s=0.008,
     apply_s=0.002,
 )
 REQUEST = RequestStats(
@@ -65,8 +66,9 @@ def test_an_iteration(recording: Recording) -> None:
     assert recording("headrace_iteration_tokens_sum") == 10
     kinds = {kind: recording("headrace_tokens_total", kind=kind) for kind in ("prompt", "recomputed", "generated")}
     assert kinds == {"prompt": 5, "recomputed": 2, "generated": 3}
-    phases = [recording("headrace_iteration_seconds_sum", phase=phase) for phase in ("schedule", "execute", "apply")]
-    assert phases == [0.001, 0.01, 0.002]
+    names = ("schedule", "launch", "wait", "apply")
+    phases = [recording("headrace_iteration_seconds_sum", phase=name) for name in names]
+    assert phases == [0.001, 0.002, 0.008, 0.002]
     assert recording("headrace_preemptions_total", kind="recompute") == 1
 
 
