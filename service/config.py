@@ -54,6 +54,7 @@ class SchedulerConfig:
     max_num_batched_tokens: tokens in one iteration at most; long prompts are cut into chunks of it.
     watermark: share of the blocks that an admission leaves free, so that running sequences can grow.
     max_waiting_requests, max_waiting_tokens: beyond either, a new request is refused as overloaded.
+    max_preemptions: a request preempted so often is spared as long as another can be preempted.
     """
 
     max_num_seqs: int
@@ -61,6 +62,7 @@ class SchedulerConfig:
     watermark: float
     max_waiting_requests: int
     max_waiting_tokens: int
+    max_preemptions: int = 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,11 +39,14 @@ from service.scheduler.fairness import Fair
 from service.scheduler.fcfs import FirstComeFirstServed
 from service.scheduler.history import History
 from service.scheduler.iteration_scheduler import IterationScheduler
+from service.scheduler.iteration_time import IterationTime
 from service.scheduler.memory_forecast import ForecastAdmission, ReserveAdmission
 from service.scheduler.preemption import AdaptivePreemption, AlwaysRecompute, AlwaysSwap, Preemption
-from service.scheduler.preemption_cost import PreemptionCost, SwapBandwidth
+from service.scheduler.preemption_cost import PreemptionCost
 from service.scheduler.priority import ByPriority
+from service.scheduler.recovery_ledger import RecoveryLedger
 from service.scheduler.scheduling_policy import SchedulingPolicy
+from service.scheduler.swap_time import SwapTime
 from service.scheduler.token_shares import TokenShares
 from service.settings import Settings
 from service.shutdown import Shutdown
@@ -176,7 +179,7 @@ class _Service:
             tokenizer = dummy_tokenizer(loaded.model_config.vocab_size)
         else:
             tokenizer = Tokenizer.from_folder(text_folder)
-        return _Parts(loaded, tokenizer, template, scheduler, self._make_preemption(loaded, scheduler))
+        return _Parts(loaded, tokenizer, template, scheduler, self._make_cost(loaded, scheduler))
 
     def _make_engine(self, parts: _Parts) -> AsyncEngine:
         loaded, config = parts.loaded, parts.scheduler
@@ -205,11 +208,13 @@ class _Service:
             blocks,
             self._make_admission(int(config.watermark * loaded.num_blocks), history),
             self._make_policy(history),
-            parts.preemption,
+            self._make_preemption(),
+            RecoveryLedger(parts.cost),
             history,
             self._clock,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
+            max_preemptions=config.max_preemptions,
         )
         engine = Engine(scheduler, loaded.runner, self._recorder, self._clock)
         return AsyncEngine(engine, blocks, config, self._clock, self._on_engine_death)
@@ -225,24 +230,33 @@ class _Service:
             case "shares":
                 return TokenShares(history)
 
-    def _make_preemption(self, loaded: LoadedModel, scheduler: SchedulerConfig) -> Preemption:
-        if self._settings.preemption == "recompute":
-            return AlwaysRecompute()
-        if self._settings.preemption == "swap":
-            return AlwaysSwap()
-        started_s = time.monotonic()
+    def _make_preemption(self) -> Preemption:
+        match self._settings.preemption:
+            case "recompute":
+                return AlwaysRecompute()
+            case "swap":
+                return AlwaysSwap()
+            case "adaptive":
+                return AdaptivePreemption()
+
+    def _make_cost(self, loaded: LoadedModel, scheduler: SchedulerConfig) -> PreemptionCost:
+        """The predictors; timed now if something depends on them from the first request on, else learnt on the way."""
+        iteration_time, swap_time = IterationTime(), SwapTime()
         max_tokens = scheduler.max_num_batched_tokens
-        cost = PreemptionCost(SwapBandwidth(loaded.block_bytes, *loaded.runner.measure_swap()), max_tokens)
-        calibrate(
-            loaded.runner,
-            cost,
-            self._clock,
-            num_blocks=loaded.num_blocks,
-            block_size=self._settings.block_size,
-            max_tokens=min(max_tokens, loaded.max_model_len // 2),
-        )
-        self._recorder.record_startup("calibration", time.monotonic() - started_s)
-        return AdaptivePreemption(cost)
+        if self._settings.preemption == "adaptive":
+            started_s = time.monotonic()
+            for to_host, num_blocks, seconds in loaded.runner.measure_swap():
+                swap_time.observe(to_host=to_host, num_blocks=num_blocks, seconds=seconds)
+            calibrate(
+                loaded.runner,
+                iteration_time,
+                self._clock,
+                num_blocks=loaded.num_blocks,
+                block_size=self._settings.block_size,
+                max_tokens=min(max_tokens, loaded.max_model_len // 2),
+            )
+            self._recorder.record_startup("calibration", time.monotonic() - started_s)
+        return PreemptionCost(iteration_time, swap_time, max_tokens)
 
     def _make_admission(self, watermark_blocks: int, history: History) -> Admission:
         match self._settings.admission_policy:
@@ -309,7 +323,7 @@ class _Parts:
     tokenizer: Tokenizer
     template: ChatTemplate | None
     scheduler: SchedulerConfig
-    preemption: Preemption
+    cost: PreemptionCost
 
 
 class _ProgressLog:

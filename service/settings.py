@@ -91,6 +91,9 @@ class Settings(BaseSettings):
     preemption: Literal["recompute", "swap", "adaptive"] = Field(
         "recompute", description="how a preempted request returns: computed again, from host memory, or the cheaper"
     )
+    max_preemptions: int = Field(
+        8, ge=1, description="a request preempted so often is spared as long as another can be preempted"
+    )
     swap_space: ByteSize = Field(ByteSize(4 * 1024**3), ge=0, description="host memory for swapped requests, if any")
     watermark: float = Field(0.01, ge=0, lt=1, description="share of KV blocks that admissions leave free")
     max_waiting_requests: int = Field(1024, ge=1, description="beyond so many waiting requests, 503")
@@ -161,6 +164,7 @@ class Settings(BaseSettings):
             watermark=self.watermark,
             max_waiting_requests=self.max_waiting_requests,
             max_waiting_tokens=self.max_waiting_tokens,
+            max_preemptions=self.max_preemptions,
         )
 
     def api_config(self) -> ApiConfig:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from enum import Enum, auto
 
 from service.core.request import Request
 from service.core.sequence import Sequence
+from service.core.stats import PreemptionStats
+
+MAX_PREEMPTIONS_KEPT = 16
 
 
 class GroupStatus(Enum):
@@ -19,7 +23,8 @@ class SequenceGroup:
 
     The prompt is computed once, by the leader (the first live sequence). Until `is_forked`, the other sequences
     exist in name only: the prompt's last logits are sampled n times, and they then fork from the leader.
-    `num_cached_tokens` counts the prompt's tokens that the prefix cache spared it at its first start.
+    `num_cached_tokens` counts the prompt's tokens that the prefix cache spared it at its first start. `preemptions`
+    are the last ones of `num_preemptions`.
     """
 
     __slots__ = (
@@ -30,6 +35,7 @@ class SequenceGroup:
         "num_cached_tokens",
         "num_output_tokens",
         "num_preemptions",
+        "preemptions",
         "request",
         "sequences",
         "status",
@@ -55,6 +61,7 @@ class SequenceGroup:
         self.first_scheduled_s: float | None = None
         self.first_token_s: float | None = None
         self.num_preemptions = 0
+        self.preemptions: deque[PreemptionStats] = deque(maxlen=MAX_PREEMPTIONS_KEPT)
         self.num_output_tokens = 0
         self.num_cached_tokens = 0
 

@@ -3,6 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+
+class Prediction(NamedTuple):
+    """What a predictor said and what it then took: of an iteration that computes prompts, or of a transfer."""
+
+    predictor: Literal["recompute", "swap"]
+    predicted_s: float
+    actual_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptionStats:
+    """One preemption of a request, and what it cost to undo.
+
+    recovery: how it returned. num_tokens, num_blocks: what it had computed and held. at_s: when.
+    predicted_s: None before the predictor knew enough. actual_s: seconds of the transfers out and in; or, of the
+    iterations that recomputed it, its share by tokens. None if the request ended before anything was known.
+    """
+
+    recovery: Literal["recompute", "swap"]
+    num_tokens: int
+    num_blocks: int
+    at_s: float
+    predicted_s: float | None
+    actual_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +42,7 @@ class IterationStats:
     the prefix cache held. swapped_blocks: blocks whose transfer, either way, began.
     schedule_s, launch_s, wait_s, apply_s: host seconds of deciding, of beginning it, of waiting for the result and of
     applying it. Where iterations overlap, others are decided, launched and applied between the launch and the wait.
+    predictions: of the predictors of recomputation and swapping that came true since the last iteration.
     """
 
     batch_size: int
@@ -31,11 +58,15 @@ class IterationStats:
     launch_s: float
     wait_s: float
     apply_s: float
+    predictions: tuple[Prediction, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RequestStats:
-    """One request at its end. `first_scheduled_s` and `first_token_s` are None if that never happened."""
+    """One request at its end. `first_scheduled_s` and `first_token_s` are None if that never happened.
+
+    preemptions: the last few of its `num_preemptions`.
+    """
 
     num_prompt_tokens: int
     num_cached_tokens: int
@@ -47,6 +78,7 @@ class RequestStats:
     first_token_s: float | None
     finished_s: float
     num_preemptions: int
+    preemptions: tuple[PreemptionStats, ...] = ()
 
     @property
     def e2e_s(self) -> float:

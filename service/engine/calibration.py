@@ -1,4 +1,4 @@
-"""Timings at start-up from which the recompute predictor is first fitted (AdaptiveLLM, section 3.1.1)."""
+"""Timings at start-up from which the iteration's predictor is first fitted (AdaptiveLLM, section 3.1.1)."""
 
 from __future__ import annotations
 
@@ -6,19 +6,25 @@ from service.core.clock import Clock
 from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
 from service.engine.ports import Executor
-from service.scheduler.preemption_cost import PreemptionCost, num_attended_pairs
+from service.scheduler.iteration_time import IterationTime, Workload, num_attended_pairs
 
 PROBE_SEQUENCE_ID = -2
 ROUNDS = 3
-SHARES = (16, 8, 4, 2, 1)
+SHARES = (64, 16, 8, 4, 2, 1)
 TIME_LIMIT_S = 3.0
 """A slow machine calibrates on the shorter prompts only: start-up in seconds matters more."""
 
 
 def calibrate(
-    executor: Executor, cost: PreemptionCost, clock: Clock, *, num_blocks: int, block_size: int, max_tokens: int
+    executor: Executor,
+    iteration_time: IterationTime,
+    clock: Clock,
+    *,
+    num_blocks: int,
+    block_size: int,
+    max_tokens: int,
 ) -> None:
-    """Let the executor compute prompts of several lengths, with and without a context, and fit `cost` to the times.
+    """Let the executor compute prompts of several lengths, with and without a context, and fit to the times.
 
     Before serving: it overwrites blocks. max_tokens: the token budget of an iteration.
     """
@@ -27,13 +33,14 @@ def calibrate(
     for share in SHARES:
         if clock.now_s() > stop_s:
             break
-        num_tokens = max(1, longest // share)
+        num_tokens = max(2, longest // share)
         for start in (0, longest):
             for round_number in range(ROUNDS):
                 seconds = _seconds(executor, clock, start, num_tokens, block_size)
                 if round_number > 0:  # the first of a size may compile or allocate
-                    cost.observe(num_tokens, num_attended_pairs(start, num_tokens), seconds)
-    cost.fit()
+                    workload = Workload(num_tokens, num_attended_pairs(start, num_tokens), 0)
+                    iteration_time.calibrate(workload, seconds)
+    iteration_time.fit()
 
 
 def _seconds(executor: Executor, clock: Clock, start: int, num_tokens: int, block_size: int) -> float:

@@ -236,7 +236,7 @@ class Engine:
         moving = [pool.member(sequence_id) for sequence_id in swap_space.moving_sequence_ids()]
         for group in [*groups, *(member[0] for member in moving if member is not None)]:
             self.fail(group.request.request_id, error)
-        swap_space.finish_all()
+        self._scheduler.lose_transfers()
 
     def _request_stats(self, group: SequenceGroup) -> RequestStats:
         request = group.request
@@ -251,6 +251,7 @@ class Engine:
             first_token_s=group.first_token_s,
             finished_s=self._clock.now_s(),
             num_preemptions=group.num_preemptions,
+            preemptions=tuple(group.preemptions),
         )
 
     def _record(self, launched: _Launched, counts: _TokenCounts, wait_started_s: float, executed_s: float) -> None:
@@ -270,6 +271,7 @@ class Engine:
                 launch_s=launched.launched_s - launched.scheduled_s,
                 wait_s=executed_s - wait_started_s,
                 apply_s=self._clock.now_s() - executed_s,
+                predictions=tally.predictions,
             )
         )
 

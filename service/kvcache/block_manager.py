@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from enum import Enum, auto
+from itertools import takewhile
 
 from service.core.iteration_plan import BlockCopy, Transfer
 from service.core.sequence import Sequence
@@ -66,6 +67,11 @@ class BlockManager:
 
     def num_free_among(self, block_ids: list[int]) -> int:
         return sum(self.pool.reference_count(block_id) == 0 for block_id in block_ids)
+
+    def num_also_held_by_others(self, prefix: list[int], num_holders: int) -> int:
+        """Of a prefix, the blocks at its start that more than `num_holders` tables hold."""
+        counts = (self.pool.reference_count(block_id) for block_id in prefix)
+        return sum(1 for _ in takewhile(lambda count: count > num_holders, counts))
 
     def allocate(self, sequence_id: int, num_tokens: int, prefix: list[int]) -> None:
         """A table for `num_tokens` tokens: the blocks of `prefix`, then new ones. The caller has checked `fit`."""

@@ -28,6 +28,7 @@ _REQUEST_TOKENS = (
     1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000,
 )  # fmt: skip
 _ITERATION_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384)
+_ERROR_RATIOS = (0.01, 0.02, 0.04, 0.1, 0.3, 1.0)
 _SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _CHOICES = (1, 2, 5, 10, 20)
 
@@ -63,6 +64,18 @@ class Instruments:
         )
         self.prefix_hit_tokens = counter(
             "headrace_prefix_cache_hit_tokens_total", "Tokens of starting requests, found in the prefix cache."
+        )
+        self.prediction_error = histogram(
+            "headrace_prediction_error_ratio",
+            "|predicted - actual| / actual, by predictor; sum over count is the mean absolute percentage error.",
+            _ERROR_RATIOS,
+            ("predictor",),
+        )
+        self.predicted_seconds = counter(
+            "headrace_predicted_seconds_total", "Seconds predicted for what was then measured.", ("predictor",)
+        )
+        self.actual_seconds = counter(
+            "headrace_predicted_actual_seconds_total", "Seconds that what was predicted then took.", ("predictor",)
         )
         # requests
         self.requests = counter("headrace_requests_total", "Requests ended, by reason.", ("reason",))

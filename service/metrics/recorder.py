@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from service.core.events import Outcome
 from service.core.request import FinishReason
-from service.core.stats import IterationStats, RequestStats
+from service.core.stats import IterationStats, Prediction, RequestStats
 from service.metrics.instruments import Instruments
 
 
@@ -26,6 +26,9 @@ class Recorder:
         self._generated = instruments.tokens.labels("generated")
         self._dropped = instruments.preemptions.labels("recompute")
         self._swapped = instruments.preemptions.labels("swap")
+        self._prediction_error = {
+            predictor: instruments.prediction_error.labels(predictor) for predictor in ("recompute", "swap")
+        }
         self._ended = {reason: instruments.requests.labels(reason) for reason in ("stop", "length", "abort", "error")}
 
     def record_iteration(self, stats: IterationStats) -> None:
@@ -44,6 +47,8 @@ class Recorder:
         instruments.swapped_blocks.inc(stats.swapped_blocks)
         instruments.prefix_queried_tokens.inc(stats.prefix_queried_tokens)
         instruments.prefix_hit_tokens.inc(stats.prefix_hit_tokens)
+        for prediction in stats.predictions:
+            self._record_prediction(prediction)
 
     def record_request(self, stats: RequestStats, outcome: Outcome, finish_reasons: tuple[FinishReason, ...]) -> None:
         """Latencies are those of requests that finished; an aborted one only counts as ended and as tokens."""
@@ -64,6 +69,13 @@ class Recorder:
             instruments.inference.observe(stats.finished_s - stats.first_scheduled_s)
         if stats.first_token_s is not None:
             self._record_tokens_in_time(stats, stats.first_token_s)
+
+    def _record_prediction(self, prediction: Prediction) -> None:
+        predictor, predicted_s, actual_s = prediction
+        error = self._prediction_error[predictor]
+        error.observe(abs(predicted_s - actual_s) / max(actual_s, 1e-9))
+        self._instruments.predicted_seconds.labels(predictor).inc(predicted_s)
+        self._instruments.actual_seconds.labels(predictor).inc(actual_s)
 
     def _record_tokens_in_time(self, stats: RequestStats, first_token_s: float) -> None:
         instruments = self._instruments

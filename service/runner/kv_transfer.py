@@ -3,14 +3,44 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from service.core.iteration_plan import Transfer
+from service.core.iteration_result import FinishedTransfer
 from service.runner.kv_storage import KvStorage
 
-_PROBE_BLOCKS = 16
+_PROBE_BLOCKS = (1, 4, 16, 64)
 _PROBE_ROUNDS = 5
+
+
+class TransferTiming(NamedTuple):
+    """So many blocks took so long, one way."""
+
+    to_host: bool
+    num_blocks: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _UnderWay:
+    """On a GPU, the events before and after the copies; else the seconds that they took."""
+
+    transfer_id: int
+    began: torch.cuda.Event | None
+    ended: torch.cuda.Event | None
+    seconds: float = 0.0
+
+    @property
+    def is_done(self) -> bool:
+        return self.ended is None or bool(self.ended.query())  # type: ignore[no-untyped-call]  # torch leaves it so
+
+    def finished(self) -> FinishedTransfer:
+        if self.began is None or self.ended is None:
+            return FinishedTransfer(self.transfer_id, self.seconds)
+        return FinishedTransfer(self.transfer_id, self.began.elapsed_time(self.ended) / 1000)
 
 
 class KvTransfer:
@@ -25,45 +55,45 @@ class KvTransfer:
         shape = (num_host_blocks, *storage.blocks.shape[1:])
         self._host_blocks = torch.zeros(shape, dtype=storage.blocks.dtype, pin_memory=is_cuda and num_host_blocks > 0)
         self._stream = _new_stream(storage.blocks.device) if is_cuda else None
-        self._in_flight: list[tuple[int, torch.cuda.Event | None]] = []
+        self._in_flight: list[_UnderWay] = []
 
     def start(self, transfer: Transfer) -> None:
         """Begin the copies: after everything that has been computed so far, and before nothing."""
         if self._stream is None:
+            started_s = time.perf_counter()
             self._copy(transfer)
-            self._in_flight.append((transfer.transfer_id, None))
+            self._in_flight.append(_UnderWay(transfer.transfer_id, None, None, time.perf_counter() - started_s))
             return
         self._stream.wait_stream(torch.cuda.current_stream(self._device_blocks.device))
         with torch.cuda.stream(self._stream):
+            began = self._stream.record_event(_new_event())
             self._copy(transfer)
-            event = self._stream.record_event()
-        self._in_flight.append((transfer.transfer_id, event))
+            ended = self._stream.record_event(_new_event())
+        self._in_flight.append(_UnderWay(transfer.transfer_id, began, ended))
 
-    def take_finished(self, wait: bool) -> tuple[int, ...]:
-        """Ids of transfers that have finished since the last call; with `wait`, at least one if any is under way."""
-        if wait and self._in_flight and self._in_flight[0][1] is not None:
-            self._in_flight[0][1].synchronize()
-        finished = tuple(i for i, event in self._in_flight if event is None or _has_happened(event))
-        self._in_flight = [(i, event) for i, event in self._in_flight if i not in finished]
-        return finished
+    def take_finished(self, wait: bool) -> tuple[FinishedTransfer, ...]:
+        """Transfers that have finished since the last call; with `wait`, at least one if any is under way."""
+        if not self._in_flight:
+            return ()
+        if wait and self._in_flight[0].ended is not None:
+            self._in_flight[0].ended.synchronize()
+        done = [under_way for under_way in self._in_flight if under_way.is_done]
+        self._in_flight = [under_way for under_way in self._in_flight if under_way not in done]
+        return tuple(under_way.finished() for under_way in done)
 
-    def measure(self) -> tuple[float, float]:
-        """Bytes a second to the host and back, in pieces of one block. Before serving: it overwrites blocks."""
-        count = min(_PROBE_BLOCKS, len(self._host_blocks), len(self._device_blocks))
-        blocks = tuple(range(count))
-        num_bytes = count * self._device_blocks[0].numel() * self._device_blocks.element_size()
-        to_host_s = self._best_seconds(Transfer(-1, True, blocks, blocks))
-        to_device_s = self._best_seconds(Transfer(-1, False, blocks, blocks))
-        return num_bytes / to_host_s, num_bytes / to_device_s
+    def measure(self) -> tuple[TransferTiming, ...]:
+        """Timings of several numbers of blocks, each way. Before serving: it overwrites blocks."""
+        most = min(len(self._host_blocks), len(self._device_blocks))
+        sizes = sorted({min(count, most) for count in _PROBE_BLOCKS} - {0})
+        return tuple(self._time(count, to_host=to_host) for count in sizes for to_host in (True, False))
 
-    def _best_seconds(self, transfer: Transfer) -> float:
-        best_s = float("inf")
+    def _time(self, num_blocks: int, *, to_host: bool) -> TransferTiming:
+        blocks, best_s = tuple(range(num_blocks)), float("inf")
         for _ in range(_PROBE_ROUNDS):
-            started_s = time.perf_counter()
-            self.start(transfer)
-            self.take_finished(wait=True)
-            best_s = min(best_s, time.perf_counter() - started_s)
-        return best_s
+            self.start(Transfer(-1, to_host, blocks, blocks))
+            (finished,) = self.take_finished(wait=True)
+            best_s = min(best_s, finished.seconds or 0.0)
+        return TransferTiming(to_host, num_blocks, best_s)
 
     def _copy(self, transfer: Transfer) -> None:
         for device_block, host_block in zip(transfer.device_blocks, transfer.host_blocks, strict=True):
@@ -72,9 +102,9 @@ class KvTransfer:
             target.copy_(source, non_blocking=True)
 
 
+def _new_event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+
 def _new_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-
-
-def _has_happened(event: torch.cuda.Event) -> bool:
-    return bool(event.query())  # type: ignore[no-untyped-call]  # torch leaves it untyped

@@ -13,7 +13,7 @@ from service.core.sampling_params import SamplingParams
 from service.models.causal_lm import CausalLM
 from service.runner.attention_inputs import attention_inputs
 from service.runner.kv_storage import KvStorage
-from service.runner.kv_transfer import KvTransfer
+from service.runner.kv_transfer import KvTransfer, TransferTiming
 from service.runner.selective_batching import FlatBatch, flatten
 from service.runner.sequence_rows import SequenceRows
 from service.runner.staging import IdsOnTheirWay, to_device
@@ -68,8 +68,8 @@ class ModelRunner:
         token_ids = self._compute(plan.scheduled) if plan.scheduled else None
         return LaunchedIteration(token_ids, self._transfer, plan.awaits_transfer)
 
-    def measure_swap(self) -> tuple[float, float]:
-        """Bytes a second to the host and back. Before serving: the blocks' contents are lost."""
+    def measure_swap(self) -> tuple[TransferTiming, ...]:
+        """Timings to the host and back. Before serving: the blocks' contents are lost."""
         return self._transfer.measure()
 
     def warm_up(self) -> None:

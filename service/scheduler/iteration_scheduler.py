@@ -7,13 +7,16 @@ from dataclasses import dataclass
 
 from service.core.clock import Clock
 from service.core.iteration_plan import PENDING_TOKEN_ID, BlockCopy, IterationPlan, Sample, ScheduledSequence, Transfer
+from service.core.iteration_result import FinishedTransfer
 from service.core.sequence import Sequence
 from service.core.sequence_group import GroupStatus, SequenceGroup
+from service.core.stats import Prediction
 from service.kvcache.block_manager import Append, BlockManager, Fit
 from service.scheduler.admission import Admission
 from service.scheduler.history import History
 from service.scheduler.memory_need import num_shared_tokens
-from service.scheduler.preemption import Preemption, Recovery
+from service.scheduler.preemption import Preemption, Recovery, may_be_preempted, num_computed_tokens
+from service.scheduler.recovery_ledger import RecoveryLedger
 from service.scheduler.request_pool import RequestPool
 from service.scheduler.scheduling_policy import SchedulingPolicy
 
@@ -27,6 +30,7 @@ class DecisionTally:
     prefix_queried_tokens: int = 0
     prefix_hit_tokens: int = 0
     swapped_blocks: int = 0
+    predictions: tuple[Prediction, ...] = ()
 
 
 class IterationScheduler:
@@ -36,8 +40,9 @@ class IterationScheduler:
     prompts, in order of their start, cut into chunks; then waiting requests are admitted, in the policy's order,
     while budget, seats and memory last. The first that does not fit ends the admissions: nobody is overtaken for
     being large. If the running groups cannot all grow, the policy's victim is preempted, whole; it returns from host
-    memory or is recomputed (PagedAttention, section 4.5). Blocks that are on their way to the host are not free yet:
-    who needs them sits out until they are. The budget exceeds the seats, so the first prompt always advances.
+    memory or is recomputed (PagedAttention, section 4.5). Who has been preempted often enough is spared. Blocks that
+    are on their way to the host are not free yet: who needs them sits out until they are. The budget exceeds the
+    seats, so the first prompt always advances.
 
     An iteration may be decided while those before it still run (`finish_iteration` has not been called for them).
     Then nothing is taken from a running sequence: if memory runs out, the decision waits until nothing runs. What a
@@ -50,11 +55,13 @@ class IterationScheduler:
         admission: Admission,
         policy: SchedulingPolicy,
         preemption: Preemption,
+        ledger: RecoveryLedger,
         history: History,
         clock: Clock,
         *,
         max_num_seqs: int,
         max_num_batched_tokens: int,
+        max_preemptions: int,
     ) -> None:
         assert max_num_batched_tokens > max_num_seqs, "a prompt must advance beside a full batch of decodes"
         self.blocks = blocks
@@ -62,10 +69,12 @@ class IterationScheduler:
         self._admission = admission
         self._policy = policy
         self._preemption = preemption
+        self._ledger = ledger
         self._history = history
         self._clock = clock
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_preemptions = max_preemptions
         self._released: list[int] = []
         self._tally = DecisionTally()
         self._running: deque[list[SequenceGroup]] = deque()
@@ -109,14 +118,20 @@ class IterationScheduler:
         """The executor may not have heard of these: the plan that told it has failed."""
         self._released += [i for i in sequence_ids if self.pool.member(i) is None]
 
-    def finish_transfers(self, transfer_ids: tuple[int, ...]) -> None:
+    def finish_transfers(self, finished: tuple[FinishedTransfer, ...]) -> None:
         """The executor says that these copies are done."""
-        for transfer_id in transfer_ids:
-            self.blocks.swap_space.finish(transfer_id)
+        for transfer in finished:
+            self.blocks.swap_space.finish(transfer.transfer_id)
+            self._ledger.moved(transfer)
+
+    def lose_transfers(self) -> None:
+        """The executor failed: what was on the move has nowhere to go, and its owners have ended."""
+        self.blocks.swap_space.finish_all()
+        self._ledger.lost_transfers()
 
     def observe(self, plan: IterationPlan, seconds: float) -> None:
         """The plan took so long to execute."""
-        self._preemption.observe(plan, seconds)
+        self._ledger.executed(plan, seconds)
 
     def note_computed(self, group: SequenceGroup, sequence: Sequence, start: int, end: int) -> None:
         """Tokens `start` to `end` of the sequence are there; its full blocks may serve others from now on."""
@@ -147,6 +162,7 @@ class IterationScheduler:
         self._history.choice_ended(sequence.num_output_tokens)
         if not group.live:
             self.pool.remove(group)
+            self._ledger.forget(group)
             self._history.request_ended(group.request.client)
 
     def end_group(self, group: SequenceGroup) -> None:
@@ -157,6 +173,7 @@ class IterationScheduler:
     def take_tally(self) -> DecisionTally:
         """What was decided since the last call."""
         tally, self._tally = self._tally, DecisionTally()
+        tally.predictions = self._ledger.take_predictions()
         return tally
 
     def num_cached_tokens(self) -> int:
@@ -196,9 +213,8 @@ class IterationScheduler:
         """Blocks for the next token of every running sequence; True if some group was preempted for them."""
         num_running = len(self.pool.running)
         while not self._can_grow(growing):
-            victim = self._policy.victim(
-                [group for group in self.pool.running if not self._is_moving(group)], self._clock.now_s()
-            )
+            resting = [group for group in self.pool.running if not self._is_moving(group)]
+            victim = self._policy.victim(may_be_preempted(resting, self._max_preemptions), self._clock.now_s())
             if victim in growing:
                 growing.remove(victim)
             self._preempt(draft, victim)
@@ -241,10 +257,15 @@ class IterationScheduler:
         self.pool.pause(group)
         group.num_preemptions += 1
         sequence_ids = [s.sequence_id for s in group.computing]
-        num_blocks = self.blocks.num_distinct_blocks(sequence_ids)
+        num_tokens, num_blocks = num_computed_tokens(group), self.blocks.num_distinct_blocks(sequence_ids)
+        costs = self._ledger.predict(num_tokens, self._num_kept_tokens(group), num_blocks)
         has_room = num_blocks <= self.blocks.swap_space.num_free
-        if has_room and self._preemption.choose(group, num_blocks) is Recovery.SWAP:
-            draft.transfers.append(self.blocks.swap_out(sequence_ids))
+        recovery = self._preemption.choose(group, costs) if has_room else Recovery.RECOMPUTE
+        self._ledger.preempted(group, recovery, num_tokens, num_blocks, costs, self._clock.now_s())
+        if recovery is Recovery.SWAP:
+            transfer = self.blocks.swap_out(sequence_ids)
+            self._ledger.moves(group, transfer)
+            draft.transfers.append(transfer)
             self._released += sequence_ids
             self._tally.num_swapped += 1
             self._tally.swapped_blocks += num_blocks
@@ -255,6 +276,11 @@ class IterationScheduler:
             sequence.num_computed_tokens = 0
             sequence.num_cached_blocks = 0
             self._free(sequence)
+
+    def _num_kept_tokens(self, group: SequenceGroup) -> int:
+        """Tokens that others use too and that the prefix cache knows: they need not be computed again."""
+        prefix = self.blocks.match_prefix(group.leader, group.request.cache_salt)
+        return self.blocks.num_also_held_by_others(prefix, len(group.computing)) * self.blocks.block_size
 
     def _schedule_running(self, draft: _Draft) -> None:
         prefilling: list[tuple[SequenceGroup, Sequence]] = []
@@ -298,6 +324,7 @@ class IterationScheduler:
             if self.blocks.swap_space.holds(group.leader.sequence_id):
                 self.pool.start(group)
                 transfer = self.blocks.swap_in([s.sequence_id for s in group.computing])
+                self._ledger.moves(group, transfer)
                 self._tally.swapped_blocks += len(transfer.device_blocks)
                 draft.transfers.append(transfer)
                 continue

@@ -1,13 +1,13 @@
-"""How a preempted group comes back: from host memory, or computed again (AdaptiveLLM, section 3.1, Algorithm 1)."""
+"""Whom to pause and how it comes back: from host memory, or computed again (AdaptiveLLM, section 3.1, Algorithm 1)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Protocol
 
-from service.core.iteration_plan import IterationPlan
 from service.core.sequence_group import SequenceGroup
-from service.scheduler.preemption_cost import PreemptionCost, num_attended_pairs
+from service.scheduler.preemption_cost import RecoveryCosts
 
 
 class Recovery(Enum):
@@ -16,52 +16,39 @@ class Recovery(Enum):
 
 
 class Preemption(Protocol):
-    def choose(self, group: SequenceGroup, num_blocks: int) -> Recovery:
-        """For a group that holds `num_blocks` distinct blocks, for which the host has room."""
-        ...
-
-    def observe(self, plan: IterationPlan, seconds: float) -> None:
-        """An iteration took so long to execute."""
+    def choose(self, group: SequenceGroup, costs: RecoveryCosts) -> Recovery:
+        """For a group for whose blocks the host has room."""
         ...
 
 
 class AlwaysRecompute:
-    def choose(self, group: SequenceGroup, num_blocks: int) -> Recovery:
+    def choose(self, group: SequenceGroup, costs: RecoveryCosts) -> Recovery:
         return Recovery.RECOMPUTE
-
-    def observe(self, plan: IterationPlan, seconds: float) -> None:
-        pass
 
 
 class AlwaysSwap:
     """Swaps whatever has been computed; with nothing computed there is nothing to move."""
 
-    def choose(self, group: SequenceGroup, num_blocks: int) -> Recovery:
+    def choose(self, group: SequenceGroup, costs: RecoveryCosts) -> Recovery:
         return Recovery.SWAP if num_computed_tokens(group) else Recovery.RECOMPUTE
-
-    def observe(self, plan: IterationPlan, seconds: float) -> None:
-        pass
 
 
 class AdaptivePreemption:
-    """The cheaper of the two by prediction."""
+    """The cheaper of the two by prediction; recomputation where one of them is not known yet."""
 
-    def __init__(self, cost: PreemptionCost) -> None:
-        self._cost = cost
+    def choose(self, group: SequenceGroup, costs: RecoveryCosts) -> Recovery:
+        if costs.swap_s is None or costs.recompute_s is None:
+            return Recovery.RECOMPUTE
+        return Recovery.SWAP if costs.swap_s < costs.recompute_s else Recovery.RECOMPUTE
 
-    def choose(self, group: SequenceGroup, num_blocks: int) -> Recovery:
-        recompute_s = self._cost.recompute_s(num_computed_tokens(group))
-        return Recovery.SWAP if self._cost.swap_s(num_blocks) < recompute_s else Recovery.RECOMPUTE
 
-    def observe(self, plan: IterationPlan, seconds: float) -> None:
-        """Iterations that only decode are alike and many; they would crowd out what recomputation looks like.
+def may_be_preempted(running: Sequence[SequenceGroup], max_preemptions: int) -> Sequence[SequenceGroup]:
+    """Those that have not been preempted `max_preemptions` times already; all of them if that leaves nobody.
 
-        Where nothing is drawn the executor need not have waited for the device, so the time says nothing.
-        """
-        is_prefill = plan.num_scheduled_tokens > 2 * len(plan.scheduled)
-        if is_prefill and any(s.samples for s in plan.scheduled):
-            pairs = sum(num_attended_pairs(s.num_computed_tokens, len(s.token_ids)) for s in plan.scheduled)
-            self._cost.observe(plan.num_scheduled_tokens, pairs, seconds)
+    So nobody is made to start over for ever while others could give way. It outranks the scheduling policy: an earlier
+    arrival may have to pause for a later one whose bound is reached.
+    """
+    return [group for group in running if group.num_preemptions < max_preemptions] or running
 
 
 def num_computed_tokens(group: SequenceGroup) -> int:

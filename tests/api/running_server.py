@@ -29,7 +29,11 @@ from service.scheduler.admission import OnDemandAdmission
 from service.scheduler.fcfs import FirstComeFirstServed
 from service.scheduler.history import History
 from service.scheduler.iteration_scheduler import IterationScheduler
+from service.scheduler.iteration_time import IterationTime
 from service.scheduler.preemption import AlwaysRecompute
+from service.scheduler.preemption_cost import PreemptionCost
+from service.scheduler.recovery_ledger import RecoveryLedger
+from service.scheduler.swap_time import SwapTime
 from service.text.chat_template import ChatTemplate
 from service.text.tokenizer import Tokenizer
 from tests.api.scripted_executor import Script, ScriptedExecutor, saying
@@ -168,10 +172,12 @@ class RunningServer:
             OnDemandAdmission(0),
             FirstComeFirstServed(),
             AlwaysRecompute(),
+            RecoveryLedger(PreemptionCost(IterationTime(), SwapTime(), scheduler.max_num_batched_tokens)),
             History(),
             clock,
             max_num_seqs=scheduler.max_num_seqs,
             max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            max_preemptions=scheduler.max_preemptions,
         )
         engine = Engine(iterations, self.executor, self.recorder, clock)
         self.engine = AsyncEngine(engine, blocks, scheduler, clock, on_death=lambda fault: None, stuck_after_s=0.5)

@@ -21,9 +21,13 @@ from service.scheduler.fairness import Fair
 from service.scheduler.fcfs import FirstComeFirstServed
 from service.scheduler.history import History
 from service.scheduler.iteration_scheduler import IterationScheduler
+from service.scheduler.iteration_time import IterationTime
 from service.scheduler.memory_forecast import ForecastAdmission, ReserveAdmission
 from service.scheduler.preemption import AlwaysRecompute, Preemption
+from service.scheduler.preemption_cost import PreemptionCost
 from service.scheduler.priority import ByPriority
+from service.scheduler.recovery_ledger import RecoveryLedger
+from service.scheduler.swap_time import SwapTime
 from service.scheduler.token_shares import TokenShares
 from tests.engine.toy_model import ToyExecutor, oracle
 
@@ -59,6 +63,7 @@ class Harness:
         preemption: Preemption | None = None,
         num_host_blocks: int = 0,
         transfer_delay: int = 0,
+        max_preemptions: int = 1_000_000,
         overlap: bool = False,
     ) -> None:
         self.clock = ManualClock()
@@ -82,15 +87,19 @@ class Harness:
             "shares": TokenShares(history),
         }
         self.is_fcfs = policy == "fcfs"
+        self.cost = PreemptionCost(IterationTime(), SwapTime(), max_num_batched_tokens)
+        self.max_preemptions = max_preemptions
         self.scheduler = IterationScheduler(
             self.blocks,
             admissions[admission],
             policies[policy],
             preemption or AlwaysRecompute(),
+            RecoveryLedger(self.cost),
             history,
             self.clock,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
+            max_preemptions=max_preemptions,
         )
         self.engine = Engine(self.scheduler, executor or self.toy, self.sink, self.clock, overlap=overlap)
         self.requests: dict[str, Request] = {}
@@ -161,7 +170,9 @@ class Harness:
                 assert holds_device == self.blocks.swap_space.holds(sequence.sequence_id), (
                     "who waits holds no device block"
                 )
-        arrivals = [g.arrival_order for g in ([*pool.running, *pool.waiting] if self.is_fcfs else pool.waiting)]
+        nobody_is_spared = all(g.num_preemptions < self.max_preemptions for g in pool.groups())
+        ordered = [*pool.running, *pool.waiting] if self.is_fcfs and nobody_is_spared else pool.waiting
+        arrivals = [g.arrival_order for g in ordered]
         assert arrivals == sorted(arrivals), "order of arrival"
         assert 0 <= self.scheduler.num_cached_tokens() <= self.blocks.pool.num_used * self.blocks.block_size
         held: set[int] = set()

@@ -6,7 +6,7 @@ from service.core.clock import ManualClock
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
 from service.engine.calibration import calibrate
-from service.scheduler.preemption_cost import PreemptionCost, SwapBandwidth, num_attended_pairs
+from service.scheduler.iteration_time import IterationTime, Workload, num_attended_pairs
 from tests.engine.late_executor import LateExecutor
 
 
@@ -31,9 +31,9 @@ class LinearExecutor(LateExecutor):
 def test_the_predictor_is_right_after_calibration_and_nothing_is_left_behind():
     clock = ManualClock()
     executor = LinearExecutor(clock)
-    cost = PreemptionCost(SwapBandwidth(1, 1.0, 1.0), 2048)
-    calibrate(executor, cost, clock, num_blocks=200, block_size=16, max_tokens=1024)
+    iteration_time = IterationTime()
+    calibrate(executor, iteration_time, clock, num_blocks=200, block_size=16, max_tokens=1024)
     assert executor.alive == set()
     assert executor.longest_table <= 200
     expected = 0.004 + 2e-5 * 700 + 1e-9 * num_attended_pairs(0, 700)
-    assert cost.recompute_s(700) == pytest.approx(expected, rel=1e-3)
+    assert iteration_time.seconds(Workload(700, num_attended_pairs(0, 700), 0)) == pytest.approx(expected, rel=1e-3)

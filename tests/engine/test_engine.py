@@ -13,6 +13,7 @@ from service.core.request import FinishReason
 from service.core.sequence_group import SequenceGroup
 from service.errors import ServerError
 from service.scheduler.preemption import Recovery
+from service.scheduler.preemption_cost import RecoveryCosts
 from tests.engine.harness import VOCABULARY, Harness
 from tests.engine.late_executor import LateIteration
 from tests.engine.toy_model import ToyExecutor
@@ -39,11 +40,8 @@ class SometimesSwap:
         self._chance = random.Random(1)
         self._share = share
 
-    def choose(self, group: SequenceGroup, num_blocks: int) -> Recovery:
+    def choose(self, group: SequenceGroup, costs: RecoveryCosts) -> Recovery:
         return Recovery.SWAP if self._chance.random() < self._share else Recovery.RECOMPUTE
-
-    def observe(self, plan: IterationPlan, seconds: float) -> None:
-        assert seconds >= 0
 
 
 def apply_operation(harness: Harness, operation: tuple, touched: set[tuple[str, int]]) -> None:
@@ -83,6 +81,7 @@ def apply_operation(harness: Harness, operation: tuple, touched: set[tuple[str, 
     num_host_blocks=st.sampled_from([0, 3, 30]),
     transfer_delay=st.integers(0, 3),
     swap_share=st.sampled_from([0.0, 0.5, 1.0]),
+    max_preemptions=st.sampled_from([1, 2, 1_000_000]),
     overlap=st.booleans(),
 )
 def test_every_request_gets_its_oracle_tokens_whatever_else_happens(
@@ -97,6 +96,7 @@ def test_every_request_gets_its_oracle_tokens_whatever_else_happens(
     num_host_blocks,
     transfer_delay,
     swap_share,
+    max_preemptions,
     overlap,
 ):
     harness = Harness(
@@ -110,6 +110,7 @@ def test_every_request_gets_its_oracle_tokens_whatever_else_happens(
         preemption=SometimesSwap(swap_share),
         num_host_blocks=num_host_blocks,
         transfer_delay=transfer_delay,
+        max_preemptions=max_preemptions,
         overlap=overlap,
     )
     touched: set[tuple[str, int]] = set()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 
 from service.core.iteration_plan import PENDING_TOKEN_ID, IterationPlan, ScheduledSequence, Transfer
-from service.core.iteration_result import IterationResult
+from service.core.iteration_result import FinishedTransfer, IterationResult
 from tests.engine.late_executor import LateExecutor
 
 Cell = tuple[int, int]
@@ -69,7 +69,7 @@ class ToyExecutor(LateExecutor):
             finished = self._finish_transfers(plan)
         return IterationResult(token_ids, finished)
 
-    def _finish_transfers(self, plan: IterationPlan) -> tuple[int, ...]:
+    def _finish_transfers(self, plan: IterationPlan) -> tuple[FinishedTransfer, ...]:
         """Copies happen as late as allowed, so that a block that is reused too early is caught."""
         if plan.awaits_transfer and self._in_flight:
             self._in_flight = [(len(self.plans), transfer) for _, transfer in self._in_flight]
@@ -81,7 +81,7 @@ class ToyExecutor(LateExecutor):
                     self._copy_block(self._slots, device_block, self._host_slots, host_block)
                 else:
                     self._copy_block(self._host_slots, host_block, self._slots, device_block)
-        return tuple(transfer.transfer_id for transfer in due)
+        return tuple(FinishedTransfer(t.transfer_id, 0.001 * len(t.device_blocks)) for t in due)
 
     def _copy_block(self, sources: dict[int, Cell], source: int, destinations: dict[int, Cell], target: int) -> None:
         for offset in range(self._block_size):

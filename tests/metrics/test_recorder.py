@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from service.core.events import Outcome
 from service.core.request import FinishReason
-from service.core.stats import IterationStats, RequestStats
+from service.core.stats import IterationStats, Prediction, RequestStats
 from service.engine.ports import StatsSink
 from service.metrics.instruments import Instruments
 from service.metrics.recorder import Recorder
@@ -70,6 +70,17 @@ def test_an_iteration(recording: Recording) -> None:
     phases = [recording("headrace_iteration_seconds_sum", phase=name) for name in names]
     assert phases == [0.001, 0.002, 0.008, 0.002]
     assert recording("headrace_preemptions_total", kind="recompute") == 1
+
+
+def test_errors_of_predictions(recording: Recording) -> None:
+    predictions = (Prediction("recompute", 0.9, 1.0), Prediction("recompute", 2.6, 2.0), Prediction("swap", 1.0, 1.0))
+    recording.recorder.record_iteration(replace(ITERATION, predictions=predictions))
+    name = "headrace_prediction_error_ratio"
+    assert recording(f"{name}_sum", predictor="recompute") == pytest.approx(0.1 + 0.3)
+    assert recording(f"{name}_count", predictor="recompute") == 2
+    assert recording(f"{name}_sum", predictor="swap") == 0
+    assert recording("headrace_predicted_seconds_total", predictor="recompute") == pytest.approx(3.5)
+    assert recording("headrace_predicted_actual_seconds_total", predictor="recompute") == pytest.approx(3.0)
 
 
 def test_a_finished_request(recording: Recording) -> None:

@@ -1,28 +1,23 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
-from service.core.sampling_params import SamplingParams
+from service.core.sequence_group import SequenceGroup
+from service.scheduler.fcfs import FirstComeFirstServed
 from service.scheduler.preemption import (
     AdaptivePreemption,
     AlwaysRecompute,
     AlwaysSwap,
     Preemption,
     Recovery,
+    may_be_preempted,
     num_computed_tokens,
 )
-from service.scheduler.preemption_cost import PreemptionCost, SwapBandwidth, num_attended_pairs
+from service.scheduler.preemption_cost import RecoveryCosts
 from tests.engine.harness import Harness
 from tests.scheduler.test_request_pool import make_group
-
-
-def make_cost(bytes_per_s: float) -> PreemptionCost:
-    cost = PreemptionCost(SwapBandwidth(1000, bytes_per_s, bytes_per_s), 100)
-    for num_tokens in (1, 10, 50, 100):
-        cost.observe(num_tokens, num_attended_pairs(0, num_tokens), 0.001 * num_tokens)
-    cost.fit()
-    return cost
 
 
 def run_under_pressure(preemption: Preemption, transfer_delay: int = 2) -> Harness:
@@ -57,16 +52,16 @@ def test_swapped_equals_recomputed_equals_undisturbed(transfer_delay: int):
     assert num_recomputed(swapped) < num_recomputed(recomputed)
 
 
-def test_adaptive_takes_the_cheaper_one():
-    group = make_group("a")
-    group.leader.num_computed_tokens = 64
-    slow_link, fast_link = AdaptivePreemption(make_cost(1e4)), AdaptivePreemption(make_cost(1e9))
-    assert slow_link.choose(group, num_blocks=4) is Recovery.RECOMPUTE
-    assert fast_link.choose(group, num_blocks=4) is Recovery.SWAP
+def test_adaptive_takes_the_cheaper_one_and_recomputes_what_it_does_not_know():
+    group, adaptive = make_group("a"), AdaptivePreemption()
+    assert adaptive.choose(group, RecoveryCosts(0.1, 0.2)) is Recovery.RECOMPUTE
+    assert adaptive.choose(group, RecoveryCosts(0.2, 0.1)) is Recovery.SWAP
+    assert adaptive.choose(group, RecoveryCosts(0.2, None)) is Recovery.RECOMPUTE
+    assert adaptive.choose(group, RecoveryCosts(None, 0.1)) is Recovery.RECOMPUTE
 
 
 def test_nothing_computed_is_nothing_to_swap():
-    assert AlwaysSwap().choose(make_group("a"), num_blocks=4) is Recovery.RECOMPUTE
+    assert AlwaysSwap().choose(make_group("a"), RecoveryCosts(None, None)) is Recovery.RECOMPUTE
 
 
 def test_choices_compute_the_prompt_once():
@@ -77,20 +72,34 @@ def test_choices_compute_the_prompt_once():
     assert num_computed_tokens(group) == 7 + 2 * 5
 
 
-def test_adaptive_learns_from_prefills_whose_time_it_knows():
-    cost = make_cost(1e9)
-    before = cost.recompute_s(100)
-    adaptive = AdaptivePreemption(cost)
-    params = SamplingParams(max_tokens=1)
+def test_who_was_preempted_often_is_spared_while_others_are_there():
+    often, once = make_group("a"), make_group("b")
+    often.num_preemptions, once.num_preemptions = 3, 1
+    assert list(may_be_preempted([often, once], 3)) == [once]
+    once.num_preemptions = 3
+    assert list(may_be_preempted([often, once], 3)) == [often, once], "somebody must give way"
 
-    def plan(num_tokens: int, *, draws: bool) -> IterationPlan:
-        samples = (Sample(0, 0),) if draws else ()
-        return IterationPlan((ScheduledSequence(0, (0,) * num_tokens, 0, 0, (), params, samples),))
 
-    for _ in range(1000):
-        adaptive.observe(plan(1, draws=True), 5.0)
-        adaptive.observe(plan(100, draws=False), 5.0)
-    assert cost.recompute_s(100) == before
-    for _ in range(1000):
-        adaptive.observe(plan(100, draws=True), 0.5)
-    assert cost.recompute_s(100) == pytest.approx(0.5, rel=0.01)
+class WatchedFcfs(FirstComeFirstServed):
+    """Keeps, of each victim, its preemptions so far and those of all who were to choose from."""
+
+    def __init__(self) -> None:
+        self.choices: list[tuple[int, list[int]]] = []
+
+    def victim(self, running: Sequence[SequenceGroup], now_s: float) -> SequenceGroup:
+        victim = super().victim(running, now_s)
+        self.choices.append((victim.num_preemptions, [group.num_preemptions for group in running]))
+        return victim
+
+
+def test_no_victim_is_at_its_bound_while_another_is_below():
+    harness = Harness(num_blocks=20, block_size=2, max_num_batched_tokens=32, max_preemptions=1)
+    watched = harness.scheduler._policy = WatchedFcfs()
+    for seed in range(8):
+        assert harness.add(harness.request((1, 2, 3, seed), 30, seed=seed))
+        harness.clock.advance(0.001)
+    harness.run(max_steps=1000)
+    for request_id in harness.requests:
+        harness.check_against_oracle(request_id)
+    assert all(all(count >= 1 for count in counts) for preempted, counts in watched.choices if preempted >= 1)
+    assert any(preempted >= 1 for preempted, _ in watched.choices), "where all are at the bound, somebody gives way"

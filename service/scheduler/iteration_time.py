@@ -1,0 +1,98 @@
+"""How long an iteration takes, predicted from what it computes (AdaptiveLLM, section 3.1.1).
+
+The paper's predictor takes tokens, batch, layers and hidden size. The last two are constants of a process and end up in
+the coefficients: of an iteration, of a token (dearer past each knee, where a device goes from waiting for memory to
+computing), of a pair of a prompt's token and one that it attends to, and of a cached token that a decode reads. They
+are fitted to timings taken at start-up and refreshed while running.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from service.core.iteration_plan import IterationPlan
+from service.scheduler.least_squares import Moments, fit_nonnegative
+
+KNEES = (64, 256, 1024)
+"""Tokens."""
+NUM_FEATURES = 4 + len(KNEES)
+MIN_OBSERVED = 12
+REFIT_EVERY = 32
+KEEP = 1 - 1 / 256
+CALIBRATION_WEIGHT = 0.1
+"""Timings of the start-up are never forgotten: they know sizes that traffic may not have. Newer ones outweigh them."""
+DECODE_EVERY = 16
+"""Iterations that only decode are alike and many: so few of them are looked at."""
+
+
+class Workload(NamedTuple):
+    """What decides an iteration's time.
+
+    num_tokens: computed. num_pairs: pairs of a prompt's token and a token that it attends to. num_read: tokens that
+    the sequences with one token attend to.
+    """
+
+    num_tokens: int
+    num_pairs: int
+    num_read: int
+
+    @classmethod
+    def of(cls, plan: IterationPlan) -> Workload:
+        tokens = pairs = read = 0
+        for item in plan.scheduled:
+            count = len(item.token_ids)
+            tokens += count
+            if count == 1:
+                read += item.num_computed_tokens + 1
+            else:
+                pairs += num_attended_pairs(item.num_computed_tokens, count)
+        return cls(tokens, pairs, read)
+
+
+class IterationTime:
+    """Engine thread only."""
+
+    def __init__(self) -> None:
+        self._calibration = Moments(NUM_FEATURES)
+        self._prefills = Moments(NUM_FEATURES, KEEP)
+        self._decodes = Moments(NUM_FEATURES, KEEP)
+        self._coefficients: list[float] | None = None
+        self._num_since_fit = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether enough has been seen to predict anything."""
+        return self._coefficients is not None
+
+    def calibrate(self, workload: Workload, seconds: float) -> None:
+        """A timing taken on purpose; `fit` once all are in."""
+        self._calibration.add(_features(workload), seconds)
+
+    def observe(self, workload: Workload, seconds: float, *, is_decode: bool) -> None:
+        """An iteration of the traffic took so long. Refreshes the coefficients now and then."""
+        (self._decodes if is_decode else self._prefills).add(_features(workload), seconds)
+        self._num_since_fit += 1
+        if self._num_since_fit >= REFIT_EVERY:
+            self.fit()
+
+    def fit(self) -> None:
+        self._num_since_fit = 0
+        seen = [(self._calibration, CALIBRATION_WEIGHT), (self._prefills, 1.0), (self._decodes, 1.0)]
+        if sum(moments.num_observed for moments, _ in seen) >= MIN_OBSERVED:
+            self._coefficients = fit_nonnegative(seen)
+
+    def seconds(self, workload: Workload) -> float:
+        """Predicted; only once `is_known`."""
+        assert self._coefficients is not None
+        return sum(c * f for c, f in zip(self._coefficients, _features(workload), strict=True))
+
+
+def num_attended_pairs(start: int, num_tokens: int) -> int:
+    """Pairs of a computed token and a token that it attends to, for tokens at start, start + 1, ..."""
+    return num_tokens * start + num_tokens * (num_tokens + 1) // 2
+
+
+def _features(workload: Workload) -> tuple[float, ...]:
+    num_tokens = workload.num_tokens
+    past_knees = (float(max(0, num_tokens - knee)) for knee in KNEES)
+    return (1.0, float(num_tokens), *past_knees, float(workload.num_pairs), float(workload.num_read))

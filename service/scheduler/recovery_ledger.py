@@ -1,0 +1,122 @@
+"""Predictions beside what came true: of iterations, of transfers, and of every preemption of a request.
+
+The ledger decides nothing. It feeds the predictors with what is measured, and tells the metrics how far off they were.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from service.core.iteration_plan import IterationPlan, Transfer
+from service.core.iteration_result import FinishedTransfer
+from service.core.sequence_group import SequenceGroup
+from service.core.stats import Prediction, PreemptionStats
+from service.scheduler.iteration_time import DECODE_EVERY, Workload
+from service.scheduler.preemption import Recovery
+from service.scheduler.preemption_cost import PreemptionCost, RecoveryCosts
+
+
+class RecoveryLedger:
+    """Engine thread only."""
+
+    def __init__(self, cost: PreemptionCost) -> None:
+        self._cost = cost
+        self._recomputing: dict[int, SequenceGroup] = {}  # by sequence id
+        self._transfers: dict[int, tuple[SequenceGroup, Transfer]] = {}
+        self._predictions: list[Prediction] = []
+        self._num_decodes = 0
+        self._last_was_awaited = True
+
+    def predict(self, num_tokens: int, num_kept: int, num_blocks: int) -> RecoveryCosts:
+        return self._cost.predict(num_tokens, num_kept, num_blocks)
+
+    def preempted(
+        self,
+        group: SequenceGroup,
+        recovery: Recovery,
+        num_tokens: int,
+        num_blocks: int,
+        costs: RecoveryCosts,
+        now_s: float,
+    ) -> None:
+        if recovery is Recovery.SWAP:
+            group.preemptions.append(PreemptionStats("swap", num_tokens, num_blocks, now_s, costs.swap_s))
+            return
+        group.preemptions.append(PreemptionStats("recompute", num_tokens, num_blocks, now_s, costs.recompute_s))
+        self._recomputing.update((sequence.sequence_id, group) for sequence in group.live)
+
+    def moves(self, group: SequenceGroup, transfer: Transfer) -> None:
+        """The transfer carries the group's blocks, out or in."""
+        self._transfers[transfer.transfer_id] = (group, transfer)
+
+    def moved(self, finished: FinishedTransfer) -> None:
+        group, transfer = self._transfers.pop(finished.transfer_id)
+        if finished.seconds is None:
+            return
+        num_blocks = len(transfer.device_blocks)
+        swap_time = self._cost.swap_time
+        predicted_s = swap_time.one_way_s(to_host=transfer.to_host, num_blocks=num_blocks)
+        if predicted_s is not None:
+            self._predictions.append(Prediction("swap", predicted_s, finished.seconds))
+        swap_time.observe(to_host=transfer.to_host, num_blocks=num_blocks, seconds=finished.seconds)
+        _add_actual(group, "swap", finished.seconds)
+
+    def lost_transfers(self) -> None:
+        """The executor failed: nobody will hear of transfers under way again."""
+        self._transfers.clear()
+
+    def executed(self, plan: IterationPlan, seconds: float) -> None:
+        """The plan took so long. Told of every plan, in order."""
+        if self._recomputing:
+            self._share_out(plan, seconds)
+        # Where nothing is drawn the executor need not have waited for the device, and the next one waits for both.
+        is_awaited = any(item.samples for item in plan.scheduled)
+        is_timed = is_awaited and self._last_was_awaited
+        self._last_was_awaited = is_awaited or not plan.scheduled
+        if is_timed:
+            self._learn(plan, seconds)
+
+    def forget(self, group: SequenceGroup) -> None:
+        """The group has ended."""
+        if self._recomputing:
+            for sequence in group.sequences:
+                self._recomputing.pop(sequence.sequence_id, None)
+
+    def take_predictions(self) -> tuple[Prediction, ...]:
+        """Those that came true since the last call."""
+        if not self._predictions:
+            return ()
+        predictions, self._predictions = self._predictions, []
+        return tuple(predictions)
+
+    def _learn(self, plan: IterationPlan, seconds: float) -> None:
+        is_decode = all(len(item.token_ids) == 1 for item in plan.scheduled)
+        if is_decode:
+            self._num_decodes += 1
+            if self._num_decodes % DECODE_EVERY:
+                return
+        iteration_time, workload = self._cost.iteration_time, Workload.of(plan)
+        seconds = max(seconds, 1e-9)
+        if iteration_time.is_known and not is_decode:
+            self._predictions.append(Prediction("recompute", iteration_time.seconds(workload), seconds))
+        iteration_time.observe(workload, seconds, is_decode=is_decode)
+
+    def _share_out(self, plan: IterationPlan, seconds: float) -> None:
+        num_tokens = plan.num_scheduled_tokens
+        for item in plan.scheduled:
+            group = self._recomputing.get(item.sequence_id)
+            if group is None:
+                continue
+            sequence = next(s for s in group.sequences if s.sequence_id == item.sequence_id)
+            end = item.num_computed_tokens + len(item.token_ids)
+            again = min(end, sequence.recompute_until) - item.num_computed_tokens
+            if again > 0:
+                _add_actual(group, "recompute", seconds * again / num_tokens)
+            if end >= sequence.recompute_until:
+                del self._recomputing[item.sequence_id]
+
+
+def _add_actual(group: SequenceGroup, recovery: str, seconds: float) -> None:
+    last = group.preemptions[-1]
+    if last.recovery == recovery:  # else preempted anew while the other way was still under way
+        group.preemptions[-1] = replace(last, actual_s=(last.actual_s or 0.0) + seconds)

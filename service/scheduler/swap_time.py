@@ -1,0 +1,55 @@
+"""How long blocks take to the host and back, predicted (AdaptiveLLM, section 3.1.2).
+
+The paper divides bytes by a bandwidth. Blocks of one process are equally large, so that is a time for each block; the
+time to begin comes on top. Both are fitted each way to transfers measured at start-up, and refreshed while running.
+"""
+
+from __future__ import annotations
+
+from service.scheduler.least_squares import Moments, fit_nonnegative
+
+KEEP = 1 - 1 / 128
+REFIT_EVERY = 8
+
+
+class SwapTime:
+    """Engine thread only. Knows nothing until each way has been observed at least once."""
+
+    def __init__(self) -> None:
+        self._ways = {True: _OneWay(), False: _OneWay()}
+
+    @property
+    def is_known(self) -> bool:
+        return all(way.is_known for way in self._ways.values())
+
+    def observe(self, *, to_host: bool, num_blocks: int, seconds: float) -> None:
+        self._ways[to_host].observe(num_blocks, seconds)
+
+    def one_way_s(self, *, to_host: bool, num_blocks: int) -> float | None:
+        """Predicted seconds of one transfer; None before this way is known."""
+        return self._ways[to_host].seconds(num_blocks)
+
+    def seconds(self, num_blocks: int) -> float:
+        """Predicted seconds out and back in; only once `is_known`."""
+        return sum(way.seconds(num_blocks) or 0.0 for way in self._ways.values())
+
+
+class _OneWay:
+    def __init__(self) -> None:
+        self._moments = Moments(2, KEEP)
+        self._coefficients: list[float] | None = None
+
+    @property
+    def is_known(self) -> bool:
+        return self._coefficients is not None
+
+    def observe(self, num_blocks: int, seconds: float) -> None:
+        self._moments.add((1.0, float(num_blocks)), max(seconds, 1e-9))
+        if self._coefficients is None or self._moments.num_observed % REFIT_EVERY == 0:
+            self._coefficients = fit_nonnegative([(self._moments, 1.0)])
+
+    def seconds(self, num_blocks: int) -> float | None:
+        if self._coefficients is None:
+            return None
+        per_transfer, per_block = self._coefficients
+        return per_transfer + per_block * num_blocks

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.core.iteration_plan import IterationPlan, ScheduledSequence
+from service.core.sampling_params import SamplingParams
+from service.scheduler.iteration_time import MIN_OBSERVED, IterationTime, Workload, num_attended_pairs
+
+
+def device_s(workload: Workload) -> float:
+    """A device that waits for memory up to 256 tokens and computes beyond."""
+    compute_s = 2e-5 * max(0, workload.num_tokens - 256)
+    return 5e-3 + 1e-6 * workload.num_tokens + compute_s + 1e-9 * workload.num_pairs + 3e-8 * workload.num_read
+
+
+def some_workloads(count: int, seed: int) -> list[Workload]:
+    chance = random.Random(seed)
+    workloads = []
+    for _ in range(count):
+        decodes, chunk, start = chance.randint(0, 256), chance.randint(2, 2048), chance.randint(0, 4096)
+        read = decodes * chance.randint(100, 2000)
+        workloads.append(Workload(decodes + chunk, num_attended_pairs(start, chunk), read))
+    return workloads
+
+
+def learnt(noise: float = 0.0) -> IterationTime:
+    chance = random.Random(3)
+    iteration_time = IterationTime()
+    for workload in some_workloads(200, 0):
+        seconds = device_s(workload) * (1 + chance.uniform(-noise, noise))
+        iteration_time.observe(workload, seconds, is_decode=False)
+    for decodes in range(1, 256, 8):
+        workload = Workload(decodes, 0, decodes * 1000)
+        iteration_time.observe(workload, device_s(workload) * (1 + chance.uniform(-noise, noise)), is_decode=True)
+    return iteration_time
+
+
+@given(st.integers(0, 500), st.integers(0, 500))
+def test_pairs_are_counted_as_defined(start: int, num_tokens: int):
+    assert num_attended_pairs(start, num_tokens) == sum(start + i + 1 for i in range(num_tokens))
+
+
+def test_a_device_with_a_knee_is_learnt():
+    iteration_time = learnt()
+    for workload in some_workloads(50, 1):
+        assert iteration_time.seconds(workload) == pytest.approx(device_s(workload), rel=1e-3)
+
+
+def test_noise_of_three_percent_costs_less_than_two():
+    iteration_time = learnt(noise=0.03)
+    errors = [abs(iteration_time.seconds(w) / device_s(w) - 1) for w in some_workloads(50, 1)]
+    assert sum(errors) / len(errors) < 0.02
+
+
+def test_nothing_is_predicted_before_enough_was_seen():
+    iteration_time = IterationTime()
+    for workload in some_workloads(MIN_OBSERVED - 1, 0):
+        iteration_time.calibrate(workload, 1.0)
+    iteration_time.fit()
+    assert not iteration_time.is_known
+    iteration_time.calibrate(Workload(5, 15, 0), 1.0)
+    iteration_time.fit()
+    assert iteration_time.is_known
+
+
+def test_a_machine_that_has_become_slower_is_noticed():
+    iteration_time = learnt()
+    for workload in some_workloads(1500, 5):
+        iteration_time.observe(workload, 2 * device_s(workload), is_decode=False)
+    for decodes in range(1, 256):
+        workload = Workload(decodes, 0, decodes * 1000)
+        for _ in range(4):
+            iteration_time.observe(workload, 2 * device_s(workload), is_decode=True)
+    for workload in some_workloads(20, 6):
+        assert iteration_time.seconds(workload) == pytest.approx(2 * device_s(workload), rel=0.05)
+
+
+def test_the_workload_of_a_plan():
+    params = SamplingParams(max_tokens=1)
+
+    def share(sequence_id: int, num_tokens: int, start: int) -> ScheduledSequence:
+        return ScheduledSequence(sequence_id, (0,) * num_tokens, start, 0, (), params, ())
+
+    plan = IterationPlan((share(0, 1, 99), share(1, 1, 9), share(2, 4, 2)))
+    assert Workload.of(plan) == Workload(6, 3 + 4 + 5 + 6, 110)

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import pytest
+
+from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence, Transfer
+from service.core.iteration_result import FinishedTransfer
+from service.core.sampling_params import SamplingParams
+from service.core.sequence_group import SequenceGroup
+from service.scheduler.iteration_time import Workload, num_attended_pairs
+from service.scheduler.preemption import AlwaysRecompute, AlwaysSwap, Recovery
+from service.scheduler.preemption_cost import PreemptionCost, RecoveryCosts
+from service.scheduler.recovery_ledger import RecoveryLedger
+from tests.engine.harness import Harness
+from tests.scheduler.test_preemption_cost import make_cost, seconds_of
+from tests.scheduler.test_request_pool import make_group
+
+OUT = Transfer(0, True, (1, 2, 3), (0, 1, 2))
+BACK = Transfer(1, False, (4, 5, 6), (0, 1, 2))
+UNKNOWN = RecoveryCosts(None, None)
+
+
+@pytest.fixture
+def cost() -> PreemptionCost:
+    return make_cost()
+
+
+def plan(num_tokens: int, start: int = 0, *, draws: bool = True, sequence_id: int = 0) -> IterationPlan:
+    samples = (Sample(sequence_id, 0),) if draws else ()
+    share = ScheduledSequence(sequence_id, (0,) * num_tokens, start, 0, (), SamplingParams(max_tokens=1), samples)
+    return IterationPlan((share,))
+
+
+def preempted(group: SequenceGroup, num_tokens: int) -> SequenceGroup:
+    for sequence in group.live:
+        sequence.recompute_until = num_tokens
+    return group
+
+
+def test_a_prompts_iteration_is_compared_with_its_prediction(cost: PreemptionCost):
+    ledger = RecoveryLedger(cost)
+    ledger.executed(plan(500), 0.1)
+    ((predictor, predicted_s, actual_s),) = ledger.take_predictions()
+    assert (predictor, actual_s) == ("recompute", 0.1)
+    assert predicted_s == pytest.approx(seconds_of(0, 500), rel=1e-3)
+    assert ledger.take_predictions() == ()
+
+
+def test_times_that_say_nothing_are_passed_over(cost: PreemptionCost):
+    ledger = RecoveryLedger(cost)
+    before = cost.predict(100, 0, 1).recompute_s
+    for _ in range(1000):
+        ledger.executed(plan(100, draws=False), 5.0)
+        ledger.executed(plan(100), 5.0)  # waits for the one before it too
+    assert ledger.take_predictions() == ()
+    assert cost.predict(100, 0, 1).recompute_s == before
+
+
+def test_the_predictor_learns_from_what_it_is_told(cost: PreemptionCost):
+    ledger = RecoveryLedger(cost)
+    for num_tokens in (100, 300, 700) * 400:
+        ledger.executed(plan(num_tokens), 2 * seconds_of(0, num_tokens))
+    workload = Workload(300, num_attended_pairs(0, 300), 0)
+    assert cost.iteration_time.seconds(workload) == pytest.approx(2 * seconds_of(0, 300), rel=0.05)
+
+
+def test_a_swap_costs_both_its_transfers(cost: PreemptionCost):
+    ledger, group = RecoveryLedger(cost), make_group("a")
+    ledger.preempted(group, Recovery.SWAP, 10, 3, RecoveryCosts(1.0, 0.5), 7.0)
+    for transfer, seconds in ((OUT, 0.2), (BACK, 0.4)):
+        ledger.moves(group, transfer)
+        ledger.moved(FinishedTransfer(transfer.transfer_id, seconds))
+    (kept,) = group.preemptions
+    assert (kept.recovery, kept.num_tokens, kept.num_blocks, kept.at_s) == ("swap", 10, 3, 7.0)
+    assert kept.predicted_s == 0.5
+    assert kept.actual_s == pytest.approx(0.6)
+    assert [p.actual_s for p in ledger.take_predictions()] == [0.2, 0.4]
+
+
+def test_a_transfer_that_nobody_timed_is_no_measurement(cost: PreemptionCost):
+    ledger, group = RecoveryLedger(cost), make_group("a")
+    ledger.preempted(group, Recovery.SWAP, 10, 3, UNKNOWN, 7.0)
+    ledger.moves(group, OUT)
+    ledger.moved(FinishedTransfer(0, None))
+    assert group.preemptions[0].actual_s is None
+    assert ledger.take_predictions() == ()
+
+
+def test_a_recomputation_costs_its_share_of_the_iterations(cost: PreemptionCost):
+    ledger, group = RecoveryLedger(cost), preempted(make_group("a"), 30)
+    ledger.preempted(group, Recovery.RECOMPUTE, 30, 3, RecoveryCosts(1.0, 0.5), 7.0)
+    other = plan(20, sequence_id=5).scheduled[0]
+    ledger.executed(IterationPlan((*plan(20).scheduled, other)), 0.4)
+    ledger.executed(plan(20, start=20), 0.6)  # ten of them again, ten for the first time
+    ledger.executed(plan(1, start=40), 9.0)
+    (kept,) = group.preemptions
+    assert kept.predicted_s == 1.0
+    assert kept.actual_s == pytest.approx(0.2 + 0.3)
+
+
+def test_the_last_preemptions_of_a_request_are_kept_and_all_are_counted():
+    harness = Harness(num_blocks=6, block_size=1, max_num_batched_tokens=32, max_num_seqs=2)
+    for seed in range(2):
+        harness.add(harness.request((1, 2), 4, seed=seed))
+    harness.run()
+    (stats,) = [s for s, _, _ in harness.sink.requests if s.num_preemptions]
+    assert len(stats.preemptions) == stats.num_preemptions
+    for kept in stats.preemptions:
+        assert kept.recovery == "recompute"
+        assert kept.actual_s is not None
+        assert stats.arrival_s <= kept.at_s <= stats.finished_s
+
+
+def test_nothing_is_remembered_of_who_has_ended():
+    for preemption in (AlwaysSwap(), AlwaysRecompute()):
+        harness = Harness(
+            num_blocks=9, block_size=2, max_num_batched_tokens=32, preemption=preemption, num_host_blocks=9
+        )
+        for seed in range(5):
+            harness.add(harness.request((1, 2, 3), 9, seed=seed))
+        for _ in range(12):
+            harness.step()
+        for request_id in harness.requests:
+            harness.engine.abort(request_id)
+        harness.run()
+        ledger = harness.scheduler._ledger
+        assert not ledger._recomputing
+        assert len(ledger._transfers) == len(harness.blocks.swap_space._in_flight)
