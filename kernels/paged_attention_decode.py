@@ -135,7 +135,7 @@ def paged_attention_decode_reference(
         # The query heads of one kv head form the rows of one small product: its keys are read once.
         grouped = rows.reshape(rows.shape[0], num_kv_heads, -1, head_dim)
         keys, values, mask = _gather(key_cache, group), _gather(value_cache, group), group.mask
-        if sliding_window is not None:
+        if sliding_window is not None and sliding_window < group.longest:
             cell = torch.arange(group.longest, device=query.device)
             lens = batch.context_lens[group.rows, None, None, None]
             mask = (cell >= lens - sliding_window) & (cell < lens)

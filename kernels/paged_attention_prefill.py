@@ -107,7 +107,7 @@ def paged_attention_prefill_reference(
     for sequence in batch.sequences:
         rows = query[sequence.rows].transpose(0, 1)[None]
         keys, values, mask = _gather(key_cache, sequence), _gather(value_cache, sequence), sequence.mask
-        if sliding_window is not None:
+        if sliding_window is not None and sliding_window < sequence.context_len:
             mask = _visible(rows.shape[2], sequence.context_len, sliding_window, query.device)
         if logit_softcap is None:
             attended = F.scaled_dot_product_attention(

@@ -38,18 +38,21 @@ class AttentionInputs:
     prefill: PrefillBatch | None
 
 
-def paged_attention(query: Tensor, cache: LayerCache, inputs: AttentionInputs, scale: float) -> Tensor:
+def paged_attention(
+    query: Tensor, cache: LayerCache, inputs: AttentionInputs, scale: float, sliding_window: int | None = None
+) -> Tensor:
     """query [T, num_heads, head_dim], keys and values already in the cache -> [T, num_heads * head_dim].
 
-    Decodes and prompts are two launches: their best kernels differ.
+    sliding_window: how many tokens a query sees, its own included; None: all. The blocks of tokens that no query sees
+    any more stay with their sequence. Decodes and prompts are two launches: their best kernels differ.
     """
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if inputs.prefill is None and inputs.decode is not None:
-        paged_attention_decode(query, *cache, inputs.decode, scale, out)
+        paged_attention_decode(query, *cache, inputs.decode, scale, out, sliding_window)
         return out.flatten(1)
     border = inputs.num_decode_tokens
     if inputs.decode is not None:
-        paged_attention_decode(query[:border], *cache, inputs.decode, scale, out[:border])
+        paged_attention_decode(query[:border], *cache, inputs.decode, scale, out[:border], sliding_window)
     if inputs.prefill is not None:
-        paged_attention_prefill(query[border:], *cache, inputs.prefill, scale, out[border:])
+        paged_attention_prefill(query[border:], *cache, inputs.prefill, scale, out[border:], sliding_window)
     return out.flatten(1)

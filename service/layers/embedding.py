@@ -1,4 +1,4 @@
-"""Token embedding and output head, whose weights may be one."""
+"""Token embedding and output head, whose weights may be one; learned positions."""
 
 from __future__ import annotations
 
@@ -21,6 +21,23 @@ class TokenEmbedding(Layer):
 
     def forward(self, token_ids: Tensor) -> Tensor:
         return F.embedding(token_ids, self.weight)
+
+
+class PositionEmbedding(Layer):
+    """positions [T] int64 -> [T, hidden_size]: row `position + offset` of weight [num_positions + offset, hidden_size].
+
+    offset: OPT keeps two rows for padding.
+    """
+
+    weight: nn.Parameter
+
+    def __init__(self, num_positions: int, hidden_size: int, offset: int = 0) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_positions + offset, hidden_size), requires_grad=False)
+        self._offset = offset
+
+    def forward(self, positions: Tensor) -> Tensor:
+        return F.embedding(positions + self._offset if self._offset else positions, self.weight)
 
 
 class OutputHead(Layer):

@@ -1,22 +1,39 @@
-"""The gated feed-forward block of Llama (SwiGLU): gate and up in one matrix, silu(gate) * up, down."""
+"""The gated feed-forward block of Llama (SwiGLU) and its kin: gate and up in one matrix, act(gate) * up, down."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+
 from torch import Tensor
 
+from kernels.gelu_and_mul import gelu_and_mul
 from kernels.silu_and_mul import silu_and_mul
 from service.layers.layer import Layer
 from service.layers.linear import Linear
+from service.layers.mlp import Activation
+
+_FUNCTIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {
+        "silu": silu_and_mul,
+        "gelu": partial(gelu_and_mul, approximate="none"),
+        "gelu_tanh": partial(gelu_and_mul, approximate="tanh"),
+    }
+)
 
 
 class GatedMlp(Layer):
-    """x [T, hidden_size] -> [T, hidden_size]."""
+    """x [T, hidden_size] -> [T, hidden_size]. Any activation but relu, which no model gates with."""
 
-    def __init__(self, hidden_size: int, intermediate_size: int, *, bias: bool) -> None:
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, activation: Activation = "silu", *, bias: bool
+    ) -> None:
         super().__init__()
         self.gate_up = Linear(hidden_size, intermediate_size, intermediate_size, bias=bias)
+        self.activate = _FUNCTIONS[activation]
         self.down = Linear(intermediate_size, hidden_size, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.down(silu_and_mul(self.gate_up(x)))
+        y: Tensor = self.down(self.activate(self.gate_up(x)))
         return y

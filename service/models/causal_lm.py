@@ -45,6 +45,11 @@ class CausalLM(Layer, ABC):
     def ignored_checkpoint_names(self) -> frozenset[str]:
         """Names that a checkpoint may hold and that are not needed."""
 
+    @property
+    def optional_prefix(self) -> str:
+        """What a checkpoint may leave out at the beginning of its names: one of the stack without its head does."""
+        return ""
+
     def materialize(self, dtype: torch.dtype, device: torch.device) -> None:
         """Give the parameters memory; their values are undefined."""
         self.to(dtype)

@@ -21,30 +21,31 @@ from service.models.model_config import ModelConfig
 class LlamaAttention(Layer):
     """x [T, hidden_size] -> [T, hidden_size]."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.num_heads, self.head_dim = config.num_heads, config.head_dim
         self.scale = config.head_dim**-0.5
+        self.sliding_window = config.sliding_windows[layer]
         query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.qkv = Linear(config.hidden_size, query_size, kv_size, kv_size, bias=config.attention_bias)
-        self.output = Linear(query_size, config.hidden_size, bias=config.attention_bias)
+        self.qkv = Linear(config.hidden_size, query_size, kv_size, kv_size, bias=config.qkv_bias)
+        self.output = Linear(query_size, config.hidden_size, bias=config.output_bias)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache, inputs: AttentionInputs) -> Tensor:
         heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)
         rotary_and_cache(heads, cos, sin, *cache, inputs.slots)
-        attended = paged_attention(heads[:, : self.num_heads], cache, inputs, self.scale)
+        attended = paged_attention(heads[:, : self.num_heads], cache, inputs, self.scale, self.sliding_window)
         return self.output(attended)  # type: ignore[no-any-return]
 
 
 class LlamaBlock(Layer):
     """(x, residual) -> (x, residual): what the block adds to the stream, and the stream before it."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        self.attention_norm = ResidualRMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.attention = LlamaAttention(config)
-        self.mlp_norm = ResidualRMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = GatedMlp(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.attention_norm = ResidualRMSNorm(config.hidden_size, config.norm_eps)
+        self.attention = LlamaAttention(config, layer)
+        self.mlp_norm = ResidualRMSNorm(config.hidden_size, config.norm_eps)
+        self.mlp = GatedMlp(config.hidden_size, config.intermediate_size, config.activation, bias=config.mlp_bias)
 
     def forward(
         self,
@@ -75,9 +76,10 @@ class Llama(CausalLM):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.embedding = TokenEmbedding(config.vocab_size, config.hidden_size)
+        assert config.rope is not None
         self.rotary = RotaryEmbedding(config.rope)
-        self.blocks = nn.ModuleList(LlamaBlock(config) for _ in range(config.num_layers))
-        self.norm = ResidualRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.blocks = nn.ModuleList(LlamaBlock(config, layer) for layer in range(config.num_layers))
+        self.norm = ResidualRMSNorm(config.hidden_size, config.norm_eps)
         tied = self.embedding if config.tie_word_embeddings else None
         self.head = OutputHead(config.vocab_size, config.hidden_size, tied)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 from service.errors import ModelLoadError
+from service.layers.mlp import Activation
 from service.layers.rotary import (
     DynamicScaling,
     LinearScaling,
@@ -21,14 +23,33 @@ from service.layers.rotary import (
 
 CheckpointDtype = Literal["bfloat16", "float16", "float32"]
 
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
+    {
+        "silu": "silu",
+        "swish": "silu",
+        "relu": "relu",
+        "gelu": "gelu",
+        "gelu_new": "gelu_tanh",
+        "gelu_fast": "gelu_tanh",
+        "gelu_pytorch_tanh": "gelu_tanh",
+    }
+)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """A decoder-only Transformer's shape. Sizes in elements, lengths in tokens.
 
     architecture: the name that the registry knows, as in config.json's `architectures`.
+    embedding_size: of a token's embedding; other than hidden_size, a projection stands on either side of the blocks.
+    sliding_windows: one a layer; how many tokens a query sees, its own included. None: all.
+    activation: of the MLP, gated or plain.
+    norms_first: a block norms what goes into attention and MLP; else what comes out, on the stream itself.
+    has_final_norm: the stream is normed once more before the output head.
+    rope: None where positions are learned.
     max_position_embeddings: the model's own context length.
-    attention_bias: q, k, v and output projections have a bias; mlp_bias likewise.
+    qkv_bias, output_bias: of attention's projections. mlp_bias: of both of the MLP's.
     checkpoint_dtype: of the weights on disk, by config.json; float32 if it does not say.
     eos_token_ids, bos_token_id: as config.json has them; generation_config.json may say otherwise.
     """
@@ -36,16 +57,22 @@ class ModelConfig:
     architecture: str
     vocab_size: int
     hidden_size: int
+    embedding_size: int
     intermediate_size: int
     num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    rms_norm_eps: float
-    rope: RopeConfig
+    sliding_windows: tuple[int | None, ...]
+    activation: Activation
+    norm_eps: float
+    norms_first: bool
+    has_final_norm: bool
+    rope: RopeConfig | None
     max_position_embeddings: int
     tie_word_embeddings: bool
-    attention_bias: bool
+    qkv_bias: bool
+    output_bias: bool
     mlp_bias: bool
     checkpoint_dtype: CheckpointDtype
     eos_token_ids: frozenset[int]
@@ -54,7 +81,7 @@ class ModelConfig:
     @property
     def longest_context(self) -> int:
         """The longest context that the position encoding reaches: the model's own, or more with dynamic scaling."""
-        scaling = self.rope.scaling
+        scaling = None if self.rope is None else self.rope.scaling
         if isinstance(scaling, DynamicScaling):
             return int(scaling.factor * self.max_position_embeddings)
         return self.max_position_embeddings
@@ -82,9 +109,14 @@ def parse_model_config(fields: Mapping[str, object]) -> ModelConfig:
     """config.json's fields, checked. Raises ModelLoadError naming the field."""
     reader = _Fields(fields, "config.json")
     architecture = _architecture(fields)
-    _refuse_what_is_not_served(fields)
+    if fields.get("quantization_config") is not None:
+        raise ModelLoadError("config.json: quantization_config is set; quantized checkpoints are not served")
+    return _FAMILIES[architecture](architecture, fields, reader)
 
-    hidden_size = reader.size("hidden_size")
+
+def _llama_family(architecture: str, fields: Mapping[str, object], reader: _Fields) -> ModelConfig:
+    """Llama, Mistral, Qwen2 and Qwen3: rotary positions, grouped queries, RMSNorm, a gated MLP."""
+    hidden_size, num_layers = reader.size("hidden_size"), reader.size("num_hidden_layers")
     num_heads = reader.size("num_attention_heads")
     num_kv_heads = reader.size("num_key_value_heads", num_heads)
     default_head_dim = 128 if architecture == "Qwen3ForCausalLM" else max(1, hidden_size // num_heads)
@@ -95,27 +127,113 @@ def parse_model_config(fields: Mapping[str, object]) -> ModelConfig:
         )
     if head_dim % 2:
         raise ModelLoadError(f"config.json: head_dim {head_dim} is odd; rotary embedding turns pairs")
+    activation = reader.activation("hidden_act", "silu")
+    if activation == "relu":
+        raise ModelLoadError("config.json: hidden_act 'relu' is not served in a gated MLP")
     max_positions = reader.size("max_position_embeddings", 2048)
+    has_own_biases = architecture in {"LlamaForCausalLM", "Qwen3ForCausalLM"}
+    biases = has_own_biases and reader.flag("attention_bias")
 
     return ModelConfig(
         architecture=architecture,
         vocab_size=reader.size("vocab_size"),
         hidden_size=hidden_size,
+        embedding_size=hidden_size,
         intermediate_size=reader.size("intermediate_size"),
-        num_layers=reader.size("num_hidden_layers"),
+        num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        rms_norm_eps=reader.number("rms_norm_eps", 1e-6),
+        sliding_windows=_sliding_windows(architecture, fields, reader, num_layers),
+        activation=activation,
+        norm_eps=reader.number("rms_norm_eps", 1e-6),
+        norms_first=True,
+        has_final_norm=True,
         rope=_rope(fields, head_dim, max_positions),
         max_position_embeddings=max_positions,
         tie_word_embeddings=reader.flag("tie_word_embeddings"),
-        attention_bias=reader.flag("attention_bias"),
-        mlp_bias=reader.flag("mlp_bias"),
+        qkv_bias=biases or architecture == "Qwen2ForCausalLM",
+        output_bias=biases,
+        mlp_bias=architecture == "LlamaForCausalLM" and reader.flag("mlp_bias"),
         checkpoint_dtype=_checkpoint_dtype(fields),
         eos_token_ids=token_ids(fields.get("eos_token_id")),
         bos_token_id=min(token_ids(fields.get("bos_token_id")), default=None),
     )
+
+
+def _opt(architecture: str, fields: Mapping[str, object], reader: _Fields) -> ModelConfig:
+    hidden_size, num_heads = reader.size("hidden_size"), reader.size("num_attention_heads")
+    norms_first, has_biases = reader.flag("do_layer_norm_before", True), reader.flag("enable_bias", True)
+    reader.require("layer_norm_elementwise_affine", True)
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=reader.size("vocab_size"),
+        hidden_size=hidden_size,
+        embedding_size=reader.size("word_embed_proj_dim", hidden_size),
+        intermediate_size=reader.size("ffn_dim"),
+        num_layers=reader.size("num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=_even_share("hidden_size", hidden_size, "num_attention_heads", num_heads),
+        sliding_windows=(None,) * reader.size("num_hidden_layers"),
+        activation=reader.activation("activation_function", "relu"),
+        norm_eps=1e-5,
+        norms_first=norms_first,
+        has_final_norm=norms_first and not reader.flag("_remove_final_layer_norm"),
+        rope=None,
+        max_position_embeddings=reader.size("max_position_embeddings", 2048),
+        tie_word_embeddings=reader.flag("tie_word_embeddings", True),
+        qkv_bias=has_biases,
+        output_bias=has_biases,
+        mlp_bias=has_biases,
+        checkpoint_dtype=_checkpoint_dtype(fields),
+        eos_token_ids=token_ids(fields.get("eos_token_id", 2)),
+        bos_token_id=min(token_ids(fields.get("bos_token_id", 2)), default=None),
+    )
+
+
+def _gpt2(architecture: str, fields: Mapping[str, object], reader: _Fields) -> ModelConfig:
+    hidden_size, num_heads = reader.size("n_embd"), reader.size("n_head")
+    reader.require("scale_attn_weights", True)
+    reader.require("scale_attn_by_inverse_layer_idx", False)
+    reader.require("add_cross_attention", False)
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=reader.size("vocab_size"),
+        hidden_size=hidden_size,
+        embedding_size=hidden_size,
+        intermediate_size=reader.size("n_inner", 4 * hidden_size),
+        num_layers=reader.size("n_layer"),
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=_even_share("n_embd", hidden_size, "n_head", num_heads),
+        sliding_windows=(None,) * reader.size("n_layer"),
+        activation=reader.activation("activation_function", "gelu_new"),
+        norm_eps=reader.number("layer_norm_epsilon", 1e-5),
+        norms_first=True,
+        has_final_norm=True,
+        rope=None,
+        max_position_embeddings=reader.size("n_positions", 1024),
+        tie_word_embeddings=reader.flag("tie_word_embeddings", True),
+        qkv_bias=True,
+        output_bias=True,
+        mlp_bias=True,
+        checkpoint_dtype=_checkpoint_dtype(fields),
+        eos_token_ids=token_ids(fields.get("eos_token_id", 50256)),
+        bos_token_id=min(token_ids(fields.get("bos_token_id", 50256)), default=None),
+    )
+
+
+_FAMILIES: Mapping[str, Callable[[str, Mapping[str, object], _Fields], ModelConfig]] = MappingProxyType(
+    {
+        "LlamaForCausalLM": _llama_family,
+        "MistralForCausalLM": _llama_family,
+        "Qwen2ForCausalLM": _llama_family,
+        "Qwen3ForCausalLM": _llama_family,
+        "OPTForCausalLM": _opt,
+        "GPT2LMHeadModel": _gpt2,
+    }
+)
 
 
 def token_ids(value: object) -> frozenset[int]:
@@ -147,6 +265,10 @@ class _Fields:
             raise ModelLoadError(f"{self._source}: {name} must be a whole number, not {value!r}")
         return int(value)
 
+    def count(self, name: str, default: int) -> int:
+        """As `size`, but may be 0."""
+        return 0 if self._fields.get(name) == 0 else self.size(name, default)
+
     def flag(self, name: str, default: bool = False) -> bool:
         value = self._fields.get(name)
         if value is None:
@@ -155,23 +277,58 @@ class _Fields:
             raise ModelLoadError(f"{self._source}: {name} must be true or false, not {value!r}")
         return value
 
+    def require(self, name: str, served: bool) -> None:
+        """Refuse any value of a flag but the one that is served, which is also its default."""
+        if self.flag(name, served) is not served:
+            raise ModelLoadError(f"{self._source}: {name} {self._fields[name]!r} is not served, only {served}")
+
+    def activation(self, name: str, default: str) -> Activation:
+        written = self._fields.get(name) or default
+        activation = _ACTIVATIONS.get(written) if isinstance(written, str) else None
+        if activation is None:
+            raise ModelLoadError(f"{self._source}: {name} {written!r} is not served; known: {', '.join(_ACTIVATIONS)}")
+        return activation
+
 
 def _architecture(fields: Mapping[str, object]) -> str:
     names = fields.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise ModelLoadError("config.json: architectures is missing or not a list of names")
+    if names[0] not in _FAMILIES:
+        raise ModelLoadError(f"config.json: architecture {names[0]!r} is not served; known: {', '.join(_FAMILIES)}")
     return names[0]
 
 
-def _refuse_what_is_not_served(fields: Mapping[str, object]) -> None:
-    if fields.get("quantization_config") is not None:
-        raise ModelLoadError("config.json: quantization_config is set; quantized checkpoints are not served")
-    if fields.get("hidden_act", "silu") != "silu":
-        raise ModelLoadError(f"config.json: hidden_act {fields['hidden_act']!r} is not served, only 'silu'")
-    layer_types = fields.get("layer_types")
-    slides = isinstance(layer_types, list) and any(kind != "full_attention" for kind in layer_types)
-    if slides or fields.get("use_sliding_window"):
-        raise ModelLoadError("config.json: use_sliding_window (or layer_types): only full attention is served")
+def _even_share(whole_name: str, whole: int, parts_name: str, parts: int) -> int:
+    if whole % parts:
+        raise ModelLoadError(f"config.json: {whole_name} {whole} is no multiple of {parts_name} {parts}")
+    return whole // parts
+
+
+def _sliding_windows(
+    architecture: str, fields: Mapping[str, object], reader: _Fields, num_layers: int
+) -> tuple[int | None, ...]:
+    """Mistral: every layer, of 4096 tokens unless the file says otherwise (null for none). Qwen2 and Qwen3: from
+    layer `max_window_layers` on, if `use_sliding_window`. `layer_types`, where written, names each layer's kind.
+    """
+    window, first_layer = None, 0
+    if architecture == "MistralForCausalLM":
+        is_written = "sliding_window" in fields
+        window = None if is_written and fields["sliding_window"] is None else reader.size("sliding_window", 4096)
+    elif architecture in {"Qwen2ForCausalLM", "Qwen3ForCausalLM"}:
+        if reader.flag("use_sliding_window"):
+            window, first_layer = reader.size("sliding_window", 4096), reader.count("max_window_layers", 28)
+    else:
+        reader.require("use_sliding_window", False)
+    windows = (None,) * min(first_layer, num_layers) + (window,) * max(0, num_layers - first_layer)
+    kinds = fields.get("layer_types")
+    if kinds is None:
+        return windows
+    if not isinstance(kinds, list) or len(kinds) != num_layers or not {*kinds} <= {_FULL, _SLIDING}:
+        raise ModelLoadError(f"config.json: layer_types must name {_FULL!r} or {_SLIDING!r} for each layer")
+    if _SLIDING in kinds and window is None:
+        raise ModelLoadError(f"config.json: layer_types has {_SLIDING!r}, but no sliding_window is in use")
+    return tuple(window if kind == _SLIDING else None for kind in kinds)
 
 
 def _checkpoint_dtype(fields: Mapping[str, object]) -> CheckpointDtype:

@@ -21,33 +21,34 @@ from service.models.model_config import ModelConfig
 class Qwen3Attention(Layer):
     """x [T, hidden_size] -> [T, hidden_size]."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.num_heads, self.head_dim = config.num_heads, config.head_dim
         self.scale = config.head_dim**-0.5
+        self.sliding_window = config.sliding_windows[layer]
         query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.qkv = Linear(config.hidden_size, query_size, kv_size, kv_size, bias=config.attention_bias)
-        self.query_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
-        self.key_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
-        self.output = Linear(query_size, config.hidden_size, bias=config.attention_bias)
+        self.qkv = Linear(config.hidden_size, query_size, kv_size, kv_size, bias=config.qkv_bias)
+        self.query_norm = RMSNorm(config.head_dim, config.norm_eps)
+        self.key_norm = RMSNorm(config.head_dim, config.norm_eps)
+        self.output = Linear(query_size, config.hidden_size, bias=config.output_bias)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache, inputs: AttentionInputs) -> Tensor:
         heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)
         query_norm, key_norm = self.query_norm.weight, self.key_norm.weight
         rotary_and_cache(heads, cos, sin, *cache, inputs.slots, query_norm, key_norm, self.query_norm.eps)
-        attended = paged_attention(heads[:, : self.num_heads], cache, inputs, self.scale)
+        attended = paged_attention(heads[:, : self.num_heads], cache, inputs, self.scale, self.sliding_window)
         return self.output(attended)  # type: ignore[no-any-return]
 
 
 class Qwen3Block(Layer):
     """(x, residual) -> (x, residual): what the block adds to the stream, and the stream before it."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        self.attention_norm = ResidualRMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.attention = Qwen3Attention(config)
-        self.mlp_norm = ResidualRMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = GatedMlp(config.hidden_size, config.intermediate_size, bias=False)
+        self.attention_norm = ResidualRMSNorm(config.hidden_size, config.norm_eps)
+        self.attention = Qwen3Attention(config, layer)
+        self.mlp_norm = ResidualRMSNorm(config.hidden_size, config.norm_eps)
+        self.mlp = GatedMlp(config.hidden_size, config.intermediate_size, config.activation, bias=False)
 
     def forward(
         self,
@@ -80,9 +81,10 @@ class Qwen3(CausalLM):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.embedding = TokenEmbedding(config.vocab_size, config.hidden_size)
+        assert config.rope is not None
         self.rotary = RotaryEmbedding(config.rope)
-        self.blocks = nn.ModuleList(Qwen3Block(config) for _ in range(config.num_layers))
-        self.norm = ResidualRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.blocks = nn.ModuleList(Qwen3Block(config, layer) for layer in range(config.num_layers))
+        self.norm = ResidualRMSNorm(config.hidden_size, config.norm_eps)
         tied = self.embedding if config.tie_word_embeddings else None
         self.head = OutputHead(config.vocab_size, config.hidden_size, tied)
 

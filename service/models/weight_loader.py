@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,9 +32,10 @@ _NUM_THREADS = 4  # files read at a time
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """A tensor as a file's header describes it."""
+    """A tensor as a file's header describes it. name: in that file."""
 
     file: Path
+    name: str
     shape: tuple[int, ...]
     dtype: str
 
@@ -43,13 +45,14 @@ def load_weights(model: CausalLM, folder: Path, on_progress: OnProgress | None =
 
     Raises ModelLoadError naming files or weights; the model is then useless.
     """
-    stored = {name: entry for file in checkpoint_files(folder) for name, entry in _read_header(file)}
-    wanted = model.checkpoint_tensors()
-    _check(wanted, stored, model.ignored_checkpoint_names())
+    wanted, ignored = model.checkpoint_tensors(), model.ignored_checkpoint_names()
+    written = {entry.name: entry for file in checkpoint_files(folder) for entry in _read_header(file)}
+    stored = _with_prefix(written, model.optional_prefix, wanted.keys() | ignored)
+    _check(wanted, stored, ignored)
     progress = _Progress(sum(t.numel() * t.element_size() for t in wanted.values()), on_progress)
     by_file: dict[Path, dict[str, Tensor]] = {}
     for name, destination in wanted.items():
-        by_file.setdefault(stored[name].file, {})[name] = destination
+        by_file.setdefault(stored[name].file, {})[stored[name].name] = destination
     with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="weights") as pool:
         for reading in [pool.submit(_read_file, file, parts, progress) for file, parts in by_file.items()]:
             reading.result()
@@ -71,11 +74,21 @@ def checkpoint_files(folder: Path) -> list[Path]:
     return files
 
 
-def _read_header(file: Path) -> Iterator[tuple[str, _Stored]]:
+def _read_header(file: Path) -> Iterator[_Stored]:
     with _opened(file) as tensors:
         for name in tensors.keys():  # noqa: SIM118 - not a mapping
             part = tensors.get_slice(name)
-            yield name, _Stored(file, tuple(part.get_shape()), part.get_dtype())
+            yield _Stored(file, name, tuple(part.get_shape()), part.get_dtype())
+
+
+def _with_prefix(written: Mapping[str, _Stored], prefix: str, known: AbstractSet[str]) -> dict[str, _Stored]:
+    """The files' tensors by the names that the model knows them by: a prefix may have been left out."""
+
+    def full(name: str) -> str:
+        is_short = name not in known and prefix + name in known and prefix + name not in written
+        return prefix + name if is_short else name
+
+    return {full(name): entry for name, entry in written.items()}
 
 
 def _check(wanted: Mapping[str, Tensor], stored: Mapping[str, _Stored], ignored: frozenset[str]) -> None:

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    OPTConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 SMALL = {
     "hidden_size": 64,
@@ -22,14 +32,32 @@ SMALL = {
 }
 
 
+SMALL_UNGATED = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 400,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+NARROW = {"do_layer_norm_before": False, "word_embed_proj_dim": 48}
+
+CONFIGS: Mapping[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(**SMALL),
+    "qwen3": Qwen3Config(**SMALL, head_dim=32, tie_word_embeddings=True),
+    "qwen2": Qwen2Config(**SMALL, tie_word_embeddings=True),
+    "mistral": MistralConfig(**SMALL, sliding_window=37),
+    "opt": OPTConfig(**SMALL_UNGATED, ffn_dim=96, init_std=0.2),
+    "opt, norms last": OPTConfig(**SMALL_UNGATED, **NARROW, ffn_dim=96, init_std=0.2),
+    "gpt2": GPT2Config(**SMALL_UNGATED, initializer_range=0.2),
+}
+
+
 def save_random_model(family: str, folder: Path, seed: int = 0) -> Path:
-    """A two-layer model of the family (`llama` or `qwen3`), saved as transformers saves it."""
+    """A two-layer model of the family (a key of CONFIGS), saved as transformers saves it."""
     torch.manual_seed(seed)
-    if family == "llama":
-        model = LlamaForCausalLM(LlamaConfig(**SMALL))
-    else:
-        model = Qwen3ForCausalLM(Qwen3Config(**SMALL, head_dim=32, tie_word_embeddings=True))
-    model.save_pretrained(folder)
+    AutoModelForCausalLM.from_config(CONFIGS[family]).save_pretrained(folder)
     return folder
 
 

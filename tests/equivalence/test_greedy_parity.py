@@ -15,9 +15,10 @@ from service.config import CacheConfig, ModelSource
 from service.runner.load import LoadedModel, load_executor
 from service.settings import QUICKSTART_MODEL
 from tests.engine.harness import Harness
-from tests.equivalence.hf_model import generate_alone, random_prompts, save_random_model
+from tests.equivalence.hf_model import CONFIGS, generate_alone, random_prompts, save_random_model
 
-NUM_PROMPTS = 64
+NUM_PROMPTS = {"llama": 64, "qwen3": 64, "quickstart": 64}
+FEWER_PROMPTS = 24
 MAX_TOKENS = 16
 MAX_NUM_SEQS = 64
 BUDGET = 256
@@ -38,17 +39,17 @@ def load(folder: Path, device: str) -> LoadedModel:
 class Case:
     """One model: its folder, its prompts, and what they should become."""
 
-    def __init__(self, folder: Path, vocab_size: int) -> None:
+    def __init__(self, family: str, folder: Path, vocab_size: int) -> None:
         self.folder = folder
-        self.prompts = random_prompts(NUM_PROMPTS, vocab_size)
+        self.prompts = random_prompts(NUM_PROMPTS.get(family, FEWER_PROMPTS), vocab_size)
         self.expected = generate_alone(folder, self.prompts, MAX_TOKENS)
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3", "quickstart"])
+@pytest.fixture(scope="module", params=[*CONFIGS, "quickstart"])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     if request.param == "quickstart":
-        return Case(QUICKSTART_MODEL, 2000)
-    return Case(save_random_model(request.param, tmp_path_factory.mktemp(request.param)), 400)
+        return Case(request.param, QUICKSTART_MODEL, 2000)
+    return Case(request.param, save_random_model(request.param, tmp_path_factory.mktemp(request.param)), 400)
 
 
 @pytest.fixture(params=DEVICES)
@@ -112,6 +113,20 @@ def test_preempted_and_recomputed(case: Case, loaded: LoadedModel):
     expected = dict(zip(case.prompts, case.expected, strict=True))
     assert outputs(harness, request_ids) == [expected[prompt] for prompt in sorted(case.prompts, key=len)]
     assert sum(stats.num_preemptions for stats, _, _ in harness.sink.requests) > 0
+
+
+def test_prompts_that_continue_cached_ones(case: Case, loaded: LoadedModel):
+    """Also where a sliding window has left the shared blocks behind."""
+    harness = make_harness(loaded)
+    prompts, expected, half = case.prompts[:12], case.expected[:12], MAX_TOKENS // 2
+    for prompt in prompts:
+        add(harness, prompt)
+    harness.run()
+    longer = [(*prompt, *made[:half]) for prompt, made in zip(prompts, expected, strict=True)]
+    request_ids = [add(harness, prompt) for prompt in longer]
+    harness.run()
+    assert [made[:half] for made in outputs(harness, request_ids)] == [made[half:] for made in expected]
+    assert sum(stats.num_cached_tokens for stats, _, _ in harness.sink.requests) > sum(map(len, prompts)) // 2
 
 
 def test_draws_depend_on_the_seed_and_on_nothing_else(case: Case, loaded: LoadedModel):

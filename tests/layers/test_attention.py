@@ -21,10 +21,10 @@ def heads(num_tokens: int):
     return packed[:, :HEADS], packed[:, HEADS : HEADS + KV_HEADS], packed[:, HEADS + KV_HEADS :]
 
 
-def attention(query, key, value, cache, inputs):
+def attention(query, key, value, cache, inputs, sliding_window=None):
     """As a block does: write, then attend."""
     reshape_and_cache(key, value, *cache, inputs.slots)
-    return paged_attention(query, cache, inputs, HEAD_DIM**-0.5)
+    return paged_attention(query, cache, inputs, HEAD_DIM**-0.5, sliding_window)
 
 
 def int32(values):
@@ -69,3 +69,25 @@ def test_a_prompt_in_chunks_equals_the_prompt():
         for a, b in ((0, 4), (4, 9), (9, 11))
     ]
     torch.testing.assert_close(torch.cat(parts), whole, atol=1e-5, rtol=1e-5)
+
+
+def test_a_window_hides_what_lies_before_it():
+    """In a decode and in a prompt of one mixed batch."""
+    cache = empty_cache()
+    old_query, old_key, old_value = heads(5)
+    attention(old_query, old_key, old_value, cache, prefill_inputs([6, 1], 0, 5), 3)
+    query, key, value = heads(1 + 4)
+    inputs = AttentionInputs(
+        cache_slots(torch.tensor([1 * BLOCK_SIZE + 1, 12, 13, 14, 15]), BLOCK_SIZE),
+        1,
+        decode_batch(int32([[6, 1]]), int32([6]), BLOCK_SIZE),
+        prefill_batch(int32([[3, 0]]), int32([0, 4]), int32([4]), 4, BLOCK_SIZE),
+    )
+    out = attention(query, key, value, cache, inputs, 3)
+    scale = HEAD_DIM**-0.5
+    keys, values = torch.cat((old_key, key[:1]))[-3:], torch.cat((old_value, value[:1]))[-3:]
+    want = [naive_attention(query[0], keys, values, scale)]
+    want += [
+        naive_attention(query[i], key[max(1, i - 2) : i + 1], value[max(1, i - 2) : i + 1], scale) for i in range(1, 5)
+    ]
+    torch.testing.assert_close(out.double(), torch.stack(want).flatten(1), atol=1e-5, rtol=1e-5)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from service.layers.embedding import OutputHead, TokenEmbedding
+from service.layers.embedding import OutputHead, PositionEmbedding, TokenEmbedding
 
 
 @pytest.fixture
@@ -16,6 +16,13 @@ def embedding():
 def test_looks_up_rows(embedding):
     ids = torch.tensor([3, 0, 10, 3])
     assert torch.equal(embedding(ids), embedding.weight[ids])
+
+
+@pytest.mark.parametrize("offset", [0, 2])
+def test_positions_begin_at_the_offset(offset):
+    positions = PositionEmbedding(5, 8, offset)
+    positions.weight.data = torch.randn(5 + offset, 8)
+    assert torch.equal(positions(torch.tensor([4, 0])), positions.weight[[4 + offset, offset]])
 
 
 @pytest.mark.parametrize("packs", [False, True])

@@ -8,9 +8,17 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -27,6 +35,8 @@ SMALL: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+_UNKNOWN_TO_OPT_AND_GPT2 = {"intermediate_size", "num_key_value_heads", "initializer_range"}
+_SHARED = {name: value for name, value in SMALL.items() if name not in _UNKNOWN_TO_OPT_AND_GPT2}
 
 
 def llama(folder: Path, **changes: Any) -> Path:
@@ -35,6 +45,25 @@ def llama(folder: Path, **changes: Any) -> Path:
 
 def qwen3(folder: Path, **changes: Any) -> Path:
     return _save(Qwen3ForCausalLM(Qwen3Config(**{"head_dim": 24, **SMALL, **changes})), folder)
+
+
+def mistral(folder: Path, **changes: Any) -> Path:
+    """With a window far shorter than the prompts of the tests."""
+    return _save(MistralForCausalLM(MistralConfig(**{"sliding_window": 21, **SMALL, **changes})), folder)
+
+
+def qwen2(folder: Path, **changes: Any) -> Path:
+    return _save(Qwen2ForCausalLM(Qwen2Config(**{**SMALL, **changes})), folder)
+
+
+def opt(folder: Path, **changes: Any) -> Path:
+    sizes = {"ffn_dim": 96, "word_embed_proj_dim": 64, "init_std": 0.2}
+    return _save(OPTForCausalLM(OPTConfig(**{**sizes, **_SHARED, **changes})), folder)
+
+
+def gpt2(folder: Path, **changes: Any) -> Path:
+    sizes = {"n_inner": 96, "initializer_range": 0.2}
+    return _save(GPT2LMHeadModel(GPT2Config(**{**sizes, **_SHARED, **changes})), folder)
 
 
 def _save(model: PreTrainedModel, folder: Path) -> Path:

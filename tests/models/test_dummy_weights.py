@@ -5,7 +5,7 @@ import torch
 from service.models.dummy_weights import fill_with_dummy_weights
 from service.models.model_config import parse_model_config
 from service.models.registry import build_model
-from tests.models.test_model_config import FIELDS
+from tests.models.test_model_config import FIELDS, GPT2_FIELDS
 
 
 def dummy(seed):
@@ -29,3 +29,13 @@ def test_the_seed_decides():
     assert all(torch.equal(first[name], again[name]) for name in first)
     name = "model.layers.0.mlp.up_proj.weight"
     assert not torch.equal(first[name], other[name])
+
+
+def test_layer_norms_have_weights_of_one_and_biases():
+    model = build_model(parse_model_config(GPT2_FIELDS))
+    model.materialize(torch.float32, torch.device("cpu"))
+    fill_with_dummy_weights(model, 0)
+    table = model.checkpoint_tensors()
+    assert (table["transformer.h.1.ln_2.weight"] == 1).all()
+    assert (table["transformer.h.1.ln_2.bias"] != 0).any()
+    assert abs(float(table["transformer.wpe.weight"].std()) - 0.02) < 1e-3

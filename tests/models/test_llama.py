@@ -1,11 +1,12 @@
-"""Logits against transformers, fp32 on the CPU, for each shape and each way to stretch positions."""
+"""Logits against transformers, fp32 on the CPU, for each shape and each way to stretch positions; Mistral and Qwen2,
+which are Llama but for one thing each, beside it."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from tests.models.checkpoints import llama, logits_of, oracle
+from tests.models.checkpoints import llama, logits_of, mistral, oracle, qwen2
 from tests.models.forward import logits
 
 TRAINED = {"original_max_position_embeddings": 64}
@@ -16,6 +17,8 @@ VARIANTS = {
     "tied": {"tie_word_embeddings": True},
     "head_dim 20": {"head_dim": 20},
     "head_dim 6": {"head_dim": 6, "num_attention_heads": 8},
+    "gelu": {"hidden_act": "gelu"},
+    "gelu, tanh": {"hidden_act": "gelu_pytorch_tanh"},
     "biases": {"attention_bias": True, "mlp_bias": True},
     "theta": {"rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0}},
     "linear": {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}},
@@ -46,5 +49,42 @@ VARIANTS = {
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
 def test_logits_equal_those_of_transformers(changes, tmp_path):
     folder = llama(tmp_path, **changes)
+    tokens = torch.randint(0, 301, (200,)).tolist()
+    torch.testing.assert_close(logits(folder, tokens), logits_of(oracle(folder), tokens), atol=2e-4, rtol=2e-4)
+
+
+MISTRAL_VARIANTS = {
+    "window": {},
+    "window of one token": {"sliding_window": 1},
+    "window as long as the prompt": {"sliding_window": 200},
+    "no window": {"sliding_window": None},
+    "head_dim 20, multi-head": {"head_dim": 20, "num_key_value_heads": 4},
+    "tied": {"tie_word_embeddings": True},
+}
+
+
+@pytest.mark.parametrize("changes", MISTRAL_VARIANTS.values(), ids=MISTRAL_VARIANTS)
+def test_mistral_looks_back_over_a_window(changes, tmp_path):
+    folder = mistral(tmp_path, **changes)
+    tokens = torch.randint(0, 301, (200,)).tolist()
+    torch.testing.assert_close(logits(folder, tokens), logits_of(oracle(folder), tokens), atol=2e-4, rtol=2e-4)
+
+
+QWEN2_VARIANTS = {
+    "untied": {},
+    "tied": {"tie_word_embeddings": True},
+    "some layers slide": {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
+    "all layers slide": {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 0},
+    "layer types": {
+        "use_sliding_window": True,
+        "sliding_window": 9,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+}
+
+
+@pytest.mark.parametrize("changes", QWEN2_VARIANTS.values(), ids=QWEN2_VARIANTS)
+def test_qwen2_has_biases_of_query_key_and_value(changes, tmp_path):
+    folder = qwen2(tmp_path, **changes)
     tokens = torch.randint(0, 301, (200,)).tolist()
     torch.testing.assert_close(logits(folder, tokens), logits_of(oracle(folder), tokens), atol=2e-4, rtol=2e-4)

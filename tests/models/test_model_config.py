@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from transformers import LlamaConfig, Qwen3Config
+from transformers import GPT2Config, LlamaConfig, MistralConfig, OPTConfig, Qwen2Config, Qwen3Config
 
 from service.errors import ModelLoadError
 from service.layers.rotary import DynamicScaling, LinearScaling, Llama3Scaling, YarnScaling
@@ -17,6 +17,24 @@ FIELDS = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
 }
+OPT_FIELDS = {
+    "architectures": ["OPTForCausalLM"],
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "ffn_dim": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+GPT2_FIELDS = {"architectures": ["GPT2LMHeadModel"], "vocab_size": 300, "n_embd": 64, "n_layer": 2, "n_head": 4}
+LEAST_FIELDS = {
+    "LlamaForCausalLM": FIELDS,
+    "MistralForCausalLM": {**FIELDS, "architectures": ["MistralForCausalLM"]},
+    "Qwen2ForCausalLM": {**FIELDS, "architectures": ["Qwen2ForCausalLM"]},
+    "Qwen3ForCausalLM": {**FIELDS, "architectures": ["Qwen3ForCausalLM"]},
+    "OPTForCausalLM": OPT_FIELDS,
+    "GPT2LMHeadModel": GPT2_FIELDS,
+}
+"""The least that a config of each architecture may say."""
 
 
 def parse(**changes):
@@ -26,15 +44,15 @@ def parse(**changes):
 def test_the_least_that_a_config_may_say():
     config = parse()
     assert (config.num_kv_heads, config.head_dim, config.max_position_embeddings) == (4, 16, 2048)
-    assert (config.rms_norm_eps, config.rope.theta, config.rope.scaling) == (1e-6, 10_000.0, None)
+    assert (config.norm_eps, config.rope.theta, config.rope.scaling) == (1e-6, 10_000.0, None)
     assert not config.tie_word_embeddings
-    assert not config.attention_bias
-    assert not config.mlp_bias
+    assert not (config.qkv_bias or config.output_bias or config.mlp_bias)
+    assert config.sliding_windows == (None, None)
     assert config.checkpoint_dtype == "float32"
     assert config.eos_token_ids == frozenset()
 
 
-@pytest.mark.parametrize("make", [LlamaConfig, Qwen3Config])
+@pytest.mark.parametrize("make", [LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config])
 def test_reads_what_transformers_writes(make, tmp_path):
     theirs = make(
         hidden_size=96,
@@ -53,11 +71,63 @@ def test_reads_what_transformers_writes(make, tmp_path):
     assert config.architecture == theirs.architectures[0]
     assert (config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim) == (96, 6, 3, 20)
     assert config.intermediate_size == theirs.intermediate_size
-    assert config.rms_norm_eps == theirs.rms_norm_eps
+    assert config.norm_eps == theirs.rms_norm_eps
     assert (config.rope.theta, config.rope.scaling) == (5e5, LinearScaling(2.0))
     assert config.tie_word_embeddings
     assert config.checkpoint_dtype == "bfloat16"
     assert (config.eos_token_ids, config.bos_token_id) == (frozenset({5, 6}), 4)
+
+
+def test_reads_what_transformers_writes_for_opt(tmp_path):
+    theirs = OPTConfig(hidden_size=96, ffn_dim=200, num_attention_heads=6, word_embed_proj_dim=48, dtype="float16")
+    theirs.architectures = ["OPTForCausalLM"]
+    theirs.save_pretrained(tmp_path)
+    config = load_model_config(tmp_path)
+    assert (config.hidden_size, config.embedding_size, config.intermediate_size) == (96, 48, 200)
+    assert (config.num_heads, config.num_kv_heads, config.head_dim, config.rope) == (6, 6, 16, None)
+    assert (config.activation, config.norm_eps, config.norms_first, config.has_final_norm) == ("relu", 1e-5, True, True)
+    assert config.tie_word_embeddings
+    assert config.qkv_bias and config.output_bias and config.mlp_bias
+    assert config.longest_context == 2048
+    assert (config.checkpoint_dtype, config.eos_token_ids, config.bos_token_id) == ("float16", frozenset({2}), 2)
+
+
+def test_reads_what_transformers_writes_for_gpt2(tmp_path):
+    theirs = GPT2Config(n_embd=96, n_head=6, n_layer=3, n_positions=200)
+    theirs.architectures = ["GPT2LMHeadModel"]
+    theirs.save_pretrained(tmp_path)
+    config = load_model_config(tmp_path)
+    assert (config.hidden_size, config.embedding_size, config.intermediate_size) == (96, 96, 384)
+    assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (3, 6, 6, 16)
+    assert (config.activation, config.norm_eps, config.longest_context) == ("gelu_tanh", 1e-5, 200)
+    assert config.tie_word_embeddings
+    assert config.rope is None
+    assert (config.eos_token_ids, config.bos_token_id) == (frozenset({50256}), 50256)
+
+
+@pytest.mark.parametrize("name", LEAST_FIELDS)
+def test_every_architecture_has_its_least_config(name):
+    config = parse_model_config(LEAST_FIELDS[name])
+    assert (config.architecture, config.num_layers, len(config.sliding_windows)) == (name, 2, 2)
+
+
+SLIDES = {"use_sliding_window": True, "sliding_window": 8}
+WINDOWS = [
+    ("MistralForCausalLM", {}, (4096, 4096)),
+    ("MistralForCausalLM", {"sliding_window": 8}, (8, 8)),
+    ("MistralForCausalLM", {"sliding_window": None}, (None, None)),
+    ("Qwen2ForCausalLM", {"sliding_window": 8}, (None, None)),
+    ("Qwen2ForCausalLM", SLIDES, (None, None)),  # from layer 28 on, if nothing is said
+    ("Qwen2ForCausalLM", {**SLIDES, "max_window_layers": 1}, (None, 8)),
+    ("Qwen3ForCausalLM", {**SLIDES, "max_window_layers": 0}, (8, 8)),
+    ("Qwen3ForCausalLM", {**SLIDES, "layer_types": ["sliding_attention", "full_attention"]}, (8, None)),
+    ("LlamaForCausalLM", {"layer_types": ["full_attention"] * 2}, (None, None)),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "want"), WINDOWS)
+def test_which_layers_slide(name, changes, want):
+    assert parse(architectures=[name], **changes).sliding_windows == want
 
 
 SCALINGS = [
@@ -116,11 +186,15 @@ def test_only_dynamic_scaling_reaches_beyond_the_written_context():
         ({"head_dim": 15}, "head_dim 15"),
         ({"architectures": []}, "architectures"),
         ({"architectures": None}, "architectures"),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"architectures": ["GptBigForCausalLM"]}, "'GptBigForCausalLM' is not served; known: LlamaForCausalLM, Mist"),
+        ({"hidden_act": "quick_gelu"}, "hidden_act 'quick_gelu' is not served; known: silu"),
+        ({"hidden_act": "relu"}, "hidden_act 'relu'"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"use_sliding_window": True}, "use_sliding_window"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types has 'sliding_attention'"),
+        ({"layer_types": ["full_attention"]}, "layer_types must name"),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, "layer_types must name"),
         ({"torch_dtype": "int8"}, "dtype 'int8'"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type 'longrope'"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
@@ -133,6 +207,27 @@ def test_only_dynamic_scaling_reaches_beyond_the_written_context():
 def test_faults_name_the_field(changes, named):
     with pytest.raises(ModelLoadError, match=named):
         parse(**changes)
+
+
+@pytest.mark.parametrize(
+    ("fields", "changes", "named"),
+    [
+        (OPT_FIELDS, {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine False is not served"),
+        (OPT_FIELDS, {"num_attention_heads": 5}, "hidden_size 64 is no multiple of num_attention_heads 5"),
+        (OPT_FIELDS, {"activation_function": "tanh"}, "activation_function 'tanh'"),
+        (OPT_FIELDS, {"ffn_dim": None}, "ffn_dim is missing"),
+        (GPT2_FIELDS, {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx True"),
+        (GPT2_FIELDS, {"scale_attn_weights": False}, "scale_attn_weights False"),
+        (GPT2_FIELDS, {"add_cross_attention": True}, "add_cross_attention True"),
+        (GPT2_FIELDS, {"n_head": 7}, "n_embd 64 is no multiple of n_head 7"),
+        (LEAST_FIELDS["MistralForCausalLM"], {"sliding_window": -1}, "sliding_window"),
+        (LEAST_FIELDS["Qwen2ForCausalLM"], {**SLIDES, "max_window_layers": -1}, "max_window_layers"),
+    ],
+    ids=str,
+)
+def test_faults_of_the_other_families_name_the_field(fields, changes, named):
+    with pytest.raises(ModelLoadError, match=named):
+        parse_model_config({**fields, **changes})
 
 
 def test_folder_without_a_config(tmp_path):

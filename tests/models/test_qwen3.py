@@ -14,6 +14,7 @@ VARIANTS = {
     "tied": {"tie_word_embeddings": True},
     "head_dim 20": {"head_dim": 20},
     "biases": {"attention_bias": True},
+    "some layers slide": {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
     "yarn": {
         "rope_parameters": {
             "rope_type": "yarn",

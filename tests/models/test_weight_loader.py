@@ -10,7 +10,7 @@ from service.errors import ModelLoadError
 from service.models.model_config import load_model_config
 from service.models.registry import build_model
 from service.models.weight_loader import checkpoint_files, load_weights
-from tests.models.checkpoints import llama, oracle, qwen3
+from tests.models.checkpoints import gpt2, llama, mistral, opt, oracle, qwen2, qwen3
 
 
 def loaded(folder, dtype=torch.float32, on_progress=None):
@@ -41,11 +41,12 @@ def rewritten(folder, change):
     return folder
 
 
-@pytest.mark.parametrize("save", [llama, qwen3])
+@pytest.mark.parametrize("save", [llama, mistral, qwen2, qwen3, opt, gpt2])
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("num_files", [1, 3])
 def test_every_weight_arrives_in_its_place(save, tied, num_files, tmp_path):
-    folder = save(tmp_path, tie_word_embeddings=tied, attention_bias=True)
+    biases = {"attention_bias": True} if save in {llama, qwen3} else {}
+    folder = save(tmp_path, tie_word_embeddings=tied, **biases)
     theirs = oracle(folder).state_dict()
     if num_files > 1:
         shard(folder, num_files)
@@ -87,6 +88,26 @@ def test_harmless_extras_are_passed_over(tmp_path):
         tensors["lm_head.weight"] = torch.zeros(1)
 
     loaded(rewritten(llama(tmp_path, tie_word_embeddings=True), add))
+
+
+def test_a_prefix_may_be_left_out_of_some_names_or_all(tmp_path):
+    folder = gpt2(tmp_path)
+    want = oracle(folder).state_dict()
+
+    def shorten(tensors):
+        for name in sorted(tensors)[::2]:
+            tensors[name.removeprefix("transformer.")] = tensors.pop(name)
+
+    table = loaded(rewritten(folder, shorten)).checkpoint_tensors()
+    assert all(torch.equal(tensor, want[name]) for name, tensor in table.items())
+
+
+def test_a_weight_with_both_names_is_not_guessed_at(tmp_path):
+    def add(tensors):
+        tensors["wpe.weight"] = tensors["transformer.wpe.weight"] + 1
+
+    with pytest.raises(ModelLoadError, match=r"not part of this architecture: wpe\.weight"):
+        loaded(rewritten(gpt2(tmp_path), add))
 
 
 def test_names_every_kind_of_fault_at_once(tmp_path):

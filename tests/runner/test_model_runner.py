@@ -8,7 +8,18 @@ import torch
 from service.core.iteration_plan import BlockCopy, IterationPlan, Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
 from service.runner import model_runner
-from tests.models.checkpoints import generate, llama, logits_of, oracle, qwen3, random_prompts
+from tests.models.checkpoints import (
+    generate,
+    gpt2,
+    llama,
+    logits_of,
+    mistral,
+    opt,
+    oracle,
+    qwen2,
+    qwen3,
+    random_prompts,
+)
 from tests.runner.loading import load
 from tests.runner.plan_player import PlanPlayer, greedy
 
@@ -29,58 +40,62 @@ MODELS = {
         {"tie_word_embeddings": True, "head_dim": 20, "num_key_value_heads": 1},
     ),
     "qwen3": (qwen3, {"tie_word_embeddings": True}),
+    "qwen2": (qwen2, {}),
+    "mistral": (mistral, {}),
+    "opt": (opt, {}),
+    "opt, norms last, narrow embeddings": (opt, {"do_layer_norm_before": False, "word_embed_proj_dim": 48}),
+    "gpt2": (gpt2, {}),
 }
+NUM_PROMPTS = {"llama": 64, "qwen3": 64}
+FEWER_PROMPTS = 24
 
 
 @pytest.fixture(scope="module", params=MODELS)
 def checkpoint(request, tmp_path_factory):
-    """(folder, what generate makes of every prompt)"""
+    """(folder, what generate makes of each of the first prompts)"""
     save, changes = MODELS[request.param]
     torch.manual_seed(0)
     folder = save(tmp_path_factory.mktemp("model"), **changes)
     model = oracle(folder)
-    return folder, [generate(model, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    prompts = PROMPTS[: NUM_PROMPTS.get(request.param, FEWER_PROMPTS)]
+    return folder, [generate(model, prompt, NUM_TOKENS) for prompt in prompts]
 
 
-def play(folder, block_size=16, device="cpu", **how):
+def check(checkpoint, block_size=16, device="cpu", **how):
+    folder, want = checkpoint
     loaded = load(folder, block_size=block_size, device=device)
     player = PlanPlayer(loaded.runner, loaded.num_blocks, block_size)
-    return player.generate(PROMPTS, greedy(NUM_TOKENS), **how)
+    assert player.generate(PROMPTS[: len(want)], greedy(NUM_TOKENS), **how) == want
 
 
 def test_each_alone(checkpoint):
-    folder, want = checkpoint
-    assert play(folder, max_seqs=1) == want
+    check(checkpoint, max_seqs=1)
 
 
 def test_all_at_once(checkpoint):
-    folder, want = checkpoint
-    assert play(folder) == want
+    check(checkpoint)
 
 
 def test_prompts_in_chunks_beside_decodes(checkpoint):
-    folder, want = checkpoint
-    assert play(folder, chunk=37, max_seqs=20) == want
+    check(checkpoint, chunk=37, max_seqs=20)
 
 
 @pytest.mark.parametrize("block_size", [1, 5])
 def test_other_block_sizes(checkpoint, block_size):
-    folder, want = checkpoint
-    assert play(folder, block_size=block_size, chunk=64) == want
+    check(checkpoint, block_size=block_size, chunk=64)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("how", [{"max_seqs": 1}, {}, {"chunk": 37, "max_seqs": 20}], ids=str)
 def test_a_gpu_in_fp32_agrees(checkpoint, how):
-    folder, want = checkpoint
-    assert play(folder, device="cuda", **how) == want
+    check(checkpoint, device="cuda", **how)
 
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("save", [llama, qwen3])
+@pytest.mark.parametrize("save", [llama, mistral, qwen2, qwen3, opt, gpt2])
 def test_bf16_differs_only_between_near_ties(save, device, tmp_path, monkeypatch):
     """At the first difference each side's token is among the other's top 5."""
     folder = save(tmp_path)

@@ -1,0 +1,35 @@
+"""The feed-forward block of the first Transformers (Vaswani et al. 2017): up, activation, down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from service.layers.layer import Layer
+from service.layers.linear import Linear
+
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
+"""gelu_tanh is GELU by its approximation with tanh, as GPT-2 has it; gelu the exact one."""
+
+_FUNCTIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {"relu": F.relu, "gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "silu": F.silu}
+)
+
+
+class Mlp(Layer):
+    """x [T, hidden_size] -> [T, hidden_size]."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, activation: Activation, *, bias: bool) -> None:
+        super().__init__()
+        self.up = Linear(hidden_size, intermediate_size, bias=bias)
+        self.activate = _FUNCTIONS[activation]
+        self.down = Linear(intermediate_size, hidden_size, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.down(self.activate(self.up(x)))
+        return y

@@ -1,0 +1,117 @@
+"""GPT-2 (Radford et al. 2019): pre-norm blocks of multi-head attention and an MLP, learned positions, a tied head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from kernels.reshape_and_cache import reshape_and_cache
+from service.layers.attention import AttentionInputs, LayerCache, paged_attention
+from service.layers.embedding import OutputHead, PositionEmbedding, TokenEmbedding
+from service.layers.layer import Layer
+from service.layers.layer_norm import ResidualLayerNorm
+from service.layers.linear import Linear
+from service.layers.mlp import Mlp
+from service.models.causal_lm import CausalLM
+from service.models.model_config import ModelConfig
+
+
+class Gpt2Attention(Layer):
+    """x [T, hidden_size] -> [T, hidden_size]."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim = config.num_heads, config.head_dim
+        self.scale = config.head_dim**-0.5
+        self.qkv = Linear(config.hidden_size, 3 * config.hidden_size, bias=config.qkv_bias)
+        self.output = Linear(config.hidden_size, config.hidden_size, bias=config.output_bias)
+
+    def forward(self, x: Tensor, cache: LayerCache, inputs: AttentionInputs) -> Tensor:
+        query, key, value = self.qkv(x).view(x.shape[0], 3, self.num_heads, self.head_dim).unbind(1)
+        reshape_and_cache(key, value, *cache, inputs.slots)
+        return self.output(paged_attention(query, cache, inputs, self.scale))  # type: ignore[no-any-return]
+
+
+class Gpt2Block(Layer):
+    """(x, residual) -> (x, residual): what the block adds to the stream, and the stream before it."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention_norm = ResidualLayerNorm(config.hidden_size, config.norm_eps)
+        self.attention = Gpt2Attention(config)
+        self.mlp_norm = ResidualLayerNorm(config.hidden_size, config.norm_eps)
+        self.mlp = Mlp(config.hidden_size, config.intermediate_size, config.activation, bias=config.mlp_bias)
+
+    def forward(
+        self, x: Tensor, residual: Tensor | None, cache: LayerCache, inputs: AttentionInputs
+    ) -> tuple[Tensor, Tensor]:
+        x, residual = self.attention_norm(x, residual)
+        x = self.attention(x, cache, inputs)
+        x, residual = self.mlp_norm(x, residual)
+        return self.mlp(x), residual
+
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        return {
+            **self.attention_norm.checkpoint_tensors("ln_1"),
+            **_transposed(self.attention.qkv.checkpoint_tensors("attn.c_attn")),
+            **_transposed(self.attention.output.checkpoint_tensors("attn.c_proj")),
+            **self.mlp_norm.checkpoint_tensors("ln_2"),
+            **_transposed(self.mlp.up.checkpoint_tensors("mlp.c_fc")),
+            **_transposed(self.mlp.down.checkpoint_tensors("mlp.c_proj")),
+        }
+
+
+class Gpt2(CausalLM):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.embedding = TokenEmbedding(config.vocab_size, config.hidden_size)
+        self.positions = PositionEmbedding(config.max_position_embeddings, config.hidden_size)
+        self.blocks = nn.ModuleList(Gpt2Block(config) for _ in range(config.num_layers))
+        self.norm = ResidualLayerNorm(config.hidden_size, config.norm_eps)
+        tied = self.embedding if config.tie_word_embeddings else None
+        self.head = OutputHead(config.vocab_size, config.hidden_size, tied)
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        caches: Sequence[LayerCache],
+        attention: AttentionInputs,
+    ) -> Tensor:
+        x, residual = self.embedding(token_ids) + self.positions(positions), None
+        for block, cache in zip(self.blocks, caches, strict=True):
+            x, residual = block(x, residual, cache, attention)
+        hidden, _ = self.norm(x, residual)
+        return hidden  # type: ignore[no-any-return]
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        return self.head(hidden)  # type: ignore[no-any-return]
+
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        table = {
+            "transformer.wte.weight": self.embedding.weight.detach(),
+            "transformer.wpe.weight": self.positions.weight.detach(),
+            **self.norm.checkpoint_tensors("transformer.ln_f"),
+        }
+        if self.head.weight is not None:
+            table["lm_head.weight"] = self.head.weight.detach()
+        for i, block in enumerate(self.blocks):
+            assert isinstance(block, Gpt2Block)
+            table |= {f"transformer.h.{i}.{name}": part for name, part in block.checkpoint_tensors().items()}
+        return table
+
+    @property
+    def optional_prefix(self) -> str:
+        """The first checkpoints are of the stack alone."""
+        return "transformer."
+
+    def ignored_checkpoint_names(self) -> frozenset[str]:
+        """Causal masks, which checkpoints of several years hold, and a tied head that was saved all the same."""
+        masks = {f"transformer.h.{i}.attn.{mask}" for i in range(len(self.blocks)) for mask in ("bias", "masked_bias")}
+        return frozenset(masks | ({"lm_head.weight"} if self.head.weight is None else set()))
+
+
+def _transposed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The original code multiplies x W: its matrices are stored [in, out]."""
+    return {name: tensor.T if tensor.dim() == 2 else tensor for name, tensor in tensors.items()}

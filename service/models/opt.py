@@ -1,0 +1,137 @@
+"""OPT (Zhang et al. 2022): GPT-3's block with ReLU. The 350M model norms after each part and has narrow embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from kernels.reshape_and_cache import reshape_and_cache
+from service.layers.attention import AttentionInputs, LayerCache, paged_attention
+from service.layers.embedding import OutputHead, PositionEmbedding, TokenEmbedding
+from service.layers.layer import Layer
+from service.layers.layer_norm import ResidualLayerNorm
+from service.layers.linear import Linear
+from service.layers.mlp import Mlp
+from service.models.causal_lm import CausalLM
+from service.models.model_config import ModelConfig
+
+_POSITION_OFFSET = 2
+
+
+class OptAttention(Layer):
+    """x [T, hidden_size] -> [T, hidden_size]."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        size = config.hidden_size
+        self.num_heads, self.head_dim = config.num_heads, config.head_dim
+        self.scale = config.head_dim**-0.5
+        self.qkv = Linear(size, size, size, size, bias=config.qkv_bias)
+        self.output = Linear(size, size, bias=config.output_bias)
+
+    def forward(self, x: Tensor, cache: LayerCache, inputs: AttentionInputs) -> Tensor:
+        query, key, value = self.qkv(x).view(x.shape[0], 3, self.num_heads, self.head_dim).unbind(1)
+        reshape_and_cache(key, value, *cache, inputs.slots)
+        return self.output(paged_attention(query, cache, inputs, self.scale))  # type: ignore[no-any-return]
+
+
+class OptBlock(Layer):
+    """(x, residual) -> (x, residual): what the block adds to the stream, and the stream before it.
+
+    Where norms come last, x is the stream itself and there is no residual.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.norms_first = config.norms_first
+        self.attention_norm = ResidualLayerNorm(config.hidden_size, config.norm_eps)
+        self.attention = OptAttention(config)
+        self.mlp_norm = ResidualLayerNorm(config.hidden_size, config.norm_eps)
+        self.mlp = Mlp(config.hidden_size, config.intermediate_size, config.activation, bias=config.mlp_bias)
+
+    def forward(
+        self, x: Tensor, residual: Tensor | None, cache: LayerCache, inputs: AttentionInputs
+    ) -> tuple[Tensor, Tensor | None]:
+        if self.norms_first:
+            x, residual = self.attention_norm(x, residual)
+            x = self.attention(x, cache, inputs)
+            x, residual = self.mlp_norm(x, residual)
+            return self.mlp(x), residual
+        x, _ = self.attention_norm(self.attention(x, cache, inputs), x)
+        x, _ = self.mlp_norm(self.mlp(x), x)
+        return x, None
+
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        return {
+            **self.attention_norm.checkpoint_tensors("self_attn_layer_norm"),
+            **self.attention.qkv.checkpoint_tensors("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            **self.attention.output.checkpoint_tensors("self_attn.out_proj"),
+            **self.mlp_norm.checkpoint_tensors("final_layer_norm"),
+            **self.mlp.up.checkpoint_tensors("fc1"),
+            **self.mlp.down.checkpoint_tensors("fc2"),
+        }
+
+
+class Opt(CausalLM):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        size, embedding_size = config.hidden_size, config.embedding_size
+        self.embedding = TokenEmbedding(config.vocab_size, embedding_size)
+        self.positions = PositionEmbedding(config.max_position_embeddings, size, _POSITION_OFFSET)
+        self.project_in = Linear(embedding_size, size) if embedding_size != size else None
+        self.blocks = nn.ModuleList(OptBlock(config) for _ in range(config.num_layers))
+        self.norm = ResidualLayerNorm(size, config.norm_eps) if config.has_final_norm else None
+        self.project_out = Linear(size, embedding_size) if embedding_size != size else None
+        tied = self.embedding if config.tie_word_embeddings else None
+        self.head = OutputHead(config.vocab_size, embedding_size, tied)
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        caches: Sequence[LayerCache],
+        attention: AttentionInputs,
+    ) -> Tensor:
+        x = self.embedding(token_ids)
+        if self.project_in is not None:
+            x = self.project_in(x)
+        x, residual = x + self.positions(positions), None
+        for block, cache in zip(self.blocks, caches, strict=True):
+            x, residual = block(x, residual, cache, attention)
+        if self.norm is not None:
+            x, _ = self.norm(x, residual)
+        elif residual is not None:
+            x = x + residual
+        return x  # type: ignore[no-any-return]
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        if self.project_out is not None:
+            hidden = self.project_out(hidden)
+        return self.head(hidden)  # type: ignore[no-any-return]
+
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        table = {
+            "model.decoder.embed_tokens.weight": self.embedding.weight.detach(),
+            "model.decoder.embed_positions.weight": self.positions.weight.detach(),
+        }
+        if self.project_in is not None and self.project_out is not None:
+            table |= self.project_in.checkpoint_tensors("model.decoder.project_in")
+            table |= self.project_out.checkpoint_tensors("model.decoder.project_out")
+        if self.norm is not None:
+            table |= self.norm.checkpoint_tensors("model.decoder.final_layer_norm")
+        if self.head.weight is not None:
+            table["lm_head.weight"] = self.head.weight.detach()
+        for i, block in enumerate(self.blocks):
+            assert isinstance(block, OptBlock)
+            table |= {f"model.decoder.layers.{i}.{name}": part for name, part in block.checkpoint_tensors().items()}
+        return table
+
+    @property
+    def optional_prefix(self) -> str:
+        """The larger models' checkpoints are of the stack alone."""
+        return "model."
+
+    def ignored_checkpoint_names(self) -> frozenset[str]:
+        """The format's version, and a tied head that was saved all the same."""
+        return frozenset({"model.decoder.version"} | ({"lm_head.weight"} if self.head.weight is None else set()))
