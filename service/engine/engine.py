@@ -92,12 +92,12 @@ class Engine:
                 return
 
     def step(self) -> None:
-        """Decide and launch the next iteration, if one can be decided; apply the oldest if as many run as may.
+        """Decide and launch the next iteration; apply the oldest if as many run as may, or all if none was launched.
 
         A fault of the executor ends the requests that were in that iteration, and no others.
         """
-        iteration = self._launch_next()
-        if self._launched and (iteration is None or len(self._launched) >= self._max_launched):
+        may_run = self._max_launched - 1 if self._launch_next() else 0
+        while len(self._launched) > may_run:
             self._complete(self._launched.popleft())
 
     def take_events(self) -> list[Addressed]:
@@ -122,11 +122,12 @@ class Engine:
             kv_tokens=self._scheduler.num_cached_tokens(),
         )
 
-    def _launch_next(self) -> _Launched | None:
+    def _launch_next(self) -> bool:
+        """False if nothing can be decided, or the launch has failed."""
         started_s = self._clock.now_s()
         plan = self._scheduler.schedule()
         if plan.is_empty:
-            return None
+            return False
         scheduled_s = self._clock.now_s()
         self._batch_size = len(plan.scheduled)
         pending: PendingIteration
@@ -135,9 +136,8 @@ class Engine:
         except Exception as fault:
             pending = _FailedLaunch(fault)
         tally = self._scheduler.take_tally()
-        launched = _Launched(plan, pending, tally, started_s, scheduled_s, self._clock.now_s())
-        self._launched.append(launched)
-        return launched
+        self._launched.append(_Launched(plan, pending, tally, started_s, scheduled_s, self._clock.now_s()))
+        return not isinstance(pending, _FailedLaunch)
 
     def _complete(self, launched: _Launched) -> None:
         """Wait for the iteration and apply it."""

@@ -12,6 +12,7 @@ from service.core.iteration_result import IterationResult
 from service.core.sampling_params import SamplingParams
 from service.models.causal_lm import CausalLM
 from service.runner.attention_inputs import attention_inputs
+from service.runner.drawn_ids import DrawnIds
 from service.runner.kv_storage import KvStorage
 from service.runner.kv_transfer import KvTransfer, TransferTiming
 from service.runner.selective_batching import FlatBatch, flatten
@@ -54,7 +55,9 @@ class ModelRunner:
         self._transfer = KvTransfer(storage, num_host_blocks)
         self._device = device
         self._block_size = storage.layout.block_size
-        self._rows = SequenceRows(max_num_seqs, -(-max_model_len // self._block_size))
+        # Twice as many as run at once: one that has ended is released after the iteration that still had it.
+        self._rows = SequenceRows(2 * max_num_seqs, -(-max_model_len // self._block_size))
+        self._drawn = DrawnIds(self._rows.num_rows, device)
 
     @torch.inference_mode()
     def launch(self, plan: IterationPlan) -> LaunchedIteration:
@@ -88,6 +91,9 @@ class ModelRunner:
         """Ids in the plan's order, on the device; None if nothing is drawn."""
         batch = flatten(scheduled, self._rows, self._block_size)
         tensors = to_device(batch.arrays(), self._device)
+        self._drawn.grow(self._rows.num_rows)
+        if batch.has_pending:
+            self._drawn.fill_in(tensors["token_ids"], tensors["decode_rows"])
         hidden: Tensor = self._model(
             tensors["token_ids"],
             tensors["positions"],
@@ -97,7 +103,9 @@ class ModelRunner:
         if not len(batch.logit_rows):
             return None
         logits = self._model.compute_logits(hidden.index_select(0, tensors["logit_rows"]))
-        return self._draw(batch, tensors, logits)
+        token_ids = self._draw(batch, tensors, logits)
+        self._drawn.note(tensors["draw_rows"], token_ids)
+        return token_ids
 
     def _draw(self, batch: FlatBatch, tensors: Mapping[str, Tensor], logits: Tensor) -> Tensor:
         """[N] ids. tensors: the batch's arrays on the device. logits: of its `logit_rows`.

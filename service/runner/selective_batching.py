@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from service.core.iteration_plan import ScheduledSequence
+from service.core.iteration_plan import PENDING_TOKEN_ID, ScheduledSequence
 from service.runner.sequence_rows import SequenceRows
 
 Int32Array = npt.NDArray[np.int32]
@@ -29,8 +29,10 @@ class FlatBatch:
     token_ids, positions, slot_mapping [T] int64.
     context_lens [S] int32: tokens in the cache after this iteration's writes. query_starts [S + 1] int32.
     block_table [S, M] int32, M just enough for the longest. num_decode: sequences that compute one token.
+    decode_rows [num_decode] int64: their rows in SequenceRows. has_pending: some of their ids are PENDING_TOKEN_ID.
     logit_rows: tokens whose logits are needed, one a sequence that samples, in the plan's order.
     samples_per_row: draws from each of them. The remaining arrays have one entry a draw, in the plan's order.
+    draw_rows: the row in SequenceRows of the sequence whose logits are drawn from.
     """
 
     token_ids: Int64Array
@@ -40,8 +42,11 @@ class FlatBatch:
     query_starts: Int32Array
     block_table: Int32Array
     num_decode: int
+    decode_rows: Int64Array
+    has_pending: bool
     logit_rows: Int64Array
     samples_per_row: Int64Array
+    draw_rows: Int64Array
     temperature: Float32Array
     top_p: Float32Array
     top_k: Int32Array
@@ -84,6 +89,7 @@ def flatten(scheduled: Sequence[ScheduledSequence], rows: SequenceRows, block_si
     draw_row = row[draw_place]
     seeds = chain.from_iterable((d.seed for d in s.samples) for s in scheduled)
 
+    num_decode = int(is_decode.sum())
     return FlatBatch(
         token_ids=token_ids,
         positions=positions,
@@ -91,9 +97,12 @@ def flatten(scheduled: Sequence[ScheduledSequence], rows: SequenceRows, block_si
         context_lens=context_lens.astype(np.int32),
         query_starts=starts.astype(np.int32),
         block_table=rows.block_table[row, : -(-int(context_lens.max()) // block_size)],
-        num_decode=int(is_decode.sum()),
+        num_decode=num_decode,
+        decode_rows=row[:num_decode],
+        has_pending=bool((token_ids[:num_decode] == PENDING_TOKEN_ID).any()),
         logit_rows=starts[sampled_place + 1] - 1,
         samples_per_row=samples_per_row,
+        draw_rows=draw_row,
         temperature=rows.temperature[draw_row],
         top_p=rows.top_p[draw_row],
         top_k=rows.top_k[draw_row],

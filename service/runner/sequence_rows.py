@@ -32,6 +32,10 @@ class SequenceRows:
     def __len__(self) -> int:
         return len(self._row_of)
 
+    @property
+    def num_rows(self) -> int:
+        return len(self.temperature)
+
     def update(self, scheduled: ScheduledSequence) -> int:
         """Take over what the plan says has changed; returns the sequence's row."""
         row = self._row_of.get(scheduled.sequence_id)

@@ -57,13 +57,14 @@ def loaded(request: pytest.FixtureRequest, case: Case) -> LoadedModel:
     return load(case.folder, request.param)
 
 
-def make_harness(loaded: LoadedModel, num_blocks: int | None = None) -> Harness:
+def make_harness(loaded: LoadedModel, num_blocks: int | None = None, overlap: bool = False) -> Harness:
     return Harness(
         num_blocks or loaded.num_blocks,
         BLOCK_SIZE,
         max_num_seqs=MAX_NUM_SEQS,
         max_num_batched_tokens=BUDGET,
         executor=loaded.runner,
+        overlap=overlap,
     )
 
 
@@ -94,8 +95,9 @@ def test_all_at_once(case: Case, loaded: LoadedModel):
     assert outputs(harness, request_ids) == case.expected
 
 
-def test_arriving_at_random_while_others_run(case: Case, loaded: LoadedModel):
-    harness = make_harness(loaded)
+@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapped"])
+def test_arriving_at_random_while_others_run(case: Case, loaded: LoadedModel, overlap: bool):
+    harness = make_harness(loaded, overlap=overlap)
     chance = random.Random(1)
     request_ids = []
     for prompt in case.prompts:
@@ -106,8 +108,9 @@ def test_arriving_at_random_while_others_run(case: Case, loaded: LoadedModel):
     assert outputs(harness, request_ids) == case.expected
 
 
-def test_preempted_and_recomputed(case: Case, loaded: LoadedModel):
-    harness = make_harness(loaded, num_blocks=-(-(LONGEST + MAX_TOKENS) // BLOCK_SIZE) + 2)
+@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapped"])
+def test_preempted_and_recomputed(case: Case, loaded: LoadedModel, overlap: bool):
+    harness = make_harness(loaded, num_blocks=-(-(LONGEST + MAX_TOKENS) // BLOCK_SIZE) + 2, overlap=overlap)
     request_ids = [add(harness, prompt) for prompt in sorted(case.prompts, key=len)]
     harness.run()
     expected = dict(zip(case.prompts, case.expected, strict=True))
@@ -138,7 +141,7 @@ def test_draws_depend_on_the_seed_and_on_nothing_else(case: Case, loaded: Loaded
             add(harness, prompt, temperature=1.0, seed=100 + choice)
             harness.run()
             alone.append(harness.tokens["request-0", 0])
-    harness = make_harness(loaded)
+    harness = make_harness(loaded, overlap=True)
     request_ids = [add(harness, prompt, n=3, temperature=1.0, seed=100) for prompt in prompts]
     harness.run()
     together = [harness.tokens[request_id, choice] for request_id in request_ids for choice in range(3)]
