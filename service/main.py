@@ -216,7 +216,10 @@ class _Service:
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_preemptions=config.max_preemptions,
         )
-        engine = Engine(scheduler, loaded.runner, self._recorder, self._clock)
+        overlap = self._settings.overlap
+        if overlap is None:
+            overlap = loaded.device != "cpu"  # on a CPU the iteration itself holds the cores
+        engine = Engine(scheduler, loaded.runner, self._recorder, self._clock, overlap=overlap)
         return AsyncEngine(engine, blocks, config, self._clock, self._on_engine_death)
 
     def _make_policy(self, history: History) -> SchedulingPolicy:

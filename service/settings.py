@@ -82,6 +82,9 @@ class Settings(BaseSettings):
     max_num_batched_tokens: int | None = Field(
         None, ge=2, description="tokens in one iteration at most (2048 on a GPU, 512 on a CPU); more than max-num-seqs"
     )
+    overlap: bool | None = Field(
+        None, description="launch an iteration while another runs; left out, yes on a GPU and no on a CPU"
+    )
     scheduling_policy: Literal["fcfs", "priority", "fair", "shares"] = Field(
         "fcfs", description="who goes next: first come, the request's priority, AdaptiveLLM's fairness, or equal shares"
     )

@@ -40,6 +40,11 @@ class Request:
         return len(self.prompt_token_ids)
 
     @property
+    def needs_ids_on_host(self) -> bool:
+        """Whether the host must know the last id before the next can be drawn: then its iterations do not overlap."""
+        return False
+
+    @property
     def max_num_tokens(self) -> int:
         """The longest that one of its sequences can become, prompt included."""
         return len(self.prompt_token_ids) + self.sampling.max_tokens

@@ -24,7 +24,8 @@ class SequenceGroup:
     The prompt is computed once, by the leader (the first live sequence). Until `is_forked`, the other sequences
     exist in name only: the prompt's last logits are sampled n times, and they then fork from the leader.
     `num_cached_tokens` counts the prompt's tokens that the prefix cache spared it at its first start. `preemptions`
-    are the last ones of `num_preemptions`.
+    are the last ones of `num_preemptions`. `runs_ahead`: whether an iteration may follow before the ids of the one
+    before it are known.
     """
 
     __slots__ = (
@@ -37,6 +38,7 @@ class SequenceGroup:
         "num_preemptions",
         "preemptions",
         "request",
+        "runs_ahead",
         "sequences",
         "status",
     )
@@ -58,6 +60,7 @@ class SequenceGroup:
         self.live = list(self.sequences)
         self.status = GroupStatus.WAITING
         self.is_forked = request.sampling.n == 1
+        self.runs_ahead = not request.needs_ids_on_host
         self.first_scheduled_s: float | None = None
         self.first_token_s: float | None = None
         self.num_preemptions = 0

@@ -195,13 +195,13 @@ class IterationScheduler:
 
     def _begin(self, draft: _Draft) -> None:
         """What the draft computes counts as computed. The next iteration may go on before an id that it draws is
-        known, unless that is what the choices fork with."""
+        known, unless that is what the choices fork with, or the host has to look at every id."""
         self._running.append([group for group, _, _ in draft.shares])
         number = self._num_finished + len(self._running)
         for (group, sequence, end), item in zip(draft.shares, draft.scheduled, strict=True):
             sequence.num_computed_tokens = end
             sequence.last_iteration = number
-            if item.samples and group.is_forked:
+            if item.samples and group.is_forked and group.runs_ahead:
                 sequence.token_ids.append(PENDING_TOKEN_ID)
 
     def _can_grow(self, growing: list[SequenceGroup]) -> bool:

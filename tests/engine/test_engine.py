@@ -54,6 +54,9 @@ def apply_operation(harness: Harness, operation: tuple, touched: set[tuple[str, 
                     prompt, max_tokens, n, seed, stops, salt=salt, priority=seed, client=f"client-{seed % 2}"
                 )
             )
+            group = harness.scheduler.pool.get(f"request-{len(harness.requests) - 1}")
+            if group is not None and len(harness.requests) % 4 == 0:
+                group.runs_ahead = False
             harness.clock.advance(0.001)
         case ("abort", index):
             request_id = f"request-{index}"
@@ -282,6 +285,21 @@ def test_an_iteration_is_launched_while_another_runs():
     assert len(harness.toy.plans) == 4, "a last token is known beforehand: nothing is computed in vain"
     assert harness.finals["request-0"].outcome is Outcome.FINISHED
     assert not harness.engine.has_work
+
+
+def test_who_needs_every_id_on_the_host_waits_and_holds_nobody_back():
+    harness = Harness(overlap=True)
+    for _ in range(2):
+        harness.add(harness.request((1, 2), 8))
+    waiting = harness.scheduler.pool.get("request-0")
+    assert waiting is not None
+    waiting.runs_ahead = False
+    for _ in range(8):
+        harness.step()
+    assert [len(harness.tokens[f"request-{i}", 0]) for i in range(2)] == [4, 7]
+    harness.run()
+    for i in range(2):
+        harness.check_against_oracle(f"request-{i}")
 
 
 def test_a_stop_is_seen_one_iteration_late():
