@@ -35,6 +35,7 @@ from service.metrics.recorder import Recorder
 from service.metrics.vllm_names import VllmNames
 from service.model_folder import resolve_model_folder
 from service.scheduler.admission import Admission, OnDemandAdmission
+from service.scheduler.chunk_budget import ChunkBudget, FixedBudget, InterTokenTarget
 from service.scheduler.fairness import Fair
 from service.scheduler.fcfs import FirstComeFirstServed
 from service.scheduler.history import History
@@ -210,10 +211,10 @@ class _Service:
             self._make_policy(history),
             self._make_preemption(),
             RecoveryLedger(parts.cost),
+            self._make_chunk_budget(parts.cost.iteration_time, config.max_num_batched_tokens),
             history,
             self._clock,
             max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
             max_preemptions=config.max_preemptions,
         )
         overlap = self._settings.overlap
@@ -246,7 +247,7 @@ class _Service:
         """The predictors; timed now if something depends on them from the first request on, else learnt on the way."""
         iteration_time, swap_time = IterationTime(), SwapTime()
         max_tokens = scheduler.max_num_batched_tokens
-        if self._settings.preemption == "adaptive":
+        if self._settings.preemption == "adaptive" or self._settings.inter_token_target_ms is not None:
             started_s = time.monotonic()
             for to_host, num_blocks, seconds in loaded.runner.measure_swap():
                 swap_time.observe(to_host=to_host, num_blocks=num_blocks, seconds=seconds)
@@ -260,6 +261,12 @@ class _Service:
             )
             self._recorder.record_startup("calibration", time.monotonic() - started_s)
         return PreemptionCost(iteration_time, swap_time, max_tokens)
+
+    def _make_chunk_budget(self, iteration_time: IterationTime, max_num_batched_tokens: int) -> ChunkBudget:
+        target_ms = self._settings.inter_token_target_ms
+        if target_ms is None:
+            return FixedBudget(max_num_batched_tokens)
+        return InterTokenTarget(iteration_time, target_ms / 1000, max_num_batched_tokens)
 
     def _make_admission(self, watermark_blocks: int, history: History) -> Admission:
         match self._settings.admission_policy:

@@ -85,6 +85,9 @@ class Settings(BaseSettings):
     overlap: bool | None = Field(
         None, description="launch an iteration while another runs; left out, yes on a GPU and no on a CPU"
     )
+    inter_token_target_ms: float | None = Field(
+        None, gt=0, description="prompt chunks shrink so that decodes wait no longer for a token; no target if left out"
+    )
     scheduling_policy: Literal["fcfs", "priority", "fair", "shares"] = Field(
         "fcfs", description="who goes next: first come, the request's priority, AdaptiveLLM's fairness, or equal shares"
     )

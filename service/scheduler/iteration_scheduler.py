@@ -13,6 +13,7 @@ from service.core.sequence_group import GroupStatus, SequenceGroup
 from service.core.stats import Prediction
 from service.kvcache.block_manager import Append, BlockManager, Fit
 from service.scheduler.admission import Admission
+from service.scheduler.chunk_budget import ChunkBudget
 from service.scheduler.history import History
 from service.scheduler.memory_need import num_shared_tokens
 from service.scheduler.preemption import Preemption, Recovery, may_be_preempted, num_computed_tokens
@@ -36,7 +37,7 @@ class DecisionTally:
 class IterationScheduler:
     """One scheduler over one request pool, asking small policies. Engine thread only.
 
-    Each iteration: running sequences that decode get their one token; what is left of the token budget goes to
+    Each iteration: running sequences that decode get their one token; then the chunk budget's tokens go to
     prompts, in order of their start, cut into chunks; then waiting requests are admitted, in the policy's order,
     while budget, seats and memory last. The first that does not fit ends the admissions: nobody is overtaken for
     being large. If the running groups cannot all grow, the policy's victim is preempted, whole; it returns from host
@@ -56,24 +57,23 @@ class IterationScheduler:
         policy: SchedulingPolicy,
         preemption: Preemption,
         ledger: RecoveryLedger,
+        chunk_budget: ChunkBudget,
         history: History,
         clock: Clock,
         *,
         max_num_seqs: int,
-        max_num_batched_tokens: int,
         max_preemptions: int,
     ) -> None:
-        assert max_num_batched_tokens > max_num_seqs, "a prompt must advance beside a full batch of decodes"
         self.blocks = blocks
         self.pool = RequestPool()
         self._admission = admission
         self._policy = policy
         self._preemption = preemption
         self._ledger = ledger
+        self._chunk_budget = chunk_budget
         self._history = history
         self._clock = clock
         self._max_num_seqs = max_num_seqs
-        self._max_num_batched_tokens = max_num_batched_tokens
         self._max_preemptions = max_preemptions
         self._released: list[int] = []
         self._tally = DecisionTally()
@@ -92,7 +92,7 @@ class IterationScheduler:
         growing = [group for group in self.pool.running if self._lacks_room(group)]
         if self._running and not self._can_grow(growing):
             return IterationPlan(())
-        draft = _Draft(self._max_num_batched_tokens)
+        draft = _Draft()
         preempted = self._make_room(growing, draft)
         self._schedule_running(draft)
         if not preempted and not draft.sitting_out:
@@ -296,6 +296,9 @@ class IterationScheduler:
                     self._schedule_tokens(draft, group, sequence, sequence.num_tokens)
                 elif num_tokens > 1:
                     prefilling.append((group, sequence))
+        if prefilling or self.pool.waiting:
+            start = prefilling[0][1].num_computed_tokens if prefilling else 0
+            draft.budget = self._chunk_budget.num_tokens(draft.scheduled, start)
         for group, sequence in prefilling:
             if draft.budget > 0:
                 end = min(sequence.num_computed_tokens + draft.budget, sequence.num_tokens)
@@ -396,8 +399,8 @@ class _Draft:
 
     __slots__ = ("budget", "copies", "scheduled", "shares", "sitting_out", "transfers")
 
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
+    def __init__(self) -> None:
+        self.budget = 0  # prompt tokens left to schedule
         self.scheduled: list[ScheduledSequence] = []
         self.shares: list[tuple[SequenceGroup, Sequence, int]] = []
         self.copies: list[BlockCopy] = []

@@ -26,6 +26,7 @@ from service.metrics.live_gauges import LiveGauges
 from service.metrics.recorder import Recorder
 from service.metrics.vllm_names import VllmNames
 from service.scheduler.admission import OnDemandAdmission
+from service.scheduler.chunk_budget import FixedBudget
 from service.scheduler.fcfs import FirstComeFirstServed
 from service.scheduler.history import History
 from service.scheduler.iteration_scheduler import IterationScheduler
@@ -173,10 +174,10 @@ class RunningServer:
             FirstComeFirstServed(),
             AlwaysRecompute(),
             RecoveryLedger(PreemptionCost(IterationTime(), SwapTime(), scheduler.max_num_batched_tokens)),
+            FixedBudget(scheduler.max_num_batched_tokens),
             History(),
             clock,
             max_num_seqs=scheduler.max_num_seqs,
-            max_num_batched_tokens=scheduler.max_num_batched_tokens,
             max_preemptions=scheduler.max_preemptions,
         )
         engine = Engine(iterations, self.executor, self.recorder, clock)

@@ -17,6 +17,7 @@ from service.engine.ports import Executor
 from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import ChainedPrefixCache, PrefixCache
 from service.scheduler.admission import OnDemandAdmission, fits_ever
+from service.scheduler.chunk_budget import ChunkBudget, FixedBudget
 from service.scheduler.fairness import Fair
 from service.scheduler.fcfs import FirstComeFirstServed
 from service.scheduler.history import History
@@ -64,6 +65,7 @@ class Harness:
         num_host_blocks: int = 0,
         transfer_delay: int = 0,
         max_preemptions: int = 1_000_000,
+        chunk_budget: ChunkBudget | None = None,
         overlap: bool = False,
     ) -> None:
         self.clock = ManualClock()
@@ -95,10 +97,10 @@ class Harness:
             policies[policy],
             preemption or AlwaysRecompute(),
             RecoveryLedger(self.cost),
+            chunk_budget or FixedBudget(max_num_batched_tokens),
             history,
             self.clock,
             max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
             max_preemptions=max_preemptions,
         )
         self.engine = Engine(self.scheduler, executor or self.toy, self.sink, self.clock, overlap=overlap)

@@ -1,0 +1,58 @@
+"""How many prompt tokens an iteration computes beside its decodes (chunked prefill: Sarathi-Serve, OSDI 2024, 4.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from service.core.iteration_plan import ScheduledSequence
+from service.scheduler.iteration_time import IterationTime, Workload, num_attended_pairs
+
+MIN_CHUNK = 32
+"""Prompt tokens that an iteration computes at least, if there are so many: prompts must end too."""
+
+
+class ChunkBudget(Protocol):
+    def num_tokens(self, decodes: Sequence[ScheduledSequence], start: int) -> int:
+        """Prompt tokens to compute in the iteration of these decodes, the first of them at position `start`. At least
+        1, with the decodes never more than fit an iteration."""
+        ...
+
+
+class FixedBudget:
+    """Whatever the decodes leave of the token budget."""
+
+    def __init__(self, max_num_batched_tokens: int) -> None:
+        self._max_tokens = max_num_batched_tokens
+
+    def num_tokens(self, decodes: Sequence[ScheduledSequence], start: int) -> int:
+        return self._max_tokens - len(decodes)
+
+
+class InterTokenTarget:
+    """As many as the iteration may have and still end in time, by the fitted predictor: an iteration is what lies
+    between two tokens of a decode. With nobody decoding nobody waits, and the whole token budget is used.
+
+    The predictor follows the machine, so the budget follows what is measured. A target too short for any prompt gives
+    the minimum.
+    """
+
+    def __init__(self, iteration_time: IterationTime, target_s: float, max_num_batched_tokens: int) -> None:
+        self._iteration_time = iteration_time
+        self._target_s = target_s
+        self._max_tokens = max_num_batched_tokens
+
+    def num_tokens(self, decodes: Sequence[ScheduledSequence], start: int) -> int:
+        most = self._max_tokens - len(decodes)
+        if not decodes or not self._iteration_time.is_known:
+            return most
+        num_read = sum(item.num_computed_tokens + 1 for item in decodes)
+        low, high = min(MIN_CHUNK, most), most
+        while low < high:  # the most tokens that end in time; more tokens never take less
+            middle = (low + high + 1) // 2
+            workload = Workload(len(decodes) + middle, num_attended_pairs(start, middle), num_read)
+            if self._iteration_time.seconds(workload) <= self._target_s:
+                low = middle
+            else:
+                high = middle - 1
+        return low

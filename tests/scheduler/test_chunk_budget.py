@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from service.core.clock import ManualClock
+from service.core.iteration_plan import IterationPlan, ScheduledSequence
+from service.core.iteration_result import IterationResult
+from service.core.sampling_params import SamplingParams
+from service.scheduler.chunk_budget import MIN_CHUNK, FixedBudget, InterTokenTarget
+from service.scheduler.iteration_time import IterationTime, Workload, num_attended_pairs
+from tests.engine.harness import Harness
+from tests.engine.toy_model import ToyExecutor
+
+BUDGET = 512
+
+
+def device_s(workload: Workload, slowness: float = 1.0) -> float:
+    seconds = 4e-3 + 1e-4 * workload.num_tokens + 1e-8 * workload.num_pairs + 1e-7 * workload.num_read
+    return slowness * seconds
+
+
+def decodes(count: int, context: int = 99) -> list[ScheduledSequence]:
+    params = SamplingParams(max_tokens=1)
+    return [ScheduledSequence(i, (0,), context, 0, (), params, ()) for i in range(count)]
+
+
+def learnt() -> IterationTime:
+    iteration_time = IterationTime()
+    for start in (0, 500):
+        for num_tokens in (2, 30, 60, 100, 200, 400, 512, 1500):
+            workload = Workload(num_tokens, num_attended_pairs(start, num_tokens), 0)
+            iteration_time.calibrate(workload, device_s(workload))
+    for count in (1, 10, 50, 100):
+        workload = Workload(count, 0, count * 500)
+        iteration_time.observe(workload, device_s(workload), is_decode=True)
+    iteration_time.fit()
+    return iteration_time
+
+
+def test_without_a_target_prompts_get_what_decodes_leave():
+    assert FixedBudget(BUDGET).num_tokens(decodes(20), 0) == BUDGET - 20
+
+
+def test_the_chunk_is_the_largest_that_ends_in_time():
+    budget = InterTokenTarget(learnt(), 0.030, BUDGET)
+    for count, start in ((1, 0), (20, 0), (20, 400), (100, 0)):
+        chunk = budget.num_tokens(decodes(count), start)
+        assert MIN_CHUNK < chunk < BUDGET - count
+        for num_tokens, in_time in ((chunk - 2, True), (chunk + 3, False)):
+            workload = Workload(count + num_tokens, num_attended_pairs(start, num_tokens), count * 100)
+            assert (device_s(workload) <= 0.030) is in_time
+
+
+def test_with_nobody_decoding_or_nothing_known_the_budget_is_whole():
+    assert InterTokenTarget(learnt(), 0.001, BUDGET).num_tokens([], 0) == BUDGET
+    assert InterTokenTarget(IterationTime(), 0.001, BUDGET).num_tokens(decodes(5), 0) == BUDGET - 5
+
+
+def test_never_below_the_minimum_and_never_above_the_token_budget():
+    assert InterTokenTarget(learnt(), 0.001, BUDGET).num_tokens(decodes(5), 0) == MIN_CHUNK
+    assert InterTokenTarget(learnt(), 0.001, BUDGET).num_tokens(decodes(500), 0) == BUDGET - 500
+    assert InterTokenTarget(learnt(), 9.0, BUDGET).num_tokens(decodes(5), 0) == BUDGET - 5
+
+
+class TimedExecutor(ToyExecutor):
+    """Moves the clock by what the iteration costs."""
+
+    def __init__(self) -> None:
+        super().__init__(400, 16, 1000)
+        self.clock: ManualClock | None = None
+        self.slowness = 1.0
+        self.seconds: list[tuple[float, int]] = []  # of iterations with decodes: and their prompt tokens
+
+    def execute(self, plan: IterationPlan) -> IterationResult:
+        assert self.clock is not None
+        workload = Workload.of(plan)
+        seconds = device_s(workload, self.slowness)
+        self.clock.advance(seconds)
+        num_decodes = sum(len(item.token_ids) == 1 for item in plan.scheduled)
+        if num_decodes:
+            self.seconds.append((seconds, workload.num_tokens - num_decodes))
+        return super().execute(plan)
+
+
+def test_the_budget_follows_the_machine():
+    executor, iteration_time = TimedExecutor(), learnt()
+    harness = Harness(
+        400,
+        16,
+        max_num_batched_tokens=BUDGET,
+        executor=executor,
+        chunk_budget=InterTokenTarget(iteration_time, 0.030, BUDGET),
+    )
+    executor.clock = harness.clock
+    harness.cost.iteration_time = iteration_time  # what the scheduler observes
+    harness.add(harness.request((1, 2, 3), 2000))
+
+    def chunks_of_a_prompt() -> list[tuple[float, int]]:
+        executor.seconds.clear()
+        number = len(harness.requests)
+        name = harness.request(tuple(range(number, number + 1200)), 1).request_id  # none begins like another
+        harness.add(harness.requests[name])
+        while name not in harness.finals:
+            harness.step()
+        return [(seconds, chunk) for seconds, chunk in executor.seconds if chunk > 0]
+
+    chunks = chunks_of_a_prompt()
+    assert len(chunks) >= 3
+    assert all(seconds <= 0.031 for seconds, _ in chunks)
+    assert max(chunk for _, chunk in chunks) > 200
+    executor.slowness = 2.0
+    for _ in range(60):
+        chunks = chunks_of_a_prompt()
+    assert all(seconds <= 0.033 for seconds, _ in chunks[:-1])
+    assert MIN_CHUNK <= max(chunk for _, chunk in chunks) < 120
+    harness.run()
+    harness.check_against_oracle("request-0")
