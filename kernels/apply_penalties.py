@@ -9,7 +9,7 @@ Tensors (N rows, V vocabulary, S slots):
     logits        [N, V]  bf16 or fp32, last stride 1; written in place where a penalty applies
     token_counts  [S, V]  int32, contiguous: 2 * (times generated) + (1 if it is in the prompt). A sequence's slot
                           begins as zeros, with 1 at its prompt's ids. count_tokens writes it in place
-    slots         [N]     int32; -1: the row has no penalties (or is padding). No slot twice
+    slots         [N]     int32; -1: the row has no penalties (or is padding). For count_tokens no slot twice
     token_ids     [N]     int64; -1 is not counted
     repetition    [N]     fp32, > 0; 1 for none
     presence      [N]     fp32; 0 for none

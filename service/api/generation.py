@@ -156,7 +156,7 @@ class Generation:
         for event in events:
             if isinstance(event, TokenEvent):
                 by_choice[event.choice_index].append(event)
-            else:
+            elif isinstance(event, FinalEvent):
                 self._end(prompt_index, event)
         pieces = [self._push(prompt_index, index, tokens) for index, tokens in by_choice.items()]
         return [piece for piece in pieces if not piece.says_nothing]

@@ -1,4 +1,7 @@
-"""What a stream receives: tokens, then exactly one final event. Immutable; they cross threads."""
+"""What a stream receives: the prompt's logprobs if asked for, tokens, then exactly one final event.
+
+Immutable; they cross threads.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from service.core.iteration_result import TokenLogprobs
 from service.core.request import FinishReason
 from service.core.stats import RequestStats
 from service.errors import RequestError
@@ -22,12 +26,22 @@ class Outcome(StrEnum):
 class TokenEvent(NamedTuple):
     """Choice `choice_index` got `token_id`; `finish_reason` is set on the choice's last token.
 
-    A token that ends the choice by being a stop token is delivered too, with reason `stop`.
+    A token that ends the choice by being a stop token is delivered too, with reason `stop`. logprobs: if asked for.
     """
 
     choice_index: int
     token_id: int
     finish_reason: FinishReason | None
+    logprobs: TokenLogprobs | None = None
+
+
+class PromptEvent(NamedTuple):
+    """The prompt is computed and its logprobs were asked for: one entry for each of its tokens but the first.
+
+    Comes once, before every token.
+    """
+
+    logprobs: tuple[TokenLogprobs, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,4 +56,4 @@ class FinalEvent:
         assert (self.error is not None) == (self.outcome is Outcome.FAILED)
 
 
-StreamEvent = TokenEvent | FinalEvent
+StreamEvent = TokenEvent | PromptEvent | FinalEvent

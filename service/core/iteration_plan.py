@@ -27,6 +27,16 @@ class Sample(NamedTuple):
     seed: int
 
 
+class Past(NamedTuple):
+    """What came before the scheduled tokens, for an executor that sees the sequence for the first time.
+
+    token_ids: the ids at positions 0, 1, ..., num_computed_tokens - 1. num_prompt_tokens: of the whole sequence.
+    """
+
+    token_ids: tuple[int, ...]
+    num_prompt_tokens: int
+
+
 class ScheduledSequence(NamedTuple):
     """One sequence's share of an iteration. A named tuple: hundreds are made in every iteration.
 
@@ -37,6 +47,10 @@ class ScheduledSequence(NamedTuple):
         before it are as the executor last saw them. A sequence new to the executor has table_start 0.
         Empty when nothing changed.
     samples: draws from the last token's logits; empty for a prompt chunk that is not the last.
+    past: given with table_start 0 if the sampling `looks_back`; an executor that knows the sequence has
+        no use for it.
+    targets: if the prompt's logprobs are wanted: the prompt's ids at positions num_computed_tokens + 1, ..., which
+        the scheduled tokens predict; one fewer than these at the prompt's end.
     """
 
     sequence_id: int
@@ -46,6 +60,8 @@ class ScheduledSequence(NamedTuple):
     block_ids: tuple[int, ...]
     sampling: SamplingParams
     samples: tuple[Sample, ...]
+    past: Past | None = None
+    targets: tuple[int, ...] = ()
 
 
 class BlockCopy(NamedTuple):

@@ -16,12 +16,28 @@ class FinishedTransfer(NamedTuple):
     seconds: float | None
 
 
+class TokenLogprobs(NamedTuple):
+    """Log probabilities at one position, by the model alone: before penalties, masks and temperature.
+
+    chosen: of the token that is there. top: (id, logprob) of the most probable tokens, the best first, as many as
+    were asked for. rank: 1 for the most probable; known of prompt tokens only.
+    """
+
+    chosen: float
+    top: tuple[tuple[int, float], ...]
+    rank: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class IterationResult:
     """token_ids: the drawn ids, aligned with the plan's samples in order of `scheduled`, then of `samples`.
 
     finished_transfers: transfers, of this or earlier plans, that are known to have finished; each once.
+    logprobs: aligned with token_ids, None for draws that did not ask; empty if none did.
+    prompt_logprobs: (sequence id, one entry a target) of the scheduled sequences that have targets.
     """
 
     token_ids: tuple[int, ...]
     finished_transfers: tuple[FinishedTransfer, ...] = ()
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+    prompt_logprobs: tuple[tuple[int, tuple[TokenLogprobs, ...]], ...] = ()

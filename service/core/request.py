@@ -42,9 +42,12 @@ class Request:
     @property
     def needs_ids_on_host(self) -> bool:
         """Whether the host must know the last id before the next can be drawn: then its iterations do not overlap."""
-        return False
+        return self.sampling.needs_ids_on_host
 
     @property
     def max_num_tokens(self) -> int:
-        """The longest that one of its sequences can become, prompt included."""
-        return len(self.prompt_token_ids) + self.sampling.max_tokens
+        """The longest that one of its sequences can become, prompt included.
+
+        A prompt that nothing follows counts as if one token did: all of it is computed.
+        """
+        return len(self.prompt_token_ids) + max(1, self.sampling.max_tokens)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class SamplingParams:
     """Checked at the door; behind it nothing re-checks.
 
-    max_tokens: tokens each choice may generate, >= 1.
+    max_tokens: tokens each choice may generate.
     n: choices (sequences) of the request, >= 1. Choice i draws with `seed + i`.
     temperature: >= 0; 0 is greedy (argmax).
     top_p: in (0, 1]; 1 keeps all. top_k: >= 0; 0 keeps all.
@@ -17,6 +17,17 @@ class SamplingParams:
         (seed, position) alone, so it does not depend on what else is in the batch.
     stop_token_ids: ids that end a sequence with reason `stop`; end-of-sequence ids are among them unless the
         client asked to ignore them.
+    min_p: in [0, 1]; tokens less than min_p times as probable as the best are dropped; 0 keeps all.
+    presence_penalty, frequency_penalty: over generated tokens; 0 for none. repetition_penalty: > 0, over prompt and
+        generated tokens; 1 for none.
+    logit_bias: (token id, addend) pairs, each id once.
+    allowed_token_ids: sorted, not empty; nothing else may be drawn. None: anything may.
+    bad_words: sequences of ids that must not be generated; none is empty.
+    min_tokens: no stop_token_id is drawn before so many tokens are generated.
+    num_logprobs: log probabilities of each drawn token and of so many of the most probable ones; None: not wanted.
+    num_prompt_logprobs: the same of the prompt's tokens. The prefix cache is then not asked.
+
+    max_tokens may be 0: then the prompt is computed and nothing is drawn.
     """
 
     max_tokens: int
@@ -26,7 +37,43 @@ class SamplingParams:
     top_k: int = 0
     seed: int = 0
     stop_token_ids: frozenset[int] = frozenset()
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    min_tokens: int = 0
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether a draw depends on the sequence's earlier ids, or on how many of them were generated."""
+        return self.has_penalties or bool(self.bad_words) or self.min_tokens > 0
+
+    @property
+    def needs_ids_on_host(self) -> bool:
+        """Whether the host must know the last id before the next can be drawn."""
+        return any(len(word) > 1 for word in self.bad_words)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether temperature, top-k and top-p say everything about the draws, and only the ids are wanted."""
+        return not (
+            self.looks_back
+            or self.min_p
+            or self.logit_bias
+            or self.allowed_token_ids is not None
+            or self.num_logprobs is not None
+            or self.num_prompt_logprobs is not None
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from enum import Enum, auto
 
+from service.core.iteration_result import TokenLogprobs
 from service.core.request import Request
 from service.core.sequence import Sequence
 from service.core.stats import PreemptionStats
@@ -25,7 +26,8 @@ class SequenceGroup:
     exist in name only: the prompt's last logits are sampled n times, and they then fork from the leader.
     `num_cached_tokens` counts the prompt's tokens that the prefix cache spared it at its first start. `preemptions`
     are the last ones of `num_preemptions`. `runs_ahead`: whether an iteration may follow before the ids of the one
-    before it are known.
+    before it are known. `prompt_logprobs` gathers one entry for each prompt token but the first; None if not wanted,
+    or delivered.
     """
 
     __slots__ = (
@@ -37,6 +39,7 @@ class SequenceGroup:
         "num_output_tokens",
         "num_preemptions",
         "preemptions",
+        "prompt_logprobs",
         "request",
         "runs_ahead",
         "sequences",
@@ -67,6 +70,8 @@ class SequenceGroup:
         self.preemptions: deque[PreemptionStats] = deque(maxlen=MAX_PREEMPTIONS_KEPT)
         self.num_output_tokens = 0
         self.num_cached_tokens = 0
+        wants_prompt = request.sampling.num_prompt_logprobs is not None
+        self.prompt_logprobs: list[TokenLogprobs] | None = [] if wants_prompt else None
 
     @property
     def arrival_order(self) -> int:

@@ -10,13 +10,15 @@ needs the result, as the choices of a prompt do, sits out one iteration; preempt
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
+from itertools import repeat
 from typing import NamedTuple
 
 from service.core.clock import Clock
-from service.core.events import FinalEvent, Outcome, StreamEvent, TokenEvent
+from service.core.events import FinalEvent, Outcome, PromptEvent, StreamEvent, TokenEvent
 from service.core.iteration_plan import IterationPlan, ScheduledSequence
-from service.core.iteration_result import INVALID_TOKEN_ID, IterationResult
+from service.core.iteration_result import INVALID_TOKEN_ID, IterationResult, TokenLogprobs
 from service.core.request import FinishReason, Request
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
@@ -26,6 +28,8 @@ from service.errors import RequestError, ServerError
 from service.scheduler.iteration_scheduler import DecisionTally, IterationScheduler
 
 logger = logging.getLogger(__name__)
+
+_NOT_FINITE = "the model produced no finite probabilities for this request"
 
 Addressed = tuple[str, StreamEvent]
 """An event and the id of the request that it is for."""
@@ -162,14 +166,18 @@ class Engine:
 
     def _apply(self, plan: IterationPlan, result: IterationResult, groups: list[SequenceGroup]) -> _TokenCounts:
         counts = _TokenCounts()
-        drawn = iter(result.token_ids)
+        drawn = zip(result.token_ids, result.logprobs or repeat(None), strict=False)
+        scored = dict(result.prompt_logprobs)
         for item, group in zip(plan.scheduled, groups, strict=True):
-            token_ids = [next(drawn) for _ in item.samples]
+            draws = [next(drawn) for _ in item.samples]
             member = self._scheduler.pool.member(item.sequence_id)
             if member is None:
                 continue  # it ended after the launch; what it drew since is dropped
             try:
-                self._apply_one(item, token_ids, group, member[1], counts)
+                if item.targets and not self._note_prompt_logprobs(group, item, scored[item.sequence_id]):
+                    self._end_group(group, Outcome.FAILED, ServerError(_NOT_FINITE))
+                    continue
+                self._apply_one(item, draws, group, member[1], counts)
             except Exception:
                 logger.exception("request %s failed", group.request.request_id)
                 self._end_group(group, Outcome.FAILED, ServerError("the request failed inside the engine"))
@@ -178,28 +186,43 @@ class Engine:
     def _apply_one(
         self,
         item: ScheduledSequence,
-        token_ids: list[int],
+        draws: list[tuple[int, TokenLogprobs | None]],
         group: SequenceGroup,
         sequence: Sequence,
         counts: _TokenCounts,
     ) -> None:
         start, end = item.num_computed_tokens, item.num_computed_tokens + len(item.token_ids)
-        counts.add(sequence, start, end, len(token_ids))
+        counts.add(sequence, start, end, len(draws))
         self._scheduler.note_computed(group, sequence, start, end)
-        if not token_ids:
+        if group.prompt_logprobs is not None and end >= sequence.num_prompt_tokens:
+            self._events.append((group.request.request_id, PromptEvent(tuple(group.prompt_logprobs))))
+            group.prompt_logprobs = None
+        if not draws:
+            if end >= sequence.num_prompt_tokens and group.request.sampling.max_tokens == 0:
+                self._end_group(group, Outcome.FINISHED)
             return
-        if INVALID_TOKEN_ID in token_ids:
-            error = ServerError("the model produced no finite probabilities for this request")
-            self._end_group(group, Outcome.FAILED, error)
+        if any(token_id == INVALID_TOKEN_ID for token_id, _ in draws):
+            self._end_group(group, Outcome.FAILED, ServerError(_NOT_FINITE))
             return
         receivers = [sequence] if group.is_forked else list(group.live)
         if not group.is_forked:
             self._scheduler.fork_choices(group)
-        for receiver, token_id in zip(receivers, token_ids, strict=True):
-            self._append_token(group, receiver, end, token_id)
-        self._scheduler.note_generated(group, len(token_ids))
+        for receiver, (token_id, logprobs) in zip(receivers, draws, strict=True):
+            self._append_token(group, receiver, end, token_id, logprobs)
+        self._scheduler.note_generated(group, len(draws))
 
-    def _append_token(self, group: SequenceGroup, sequence: Sequence, position: int, token_id: int) -> None:
+    def _note_prompt_logprobs(
+        self, group: SequenceGroup, item: ScheduledSequence, logprobs: tuple[TokenLogprobs, ...]
+    ) -> bool:
+        """After a preemption the same positions may come again, with the same values. False if some are no numbers."""
+        if group.prompt_logprobs is not None:
+            start = item.num_computed_tokens
+            group.prompt_logprobs[start : start + len(logprobs)] = logprobs
+        return not any(math.isnan(entry.chosen) for entry in logprobs)
+
+    def _append_token(
+        self, group: SequenceGroup, sequence: Sequence, position: int, token_id: int, logprobs: TokenLogprobs | None
+    ) -> None:
         sampling = group.request.sampling
         sequence.set_drawn(position, token_id)
         group.num_output_tokens += 1
@@ -210,7 +233,7 @@ class Engine:
             reason = FinishReason.STOP
         elif position + 1 == sequence.max_num_tokens:
             reason = FinishReason.LENGTH
-        event = TokenEvent(sequence.choice_index, token_id, reason)
+        event = TokenEvent(sequence.choice_index, token_id, reason, logprobs)
         self._events.append((group.request.request_id, event))
         if reason is not None:
             self._end_sequence(group, sequence, reason)

@@ -78,12 +78,12 @@ def load_executor(
     model.prepare(max_model_len, device, keeps_plain=_fits_twice(weights_bytes, device))
 
     layout = KvLayout.of(config, cache.block_size, dtype)
-    sizes = _Sizes(max_num_seqs, max_num_batched_tokens, max_model_len)
+    sizes = _Sizes(max_num_seqs, max_num_batched_tokens, max_model_len, config.vocab_size)
     memory = _profile(model, layout, device, weights_bytes, cache, sizes)
     num_blocks = _num_blocks(memory, layout, sizes)
     storage = KvStorage(layout, num_blocks, device)
     num_host_blocks = min(cache.swap_bytes // layout.block_bytes, num_blocks)
-    runner = ModelRunner(model, storage, device, max_num_seqs, max_model_len, num_host_blocks)
+    runner = ModelRunner(model, storage, device, max_num_seqs, max_model_len, config.vocab_size, num_host_blocks)
     runner.warm_up()
     return LoadedModel(
         runner=runner,
@@ -105,6 +105,7 @@ class _Sizes:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
+    vocab_size: int
 
 
 def _phase(name: str, on_progress: OnProgress | None) -> Callable[[int, int], None] | None:
@@ -151,7 +152,8 @@ def _run_worst_case(model: CausalLM, layout: KvLayout, device: torch.device, siz
     length = min(sizes.max_num_batched_tokens // num_seqs, sizes.max_model_len)
     blocks = -(-length // layout.block_size)
     # All sequences share the blocks of one: the profile needs the shapes, not the values.
-    runner = ModelRunner(model, KvStorage(layout, blocks, device), device, num_seqs, sizes.max_model_len)
+    storage = KvStorage(layout, blocks, device)
+    runner = ModelRunner(model, storage, device, num_seqs, sizes.max_model_len, sizes.vocab_size)
     params = SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9)
     runner.launch(
         IterationPlan(

@@ -30,6 +30,8 @@ class FlatBatch:
     context_lens [S] int32: tokens in the cache after this iteration's writes. query_starts [S + 1] int32.
     block_table [S, M] int32, M just enough for the longest. num_decode: sequences that compute one token.
     decode_rows [num_decode] int64: their rows in SequenceRows. has_pending: some of their ids are PENDING_TOKEN_ID.
+    token_starts [S] int64: where each sequence's tokens begin, in the plan's order.
+    is_plain: every sequence's `SamplingParams.is_plain`.
     logit_rows: tokens whose logits are needed, one a sequence that samples, in the plan's order.
     samples_per_row: draws from each of them. The remaining arrays have one entry a draw, in the plan's order.
     draw_rows: the row in SequenceRows of the sequence whose logits are drawn from.
@@ -44,6 +46,8 @@ class FlatBatch:
     num_decode: int
     decode_rows: Int64Array
     has_pending: bool
+    token_starts: Int64Array
+    is_plain: bool
     logit_rows: Int64Array
     samples_per_row: Int64Array
     draw_rows: Int64Array
@@ -100,6 +104,8 @@ def flatten(scheduled: Sequence[ScheduledSequence], rows: SequenceRows, block_si
         num_decode=num_decode,
         decode_rows=row[:num_decode],
         has_pending=bool((token_ids[:num_decode] == PENDING_TOKEN_ID).any()),
+        token_starts=starts[place],
+        is_plain=not rows.asks_more[row].any(),
         logit_rows=starts[sampled_place + 1] - 1,
         samples_per_row=samples_per_row,
         draw_rows=draw_row,

@@ -18,6 +18,7 @@ class SequenceRows:
     """sequence_id -> row. Engine thread.
 
     block_table [rows, max_blocks] int32; temperature, top_p [rows] fp32; top_k [rows] int32.
+    asks_more [rows] bool: draws need more than these (service/runner/sampling_rows.py).
     Grows when more sequences are alive than it was made for.
     """
 
@@ -26,6 +27,7 @@ class SequenceRows:
         self.temperature: Float32Array = np.zeros(num_rows, dtype=np.float32)
         self.top_p: Float32Array = np.ones(num_rows, dtype=np.float32)
         self.top_k: Int32Array = np.zeros(num_rows, dtype=np.int32)
+        self.asks_more: npt.NDArray[np.bool_] = np.zeros(num_rows, dtype=np.bool_)
         self._row_of: dict[int, int] = {}
         self._free = list(range(num_rows))[::-1]
 
@@ -62,6 +64,7 @@ class SequenceRows:
         self.temperature[row] = sampling.temperature
         self.top_p[row] = sampling.top_p
         self.top_k[row] = min(sampling.top_k, np.iinfo(np.int32).max)
+        self.asks_more[row] = not sampling.is_plain
         return row
 
     def _grow(self) -> None:
@@ -70,4 +73,5 @@ class SequenceRows:
         self.temperature = np.concatenate((self.temperature, np.zeros_like(self.temperature)))
         self.top_p = np.concatenate((self.top_p, np.ones_like(self.top_p)))
         self.top_k = np.concatenate((self.top_k, np.zeros_like(self.top_k)))
+        self.asks_more = np.concatenate((self.asks_more, np.zeros_like(self.asks_more)))
         self._free.extend(range(old, 2 * old))

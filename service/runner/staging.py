@@ -48,21 +48,32 @@ def part_of(buffer: Tensor, offset: int, like: Array) -> Tensor:
     return part if like.ndim == 1 else part.view(like.shape)
 
 
-class IdsOnTheirWay:
-    """[N] int64 ids of the device, being copied to the host behind the work that makes them."""
+class OnTheirWay:
+    """Tensors of the device, being copied to the host behind the work that makes them."""
 
-    def __init__(self, token_ids: Tensor) -> None:
+    def __init__(self, *tensors: Tensor) -> None:
         self._copied: torch.cuda.Event | None = None
-        if token_ids.is_cuda:
-            token_ids = token_ids.to("cpu", non_blocking=True)
+        if any(tensor.is_cuda for tensor in tensors):
+            tensors = tuple(tensor.to("cpu", non_blocking=True) for tensor in tensors)
             self._copied = torch.cuda.current_stream().record_event()
-        self._token_ids = token_ids
+        self._tensors = tensors
 
-    def wait(self) -> tuple[int, ...]:
-        """Other threads run meanwhile."""
+    def wait(self) -> tuple[Tensor, ...]:
+        """The tensors on the host. Other threads run meanwhile."""
         if self._copied is not None:
             self._copied.synchronize()
-        return tuple(self._token_ids.tolist())
+        return self._tensors
+
+
+class IdsOnTheirWay:
+    """[N] int64 ids of the device, on their way to the host."""
+
+    def __init__(self, token_ids: Tensor) -> None:
+        self._copy = OnTheirWay(token_ids)
+
+    def wait(self) -> tuple[int, ...]:
+        (token_ids,) = self._copy.wait()
+        return tuple(token_ids.tolist())
 
 
 def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:

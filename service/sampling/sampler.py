@@ -1,4 +1,13 @@
-"""Logits to ids. The order of transforms: temperature, top-k, top-p, draw (kernels/sample_tokens.py has each rule)."""
+"""Logits to ids and log probabilities. The order of transforms, each with its rule in the kernel's file:
+
+    log probabilities are of the logits as they come      kernels/token_logprobs.py
+    1. penalties: repetition, frequency, presence         kernels/apply_penalties.py
+    2. logit bias, and -inf for what is forbidden         kernels/apply_logit_bias.py
+    3. bitmask of allowed tokens                          kernels/apply_token_bitmask.py
+    4. temperature, top-k, min-p, top-p, draw             kernels/sample_tokens.py
+
+What nobody in the batch asks for costs nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +15,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from kernels.apply_logit_bias import apply_logit_bias
+from kernels.apply_penalties import apply_penalties
+from kernels.apply_token_bitmask import apply_token_bitmask
 from kernels.greedy_tokens import greedy_tokens
 from kernels.sample_tokens import sample_tokens
+from kernels.token_logprobs import TokenLogprobs, token_logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +40,88 @@ class SamplingBatch:
     is_greedy: bool
 
 
-def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """token_counts [slots, V] int32, slots [N] int32 (-1: none), repetition, presence, frequency [N] fp32."""
+
+    token_counts: Tensor
+    slots: Tensor
+    repetition: Tensor
+    presence: Tensor
+    frequency: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LogitBias:
+    """rows, token_ids [E] int32, values [E] fp32, -inf to forbid; no pair of row and token twice."""
+
+    rows: Tensor
+    token_ids: Tensor
+    values: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBitmask:
+    """bitmask [masks, ceil(V / 32)] int32, mask_rows [N] int32 (-1: all is allowed)."""
+
+    bitmask: Tensor
+    mask_rows: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingExtras:
+    """What some of N draws ask for beyond `SamplingBatch`; None where nobody does.
+
+    min_p [N] fp32. bitmasks are applied one after the other.
+    num_top: logprobs of the drawn tokens and of so many of the most probable ones.
+    """
+
+    penalties: Penalties | None = None
+    bias: LogitBias | None = None
+    bitmasks: tuple[TokenBitmask, ...] = ()
+    min_p: Tensor | None = None
+    num_top: int | None = None
+
+    @property
+    def changes_logits(self) -> bool:
+        return self.penalties is not None or self.bias is not None or bool(self.bitmasks)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """token_ids [N] int64; logprobs (fp32, of N rows) if some draw asked for them."""
+
+    token_ids: Tensor
+    logprobs: TokenLogprobs | None = None
+
+
+def sample(logits: Tensor, batch: SamplingBatch, min_p: Tensor | None = None) -> Tensor:
     """logits [N, vocab_size] -> ids [N] int64; -1 where a row's logits are not finite.
 
     A draw depends on its row, its parameters, its seed and its position, never on its neighbours.
     """
     if batch.is_greedy:
         return greedy_tokens(logits)
-    return sample_tokens(logits, batch.temperature, batch.top_k, batch.top_p, batch.seeds, batch.positions)
+    return sample_tokens(logits, batch.temperature, batch.top_k, batch.top_p, batch.seeds, batch.positions, min_p)
+
+
+def draw(logits: Tensor, batch: SamplingBatch, extras: SamplingExtras) -> Drawn:
+    """As `sample`, with all that can be asked for. Writes `logits` if something changes them."""
+    raw = logits.clone() if extras.num_top is not None and extras.changes_logits else logits
+    if (penalties := extras.penalties) is not None:
+        apply_penalties(
+            logits,
+            penalties.token_counts,
+            penalties.slots,
+            penalties.repetition,
+            penalties.presence,
+            penalties.frequency,
+        )
+    if (bias := extras.bias) is not None:
+        apply_logit_bias(logits, bias.rows, bias.token_ids, bias.values)
+    for mask in extras.bitmasks:
+        apply_token_bitmask(logits, mask.bitmask, mask.mask_rows)
+    token_ids = sample(logits, batch, extras.min_p)
+    if extras.num_top is None:
+        return Drawn(token_ids)
+    return Drawn(token_ids, token_logprobs(raw, token_ids, extras.num_top))

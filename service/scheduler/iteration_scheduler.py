@@ -6,7 +6,15 @@ from collections import deque
 from dataclasses import dataclass
 
 from service.core.clock import Clock
-from service.core.iteration_plan import PENDING_TOKEN_ID, BlockCopy, IterationPlan, Sample, ScheduledSequence, Transfer
+from service.core.iteration_plan import (
+    PENDING_TOKEN_ID,
+    BlockCopy,
+    IterationPlan,
+    Past,
+    Sample,
+    ScheduledSequence,
+    Transfer,
+)
 from service.core.iteration_result import FinishedTransfer
 from service.core.sequence import Sequence
 from service.core.sequence_group import GroupStatus, SequenceGroup
@@ -320,7 +328,7 @@ class IterationScheduler:
         for group in list(self._policy.order(pool.waiting, now_s)):
             if draft.budget <= 0 or len(group.live) > seats or self._is_moving(group):
                 return
-            prefix = self.blocks.match_prefix(group.leader, group.request.cache_salt)
+            prefix = self._cached_prefix(group)
             if self._admission.fit(group, prefix, self.blocks, pool.running) is not Fit.OK:
                 return
             seats -= len(group.live)
@@ -335,6 +343,12 @@ class IterationScheduler:
             leader = group.leader
             end = min(leader.num_computed_tokens + draft.budget, leader.num_tokens)
             self._schedule_tokens(draft, group, leader, end)
+
+    def _cached_prefix(self, group: SequenceGroup) -> list[int]:
+        """Blocks that need not be computed. Whose prompt is to be scored computes all of it."""
+        if group.prompt_logprobs is not None:
+            return []
+        return self.blocks.match_prefix(group.leader, group.request.cache_salt)
 
     def _start(self, group: SequenceGroup, prefix: list[int], now_s: float) -> None:
         self.pool.start(group)
@@ -360,10 +374,17 @@ class IterationScheduler:
     def _schedule_tokens(self, draft: _Draft, group: SequenceGroup, sequence: Sequence, end: int) -> None:
         """The sequence computes its tokens before position `end`, and draws if those are all."""
         start = sequence.num_computed_tokens
+        sampling = group.request.sampling
         draws: tuple[Sample, ...] = ()
-        if end == len(sequence.token_ids):
+        if end == len(sequence.token_ids) and sampling.max_tokens > 0:
             draws = (sequence.draw,) if group.is_forked else tuple(s.draw for s in group.live)
         table_start, block_ids = self.blocks.table(sequence.sequence_id).take_changes()
+        past: Past | None = None
+        if table_start == 0 and block_ids and sampling.looks_back:
+            past = Past(tuple(sequence.token_ids[:start]), sequence.num_prompt_tokens)
+        targets: tuple[int, ...] = ()
+        if group.prompt_logprobs is not None:
+            targets = group.request.prompt_token_ids[start + 1 : end + 1]
         draft.budget -= end - start
         draft.shares.append((group, sequence, end))
         draft.scheduled.append(
@@ -373,8 +394,10 @@ class IterationScheduler:
                 start,
                 table_start,
                 block_ids,
-                group.request.sampling,
+                sampling,
                 draws,
+                past,
+                targets,
             )
         )
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Literal
+from typing import Any, Literal
 
 from service.core.clock import ManualClock
-from service.core.events import FinalEvent, Outcome, TokenEvent
+from service.core.events import FinalEvent, Outcome, PromptEvent, TokenEvent
 from service.core.iteration_plan import PENDING_TOKEN_ID
+from service.core.iteration_result import TokenLogprobs
 from service.core.request import FinishReason, Request
 from service.core.sampling_params import SamplingParams
 from service.core.sequence_group import SequenceGroup
@@ -108,6 +109,8 @@ class Harness:
         self.tokens: dict[tuple[str, int], list[int]] = defaultdict(list)
         self.reasons: dict[tuple[str, int], FinishReason] = {}
         self.finals: dict[str, FinalEvent] = {}
+        self.logprobs: dict[tuple[str, int], list[TokenLogprobs]] = defaultdict(list)
+        self.prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
 
     def request(
         self,
@@ -120,8 +123,9 @@ class Harness:
         salt: str = "",
         priority: int = 0,
         client: str = "",
+        **sampling_fields: Any,
     ) -> Request:
-        sampling = SamplingParams(max_tokens, n, temperature, seed=seed, stop_token_ids=stops)
+        sampling = SamplingParams(max_tokens, n, temperature, seed=seed, stop_token_ids=stops, **sampling_fields)
         name = f"request-{len(self.requests)}"
         request = Request(name, prompt, sampling, self.clock.now_s(), salt, priority, client)
         self.requests[request.request_id] = request
@@ -157,6 +161,12 @@ class Harness:
                 self.tokens[key].append(event.token_id)
                 if event.finish_reason is not None:
                     self.reasons[key] = event.finish_reason
+                if event.logprobs is not None:
+                    self.logprobs[key].append(event.logprobs)
+            elif isinstance(event, PromptEvent):
+                assert request_id not in self.prompt_logprobs, "the prompt is scored once"
+                assert not any(key[0] == request_id for key in self.tokens), "before every token"
+                self.prompt_logprobs[request_id] = event.logprobs
             else:
                 self.finals[request_id] = event
 

@@ -1,0 +1,79 @@
+"""Log probabilities on their way from the device to the engine, of drawn tokens and of prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import kernels.token_logprobs as kernel
+from service.core.iteration_plan import ScheduledSequence
+from service.core.iteration_result import TokenLogprobs
+from service.runner.selective_batching import FlatBatch
+from service.runner.staging import OnTheirWay, to_device
+from service.sampling.logprobs import num_top_for, score
+
+
+class DrawLogprobs:
+    """Of N draws, each of which wants so many of the most probable tokens; None: nothing at all."""
+
+    def __init__(self, logprobs: kernel.TokenLogprobs, asked: Sequence[int | None]) -> None:
+        self._copy = OnTheirWay(*logprobs)
+        self._asked = asked
+
+    def wait(self) -> tuple[TokenLogprobs | None, ...]:
+        """As in IterationResult."""
+        return _plain(self._copy.wait(), self._asked)
+
+
+class PromptLogprobs:
+    """Of the targets of `items`, one after the other, with ranks."""
+
+    def __init__(self, items: Sequence[ScheduledSequence], logprobs: kernel.TokenLogprobs, ranks: Tensor) -> None:
+        self._items = items
+        self._copy = OnTheirWay(*logprobs, ranks)
+
+    def wait(self) -> tuple[tuple[int, tuple[TokenLogprobs, ...]], ...]:
+        """As in IterationResult."""
+        asked = [item.sampling.num_prompt_logprobs for item in self._items for _ in item.targets]
+        entries = iter(_plain(self._copy.wait(), asked))
+        return tuple(
+            (item.sequence_id, tuple(cast(TokenLogprobs, next(entries)) for _ in item.targets)) for item in self._items
+        )
+
+
+def score_prompts(
+    scheduled: Sequence[ScheduledSequence],
+    batch: FlatBatch,
+    hidden: Tensor,
+    compute_logits: Callable[[Tensor], Tensor],
+    vocab_size: int,
+    device: torch.device,
+) -> PromptLogprobs | None:
+    """hidden [T, hidden_size], of all the batch's tokens. None if nobody has targets."""
+    starts = [start for item, start in zip(scheduled, batch.token_starts.tolist(), strict=True) if item.targets]
+    items = [item for item in scheduled if item.targets]
+    if not items:
+        return None
+    places = [np.arange(start, start + len(item.targets)) for item, start in zip(items, starts, strict=True)]
+    targets = np.fromiter(chain.from_iterable(item.targets for item in items), np.int64)
+    there = to_device({"places": np.concatenate(places), "targets": targets}, device)
+    num_top = num_top_for(max(item.sampling.num_prompt_logprobs or 0 for item in items), vocab_size)
+    scores = score(hidden.index_select(0, there["places"]), there["targets"], compute_logits, num_top)
+    return PromptLogprobs(items, scores.logprobs, scores.ranks)
+
+
+def _plain(tensors: Sequence[Tensor], asked: Sequence[int | None]) -> tuple[TokenLogprobs | None, ...]:
+    """chosen, top ids, top and perhaps ranks as values: row i with its first asked[i] top tokens, or None."""
+    chosen, top_ids, top, *ranks = (tensor.tolist() for tensor in tensors)
+    rank_of = ranks[0] if ranks else [None] * len(asked)
+    return tuple(
+        None
+        if num is None
+        else TokenLogprobs(chosen[i], tuple(zip(top_ids[i][:num], top[i][:num], strict=True)), rank_of[i])
+        for i, num in enumerate(asked)
+    )

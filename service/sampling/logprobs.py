@@ -1,0 +1,45 @@
+"""Log probabilities: how many are computed, and those of given tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.token_logprobs import TokenLogprobs, token_logprobs
+
+_NUM_TOP = (0, 8, 20, 64, 128)
+"""The kernel is compiled for each number of top tokens: these few serve all that may be asked."""
+
+_SCORED_AT_ONCE = 128
+"""Rows of logits in memory at a time while a prompt is scored: 128 x 128k in fp32 are 64 MiB."""
+
+
+def num_top_for(asked: int, vocab_size: int) -> int:
+    """How many top tokens to compute where at most `asked` are wanted."""
+    assert asked <= _NUM_TOP[-1]
+    return min(next(num for num in _NUM_TOP if num >= asked), vocab_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Logprobs of M given tokens: `logprobs` of M rows, ranks [M] int64 (1: the most probable)."""
+
+    logprobs: TokenLogprobs
+    ranks: Tensor
+
+
+def score(hidden: Tensor, targets: Tensor, compute_logits: Callable[[Tensor], Tensor], num_top: int) -> Scores:
+    """hidden [M, hidden_size], targets [M] int64: how probable each target is after its row. At least one row.
+
+    The vocabulary's width is never held for more than a few rows.
+    """
+    pieces = []
+    for rows, ids in zip(*(torch.split(each, _SCORED_AT_ONCE) for each in (hidden, targets)), strict=True):
+        logits = compute_logits(rows)
+        chosen = logits.gather(-1, ids[:, None])
+        pieces.append((*token_logprobs(logits, ids, num_top), (logits > chosen).sum(-1) + 1))
+    chosen, top_ids, top, ranks = (torch.cat(parts) for parts in zip(*pieces, strict=True))
+    return Scores(TokenLogprobs(chosen, top_ids, top), ranks)

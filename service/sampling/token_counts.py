@@ -1,0 +1,51 @@
+"""How often each token stands in a sequence: what penalties are made of (kernels/apply_penalties.py)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.apply_penalties import count_tokens
+
+_FIRST_SLOTS = 8
+
+
+class TokenCounts:
+    """One slot, a row of the vocabulary's width, for each sequence with penalties. Grows as more are alive.
+
+    `table` [slots, vocab_size] int32 on `device`; it is another tensor after a `take`.
+    """
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self.table = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
+        self._free: list[int] = []
+
+    def take(self) -> int:
+        """A slot of zeros."""
+        if not self._free:
+            self._grow()
+        slot = self._free.pop()
+        self.table[slot].zero_()
+        return slot
+
+    def release(self, slot: int) -> None:
+        self._free.append(slot)
+
+    def note_prompt(self, slot: int, token_ids: Tensor) -> None:
+        """token_ids [M] int64, of the prompt."""
+        counts = self.table[slot]
+        counts[token_ids] = counts[token_ids] | 1
+
+    def note_generated(self, slot: int, token_ids: Tensor) -> None:
+        """token_ids [M] int64, generated."""
+        self.table[slot].index_add_(0, token_ids, torch.full_like(token_ids, 2, dtype=torch.int32))
+
+    def note_one_each(self, slots: Tensor, token_ids: Tensor) -> None:
+        """slots [N] int32, none twice; token_ids [N] int64: one generated token of each."""
+        count_tokens(self.table, slots, token_ids)
+
+    def _grow(self) -> None:
+        old = len(self.table)
+        added = max(_FIRST_SLOTS, old)
+        self.table = torch.cat((self.table, self.table.new_zeros((added, self.table.shape[1]))))
+        self._free.extend(range(old, old + added))
