@@ -16,8 +16,7 @@ cat >"$folder/config.json" <<'JSON'
                   "original_max_position_embeddings": 8192}}
 JSON
 
-"$python" -m service.bench.small_kernels
-"$python" -m service.bench.attention_kernels
+"$python" -m service bench kernels
 
 "$python" -m service serve "$folder" --load-format dummy --port "$port" &
 server=$!

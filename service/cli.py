@@ -11,6 +11,7 @@ usage: headrace COMMAND ...
 
 commands:
   serve [MODEL]     start the service (the model that comes with Headrace if MODEL is left out)
+  bench ...         measure a model or the kernels without HTTP, beside the device's limits
   loadtest ...      send a workload to an OpenAI-compatible server and report its latencies
 
   headrace COMMAND --help tells a command's options. --version prints the version.
@@ -23,6 +24,8 @@ def main(arguments: list[str] | None = None) -> int:
     match command:
         case "serve":
             return _serve(rest)
+        case "bench":
+            return _bench(rest)
         case "loadtest":
             return _loadtest(rest)
         case "-h" | "--help" | "help":
@@ -49,6 +52,26 @@ def _serve(arguments: list[str]) -> int:
     from service.main import serve
 
     return serve(settings)
+
+
+def _bench(arguments: list[str]) -> int:
+    from service.bench.options import KernelsOptions, read_options
+    from service.errors import ConfigError
+    from service.settings import read_settings
+
+    options, rest = read_options(arguments)
+    try:
+        if isinstance(options, KernelsOptions):
+            from service.bench.kernels import bench_kernels
+
+            return bench_kernels(options.names)
+        settings = read_settings(rest)
+        from service.main import bench
+
+        return bench(settings, options)
+    except ConfigError as fault:
+        print(f"headrace bench: {fault}", file=sys.stderr)
+        return 2
 
 
 def _loadtest(arguments: list[str]) -> int:

@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from service.api.app import create_app
 from service.api.serving_state import GenerationDefaults, ServedModel, ServingState
+from service.bench.options import LatencyOptions, ThroughputOptions
 from service.config import SchedulerConfig
 from service.core.clock import MonotonicClock
 from service.core.stats import EngineSnapshot
@@ -56,6 +57,7 @@ from service.text.dummy_tokenizer import dummy_tokenizer
 from service.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from service.bench.model_bench import BenchTarget
     from service.runner.load import LoadedModel
 
 logger = logging.getLogger("headrace")
@@ -63,6 +65,9 @@ logger = logging.getLogger("headrace")
 DEFAULT_BUDGET_ON_GPU = 2048
 DEFAULT_BUDGET_ON_CPU = 512
 """Tokens an iteration: what a device computes in some tens of milliseconds, so that prompts do not stall decodes."""
+
+FEW_PROMPTS = 8
+"""Of a throughput benchmark on a CPU."""
 
 _T = TypeVar("_T")
 
@@ -85,6 +90,34 @@ def serve(settings: Settings) -> int:
         logging.shutdown()
         os._exit(status)
     return status
+
+
+def bench(settings: Settings, options: LatencyOptions | ThroughputOptions) -> int:
+    """Measure a model through the engine that `serve` would run, without HTTP; returns the process's exit status.
+
+    Raises ConfigError.
+    """
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    from loadtest.workload import draw, named
+    from service.bench.model_bench import bench_latency, bench_throughput
+
+    try:
+        workload = named(options.workload) if isinstance(options, ThroughputOptions) else None
+    except ValueError as fault:
+        raise ConfigError(f"workload: {fault}") from None
+    target = _Service(settings).bench_target()
+    gc.collect()
+    gc.freeze()  # as when serving
+    try:
+        if isinstance(options, LatencyOptions):
+            bench_latency(target, options)
+        elif workload is not None:
+            num_prompts = options.num_prompts or (workload.num_requests if target.is_gpu else FEW_PROMPTS)
+            requests = draw(workload, num_prompts, settings.seed)
+            bench_throughput(target, workload.name, [(r.prompt_len, r.output_len) for r in requests])
+    finally:
+        gc.unfreeze()
+    return 0
 
 
 class _Service:
@@ -128,6 +161,36 @@ class _Service:
             await asyncio.wait({serving})
         return int(self._shutdown.status)
 
+    def bench_target(self) -> BenchTarget:
+        """The engine as it would be served, loaded in this thread. Raises ConfigError."""
+        from service.bench.device_limits import measure_device
+        from service.bench.model_bench import BenchTarget
+        from service.bench.model_limits import ModelCosts
+
+        parts = self._load_parts()
+        loaded, block_size = parts.loaded, self._settings.block_size
+        engine, _ = self._make_engine(parts)
+        itemsize = 2 if loaded.dtype == "bfloat16" else 4
+        kv_token_bytes = loaded.block_bytes // block_size
+        return BenchTarget(
+            engine=engine,
+            costs=ModelCosts.of(loaded.model_config, loaded.memory.weights_bytes, kv_token_bytes, itemsize),
+            limits=measure_device(loaded.device, loaded.dtype),
+            vocab_size=loaded.model_config.vocab_size,
+            max_model_len=loaded.max_model_len,
+            max_num_seqs=parts.scheduler.max_num_seqs,
+            kv_tokens=loaded.num_blocks * block_size,
+            is_gpu=loaded.device != "cpu",
+            facts={
+                "model": self._settings.public_model_name(),
+                "architecture": loaded.model_config.architecture,
+                "dtype": loaded.dtype,
+                "device": loaded.device,
+                "headrace": distribution_version(),
+                "settings": ", ".join(f"{k}={v}" for k, v in self._settings.non_default().items() if k != "model"),
+            },
+        )
+
     def _make_recorder(self) -> Recorder:
         instruments = Instruments(self._registry)
         self._registry.register(LiveGauges(self._snapshot))
@@ -146,7 +209,8 @@ class _Service:
         except BaseException:
             self._state.set_failed()
             raise
-        self._engine = self._make_engine(parts)
+        engine, blocks = self._make_engine(parts)
+        self._engine = AsyncEngine(engine, blocks, parts.scheduler, self._clock, self._on_engine_death)
         self._engine.start()
         self._state.set_ready(self._served_model(parts, self._engine))
         self._recorder.record_startup("total", time.monotonic() - self._started_s)
@@ -182,7 +246,7 @@ class _Service:
             tokenizer = Tokenizer.from_folder(text_folder)
         return _Parts(loaded, tokenizer, template, scheduler, self._make_cost(loaded, scheduler))
 
-    def _make_engine(self, parts: _Parts) -> AsyncEngine:
+    def _make_engine(self, parts: _Parts) -> tuple[Engine, BlockManager]:
         loaded, config = parts.loaded, parts.scheduler
         block_size = self._settings.block_size
         cache = ChainedPrefixCache(block_size) if self._settings.enable_prefix_caching else NoPrefixCache()
@@ -220,8 +284,7 @@ class _Service:
         overlap = self._settings.overlap
         if overlap is None:
             overlap = loaded.device != "cpu"  # on a CPU the iteration itself holds the cores
-        engine = Engine(scheduler, loaded.runner, self._recorder, self._clock, overlap=overlap)
-        return AsyncEngine(engine, blocks, config, self._clock, self._on_engine_death)
+        return Engine(scheduler, loaded.runner, self._recorder, self._clock, overlap=overlap), blocks
 
     def _make_policy(self, history: History) -> SchedulingPolicy:
         match self._settings.scheduling_policy:

@@ -1,1 +1,1 @@
-"""Measurements of single parts, offline: `python -m service.bench.<part>`. Nothing of the service imports them."""
+"""`headrace bench`: measurements without HTTP, each beside the device's limit. main.py hands the engine in."""

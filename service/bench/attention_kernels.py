@@ -1,11 +1,11 @@
-"""How close the attention kernels come to the device's limits: `python -m service.bench.attention_kernels`.
+"""How close the attention kernels come to the device's limits: a part of `headrace bench kernels`.
 
-Decode is bound by reading keys and values: TB/s, and % of what a plain read reaches. Prefill is bound by its matrix
-products: TFLOP/s over the scores that the causal mask leaves. Times are medians over replays of a CUDA graph which
-goes round as many layers as overflow the device's L2 cache.
+Decode is bound by reading keys and values: TB/s, and % of what a copy reaches. Prefill is bound by its matrix
+products: TFLOP/s over the scores that the causal mask leaves, and % of what a GEMM reaches. Times are medians over
+replays of a CUDA graph which goes round as many layers as overflow the device's L2 cache.
 
-    --sweep decode|prefill   time many configurations, best first: the source of kernels/attention_config.py
-    --dense                  beside each whole prompt, torch's cuDNN attention on contiguous keys and values
+`python -m service.bench.attention_kernels --sweep decode|prefill` times many configurations, best first: the source of
+kernels/attention_config.py.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from kernels.attention_config import DecodeConfig, PrefillConfig
 from kernels.paged_attention_decode import decode_batch, paged_attention_decode_triton
 from kernels.paged_attention_prefill import paged_attention_prefill_triton, prefill_batch
+from service.bench.device_limits import DeviceLimits
+from service.bench.report import print_table
 
-READ_TB_PER_S = 4.25  # measured: a copy or read of device memory on one H200
 ROTATED_BYTES = 200e6  # more than three times the H200's L2
 BLOCK_SIZE = 16
 DTYPE = torch.bfloat16
@@ -166,31 +167,70 @@ class PrefillWork:
             return seconds_each(run, dense)
 
 
-def print_decode() -> None:
-    print(f"\n{'decode':<12}{'batch x context':>18}{'us/layer':>10}{'TB/s':>7}{'% of ' + str(READ_TB_PER_S):>11}")
+@dataclass(frozen=True, slots=True)
+class AttentionResult:
+    """Of one layer. rate: bytes (decode) or operations (prefill) a second; share: of the device's limit.
+
+    dense_rate: of torch's cuDNN attention on contiguous keys and values, for a whole prompt.
+    """
+
+    model: str
+    work: str
+    microseconds: float
+    rate: float
+    share: float
+    dense_rate: float | None = None
+
+
+def measure_decode(limits: DeviceLimits) -> list[AttentionResult]:
+    results = []
     for heads in SHAPES:
-        rows = [(f"{batch} x {context}", [context] * batch) for batch, context in DECODE_GRID]
-        rows.append(("32k + 63 x 128", [32768] + [128] * 63))
-        rows.append(("64 x 64..4096", list(range(64, 4097, 64))))
-        for label, context_lens in rows:
+        points = [(f"{batch} x {context}", [context] * batch) for batch, context in DECODE_GRID]
+        points.append(("32k + 63 x 128", [32768] + [128] * 63))
+        points.append(("64 x 64..4096", list(range(64, 4097, 64))))
+        for label, context_lens in points:
             work = DecodeWork(heads, context_lens)
             seconds = work.seconds()
-            rate = work.bytes / seconds / 1e12
-            print(f"{heads.name:<12}{label:>18}{seconds * 1e6:>10.1f}{rate:>7.2f}{100 * rate / READ_TB_PER_S:>10.0f}%")
+            rate = work.bytes / seconds
+            results.append(AttentionResult(heads.name, label, seconds * 1e6, rate, rate / limits.bytes_per_s))
+    return results
 
 
-def print_prefill(with_dense: bool) -> None:
-    print(f"\n{'prefill':<12}{'tokens / context':>22}{'us/layer':>10}{'TFLOP/s':>9}{'cuDNN':>7}")
+def measure_prefill(limits: DeviceLimits) -> list[AttentionResult]:
+    results = []
     for heads in SHAPES:
         for query_lens, context_lens in PREFILL_GRID + CHUNK_GRID:
             times = f"{len(query_lens)} x " if len(query_lens) > 1 else ""
+            label = f"{times}{query_lens[0]} / {context_lens[0]}"
             work = PrefillWork(heads, query_lens, context_lens)
             seconds = work.seconds()
-            label = f"{times}{query_lens[0]} / {context_lens[0]}"
-            dense = ""
-            if with_dense and (query_lens, context_lens) in PREFILL_GRID:
-                dense = f"{work.flops / work.dense_seconds() / 1e12:.0f}"
-            print(f"{heads.name:<12}{label:>22}{seconds * 1e6:>10.1f}{work.flops / seconds / 1e12:>9.0f}{dense:>7}")
+            rate = work.flops / seconds
+            is_whole = (query_lens, context_lens) in PREFILL_GRID
+            dense = work.flops / work.dense_seconds() if is_whole else None
+            results.append(AttentionResult(heads.name, label, seconds * 1e6, rate, rate / limits.flops_per_s, dense))
+    return results
+
+
+def print_decode(results: Sequence[AttentionResult]) -> None:
+    rows = [
+        [r.model, r.work, f"{r.microseconds:.1f}", f"{r.rate / 1e12:.2f}", f"{100 * r.share:.0f} %"] for r in results
+    ]
+    print_table(["decode attention", "batch x context", "us/layer", "TB/s", "of a copy's"], rows)
+
+
+def print_prefill(results: Sequence[AttentionResult]) -> None:
+    rows = [
+        [
+            r.model,
+            r.work,
+            f"{r.microseconds:.1f}",
+            f"{r.rate / 1e12:.0f}",
+            f"{100 * r.share:.0f} %",
+            "" if r.dense_rate is None else f"{r.dense_rate / 1e12:.0f}",
+        ]
+        for r in results
+    ]
+    print_table(["prefill attention", "tokens / context", "us/layer", "TFLOP/s", "of a GEMM's", "cuDNN"], rows)
 
 
 def sweep_decode() -> None:
@@ -243,18 +283,14 @@ def _sweep(works: Sequence[Any], labels: Iterable[str], configs: Sequence[Any]) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Attention kernels against the device's limits.")
-    parser.add_argument("--sweep", choices=["decode", "prefill"], action="append", default=[])
-    parser.add_argument("--dense", action="store_true", help="cuDNN's attention beside ours")
+    parser = argparse.ArgumentParser(description="Sweep the attention kernels' configurations.")
+    parser.add_argument("--sweep", choices=["decode", "prefill"], action="append", required=True)
     arguments = parser.parse_args()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {DTYPE}, blocks of {BLOCK_SIZE}")
     if "decode" in arguments.sweep:
         sweep_decode()
     if "prefill" in arguments.sweep:
         sweep_prefill()
-    if not arguments.sweep:
-        print_decode()
-        print_prefill(arguments.dense)
 
 
 if __name__ == "__main__":

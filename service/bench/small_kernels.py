@@ -1,18 +1,13 @@
-"""Time of every kernel but attention, at Llama-8B's shapes: `python -m service.bench.small_kernels [name ...]`.
+"""Time of every kernel but attention, at Llama-8B's shapes, and the share of a copy's rate that its bytes make of it.
 
-A table of microseconds and of the share of 4.25 TB/s (what a copy reaches on one H200) that the bytes moved make of it;
-the last line is JSON. Each figure is the median of CUDA-graph replays in which a launch follows the other, over inputs
-rotated beyond the L2 cache (at most 64 sets, which is less than the cache for the smallest shapes: in a step, too, they
-were just written).
+Each figure is the median of CUDA-graph replays in which a launch follows the other, over inputs rotated beyond the L2
+cache (at most 64 sets, which is less than the cache for the smallest shapes: in a step, too, they were just written).
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,8 +29,9 @@ from kernels.scatter_blocks import scatter_blocks
 from kernels.silu_and_mul import silu_and_mul
 from kernels.skinny_linear import skinny_linear
 from kernels.token_logprobs import token_logprobs
+from service.bench.device_limits import DeviceLimits
+from service.bench.report import print_table
 
-COPY_BYTES_PER_S = 4.25e12
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 4096, 14336, 32, 8, 128, 128256
 QKV_HEADS = HEADS + 2 * KV_HEADS
 LAYERS, BLOCK_SIZE = 32, 16
@@ -64,18 +60,30 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Result:
+    """share: of the time that moving the bytes alone would take."""
+
     name: str
     rows: int
     microseconds: float
     share: float
 
 
-def measure(case: Case) -> Result:
+def measure_kernels(names: Sequence[str], limits: DeviceLimits) -> list[Result]:
+    """Those whose name begins with one of `names`; all of them if there is none."""
+    results = []
+    for case in all_cases():
+        if not names or case.name.startswith(tuple(names)):
+            results.append(measure(case, limits))
+            torch.cuda.empty_cache()
+    return results
+
+
+def measure(case: Case, limits: DeviceLimits) -> Result:
     num_sets = max(2, min(_MAX_SETS, 4 * _L2_BYTES // case.num_bytes + 1))
     launches = [case.make() for _ in range(num_sets)]
     num_rounds = -(-40 // num_sets)
     seconds = time_launches(launches * num_rounds)
-    return Result(case.name, case.rows, seconds * 1e6, case.num_bytes / seconds / COPY_BYTES_PER_S)
+    return Result(case.name, case.rows, seconds * 1e6, case.num_bytes / seconds / limits.bytes_per_s)
 
 
 def time_launches(launches: list[Launch], num_replays: int = 7) -> float:
@@ -271,30 +279,11 @@ def all_cases() -> Iterable[Case]:
         yield from linear_cases(rows)
 
 
-def print_table(results: list[Result]) -> None:
-    """One line an operation, one column a number of rows: microseconds (share of the copy rate)."""
+def print_kernels(results: Sequence[Result]) -> None:
+    """One line an operation, one column a number of rows: microseconds (share of the copy's rate)."""
     columns = sorted({r.rows for r in results})
-    print(f"{'us (% of 4.25 TB/s)':32}" + "".join(f"{rows:>16}" for rows in columns))
+    lines = []
     for name in dict.fromkeys(r.name for r in results):
         cells = {r.rows: f"{r.microseconds:.1f} ({100 * r.share:.0f} %)" for r in results if r.name == name}
-        print(f"{name:32}" + "".join(f"{cells.get(rows, ''):>16}" for rows in columns))
-
-
-@torch.inference_mode()
-def main(names: list[str]) -> None:
-    """Measure the cases whose name begins with one of `names`; all of them if there is none."""
-    results = []
-    for case in all_cases():
-        if not names or case.name.startswith(tuple(names)):
-            results.append(measure(case))
-            torch.cuda.empty_cache()
-    print_table(results)
-    print(json.dumps([[r.name, r.rows, round(r.microseconds, 2), round(r.share, 3)] for r in results]))
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help="only operations whose names begin so")
-    if not torch.cuda.is_available():
-        sys.exit("no CUDA device")
-    main(parser.parse_args().names)
+        lines.append([name, *(cells.get(rows, "") for rows in columns)])
+    print_table(["rows: us (of a copy's rate)", *map(str, columns)], lines)

@@ -17,7 +17,7 @@ OURS = {
     "config": set(),
     "errors": set(),
     "settings": EVERYONE_MAY,
-    "cli": {"core", "errors", "settings", "main", "loadtest"},
+    "cli": {"core", "errors", "settings", "main", "loadtest", "bench"},
     "__main__": {"cli"},
     "http_server": {"http_protocol", "config", "errors"},
     "http_protocol": {"config"},
@@ -35,7 +35,7 @@ OURS = {
     "layers": {"kernels", "core", "errors"},
     "sampling": {"kernels", "core", "errors"},
     "kernels": set(),
-    "bench": {"kernels"},
+    "bench": {"kernels", "models", "engine", *EVERYONE_MAY},
     "quickstart": set(),
     "loadtest": set(),
 }

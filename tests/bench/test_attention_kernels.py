@@ -2,7 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from service.bench.attention_kernels import DecodeWork, Heads, PrefillWork, causal_flops
+from service.bench.attention_kernels import (
+    AttentionResult,
+    DecodeWork,
+    Heads,
+    PrefillWork,
+    causal_flops,
+    print_decode,
+    print_prefill,
+)
 
 HEADS = Heads("small", 4, 2, 64)
 
@@ -17,6 +25,14 @@ def test_flops_count_what_the_mask_leaves():
 
 def test_a_cached_token_has_keys_and_values():
     assert HEADS.kv_bytes == 2 * 2 * 64 * 2
+
+
+def test_one_line_a_point(capsys):
+    print_decode([AttentionResult("small", "8 x 512", 10.0, 2e12, 0.5)])
+    print_prefill([AttentionResult("small", "512 / 512", 10.0, 3e14, 0.5, 4e14)])
+    _, decode, _, prefill = capsys.readouterr().out.splitlines()
+    assert decode.split() == "small 8 x 512 10.0 2.00 50 %".split()
+    assert prefill.split() == "small 512 / 512 10.0 300 50 % 400".split()
 
 
 @pytest.mark.gpu

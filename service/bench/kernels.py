@@ -1,0 +1,53 @@
+"""`headrace bench kernels`: every kernel by itself, beside what a copy and a GEMM reach on the same device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import torch
+
+from service.bench.attention_kernels import measure_decode, measure_prefill, print_decode, print_prefill
+from service.bench.device_limits import measure_device
+from service.bench.report import print_json
+from service.bench.small_kernels import measure_kernels, print_kernels
+from service.errors import ConfigError
+
+DECODE, PREFILL = "paged_attention_decode", "paged_attention_prefill"
+
+
+@torch.inference_mode()
+def bench_kernels(names: Sequence[str]) -> int:
+    """Measure the kernels whose name begins with one of `names`, all if there is none; returns the exit status.
+
+    Raises ConfigError without a CUDA device.
+    """
+    if not torch.cuda.is_available():
+        raise ConfigError("kernels: a CUDA device is needed; on a CPU the kernels' references run, in torch")
+    limits = measure_device("cuda", "bfloat16")
+    print(f"{limits}; torch {torch.__version__}, bf16\n", flush=True)
+    small = measure_kernels(names, limits)
+    if small:
+        print_kernels(small)
+    decode = measure_decode(limits) if _is_wanted(DECODE, names) else []
+    prefill = measure_prefill(limits) if _is_wanted(PREFILL, names) else []
+    if decode:
+        print()
+        print_decode(decode)
+    if prefill:
+        print()
+        print_prefill(prefill)
+    print_json(
+        {
+            "bench": "kernels",
+            "limits": asdict(limits),
+            "kernels": [asdict(result) for result in small],
+            DECODE: [asdict(result) for result in decode],
+            PREFILL: [asdict(result) for result in prefill],
+        }
+    )
+    return 0
+
+
+def _is_wanted(name: str, names: Sequence[str]) -> bool:
+    return not names or name.startswith(tuple(names))
