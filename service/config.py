@@ -91,6 +91,9 @@ class ApiConfig:
     max_stop_token_ids: int = 1024
     max_tools: int = 128
     max_schema_bytes: int = 64 * 1024
+    max_schema_depth: int = 64
+    max_enum_values: int = 5000
+    max_regex_bytes: int = 4096
     max_cache_salt_bytes: int = 1024
     stream_keepalive_s: float = 15.0
     stream_send_timeout_s: float = 30.0

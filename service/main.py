@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import uvloop
@@ -52,6 +53,9 @@ from service.scheduler.swap_time import SwapTime
 from service.scheduler.token_shares import TokenShares
 from service.settings import Settings
 from service.shutdown import Shutdown
+from service.structured.grammar_compiler import GrammarCompiler
+from service.structured.token_bitmask import TokenBitmask
+from service.structured.vocabulary import vocabulary_of
 from service.text.chat_template import ChatTemplate, load_chat_template
 from service.text.dummy_tokenizer import dummy_tokenizer
 from service.text.tokenizer import Tokenizer
@@ -284,7 +288,9 @@ class _Service:
         overlap = self._settings.overlap
         if overlap is None:
             overlap = loaded.device != "cpu"  # on a CPU the iteration itself holds the cores
-        return Engine(scheduler, loaded.runner, self._recorder, self._clock, overlap=overlap), blocks
+        masker = TokenBitmask(config.max_num_seqs, loaded.model_config.vocab_size, loaded.generation.eos_token_ids)
+        engine = Engine(scheduler, loaded.runner, self._recorder, self._clock, overlap=overlap, masker=masker)
+        return engine, blocks
 
     def _make_policy(self, history: History) -> SchedulingPolicy:
         match self._settings.scheduling_policy:
@@ -366,6 +372,9 @@ class _Service:
                 "device": str(loaded.device),
                 "headrace": distribution_version(),
             },
+            grammars=GrammarCompiler(
+                partial(vocabulary_of, parts.tokenizer, loaded.model_config.vocab_size, generation.eos_token_ids)
+            ),
             clock=self._clock,
         )
 

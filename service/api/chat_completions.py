@@ -19,9 +19,11 @@ from service.api.context import ApiContext
 from service.api.generation import CollectedChoice, Generation
 from service.api.json_body import read_json_object
 from service.api.middleware import client_of
+from service.api.output_form import compile_form
 from service.api.request_building import build_requests
 from service.api.serving_state import ServedModel
 from service.api.validation import check_call, parse, tier_of
+from service.core.grammar import Reasoning
 from service.protocol.chat import ChatChoice, ChatRequest, ChatResponse
 from service.text.chat_output import ChatOutput
 from service.text.reasoning import ReasoningSplitter, begins_inside
@@ -43,6 +45,7 @@ class ChatCompletions:
         chat = check_chat(fields, model, self._context)
         model.engine.check_accepts()
         prompt = await chat_prompt_ids(chat, model, self._context)
+        thinking = self._reasoning(chat, prompt, model)
         call_id, created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
         requests = build_requests(
             call,
@@ -53,8 +56,9 @@ class ChatCompletions:
             prompt_param="messages",
             default_max_tokens=None,
             client=client_of(http.scope),
+            grammar=await compile_form(call.form, model.grammars, thinking),
         )
-        make_output = self._output_maker(chat, prompt, model)
+        make_output = self._output_maker(chat, thinking)
         trace = self._context.traces.open(call_id, client_of(http.scope), call.model, created, requests)
         generation = Generation(
             model.engine, model.tokenizer, requests, call.stops, make_output, note_end=trace.note_end
@@ -79,15 +83,19 @@ class ChatCompletions:
 
         return await answer_whole(http, self._context, generation, call.ignored, body)
 
-    def _output_maker(
-        self, chat: CheckedChat, prompt: Sequence[int], model: ServedModel
-    ) -> Callable[[], ChatOutput] | None:
+    def _reasoning(self, chat: CheckedChat, prompt: Sequence[int], model: ServedModel) -> Reasoning:
+        if self._context.config.reasoning_parser != "auto" or not chat.template.knows_reasoning:
+            return Reasoning.NONE
+        inside = begins_inside(model.tokenizer.decode(prompt[-_END_OF_PROMPT:]))
+        return Reasoning.BEGUN if inside else Reasoning.MAY_BEGIN
+
+    def _output_maker(self, chat: CheckedChat, thinking: Reasoning) -> Callable[[], ChatOutput] | None:
         """Makes what tells a choice's output apart; None if it can only be content."""
         tools = chat.tools
-        thinks = self._context.config.reasoning_parser == "auto" and chat.template.knows_reasoning
+        thinks = thinking is not Reasoning.NONE
         if not thinks and tools.style is None:
             return None
-        starts_inside = thinks and begins_inside(model.tokenizer.decode(prompt[-_END_OF_PROMPT:]))
+        starts_inside = thinking is Reasoning.BEGUN
 
         def make() -> ChatOutput:
             return ChatOutput(

@@ -49,6 +49,7 @@ class StopRules:
 class ChoiceText:
     """Text state of one choice; on the event loop.
 
+    stop_token_ids: all ids that end a choice and have no text; an output that its grammar ends has its last token's.
     output: of a chat choice that may think or call tools. num_reasoning_tokens: ids that were read while it thought.
     num_tokens: ids that count as output: up to and with the one that ended the choice, by whatever reason.
     """
@@ -60,6 +61,7 @@ class ChoiceText:
         detokenizer: Detokenizer,
         stops: StopRules,
         output: ChatOutput | None = None,
+        stop_token_ids: frozenset[int] = frozenset(),
     ) -> None:
         self.index = index
         self.prompt_index = prompt_index
@@ -69,6 +71,7 @@ class ChoiceText:
         self.stop_reason: str | int | None = None
         self._detokenizer = detokenizer
         self._rules = stops
+        self._stop_token_ids = stop_token_ids
         self._stops = StopMatcher(stops.strings, include_stop=stops.include)
         self._output = output
         self._deltas: list[OutputDelta] = []
@@ -104,7 +107,7 @@ class ChoiceText:
         return piece
 
     def _push_one(self, event: TokenEvent) -> str:
-        is_stop_token = event.finish_reason is FinishReason.STOP
+        is_stop_token = event.finish_reason is FinishReason.STOP and event.token_id in self._stop_token_ids
         has_text = not is_stop_token or (self._rules.include and event.token_id in self._rules.token_ids)
         ids = (event.token_id,) if has_text else ()
         text = self._stops.push(self._detokenizer.push(ids))

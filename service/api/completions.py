@@ -19,6 +19,7 @@ from service.api.context import ApiContext
 from service.api.generation import CollectedChoice, Generation
 from service.api.json_body import read_json_object
 from service.api.middleware import client_of
+from service.api.output_form import compile_form
 from service.api.request_building import build_requests
 from service.api.serving_state import ServedModel
 from service.api.validation import check_call, check_token_ids, parse, tier_of
@@ -52,6 +53,7 @@ class Completions:
             prompt_param="prompt",
             default_max_tokens=_DEFAULT_MAX_TOKENS,
             client=client_of(http.scope),
+            grammar=await compile_form(call.form, model.grammars),
         )
         trace = self._context.traces.open(call_id, client_of(http.scope), call.model, created, requests)
         generation = Generation(model.engine, model.tokenizer, requests, call.stops, note_end=trace.note_end)

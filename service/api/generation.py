@@ -71,7 +71,11 @@ class Generation:
             for _ in range(request.sampling.n):
                 detokenizer = make_detokenizer(tokenizer)
                 output = None if make_output is None else make_output()
-                self._choices.append(ChoiceText(len(self._choices), prompt_index, detokenizer, stops, output))
+                self._choices.append(
+                    ChoiceText(
+                        len(self._choices), prompt_index, detokenizer, stops, output, request.sampling.stop_token_ids
+                    )
+                )
 
     @property
     def is_done(self) -> bool:

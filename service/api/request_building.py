@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from service.api.serving_state import ServedModel
 from service.api.token_budget import kv_room, max_tokens_for
 from service.api.validation import CheckedCall, check_token_ids
+from service.core.grammar import Grammar
 from service.core.request import Request
 from service.core.sampling_params import SamplingParams
 
@@ -21,6 +22,7 @@ def build_requests(
     prompt_param: str,
     default_max_tokens: int | None,
     client: str,
+    grammar: Grammar | None = None,
 ) -> list[Request]:
     """One engine request per prompt; ContextLengthExceeded if one does not fit."""
     check_token_ids(list(call.stops.token_ids), model.vocab_size, "stop_token_ids")
@@ -46,6 +48,15 @@ def build_requests(
             stop_token_ids=stop_token_ids,
         )
         requests.append(
-            Request(f"{call_id}-{index}", tuple(prompt), sampling, arrival_s, call.cache_salt, call.priority, client)
+            Request(
+                f"{call_id}-{index}",
+                tuple(prompt),
+                sampling,
+                arrival_s,
+                call.cache_salt,
+                call.priority,
+                client,
+                grammar,
+            )
         )
     return requests

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from service.core.clock import Clock, MonotonicClock
+from service.core.grammar import Grammars
 from service.engine.async_engine import AsyncEngine
 from service.errors import Unavailable
 from service.text.chat_template import ChatTemplate
@@ -69,6 +70,7 @@ class ServedModel:
     `ignore_eos`.
     build: what the answers depend on besides the request (weights' revision, dtype, device, kernels), for people and
     for `system_fingerprint`. Shown to clients: no paths.
+    grammars: compile what outputs must match; None if this server cannot, then asking for it is refused.
     clock: the engine's.
     """
 
@@ -82,6 +84,7 @@ class ServedModel:
     eos_token_ids: frozenset[int]
     defaults: GenerationDefaults = GenerationDefaults()
     build: Mapping[str, str] = field(default_factory=dict)
+    grammars: Grammars | None = None
     clock: Clock = field(default_factory=MonotonicClock)
 
     @property

@@ -11,9 +11,11 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from service.api.choice_text import StopRules
+from service.api.output_form import check_output_form
 from service.api.serving_state import GenerationDefaults
 from service.api.unsupported import check_extra_fields
 from service.config import ApiConfig
+from service.core.grammar import GrammarSpec
 from service.errors import InvalidRequest, ModelNotFound, UnsupportedParameter
 from service.protocol.generation import GenerationFields, WireRequest
 
@@ -60,6 +62,7 @@ class CheckedCall:
     """What completions and chat have in common, checked.
 
     max_tokens: None when the client gave none.
+    form: what the output must be; None: any text.
     ignored: unknown fields, to be named in the answer's header.
     """
 
@@ -76,6 +79,7 @@ class CheckedCall:
     include_usage: bool
     continuous_usage: bool
     return_token_ids: bool
+    form: GrammarSpec | None
     ignored: tuple[str, ...]
 
 
@@ -123,6 +127,7 @@ def check_call(
         include_usage=options is not None and bool(options.include_usage),
         continuous_usage=options is not None and bool(options.continuous_usage_stats),
         return_token_ids=bool(fields.return_token_ids),
+        form=check_output_form(fields, config),
         ignored=ignored,
     )
 

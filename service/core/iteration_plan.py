@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from service.core.grammar import TokenMasks
 from service.core.sampling_params import SamplingParams
 
 PENDING_TOKEN_ID = -2
@@ -93,6 +94,7 @@ class IterationPlan:
     copies: destinations are distinct, and none is the source of another.
     transfers: device blocks of all of them are distinct, and so are host blocks.
     awaits_transfer: nothing can run before some transfer has finished; the executor may wait for one.
+    masks: what the draws may be, where grammars say so; to be waited for as late as possible.
     """
 
     scheduled: tuple[ScheduledSequence, ...]
@@ -100,6 +102,7 @@ class IterationPlan:
     released: tuple[int, ...] = ()
     transfers: tuple[Transfer, ...] = ()
     awaits_transfer: bool = False
+    masks: TokenMasks | None = None
 
     def __post_init__(self) -> None:
         ids = [s.sequence_id for s in self.scheduled]

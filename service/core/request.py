@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from service.core.grammar import Grammar
 from service.core.sampling_params import SamplingParams
 
 
@@ -25,6 +26,7 @@ class Request:
     cache_salt: requests with different salts never share cached prefixes.
     priority: higher goes first where the scheduling policy heeds it.
     client: name of the API key that sent it; shares are counted by it. Never a label of a metric.
+    grammar: what every choice's output must match; None: anything. A choice ends when nothing can follow.
     """
 
     request_id: str
@@ -34,6 +36,7 @@ class Request:
     cache_salt: str = ""
     priority: int = 0
     client: str = ""
+    grammar: Grammar | None = None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -42,7 +45,7 @@ class Request:
     @property
     def needs_ids_on_host(self) -> bool:
         """Whether the host must know the last id before the next can be drawn: then its iterations do not overlap."""
-        return self.sampling.needs_ids_on_host
+        return self.grammar is not None or self.sampling.needs_ids_on_host
 
     @property
     def max_num_tokens(self) -> int:

@@ -7,10 +7,12 @@ position below `recompute_until` is recomputation: it was computed before a pree
 
 What an iteration computes counts as computed from its launch on, and the id that it draws has its place among the
 tokens, as PENDING_TOKEN_ID, until the result is there. `last_iteration` numbers the last launch that it was part of.
+`matcher` stands after the last token, if the output has a grammar; a preemption leaves it as it is.
 """
 
 from __future__ import annotations
 
+from service.core.grammar import Matcher
 from service.core.iteration_plan import PENDING_TOKEN_ID, Sample
 from service.core.request import FinishReason
 
@@ -24,6 +26,7 @@ class Sequence:
         "draw",
         "finish_reason",
         "last_iteration",
+        "matcher",
         "max_num_tokens",
         "num_cached_blocks",
         "num_computed_tokens",
@@ -51,6 +54,7 @@ class Sequence:
         self.num_computed_tokens = 0
         self.recompute_until = 0
         self.finish_reason: FinishReason | None = None
+        self.matcher: Matcher | None = None
         self.block_digests: list[bytes] = []
         self.num_cached_blocks = 0
         self.last_iteration = 0

@@ -60,6 +60,9 @@ class SequenceGroup:
             )
             for i in range(request.sampling.n)
         ]
+        if request.grammar is not None:
+            for sequence in self.sequences:
+                sequence.matcher = request.grammar.start()
         self.live = list(self.sequences)
         self.status = GroupStatus.WAITING
         self.is_forked = request.sampling.n == 1

@@ -17,12 +17,14 @@ from typing import NamedTuple
 
 from service.core.clock import Clock
 from service.core.events import FinalEvent, Outcome, PromptEvent, StreamEvent, TokenEvent
+from service.core.grammar import TokenMasker
 from service.core.iteration_plan import IterationPlan, ScheduledSequence
 from service.core.iteration_result import INVALID_TOKEN_ID, IterationResult, TokenLogprobs
 from service.core.request import FinishReason, Request
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.core.stats import EngineSnapshot, IterationStats, RequestStats
+from service.engine.grammar_masks import with_masks
 from service.engine.ports import Executor, PendingIteration, StatsSink
 from service.errors import RequestError, ServerError
 from service.scheduler.iteration_scheduler import DecisionTally, IterationScheduler
@@ -39,6 +41,7 @@ class Engine:
     """Owns every live request. Whatever ends a request ends it through `_end_group`, with one final event.
 
     overlap: whether an iteration is launched while another runs. The tokens are the same either way.
+    masker: computes what draws may be; needed by requests with grammars only.
     """
 
     def __init__(
@@ -49,11 +52,14 @@ class Engine:
         clock: Clock,
         *,
         overlap: bool = False,
+        masker: TokenMasker | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._stats_sink = stats_sink
         self._clock = clock
+        self._masker = masker
+        self._num_constrained = 0
         self._next_sequence_id = 0
         self._events: list[Addressed] = []
         self._batch_size = 0
@@ -71,6 +77,7 @@ class Engine:
         """Accept a request that has passed the door."""
         group = SequenceGroup(request, self._next_sequence_id)
         self._next_sequence_id += request.sampling.n
+        self._num_constrained += request.grammar is not None
         self._scheduler.add(group)
 
     def abort(self, request_id: str) -> None:
@@ -126,10 +133,17 @@ class Engine:
             kv_tokens=self._scheduler.num_cached_tokens(),
         )
 
+    def _decide(self) -> IterationPlan:
+        plan = self._scheduler.schedule()
+        if not self._num_constrained:
+            return plan
+        assert self._masker is not None, "who accepts grammars has a masker"
+        return with_masks(plan, self._scheduler.pool, self._masker)
+
     def _launch_next(self) -> bool:
         """False if nothing can be decided, or the launch has failed."""
         started_s = self._clock.now_s()
-        plan = self._scheduler.schedule()
+        plan = self._decide()
         if plan.is_empty:
             return False
         scheduled_s = self._clock.now_s()
@@ -208,7 +222,8 @@ class Engine:
         if not group.is_forked:
             self._scheduler.fork_choices(group)
         for receiver, (token_id, logprobs) in zip(receivers, draws, strict=True):
-            self._append_token(group, receiver, end, token_id, logprobs)
+            if group.live:  # a grammar's failure ends all choices at once
+                self._append_token(group, receiver, end, token_id, logprobs)
         self._scheduler.note_generated(group, len(draws))
 
     def _note_prompt_logprobs(
@@ -223,13 +238,16 @@ class Engine:
     def _append_token(
         self, group: SequenceGroup, sequence: Sequence, position: int, token_id: int, logprobs: TokenLogprobs | None
     ) -> None:
-        sampling = group.request.sampling
+        sampling, matcher = group.request.sampling, sequence.matcher
+        if matcher is not None and not matcher.accept(token_id):
+            self._end_group(group, Outcome.FAILED, ServerError("the grammar has outgrown the limits of this server"))
+            return
         sequence.set_drawn(position, token_id)
         group.num_output_tokens += 1
         if group.first_token_s is None:
             group.first_token_s = self._clock.now_s()
         reason: FinishReason | None = None
-        if token_id in sampling.stop_token_ids:
+        if token_id in sampling.stop_token_ids or (matcher is not None and matcher.is_finished):
             reason = FinishReason.STOP
         elif position + 1 == sequence.max_num_tokens:
             reason = FinishReason.LENGTH
@@ -247,6 +265,7 @@ class Engine:
 
     def _end_group(self, group: SequenceGroup, outcome: Outcome, error: RequestError | None = None) -> None:
         self._scheduler.end_group(group)
+        self._num_constrained -= group.request.grammar is not None
         stats = self._request_stats(group)
         reasons = tuple(s.finish_reason for s in group.sequences if s.finish_reason is not None)
         self._events.append((group.request.request_id, FinalEvent(outcome, stats, error)))

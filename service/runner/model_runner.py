@@ -8,12 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from service.core.grammar import TokenMasks
 from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
 from service.core.iteration_result import IterationResult
 from service.core.sampling_params import SamplingParams
 from service.models.causal_lm import CausalLM
 from service.runner.attention_inputs import attention_inputs
 from service.runner.drawn_ids import DrawnIds
+from service.runner.grammar_masks import with_grammar_masks
 from service.runner.kv_storage import KvStorage
 from service.runner.kv_transfer import KvTransfer, TransferTiming
 from service.runner.logprobs import DrawLogprobs, PromptLogprobs, score_prompts
@@ -89,7 +91,7 @@ class ModelRunner:
             self._transfer.start(transfer)
         if plan.copies:
             self._storage.copy(plan.copies)
-        outputs = self._compute(plan.scheduled) if plan.scheduled else Outputs()
+        outputs = self._compute(plan.scheduled, plan.masks) if plan.scheduled else Outputs()
         return LaunchedIteration(outputs, self._transfer, plan.awaits_transfer)
 
     def measure_swap(self) -> tuple[TransferTiming, ...]:
@@ -108,7 +110,7 @@ class ModelRunner:
             self.launch(IterationPlan((ScheduledSequence(-1, (0,), 2, 1, (), params, draws),))).wait()
         self.launch(IterationPlan((), released=(-1,))).wait()
 
-    def _compute(self, scheduled: Sequence[ScheduledSequence]) -> Outputs:
+    def _compute(self, scheduled: Sequence[ScheduledSequence], masks: TokenMasks | None) -> Outputs:
         batch = flatten(scheduled, self._rows, self._block_size)
         tensors = to_device(batch.arrays(), self._device)
         self._drawn.grow(self._rows.num_rows)
@@ -129,18 +131,16 @@ class ModelRunner:
         if not len(batch.logit_rows):
             return Outputs(prompt_logprobs=prompt_logprobs)
         logits = self._model.compute_logits(hidden.index_select(0, tensors["logit_rows"]))
-        num_logprobs: list[int | None] = []
-        if batch.is_plain:
-            drawn = self._draw(batch, tensors, logits)
-        else:
+        extras, num_logprobs = None, list[int | None]()
+        if not batch.is_plain:
             extras, num_logprobs = self._sampling_rows.extras(scheduled)
-            drawn = self._draw(batch, tensors, logits, extras)
+        drawn = self._draw(batch, tensors, logits, with_grammar_masks(extras, masks, self._device))
         self._drawn.note(tensors["draw_rows"], drawn.token_ids)
         logprobs = None if drawn.logprobs is None else DrawLogprobs(drawn.logprobs, num_logprobs)
         return Outputs(IdsOnTheirWay(drawn.token_ids), logprobs, prompt_logprobs)
 
     def _draw(
-        self, batch: FlatBatch, tensors: Mapping[str, Tensor], logits: Tensor, extras: SamplingExtras | None = None
+        self, batch: FlatBatch, tensors: Mapping[str, Tensor], logits: Tensor, extras: SamplingExtras | None
     ) -> Drawn:
         """N ids. tensors: the batch's arrays on the device. logits: of its `logit_rows`; written if `extras` say so.
 

@@ -78,3 +78,12 @@ class Tokenizer:
     def token_text(self, token_id: int) -> str:
         """The token as the vocabulary spells it; empty if the id has none."""
         return self._tokenizer.id_to_token(token_id) or ""
+
+    def id_of(self, text: str) -> int | None:
+        """Id of the token that is spelled so; None if the vocabulary has none."""
+        token_id = self._tokenizer.token_to_id(text)
+        return None if token_id is None else int(token_id)
+
+    def to_json(self) -> str:
+        """The tokenizer as `tokenizer.json` has it, without truncation and padding."""
+        return str(self._tokenizer.to_str())

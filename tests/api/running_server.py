@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
@@ -35,6 +36,9 @@ from service.scheduler.preemption import AlwaysRecompute
 from service.scheduler.preemption_cost import PreemptionCost
 from service.scheduler.recovery_ledger import RecoveryLedger
 from service.scheduler.swap_time import SwapTime
+from service.structured.grammar_compiler import GrammarCompiler
+from service.structured.token_bitmask import TokenBitmask
+from service.structured.vocabulary import vocabulary_of
 from service.text.chat_template import ChatTemplate
 from service.text.tokenizer import Tokenizer
 from tests.api.scripted_executor import Script, ScriptedExecutor, saying
@@ -44,6 +48,7 @@ Result = TypeVar("Result")
 
 MODEL = "tiny/model"
 END_ID = 2
+ENDS = frozenset({END_ID})
 BLOCK_SIZE = 4
 SCHEDULER = SchedulerConfig(
     max_num_seqs=64, max_num_batched_tokens=512, watermark=0.0, max_waiting_requests=64, max_waiting_tokens=100_000
@@ -180,7 +185,8 @@ class RunningServer:
             max_num_seqs=scheduler.max_num_seqs,
             max_preemptions=scheduler.max_preemptions,
         )
-        engine = Engine(iterations, self.executor, self.recorder, clock)
+        masker = TokenBitmask(scheduler.max_num_seqs, self.tokenizer.num_tokens, ENDS)
+        engine = Engine(iterations, self.executor, self.recorder, clock, masker=masker)
         self.engine = AsyncEngine(engine, blocks, scheduler, clock, on_death=lambda fault: None, stuck_after_s=0.5)
 
     def _served_model(self) -> ServedModel:
@@ -193,9 +199,10 @@ class RunningServer:
             created=1_700_000_000,
             max_model_len=self.scene.max_model_len,
             vocab_size=self.tokenizer.num_tokens,
-            eos_token_ids=frozenset({END_ID}),
+            eos_token_ids=ENDS,
             defaults=self.scene.defaults,
             build={"dtype": "none"},
+            grammars=GrammarCompiler(partial(vocabulary_of, self.tokenizer, self.tokenizer.num_tokens, ENDS)),
         )
 
 

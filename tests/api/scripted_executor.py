@@ -10,9 +10,10 @@ from service.core.iteration_plan import IterationPlan, ScheduledSequence
 from service.core.iteration_result import IterationResult
 from service.core.sampling_params import SamplingParams
 from tests.engine.late_executor import LateExecutor
+from tests.structured.masks import nearest_allowed
 
 Script = Callable[[Sequence[int], Sequence[int], int], int]
-"""(prompt ids, ids so far, seed) -> next id."""
+"""(prompt ids, ids so far, seed) -> next id; if a grammar forbids it, the next one that it allows is drawn."""
 
 
 def saying(ids: Sequence[int]) -> Script:
@@ -48,6 +49,8 @@ class ScriptedExecutor(LateExecutor):
         if self.fault is not None:
             raise self.fault
         drawn = [token_id for item in plan.scheduled for token_id in self._draw(item)]
+        if plan.masks is not None:
+            drawn = nearest_allowed(drawn, plan.masks)
         return IterationResult(tuple(drawn))
 
     def _draw(self, item: ScheduledSequence) -> list[int]:

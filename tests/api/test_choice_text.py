@@ -11,7 +11,11 @@ TOKENIZER = Tokenizer(tiny_tokenizers.byte_level())
 
 
 def choice_of(*stops: str) -> ChoiceText:
-    return ChoiceText(0, 0, make_detokenizer(TOKENIZER), StopRules(stops))
+    return choice_by(StopRules(stops))
+
+
+def choice_by(rules: StopRules) -> ChoiceText:
+    return ChoiceText(0, 0, make_detokenizer(TOKENIZER), rules, stop_token_ids=rules.token_ids | {2})
 
 
 def events_of(text: str, end: FinishReason | None = None) -> list[TokenEvent]:
@@ -39,8 +43,8 @@ def test_tokens_without_text_go_with_the_next_piece() -> None:
 
 def test_a_stop_token_ends_without_text() -> None:
     choice = choice_of()
-    piece = choice.take(choice.push([TokenEvent(0, 75, FinishReason.STOP)]))
-    assert (piece.text, piece.token_ids, piece.finish_reason) == ("", [75], FinishReason.STOP)
+    piece = choice.take(choice.push([TokenEvent(0, 2, FinishReason.STOP)]))
+    assert (piece.text, piece.token_ids, piece.finish_reason) == ("", [2], FinishReason.STOP)
     assert choice.num_tokens == 1
 
 
@@ -76,17 +80,23 @@ def test_says_what_stopped_it() -> None:
     by_text = choice_of("END", "STOP")
     by_text.push(events_of("say STOP"))
     assert by_text.take("").stop_reason == "STOP"
-    by_id = ChoiceText(0, 0, make_detokenizer(TOKENIZER), StopRules(token_ids=frozenset({75})))
+    by_id = choice_by(StopRules(token_ids=frozenset({75})))
     assert by_id.push([TokenEvent(0, 75, FinishReason.STOP)]) == ""
     assert by_id.take("").stop_reason == 75
-    by_end = ChoiceText(0, 0, make_detokenizer(TOKENIZER), StopRules(token_ids=frozenset({75})))
+    by_end = choice_by(StopRules(token_ids=frozenset({75})))
     by_end.push([TokenEvent(0, 2, FinishReason.STOP)])
     assert by_end.take("").stop_reason is None
 
 
 def test_what_stopped_it_is_shown_if_asked_for() -> None:
     rules = StopRules(("STOP",), frozenset({75}), include=True)
-    by_text = ChoiceText(0, 0, make_detokenizer(TOKENIZER), rules)
+    by_text = choice_by(rules)
     assert by_text.push(events_of("say STOP it")) == "say STOP"
-    by_id = ChoiceText(0, 0, make_detokenizer(TOKENIZER), rules)
+    by_id = choice_by(rules)
     assert by_id.push([TokenEvent(0, 75, FinishReason.STOP)]) == TOKENIZER.decode([75])
+
+
+def test_the_token_that_completes_a_grammar_has_its_text() -> None:
+    choice = choice_of()
+    assert choice.push(events_of("the end", FinishReason.STOP)) == "the end"
+    assert choice.take("").stop_reason is None

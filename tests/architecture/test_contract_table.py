@@ -17,8 +17,8 @@ ROWS = [
     line for line in README.splitlines() if line.startswith("| ") and not line.startswith(("| **", "| parameter or"))
 ]
 ELSEWHERE = {"model", "documents", "stream", "audio", "prediction", "verbosity", "web_search_options", "moderation"}
-ELSEWHERE |= {"spaces_between_special_tokens", "add_special_tokens", "guided_json", "guided_regex", "guided_choice"}
-ELSEWHERE |= {"guided_grammar", "structured_outputs"}
+ELSEWHERE |= {"spaces_between_special_tokens", "add_special_tokens"}
+ELSEWHERE |= {"guided_json", "guided_regex", "guided_choice", "guided_grammar"}
 """Not in api.md by this name, or spoken of in every row."""
 
 

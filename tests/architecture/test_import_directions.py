@@ -34,6 +34,7 @@ OURS = {
     "models": {"layers", "kernels", *EVERYONE_MAY},
     "layers": {"kernels", "core", "errors"},
     "sampling": {"kernels", "core", "errors"},
+    "structured": {"text", "core", "errors"},
     "kernels": set(),
     "bench": {"kernels", "models", "engine", *EVERYONE_MAY},
     "quickstart": set(),
@@ -61,6 +62,7 @@ THIRD_PARTY = {
     "models": {"torch", "safetensors", "numpy"},
     "layers": {"torch"},
     "sampling": {"torch"},
+    "structured": {"llguidance", "numpy"},
     "bench": {"torch", "triton"},
     "kernels": {"torch", "triton"},
 }

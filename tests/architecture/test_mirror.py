@@ -15,6 +15,7 @@ WITHOUT_A_TWIN = {
     "service/engine/ports.py": "Protocols only",
     "service/api/context.py": "values only",
     "service/core/events.py": "values only",
+    "service/core/grammar.py": "Protocols and values only",
     "service/core/iteration_result.py": "values only",
     "service/core/request.py": "values only",
     "service/core/sampling_params.py": "values only",

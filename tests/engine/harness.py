@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from service.core.clock import ManualClock
 from service.core.events import FinalEvent, Outcome, PromptEvent, TokenEvent
+from service.core.grammar import TokenMasker
 from service.core.iteration_plan import PENDING_TOKEN_ID
 from service.core.iteration_result import TokenLogprobs
 from service.core.request import FinishReason, Request
@@ -68,6 +69,7 @@ class Harness:
         max_preemptions: int = 1_000_000,
         chunk_budget: ChunkBudget | None = None,
         overlap: bool = False,
+        masker: TokenMasker | None = None,
     ) -> None:
         self.clock = ManualClock()
         self.blocks = BlockManager(
@@ -104,7 +106,9 @@ class Harness:
             max_num_seqs=max_num_seqs,
             max_preemptions=max_preemptions,
         )
-        self.engine = Engine(self.scheduler, executor or self.toy, self.sink, self.clock, overlap=overlap)
+        self.engine = Engine(
+            self.scheduler, executor or self.toy, self.sink, self.clock, overlap=overlap, masker=masker
+        )
         self.requests: dict[str, Request] = {}
         self.tokens: dict[tuple[str, int], list[int]] = defaultdict(list)
         self.reasons: dict[tuple[str, int], FinishReason] = {}

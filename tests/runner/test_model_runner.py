@@ -22,6 +22,7 @@ from tests.models.checkpoints import (
 )
 from tests.runner.loading import load
 from tests.runner.plan_player import PlanPlayer, greedy
+from tests.structured.masks import FixedMasks
 
 NUM_TOKENS = 12
 PROMPTS = random_prompts(64)
@@ -215,3 +216,22 @@ def test_warm_up_forgets_its_sequence(loaded):
     loaded.runner.warm_up()
     loaded.runner.warm_up()
     assert len(loaded.runner._rows) == 0
+
+
+def test_a_mask_holds_for_its_rows_only(tmp_path):
+    """The masked draw is the best of what is allowed; its neighbour draws as if alone."""
+    torch.manual_seed(0)
+    folder = llama(tmp_path)
+    runner = load(folder).runner
+    sequences = tuple(
+        ScheduledSequence(
+            index, tuple(prompt), 0, 0, tuple(range(4 * index, 4 * index + 4)), greedy(1), (Sample(index, 0),)
+        )
+        for index, prompt in enumerate(([5, 6, 7], [8, 9]))
+    )
+    theirs = oracle(folder)
+    logits = [logits_of(theirs, list(item.token_ids))[-1] for item in sequences]
+    allowed = torch.argsort(logits[0], descending=True)[[3, 7]].tolist()
+    masks = FixedMasks([0, -1], [allowed], len(logits[0]))
+    drawn = runner.launch(IterationPlan(sequences, masks=masks)).wait().token_ids
+    assert drawn == (allowed[0], int(logits[1].argmax()))

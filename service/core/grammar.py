@@ -1,0 +1,91 @@
+"""Output that must match a grammar: what is asked for, and what stands behind it, as Protocols.
+
+`service/structured` implements them; the engine and the API know no more than this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Literal, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """What the output must be.
+
+    kind, source: `json_schema`, the schema as JSON text; `regex`, a pattern for the whole output; `choice`, a JSON
+        list of texts; `grammar`, Lark or GBNF.
+    param: the request field that asked for it, to be named in refusals.
+    whitespace: for a schema, a pattern of what may stand between its tokens; None: `STANDARD_WHITESPACE` of
+        structured/grammar_source.py; empty: nothing.
+    """
+
+    kind: Literal["json_schema", "regex", "choice", "grammar"]
+    source: str
+    param: str
+    whitespace: str | None = None
+
+
+class Reasoning(Enum):
+    """Whether a model that thinks may do so before the grammar begins."""
+
+    NONE = auto()
+    MAY_BEGIN = auto()  # it opens the reasoning itself, or answers at once
+    BEGUN = auto()  # the prompt has opened it
+
+
+class Matcher(Protocol):
+    """Where one sequence stands in its grammar. Engine thread only."""
+
+    def accept(self, token_id: int) -> bool:
+        """Go on by a token. False: it does not fit, or the grammar has outgrown its limits; nothing follows then."""
+        ...
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the text is complete and nothing can follow. Does not change state."""
+        ...
+
+    def fork(self) -> Matcher:
+        """Another sequence at the same place."""
+        ...
+
+
+class Grammar(Protocol):
+    """A compiled grammar. Any thread."""
+
+    def start(self) -> Matcher: ...
+
+
+class Grammars(Protocol):
+    """Compiles what requests ask for. Event-loop thread; the work is done elsewhere."""
+
+    async def compile(self, spec: GrammarSpec, reasoning: Reasoning = Reasoning.NONE) -> Grammar:
+        """InvalidRequest that names the field and the keyword if it cannot be honoured."""
+        ...
+
+
+class TokenMasks(Protocol):
+    """What the draws of one iteration may be; perhaps still being computed."""
+
+    @property
+    def rows(self) -> Sequence[int]:
+        """One entry a draw, in the plan's order: its row of `wait`, or -1: it may be anything."""
+        ...
+
+    def wait(self) -> memoryview:
+        """[number of masks, ceil(vocabulary / 32)] int32, contiguous: bit t % 32 of word t // 32 allows token t.
+
+        Valid until the next masks are begun.
+        """
+        ...
+
+
+class TokenMasker(Protocol):
+    """Computes masks beside the forward pass. Engine thread."""
+
+    def begin(self, matchers: Sequence[Matcher], rows: Sequence[int]) -> TokenMasks:
+        """Masks of these matchers, all different, which stay as they are until `wait` has returned."""
+        ...

@@ -1,0 +1,27 @@
+"""What the draws of an iteration may be, where grammars say so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from service.core.grammar import Matcher, TokenMasker
+from service.core.iteration_plan import IterationPlan
+from service.scheduler.request_pool import RequestPool
+
+
+def with_masks(plan: IterationPlan, pool: RequestPool, masker: TokenMasker) -> IterationPlan:
+    """The plan with its masks, which are computed beside the forward pass; as it was if no draw has a grammar.
+
+    The choices that are drawn from one prompt all stand at the beginning of one grammar: they share a mask.
+    """
+    matchers: list[Matcher] = []
+    rows: list[int] = []
+    for item in plan.scheduled:
+        if not item.samples:
+            continue
+        member = pool.member(item.sequence_id)
+        matcher = None if member is None else member[1].matcher
+        rows += [-1 if matcher is None else len(matchers)] * len(item.samples)
+        if matcher is not None:
+            matchers.append(matcher)
+    return replace(plan, masks=masker.begin(matchers, rows)) if matchers else plan

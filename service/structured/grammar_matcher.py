@@ -1,0 +1,110 @@
+"""One sequence's place in its grammar: accept a token, finished?, fork."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from llguidance import LLMatcher
+
+
+class StructuredMatcher(Protocol):
+    """What `TokenBitmask` asks of a matcher. Does not change state."""
+
+    @property
+    def constraint(self) -> LLMatcher | None:
+        """Whose mask holds now; None: anything but the end of the text."""
+        ...
+
+    @property
+    def also_allowed(self) -> int | None:
+        """An id that is allowed beside the mask."""
+        ...
+
+
+class CompiledGrammar:
+    """A grammar that is ready. num_bytes: about what it takes, its lexer's tables included."""
+
+    def __init__(self, prototype: LLMatcher, num_bytes: int) -> None:
+        self._prototype = prototype
+        self.num_bytes = num_bytes
+        self.is_spent = False  # its lexer, which all its matchers share, has outgrown its limits
+
+    def start(self) -> GrammarMatcher:
+        return GrammarMatcher(self, self._prototype.deep_copy())
+
+
+class GrammarMatcher:
+    """The text so far is a beginning of what the grammar describes."""
+
+    also_allowed: int | None = None
+
+    def __init__(self, grammar: CompiledGrammar, state: LLMatcher) -> None:
+        self._grammar = grammar
+        self._state = state
+
+    @property
+    def constraint(self) -> LLMatcher:
+        return self._state
+
+    @property
+    def is_finished(self) -> bool:
+        return bool(self._state.is_stopped())
+
+    def accept(self, token_id: int) -> bool:
+        if self._state.consume_token(token_id):
+            return True
+        self._grammar.is_spent = True
+        return False
+
+    def fork(self) -> GrammarMatcher:
+        return GrammarMatcher(self._grammar, self._state.deep_copy())
+
+
+class ReasoningGrammar:
+    """A grammar for what follows the reasoning.
+
+    end_think: the id that ends it. think: the id that begins it, if the prompt has not: the first token is this one
+        or the grammar's first.
+    """
+
+    def __init__(self, grammar: CompiledGrammar, end_think: int, think: int | None) -> None:
+        self._grammar = grammar
+        self._end_think = end_think
+        self._think = think
+
+    def start(self) -> ReasoningMatcher:
+        return ReasoningMatcher(self._grammar.start(), self._end_think, self._think, is_thinking=self._think is None)
+
+
+class ReasoningMatcher:
+    """Everything is allowed while the model thinks, but to end; then the grammar holds.
+
+    also_allowed: the id that begins the reasoning, while it may.
+    """
+
+    def __init__(self, after: GrammarMatcher, end_think: int, think: int | None, *, is_thinking: bool) -> None:
+        self._after = after
+        self._end_think = end_think
+        self.also_allowed = think
+        self._is_thinking = is_thinking
+
+    @property
+    def constraint(self) -> LLMatcher | None:
+        return None if self._is_thinking else self._after.constraint
+
+    @property
+    def is_finished(self) -> bool:
+        return not self._is_thinking and self._after.is_finished
+
+    def accept(self, token_id: int) -> bool:
+        begins, self.also_allowed = token_id == self.also_allowed, None
+        if begins:
+            self._is_thinking = True
+        elif self._is_thinking:
+            self._is_thinking = token_id != self._end_think
+        else:
+            return self._after.accept(token_id)
+        return True
+
+    def fork(self) -> ReasoningMatcher:
+        return ReasoningMatcher(self._after.fork(), self._end_think, self.also_allowed, is_thinking=self._is_thinking)

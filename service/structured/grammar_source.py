@@ -1,0 +1,39 @@
+"""What a client asks for -> llguidance's own grammar text. Checks nothing: the compiler does."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from llguidance import LLMatcher, grammar_from
+
+from service.core.grammar import GrammarSpec
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions  # in the package's stubs only
+
+STANDARD_WHITESPACE = r"( |\r?\n[ \t]{0,40})?"
+"""Between two tokens of JSON: nothing, a space, or a new line and its indentation.
+
+JSON allows any white space, and a model that has lost its way writes it without end; bounded, it has to go on.
+"""
+
+
+def grammar_source(spec: GrammarSpec) -> str:
+    """Raises ValueError with the reason if it is not a schema, pattern or grammar at all."""
+    match spec.kind:
+        case "json_schema":
+            return LLMatcher.grammar_from_json_schema(spec.source, overrides=json_options(spec.whitespace))
+        case "regex":
+            return LLMatcher.grammar_from_regex(spec.source)
+        case "choice":
+            return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, json.loads(spec.source))))
+        case "grammar":
+            return grammar_from("grammar", spec.source)
+
+
+def json_options(whitespace: str | None) -> JsonCompileOptions:
+    """llguidance's options for a schema; `whitespace` as in GrammarSpec."""
+    if whitespace == "":
+        return {"whitespace_flexible": False}
+    return {"whitespace_flexible": True, "whitespace_pattern": whitespace or STANDARD_WHITESPACE}

@@ -1,0 +1,78 @@
+"""Allowed next ids as bits, for kernels/apply_token_bitmask.py; computed in a thread beside the forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher
+from numpy.typing import NDArray
+
+from service.core.grammar import Matcher
+from service.structured.grammar_matcher import StructuredMatcher
+
+
+@dataclass(frozen=True, slots=True)
+class BegunMasks:
+    """See `TokenMasks` in core/grammar.py."""
+
+    rows: Sequence[int]
+    bits: Future[memoryview]
+
+    def wait(self) -> memoryview:
+        return self.bits.result()
+
+
+class TokenBitmask:
+    """The engine's TokenMasker. Owns the bits; one set of masks at a time.
+
+    vocab_size: ids that logits have. trie_size: ids that the grammars know, at least as many.
+    eos_token_ids: forbidden while a model thinks.
+    """
+
+    def __init__(self, max_num_masks: int, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+        self._num_words = -(-vocab_size // 32)
+        self._bits = np.zeros((max_num_masks, self._num_words), np.int32)
+        self._free_row = _all_but(eos_token_ids, self._num_words)
+        self._thread = ThreadPoolExecutor(1, "bitmask")
+        self._parallel: LLExecutor | None = None
+
+    def begin(self, matchers: Sequence[Matcher], rows: Sequence[int]) -> BegunMasks:
+        """See `TokenMasker`. The matchers must be of this package."""
+        return BegunMasks(rows, self._thread.submit(self._fill, cast(Sequence[StructuredMatcher], matchers)))
+
+    def _fill(self, matchers: Sequence[StructuredMatcher]) -> memoryview:
+        bits = self._bits[: len(matchers)]
+        constrained = []
+        for index, matcher in enumerate(matchers):
+            if matcher.constraint is None:
+                bits[index] = self._free_row
+            else:
+                constrained.append((matcher.constraint, index))
+        if constrained:
+            self._compute(constrained, bits)
+        for index, matcher in enumerate(matchers):
+            if matcher.also_allowed is not None:
+                bits[index] |= _only(matcher.also_allowed, self._num_words)
+        return bits.data
+
+    def _compute(self, constrained: list[tuple[LLMatcher, int]], bits: NDArray[np.int32]) -> None:
+        if self._parallel is None:
+            self._parallel = LLExecutor()  # its threads start with the first grammar
+        self._parallel.unsafe_compute_mask_ptr(constrained, bits.ctypes.data, self._num_words * 4, len(bits))
+
+
+def _only(token_id: int, num_words: int) -> NDArray[np.int32]:
+    row = np.zeros(num_words, np.uint32)
+    row[token_id // 32] = np.uint32(1 << token_id % 32)
+    return row.view(np.int32)
+
+
+def _all_but(token_ids: frozenset[int], num_words: int) -> NDArray[np.int32]:
+    row = np.full(num_words, -1, np.int32)
+    for token_id in token_ids:
+        row &= ~_only(token_id, num_words)
+    return row

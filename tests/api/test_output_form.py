@@ -1,0 +1,159 @@
+"""Constrained outputs over HTTP; the scripted model proposes, the grammar decides."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.api.running_server import RunningServer
+from tests.api.wire import CHAT, COMPLETIONS, chat, completion, error_of, events_of
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "maximum": 150}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+GRAMMAR = 'start: "SELECT " column ("," column)* " FROM t"\ncolumn: "a" | "b"'
+
+
+def json_schema(schema: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **more}}
+
+
+def wander(server: RunningServer) -> None:
+    """A model that draws at random, by its seed."""
+    server.play(lambda prompt, so_far, seed: hash((seed, len(so_far), *so_far[-3:])) % server.tokenizer.num_tokens)
+
+
+@pytest.mark.parametrize(
+    ("fields", "pattern"),
+    [
+        ({"regex": r"[0-9]{3}-[a-f]+z"}, r"[0-9]{3}-[a-f]+z"),
+        ({"guided_regex": "(yes|no)!"}, "(yes|no)!"),
+        ({"choice": ["red", "green \\d"]}, r"red|green \\d"),
+        ({"guided_choice": ["red"]}, "red"),
+        ({"grammar": GRAMMAR}, r"SELECT [ab](,[ab])* FROM t"),
+        ({"guided_grammar": 'root ::= "x" ("y" | "z")'}, "x[yz]"),
+        ({"structured_outputs": {"regex": "a{2,4}b"}}, "a{2,4}b"),
+        ({"structured_outputs": {"choice": ["u", "v"]}}, "[uv]"),
+        ({"structured_outputs": {"grammar": GRAMMAR}}, r"SELECT [ab](,[ab])* FROM t"),
+        ({"response_format": json_schema({"enum": [1, "x", None]}, strict=True)}, r'1|"x"|null'),
+        ({"guided_json": {"const": [1]}, "structured_outputs": None}, r"\[ ?\s*1\s*\]"),
+        ({"guided_json": '{"type": "boolean"}'}, "true|false"),
+        ({"structured_outputs": {"json": {"const": [1, 2]}, "disable_any_whitespace": True}}, r"\[1,2\]"),
+        ({"structured_outputs": {"json": {"const": [1]}, "whitespace_pattern": " "}}, r"\[ ?1 ?\]"),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_the_output_matches(server: RunningServer, http: httpx.Client, fields: dict[str, Any], pattern: str) -> None:
+    wander(server)
+    body = completion(prompt="go", max_tokens=400, n=3, seed=1, **fields)
+    for choice in http.post(COMPLETIONS, json=body).raise_for_status().json()["choices"]:
+        assert choice["finish_reason"] == "stop"
+        assert re.fullmatch(pattern, choice["text"], re.DOTALL)
+
+
+@pytest.mark.parametrize("route", [COMPLETIONS, CHAT])
+def test_json_that_ends_by_itself_parses(server: RunningServer, http: httpx.Client, route: str) -> None:
+    wander(server)
+    fields = {"n": 8, "seed": 3, "max_tokens": 300, "response_format": json_schema(PERSON)}
+    body = completion(**fields) if route == COMPLETIONS else chat(**fields)
+    choices = http.post(route, json=body).raise_for_status().json()["choices"]
+    texts = [choice["text"] if route == COMPLETIONS else choice["message"]["content"] for choice in choices]
+    assert [choice["finish_reason"] for choice in choices] == ["stop"] * 8
+    for text in texts:
+        person = json.loads(text)
+        assert set(person) == {"name", "age"}
+        assert len(person["name"]) <= 8 and person["age"] <= 150
+    assert len(set(texts)) > 1
+
+
+def test_json_object(server: RunningServer, http: httpx.Client) -> None:
+    server.say('{"a": [1, {"b": null}]} and some more')
+    body = chat(response_format={"type": "json_object"})
+    choice = http.post(CHAT, json=body).json()["choices"][0]
+    assert json.loads(choice["message"]["content"]) == {"a": [1, {"b": None}]}
+    assert choice["finish_reason"] == "stop"
+
+
+def test_what_is_cut_says_length(server: RunningServer, http: httpx.Client) -> None:
+    wander(server)
+    body = completion(max_tokens=3, response_format=json_schema(PERSON))
+    assert http.post(COMPLETIONS, json=body).json()["choices"][0]["finish_reason"] == "length"
+
+
+def test_streamed(server: RunningServer, http: httpx.Client) -> None:
+    wander(server)
+    body = chat(response_format=json_schema(PERSON), seed=5, max_tokens=300)
+    whole = http.post(CHAT, json=body).json()["choices"][0]["message"]["content"]
+    events = events_of(http.post(CHAT, json=body | {"stream": True}).text)
+    assert "".join(event["choices"][0]["delta"].get("content", "") for event in events) == whole
+    assert events[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_the_end_of_the_text_is_the_grammars(server: RunningServer, http: httpx.Client) -> None:
+    """A model that wants to stop at once cannot; one that is told to go on for ever ends with its grammar."""
+    body = completion(regex="ab|abcd", max_tokens=50)
+    server.say("")
+    assert http.post(COMPLETIONS, json=body).json()["choices"][0]["text"] in ("ab", "abcd")
+    server.say("abcdefg")
+    answer = http.post(COMPLETIONS, json=body | {"ignore_eos": True}).json()
+    assert answer["choices"][0]["text"] == "abcd"
+    assert answer["choices"][0]["finish_reason"] == "stop"
+
+
+def test_a_stop_string_cuts_before_the_grammar_ends(server: RunningServer, http: httpx.Client) -> None:
+    """The client's own wish: then the output is a beginning of what the grammar describes."""
+    server.say('{"a": "stop here"}')
+    body = completion(response_format={"type": "json_object"}, stop=" here", max_tokens=50)
+    choice = http.post(COMPLETIONS, json=body).json()["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ('{"a": "stop', "stop")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "word"),
+    [
+        ({"response_format": json_schema({"not": {}})}, "response_format.json_schema.schema", '"not"'),
+        ({"response_format": json_schema({"type": "array", "uniqueItems": True})}, None, "uniqueItems"),
+        ({"response_format": json_schema({"format": "nope", "type": "string"})}, None, "format"),
+        ({"response_format": json_schema({"$ref": "#/nowhere"})}, None, "nowhere"),
+        ({"response_format": json_schema({"type": "number", "minimum": 3, "maximum": 2})}, None, "minimum"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "required"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "json_object"),
+        ({"guided_json": "{"}, "guided_json", "not JSON"),
+        ({"regex": "a(?=b)"}, "regex", "regex"),
+        ({"regex": "a["}, "regex", "regex"),
+        ({"regex": "a" * 5000}, "regex", "4096"),
+        ({"grammar": "start: nowhere"}, "grammar", "nowhere"),
+        ({"grammar": "no grammar at all"}, "grammar", ""),
+        ({"choice": []}, "choice", "at least one"),
+        ({"choice": ["a", ""]}, "choice", "empty"),
+        ({"regex": "a", "choice": ["a"]}, "choice", "exclude"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice", "exclude"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag", "not supported"),
+        ({"guided_json": {"enum": list(range(5001))}}, "guided_json", "5000"),
+        ({"guided_json": {"enum": ["x" * 66_000]}}, "guided_json", "65536"),
+        ({"guided_json": json.loads('{"items":' * 64 + "{}" + "}" * 64)}, "guided_json", "64"),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(
+    http: httpx.Client, fields: dict[str, Any], param: str | None, word: str
+) -> None:
+    response = http.post(COMPLETIONS, json=completion(**fields))
+    error = error_of(response)
+    assert response.status_code == 400
+    assert param is None or error["param"] == param
+    assert word in error["message"]
+    assert len(error["message"]) < 400
+
+
+def test_text_is_no_constraint(server: RunningServer, http: httpx.Client) -> None:
+    server.say("plain")
+    body = completion(response_format={"type": "text"}, structured_outputs={})
+    assert http.post(COMPLETIONS, json=body).json()["choices"][0]["text"] == "plain"

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from service.structured.grammar_matcher import ReasoningGrammar
+from tests.structured.tiny_grammars import END_ID, fits, ids, regex
+
+THINK, END_THINK = 400, 401
+
+
+def test_accepts_what_fits_and_knows_its_end() -> None:
+    matcher = regex("abc?").start()
+    assert all(matcher.accept(token_id) for token_id in ids("a") + ids("b"))
+    assert not matcher.is_finished, "c may follow"
+    assert matcher.fork().accept(END_ID), "and need not"
+    assert matcher.accept(ids("c")[0])
+    assert matcher.is_finished, "nothing can follow"
+
+
+def test_the_end_is_accepted_only_where_the_grammar_accepts() -> None:
+    matcher = regex("abc").start()
+    assert matcher.accept(ids("a")[0])
+    assert not matcher.accept(END_ID)
+
+
+def test_what_does_not_fit_ends_the_grammars_use() -> None:
+    grammar = regex("abc")
+    assert not grammar.start().accept(ids("x")[0])
+    assert grammar.is_spent, "the next request compiles it anew"
+
+
+def test_forks_go_their_own_ways() -> None:
+    grammar = regex("(ab|ac)d")
+    matcher = grammar.start()
+    assert matcher.accept(ids("a")[0])
+    other = matcher.fork()
+    assert matcher.accept(ids("b")[0])
+    assert other.accept(ids("c")[0])
+    assert fits(grammar, "abd"), "the grammar itself has not moved"
+
+
+def test_a_grammar_begins_after_the_reasoning() -> None:
+    matcher = ReasoningGrammar(regex("ab"), END_THINK, None).start()
+    for token_id in [*ids("anything, ab at all"), END_THINK]:
+        assert matcher.constraint is None
+        assert not matcher.is_finished
+        assert matcher.accept(token_id)
+    assert matcher.fork().constraint is not None
+    assert not matcher.fork().accept(ids("x")[0])
+    assert all(matcher.accept(token_id) for token_id in ids("a") + ids("b"))
+    assert matcher.is_finished
+
+
+def test_reasoning_may_begin_with_the_first_token_only() -> None:
+    grammar = ReasoningGrammar(regex("ab"), END_THINK, THINK)
+    thinking = grammar.start()
+    assert thinking.also_allowed == THINK
+    assert thinking.accept(THINK)
+    assert thinking.constraint is None
+    assert thinking.accept(ids("x")[0])
+    assert thinking.accept(END_THINK)
+    assert thinking.constraint is not None
+    answering = grammar.start()
+    assert answering.accept(ids("a")[0])
+    assert answering.also_allowed is None
+    assert not answering.accept(THINK)

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from service.core.grammar import GrammarSpec
+from service.structured.grammar_compiler import compile_grammar
+from service.structured.vocabulary import vocabulary_of
+from service.text.tokenizer import Tokenizer
+from tests.structured.tiny_grammars import TOKENIZER, vocabulary
+from tests.text import tiny_tokenizers
+
+
+def test_knows_the_ends_and_the_marks_of_reasoning() -> None:
+    known = vocabulary()
+    assert known.trie.eos_tokens == [2]
+    assert known.think == TOKENIZER.encode("<think>", add_special_tokens=False)[0]
+    assert known.end_think is None
+
+
+def test_logits_may_be_more_than_tokens() -> None:
+    assert vocabulary_of(TOKENIZER, 512, frozenset({2})).trie.vocab_size == 512
+
+
+def test_bytes_of_a_sentencepiece_vocabulary() -> None:
+    """Spaces are `▁`, what has no token of its own is written in bytes."""
+    tokenizer = Tokenizer(tiny_tokenizers.byte_fallback())
+    known = vocabulary_of(tokenizer, tokenizer.num_tokens, frozenset({2}))
+    matcher = compile_grammar(GrammarSpec("regex", "hello world é", "regex"), known).start()
+    ids = [tokenizer.id_of(token) for token in ("hell", "o", "▁world", "▁", "<0xC3>", "<0xA9>")]
+    assert all(token_id is not None and matcher.accept(token_id) for token_id in ids)
+    assert matcher.is_finished
