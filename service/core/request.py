@@ -45,7 +45,8 @@ class Request:
     @property
     def needs_ids_on_host(self) -> bool:
         """Whether the host must know the last id before the next can be drawn: then its iterations do not overlap."""
-        return self.grammar is not None or self.sampling.needs_ids_on_host
+        sampling = self.sampling
+        return self.grammar is not None or sampling.beam is not None or sampling.needs_ids_on_host
 
     @property
     def max_num_tokens(self) -> int:

@@ -3,6 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class BeamParams:
+    """Beam search instead of drawing, as Hugging Face's `generate` does it.
+
+    width: beams, >= 2. length_penalty: finished beams are compared by their sum of log probabilities over
+    length ** length_penalty. early_stopping: True ends with the width-th finished beam, False once no beam seems able
+    to become better than those, "never" once none can be.
+    """
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +42,9 @@ class SamplingParams:
     num_logprobs: log probabilities of each drawn token and of so many of the most probable ones; None: not wanted.
     num_prompt_logprobs: the same of the prompt's tokens. The prefix cache is then not asked.
 
+    beam: then nothing is drawn, and n of its beams, at most width, are the choices. num_logprobs is then at least
+        width + the number of stop_token_ids, so that enough of the best next tokens do not end a beam.
+
     max_tokens may be 0: then the prompt is computed and nothing is drawn.
     """
 
@@ -47,6 +65,12 @@ class SamplingParams:
     min_tokens: int = 0
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
+    beam: BeamParams | None = None
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that run side by side for the request."""
+        return self.n if self.beam is None else self.beam.width
 
     @property
     def is_greedy(self) -> bool:

@@ -8,6 +8,8 @@ position below `recompute_until` is recomputation: it was computed before a pree
 What an iteration computes counts as computed from its launch on, and the id that it draws has its place among the
 tokens, as PENDING_TOKEN_ID, until the result is there. `last_iteration` numbers the last launch that it was part of.
 `matcher` stands after the last token, if the output has a grammar; a preemption leaves it as it is.
+
+A beam that is computed to its end keeps its `top`, the best next tokens, until those of its siblings are there.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ class Sequence:
         "recompute_until",
         "sequence_id",
         "token_ids",
+        "top",
     )
 
     def __init__(
@@ -58,6 +61,7 @@ class Sequence:
         self.block_digests: list[bytes] = []
         self.num_cached_blocks = 0
         self.last_iteration = 0
+        self.top: tuple[tuple[int, float], ...] | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""The n sequences of one request, admitted, preempted and ended together (vLLM section 4.5: gang scheduling)."""
+"""The sequences of one request, its choices or beams: admitted, preempted and ended together (vLLM section 4.5)."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ class SequenceGroup:
                 len(prompt),
                 request.max_num_tokens,
             )
-            for i in range(request.sampling.n)
+            for i in range(request.sampling.num_sequences)
         ]
         if request.grammar is not None:
             for sequence in self.sequences:
                 sequence.matcher = request.grammar.start()
         self.live = list(self.sequences)
         self.status = GroupStatus.WAITING
-        self.is_forked = request.sampling.n == 1
+        self.is_forked = request.sampling.num_sequences == 1
         self.runs_ahead = not request.needs_ids_on_host
         self.first_scheduled_s: float | None = None
         self.first_token_s: float | None = None

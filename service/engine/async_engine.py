@@ -136,9 +136,11 @@ class AsyncEngine:
     def _check_fits_ever(self, request: Request) -> None:
         if fits_ever(request, self._blocks, self._config.max_num_seqs):
             return
-        if request.sampling.n > self._config.max_num_seqs:
+        if request.sampling.num_sequences > self._config.max_num_seqs:
             limit = self._config.max_num_seqs
-            raise InvalidRequest(f"n is {request.sampling.n}; this server runs {limit} at most", param="n")
+            name = "n" if request.sampling.beam is None else "beam_width"
+            given = request.sampling.num_sequences
+            raise InvalidRequest(f"{name} is {given}; this server runs {limit} at most", param=name)
         needed = num_blocks_at_most(request, self._blocks) * self._blocks.block_size
         total = self._blocks.pool.num_blocks * self._blocks.block_size
         raise ContextLengthExceeded(

@@ -24,6 +24,7 @@ from service.core.request import FinishReason, Request
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.core.stats import EngineSnapshot, IterationStats, RequestStats
+from service.engine.beam_search import BeamSearch
 from service.engine.grammar_masks import with_masks
 from service.engine.ports import Executor, PendingIteration, StatsSink
 from service.errors import RequestError, ServerError
@@ -62,6 +63,7 @@ class Engine:
         self._num_constrained = 0
         self._next_sequence_id = 0
         self._events: list[Addressed] = []
+        self._searches: dict[str, BeamSearch] = {}
         self._batch_size = 0
         self._launched: deque[_Launched] = deque()
         self._max_launched = 2 if overlap else 1
@@ -76,8 +78,10 @@ class Engine:
     def add(self, request: Request) -> None:
         """Accept a request that has passed the door."""
         group = SequenceGroup(request, self._next_sequence_id)
-        self._next_sequence_id += request.sampling.n
+        self._next_sequence_id += request.sampling.num_sequences
         self._num_constrained += request.grammar is not None
+        if request.sampling.beam is not None:
+            self._searches[request.request_id] = BeamSearch(request.sampling)
         self._scheduler.add(group)
 
     def abort(self, request_id: str) -> None:
@@ -93,9 +97,10 @@ class Engine:
             self._end_group(group, Outcome.FAILED, error)
 
     def stop_choice(self, request_id: str, choice_index: int) -> None:
-        """End one choice because its text is complete. Without effect before the choice's first token."""
+        """End one choice because its text is complete. Without effect before its first token, and on beams: their
+        tokens come when all is over."""
         group = self._scheduler.pool.get(request_id)
-        if group is None or not group.is_forked:
+        if group is None or not group.is_forked or group.request.sampling.beam is not None:
             return
         for sequence in group.live:
             if sequence.choice_index == choice_index:
@@ -218,6 +223,9 @@ class Engine:
         if any(token_id == INVALID_TOKEN_ID for token_id, _ in draws):
             self._end_group(group, Outcome.FAILED, ServerError(_NOT_FINITE))
             return
+        if group.request.sampling.beam is not None:
+            self._note_top(group, sequence, draws[0][1])
+            return
         receivers = [sequence] if group.is_forked else list(group.live)
         if not group.is_forked:
             self._scheduler.fork_choices(group)
@@ -234,6 +242,37 @@ class Engine:
             start = item.num_computed_tokens
             group.prompt_logprobs[start : start + len(logprobs)] = logprobs
         return not any(math.isnan(entry.chosen) for entry in logprobs)
+
+    def _note_top(self, group: SequenceGroup, sequence: Sequence, logprobs: TokenLogprobs | None) -> None:
+        """A beam is computed to its end. Once all are, the search takes its next step."""
+        assert logprobs is not None, "a beam asks for the best next tokens"
+        sequence.top = logprobs.top
+        tops = [beam.top for beam in group.computing if beam.top is not None]
+        if len(tops) < len(group.computing):
+            return
+        search = self._searches[group.request.request_id]
+        going_on = search.advance(tops)
+        for beam in group.computing:
+            beam.top = None
+        if group.first_token_s is None:
+            group.first_token_s = self._clock.now_s()
+        if going_on:
+            self._scheduler.continue_beams(group, [c.parent for c in going_on], [c.token_id for c in going_on])
+            self._scheduler.note_generated(group, len(going_on))
+        else:
+            self._end_search(group, search)
+
+    def _end_search(self, group: SequenceGroup, search: BeamSearch) -> None:
+        """The best hypotheses are the choices; all their tokens come at once."""
+        request = group.request
+        for index, hypothesis in enumerate(search.best(request.sampling.n)):
+            *token_ids, last_id = hypothesis.token_ids
+            events = [TokenEvent(index, token_id, None) for token_id in token_ids]
+            events.append(TokenEvent(index, last_id, hypothesis.finish_reason))
+            self._events += [(request.request_id, event) for event in events]
+            group.num_output_tokens += len(events)
+            group.sequences[index].finish_reason = hypothesis.finish_reason
+        self._end_group(group, Outcome.FINISHED)
 
     def _append_token(
         self, group: SequenceGroup, sequence: Sequence, position: int, token_id: int, logprobs: TokenLogprobs | None
@@ -266,6 +305,7 @@ class Engine:
     def _end_group(self, group: SequenceGroup, outcome: Outcome, error: RequestError | None = None) -> None:
         self._scheduler.end_group(group)
         self._num_constrained -= group.request.grammar is not None
+        self._searches.pop(group.request.request_id, None)
         stats = self._request_stats(group)
         reasons = tuple(s.finish_reason for s in group.sequences if s.finish_reason is not None)
         self._events.append((group.request.request_id, FinalEvent(outcome, stats, error)))

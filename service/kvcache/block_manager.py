@@ -129,6 +129,21 @@ class BlockManager:
             self.pool.share(block_id)
         self._tables[child_id] = BlockTable(list(shared))
 
+    def refork(self, parent_of: dict[int, int]) -> None:
+        """The table of each child becomes what its parent's table was, all at once (beam search)."""
+        adopted: list[tuple[BlockTable, int, list[int]]] = []
+        for child_id, parent_id in parent_of.items():
+            child, theirs = self._tables[child_id], self._tables[parent_id].block_ids
+            start = _first_difference(child.block_ids, theirs)
+            adopted.append((child, start, theirs[start:]))
+        for _, _, block_ids in adopted:
+            for block_id in block_ids:
+                self.pool.share(block_id)
+        for child, start, block_ids in adopted:
+            for block_id in reversed(child.block_ids[start:]):
+                self.pool.release(block_id)
+            child.adopt(block_ids, start)
+
     def free(self, sequence_id: int) -> None:
         """Give the sequence's blocks back, wherever they are. Last blocks first: a shared beginning outlives them."""
         if self.swap_space.holds(sequence_id):
@@ -181,3 +196,9 @@ class BlockManager:
         block_id = self.pool.allocate()
         self._prefix_cache.forget(block_id)
         return block_id
+
+
+def _first_difference(ours: list[int], theirs: list[int]) -> int:
+    """Index of the first entry in which two tables differ, or of the end of the shorter one."""
+    differing = (index for index, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b)
+    return next(differing, min(len(ours), len(theirs)))

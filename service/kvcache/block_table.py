@@ -23,6 +23,11 @@ class BlockTable:
         self.block_ids[index] = block_id
         self._changed_from = min(self._changed_from, index)
 
+    def adopt(self, block_ids: list[int], start: int) -> None:
+        """From entry `start` on the blocks are now these."""
+        self.block_ids[start:] = block_ids
+        self._changed_from = min(self._changed_from, start)
+
     def take_changes(self) -> tuple[int, tuple[int, ...]]:
         """(start, ids): entries from `start` on, as they now are; from here on they count as known."""
         start, self._changed_from = self._changed_from, len(self.block_ids)

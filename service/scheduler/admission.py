@@ -42,4 +42,6 @@ class OnDemandAdmission:
 
 def fits_ever(request: Request, blocks: BlockManager, max_num_seqs: int) -> bool:
     """Whether the request could run to its end with the whole cache and all seats to itself."""
-    return request.sampling.n <= max_num_seqs and num_blocks_at_most(request, blocks) <= blocks.pool.num_blocks
+    return (
+        request.sampling.num_sequences <= max_num_seqs and num_blocks_at_most(request, blocks) <= blocks.pool.num_blocks
+    )

@@ -21,6 +21,7 @@ from service.core.sequence_group import GroupStatus, SequenceGroup
 from service.core.stats import Prediction
 from service.kvcache.block_manager import Append, BlockManager, Fit
 from service.scheduler.admission import Admission
+from service.scheduler.beam_forking import continue_beams
 from service.scheduler.chunk_budget import ChunkBudget
 from service.scheduler.history import History
 from service.scheduler.memory_need import num_shared_tokens
@@ -160,6 +161,12 @@ class IterationScheduler:
             sequence.block_digests = leader.block_digests.copy()
         group.is_forked = True
 
+    def continue_beams(self, group: SequenceGroup, parents: list[int], token_ids: list[int]) -> None:
+        """Beam i goes on from what beam parents[i] was, with token_ids[i]. The prompt's one beam becomes all."""
+        if not group.is_forked:
+            self.fork_choices(group)
+        continue_beams(group.live, parents, token_ids, self.blocks)
+
     def end_sequence(self, group: SequenceGroup, sequence: Sequence) -> None:
         """Free what a live sequence holds, however it ends; the last one ends its group."""
         sequence.drop_pending()
@@ -192,12 +199,12 @@ class IterationScheduler:
         blocks = self.blocks
         unfilled = 0
         for group in self.pool.running:
-            last_block = None
+            last_blocks = set()
             for sequence in group.computing:
                 block_ids = blocks.table(sequence.sequence_id).block_ids
-                if block_ids[-1] != last_block:  # else forked, and not yet written on
+                if block_ids[-1] not in last_blocks:  # else forked, and not yet written on
                     unfilled += len(block_ids) * blocks.block_size - sequence.num_computed_tokens
-                last_block = block_ids[-1]
+                    last_blocks.add(block_ids[-1])
         num_used = blocks.pool.num_used - blocks.swap_space.num_departing
         return max(0, num_used * blocks.block_size - unfilled)
 
@@ -283,6 +290,7 @@ class IterationScheduler:
             sequence.recompute_until = max(sequence.recompute_until, sequence.num_computed_tokens)
             sequence.num_computed_tokens = 0
             sequence.num_cached_blocks = 0
+            sequence.top = None
             self._free(sequence)
 
     def _num_kept_tokens(self, group: SequenceGroup) -> int:
@@ -377,7 +385,8 @@ class IterationScheduler:
         sampling = group.request.sampling
         draws: tuple[Sample, ...] = ()
         if end == len(sequence.token_ids) and sampling.max_tokens > 0:
-            draws = (sequence.draw,) if group.is_forked else tuple(s.draw for s in group.live)
+            is_one = group.is_forked or sampling.beam is not None
+            draws = (sequence.draw,) if is_one else tuple(s.draw for s in group.live)
         table_start, block_ids = self.blocks.table(sequence.sequence_id).take_changes()
         past: Past | None = None
         if table_start == 0 and block_ids and sampling.looks_back:

@@ -32,4 +32,4 @@ def num_blocks_to_start(group: SequenceGroup, prefix: list[int], blocks: BlockMa
 def num_blocks_at_most(request: Request, blocks: BlockManager) -> int:
     """Blocks that the request holds when every choice has run to max_tokens. A last token is never cached."""
     shared = num_shared_tokens(request, blocks.block_size) // blocks.block_size
-    return shared + request.sampling.n * (blocks.num_blocks_for(request.max_num_tokens - 1) - shared)
+    return shared + request.sampling.num_sequences * (blocks.num_blocks_for(request.max_num_tokens - 1) - shared)

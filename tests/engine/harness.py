@@ -11,7 +11,7 @@ from service.core.grammar import TokenMasker
 from service.core.iteration_plan import PENDING_TOKEN_ID
 from service.core.iteration_result import TokenLogprobs
 from service.core.request import FinishReason, Request
-from service.core.sampling_params import SamplingParams
+from service.core.sampling_params import BeamParams, SamplingParams
 from service.core.sequence_group import SequenceGroup
 from service.core.stats import IterationStats, RequestStats
 from service.engine.engine import Engine
@@ -32,7 +32,7 @@ from service.scheduler.priority import ByPriority
 from service.scheduler.recovery_ledger import RecoveryLedger
 from service.scheduler.swap_time import SwapTime
 from service.scheduler.token_shares import TokenShares
-from tests.engine.toy_model import ToyExecutor, oracle
+from tests.engine.toy_model import ToyExecutor, beam_oracle, oracle
 
 VOCABULARY = 1000
 
@@ -135,6 +135,23 @@ class Harness:
         self.requests[request.request_id] = request
         return request
 
+    def beam_request(
+        self,
+        prompt: tuple[int, ...],
+        max_tokens: int,
+        width: int,
+        n: int = 1,
+        stops: frozenset[int] = frozenset(),
+        length_penalty: float = 1.0,
+        early_stopping: bool | Literal["never"] = False,
+        salt: str = "",
+    ) -> Request:
+        beam = BeamParams(width, length_penalty, early_stopping)
+        num_logprobs = width + len(stops)
+        return self.request(
+            prompt, max_tokens, n, stops=stops, temperature=0.0, salt=salt, num_logprobs=num_logprobs, beam=beam
+        )
+
     def add(self, request: Request) -> bool:
         """False if the door refuses it because it could never run."""
         if not fits_ever(request, self.blocks, self.max_num_seqs):
@@ -221,18 +238,17 @@ class Harness:
     def _check_running(self, group: SequenceGroup) -> None:
         for sequence in group.computing:
             table = self.blocks.table(sequence.sequence_id)
-            assert sequence.num_tokens_to_compute > 0 or self.engine._launched
+            waits = bool(self.engine._launched) or sequence.top is not None
+            assert sequence.num_tokens_to_compute > 0 or waits
             assert len(table.block_ids) * self.blocks.block_size >= sequence.num_computed_tokens
 
     def check_against_oracle(self, request_id: str, choice_index: int = 0, complete: bool = True) -> None:
         request = self.requests[request_id]
         sampling = request.sampling
-        expected = oracle(
-            request.prompt_token_ids,
-            sampling.seed + choice_index,
-            sampling.max_tokens,
-            sampling.stop_token_ids,
-            VOCABULARY,
-        )
+        if sampling.beam is None:
+            seed = sampling.seed + choice_index
+            expected = oracle(request.prompt_token_ids, seed, sampling.max_tokens, sampling.stop_token_ids, VOCABULARY)
+        else:
+            expected = beam_oracle(request.prompt_token_ids, sampling)[choice_index]
         got = self.tokens[request_id, choice_index]
         assert got == (expected if complete else expected[: len(got)])

@@ -24,8 +24,20 @@ prompts = st.lists(st.integers(0, 1), min_size=1, max_size=20).map(tuple)  # few
 arrivals = st.tuples(
     st.just("add"), prompts, st.integers(1, 12), st.integers(1, 4), st.booleans(), st.sampled_from(["", "salt"])
 )
+BEAM_STOPS = frozenset({0, 9, 18})
+beam_arrivals = st.tuples(
+    st.just("beams"),
+    prompts,
+    st.integers(1, 8),
+    st.integers(2, 5),
+    st.booleans(),
+    st.sampled_from([-0.5, 0.0, 1.0, 2.0]),
+    st.sampled_from([False, True, "never"]),
+    st.sampled_from(["", "salt"]),
+)
 operations = st.one_of(
     arrivals,
+    beam_arrivals,
     st.tuples(st.just("abort"), st.integers(0, 30)),
     st.tuples(st.just("stop"), st.integers(0, 30), st.integers(0, 3)),
     st.tuples(st.just("step")),
@@ -57,6 +69,11 @@ def apply_operation(harness: Harness, operation: tuple, touched: set[tuple[str, 
             group = harness.scheduler.pool.get(f"request-{len(harness.requests) - 1}")
             if group is not None and len(harness.requests) % 4 == 0:
                 group.runs_ahead = False
+            harness.clock.advance(0.001)
+        case ("beams", prompt, max_tokens, width, with_stops, length_penalty, early_stopping, salt):
+            stops = BEAM_STOPS if with_stops else frozenset()
+            n = 1 + len(harness.requests) % width
+            harness.add(harness.beam_request(prompt, max_tokens, width, n, stops, length_penalty, early_stopping, salt))
             harness.clock.advance(0.001)
         case ("abort", index):
             request_id = f"request-{index}"
@@ -205,7 +222,7 @@ class FaultyExecutor(ToyExecutor):
         drawing = [sample.sequence_id for item in plan.scheduled for sample in item.samples]
         pairs = zip(drawing, result.token_ids, strict=True)
         token_ids = tuple(INVALID_TOKEN_ID if i in self.unlucky else token_id for i, token_id in pairs)
-        return IterationResult(token_ids, result.finished_transfers)
+        return IterationResult(token_ids, result.finished_transfers, result.logprobs)
 
     def _fail(self, plan: IterationPlan) -> None:
         self.hit |= {item.sequence_id for item in plan.scheduled}

@@ -185,3 +185,93 @@ def test_a_fault_of_overlapping_is_caught(fault: Callable[[Patch], None], monkey
     fault(monkeypatch)
     with pytest.raises((AssertionError, KeyError, ValueError)):
         scenario(overlap=True)
+
+
+def beam_scenario(overlap: bool) -> None:
+    """Beams beside choices that begin alike, in a cache so small that they are preempted, against the oracle."""
+    harness = Harness(num_blocks=20, block_size=2, max_num_seqs=10, max_num_batched_tokens=12, overlap=overlap)
+    harness.add(harness.request((1, 2, 3), 12, n=2, seed=2))
+    harness.add(harness.request((1, 2, 3, 4, 5), 16, seed=1))
+    harness.add(harness.beam_request((1, 2, 3, 4, 5), 8, width=3, n=3))
+    harness.add(harness.beam_request((1, 2, 3), 8, width=4, n=4, stops=frozenset({0, 9, 18})))
+    harness.run(max_steps=500)
+    beams = [stats for stats, _, _ in harness.sink.requests if stats.n in (3, 4)]
+    assert all(stats.num_preemptions > 0 for stats in beams)
+    assert any(plan.copies for plan in harness.toy.plans)
+    for request_id, request in harness.requests.items():
+        for choice in range(request.sampling.n):
+            harness.check_against_oracle(request_id, choice)
+    assert harness.blocks.pool.num_used == 0
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_without_a_fault_the_scenario_of_beams_passes(overlap: bool):
+    beam_scenario(overlap)
+
+
+def a_beams_fork_leaks(patch: Patch) -> None:
+    """The blocks that a beam had before it went on from another are never given back."""
+    refork = BlockManager.refork
+
+    def keep_old(self: BlockManager, parent_of: dict[int, int]) -> None:
+        for child_id, parent_id in parent_of.items():
+            old, new = self.table(child_id).block_ids, self.table(parent_id).block_ids
+            for block_id in set(old) - set(new):
+                self.pool.share(block_id)
+        refork(self, parent_of)
+
+    patch.setattr(BlockManager, "refork", keep_old)
+
+
+def a_beam_keeps_its_own_blocks(patch: Patch) -> None:
+    patch.setattr(BlockManager, "refork", lambda self, parent_of: None)
+
+
+def beams_go_on_in_turn_instead_of_at_once(patch: Patch) -> None:
+    """So a beam may take blocks that its parent has taken from another in the same step."""
+    refork = BlockManager.refork
+
+    def in_turn(self: BlockManager, parent_of: dict[int, int]) -> None:
+        for child_id, parent_id in parent_of.items():
+            refork(self, {child_id: min(parent_id, child_id)})
+
+    patch.setattr(BlockManager, "refork", in_turn)
+
+
+def a_beams_change_of_table_not_told(patch: Patch) -> None:
+    def silent(self: BlockTable, block_ids: list[int], start: int) -> None:
+        self.block_ids[start:] = block_ids
+
+    patch.setattr(BlockTable, "adopt", silent)
+
+
+def a_preempted_beam_keeps_its_top(patch: Patch) -> None:
+    """So the next step may be taken while some beams are still to be computed again."""
+    preempt = IterationScheduler._preempt
+
+    def keep_tops(self, draft, group):
+        tops = [sequence.top for sequence in group.live]
+        preempt(self, draft, group)
+        if group.is_forked and group.request.sampling.beam is not None:
+            for sequence, top in zip(group.live, tops, strict=True):
+                sequence.top = top or ((1, -0.1), (2, -0.2), (3, -0.3), (4, -0.4), (5, -0.5), (6, -0.6), (7, -0.7))
+
+    patch.setattr(IterationScheduler, "_preempt", keep_tops)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        a_beams_fork_leaks,
+        a_beam_keeps_its_own_blocks,
+        beams_go_on_in_turn_instead_of_at_once,
+        a_beams_change_of_table_not_told,
+        a_preempted_beam_keeps_its_top,
+        a_copy_skipped,
+    ],
+)
+def test_a_fault_of_beams_is_caught(fault: Callable[[Patch], None], overlap: bool, monkeypatch: Patch):
+    fault(monkeypatch)
+    with pytest.raises((AssertionError, KeyError, ValueError)):
+        beam_scenario(overlap)

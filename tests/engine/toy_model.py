@@ -9,11 +9,15 @@ from __future__ import annotations
 import hashlib
 
 from service.core.iteration_plan import PENDING_TOKEN_ID, IterationPlan, ScheduledSequence, Transfer
-from service.core.iteration_result import FinishedTransfer, IterationResult
+from service.core.iteration_result import FinishedTransfer, IterationResult, TokenLogprobs
+from service.core.sampling_params import SamplingParams
 from tests.engine.late_executor import LateExecutor
 
 Cell = tuple[int, int]
 """What a slot holds: token id and position."""
+
+NUM_BEAM_IDS = 40
+"""Beams meet few tokens, so that stop tokens are among them now and then."""
 
 
 def next_token(cells: list[Cell], seed: int, vocabulary: int) -> int:
@@ -29,6 +33,43 @@ def oracle(prompt: tuple[int, ...], seed: int, max_tokens: int, stops: frozenset
         if tokens[-1] in stops:
             break
     return tokens[len(prompt) :]
+
+
+def toy_top(cells: list[Cell], count: int) -> tuple[tuple[int, float], ...]:
+    """The most probable next tokens and their logprobs: distinct ids and falling values, from what is read."""
+    values: dict[int, float] = {}
+    attempt = 0
+    while len(values) < count:
+        chance = next_token(cells, -1 - attempt, NUM_BEAM_IDS * 10**9)
+        values.setdefault(chance % NUM_BEAM_IDS, -1e-9 * (1 + chance // NUM_BEAM_IDS))
+        attempt += 1
+    return tuple(sorted(values.items(), key=lambda pair: -pair[1]))
+
+
+def beam_oracle(prompt: tuple[int, ...], sampling: SamplingParams) -> list[list[int]]:
+    """The n best beams of a request alone in the world, by the definition: whole sequences, sorted again and again."""
+    beam = sampling.beam
+    assert beam is not None and sampling.num_logprobs is not None
+    beams: list[tuple[float, list[int]]] = [(0.0, [])]
+    finished: list[tuple[float, list[int]]] = []
+    for length in range(1, sampling.max_tokens + 1):
+        grown = []
+        for logprob, tokens in beams:
+            cells = [(t, p) for p, t in enumerate([*prompt, *tokens])]
+            grown += [(logprob + lp, [*tokens, t]) for t, lp in toy_top(cells, sampling.num_logprobs)]
+        grown.sort(key=lambda pair: -pair[0])
+        is_over = [length == sampling.max_tokens or tokens[-1] in sampling.stop_token_ids for _, tokens in grown]
+        ended = [pair for pair, over in list(zip(grown, is_over, strict=True))[: beam.width] if over]
+        finished += [(logprob / length**beam.length_penalty, tokens) for logprob, tokens in ended]
+        finished = sorted(finished, key=lambda pair: -pair[0])[: beam.width]
+        beams = [pair for pair, over in zip(grown, is_over, strict=True) if not over][: beam.width]
+        if not beams or (len(finished) == beam.width and beam.early_stopping is True):
+            break
+        is_patient = beam.early_stopping == "never" and beam.length_penalty > 0
+        hoped_length = sampling.max_tokens if is_patient else length
+        if len(finished) == beam.width and beams[0][0] / hoped_length**beam.length_penalty <= finished[-1][0]:
+            break
+    return [tokens for _, tokens in finished[: sampling.n]]
 
 
 class ToyExecutor(LateExecutor):
@@ -67,7 +108,14 @@ class ToyExecutor(LateExecutor):
         self._last_drawn.update(zip(drawing, token_ids, strict=True))
         if self._transfer_delay:
             finished = self._finish_transfers(plan)
-        return IterationResult(token_ids, finished)
+        logprobs = tuple(self._logprobs(item) for item in plan.scheduled for _ in item.samples)
+        return IterationResult(token_ids, finished, logprobs if any(logprobs) else ())
+
+    def _logprobs(self, item: ScheduledSequence) -> TokenLogprobs | None:
+        """Those that a beam asks for; choices get none."""
+        if item.sampling.beam is None or item.sampling.num_logprobs is None:
+            return None
+        return TokenLogprobs(0.0, toy_top(self._read(item), item.sampling.num_logprobs))
 
     def _finish_transfers(self, plan: IterationPlan) -> tuple[FinishedTransfer, ...]:
         """Copies happen as late as allowed, so that a block that is reused too early is caught."""

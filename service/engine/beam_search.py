@@ -1,0 +1,115 @@
+"""Beam search: which continuations of a request's beams live on, and which have become hypotheses.
+
+The result is that of Hugging Face's `generate(num_beams=..., do_sample=False)`, rule by rule: sums of log
+probabilities, `length_penalty` as the power of the generated length that a finished sum is divided by, and its three
+ways of `early_stopping`. Tokens and sums only: the blocks are forked by the scheduler (PagedAttention, section 4.4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from service.core.request import FinishReason
+from service.core.sampling_params import BeamParams, SamplingParams
+
+
+class Hypothesis(NamedTuple):
+    """A finished continuation. score: its sum of log probabilities, divided by its length to the penalty's power."""
+
+    score: float
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+
+
+class Continuation(NamedTuple):
+    """A beam of the next step: the beam that it goes on from, and its new token."""
+
+    parent: int
+    token_id: int
+
+
+@dataclass(slots=True)
+class _Beam:
+    token_ids: tuple[int, ...]
+    logprob: float
+
+
+class BeamSearch:
+    """The search of one request. Beam i is the i-th sequence of its group; at first there is one. Engine thread."""
+
+    def __init__(self, sampling: SamplingParams) -> None:
+        assert sampling.beam is not None
+        self._params: BeamParams = sampling.beam
+        self._stops = sampling.stop_token_ids
+        self._max_tokens = sampling.max_tokens
+        self._beams = [_Beam((), 0.0)]
+        self._finished: list[Hypothesis] = []
+
+    def advance(self, tops: Sequence[Sequence[tuple[int, float]]]) -> list[Continuation]:
+        """The next step's beams, `width` of them; none if the search is over. A beam that goes on keeps its place.
+
+        tops: of each beam, the most probable next tokens with their log probabilities, the best first; at least
+        width + number of stop tokens of them.
+        """
+        length = len(self._beams[0].token_ids) + 1
+        width = self._params.width
+        candidates = sorted(
+            (
+                (beam.logprob + logprob, -index, token_id)
+                for index, beam in enumerate(self._beams)
+                for token_id, logprob in tops[index]
+            ),
+            reverse=True,
+        )
+        ends = length == self._max_tokens
+        going_on: list[tuple[float, int, int]] = []
+        for rank, (logprob, negative_index, token_id) in enumerate(candidates):
+            if ends or token_id in self._stops:
+                if rank < width:
+                    self._finish(-negative_index, token_id, logprob, length)
+            elif len(going_on) < width:
+                going_on.append((logprob, -negative_index, token_id))
+        if ends or self._is_settled(going_on[0][0], length):
+            return []
+        return self._go_on(going_on)
+
+    def best(self, count: int) -> list[Hypothesis]:
+        """Once the search is over."""
+        return self._finished[:count]
+
+    def _finish(self, parent: int, token_id: int, logprob: float, length: int) -> None:
+        score = float(logprob / length**self._params.length_penalty)
+        reason = FinishReason.STOP if token_id in self._stops else FinishReason.LENGTH
+        self._finished.append(Hypothesis(score, (*self._beams[parent].token_ids, token_id), reason))
+        self._finished.sort(key=lambda hypothesis: -hypothesis.score)
+        del self._finished[self._params.width :]
+
+    def _is_settled(self, best_logprob: float, length: int) -> bool:
+        """Whether there are enough hypotheses and no beam is thought to become better than the worst of them."""
+        if len(self._finished) < self._params.width:
+            return False
+        if self._params.early_stopping is True:
+            return True
+        penalty = self._params.length_penalty
+        if self._params.early_stopping == "never" and penalty > 0:
+            length = self._max_tokens
+        return bool(best_logprob / length**penalty <= self._finished[-1].score)
+
+    def _go_on(self, chosen: list[tuple[float, int, int]]) -> list[Continuation]:
+        """The first child of each beam takes its place; the others take the places of beams without a child."""
+        placed: dict[int, tuple[float, int, int]] = {}
+        others = []
+        for candidate in chosen:
+            if candidate[1] in placed:
+                others.append(candidate)
+            else:
+                placed[candidate[1]] = candidate
+        free = (place for place in range(self._params.width) if place not in placed)
+        placed.update(zip(free, others, strict=False))
+        in_order = [placed[place] for place in range(self._params.width)]
+        self._beams = [
+            _Beam((*self._beams[parent].token_ids, token_id), logprob) for logprob, parent, token_id in in_order
+        ]
+        return [Continuation(parent, token_id) for _, parent, token_id in in_order]

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from service.core.request import Request
+from service.core.sampling_params import BeamParams, SamplingParams
+from service.core.sequence_group import SequenceGroup
+from service.kvcache.block_manager import BlockManager
+from service.kvcache.prefix_cache import NoPrefixCache
+from service.scheduler.beam_forking import continue_beams
+
+PROMPT = (1, 2, 3, 4, 5)
+
+
+def make_beams(blocks: BlockManager) -> SequenceGroup:
+    """Three beams of eight tokens, six of them computed, whose tables differ from the second block on."""
+    sampling = SamplingParams(10, num_logprobs=3, beam=BeamParams(3))
+    group = SequenceGroup(Request("a", PROMPT, sampling, 0.0), 0)
+    blocks.allocate(0, 5, [])
+    for beam in group.live[1:]:
+        blocks.fork(0, beam.sequence_id, 4)
+    for index, beam in enumerate(group.live):
+        beam.token_ids += [10 + index, 20 + index, 30 + index]
+        beam.num_computed_tokens = 8
+        blocks.append(beam.sequence_id, 8, 5 if index == 0 else 4)
+        blocks.table(beam.sequence_id).take_changes()
+    return group
+
+
+def test_each_beam_becomes_its_parent_and_one_token_more():
+    blocks = BlockManager(16, 4, NoPrefixCache())
+    group = make_beams(blocks)
+    tables = [list(blocks.table(i).block_ids) for i in range(3)]
+    continue_beams(group.live, [1, 0, 1], [7, 8, 9], blocks)
+    assert [beam.token_ids[5:] for beam in group.live] == [[11, 21, 31, 7], [10, 20, 30, 8], [11, 21, 31, 9]]
+    assert [blocks.table(i).block_ids for i in range(3)] == [tables[1], tables[0], tables[1]]
+    blocks.check_invariants()
+    assert blocks.pool.reference_count(tables[2][1]) == 0, "nobody goes on from the third"
+
+
+def test_the_executor_is_told_of_the_entries_that_changed():
+    blocks = BlockManager(16, 4, NoPrefixCache())
+    group = make_beams(blocks)
+    continue_beams(group.live, [0, 0, 2], [7, 8, 9], blocks)
+    assert [blocks.table(i).take_changes()[0] for i in range(3)] == [2, 1, 2]
+    assert [len(beam.token_ids) for beam in group.live] == [9, 9, 9]
+
+
+def test_what_is_written_next_is_copied_first():
+    blocks = BlockManager(16, 4, NoPrefixCache())
+    group = make_beams(blocks)
+    for beam in group.live:
+        beam.num_computed_tokens = 7
+        beam.token_ids.pop()
+    continue_beams(group.live, [0, 0, 0], [7, 8, 9], blocks)
+    copies = [copy for beam in group.live for copy in blocks.append(beam.sequence_id, 8, 7)]
+    assert len(copies) == 2, "the last holder writes in place"
+    blocks.check_invariants()
+
+
+def test_notes_of_the_prefix_cache_go_with_the_tokens():
+    blocks = BlockManager(16, 4, NoPrefixCache())
+    group = make_beams(blocks)
+    for index, beam in enumerate(group.live):
+        beam.block_digests, beam.num_cached_blocks = [b"prompt", bytes([index])], 2 - index
+    continue_beams(group.live, [1, 0, 1], [7, 8, 9], blocks)
+    assert [beam.block_digests[1] for beam in group.live] == [b"\1", b"\0", b"\1"]
+    assert [beam.num_cached_blocks for beam in group.live] == [1, 2, 1]
+    group.live[0].block_digests.append(b"x")
+    assert len(group.live[2].block_digests) == 2
