@@ -42,22 +42,23 @@ class PrefillConfig:
 
 
 def decode_config(head_dim: int, dtype: torch.dtype, num_pairs: int) -> DecodeConfig:
-    """num_pairs: sequences x kv heads, what there is to do before anything is split.
+    """num_pairs: sequences x kv heads, what there is to do before anything is split. The table as wide as 8k tokens.
 
-    sequences x context            1 x 2048   1 x 32k   8 x 4096   32 x 1024   64 x 2048   256 x 128   256 x 1024
-    128, 4 warps, 5 stages, 1, 2       10.8      41.0       40.8        41.2       135.0        76.7        266.1
-    128, 4 warps, 3 stages, 2, 1        9.9      46.8       42.1        39.2       131.0        50.7        256.0
-     64, 2 warps, 5 stages, 2, 2       10.5      43.5       40.4        44.3       145.9        44.9        252.0
+    sequences x context            1 x 392   1 x 2048   1 x 32k   8 x 392   64 x 392   64 x 2048   256 x 392
+    128, 4 warps, 5 stages, 1, 1       8.2       10.0      40.5      11.8       45.6       133.8       148.9
+    128, 4 warps, 3 stages, 2, 1       8.2       10.6      46.3      12.5       38.7       128.7       127.3
+     64, 2 warps, 3 stages, 4, 2       8.4       11.5      48.4      11.1       33.5       127.7       113.4
+     64, 2 warps, 5 stages, 2, 1       6.9       13.2      43.0      11.2       40.0       144.0       107.6
     """
     if dtype.itemsize > 2 or head_dim > 128:
         if _padded(head_dim) * dtype.itemsize <= 512:
             return DecodeConfig(64, num_warps=4, num_stages=3, programs_per_sm=2, min_tiles=2)
         return DecodeConfig(32, num_warps=8, num_stages=3, programs_per_sm=2, min_tiles=2)
     if num_pairs <= 32:
-        return DecodeConfig(128, num_warps=4, num_stages=5, programs_per_sm=1, min_tiles=2)
+        return DecodeConfig(128, num_warps=4, num_stages=5, programs_per_sm=1, min_tiles=1)
     if num_pairs < 1024:
-        return DecodeConfig(128, num_warps=4, num_stages=3, programs_per_sm=2, min_tiles=1)
-    return DecodeConfig(64, num_warps=2, num_stages=5, programs_per_sm=2, min_tiles=2)
+        return DecodeConfig(64, num_warps=2, num_stages=3, programs_per_sm=4, min_tiles=2)
+    return DecodeConfig(64, num_warps=2, num_stages=5, programs_per_sm=2, min_tiles=1)
 
 
 def prefill_config(head_dim: int, dtype: torch.dtype, rows_per_sm: float) -> PrefillConfig:

@@ -2,15 +2,17 @@
 
     out[s, h] = softmax(cap(scale * query[s, h] . key[first : C, h // G])) value[first : C, h // G]
 
-with C = context_lens[s], where position p of sequence s lies in block block_table[s, p // P], at offset p % P, and
-G = H / K. `first` is 0, or max(0, C - sliding_window). cap(x) is x, or logit_softcap * tanh(x / logit_softcap).
+with C = context_lens[s], where position p of sequence s lies in block block_table[rows[s], p // P], at offset p % P,
+and G = H / K. `first` is 0, or max(0, C - sliding_window). cap(x) is x, or logit_softcap * tanh(x / logit_softcap).
 
-Tensors (S sequences, H query heads, K kv heads, D head dim, B blocks, P block size, M entries of a block table):
+Tensors (S sequences, H query heads, K kv heads, D head dim, B blocks, P block size, M entries of a block table, R
+rows of it):
     query                    [S, H, D]     bf16, fp16 or fp32; last two dims dense, rows may be strided
     key_cache, value_cache   [B, P, K, D]  query's dtype; one layer's view: last three dims dense, blocks strided
     batch                                  made once a step by `decode_batch` from
-        block_table          [S, M]        int32, last stride 1; entries past a sequence's last block are not used
+        block_table          [R, M]        int32, last stride 1; entries past a sequence's last block are not used
         context_lens         [S]           int32: cached tokens, the query's own included; 0 marks a padding row
+        rows                 [S]           int64: the sequence's row of the table; None where that is s itself
     out                      [S, H, D]     query's dtype, contiguous; written in place, padding rows with zeros
 
 P from 1 (TokenAttention) up; any G; in the kernel D and K up to 256, and scale > 0. Cells at or past context_lens[s],
@@ -72,21 +74,26 @@ class DecodeBatch:
     block_table: Tensor
     context_lens: Tensor
     block_size: int
+    rows: Tensor
     arrivals: Tensor
 
     @cached_property
     def groups(self) -> tuple[DecodeGroup, ...]:
         """The reference's; reads the lengths, for which a GPU would have to be waited for."""
-        table, lens = self.block_table, self.context_lens.tolist()
+        table, lens = self.block_table.index_select(0, self.rows), self.context_lens.tolist()
         return tuple(_group(table, self.context_lens, lens, rows, self.block_size) for rows in _similar_rows(lens))
 
 
-def decode_batch(block_table: Tensor, context_lens: Tensor, block_size: int) -> DecodeBatch:
+def decode_batch(block_table: Tensor, context_lens: Tensor, block_size: int, rows: Tensor | None = None) -> DecodeBatch:
     """Reads no value of the tensors, which may change before a CUDA graph is replayed."""
     assert block_table.dtype == context_lens.dtype == torch.int32 and block_table.stride(-1) == 1
-    assert block_table.shape[0] == context_lens.shape[0]
-    arrivals = context_lens.new_zeros(context_lens.shape[0], _MAX_KV_HEADS)
-    return DecodeBatch(block_table, context_lens, block_size, arrivals)
+    num_seqs = context_lens.shape[0]
+    if rows is None:
+        assert block_table.shape[0] == num_seqs
+        rows = torch.arange(num_seqs, device=block_table.device)
+    assert rows.dtype == torch.int64 and rows.shape == (num_seqs,)
+    arrivals = context_lens.new_zeros(num_seqs, _MAX_KV_HEADS)
+    return DecodeBatch(block_table, context_lens, block_size, rows, arrivals)
 
 
 def _similar_rows(lens: Sequence[int]) -> Iterator[slice]:
@@ -209,7 +216,7 @@ def _find_item(
 
 @triton.jit(
     do_not_specialize=["num_seqs", "splits_wanted", "min_tiles", "table_stride"],
-    do_not_specialize_on_alignment=["block_table_ptr", "context_lens_ptr", "arrivals_ptr"],
+    do_not_specialize_on_alignment=["block_table_ptr", "rows_ptr", "context_lens_ptr", "arrivals_ptr"],
 )
 @no_type_check
 def _paged_attention_decode_kernel(
@@ -217,6 +224,7 @@ def _paged_attention_decode_kernel(
     key_cache_ptr,
     value_cache_ptr,
     block_table_ptr,
+    rows_ptr,
     context_lens_ptr,
     arrivals_ptr,
     partial_ptr,  # [items, H, D] fp32: what each split would give alone
@@ -282,7 +290,7 @@ def _paged_attention_decode_kernel(
     row_offset = head[:, None] * HEAD_DIM + dim[None, :]
     query = tl.load(query_ptr + seq.to(tl.int64) * query_stride_seq + row_offset, mask=is_row, other=0.0)
 
-    table_row_ptr = block_table_ptr + seq.to(tl.int64) * table_stride
+    table_row_ptr = block_table_ptr + tl.load(rows_ptr + seq) * table_stride
     highest = tl.full([BLOCK_G], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_G], tl.float32)
     acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
@@ -401,6 +409,7 @@ def paged_attention_decode_triton(
         key_cache,
         value_cache,
         batch.block_table,
+        batch.rows,
         batch.context_lens,
         batch.arrivals,
         partial,

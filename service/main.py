@@ -242,6 +242,7 @@ class _Service:
             scheduler.max_num_seqs,
             scheduler.max_num_batched_tokens,
             _ProgressLog(),
+            enforce_eager=settings.enforce_eager,
         )
         self._recorder.record_startup("model", time.monotonic() - started_s)
         if source.load_format == "dummy" and not (text_folder / "tokenizer.json").is_file():

@@ -108,6 +108,7 @@ class Settings(BaseSettings):
     block_size: int = Field(16, ge=1, le=256, description="tokens in a KV block")
     enable_prefix_caching: bool = Field(True, description="reuse the KV blocks of prompts that begin alike")
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="share of the GPU's memory to use")
+    enforce_eager: bool = Field(False, description="launch every kernel by itself, without CUDA graphs")
     kv_cache_memory: ByteSize | None = Field(
         None, gt=0, description="size of the KV cache (4GiB); measured if left out"
     )

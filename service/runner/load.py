@@ -19,6 +19,7 @@ from service.models.generation_config import GenerationDefaults, load_generation
 from service.models.model_config import ModelConfig, load_model_config
 from service.models.registry import build_model
 from service.models.weight_loader import load_weights
+from service.runner.cuda_graphs import graph_sizes
 from service.runner.device import choose_device, choose_dtype, use_cores
 from service.runner.host_memory import keep_freed_memory
 from service.runner.kv_storage import KvLayout, KvStorage
@@ -57,8 +58,12 @@ def load_executor(
     max_num_seqs: int,
     max_num_batched_tokens: int,
     on_progress: OnProgress | None = None,
+    enforce_eager: bool = False,
 ) -> LoadedModel:
-    """Load, size the cache, warm up. Raises ModelLoadError or ConfigError naming the file, field or setting."""
+    """Load, size the cache, warm up. Raises ModelLoadError or ConfigError naming the file, field or setting.
+
+    enforce_eager: no CUDA graphs.
+    """
     config = load_model_config(folder)
     generation = load_generation_defaults(folder, config)
     max_model_len = _max_model_len(source, config)
@@ -85,6 +90,8 @@ def load_executor(
     num_host_blocks = min(cache.swap_bytes // layout.block_bytes, num_blocks)
     runner = ModelRunner(model, storage, device, max_num_seqs, max_model_len, config.vocab_size, num_host_blocks)
     runner.warm_up()
+    if device.type == "cuda" and not enforce_eager:
+        runner.capture_graphs(graph_sizes(max_num_seqs))
     return LoadedModel(
         runner=runner,
         model_config=config,

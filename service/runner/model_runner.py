@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from service.core.grammar import TokenMasks
-from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
+from service.core.iteration_plan import BlockCopy, IterationPlan, Past, Sample, ScheduledSequence
 from service.core.iteration_result import IterationResult
 from service.core.sampling_params import SamplingParams
 from service.models.causal_lm import CausalLM
 from service.runner.attention_inputs import attention_inputs
+from service.runner.cuda_graphs import DecodeGraphs, DecodeOutputs
+from service.runner.decode_inputs import DecodeInputs
+from service.runner.decode_rows import decode_rows
 from service.runner.drawn_ids import DrawnIds
 from service.runner.grammar_masks import with_grammar_masks
 from service.runner.kv_storage import KvStorage
@@ -75,11 +78,14 @@ class ModelRunner:
         self._storage = storage
         self._transfer = KvTransfer(storage, num_host_blocks)
         self._device = device
+        self._max_num_seqs = max_num_seqs
         self._block_size = storage.layout.block_size
+        max_blocks = min(-(-max_model_len // self._block_size), storage.num_blocks)
         # Twice as many as run at once: one that has ended is released after the iteration that still had it.
-        self._rows = SequenceRows(2 * max_num_seqs, -(-max_model_len // self._block_size))
+        self._rows = SequenceRows(2 * max_num_seqs, max_blocks)
         self._drawn = DrawnIds(self._rows.num_rows, device)
         self._sampling_rows = SamplingRows(vocab_size, device)
+        self._graphs: DecodeGraphs | None = None
 
     @torch.inference_mode()
     def launch(self, plan: IterationPlan) -> LaunchedIteration:
@@ -99,23 +105,57 @@ class ModelRunner:
         return self._transfer.measure()
 
     def warm_up(self) -> None:
-        """One small prompt and one decode in block 0, so that the first request finds everything initialised.
+        """Compute small iterations of every kind, so that the first request finds all kernels compiled and loaded.
 
-        To be called while no sequence is alive: the block's contents are lost.
+        To be called while no sequence is alive: the contents of the first two blocks are lost.
         """
-        params = SamplingParams(max_tokens=2, temperature=1.0, top_p=0.9)
-        draws = (Sample(-1, 0),)
-        self.launch(IterationPlan((ScheduledSequence(-1, (0,) * 2, 0, 0, (0,), params, draws),))).wait()
-        if self._block_size > 2:
-            self.launch(IterationPlan((ScheduledSequence(-1, (0,), 2, 1, (), params, draws),))).wait()
-        self.launch(IterationPlan((), released=(-1,))).wait()
+        drawing = SamplingParams(max_tokens=2, temperature=1.0, top_p=0.9)
+        greedy = SamplingParams(max_tokens=2, temperature=0.0)
+        for params in (greedy, drawing):
+            self._warm_up(1, params)
+        if self._device.type == "cuda":
+            for count in sorted({min(2**i, self._max_num_seqs) for i in range(10)}):
+                self._warm_up(count, drawing)  # the attention kernel differs by the number of sequences
+            asking = replace(drawing, min_p=0.1, repetition_penalty=1.1, logit_bias=((0, 1.0),), num_logprobs=2)
+            for params in (asking, replace(asking, temperature=0.0, allowed_token_ids=(0, 1))):
+                self._warm_up(1, params)
+        if self._storage.num_blocks > 1:
+            self.launch(IterationPlan((), copies=(BlockCopy(0, 1),))).wait()
+
+    def _warm_up(self, num_decodes: int, params: SamplingParams) -> None:
+        """One iteration of a short prompt and so many decodes, all in block 0."""
+        ids = range(-1 - num_decodes, 0)
+        length = min(2, self._block_size)
+        past = Past((), length)
+        shares = [ScheduledSequence(i, (0,), 0, 0, (0,), params, (Sample(i, 0),), past) for i in ids[1:]]
+        prompt = ScheduledSequence(ids[0], (0,) * length, 0, 0, (0,), params, (Sample(ids[0], 0),), past)
+        self.launch(IterationPlan((prompt, *shares))).wait()
+        self.launch(IterationPlan((), released=tuple(ids))).wait()
+
+    @torch.inference_mode()
+    def capture_graphs(self, sizes: Sequence[int]) -> None:
+        """Decode steps of up to the largest of so many sequences are replayed from now on. On a GPU, before serving;
+        may be called again for more sizes."""
+        if self._graphs is None:
+            self._graphs = DecodeGraphs(self._decode, self._rows, self._block_size, self._device)
+        self._graphs.capture(sizes)
 
     def _compute(self, scheduled: Sequence[ScheduledSequence], masks: TokenMasks | None) -> Outputs:
+        graphs, decodes = self._graphs, None
+        if graphs is not None and graphs.can_replay(scheduled):
+            decodes = decode_rows(scheduled, self._rows, self._block_size)
+            if masks is None and not self._rows.asks_more[decodes.rows].any():
+                return Outputs(IdsOnTheirWay(graphs.replay(decodes).token_ids))
         batch = flatten(scheduled, self._rows, self._block_size)
         tensors = to_device(batch.arrays(), self._device)
         self._drawn.grow(self._rows.num_rows)
         if batch.has_pending:
             self._drawn.fill_in(tensors["token_ids"], tensors["decode_rows"])
+        if not batch.is_plain:
+            self._sampling_rows.update(scheduled, batch, tensors["token_ids"])
+        if graphs is not None and decodes is not None:
+            return self._sample(scheduled, batch, tensors, graphs.replay(decodes).logits, masks)
+
         hidden: Tensor = self._model(
             tensors["token_ids"],
             tensors["positions"],
@@ -124,13 +164,24 @@ class ModelRunner:
         )
         prompt_logprobs = None
         if not batch.is_plain:
-            self._sampling_rows.update(scheduled, batch, tensors["token_ids"])
             prompt_logprobs = score_prompts(
                 scheduled, batch, hidden, self._model.compute_logits, self._vocab_size, self._device
             )
         if not len(batch.logit_rows):
             return Outputs(prompt_logprobs=prompt_logprobs)
         logits = self._model.compute_logits(hidden.index_select(0, tensors["logit_rows"]))
+        return self._sample(scheduled, batch, tensors, logits, masks, prompt_logprobs)
+
+    def _sample(
+        self,
+        scheduled: Sequence[ScheduledSequence],
+        batch: FlatBatch,
+        tensors: Mapping[str, Tensor],
+        logits: Tensor,
+        masks: TokenMasks | None,
+        prompt_logprobs: PromptLogprobs | None = None,
+    ) -> Outputs:
+        """logits: of the batch's `logit_rows`; they may be written."""
         extras, num_logprobs = None, list[int | None]()
         if not batch.is_plain:
             extras, num_logprobs = self._sampling_rows.extras(scheduled)
@@ -138,6 +189,15 @@ class ModelRunner:
         self._drawn.note(tensors["draw_rows"], drawn.token_ids)
         logprobs = None if drawn.logprobs is None else DrawLogprobs(drawn.logprobs, num_logprobs)
         return Outputs(IdsOnTheirWay(drawn.token_ids), logprobs, prompt_logprobs)
+
+    def _decode(self, inputs: DecodeInputs) -> DecodeOutputs:
+        """The step that a graph holds; by itself its plain twin."""
+        self._drawn.fill_in(inputs.token_ids, inputs.rows)
+        hidden = self._model(inputs.token_ids, inputs.positions, self._storage.layers, inputs.attention)
+        logits = self._model.compute_logits(hidden)
+        token_ids = sample(logits, inputs.sampling)
+        self._drawn.note(inputs.rows, token_ids)
+        return DecodeOutputs(token_ids, logits)
 
     def _draw(
         self, batch: FlatBatch, tensors: Mapping[str, Tensor], logits: Tensor, extras: SamplingExtras | None

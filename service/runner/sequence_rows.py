@@ -11,6 +11,7 @@ import numpy.typing as npt
 from service.core.iteration_plan import ScheduledSequence
 
 Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
 
 
@@ -19,17 +20,21 @@ class SequenceRows:
 
     block_table [rows, max_blocks] int32; temperature, top_p [rows] fp32; top_k [rows] int32.
     asks_more [rows] bool: draws need more than these (service/runner/sampling_rows.py).
-    Grows when more sequences are alive than it was made for.
+    Row 0 is nobody's: a batch that is padded names it. Grows when more sequences are alive than it was made for.
+    Entries of the block table that change are noted until `take_changes`, for whoever keeps a copy of it.
     """
 
-    def __init__(self, num_rows: int, max_blocks: int) -> None:
+    def __init__(self, num_sequences: int, max_blocks: int) -> None:
+        num_rows = num_sequences + 1
         self.block_table: Int32Array = np.zeros((num_rows, max_blocks), dtype=np.int32)
         self.temperature: Float32Array = np.zeros(num_rows, dtype=np.float32)
         self.top_p: Float32Array = np.ones(num_rows, dtype=np.float32)
         self.top_k: Int32Array = np.zeros(num_rows, dtype=np.int32)
         self.asks_more: npt.NDArray[np.bool_] = np.zeros(num_rows, dtype=np.bool_)
+        self._changed_from: Int64Array = np.full(num_rows, max_blocks, dtype=np.int64)
+        self._changed_to: Int64Array = np.zeros(num_rows, dtype=np.int64)
         self._row_of: dict[int, int] = {}
-        self._free = list(range(num_rows))[::-1]
+        self._free = list(range(1, num_rows))[::-1]
 
     def __len__(self) -> int:
         return len(self._row_of)
@@ -45,9 +50,27 @@ class SequenceRows:
             assert scheduled.table_start == 0, "a sequence new to the executor brings its whole block table"
             row = self._take_row(scheduled)
         if scheduled.block_ids:
-            start = scheduled.table_start
-            self.block_table[row, start : start + len(scheduled.block_ids)] = scheduled.block_ids
+            start, stop = scheduled.table_start, scheduled.table_start + len(scheduled.block_ids)
+            self.block_table[row, start:stop] = scheduled.block_ids
+            if start < self._changed_from[row]:
+                self._changed_from[row] = start
+            if stop > self._changed_to[row]:
+                self._changed_to[row] = stop
         return row
+
+    def take_changes(self, num_rows: int) -> tuple[Int64Array, Int32Array]:
+        """(place, value) of what has changed since the last call in the first rows of the flattened block table.
+
+        Some of the values may be as before.
+        """
+        rows = np.flatnonzero(self._changed_to[:num_rows])
+        starts, stops = self._changed_from[rows], self._changed_to[rows]
+        counts = stops - starts
+        max_blocks = self.block_table.shape[1]
+        first = rows * max_blocks + starts - (np.cumsum(counts) - counts)
+        places = np.repeat(first, counts) + np.arange(counts.sum())
+        self._changed_from[rows], self._changed_to[rows] = max_blocks, 0
+        return places, self.block_table.reshape(-1)[places]
 
     def release(self, sequence_id: int) -> None:
         """Forget the sequence; one never seen is fine."""
@@ -69,7 +92,10 @@ class SequenceRows:
 
     def _grow(self) -> None:
         old = len(self.temperature)
+        max_blocks = self.block_table.shape[1]
         self.block_table = np.concatenate((self.block_table, np.zeros_like(self.block_table)))
+        self._changed_from = np.concatenate((self._changed_from, np.full(old, max_blocks, dtype=np.int64)))
+        self._changed_to = np.concatenate((self._changed_to, np.zeros(old, dtype=np.int64)))
         self.temperature = np.concatenate((self.temperature, np.zeros_like(self.temperature)))
         self.top_p = np.concatenate((self.top_p, np.ones_like(self.top_p)))
         self.top_k = np.concatenate((self.top_k, np.zeros_like(self.top_k)))

@@ -36,7 +36,7 @@ OURS = {
     "sampling": {"kernels", "core", "errors"},
     "structured": {"text", "core", "errors"},
     "kernels": set(),
-    "bench": {"kernels", "models", "engine", *EVERYONE_MAY},
+    "bench": {"kernels", "models", "engine", "runner", *EVERYONE_MAY},
     "quickstart": set(),
     "loadtest": set(),
 }

@@ -36,6 +36,9 @@ def load(
     memory_bytes: int | None = 64 << 20,
     on_progress: OnProgress | None = None,
     device: Literal["cpu", "cuda"] = "cpu",
+    enforce_eager: bool = False,
 ) -> LoadedModel:
     cache = CacheConfig(block_size=block_size, memory_utilization=0.9, memory_bytes=memory_bytes)
-    return load_executor(source(folder, dtype, device=device), folder, cache, 64, 2048, on_progress)
+    return load_executor(
+        source(folder, dtype, device=device), folder, cache, 64, 2048, on_progress, enforce_eager=enforce_eager
+    )

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import random
+
+import numpy as np
 import pytest
 
 from service.core.iteration_plan import ScheduledSequence
@@ -68,3 +71,40 @@ def test_top_k_beyond_int32_keeps_all():
 def test_a_newcomer_brings_its_whole_table():
     with pytest.raises(AssertionError, match="whole block table"):
         SequenceRows(1, 8).update(share(1, (5,), table_start=1))
+
+
+def test_a_copy_that_takes_the_changes_stays_equal():
+    chance = random.Random(0)
+    rows = SequenceRows(3, 12)
+    copy = np.zeros(4 * 12, dtype=np.int32)
+    lengths: dict[int, int] = {}
+    for step in range(300):
+        sequence_id = chance.randrange(6)
+        if sequence_id in lengths and chance.random() < 0.2:
+            rows.release(sequence_id)
+            del lengths[sequence_id]
+        elif sequence_id in lengths or len(lengths) < 3:
+            start = chance.randint(0, lengths.get(sequence_id, 0))
+            block_ids = [chance.randrange(1, 1000) for _ in range(chance.randint(0, 12 - start))]
+            rows.update(share(sequence_id, block_ids, start))
+            lengths[sequence_id] = start + len(block_ids)
+        if step % 3 == 0:
+            places, values = rows.take_changes(4)
+            assert len(set(places.tolist())) == len(places)
+            copy[places] = values
+            assert (copy == rows.block_table.reshape(-1)).all()
+    rows.take_changes(4)
+    assert [len(part) for part in rows.take_changes(4)] == [0, 0]
+
+
+def test_changes_of_rows_that_the_copy_lacks_are_left_out():
+    rows = SequenceRows(2, 8)
+    taken = [rows.update(share(i, (i + 1,))) for i in range(4)]
+    places, values = rows.take_changes(3)
+    assert sorted(values.tolist()) == [i + 1 for i in range(4) if taken[i] < 3] != []
+    assert (places < 3 * 8).all()
+
+
+def test_nobody_gets_the_row_of_padding():
+    rows = SequenceRows(2, 8)
+    assert 0 not in [rows.update(share(i, (i,))) for i in range(7)]

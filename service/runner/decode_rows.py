@@ -1,0 +1,82 @@
+"""The commonest iteration, in which every sequence computes one token and draws one id, as one row a sequence.
+
+Host side and numpy only, like the general form in selective_batching.py; but rows stand in the plan's order, a row's
+blocks are named by its row in the block table, and the number of rows can be padded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from service.core.iteration_plan import ScheduledSequence
+from service.runner.sequence_rows import Float32Array, Int32Array, Int64Array, SequenceRows
+
+
+class DecodeRows(NamedTuple):
+    """N sequences, all arrays [N].
+
+    rows: of the block table. context_lens: tokens in the cache after this iteration's write.
+    """
+
+    token_ids: Int64Array
+    positions: Int64Array
+    slots: Int64Array
+    rows: Int64Array
+    context_lens: Int32Array
+    temperature: Float32Array
+    top_p: Float32Array
+    top_k: Int32Array
+    seeds: Int64Array
+    sample_positions: Int64Array
+
+
+PADDING = DecodeRows(*(np.array(value) for value in (0, 0, -1, 0, 0, 0.0, 1.0, 0, 0, 0)))
+"""What a row without a sequence holds: nobody's row of the table, no context, nothing written; it draws the largest
+logit, and nobody looks."""
+
+
+def is_decode(scheduled: Sequence[ScheduledSequence]) -> bool:
+    """Whether every sequence computes one token and draws one id."""
+    return all(len(s.token_ids) == 1 == len(s.samples) for s in scheduled)
+
+
+def decode_rows(scheduled: Sequence[ScheduledSequence], rows: SequenceRows, block_size: int) -> DecodeRows:
+    """Of a plan that `is_decode`; `rows` takes over what has changed."""
+    num_seqs = len(scheduled)
+    row = np.fromiter(map(rows.update, scheduled), np.int64, num_seqs)
+    positions = np.array([s.num_computed_tokens for s in scheduled], dtype=np.int64)
+    blocks = rows.block_table[row, positions // block_size].astype(np.int64)
+    return DecodeRows(
+        token_ids=np.array([s.token_ids[0] for s in scheduled], dtype=np.int64),
+        positions=positions,
+        slots=blocks * block_size + positions % block_size,
+        rows=row,
+        context_lens=(positions + 1).astype(np.int32),
+        temperature=rows.temperature[row],
+        top_p=rows.top_p[row],
+        top_k=rows.top_k[row],
+        seeds=np.array([s.samples[0].seed for s in scheduled], dtype=np.int64),
+        sample_positions=positions + 1,
+    )
+
+
+def pad_into(padded: DecodeRows, values: DecodeRows) -> None:
+    """Write the values to the first rows and PADDING to the others."""
+    num_seqs = len(values.rows)
+    target: npt.NDArray[Any]
+    for target, value, filler in zip(padded, values, PADDING, strict=True):  # type: ignore[assignment]  # all arrays
+        target[:num_seqs] = value
+        target[num_seqs:] = filler
+
+
+def empty_rows(num_rows: int) -> DecodeRows:
+    """Rows without values, in the types that every DecodeRows has."""
+    types: tuple[npt.DTypeLike, ...] = (
+        np.int64, np.int64, np.int64, np.int64, np.int32, np.float32, np.float32, np.int32, np.int64, np.int64,
+    )  # fmt: skip
+    arrays: list[npt.NDArray[Any]] = [np.empty(num_rows, dtype=dtype) for dtype in types]
+    return DecodeRows(*arrays)

@@ -1,0 +1,29 @@
+"""The block table on the device, where only the entries that changed are sent (most steps change one row in 16)."""
+
+from __future__ import annotations
+
+import torch
+
+from service.runner.sequence_rows import SequenceRows
+from service.runner.staging import to_device
+
+
+class DeviceBlockTable:
+    """A copy of the sequence rows' block table. tensor [rows, max_blocks] int32, at one address for good.
+
+    It has the rows that there were when it was made; those that were added later are not in it.
+    """
+
+    def __init__(self, rows: SequenceRows, device: torch.device) -> None:
+        self._rows = rows
+        self.tensor = torch.zeros(rows.block_table.shape, dtype=torch.int32, device=device)
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self._rows.block_table) == len(self.tensor)
+
+    def bring_up_to_date(self) -> None:
+        places, values = self._rows.take_changes(self.tensor.shape[0])
+        if len(places):
+            changes = to_device({"places": places, "values": values}, self.tensor.device)
+            self.tensor.view(-1).scatter_(0, changes["places"], changes["values"])
