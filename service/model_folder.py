@@ -6,8 +6,11 @@ from pathlib import Path
 
 from service.errors import ModelLoadError
 
-FILES = ("*.json", "*.safetensors", "*.jinja")
+FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt")
 """What serving reads of a hub repository."""
+
+OLD_WEIGHTS = "pytorch_model*.bin"
+"""Read where there are no safetensors."""
 
 
 def resolve_model_folder(model: str, revision: str | None) -> Path:
@@ -33,6 +36,9 @@ def _from_hub(model: str, revision: str | None) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=list(FILES)))
+        folder = Path(snapshot_download(model, revision=revision, allow_patterns=list(FILES)))
+        if any(folder.glob("*.safetensors")):
+            return folder
+        return Path(snapshot_download(model, revision=revision, allow_patterns=[*FILES, OLD_WEIGHTS]))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as fault:
         raise ModelLoadError(f"model: {model!r} is no folder here and could not be fetched: {fault}") from fault

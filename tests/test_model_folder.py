@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import socket
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -40,3 +41,22 @@ def test_a_hub_id_comes_from_the_cache(tmp_path: Path, monkeypatch: pytest.Monke
     assert resolve_model_folder("org/tiny", None).resolve() == snapshot.resolve()
     with pytest.raises(ModelLoadError, match="'org/absent' is no folder here and could not be fetched"):
         resolve_model_folder("org/absent", None)
+
+
+@pytest.mark.parametrize(("weights", "num_fetches"), [("model.safetensors", 1), ("pytorch_model.bin", 2)])
+def test_torchs_own_format_is_fetched_only_where_there_are_no_safetensors(
+    weights: str, num_fetches: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    fetched: list[list[str]] = []
+
+    def fetch(model: str, revision: str | None, allow_patterns: list[str]) -> str:
+        fetched.append(allow_patterns)
+        if any(fnmatch(weights, pattern) for pattern in allow_patterns):
+            (tmp_path / weights).touch()
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    assert resolve_model_folder("org/tiny", "main") == tmp_path
+    assert (tmp_path / weights).exists()
+    assert len(fetched) == num_fetches
+    assert all("merges.txt" in patterns and "*.json" in patterns for patterns in fetched)

@@ -1,4 +1,4 @@
-"""Safetensors -> parameters, by exact names: whatever is missing, left over or of another shape is named.
+"""Checkpoint files -> parameters, by exact names: whatever is missing, left over or of another shape is named.
 
 The names and shapes of all files are checked before a byte of weights is read; then each file is read from its
 beginning to its end, several files at a time, each tensor straight into its place in the (merged) parameter.
@@ -7,46 +7,35 @@ beginning to its end, several files at a time, each tensor straight into its pla
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from service.errors import ModelLoadError
 from service.models.causal_lm import CausalLM
+from service.models.checkpoint_file import StoredTensor, read_header, read_tensors
 from service.models.model_config import read_json
 
 OnProgress = Callable[[int, int], None]
 """Called with (bytes read so far, bytes in all), from any thread, one call at a time."""
 
-_SINGLE_FILE = "model.safetensors"
-_INDEX_FILE = "model.safetensors.index.json"
+_SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
+"""The first that is there, or an index of its kind, is read."""
 _FLOAT_DTYPES = frozenset({"BF16", "F16", "F32"})
 _MAX_NAMED = 8  # faults of one kind that an error message names
 _NUM_THREADS = 4  # files read at a time
 
 
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    """A tensor as a file's header describes it. name: in that file."""
-
-    file: Path
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-
-
 def load_weights(model: CausalLM, folder: Path, on_progress: OnProgress | None = None) -> None:
-    """Fill a materialized model from a folder's safetensors, converting to the parameters' dtype.
+    """Fill a materialized model from a folder's checkpoint, converting to the parameters' dtype.
 
     Raises ModelLoadError naming files or weights; the model is then useless.
     """
     wanted, ignored = model.checkpoint_tensors(), model.ignored_checkpoint_names()
-    written = {entry.name: entry for file in checkpoint_files(folder) for entry in _read_header(file)}
+    written = {entry.name: entry for file in checkpoint_files(folder) for entry in read_header(file)}
     stored = _with_prefix(written, model.optional_prefix, wanted.keys() | ignored)
     _check(wanted, stored, ignored)
     progress = _Progress(sum(t.numel() * t.element_size() for t in wanted.values()), on_progress)
@@ -59,29 +48,28 @@ def load_weights(model: CausalLM, folder: Path, on_progress: OnProgress | None =
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
-    """The safetensors files of a folder: those of its index, or the single one. Raises ModelLoadError."""
-    index = folder / _INDEX_FILE
-    if index.exists():
-        weight_map = read_json(index).get("weight_map")
-        if not isinstance(weight_map, Mapping) or not all(isinstance(v, str) for v in weight_map.values()):
-            raise ModelLoadError(f"{_INDEX_FILE}: weight_map is missing or not a map of names to files")
-        files = [folder / name for name in sorted(set(weight_map.values()))]
-    else:
-        files = [folder / _SINGLE_FILE]
+    """The files with a folder's weights: those of its index, or the single one. Raises ModelLoadError."""
+    for single in _SINGLE_FILES:
+        index = folder / f"{single}.index.json"
+        if index.exists():
+            return _indexed_files(index)
+        if (folder / single).exists():
+            return [folder / single]
+    raise ModelLoadError(f"no weights in the model folder: neither {' nor '.join(_SINGLE_FILES)}, nor an index of one")
+
+
+def _indexed_files(index: Path) -> list[Path]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, Mapping) or not all(isinstance(v, str) for v in weight_map.values()):
+        raise ModelLoadError(f"{index.name}: weight_map is missing or not a map of names to files")
+    files = [index.parent / name for name in sorted(set(weight_map.values()))]
     missing = [file.name for file in files if not file.exists()]
     if missing:
-        raise ModelLoadError(f"not in the model folder: {_some(missing)}; weights are read from safetensors only")
+        raise ModelLoadError(f"{index.name}: not in the model folder: {_some(missing)}")
     return files
 
 
-def _read_header(file: Path) -> Iterator[_Stored]:
-    with _opened(file) as tensors:
-        for name in tensors.keys():  # noqa: SIM118 - not a mapping
-            part = tensors.get_slice(name)
-            yield _Stored(file, name, tuple(part.get_shape()), part.get_dtype())
-
-
-def _with_prefix(written: Mapping[str, _Stored], prefix: str, known: AbstractSet[str]) -> dict[str, _Stored]:
+def _with_prefix(written: Mapping[str, StoredTensor], prefix: str, known: AbstractSet[str]) -> dict[str, StoredTensor]:
     """The files' tensors by the names that the model knows them by: a prefix may have been left out."""
 
     def full(name: str) -> str:
@@ -91,7 +79,7 @@ def _with_prefix(written: Mapping[str, _Stored], prefix: str, known: AbstractSet
     return {full(name): entry for name, entry in written.items()}
 
 
-def _check(wanted: Mapping[str, Tensor], stored: Mapping[str, _Stored], ignored: frozenset[str]) -> None:
+def _check(wanted: Mapping[str, Tensor], stored: Mapping[str, StoredTensor], ignored: frozenset[str]) -> None:
     missing = [name for name in wanted if name not in stored]
     extra = [name for name in stored if name not in wanted and name not in ignored]
     known = [(name, stored[name], tuple(wanted[name].shape)) for name in wanted if name in stored]
@@ -133,16 +121,7 @@ class _Progress:
 
 
 def _read_file(file: Path, parts: Mapping[str, Tensor], progress: _Progress) -> None:
-    with _opened(file) as tensors:
-        for name in tensors.offset_keys():
-            destination = parts.get(name)
-            if destination is not None:
-                destination.copy_(tensors.get_tensor(name))
-                progress.add(destination.numel() * destination.element_size())
-
-
-def _opened(file: Path) -> safe_open:
-    try:
-        return safe_open(file, framework="pt", device="cpu")
-    except (OSError, SafetensorError) as fault:
-        raise ModelLoadError(f"{file.name}: is not a readable safetensors file: {fault}") from fault
+    for name, tensor in read_tensors(file, parts.keys()):
+        destination = parts[name]
+        destination.copy_(tensor)
+        progress.add(destination.numel() * destination.element_size())

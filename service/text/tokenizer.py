@@ -1,4 +1,4 @@
-"""Text -> ids and ids -> text of one model, from its `tokenizer.json`."""
+"""Text -> ids and ids -> text of one model, from its `tokenizer.json` or GPT-2's two files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import tokenizers
 
 from service.errors import ModelLoadError
+from service.text.byte_level_bpe import MERGES, VOCABULARY, byte_level_bpe, has_byte_level_bpe
 from service.text.special_text import LiteralEncoder, SpecialTexts, encode_unlocked
 from service.text.token_bytes import TokenBytes, byte_level_token_bytes
 
@@ -36,14 +37,18 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
-        """Read `tokenizer.json` of a model folder; ModelLoadError if it is not there or cannot be read."""
+        """Read a model folder's `tokenizer.json`, else `vocab.json` and `merges.txt`.
+
+        ModelLoadError if neither is there or one cannot be read.
+        """
         file = folder / "tokenizer.json"
-        if not file.is_file():
-            raise ModelLoadError(f"{folder}: there is no tokenizer.json")
+        if not file.is_file() and not has_byte_level_bpe(folder):
+            raise ModelLoadError(f"{folder}: there is no tokenizer.json, nor {VOCABULARY} and {MERGES}")
         try:
-            return cls(tokenizers.Tokenizer.from_file(str(file)))
+            inner = tokenizers.Tokenizer.from_file(str(file)) if file.is_file() else byte_level_bpe(folder)
+            return cls(inner)
         except Exception as error:  # the library raises bare Exception
-            raise ModelLoadError(f"{file}: {error}") from error
+            raise ModelLoadError(f"{file if file.is_file() else folder / VOCABULARY}: {error}") from error
 
     @property
     def num_tokens(self) -> int:

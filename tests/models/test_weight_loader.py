@@ -34,6 +34,19 @@ def shard(folder, num_files):
     single.unlink()
 
 
+def as_torch_files(folder, num_files):
+    """The single file, in torch's own format: one, or several with an index."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    if num_files == 1:
+        torch.save(tensors, folder / "pytorch_model.bin")
+        return
+    weight_map = {name: f"pytorch_model-{i % num_files}.bin" for i, name in enumerate(tensors)}
+    for file in set(weight_map.values()):
+        torch.save({n: tensors[n] for n in tensors if weight_map[n] == file}, folder / file)
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
 def rewritten(folder, change):
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
@@ -54,6 +67,21 @@ def test_every_weight_arrives_in_its_place(save, tied, num_files, tmp_path):
     for name, tensor in table.items():
         assert torch.equal(tensor, theirs[name]), name
     assert set(theirs) - set(table) <= ({"lm_head.weight"} if tied else set())
+
+
+@pytest.mark.parametrize("num_files", [1, 2])
+def test_torchs_own_format_is_read_where_there_are_no_safetensors(num_files, tmp_path):
+    folder = opt(tmp_path)
+    theirs = oracle(folder).state_dict()
+    as_torch_files(folder, num_files)
+    table = loaded(folder).checkpoint_tensors()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in table.items())
+
+
+def test_safetensors_come_first(tmp_path):
+    folder = opt(tmp_path)
+    (folder / "pytorch_model.bin").write_bytes(b"not looked at")
+    loaded(folder)
 
 
 @pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float32])
@@ -145,7 +173,7 @@ def test_a_missing_shard_is_named(tmp_path):
 
 
 def test_a_folder_without_safetensors(tmp_path):
-    with pytest.raises(ModelLoadError, match=r"model\.safetensors.*safetensors only"):
+    with pytest.raises(ModelLoadError, match=r"no weights .* neither model\.safetensors nor pytorch_model\.bin"):
         checkpoint_files(tmp_path)
 
 

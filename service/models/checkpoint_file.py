@@ -1,0 +1,73 @@
+"""One file of a checkpoint: safetensors, or torch's own format, which is all that some models of the first years have.
+
+The latter is a pickle. It is read by torch's restricted unpickler, which makes tensors and plain containers only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from service.errors import ModelLoadError
+
+TORCH_SUFFIX = ".bin"
+_DTYPE_NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor as its file describes it. name: in that file. dtype: as safetensors spells it."""
+
+    file: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def read_header(file: Path) -> Iterator[StoredTensor]:
+    """What the file holds; of safetensors no weight is read. Raises ModelLoadError naming the file."""
+    if file.suffix == TORCH_SUFFIX:
+        for name, tensor in _torch_tensors(file).items():
+            yield StoredTensor(file, name, tuple(tensor.shape), _DTYPE_NAMES.get(tensor.dtype, str(tensor.dtype)))
+        return
+    with _opened(file) as tensors:
+        for name in tensors.keys():  # noqa: SIM118 - not a mapping
+            part = tensors.get_slice(name)
+            yield StoredTensor(file, name, tuple(part.get_shape()), part.get_dtype())
+
+
+def read_tensors(file: Path, names: AbstractSet[str]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of these names, in the order in which they lie in the file."""
+    if file.suffix == TORCH_SUFFIX:
+        yield from ((name, tensor) for name, tensor in _torch_tensors(file).items() if name in names)
+        return
+    with _opened(file) as tensors:
+        for name in tensors.offset_keys():
+            if name in names:
+                yield name, tensors.get_tensor(name)
+
+
+def _opened(file: Path) -> safe_open:
+    try:
+        return safe_open(file, framework="pt", device="cpu")
+    except (OSError, SafetensorError) as fault:
+        raise ModelLoadError(f"{file.name}: is not a readable safetensors file: {fault}") from fault
+
+
+def _torch_tensors(file: Path) -> Mapping[str, Tensor]:
+    try:
+        try:
+            tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError:  # before torch 1.6 the format could not be mapped into memory
+            tensors = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as fault:  # a broken pickle may end in almost any of them
+        raise ModelLoadError(f"{file.name}: is not a readable torch checkpoint: {fault}") from fault
+    if not isinstance(tensors, Mapping) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+        raise ModelLoadError(f"{file.name}: is not a map of names to tensors")
+    return tensors
