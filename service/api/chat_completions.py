@@ -22,6 +22,7 @@ from service.api.middleware import client_of
 from service.api.output_form import compile_form
 from service.api.request_building import build_requests
 from service.api.serving_state import ServedModel
+from service.api.tools import output_form
 from service.api.validation import check_call, parse, tier_of
 from service.core.grammar import Reasoning
 from service.protocol.chat import ChatChoice, ChatRequest, ChatResponse
@@ -46,6 +47,7 @@ class ChatCompletions:
         model.engine.check_accepts()
         prompt = await chat_prompt_ids(chat, model, self._context)
         thinking = self._reasoning(chat, prompt, model)
+        form = output_form(chat.tools, call.form, model.tokenizer)
         call_id, created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
         requests = build_requests(
             call,
@@ -56,7 +58,7 @@ class ChatCompletions:
             prompt_param="messages",
             default_max_tokens=None,
             client=client_of(http.scope),
-            grammar=await compile_form(call.form, model.grammars, thinking),
+            grammar=await compile_form(form, model.grammars, thinking),
         )
         make_output = self._output_maker(chat, thinking)
         trace = self._context.traces.open(call_id, client_of(http.scope), call.model, created, requests)

@@ -10,19 +10,24 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Literal, Protocol
 
+STANDARD_WHITESPACE = r"( |\r?\n[ \t]{0,40})?"
+"""Between two tokens of JSON: nothing, a space, or a new line and its indentation.
+
+JSON allows any white space, and a model that has lost its way writes it without end; bounded, it has to go on.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:
     """What the output must be.
 
     kind, source: `json_schema`, the schema as JSON text; `regex`, a pattern for the whole output; `choice`, a JSON
-        list of texts; `grammar`, Lark or GBNF.
+        list of texts; `grammar`, a client's Lark or GBNF; `lark`, our own.
     param: the request field that asked for it, to be named in refusals.
-    whitespace: for a schema, a pattern of what may stand between its tokens; None: `STANDARD_WHITESPACE` of
-        structured/grammar_source.py; empty: nothing.
+    whitespace: for a schema, a pattern of what may stand between its tokens; None: the standard; empty: nothing.
     """
 
-    kind: Literal["json_schema", "regex", "choice", "grammar"]
+    kind: Literal["json_schema", "regex", "choice", "grammar", "lark"]
     source: str
     param: str
     whitespace: str | None = None

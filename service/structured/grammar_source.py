@@ -7,16 +7,10 @@ from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher, grammar_from
 
-from service.core.grammar import GrammarSpec
+from service.core.grammar import STANDARD_WHITESPACE, GrammarSpec
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions  # in the package's stubs only
-
-STANDARD_WHITESPACE = r"( |\r?\n[ \t]{0,40})?"
-"""Between two tokens of JSON: nothing, a space, or a new line and its indentation.
-
-JSON allows any white space, and a model that has lost its way writes it without end; bounded, it has to go on.
-"""
 
 
 def grammar_source(spec: GrammarSpec) -> str:
@@ -28,6 +22,8 @@ def grammar_source(spec: GrammarSpec) -> str:
             return LLMatcher.grammar_from_regex(spec.source)
         case "choice":
             return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, json.loads(spec.source))))
+        case "lark":
+            return LLMatcher.grammar_from_lark(spec.source)
         case "grammar":
             return grammar_from("grammar", spec.source)
 

@@ -17,7 +17,6 @@ ASKING = {
     "best_of": 2,
     "suffix": "x",
     "tools": [{"type": "function", "function": {"name": "now"}}],
-    "tool_choice": "required",
     "min_p": 0.1,
     "repetition_penalty": 1.1,
     "min_tokens": 3,

@@ -121,12 +121,12 @@ def test_a_tokenizer_that_cannot_be_read_is_a_refusal() -> None:
 
 def test_reasoning_comes_first_if_the_model_marks_it_by_one_token() -> None:
     async def scene() -> None:
-        marked = Vocabulary(VOCABULARY.trie, VOCABULARY.size, VOCABULARY.eos_token_ids, think=400, end_think=401)
-        compiler = GrammarCompiler(lambda: marked)
+        compiler = GrammarCompiler(lambda: VOCABULARY)
         assert isinstance(await compiler.compile(PATTERN, Reasoning.BEGUN), ReasoningGrammar)
         assert isinstance(await compiler.compile(PATTERN, Reasoning.MAY_BEGIN), ReasoningGrammar)
         assert isinstance(await compiler.compile(PATTERN), CompiledGrammar)
-        unmarked = GrammarCompiler(lambda: VOCABULARY)
+        plain = Vocabulary(VOCABULARY.trie, VOCABULARY.size, VOCABULARY.eos_token_ids, think=None, end_think=None)
+        unmarked = GrammarCompiler(lambda: plain)
         assert isinstance(await unmarked.compile(PATTERN, Reasoning.BEGUN), CompiledGrammar)
         compiler.close()
         unmarked.close()

@@ -12,6 +12,13 @@ def test_knows_the_ends_and_the_marks_of_reasoning() -> None:
     known = vocabulary()
     assert known.trie.eos_tokens == [2]
     assert known.think == TOKENIZER.encode("<think>", add_special_tokens=False)[0]
+    assert known.end_think == TOKENIZER.encode("</think>", add_special_tokens=False)[0]
+
+
+def test_marks_that_are_several_tokens_are_no_marks() -> None:
+    tokenizer = Tokenizer(tiny_tokenizers.byte_fallback())
+    known = vocabulary_of(tokenizer, tokenizer.num_tokens, frozenset({2}))
+    assert known.think is None
     assert known.end_think is None
 
 

@@ -27,7 +27,7 @@ CHAT_TEMPLATE = (
 
 @cache
 def byte_level_json() -> str:
-    """Special tokens 0 (BOS, put before completions), 1 and 2 (end of turn); `<think>` is added, but not special."""
+    """Special tokens 0 (BOS, put before completions), 1 and 2 (end of turn); the marks of reasoning are added, plain."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -38,7 +38,8 @@ def byte_level_json() -> str:
         show_progress=False,
     )
     tokenizer.train_from_iterator(TEXT * 3, trainer)
-    tokenizer.add_tokens([AddedToken("<think>", normalized=False, special=False)])
+    marks = [AddedToken(mark, normalized=False, special=False) for mark in ("<think>", "</think>")]
+    tokenizer.add_tokens(marks)
     tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, 0)])
     return str(tokenizer.to_str())
 

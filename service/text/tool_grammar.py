@@ -1,0 +1,145 @@
+"""Tool calls as a grammar (Lark, as llguidance reads it), in the style that the model's parser reads (tool_calls.py).
+
+Each function's arguments are held to its own schema, so a `$ref` finds the schema's own definitions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from service.core.grammar import STANDARD_WHITESPACE
+from service.text.tool_calls import ToolStyle
+
+_PYTHON_ESCAPES = 'nrbtf\\"'
+"""Escapes that a JSON text and a Python literal read alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallableTool:
+    """parameters: a JSON schema; None: it takes none. is_strict: a keyword that cannot be honoured is a refusal; else
+    it is left out of account."""
+
+    name: str
+    parameters: Mapping[str, Any] | None
+    is_strict: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CallRules:
+    """must_call: the output is calls and nothing else; else it may be text, or calls.
+
+    parallel: several calls may follow each other. content: a JSON schema that the text must satisfy; None: any text.
+    marker: id of the token that begins the calls, where that is a special one (Mistral's).
+    """
+
+    must_call: bool
+    parallel: bool
+    content: str | None = None
+    marker: int | None = None
+
+
+def call_grammar(style: ToolStyle, tools: Sequence[CallableTool], rules: CallRules) -> str:
+    """Raises ValueError with the reason if a function cannot be called in this style."""
+    match style:
+        case ToolStyle.HERMES:
+            lines = _hermes(rules)
+            bodies = _json_bodies(tools, "arguments")
+        case ToolStyle.LLAMA3_JSON:
+            lines = _leading(rules, "call", '"; "', "", r"/[^{\s](.|\n)*/")
+            bodies = _json_bodies(tools, "parameters")
+        case ToolStyle.MISTRAL:
+            marker = '"[TOOL_CALLS]"' if rules.marker is None else f"<[{rules.marker}]>"
+            text = r"/[^\[\s](.|\n)*/" if rules.marker is None else r"/(.|\n)*/"
+            lines = _leading(rules, f'{marker} / ?/ "[" call', '", "', '"]"', text)
+            bodies = _json_bodies(tools, "arguments")
+        case ToolStyle.PYTHONIC:
+            lines = _leading(rules, '"[" call', '", "', '"]"', r"/[^\[\s](.|\n)*/")
+            bodies = _python_bodies(tools)
+    names = " | ".join(f"call_{index}" for index in range(len(tools)))
+    return "\n".join([*lines, f"call: {names}", *bodies]) + "\n"
+
+
+def _hermes(rules: CallRules) -> list[str]:
+    """Text may stand before a call, and after the last one if several may follow each other."""
+    tail = r'"\n" call "\n</tool_call>"'
+    if rules.must_call or rules.content is not None:
+        block = rf'"<tool_call>" {tail}'
+        more = r' ("\n" block)*' if rules.parallel else ""
+        return [*_start(rules, f"block{more}", ""), f"block: {block}"]
+    start = "start: block* text" if rules.parallel else "start: block | text"
+    return [start, f"block: open {tail}", r"open[lazy]: /(.|\n)*<tool_call>/", r"text: /(.|\n)*/"]
+
+
+def _leading(rules: CallRules, first: str, between: str, end: str, text: str) -> list[str]:
+    more = f" ({between} call)*" if rules.parallel else ""
+    return _start(rules, f"{first}{more} {end}", text)
+
+
+def _start(rules: CallRules, calls: str, text: str) -> list[str]:
+    if rules.must_call:
+        return [f"start: {calls}"]
+    content = text if rules.content is None else f"%json {_with_options(json.loads(rules.content), is_strict=True)}"
+    return ["start: calls | text", f"calls: {calls}", f"text: {content}"]
+
+
+def _json_bodies(tools: Sequence[CallableTool], key: str) -> list[str]:
+    lines = []
+    for index, tool in enumerate(tools):
+        # Cut as JSON is, so that content which is JSON too may begin alike.
+        parts = ["{", '"name"', ":", json.dumps(tool.name), ",", json.dumps(key), ":"]
+        head = " ".join(json.dumps(part) + (" / ?/" if part in ":," else "") for part in parts)
+        lines.append(f'call_{index}: {head} arguments_{index} "}}"')
+        lines.append(f"arguments_{index}: %json {_with_options(_parameters(tool), is_strict=tool.is_strict)}")
+    return lines
+
+
+def _python_bodies(tools: Sequence[CallableTool]) -> list[str]:
+    """`name(key=value, ...)`: keys in the schema's order, those that are not required left out or not."""
+    lines = []
+    for index, tool in enumerate(tools):
+        schema = _parameters(tool)
+        if "properties" not in schema and set(schema) - {"type", "additionalProperties", "description", "title"}:
+            raise ValueError(f"the parameters of {tool.name} have no list of properties")
+        required = set(schema.get("required", ()))
+        keys = [key for key in schema.get("properties", {}) if key.isidentifier()]
+        if not required <= set(keys):
+            raise ValueError(f"the parameters of {tool.name} have names that cannot be keywords")
+        lines.append(f'call_{index}: {json.dumps(tool.name + "(")} first_{index}_0 ")"')
+        for number, key in enumerate(keys):
+            argument, after = f"argument_{index}_{number}", f"{index}_{number + 1}"
+            skips = key not in required
+            lines.append(f"first_{index}_{number}: {argument} next_{after}" + (f" | first_{after}" if skips else ""))
+            lines.append(f'next_{index}_{number}: ", " {argument} next_{after}' + (f" | next_{after}" if skips else ""))
+            value = _with_options(_property(schema, key), is_strict=tool.is_strict, escapes=_PYTHON_ESCAPES)
+            lines.append(f"{argument}: {json.dumps(key + '=')} value_{index}_{number}")
+            lines.append(f"value_{index}_{number}: %json {value}")
+        lines += [f'first_{index}_{len(keys)}: ""', f'next_{index}_{len(keys)}: ""']
+    return lines
+
+
+def _parameters(tool: CallableTool) -> dict[str, Any]:
+    """The schema of an object; one that lists its properties takes no others, as a function does."""
+    schema = dict(tool.parameters or {"properties": {}})
+    if not {"type", "$ref", "anyOf", "oneOf", "allOf", "const", "enum"} & set(schema):
+        schema["type"] = "object"
+    if "properties" in schema:
+        schema.setdefault("additionalProperties", False)
+    return schema
+
+
+def _property(schema: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """One property's schema, with the definitions that it may refer to."""
+    value = schema["properties"][key]
+    own = dict(value) if isinstance(value, dict) else {}
+    return {**{name: schema[name] for name in ("$defs", "definitions") if name in schema}, **own}
+
+
+def _with_options(schema: Mapping[str, Any], *, is_strict: bool, escapes: str | None = None) -> str:
+    """The schema as text, with llguidance's options in it."""
+    options: dict[str, Any] = {"whitespace_pattern": STANDARD_WHITESPACE, "lenient": not is_strict}
+    if escapes is not None:
+        options["json_allowed_escapes"] = escapes
+    return json.dumps({**schema, "x-guidance": options})
