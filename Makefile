@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SERVE_ARGS ?=
 
-.PHONY: serve test lint types unit format clean
+.PHONY: serve test lint types unit format figures clean
 
 serve: $(VENV)/.installed
 	$(BIN)/headrace serve $(SERVE_ARGS)
@@ -21,6 +21,10 @@ types: $(VENV)/.installed-dev
 unit: $(VENV)/.installed-dev
 	$(BIN)/pytest
 	TRITON_INTERPRET=1 $(BIN)/pytest -m interpret
+
+# The papers' figures in their CPU forms, minutes; figures/index.html shows them. loadtest/figures_on_gpu.sh: full forms.
+figures: $(VENV)/.installed-dev
+	$(BIN)/python -m loadtest.scenarios --out figures
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

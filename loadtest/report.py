@@ -13,35 +13,10 @@ from typing import Any
 import numpy as np
 
 from loadtest.metrics import max_concurrent
-from loadtest.svg_plot import Axes, Curve, svg_plot
+from loadtest.svg_plot import Axes, Curve, legend, page_style, svg_plot
 from loadtest.table import ROWS, Row, format_figure
 
 _MAX_POINTS = 400
-
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1d2733; --soft: #5b6775; --paper: #fbfbfa; --grid: #e2e5e8;
-  --good: #1b7f4b; --bad: #b3372f;
-  --series-0: #2a6fbb; --series-1: #d9772b; --series-2: #2e9e78; --series-3: #a8509f;
-  --series-4: #c2a020; --series-5: #5f6fd0; --series-6: #c94c5b; --series-7: #6b7784; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ed; --soft: #9aa5b1; --paper: #14181d;
-  --grid: #2c333b; --good: #5cc98f; --bad: #ef8279;
-  --series-0: #6aa8ea; --series-1: #f0a15f; --series-2: #5cc9a3; --series-3: #cf86c8;
-  --series-4: #e0c35a; --series-5: #9aa5f0; --series-6: #ef8794; --series-7: #a0abb6; } }
-body { font: 15px/1.45 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 76rem;
-  margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem } h2 { font-size: 1.1rem; margin-top: 2rem }
-.scroll { overflow-x: auto } table { border-collapse: collapse; font-variant-numeric: tabular-nums }
-th, td { padding: .25rem .8rem; text-align: right; border-bottom: 1px solid var(--grid); white-space: nowrap }
-th:first-child, td:first-child { text-align: left } td small { color: var(--soft) }
-td small.better { color: var(--good) } td small.worse { color: var(--bad) }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); gap: 1rem }
-svg { width: 100%; height: auto } svg text { fill: var(--soft); font-size: 12px }
-svg text.title { fill: var(--ink); font-size: 14px } svg text.x { text-anchor: middle }
-svg text.y { text-anchor: end } svg .grid { stroke: var(--grid); fill: none }
-svg .line { fill: none; stroke-width: 1.8 }
-.legend span { margin-right: 1.2rem; white-space: nowrap }
-.legend i { display: inline-block; width: .8rem; height: .8rem; border-radius: 2px; margin-right: .4rem }
-"""
 
 
 def html_report(results: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
@@ -52,7 +27,7 @@ def html_report(results: Sequence[Mapping[str, Any]], names: Sequence[str]) -> s
     by_rate = [_normalized_against_rate(results, names)] if len(results) > 1 else []
     body = [
         "<h1>Load test</h1>",
-        _legend(titles),
+        legend((title, i) for i, title in enumerate(titles)),
         _runs_table(results, titles),
         _figures_table(results, titles),
         f'<h2>Plots</h2><div class="plots">{"".join(by_rate + _plots(results, titles))}</div>',
@@ -60,7 +35,7 @@ def html_report(results: Sequence[Mapping[str, Any]], names: Sequence[str]) -> s
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Load test</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{_STYLE}</style></head><body>{''.join(body)}</body></html>\n"
+        f"<style>{page_style()}</style></head><body>{''.join(body)}</body></html>\n"
     )
 
 
@@ -70,14 +45,6 @@ def _titles(results: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[
         f"{name}, {format_figure(result['request_rate'])}/s" if names.count(name) > 1 else name
         for result, name in zip(results, names, strict=True)
     ]
-
-
-def _legend(names: Sequence[str]) -> str:
-    entries = (
-        f'<span><i style="background:var(--series-{i % 8})"></i>{html.escape(name)}</span>'
-        for i, name in enumerate(names)
-    )
-    return f'<p class="legend">{"".join(entries)}</p>'
 
 
 def _runs_table(results: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:

@@ -2,12 +2,45 @@
 
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 _WIDTH, _HEIGHT = 560, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 34, 46
 _NUM_TICKS = 5
+_LEGEND_ROW = 18
+_LEGEND_COLUMNS = 2
+
+_COLORS = """
+:root { color-scheme: light dark; --ink: #1d2733; --soft: #5b6775; --paper: #fbfbfa; --grid: #e2e5e8;
+  --good: #1b7f4b; --bad: #b3372f;
+  --series-0: #2a6fbb; --series-1: #d9772b; --series-2: #2e9e78; --series-3: #a8509f;
+  --series-4: #c2a020; --series-5: #5f6fd0; --series-6: #c94c5b; --series-7: #6b7784; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ed; --soft: #9aa5b1; --paper: #14181d;
+  --grid: #2c333b; --good: #5cc98f; --bad: #ef8279;
+  --series-0: #6aa8ea; --series-1: #f0a15f; --series-2: #5cc9a3; --series-3: #cf86c8;
+  --series-4: #e0c35a; --series-5: #9aa5f0; --series-6: #ef8794; --series-7: #a0abb6; } }
+"""
+
+_PLOT = """
+svg { width: 100%; height: auto } svg text { fill: var(--soft); font-size: 12px }
+svg text.title { fill: var(--ink); font-size: 14px } svg text.x { text-anchor: middle }
+svg text.y { text-anchor: end } svg .grid { stroke: var(--grid); fill: none }
+svg .line { fill: none; stroke-width: 1.8 }
+"""
+
+_PAGE = """
+body { font: 15px/1.45 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 76rem;
+  margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.5rem } h2 { font-size: 1.1rem; margin-top: 2rem }
+.scroll { overflow-x: auto } table { border-collapse: collapse; font-variant-numeric: tabular-nums }
+th, td { padding: .25rem .8rem; text-align: right; border-bottom: 1px solid var(--grid); white-space: nowrap }
+th:first-child, td:first-child { text-align: left } td small { color: var(--soft) }
+td small.better { color: var(--good) } td small.worse { color: var(--bad) }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); gap: 1rem }
+.legend span { margin-right: 1.2rem; white-space: nowrap }
+.legend i { display: inline-block; width: .8rem; height: .8rem; border-radius: 2px; margin-right: .4rem }
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +82,43 @@ def svg_plot(axes: Axes, curves: Sequence[Curve]) -> str:
     y_scale = _y_scale([y for _, y in everything], axes.y_from_zero)
     drawn = [_curve(curve, of_curve, x_scale, y_scale) for curve, of_curve in zip(curves, points, strict=True)]
     return "".join((head, title, _grid(axes, x_scale, y_scale), *drawn, "</svg>"))
+
+
+def page_style() -> str:
+    """CSS of a page with plots, tables and legends; light and dark."""
+    return _COLORS + _PLOT + _PAGE
+
+
+def legend(names: Iterable[tuple[str, int]]) -> str:
+    """Names with their colours' indexes, for a page with `page_style`."""
+    entries = (
+        f'<span><i style="background:var(--series-{color_index % 8})"></i>{html.escape(name)}</span>'
+        for name, color_index in names
+    )
+    return f'<p class="legend">{"".join(entries)}</p>'
+
+
+def standalone_svg(axes: Axes, curves: Sequence[Curve]) -> str:
+    """The plot as a file of its own, its legend below it."""
+    rows = -(-len(curves) // _LEGEND_COLUMNS)
+    plot = svg_plot(axes, curves)
+    height = _HEIGHT + rows * _LEGEND_ROW + 6
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" font-family="sans-serif"'
+    names = "".join(_legend_entry(i, curve) for i, curve in enumerate(curves))
+    inside = plot.removeprefix(f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}"').removesuffix("</svg>")
+    before, _, rest = inside.partition(">")
+    return f"{head}{before}><style>{_COLORS}{_PLOT}</style>{rest}{names}</svg>\n"
+
+
+def _legend_entry(index: int, curve: Curve) -> str:
+    row, column = divmod(index, _LEGEND_COLUMNS)
+    x = _LEFT + column * (_WIDTH - _LEFT) / _LEGEND_COLUMNS
+    y = _HEIGHT + 10 + row * _LEGEND_ROW
+    color = f"var(--series-{curve.color_index % 8})"
+    return (
+        f'<rect x="{x:.0f}" y="{y - 8:.0f}" width="10" height="10" fill="{color}"/>'
+        f'<text x="{x + 16:.0f}" y="{y + 1:.0f}">{html.escape(curve.name)}</text>'
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,9 @@ OURS = {
     "bench": {"kernels", "models", "engine", "runner", *EVERYONE_MAY},
     "quickstart": set(),
     "loadtest": set(),
+    "offline": {"loadtest"},
+    "baselines": {"offline", "loadtest", "engine", "scheduler", "kvcache", *EVERYONE_MAY},
+    "scenarios": {"baselines", "offline", "loadtest", "runner", "scheduler", *EVERYONE_MAY},
 }
 """What of the house each part may import, besides itself. `main` joins everything and is not in the table."""
 
@@ -74,6 +77,8 @@ def part_of(module: str) -> str | None:
     head, *rest = module.split(".")
     if head == "service":
         return rest[0] if rest else None
+    if head == "loadtest" and rest and rest[0] in {"offline", "baselines", "scenarios"}:
+        return rest[0]
     return head if head in {"kernels", "loadtest"} else None
 
 

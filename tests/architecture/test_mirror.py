@@ -24,6 +24,13 @@ WITHOUT_A_TWIN = {
     "loadtest/client_process.py": "tests/loadtest/test_runner.py runs it, in processes of its own",
     "loadtest/stub_server.py": "the other side in most of tests/loadtest",
     "loadtest/throughput_benchmark.py": "a benchmark",
+    "loadtest/offline/serving_system.py": "values and a Protocol; tests/loadtest/offline/test_replay.py",
+    "loadtest/baselines/kv_pool.py": "values only",
+    **{
+        f"loadtest/scenarios/{file.name}": "tests/loadtest/scenarios/test_every_scenario.py draws it"
+        for file in sorted((ROOT / "loadtest" / "scenarios").glob("*.py"))
+        if file.name.startswith(("orca_", "pagedattention_", "fineinfer_", "adaptivellm_", "__main__"))
+    },
 }
 
 

@@ -1,0 +1,233 @@
+"""Headrace's own engine as a compared system: the policies are arguments, everything else is what serves."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from loadtest.baselines.kv_pool import KvPool
+from loadtest.baselines.planned_ends import END_TOKEN_ID, PlannedEnds
+from loadtest.offline.serving_system import Completion, IterationFacts, MemoryUse, OfflineRequest
+from service.core.events import FinalEvent, Outcome
+from service.core.iteration_plan import IterationPlan
+from service.core.request import FinishReason, Request
+from service.core.sampling_params import SamplingParams
+from service.core.sequence_group import SequenceGroup
+from service.core.stats import IterationStats, RequestStats
+from service.engine.engine import Engine
+from service.kvcache.block_manager import BlockManager
+from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
+from service.scheduler.admission import Admission, OnDemandAdmission, fits_ever
+from service.scheduler.chunk_budget import FixedBudget
+from service.scheduler.fcfs import FirstComeFirstServed
+from service.scheduler.history import History
+from service.scheduler.iteration_scheduler import IterationScheduler
+from service.scheduler.iteration_time import IterationTime
+from service.scheduler.memory_forecast import ReserveAdmission
+from service.scheduler.memory_need import num_blocks_at_most
+from service.scheduler.preemption import AlwaysRecompute, Preemption
+from service.scheduler.preemption_cost import PreemptionCost
+from service.scheduler.recovery_ledger import RecoveryLedger
+from service.scheduler.scheduling_policy import SchedulingPolicy
+from service.scheduler.swap_time import SwapTime
+
+MAX_PREEMPTIONS = 8
+"""The service's default."""
+
+KnownLimit = Callable[[int], int]
+"""The output limit that a system is told, of an answer that becomes so long: the truth, or more."""
+
+
+def exact_limit(output_len: int) -> int:
+    """The truth: "Orca (Oracle)" of PagedAttention, section 6.1; in ORCA's own evaluation, every system."""
+    return output_len
+
+
+def power_of_two_limit(output_len: int) -> int:
+    """At most twice too much: "Orca (Pow2)"."""
+    return 1 << (output_len - 1).bit_length()
+
+
+def constant_limit(num_tokens: int) -> KnownLimit:
+    """Always the greatest: "Orca (Max)", FineInfer's SimpleReqManager, and what a client without an idea sends."""
+    return lambda output_len: num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePolicies:
+    """What distinguishes one system of this engine from another.
+
+    max_num_seqs: below the executor's, None for all of them.
+    ledger: of predictions, None for one that has learnt nothing yet.
+    held_tokens: KV tokens that the running requests keep from others; None counts allocated blocks.
+    """
+
+    admission: Admission
+    known_limit: KnownLimit = exact_limit
+    scheduling: SchedulingPolicy = field(default_factory=FirstComeFirstServed)
+    preemption: Preemption = field(default_factory=AlwaysRecompute)
+    ledger: RecoveryLedger | None = None
+    prefix_caching: bool = False
+    max_num_seqs: int | None = None
+    temperature: float = 0.0
+    held_tokens: Callable[[Sequence[SequenceGroup]], int] | None = None
+
+
+class IterationLog:
+    """The engine's facts, kept."""
+
+    def __init__(self) -> None:
+        self.iterations: list[IterationStats] = []
+
+    def record_iteration(self, stats: IterationStats) -> None:
+        """See `service/engine/ports.py`."""
+        self.iterations.append(stats)
+
+    def record_request(self, stats: RequestStats, outcome: Outcome, finish_reasons: tuple[FinishReason, ...]) -> None:
+        """See `service/engine/ports.py`; the final event says the same."""
+
+
+class EngineSystem:
+    """A `ServingSystem`. The pool's executor must have no live sequence when it is made, and has none after `close`."""
+
+    def __init__(self, name: str, pool: KvPool, policies: EnginePolicies) -> None:
+        self.name = name
+        self.clock = pool.clock
+        self.log = IterationLog()
+        self._pool = pool
+        self._policies = policies
+        self._max_num_seqs = policies.max_num_seqs or pool.max_num_seqs
+        self._executor = PlannedEnds(pool.executor)
+        cache = ChainedPrefixCache(pool.block_size) if policies.prefix_caching else NoPrefixCache()
+        self._blocks = BlockManager(pool.num_blocks, pool.block_size, cache, pool.num_host_blocks)
+        self._scheduler = IterationScheduler(
+            self._blocks,
+            policies.admission,
+            policies.scheduling,
+            policies.preemption,
+            policies.ledger or RecoveryLedger(unfitted_cost(pool)),
+            FixedBudget(pool.max_num_batched_tokens),
+            History(),
+            pool.clock,
+            max_num_seqs=self._max_num_seqs,
+            max_preemptions=MAX_PREEMPTIONS,
+        )
+        self._engine = Engine(self._scheduler, self._executor, self.log, pool.clock, overlap=pool.overlap)
+        self._completions: list[Completion] = []
+        self._num_sequences = 0
+        self._batch_size = 0
+
+    @property
+    def has_work(self) -> bool:
+        """See `ServingSystem`."""
+        return self._engine.has_work
+
+    @property
+    def num_running(self) -> int:
+        """Requests that have started and not ended."""
+        return len(self._scheduler.pool.running)
+
+    def submit(self, request: OfflineRequest) -> None:
+        """See `ServingSystem`. Raises ValueError for a request that could never run."""
+        num_prompt = len(request.prompt_token_ids)
+        limit = max(request.output_len, self._policies.known_limit(request.output_len))
+        sampling = SamplingParams(
+            max_tokens=limit,
+            n=request.n,
+            temperature=self._policies.temperature,
+            seed=self._num_sequences,
+            stop_token_ids=frozenset({END_TOKEN_ID}),
+        )
+        for choice in range(request.n):
+            self._executor.plan_end(self._num_sequences + choice, num_prompt + request.output_len)
+        self._num_sequences += request.n
+        made = Request(str(request.request_id), request.prompt_token_ids, sampling, request.arrival_s)
+        if not fits_ever(made, self._blocks, self._max_num_seqs):
+            raise ValueError(f"{self.name}: request {request.request_id} of {num_prompt} + {limit} tokens never fits")
+        self._engine.add(made)
+
+    def step(self) -> None:
+        """See `ServingSystem`. Raises RuntimeError when a request fails."""
+        num_before = len(self.log.iterations)
+        self._engine.step()
+        self._batch_size = self.log.iterations[-1].batch_size if len(self.log.iterations) > num_before else 0
+        for request_id, event in self._engine.take_events():
+            if isinstance(event, FinalEvent):
+                if event.outcome is not Outcome.FINISHED:
+                    raise RuntimeError(f"{self.name}: request {request_id} {event.outcome}: {event.error}")
+                self._completions.append(_completion(request_id, event.stats))
+
+    def take_completions(self) -> list[Completion]:
+        """See `ServingSystem`."""
+        taken, self._completions = self._completions, []
+        return taken
+
+    def facts(self) -> IterationFacts:
+        """See `ServingSystem`."""
+        running = self._scheduler.pool.running
+        held_tokens = self._policies.held_tokens
+        used = self._blocks.pool.num_used * self._blocks.block_size
+        memory = MemoryUse(
+            token_state=self._scheduler.num_cached_tokens(),
+            held=used if held_tokens is None else held_tokens(running),
+            total=self._pool.num_tokens,
+            unshared=self._num_table_entries() * self._blocks.block_size,
+        )
+        return IterationFacts(self._batch_size, len(self._scheduler.pool.waiting), 0.0, memory)
+
+    def close(self) -> None:
+        """See `ServingSystem`."""
+        self._pool.executor.launch(IterationPlan((), released=tuple(range(self._num_sequences)))).wait()
+
+    def _num_table_entries(self) -> int:
+        return sum(
+            len(self._blocks.table(sequence.sequence_id).block_ids)
+            for group in self._scheduler.pool.running
+            for sequence in group.computing
+        )
+
+
+def unfitted_cost(pool: KvPool) -> PreemptionCost:
+    """Predictors that have seen nothing."""
+    return PreemptionCost(IterationTime(), SwapTime(), pool.max_num_batched_tokens)
+
+
+def on_demand(pool: KvPool) -> Admission:
+    """Headrace's own admission, with its default watermark."""
+    return OnDemandAdmission(pool.num_blocks // 100)
+
+
+def paged(
+    pool: KvPool,
+    known_limit: KnownLimit = exact_limit,
+    max_num_seqs: int | None = None,
+    name: str = "paged",
+) -> EngineSystem:
+    """Headrace as it serves: iteration-level scheduling, blocks on demand (PagedAttention, section 4.5)."""
+    return EngineSystem(name, pool, EnginePolicies(on_demand(pool), known_limit, max_num_seqs=max_num_seqs))
+
+
+def reserve(
+    pool: KvPool,
+    known_limit: KnownLimit,
+    max_num_seqs: int | None = None,
+    name: str = "ORCA reserve",
+) -> EngineSystem:
+    """ORCA: iteration-level scheduling, and for each request all slots that it may need (Algorithm 1)."""
+    blocks = BlockManager(pool.num_blocks, pool.block_size, NoPrefixCache())
+
+    def held_tokens(running: Sequence[SequenceGroup]) -> int:
+        return sum(num_blocks_at_most(group.request, blocks) for group in running) * pool.block_size
+
+    policies = EnginePolicies(ReserveAdmission(), known_limit, max_num_seqs=max_num_seqs, held_tokens=held_tokens)
+    return EngineSystem(name, pool, policies)
+
+
+def _completion(request_id: str, stats: RequestStats) -> Completion:
+    assert stats.first_scheduled_s is not None
+    return Completion(
+        int(request_id),
+        stats.arrival_s,
+        stats.first_scheduled_s,
+        stats.finished_s,
+        stats.num_output_tokens,
+        stats.num_preemptions,
+    )

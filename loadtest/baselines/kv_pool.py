@@ -1,0 +1,35 @@
+"""The executor and the KV blocks that the compared systems share, one after another."""
+
+from dataclasses import dataclass
+
+from loadtest.offline.work_clock import WorkClock
+from service.engine.ports import Executor
+
+
+@dataclass(frozen=True, slots=True)
+class KvPool:
+    """`num_blocks` of the executor's blocks, from block 0 on; it may have more. Host blocks are for swapping.
+
+    clock: tells what the executor's work takes.
+    max_model_len: tokens that one sequence may have, which is what reserving the maximum reserves.
+    max_num_seqs, max_num_batched_tokens: what the executor takes in one plan. num_spare_blocks: the executor's blocks
+    after `num_blocks`, which no request gets. swap_timings: (to the host, blocks, seconds) as measured, where there
+    are host blocks. overlap: whether an iteration is launched while another runs.
+    """
+
+    executor: Executor
+    clock: WorkClock
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_host_blocks: int = 0
+    num_spare_blocks: int = 0
+    swap_timings: tuple[tuple[bool, int, float], ...] = ()
+    overlap: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that fit."""
+        return self.num_blocks * self.block_size

@@ -1,0 +1,58 @@
+"""Answers that end where the trace says, without the scheduler knowing.
+
+Random weights never end an answer. ORCA's evaluation lets every request run to its limit; PagedAttention's gives the
+system a limit and lets the answer be shorter, which is where reserving the limit wastes memory.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+from service.core.iteration_plan import IterationPlan
+from service.core.iteration_result import IterationResult
+from service.engine.ports import Executor, PendingIteration
+
+END_TOKEN_ID = 1
+
+
+class PlannedEnds:
+    """An executor that draws `END_TOKEN_ID` at the planned position and never before it.
+
+    A draw is known by its seed: each request (choice i of it: seed + i) must have seeds of its own.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._last_position: dict[int, int] = {}
+
+    def plan_end(self, seed: int, num_tokens: int) -> None:
+        """The sequence that draws by `seed` ends with `num_tokens` tokens, prompt included."""
+        self._last_position[seed] = num_tokens - 1
+
+    def launch(self, plan: IterationPlan) -> PendingIteration:
+        """As the executor inside, but for the ids."""
+        draws = [
+            (sample.seed, item.num_computed_tokens + len(item.token_ids))
+            for item in plan.scheduled
+            for sample in item.samples
+        ]
+        return _WithPlannedEnds(self._executor.launch(plan), draws, self._token)
+
+    def _token(self, seed: int, position: int, token_id: int) -> int:
+        if position == self._last_position[seed]:
+            return END_TOKEN_ID
+        return END_TOKEN_ID + 1 if token_id == END_TOKEN_ID else token_id
+
+
+class _WithPlannedEnds:
+    def __init__(
+        self, pending: PendingIteration, draws: list[tuple[int, int]], token: Callable[[int, int, int], int]
+    ) -> None:
+        self._pending = pending
+        self._draws = draws
+        self._token = token
+
+    def wait(self) -> IterationResult:
+        result = self._pending.wait()
+        drawn = zip(self._draws, result.token_ids, strict=True)
+        token_ids = tuple(self._token(seed, position, token_id) for (seed, position), token_id in drawn)
+        return dataclasses.replace(result, token_ids=token_ids)

@@ -1,0 +1,82 @@
+"""How good and how costly AdaptiveLLM's predictions are: measured beside what they predict (sections 4.5 and 4.6)."""
+
+import time
+
+from loadtest.baselines.engine_system import unfitted_cost
+from loadtest.baselines.kv_pool import KvPool
+from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence, Transfer
+from service.core.sampling_params import SamplingParams
+from service.engine.calibration import calibrate
+from service.scheduler.preemption_cost import PreemptionCost, RecoveryCosts
+from service.scheduler.recovery_ledger import RecoveryLedger
+
+_SEQUENCE_ID = -3
+_TRANSFER_ID = -3
+
+
+def fitted_cost(pool: KvPool) -> PreemptionCost:
+    """As the service makes it at start-up; inside `pool.clock.working()`. The pool's blocks are overwritten."""
+    cost = unfitted_cost(pool)
+    for to_host, num_blocks, seconds in pool.swap_timings:
+        cost.swap_time.observe(to_host=to_host, num_blocks=num_blocks, seconds=seconds)
+    calibrate(
+        pool.executor,
+        cost.iteration_time,
+        pool.clock,
+        num_blocks=pool.num_blocks,
+        block_size=pool.block_size,
+        max_tokens=min(pool.max_num_batched_tokens, pool.max_model_len // 2),
+    )
+    return cost
+
+
+class TimedLedger(RecoveryLedger):
+    """The ledger, and the host seconds that predicting and learning took."""
+
+    def __init__(self, cost: PreemptionCost) -> None:
+        super().__init__(cost)
+        self.seconds = 0.0
+
+    def predict(self, num_tokens: int, num_kept: int, num_blocks: int) -> RecoveryCosts:
+        """See `service/scheduler/recovery_ledger.py`."""
+        began = time.perf_counter()
+        costs = super().predict(num_tokens, num_kept, num_blocks)
+        self.seconds += time.perf_counter() - began
+        return costs
+
+    def executed(self, plan: IterationPlan, seconds: float) -> None:
+        """See `service/scheduler/recovery_ledger.py`."""
+        began = time.perf_counter()
+        super().executed(plan, seconds)
+        self.seconds += time.perf_counter() - began
+
+
+def recompute_seconds(pool: KvPool, num_tokens: int) -> float:
+    """Measured seconds to compute so many tokens of one sequence again, in chunks of the token budget.
+
+    Inside `pool.clock.working()`, like `swap_seconds`.
+    """
+    params = SamplingParams(max_tokens=1)
+    began = pool.clock.now_s()
+    for start in range(0, num_tokens, pool.max_num_batched_tokens):
+        end = min(num_tokens, start + pool.max_num_batched_tokens)
+        first, last = -(-start // pool.block_size), -(-end // pool.block_size)
+        block_ids = tuple(range(first, last))
+        samples = (Sample(_SEQUENCE_ID, 0),) if end == num_tokens else ()
+        chunk = ScheduledSequence(_SEQUENCE_ID, (0,) * (end - start), start, first, block_ids, params, samples)
+        pool.executor.launch(IterationPlan((chunk,))).wait()
+    seconds = pool.clock.now_s() - began
+    pool.executor.launch(IterationPlan((), released=(_SEQUENCE_ID,))).wait()
+    return seconds
+
+
+def swap_seconds(pool: KvPool, num_blocks: int) -> float:
+    """Measured seconds to move so many blocks to the host and back."""
+    blocks = tuple(range(num_blocks))
+    began = pool.clock.now_s()
+    for to_host in (True, False):
+        transfer = Transfer(_TRANSFER_ID, to_host, blocks, blocks)
+        result = pool.executor.launch(IterationPlan((), transfers=(transfer,), awaits_transfer=True)).wait()
+        while not any(finished.transfer_id == _TRANSFER_ID for finished in result.finished_transfers):
+            result = pool.executor.launch(IterationPlan((), awaits_transfer=True)).wait()
+    return pool.clock.now_s() - began

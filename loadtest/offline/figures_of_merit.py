@@ -1,0 +1,86 @@
+"""Figures of merit of a replay, as the papers define them. Times in seconds, lengths in tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from loadtest.offline.serving_system import IterationFacts, ReplayOutcome
+
+
+def request_throughput(outcome: ReplayOutcome) -> float:
+    """Requests a second from the first arrival to the last end."""
+    return len(outcome.completions) / _duration_s(outcome)
+
+
+def output_throughput(outcome: ReplayOutcome) -> float:
+    """Output tokens a second."""
+    return sum(completion.num_output_tokens for completion in outcome.completions) / _duration_s(outcome)
+
+
+def mean_normalized_latency_s(outcome: ReplayOutcome) -> float:
+    """PagedAttention's figure (section 6.1)."""
+    return fmean(completion.normalized_latency_s for completion in outcome.completions)
+
+
+def median_normalized_latency_s(outcome: ReplayOutcome) -> float:
+    """ORCA's figure (section 6.2)."""
+    return median(completion.normalized_latency_s for completion in outcome.completions)
+
+
+def median_latency_s(outcome: ReplayOutcome) -> float:
+    """ORCA's figure for equal requests (figure 11)."""
+    return median(completion.latency_s for completion in outcome.completions)
+
+
+def mean_weighted_turnaround(outcome: ReplayOutcome) -> float:
+    """AdaptiveLLM's figure (equation 5)."""
+    return fmean(completion.weighted_turnaround for completion in outcome.completions)
+
+
+def mean_batch_size(outcome: ReplayOutcome) -> float:
+    """Sequences an iteration under full load: while requests wait. All iterations, if none ever waits."""
+    return fmean(iteration.batch_size for iteration in _under_full_load(outcome.iterations))
+
+
+def num_preemptions(outcome: ReplayOutcome) -> int:
+    """Of all requests together."""
+    return sum(completion.num_preemptions for completion in outcome.completions)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryShares:
+    """Means over the iterations under full load: of held memory, token state; of all memory, held; of what the
+    tables point to, saved by sharing.
+    """
+
+    token_state: float
+    held: float
+    saved: float
+
+
+def memory_shares(outcome: ReplayOutcome) -> MemoryShares:
+    """Raises ValueError for a system that does not tell its memory."""
+    known = [
+        iteration.memory
+        for iteration in _under_full_load(outcome.iterations)
+        if iteration.memory is not None and iteration.memory.held
+    ]
+    if not known:
+        raise ValueError(f"{outcome.system} does not tell its memory")
+    held = sum(memory.held for memory in known)
+    return MemoryShares(
+        token_state=sum(memory.token_state for memory in known) / held,
+        held=held / sum(memory.total for memory in known),
+        saved=1 - held / max(held, sum(memory.unshared for memory in known)),
+    )
+
+
+def _under_full_load(iterations: Sequence[IterationFacts]) -> list[IterationFacts]:
+    """Iterations with a queue behind them."""
+    computing = [iteration for iteration in iterations if iteration.batch_size]
+    return [iteration for iteration in computing if iteration.num_waiting] or computing
+
+
+def _duration_s(outcome: ReplayOutcome) -> float:
+    first = min(completion.arrival_s for completion in outcome.completions)
+    return max(completion.finished_s for completion in outcome.completions) - first

@@ -1,0 +1,90 @@
+"""Draws the papers' figures: `python -m loadtest.scenarios [NAME ...] [--form small|full] [--out FOLDER]`.
+
+Without names all of them. Each is printed and written as it comes; the folder's index.html shows them together.
+"""
+
+import argparse
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from loadtest.scenarios import (
+    adaptivellm_fig8,
+    adaptivellm_fig9,
+    adaptivellm_table3,
+    fineinfer_fig5,
+    orca_fig9,
+    orca_fig10,
+    orca_fig11,
+    pagedattention_fig2,
+    pagedattention_fig12,
+    pagedattention_fig15,
+    pagedattention_fig16,
+    pagedattention_fig18,
+)
+from loadtest.scenarios.figure import Figure, figure_text, write_figure, write_page
+from loadtest.scenarios.stage import FULL, SMALL, Stage
+
+SCENARIOS: Mapping[str, Callable[[Stage], Figure]] = MappingProxyType(
+    {
+        scenario.NAME: scenario.run
+        for scenario in (
+            orca_fig9,
+            orca_fig10,
+            orca_fig11,
+            pagedattention_fig2,
+            pagedattention_fig12,
+            pagedattention_fig15,
+            pagedattention_fig16,
+            pagedattention_fig18,
+            fineinfer_fig5,
+            adaptivellm_table3,
+            adaptivellm_fig8,
+            adaptivellm_fig9,
+        )
+    }
+)
+
+
+def draw(names: list[str], stage: Stage, folder: Path) -> list[str]:
+    """Runs the scenarios; gives the names of those that failed, after which the others still run."""
+    figures = []
+    failed = []
+    for name in names:
+        began = time.monotonic()
+        try:
+            figure = SCENARIOS[name](stage)
+        except Exception:
+            traceback.print_exc()
+            failed.append(name)
+            continue
+        figures.append(figure)
+        write_figure(figure, folder)
+        print(f"{figure_text(figure)}\n({time.monotonic() - began:.0f} s)\n", flush=True)
+    write_page(figures, stage.describe(), folder / "index.html")
+    return failed
+
+
+def main() -> int:
+    """The exit code is 1 if a scenario failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(SCENARIOS)}")
+    parser.add_argument("--form", choices=("small", "full"), default="small", help="small: CPU, full: one GPU")
+    parser.add_argument("--out", type=Path, default=Path("figures"), help="folder to write to")
+    args = parser.parse_args()
+    unknown = [name for name in args.names if name not in SCENARIOS]
+    if unknown:
+        parser.error(f"no scenario {', '.join(unknown)}; there are {', '.join(SCENARIOS)}")
+    args.out.mkdir(parents=True, exist_ok=True)
+    stage = Stage(SMALL if args.form == "small" else FULL)
+    print(f"{stage.describe()}\n", flush=True)
+    failed = draw(args.names or list(SCENARIOS), stage, args.out)
+    if failed:
+        print(f"failed: {', '.join(failed)}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,81 @@
+"""AdaptiveLLM, tables 5 and 6 and figure 9: errors of both predictors, and where swapping becomes the cheaper one.
+
+A sequence of each length is computed again, and its blocks are moved out and back, by themselves; the predictors have
+been fitted at start-up and have not seen these lengths.
+"""
+
+from collections.abc import Callable
+from statistics import fmean, median
+
+from loadtest.baselines.preemption_judge import fitted_cost, recompute_seconds, swap_seconds
+from loadtest.scenarios.figure import Figure, Plot, Table
+from loadtest.scenarios.stage import Stage
+from loadtest.svg_plot import Axes, Curve
+
+NAME = "adaptivellm_fig9"
+_ROUNDS = 5
+
+
+def run(stage: Stage) -> Figure:
+    """The figure."""
+    block_size = 16
+    longest = stage.form.max_model_len
+    pool = stage.model_pool(2 * longest, block_size, longest // block_size)
+    lengths = [length for length in (24, 48, 96, 200, 400, 700, 1000, 1500, 2000) if length <= longest - block_size]
+    with pool.clock.working():
+        cost = fitted_cost(pool)
+        rows = []
+        for length in lengths:
+            num_blocks = -(-length // block_size)
+            recompute = _median(lambda n=length: recompute_seconds(pool, n))  # type: ignore[misc]
+            swap = _median(lambda n=num_blocks: swap_seconds(pool, n))  # type: ignore[misc]
+            costs = cost.predict(length, 0, num_blocks)
+            assert costs.recompute_s is not None and costs.swap_s is not None
+            rows.append((length, recompute, costs.recompute_s, swap, costs.swap_s))
+    errors = [
+        [100 * abs(predicted - measured) / measured for measured, predicted in pairs]
+        for pairs in ([(row[1], row[2]) for row in rows], [(row[3], row[4]) for row in rows])
+    ]
+    cells = [
+        [
+            row[0],
+            *(value * 1e3 for value in row[1:]),
+            errors[0][i],
+            errors[1][i],
+            "swap" if row[3] < row[1] else "recompute",
+        ]
+        for i, row in enumerate(rows)
+    ]
+    columns = [
+        "tokens", "recompute, ms", "predicted, ms", "swap, ms", "predicted, ms", "recompute error, %", "swap error, %",
+        "cheaper",
+    ]  # fmt: skip
+    names = ("recompute", "recompute, predicted", "swap out and in", "swap, predicted")
+    curves = [
+        Curve(name, lengths, [row[1 + i] * 1e3 for row in rows], i, markers=i % 2 == 0) for i, name in enumerate(names)
+    ]
+    return Figure(
+        NAME,
+        "AdaptiveLLM tables 5 and 6, figure 9: predictor errors; crossover of swap and recompute",
+        "the executor, plan by plan",
+        [Table(f"Medians of {_ROUNDS}", columns, cells)],
+        [Plot(Axes("Cost of a preemption", "tokens (log)", "ms", log_x=True), curves)],
+        [
+            f"mean absolute percentage error: recompute {fmean(errors[0]):.2g} %, swap {fmean(errors[1]):.2g} %"
+            " (the paper's: under 2 % and 4 %)",
+            _crossover(rows),
+        ],
+    )
+
+
+def _median(measure: Callable[[], float]) -> float:
+    return median([measure() for _ in range(_ROUNDS + 1)][1:])
+
+
+def _crossover(rows: list[tuple[int, float, float, float, float]]) -> str:
+    cheaper = [row[0] for row in rows if row[3] < row[1]]
+    if not cheaper:
+        return "recomputing is the cheaper one at every length measured"
+    if len(cheaper) == len(rows):
+        return "swapping is the cheaper one at every length measured"
+    return f"swapping is the cheaper one at {', '.join(map(str, cheaper))} tokens of those measured"

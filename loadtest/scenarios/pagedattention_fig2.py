@@ -1,0 +1,48 @@
+"""PagedAttention, figures 2 and 13: what KV memory holds, and how many sequences run, under full load.
+
+Of the memory that a system keeps from others, how much holds a token's state? The rest is a block's unfilled end
+(paged) or set aside for tokens that may never come (the others).
+"""
+
+from loadtest.baselines.engine_system import constant_limit, exact_limit, paged, power_of_two_limit, reserve
+from loadtest.baselines.simple_req_manager import simple_req_manager
+from loadtest.offline.figures_of_merit import mean_batch_size, memory_shares
+from loadtest.offline.replay import replay
+from loadtest.scenarios.figure import Figure, Table
+from loadtest.scenarios.stage import Stage
+
+NAME = "pagedattention_fig2"
+OUTPUT_LIMITS = {"sharegpt": 1024, "alpaca": 512}
+
+
+def run(stage: Stage) -> Figure:
+    """The figure, block sizes divided like the lengths."""
+    block_size = 16
+    pool = stage.pool(block_size=block_size)
+    tables = []
+    for workload, output_limit in OUTPUT_LIMITS.items():
+        requests = stage.trace(workload, stage.num_requests(2000))
+        known = constant_limit(output_limit)
+        systems = [
+            paged(pool, known, name=f"paged, block size {block_size}"),
+            reserve(pool, exact_limit, name="ORCA (Oracle)"),
+            reserve(pool, power_of_two_limit, name="ORCA (Pow2)"),
+            reserve(pool, known, name="ORCA (Max)"),
+            simple_req_manager(pool, known),
+        ]
+        outcomes = [replay(system, requests) for system in systems]
+        ours = mean_batch_size(outcomes[0])
+        rows = []
+        for outcome in outcomes:
+            shares = memory_shares(outcome)
+            batch = mean_batch_size(outcome)
+            rows.append([outcome.system, 100 * shares.token_state, 100 * shares.held, batch, ours / batch])
+        columns = ["system", "of held memory token state, %", "held, %", "sequences/iteration", "paged over it"]
+        tables.append(Table(workload, columns, rows))
+    return Figure(
+        NAME,
+        "PagedAttention figures 2 and 13: share of KV memory that holds tokens, average number of batched requests",
+        f"the offline engine on {stage.policy_device}",
+        tables,
+        notes=[f"KV memory for {pool.num_tokens} tokens, {pool.max_num_seqs} seats; all requests at once"],
+    )

@@ -1,0 +1,219 @@
+"""The devices, the memory and the sizes that the scenarios of a run share.
+
+Two forms. Full: everything is measured with the Llama-8B shape on one GPU. Small: minutes on two CPU cores. What a
+figure says about policies is drawn at full size on a modelled device; what it says about the engine's own time is
+measured with a model of two layers, in the process's CPU seconds, so that what else runs on the machine hardly counts.
+"""
+
+import dataclasses
+import gc
+import os
+import platform
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from loadtest.arrivals import PoissonArrivals
+from loadtest.baselines.engine_system import paged
+from loadtest.baselines.kv_pool import KvPool
+from loadtest.baselines.modelled_device import ModelledDevice, swap_s
+from loadtest.model_shapes import LLAMA_8B, LLAMA_TWO_LAYERS, ModelShape, kv_bytes_per_token, write_model_folder
+from loadtest.offline.replay import offline_requests, replay
+from loadtest.offline.serving_system import OfflineRequest
+from loadtest.offline.work_clock import WorkClock
+from loadtest.random_streams import random_stream
+from loadtest.trace import with_arrivals
+from loadtest.workload import draw, named
+
+POOL_TOKENS = 49_152
+"""KV memory of the comparisons in which memory is scarce: 6.4 GB of the Llama-8B shape, what a card of 24 GB has left
+beside the weights. With all of an H200 nothing would be scarce."""
+
+MAX_MODEL_LEN = 2048
+MAX_NUM_SEQS = 256
+MAX_NUM_BATCHED_TOKENS = 2048
+
+_SEED = 0
+_BYTES = {"bfloat16": 2, "float32": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Sizes of a run.
+
+    shape, dtype, max_model_len, max_num_seqs: of the model that is measured. models_policies: whether the policies'
+    figures are drawn on the modelled device. request_divisor: so many times fewer requests than the paper's.
+    """
+
+    name: Literal["small", "full"]
+    shape: ModelShape
+    dtype: Literal["bfloat16", "float32"]
+    max_model_len: int
+    max_num_seqs: int
+    models_policies: bool
+    request_divisor: int
+    num_probes: int
+    sweep_s: float
+    rate_factors: tuple[float, ...]
+
+
+SMALL = Form("small", LLAMA_TWO_LAYERS, "float32", 1024, 64, True, 4, 250, 8.0, (0.15, 0.4, 0.7, 0.9, 1.1))
+FULL = Form("full", LLAMA_8B, "bfloat16", MAX_MODEL_LEN, MAX_NUM_SEQS, False, 2, 250, 5.0, (0.4, 0.7, 0.9, 1.1))
+
+
+class Stage:
+    """One process's; a model is loaded when it is first asked for, one at a time."""
+
+    def __init__(self, form: Form) -> None:
+        self.form = form
+        if form.name == "small":
+            os.environ.setdefault("OMP_NUM_THREADS", "1")  # so that CPU seconds are seconds of one core
+        self._source = time.process_time if form.name == "small" else time.perf_counter
+        self._folder = Path(tempfile.mkdtemp(prefix="headrace-stage-"))
+        self._loaded: KvPool | None = None
+
+    @property
+    def vocab_size(self) -> int:
+        """Of the model that is measured."""
+        return int(self.form.shape["vocab_size"])
+
+    @property
+    def torch_device(self) -> str:
+        """`cuda` where there is one, else `cpu`: what the model is loaded on."""
+        import torch
+
+        return "cuda" if torch.cuda.is_available() else "cpu"
+
+    @property
+    def policy_device(self) -> str:
+        """What `pool` is on, for the captions."""
+        return "the modelled device" if self.form.models_policies else "the GPU"
+
+    def pool(self, num_tokens: int = POOL_TOKENS, block_size: int = 16, num_host_blocks: int = 0) -> KvPool:
+        """Where policies are compared: room for so many tokens, and for padding beside it."""
+        if not self.form.models_policies:
+            return self.model_pool(num_tokens, block_size, num_host_blocks)
+        device = ModelledDevice(block_size)
+        return KvPool(
+            device,
+            device.clock(),
+            num_tokens // block_size,
+            block_size,
+            MAX_MODEL_LEN,
+            MAX_NUM_SEQS,
+            MAX_NUM_BATCHED_TOKENS,
+            num_host_blocks,
+            MAX_MODEL_LEN // block_size,
+            tuple((to_host, num, swap_s(num, block_size)) for num in (1, 16, 64) for to_host in (True, False)),
+        )
+
+    def model_pool(self, num_tokens: int, block_size: int = 16, num_host_blocks: int = 0) -> KvPool:
+        """Where the engine itself is measured: the model, with a cache of at least that size.
+
+        Loads it, unless the one that is loaded will do.
+        """
+        num_spare = -(-self.form.max_model_len // block_size)
+        num_blocks = num_tokens // block_size
+        pool = self._loaded
+        if pool is None or not _holds(pool, num_blocks + num_spare, block_size, num_host_blocks):
+            self._loaded = pool = None
+            gc.collect()
+            self._loaded = pool = self._load(num_blocks + num_spare, block_size, num_host_blocks)
+            replay(paged(pool), self.cut_trace("orca", 32, self.form.max_model_len // 2, 32))  # first uses
+        return dataclasses.replace(
+            pool, num_blocks=num_blocks, num_host_blocks=num_host_blocks, num_spare_blocks=num_spare
+        )
+
+    def num_requests(self, full: int) -> int:
+        """So many in the paper; fewer here."""
+        return full // self.form.request_divisor
+
+    def trace(self, workload: str, num_requests: int, request_rate: float | None = None) -> list[OfflineRequest]:
+        """A workload at Poisson arrivals of that rate, or all at once."""
+        drawn = draw(named(workload), num_requests, _SEED)
+        if request_rate is not None:
+            arrivals = PoissonArrivals(request_rate).arrival_times(num_requests, random_stream(_SEED, "arrivals"))
+            drawn = with_arrivals(drawn, arrivals.tolist())
+        return offline_requests(drawn, self.vocab_size)
+
+    def cut_trace(
+        self, workload: str, num_requests: int, longest_prompt: int, longest_output: int
+    ) -> list[OfflineRequest]:
+        """A workload with its lengths cut to these, all at once."""
+        cut = [
+            dataclasses.replace(
+                request,
+                prompt_len=min(request.prompt_len, longest_prompt),
+                output_len=min(request.output_len, longest_output),
+            )
+            for request in draw(named(workload), num_requests, _SEED)
+        ]
+        return offline_requests(cut, self.vocab_size)
+
+    def describe(self) -> str:
+        """Machine and model, for the captions."""
+        shape = self.form.shape
+        model = f"{shape['model_type']} of {shape['num_hidden_layers']} layers, hidden {shape['hidden_size']}"
+        return (
+            f"{self.form.name} form; policies on {self.policy_device}, the engine measured with {model}, random "
+            f"weights, {self.form.dtype}, on {_device_name(self.torch_device)}, {os.cpu_count()} host cores, Python "
+            f"{platform.python_version()}; numbers of requests / {self.form.request_divisor}"
+        )
+
+    def _load(self, num_blocks: int, block_size: int, num_host_blocks: int) -> KvPool:
+        # Not imported above: torch takes seconds, and the modelled device needs none of it.
+        from service.config import CacheConfig, ModelSource
+        from service.runner.load import load_executor
+
+        form = self.form
+        block_bytes = kv_bytes_per_token(form.shape, _BYTES[form.dtype]) * block_size
+        folder = write_model_folder(form.shape, self._folder)
+        source = ModelSource(
+            model=str(folder),
+            revision=None,
+            tokenizer=None,
+            chat_template=None,
+            load_format="dummy",
+            dtype=form.dtype,
+            device="auto",
+            max_model_len=form.max_model_len,
+            seed=_SEED,
+        )
+        loaded = load_executor(
+            source,
+            folder,
+            CacheConfig(block_size, 0.9, num_blocks * block_bytes, num_host_blocks * block_bytes),
+            form.max_num_seqs,
+            MAX_NUM_BATCHED_TOKENS,
+        )
+        if loaded.num_blocks < num_blocks or loaded.num_host_blocks < num_host_blocks:
+            raise ValueError(
+                f"a cache of {loaded.num_blocks} blocks, {loaded.num_host_blocks} on the host, is too small"
+            )
+        timings = loaded.runner.measure_swap() if num_host_blocks else ()
+        return KvPool(
+            loaded.runner,
+            WorkClock(self._source),
+            loaded.num_blocks,
+            block_size,
+            form.max_model_len,
+            form.max_num_seqs,
+            MAX_NUM_BATCHED_TOKENS,
+            loaded.num_host_blocks,
+            swap_timings=tuple((t.to_host, t.num_blocks, t.seconds) for t in timings),
+            overlap=loaded.device != "cpu",
+        )
+
+
+def _holds(pool: KvPool, num_blocks: int, block_size: int, num_host_blocks: int) -> bool:
+    return pool.block_size == block_size and pool.num_blocks >= num_blocks and pool.num_host_blocks >= num_host_blocks
+
+
+def _device_name(device: str) -> str:
+    if device == "cpu":
+        return "CPU"
+    import torch
+
+    return torch.cuda.get_device_name(0)

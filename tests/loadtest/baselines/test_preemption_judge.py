@@ -1,0 +1,29 @@
+import pytest
+
+from loadtest.baselines.engine_system import EnginePolicies, EngineSystem, on_demand
+from loadtest.baselines.modelled_device import swap_s
+from loadtest.baselines.preemption_judge import TimedLedger, fitted_cost, recompute_seconds, swap_seconds
+from loadtest.offline.replay import replay
+from service.scheduler.preemption import AdaptivePreemption
+from tests.loadtest.baselines.pools import pool, request
+
+
+def test_what_is_predicted_is_what_is_measured() -> None:
+    scarce = pool(num_blocks=32, num_host_blocks=8)
+    with scarce.clock.working():
+        costs = fitted_cost(scarce).predict(24, 0, 6)
+        assert costs.recompute_s == pytest.approx(recompute_seconds(scarce, 24), rel=0.1)
+        assert costs.swap_s == pytest.approx(swap_seconds(scarce, 6), rel=0.02)
+        assert swap_seconds(scarce, 6) == pytest.approx(2 * swap_s(6, 4))
+
+
+def test_the_ledger_knows_what_it_cost() -> None:
+    scarce = pool(num_host_blocks=8)
+    with scarce.clock.working():
+        ledger = TimedLedger(fitted_cost(scarce))
+    policies = EnginePolicies(on_demand(scarce), preemption=AdaptivePreemption(), ledger=ledger)
+    system = EngineSystem("adaptive", scarce, policies)
+    outcome = replay(system, [request(i, 8, 24) for i in range(6)])
+    assert len(outcome.completions) == 6
+    assert sum(i.num_dropped + i.num_swapped for i in system.log.iterations) > 0
+    assert ledger.seconds > 0

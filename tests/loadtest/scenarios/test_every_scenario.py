@@ -1,0 +1,42 @@
+"""Each scenario is drawn in a tiny form: not its figures are looked at, but that it runs and tells what it should."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from loadtest.scenarios import __main__ as command
+from loadtest.scenarios.figure import Figure, figure_text
+from loadtest.scenarios.stage import SMALL, Stage
+
+TINY = dataclasses.replace(
+    SMALL, max_model_len=256, max_num_seqs=34, request_divisor=40, num_probes=8, sweep_s=0.1, rate_factors=(0.5, 1.0)
+)
+
+
+@pytest.fixture(scope="module")
+def stage() -> Stage:
+    return Stage(TINY)
+
+
+@pytest.mark.parametrize("name", [name for name in command.SCENARIOS if name != "orca_fig9"])
+def test_is_drawn(name: str, stage: Stage) -> None:
+    figure = command.SCENARIOS[name](stage)
+    assert figure.name == name
+    assert figure.tables
+    for table in figure.tables:
+        assert table.rows
+        assert {len(row) for row in table.rows} == {len(table.columns)}
+    assert figure_text(figure)
+
+
+def test_a_scenario_that_fails_does_not_stop_the_others(
+    tmp_path: Path, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(stage: Stage) -> Figure:
+        raise ValueError("on purpose")
+
+    good = Figure("good", "Good", "nothing", [])
+    monkeypatch.setattr(command, "SCENARIOS", {"bad": fails, "good": lambda stage: good})
+    assert command.draw(["bad", "good"], stage, tmp_path) == ["bad"]
+    assert "Good" in (tmp_path / "index.html").read_text()
