@@ -45,7 +45,8 @@ class _OneWay:
 
     def observe(self, num_blocks: int, seconds: float) -> None:
         self._moments.add((1.0, float(num_blocks)), max(seconds, 1e-9))
-        if self._coefficients is None or self._moments.num_observed % REFIT_EVERY == 0:
+        num_observed = self._moments.num_observed
+        if num_observed < REFIT_EVERY or num_observed % REFIT_EVERY == 0:  # start-up takes few timings: each counts
             self._coefficients = fit_nonnegative([(self._moments, 1.0)])
 
     def seconds(self, num_blocks: int) -> float | None:

@@ -18,6 +18,14 @@ def test_each_way_has_its_start_and_its_time_a_block():
     assert swap_time.seconds(30) == pytest.approx(7e-3 + 5e-3, rel=1e-3)
 
 
+def test_the_few_timings_of_the_start_all_count():
+    swap_time = SwapTime()
+    for num_blocks in (1, 64):
+        for to_host in (True, False):
+            swap_time.observe(to_host=to_host, num_blocks=num_blocks, seconds=1e-5 + 2e-4 * num_blocks)
+    assert swap_time.seconds(30) == pytest.approx(2 * (1e-5 + 6e-3), rel=1e-3)
+
+
 def test_it_is_known_once_both_ways_are():
     swap_time = SwapTime()
     assert swap_time.one_way_s(to_host=True, num_blocks=1) is None
