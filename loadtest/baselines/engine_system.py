@@ -9,7 +9,7 @@ from loadtest.offline.serving_system import Completion, IterationFacts, MemoryUs
 from service.core.events import FinalEvent, Outcome
 from service.core.iteration_plan import IterationPlan
 from service.core.request import FinishReason, Request
-from service.core.sampling_params import SamplingParams
+from service.core.sampling_params import BeamParams, SamplingParams
 from service.core.sequence_group import SequenceGroup
 from service.core.stats import IterationStats, RequestStats
 from service.engine.engine import Engine
@@ -129,16 +129,11 @@ class EngineSystem:
         """See `ServingSystem`. Raises ValueError for a request that could never run."""
         num_prompt = len(request.prompt_token_ids)
         limit = max(request.output_len, self._policies.known_limit(request.output_len))
-        sampling = SamplingParams(
-            max_tokens=limit,
-            n=request.n,
-            temperature=self._policies.temperature,
-            seed=self._num_sequences,
-            stop_token_ids=frozenset({END_TOKEN_ID}),
-        )
-        for choice in range(request.n):
-            self._executor.plan_end(self._num_sequences + choice, num_prompt + request.output_len)
-        self._num_sequences += request.n
+        sampling = self._sampling(request, limit)
+        if sampling.beam is None:
+            for choice in range(request.n):
+                self._executor.plan_end(self._num_sequences + choice, num_prompt + request.output_len)
+        self._num_sequences += sampling.num_sequences
         made = Request(str(request.request_id), request.prompt_token_ids, sampling, request.arrival_s)
         if not fits_ever(made, self._blocks, self._max_num_seqs):
             raise ValueError(f"{self.name}: request {request.request_id} of {num_prompt} + {limit} tokens never fits")
@@ -176,6 +171,21 @@ class EngineSystem:
     def close(self) -> None:
         """See `ServingSystem`."""
         self._pool.executor.launch(IterationPlan((), released=tuple(range(self._num_sequences)))).wait()
+
+    def _sampling(self, request: OfflineRequest, limit: int) -> SamplingParams:
+        """Beams run to their length: no token ends one."""
+        if request.beam_width:
+            width = request.beam_width
+            return SamplingParams(
+                request.output_len, num_logprobs=width, beam=BeamParams(width), seed=self._num_sequences
+            )
+        return SamplingParams(
+            max_tokens=limit,
+            n=request.n,
+            temperature=self._policies.temperature,
+            seed=self._num_sequences,
+            stop_token_ids=frozenset({END_TOKEN_ID}),
+        )
 
     def _num_table_entries(self) -> int:
         return sum(

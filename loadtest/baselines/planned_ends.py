@@ -15,7 +15,7 @@ END_TOKEN_ID = 1
 
 
 class PlannedEnds:
-    """An executor that draws `END_TOKEN_ID` at the planned position and never before it.
+    """An executor that draws `END_TOKEN_ID` at the planned position, where there is one, and nowhere else.
 
     A draw is known by its seed: each request (choice i of it: seed + i) must have seeds of its own.
     """
@@ -38,7 +38,7 @@ class PlannedEnds:
         return _WithPlannedEnds(self._executor.launch(plan), draws, self._token)
 
     def _token(self, seed: int, position: int, token_id: int) -> int:
-        if position == self._last_position[seed]:
+        if position == self._last_position.get(seed):
             return END_TOKEN_ID
         return END_TOKEN_ID + 1 if token_id == END_TOKEN_ID else token_id
 

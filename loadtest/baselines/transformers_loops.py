@@ -7,17 +7,18 @@ answer; `generate_batch` (its continuous batching) takes one output limit for al
 from collections import deque
 from typing import Any
 
-from loadtest.model_shapes import ModelShape
+from loadtest.model_shapes import read_shape
 from loadtest.offline.serving_system import Completion, IterationFacts, OfflineRequest
 from loadtest.offline.work_clock import WorkClock
 
 
-def random_model(shape: ModelShape, dtype: str, device: str) -> Any:
-    """A transformers model of the shape with random weights."""
+def random_model(shape_name: str, dtype: str, device: str) -> Any:
+    """A transformers model of that shape with random weights."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     make: Any = AutoModelForCausalLM.from_config
+    shape = read_shape(shape_name)
     fields = {name: value for name, value in shape.items() if name not in ("architectures", "model_type")}
     config = AutoConfig.for_model(shape["model_type"], **fields)
     with torch.device(device):

@@ -11,7 +11,8 @@ from loadtest.offline.work_clock import WorkClock
 class OfflineRequest:
     """One request of a replayed trace; `output_len` is how long each of its answers really becomes.
 
-    A system that knows only a limit reserves by that limit and learns the length when the answer ends.
+    A system that knows only a limit reserves by that limit and learns the length when the answer ends. With a
+    `beam_width` the answers are beams instead of draws; a system that has none ignores it.
     """
 
     request_id: int
@@ -19,6 +20,7 @@ class OfflineRequest:
     prompt_token_ids: tuple[int, ...]
     output_len: int
     n: int = 1
+    beam_width: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ the same answers as n requests of their own, sharing nothing: what a system with
 import dataclasses
 
 from loadtest.baselines.engine_system import EnginePolicies, EngineSystem, constant_limit, on_demand
-from loadtest.offline.figures_of_merit import memory_shares, output_throughput
+from loadtest.offline.figures_of_merit import mean_batch_size, memory_shares, output_throughput
 from loadtest.offline.replay import replay
 from loadtest.offline.serving_system import OfflineRequest
 from loadtest.scenarios.figure import Figure, Table
@@ -15,6 +15,7 @@ from loadtest.scenarios.stage import Stage
 
 NAME = "pagedattention_fig15"
 NUM_ANSWERS = (2, 4, 6)
+BEAM_WIDTHS = (2, 4, 6)
 WORKLOADS = {"alpaca": 512, "sharegpt": 1024}
 
 
@@ -37,16 +38,32 @@ def run(stage: Stage) -> Figure:
             rows.append([n, 100 * memory_shares(shared).saved, *rates, rates[0] / rates[1]])
         columns = ["n", "saved by sharing, %", "shared, tokens/s", "apart, tokens/s", "shared over apart"]
         tables.append(Table(f"{workload}, parallel sampling", columns, rows))
+    tables.append(_beams(stage))
     return Figure(
         NAME,
-        "PagedAttention figures 14 and 15: memory saved by sharing, parallel sampling",
-        f"the offline engine on {stage.policy_device}",
+        "PagedAttention figures 14 and 15: memory saved by sharing, parallel sampling and beam search",
+        f"the offline engine, parallel sampling on {stage.policy_device}, beam search with the measured model",
         tables,
         notes=[
-            "the paper's savings on Alpaca: 6.1 % to 9.8 % (parallel sampling), with 16-token blocks",
+            "the paper's savings on Alpaca: 6.1 % to 9.8 % (parallel sampling), 37.6 % to 55.2 % (beam search)",
+            "which beams survive depends on the model: random weights are less sure of themselves than trained ones",
             f"block size {block_size}, KV memory for {pool.num_tokens} tokens",
         ],
     )
+
+
+def _beams(stage: Stage) -> Table:
+    """Beams branch by what the model computes, so this needs one."""
+    pool = stage.model_pool(stage.form.max_num_seqs * 128)
+    rows = []
+    for width in BEAM_WIDTHS:
+        requests = [
+            dataclasses.replace(request, beam_width=width)
+            for request in stage.cut_trace("alpaca", stage.num_requests(100), 128, 128)
+        ]
+        outcome = replay(EngineSystem("beams", pool, EnginePolicies(on_demand(pool))), requests)
+        rows.append([width, 100 * memory_shares(outcome).saved, mean_batch_size(outcome)])
+    return Table("alpaca, beam search", ["width", "saved by sharing, %", "sequences/iteration"], rows)
 
 
 def _as_requests(requests: list[OfflineRequest], n: int) -> list[OfflineRequest]:

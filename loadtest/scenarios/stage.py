@@ -9,17 +9,15 @@ import dataclasses
 import gc
 import os
 import platform
-import tempfile
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from loadtest.arrivals import PoissonArrivals
 from loadtest.baselines.engine_system import paged
 from loadtest.baselines.kv_pool import KvPool
 from loadtest.baselines.modelled_device import ModelledDevice, swap_s
-from loadtest.model_shapes import LLAMA_8B, LLAMA_TWO_LAYERS, ModelShape, kv_bytes_per_token, write_model_folder
+from loadtest.model_shapes import LLAMA_2_LAYERS, LLAMA_8B, kv_bytes_per_token, read_shape, shape_folder
 from loadtest.offline.replay import offline_requests, replay
 from loadtest.offline.serving_system import OfflineRequest
 from loadtest.offline.work_clock import WorkClock
@@ -48,7 +46,7 @@ class Form:
     """
 
     name: Literal["small", "full"]
-    shape: ModelShape
+    shape: str
     dtype: Literal["bfloat16", "float32"]
     max_model_len: int
     max_num_seqs: int
@@ -59,7 +57,7 @@ class Form:
     rate_factors: tuple[float, ...]
 
 
-SMALL = Form("small", LLAMA_TWO_LAYERS, "float32", 1024, 64, True, 4, 250, 8.0, (0.15, 0.4, 0.7, 0.9, 1.1))
+SMALL = Form("small", LLAMA_2_LAYERS, "float32", 1024, 64, True, 4, 250, 8.0, (0.15, 0.4, 0.7, 0.9, 1.1))
 FULL = Form("full", LLAMA_8B, "bfloat16", MAX_MODEL_LEN, MAX_NUM_SEQS, False, 2, 250, 5.0, (0.4, 0.7, 0.9, 1.1))
 
 
@@ -71,13 +69,12 @@ class Stage:
         if form.name == "small":
             os.environ.setdefault("OMP_NUM_THREADS", "1")  # so that CPU seconds are seconds of one core
         self._source = time.process_time if form.name == "small" else time.perf_counter
-        self._folder = Path(tempfile.mkdtemp(prefix="headrace-stage-"))
         self._loaded: KvPool | None = None
 
     @property
     def vocab_size(self) -> int:
         """Of the model that is measured."""
-        return int(self.form.shape["vocab_size"])
+        return int(read_shape(self.form.shape)["vocab_size"])
 
     @property
     def torch_device(self) -> str:
@@ -154,12 +151,11 @@ class Stage:
 
     def describe(self) -> str:
         """Machine and model, for the captions."""
-        shape = self.form.shape
-        model = f"{shape['model_type']} of {shape['num_hidden_layers']} layers, hidden {shape['hidden_size']}"
+        form = self.form
         return (
-            f"{self.form.name} form; policies on {self.policy_device}, the engine measured with {model}, random "
-            f"weights, {self.form.dtype}, on {_device_name(self.torch_device)}, {os.cpu_count()} host cores, Python "
-            f"{platform.python_version()}; numbers of requests / {self.form.request_divisor}"
+            f"{form.name} form; policies on {self.policy_device}; the engine measured with {form.shape}, random "
+            f"weights, {form.dtype}, on {_device_name(self.torch_device)}, {os.cpu_count()} host cores, Python "
+            f"{platform.python_version()}; numbers of requests / {form.request_divisor}"
         )
 
     def _load(self, num_blocks: int, block_size: int, num_host_blocks: int) -> KvPool:
@@ -168,8 +164,8 @@ class Stage:
         from service.runner.load import load_executor
 
         form = self.form
-        block_bytes = kv_bytes_per_token(form.shape, _BYTES[form.dtype]) * block_size
-        folder = write_model_folder(form.shape, self._folder)
+        block_bytes = kv_bytes_per_token(read_shape(form.shape), _BYTES[form.dtype]) * block_size
+        folder = shape_folder(form.shape)
         source = ModelSource(
             model=str(folder),
             revision=None,

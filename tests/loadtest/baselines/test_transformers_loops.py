@@ -1,7 +1,7 @@
 import pytest
 
 from loadtest.baselines.transformers_loops import TransformersGenerate, TransformersGenerateBatch, random_model
-from loadtest.model_shapes import LLAMA_TWO_LAYERS
+from loadtest.model_shapes import LLAMA_2_LAYERS
 from loadtest.offline.replay import replay
 from loadtest.offline.work_clock import WorkClock
 from tests.loadtest.baselines.pools import request
@@ -9,7 +9,7 @@ from tests.loadtest.baselines.pools import request
 
 def test_generate_takes_whole_batches() -> None:
     pytest.importorskip("transformers")
-    model = random_model(LLAMA_TWO_LAYERS, "float32", "cpu")
+    model = random_model(LLAMA_2_LAYERS, "float32", "cpu")
     outcome = replay(TransformersGenerate(model, WorkClock(), 2), [request(i, 4 + i, 2 + i) for i in range(3)])
     assert [i.batch_size for i in outcome.iterations] == [2, 1]
     assert [c.num_output_tokens for c in outcome.completions] == [2, 3, 4]
