@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from service.errors import ModelLoadError
 
 FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt")
 """What serving reads of a hub repository."""
+
+COPIES = ("consolidated*", "original/*", "onnx/*")
+"""The same weights once more, in forms that are not read."""
 
 OLD_WEIGHTS = "pytorch_model*.bin"
 """Read where there are no safetensors."""
@@ -36,9 +40,10 @@ def _from_hub(model: str, revision: str | None) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        folder = Path(snapshot_download(model, revision=revision, allow_patterns=list(FILES)))
+        fetch = partial(snapshot_download, model, revision=revision, ignore_patterns=list(COPIES))
+        folder = Path(fetch(allow_patterns=list(FILES)))
         if any(folder.glob("*.safetensors")):
             return folder
-        return Path(snapshot_download(model, revision=revision, allow_patterns=[*FILES, OLD_WEIGHTS]))
+        return Path(fetch(allow_patterns=[*FILES, OLD_WEIGHTS]))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as fault:
         raise ModelLoadError(f"model: {model!r} is no folder here and could not be fetched: {fault}") from fault

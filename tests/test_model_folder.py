@@ -49,7 +49,9 @@ def test_torchs_own_format_is_fetched_only_where_there_are_no_safetensors(
 ):
     fetched: list[list[str]] = []
 
-    def fetch(model: str, revision: str | None, allow_patterns: list[str]) -> str:
+    def fetch(model: str, revision: str | None, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+        assert not any(fnmatch(weights, pattern) for pattern in ignore_patterns)
+        assert any(fnmatch("consolidated.safetensors", pattern) for pattern in ignore_patterns)
         fetched.append(allow_patterns)
         if any(fnmatch(weights, pattern) for pattern in allow_patterns):
             (tmp_path / weights).touch()

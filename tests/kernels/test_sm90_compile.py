@@ -40,32 +40,45 @@ def check(compiled):
 
 
 @pytest.mark.parametrize(
-    ("num_seqs", "num_heads", "num_kv_heads", "head_dim"),
-    [(1, 32, 8, 128), (5, 32, 8, 128), (128, 32, 8, 128), (1, 8, 4, 256)],
-    ids=["one", "a few", "many", "wide heads"],
+    ("num_seqs", "num_heads", "num_kv_heads", "head_dim", "sliding_window"),
+    [
+        (1, 32, 8, 128, None),
+        (5, 32, 8, 128, None),
+        (128, 32, 8, 128, None),
+        (1, 8, 4, 256, None),
+        (5, 32, 8, 128, 4096),
+        (5, 32, 32, 80, None),
+    ],
+    ids=["one", "a few", "many", "wide heads", "a window", "heads of 80"],
 )
-def test_decode(num_seqs, num_heads, num_kv_heads, head_dim, monkeypatch, tmp_path):
+def test_decode(num_seqs, num_heads, num_kv_heads, head_dim, sliding_window, monkeypatch, tmp_path):
     recorder = LaunchRecorder(decode._paged_attention_decode_kernel)
     monkeypatch.setattr(decode, "_paged_attention_decode_kernel", recorder)
     query, cache, out = tensors(num_seqs, num_heads, num_kv_heads, head_dim)
     batch = decode.decode_batch(int32(0).expand(num_seqs, 1), int32(16).expand(num_seqs), 16)
-    decode.paged_attention_decode_triton(query, cache, cache, batch, 0.1, out)
+    decode.paged_attention_decode_triton(query, cache, cache, batch, 0.1, out, sliding_window)
     compiled = compile_for_sm90(recorder.launches[0], tmp_path)
     assert "mma.sync" in compiled.ptx
     check(compiled)
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "num_heads", "num_kv_heads", "head_dim"),
-    [(16, 32, 8, 128), (128, 32, 8, 128), (16, 8, 4, 256)],
-    ids=["few rows", "many rows", "wide heads"],
+    ("num_tokens", "num_heads", "num_kv_heads", "head_dim", "sliding_window"),
+    [
+        (16, 32, 8, 128, None),
+        (128, 32, 8, 128, None),
+        (16, 8, 4, 256, None),
+        (128, 32, 32, 80, None),
+        (16, 32, 8, 128, 4096),
+    ],
+    ids=["few rows", "many rows", "wide heads", "heads of 80", "a window"],
 )
-def test_prefill(num_tokens, num_heads, num_kv_heads, head_dim, monkeypatch, tmp_path):
+def test_prefill(num_tokens, num_heads, num_kv_heads, head_dim, sliding_window, monkeypatch, tmp_path):
     recorder = LaunchRecorder(prefill._paged_attention_prefill_kernel)
     monkeypatch.setattr(prefill, "_paged_attention_prefill_kernel", recorder)
     query, cache, out = tensors(num_tokens, num_heads, num_kv_heads, head_dim)
     batch = prefill.prefill_batch(int32(0)[None], int32(0, num_tokens), int32(num_tokens), num_tokens, 16)
-    prefill.paged_attention_prefill_triton(query, cache, cache, batch, 0.1, out)
+    prefill.paged_attention_prefill_triton(query, cache, cache, batch, 0.1, out, sliding_window)
     compiled = compile_for_sm90(recorder.launches[0], tmp_path)
     assert "wgmma.mma_async" in compiled.ptx
     assert "mma.sync" not in compiled.ptx
