@@ -27,7 +27,7 @@ CHAT_TEMPLATE = (
 
 @cache
 def byte_level_json() -> str:
-    """Special tokens 0 (BOS, put before completions), 1 and 2 (end of turn); the marks of reasoning are added, plain."""
+    """Special tokens 0 (BOS, put before completions), 1 and 2 (end of turn); reasoning marks are added, plain."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
