@@ -83,7 +83,7 @@ class TokenMasks(Protocol):
     def wait(self) -> memoryview:
         """[number of masks, ceil(vocabulary / 32)] int32, contiguous: bit t % 32 of word t // 32 allows token t.
 
-        Valid until the next masks are begun.
+        Valid until the masks after the next are begun: two iterations may run at once.
         """
         ...
 

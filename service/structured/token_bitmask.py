@@ -27,25 +27,25 @@ class BegunMasks:
 
 
 class TokenBitmask:
-    """The engine's TokenMasker. Owns the bits; one set of masks at a time.
+    """The engine's TokenMasker. Owns the bits: two sets of masks, used in turn.
 
-    vocab_size: ids that logits have. trie_size: ids that the grammars know, at least as many.
-    eos_token_ids: forbidden while a model thinks.
+    vocab_size: ids that logits have. eos_token_ids: forbidden while a model thinks.
     """
 
     def __init__(self, max_num_masks: int, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
         self._num_words = -(-vocab_size // 32)
-        self._bits = np.zeros((max_num_masks, self._num_words), np.int32)
+        self._bits = [np.zeros((max_num_masks, self._num_words), np.int32) for _ in range(2)]
         self._free_row = _all_but(eos_token_ids, self._num_words)
         self._thread = ThreadPoolExecutor(1, "bitmask")
         self._parallel: LLExecutor | None = None
 
     def begin(self, matchers: Sequence[Matcher], rows: Sequence[int]) -> BegunMasks:
         """See `TokenMasker`. The matchers must be of this package."""
-        return BegunMasks(rows, self._thread.submit(self._fill, cast(Sequence[StructuredMatcher], matchers)))
+        self._bits.reverse()
+        bits = self._bits[0][: len(matchers)]
+        return BegunMasks(rows, self._thread.submit(self._fill, cast(Sequence[StructuredMatcher], matchers), bits))
 
-    def _fill(self, matchers: Sequence[StructuredMatcher]) -> memoryview:
-        bits = self._bits[: len(matchers)]
+    def _fill(self, matchers: Sequence[StructuredMatcher], bits: NDArray[np.int32]) -> memoryview:
         constrained = []
         for index, matcher in enumerate(matchers):
             if matcher.constraint is None:

@@ -153,7 +153,7 @@ def test_a_preemption_changes_nothing(preemption: Any) -> None:
 def test_choices_share_the_first_mask_and_then_differ() -> None:
     toy = ObedientToy(64, 4, SIZE)
     harness = Harness(64, 4, executor=toy, masker=TokenBitmask(8, SIZE, frozenset({END_ID})))
-    made = request(harness, regex("[a-z]{5}"), n=3)
+    made = request(harness, regex("[a-z]{30}"), n=3, seed=1)
     harness.step()
     assert toy.plans[0].masks is not None
     assert toy.plans[0].masks.rows == [0, 0, 0]

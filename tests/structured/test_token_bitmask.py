@@ -49,3 +49,11 @@ def test_more_logits_than_tokens() -> None:
     """Ids that the tokenizer does not have are forbidden."""
     masker = TokenBitmask(1, SIZE, frozenset({END_ID}))
     assert max(allowed_ids(np.asarray(masker.begin([regex(".*").start()], [0]).wait())[0])) < SIZE
+
+
+def test_masks_stay_while_the_next_are_computed() -> None:
+    masker = TokenBitmask(1, SIZE, frozenset({END_ID}))
+    first, second = (masker.begin([regex(letter).start()], [0]) for letter in "ab")
+    second.wait()
+    assert allowed_ids(np.asarray(first.wait())[0]) == ids("a")
+    assert allowed_ids(np.asarray(second.wait())[0]) == ids("b")
