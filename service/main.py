@@ -27,6 +27,7 @@ from service.core.version import distribution_version
 from service.engine.async_engine import AsyncEngine
 from service.engine.calibration import calibrate
 from service.engine.engine import Engine
+from service.engine.ports import Executor
 from service.errors import ConfigError
 from service.http_server import HttpServer
 from service.kvcache.block_manager import BlockManager
@@ -76,8 +77,11 @@ FEW_PROMPTS = 8
 _T = TypeVar("_T")
 
 
-def serve(settings: Settings) -> int:
-    """Serve until a signal or a fault; returns the process's exit status."""
+def serve(settings: Settings, stand_in: Executor | None = None) -> int:
+    """Serve until a signal or a fault; returns the process's exit status.
+
+    stand_in: computes in the loaded model's place, for measurements of everything else.
+    """
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
@@ -85,7 +89,7 @@ def serve(settings: Settings) -> int:
     changed = settings.non_default()
     logger.info("settings: %s", ", ".join(f"{k}={v}" for k, v in changed.items()) or "all at their defaults")
     try:
-        status = uvloop.run(_Service(settings).run())
+        status = uvloop.run(_Service(settings, stand_in).run())
     except ConfigError as fault:
         logger.critical("%s", fault)
         status = 1
@@ -127,8 +131,9 @@ def bench(settings: Settings, options: LatencyOptions | ThroughputOptions) -> in
 class _Service:
     """One run of the process: listen, load, serve, drain."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, stand_in: Executor | None = None) -> None:
         self._settings = settings
+        self._stand_in = stand_in
         self._started_s = time.monotonic()
         self._clock = MonotonicClock()
         self._shutdown = Shutdown()
@@ -290,7 +295,8 @@ class _Service:
         if overlap is None:
             overlap = loaded.device != "cpu"  # on a CPU the iteration itself holds the cores
         masker = TokenBitmask(config.max_num_seqs, loaded.model_config.vocab_size, loaded.generation.eos_token_ids)
-        engine = Engine(scheduler, loaded.runner, self._recorder, self._clock, overlap=overlap, masker=masker)
+        executor = self._stand_in or loaded.runner
+        engine = Engine(scheduler, executor, self._recorder, self._clock, overlap=overlap, masker=masker)
         return engine, blocks
 
     def _make_policy(self, history: History) -> SchedulingPolicy:

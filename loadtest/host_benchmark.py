@@ -1,0 +1,145 @@
+"""What the host costs: tokens/s and CPU microseconds a streamed token, over real HTTP, by streams.
+
+    python -m loadtest.host_benchmark --streams 64 256 --step-ms 10 [--idle-connections 5000] [flags of headrace serve]
+
+The server is `host_server.py`, so no device is needed; the client is `headrace loadtest run`, in processes of its own.
+CPU time is the kernel's count for the server's threads from the first token's time to the last, for the engine's thread
+and for the rest apart; it hardly depends on what else the machine does. Tokens a second do.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from loadtest.host_server import ENGINE_THREAD
+from loadtest.server_process import free_port, running_server
+
+VOCAB_SIZE = 32_000
+NUM_OUTPUT_TOKENS = 512
+_CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "vocab_size": VOCAB_SIZE,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "hidden_act": "silu",
+    "eos_token_id": 2,
+}
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class HostCost:
+    """tokens_per_s: of the whole run. engine_us, rest_us: CPU microseconds a token. tpot_ms: median."""
+
+    streams: int
+    tokens_per_s: float
+    engine_us: float
+    rest_us: float
+    tpot_ms: float
+
+    @property
+    def total_us(self) -> float:
+        return self.engine_us + self.rest_us
+
+
+def measure(url: str, pid: int, num_streams: int) -> HostCost:
+    """One run: so many streams at once, `NUM_OUTPUT_TOKENS` each."""
+    command = [sys.executable, "-m", "loadtest", "run", "--base-url", url, "--arrival", "at-once", "--processes", "1"]
+    command += ["--workload", f"fixed-32x{NUM_OUTPUT_TOKENS}", "--num-prompts", str(num_streams)]
+    command += ["--vocab-size", str(VOCAB_SIZE - 1)]
+    before = cpu_seconds_by_thread(pid)
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    after = cpu_seconds_by_thread(pid)
+    result = json.loads(done.stdout.splitlines()[-1])
+    num_tokens = num_streams * NUM_OUTPUT_TOKENS
+    used = {name: after[name] - before.get(name, 0.0) for name in after}
+    engine_s = used.pop(ENGINE_THREAD)
+    return HostCost(
+        streams=num_streams,
+        tokens_per_s=result["output_throughput"],
+        engine_us=engine_s / num_tokens * 1e6,
+        rest_us=sum(used.values()) / num_tokens * 1e6,
+        tpot_ms=result["median_tpot_ms"],
+    )
+
+
+def cpu_seconds_by_thread(pid: int) -> dict[str, float]:
+    """Seconds of user and system time of a process's threads, those of one name together."""
+    seconds: dict[str, float] = {}
+    for folder in Path(f"/proc/{pid}/task").iterdir():
+        name, _, rest = (folder / "stat").read_text().partition("(")[2].rpartition(")")
+        fields = rest.split()
+        seconds[name] = seconds.get(name, 0.0) + (int(fields[11]) + int(fields[12])) * _TICK_S
+    return seconds
+
+
+@contextlib.contextmanager
+def idle_connections(url: str, count: int) -> Iterator[None]:
+    """So many open connections that say nothing."""
+    address = urlsplit(url)
+    with contextlib.ExitStack() as stack:
+        for _ in range(count):
+            stack.enter_context(socket.create_connection((str(address.hostname), address.port)))
+        yield
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--streams", type=int, nargs="+", default=[64, 256])
+    parser.add_argument("--step-ms", type=float, default=10.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--idle-connections", type=int, default=0)
+    args, flags = parser.parse_known_args(arguments)
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(_CONFIG))
+        command = [sys.executable, "-m", "loadtest.host_server", "--step-ms", str(args.step_ms), "--"]
+        command += [folder, "--load-format", "dummy", "--device", "cpu", "--dtype", "float32", "--port", str(port)]
+        command += ["--max-num-seqs", "512", "--max-num-batched-tokens", "8192", "--kv-cache-memory", "256MiB"]
+        with running_server([*command, *flags], f"{url}/ready"), idle_connections(url, args.idle_connections):
+            pid = _listening_process(port)
+            for streams in args.streams:
+                runs = [measure(url, pid, streams) for _ in range(args.rounds)]
+                best = min(runs, key=lambda cost: cost.total_us)
+                median_us = statistics.median(cost.total_us for cost in runs)
+                print(
+                    f"{streams:5} streams: {best.total_us:6.2f} us a token at best (median {median_us:.2f}), engine"
+                    f" {best.engine_us:.2f}, rest {best.rest_us:.2f}; {best.tokens_per_s:.0f} tokens/s,"
+                    f" TPOT {best.tpot_ms:.2f} ms at a step of {args.step_ms:g}"
+                )
+                print(json.dumps({**asdict(best), "total_us": best.total_us, "median_us": median_us}), flush=True)
+    return 0
+
+
+def _listening_process(port: int) -> int:
+    """The child of ours whose command line names the port."""
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                words = (folder / "cmdline").read_bytes().split(b"\0")
+                if b"loadtest.host_server" in words and str(port).encode() in words:
+                    return int(folder.name)
+    raise RuntimeError(f"no server on port {port}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
