@@ -2,7 +2,7 @@
 
     python -m loadtest.host_server --step-ms 10 -- MODEL --load-format dummy [other flags of `headrace serve`]
 
-Each iteration takes `--step-ms`, beginning when the one before it has ended, as on a device, and every draw gives some id.
+Each iteration takes `--step-ms` from the end of the one before it, as on a device, and every draw gives some id.
 The engine's thread calls itself `engine`, so that its share of the CPU can be told (`host_benchmark.py` does).
 """
 

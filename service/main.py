@@ -219,7 +219,14 @@ class _Service:
             self._state.set_failed()
             raise
         engine, blocks = self._make_engine(parts)
-        self._engine = AsyncEngine(engine, blocks, parts.scheduler, self._clock, self._on_engine_death)
+        self._engine = AsyncEngine(
+            engine,
+            blocks,
+            parts.scheduler,
+            self._clock,
+            self._on_engine_death,
+            stream_interval_s=self._settings.stream_interval_ms / 1e3,
+        )
         self._engine.start()
         self._state.set_ready(self._served_model(parts, self._engine))
         self._recorder.record_startup("total", time.monotonic() - self._started_s)

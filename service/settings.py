@@ -75,6 +75,9 @@ class Settings(BaseSettings):
     max_body_bytes: ByteSize = Field(ByteSize(8 * 1024**2), gt=0, description="largest request body")
     shutdown_timeout: float = Field(30.0, ge=0, description="seconds that running requests get after SIGTERM")
     metrics_compat: Literal["vllm", "none"] = Field("vllm", description="also export the vllm:* metric names")
+    stream_interval_ms: float = Field(
+        20.0, ge=0, description="many streams: each gets its new tokens at most so often; 0 sends every token at once"
+    )
     access_log: bool = Field(False, description="log a line per request")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe level logged")
 

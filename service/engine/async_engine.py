@@ -15,7 +15,7 @@ from service.core.request import Request
 from service.core.stats import EngineSnapshot
 from service.engine.engine import Addressed, Engine
 from service.engine.engine_loop import Abort, EngineLoop, Stop, StopChoice, Submit
-from service.engine.streams import RequestStream
+from service.engine.streams import RequestStream, StreamPacing
 from service.errors import ContextLengthExceeded, InvalidRequest, Overloaded, Unavailable
 from service.kvcache.block_manager import BlockManager
 from service.scheduler.admission import fits_ever
@@ -30,7 +30,8 @@ class AsyncEngine:
     """Every method belongs to the event-loop thread.
 
     on_death(fault) is called there if the engine's thread dies; every live stream has then ended.
-    stuck_after_s: an iteration that has run longer makes the engine unhealthy.
+    stuck_after_s: an iteration that has run longer makes the engine unhealthy. stream_interval_s: where many streams
+    are open, each gets its tokens at most so often (`StreamPacing`).
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class AsyncEngine:
         clock: Clock,
         on_death: Callable[[BaseException], None],
         stuck_after_s: float = 10.0,
+        stream_interval_s: float = 0.0,
     ) -> None:
         self._blocks = blocks
         self._config = config
@@ -48,6 +50,7 @@ class AsyncEngine:
         self._stuck_after_s = stuck_after_s
         self._event_loop = asyncio.get_running_loop()
         self._streams: dict[str, RequestStream] = {}
+        self._pacing = StreamPacing(self._streams.values(), stream_interval_s, clock)
         self._finish_times_s: deque[float] = deque(maxlen=64)
         self._accepting = True
         self._idle = asyncio.Event()
@@ -159,14 +162,15 @@ class AsyncEngine:
         return min(max(per_request_s * self._loop.num_queued().requests, 1.0), MAX_RETRY_AFTER_S)
 
     def _deliver(self, events: list[Addressed]) -> None:
+        now_s = self._clock.now_s()
         for request_id, event in events:
             stream = self._streams.get(request_id)
             if stream is None:
                 continue
-            stream.put(event)
+            self._pacing.deliver(stream, event, now_s)
             if isinstance(event, FinalEvent):
                 del self._streams[request_id]
-                self._finish_times_s.append(self._clock.now_s())
+                self._finish_times_s.append(now_s)
         if not self._streams:
             self._idle.set()
 

@@ -1,9 +1,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
-from service.core.events import TokenEvent
-from service.engine.streams import RequestStream
+from service.core.clock import MonotonicClock
+from service.core.events import FinalEvent, Outcome, TokenEvent
+from service.core.stats import RequestStats
+from service.engine.streams import FEW_STREAMS, RequestStream, StreamPacing
+
+TOKEN = TokenEvent(0, 1, None)
+END = FinalEvent(Outcome.ABORTED, RequestStats(1, 0, 0, 1, 1, 0.0, None, None, 0.0, 0))
+INTERVAL_S = 0.05
 
 
 def test_events_that_gathered_come_together_and_in_order():
@@ -27,6 +34,87 @@ def test_a_waiting_reader_is_woken_and_a_cancelled_one_loses_nothing():
         await asyncio.sleep(0)
         stream.put(TokenEvent(0, 1, None))
         stream.put(TokenEvent(0, 2, None))
+        await asyncio.sleep(0)
+        assert not reader.done(), "not woken yet"
+        stream.wake()
         assert [e.token_id for e in await reader] == [1, 2]
 
     asyncio.run(scenario())
+
+
+class Readers:
+    """So many open streams, each with a reader that notes how many events came at a time."""
+
+    def __init__(self, count: int) -> None:
+        self.streams = [RequestStream() for _ in range(count)]
+        self.batches: list[list[int]] = [[] for _ in range(count)]
+        self.clock = MonotonicClock()
+        self.pacing = StreamPacing(self.streams, INTERVAL_S, self.clock)
+        self.tasks = [asyncio.create_task(self._read(index)) for index in range(count)]
+
+    async def deliver(self, event: TokenEvent | FinalEvent = TOKEN) -> None:
+        """One event to each stream, as after an iteration."""
+        await asyncio.sleep(0)
+        now_s = self.clock.now_s()
+        for stream in self.streams:
+            self.pacing.deliver(stream, event, now_s)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    async def _read(self, index: int) -> None:
+        while True:
+            self.batches[index].append(len(await self.streams[index].next_events()))
+
+
+def play(count: int, scenario: Callable[[Readers], Awaitable[None]]) -> None:
+    async def scene() -> None:
+        readers = Readers(count)
+        await scenario(readers)
+        for task in readers.tasks:
+            task.cancel()
+        await asyncio.gather(*readers.tasks, return_exceptions=True)
+
+    asyncio.run(scene())
+
+
+def test_few_streams_get_every_event_at_once():
+    async def scenario(readers: Readers) -> None:
+        for _ in range(5):
+            await readers.deliver()
+        assert readers.batches == [[1] * 5] * FEW_STREAMS
+
+    play(FEW_STREAMS, scenario)
+
+
+def test_of_many_streams_the_first_event_and_the_last_go_at_once_and_the_others_together():
+    async def scenario(readers: Readers) -> None:
+        await readers.deliver()
+        assert readers.batches == [[1]] * len(readers.streams)
+        for _ in range(4):
+            await readers.deliver()
+        assert readers.batches == [[1]] * len(readers.streams), "it is not time yet"
+        await readers.deliver(END)
+        assert readers.batches == [[1, 5]] * len(readers.streams)
+
+    play(FEW_STREAMS + 1, scenario)
+
+
+def test_what_nothing_follows_is_delivered_in_time_too():
+    async def scenario(readers: Readers) -> None:
+        await readers.deliver()
+        await readers.deliver()
+        await asyncio.sleep(4 * INTERVAL_S)
+        assert readers.batches == [[1, 1]] * len(readers.streams)
+
+    play(FEW_STREAMS + 1, scenario)
+
+
+def test_streams_that_began_together_do_not_stay_in_step():
+    async def scenario(readers: Readers) -> None:
+        await readers.deliver()
+        due_s = sorted(stream.due_s for stream in readers.streams)
+        gaps_s = [b - a for a, b in zip(due_s, due_s[1:], strict=False)]
+        assert max(gaps_s) < INTERVAL_S / 10
+        assert due_s[-1] - due_s[0] > INTERVAL_S / 2
+
+    play(64, scenario)
