@@ -47,6 +47,7 @@ class HandFedEngine:
     def put(self, request_id: str, *events: TokenEvent | FinalEvent) -> None:
         for event in events:
             self.streams[request_id].put(event)
+        self.streams[request_id].wake()
 
 
 def requests(count: int, n: int = 1) -> list[Request]:

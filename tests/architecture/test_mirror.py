@@ -21,6 +21,8 @@ WITHOUT_A_TWIN = {
     "service/core/sampling_params.py": "values only",
     "service/scheduler/scheduling_policy.py": "a Protocol only",
     "loadtest/__main__.py": "tests/loadtest/test_cli.py runs it",
+    "loadtest/host_benchmark.py": "a benchmark",
+    "loadtest/host_server.py": "what the benchmark measures",
     "loadtest/client_process.py": "tests/loadtest/test_runner.py runs it, in processes of its own",
     "loadtest/stub_server.py": "the other side in most of tests/loadtest",
     "loadtest/throughput_benchmark.py": "a benchmark",
