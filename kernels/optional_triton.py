@@ -11,6 +11,7 @@ from typing import Any
 try:
     import triton
     import triton.language as tl
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 except ModuleNotFoundError:
 
     class _NoTriton:
@@ -21,5 +22,6 @@ except ModuleNotFoundError:
             return function if function is not None else _NoTriton.jit
 
     triton, tl = _NoTriton, None
+    gdc_launch_dependents = gdc_wait = None
 
-__all__ = ["tl", "triton"]
+__all__ = ["gdc_launch_dependents", "gdc_wait", "tl", "triton"]

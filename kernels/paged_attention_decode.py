@@ -41,6 +41,7 @@ from torch import Tensor
 
 from kernels.attention_config import DecodeConfig, decode_config, num_multiprocessors
 from kernels.capped_attention import capped_attention
+from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.optional_triton import tl, triton
 
 _MAX_KV_HEADS = 256
@@ -252,8 +253,10 @@ def _paged_attention_decode_kernel(
     MERGE_G: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
     NUM_STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Program (kv head, item): an item is one split of one sequence. Items are numbered sequence by sequence."""
+    wait_for_inputs(PDL)
     kv_head = tl.program_id(0)
     item = tl.program_id(1)
 
@@ -439,6 +442,7 @@ def paged_attention_decode_triton(
         NUM_STAGES=config.num_stages,
         num_warps=config.num_warps,
         enable_fp_fusion=True,
+        **dependent_launch(query.device),
     )
 
 

@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.optional_triton import tl, triton
 
 _MAX_SIZE = 32768
@@ -41,9 +42,19 @@ def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: flo
 @triton.jit
 @no_type_check
 def _rms_norm_kernel(
-    x_ptr, weight_ptr, out_ptr, x_stride_outer, x_stride_inner, num_inner, size, eps, BLOCK: tl.constexpr
+    x_ptr,
+    weight_ptr,
+    out_ptr,
+    x_stride_outer,
+    x_stride_inner,
+    num_inner,
+    size,
+    eps,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Program: one row, number outer * num_inner + inner."""
+    wait_for_inputs(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     is_column = column < size
@@ -56,8 +67,9 @@ def _rms_norm_kernel(
 
 @triton.jit
 @no_type_check
-def _add_rms_norm_kernel(x_ptr, residual_ptr, weight_ptr, out_ptr, size, eps, BLOCK: tl.constexpr):
+def _add_rms_norm_kernel(x_ptr, residual_ptr, weight_ptr, out_ptr, size, eps, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """Program: one row. The sum goes where the residual was."""
+    wait_for_inputs(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     is_column = column < size
@@ -82,7 +94,17 @@ def rms_norm_triton(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         num_inner = x.shape[1] if x.dim() == 3 else 1
         block, num_warps = _config(size)
         _rms_norm_kernel[(out.numel() // size,)](
-            x, weight, out, x.stride(0), x.stride(-2), num_inner, size, eps, BLOCK=block, num_warps=num_warps
+            x,
+            weight,
+            out,
+            x.stride(0),
+            x.stride(-2),
+            num_inner,
+            size,
+            eps,
+            BLOCK=block,
+            num_warps=num_warps,
+            **dependent_launch(x.device),
         )
     return out
 
@@ -95,7 +117,9 @@ def add_rms_norm_triton(x: Tensor, residual: Tensor, weight: Tensor, eps: float)
     if out.numel():
         block, num_warps = _config(size)
         grid = (out.numel() // size,)
-        _add_rms_norm_kernel[grid](x, residual, weight, out, size, eps, BLOCK=block, num_warps=num_warps)
+        _add_rms_norm_kernel[grid](
+            x, residual, weight, out, size, eps, BLOCK=block, num_warps=num_warps, **dependent_launch(x.device)
+        )
     return out, residual
 
 

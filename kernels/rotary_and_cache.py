@@ -27,6 +27,7 @@ from typing import no_type_check
 import torch
 from torch import Tensor
 
+from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.optional_triton import tl, triton
 from kernels.reshape_and_cache import CacheSlots, reshape_and_cache_reference
 from kernels.rms_norm import rms_norm_reference
@@ -79,8 +80,10 @@ def _rotary_and_cache_kernel(
     BLOCK_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     BLOCK_REST: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Program (token, some heads). A head is read as three parts: both rotated halves, and the dims that stay."""
+    wait_for_inputs(PDL)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     is_query = head < NUM_HEADS
@@ -203,6 +206,7 @@ def rotary_and_cache_triton(
         BLOCK_HALF=triton.next_power_of_2(rotary_dim // 2),
         BLOCK_REST=triton.next_power_of_2(rest) if rest else 0,
         num_warps=4,
+        **dependent_launch(qkv.device),
     )
 
 

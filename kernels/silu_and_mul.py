@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.optional_triton import tl, triton
 
 _BLOCK = 1024  # 4 warps, one 16-byte load of gate and of up a thread in bf16
@@ -30,8 +31,9 @@ def silu_and_mul_reference(x: Tensor) -> Tensor:
 
 @triton.jit
 @no_type_check
-def _silu_and_mul_kernel(x_ptr, out_ptr, size, BLOCK: tl.constexpr):
+def _silu_and_mul_kernel(x_ptr, out_ptr, size, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """Program (token, piece of the row)."""
+    wait_for_inputs(PDL)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_column = column < size
@@ -48,7 +50,7 @@ def silu_and_mul_triton(x: Tensor) -> Tensor:
     out = torch.empty((num_tokens, width // 2), dtype=x.dtype, device=x.device)
     if out.numel():
         grid = (num_tokens, triton.cdiv(width // 2, _BLOCK))
-        _silu_and_mul_kernel[grid](x, out, width // 2, BLOCK=_BLOCK, num_warps=4)
+        _silu_and_mul_kernel[grid](x, out, width // 2, BLOCK=_BLOCK, num_warps=4, **dependent_launch(x.device))
     return out
 
 

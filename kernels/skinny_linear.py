@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.optional_triton import tl, triton
 
 MAX_ROWS = 16
@@ -72,8 +73,10 @@ def _skinny_linear_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     NUM_STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Program: BLOCK_N output features of all rows. The weight is the product's left side: it has the full tiles."""
+    wait_for_inputs(PDL)
     feature = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     row = tl.arange(0, BLOCK_M)
     k = tl.arange(0, BLOCK_K)
@@ -124,6 +127,7 @@ def skinny_linear_triton(
             BLOCK_K=config.block_k * 2 // x.dtype.itemsize,
             NUM_STAGES=config.num_stages,
             num_warps=config.num_warps,
+            **dependent_launch(x.device),
         )
     return out
 

@@ -56,7 +56,7 @@ def _chunk_mass_kernel(
     tl.store(mass_ptr + row * num_chunks + chunk, tl.sum(tl.exp(logits - largest), 0))
 
 
-@triton.jit(do_not_specialize_on_alignment=["token_ids_ptr"])
+@triton.jit(do_not_specialize=["num_top"], do_not_specialize_on_alignment=["token_ids_ptr"])
 @no_type_check
 def _token_logprobs_kernel(
     logits_ptr,
@@ -70,7 +70,7 @@ def _token_logprobs_kernel(
     size,
     num_groups,
     num_chunks,
-    NUM_TOP: tl.constexpr,
+    num_top,
     GROUP: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK_CHUNKS: tl.constexpr,
@@ -94,7 +94,7 @@ def _token_logprobs_kernel(
 
     last_value = float("inf") + largest * 0
     last_token = (token_id * 0 - 1).to(tl.int32)
-    for rank in range(NUM_TOP):
+    for rank in range(num_top):
         best = tl.max(tl.max(maxima, 1), 0)
         first_group = tl.min(tl.min(tl.where(maxima == best, group, num_groups - 1), 1), 0)
         token = first_group * GROUP + tl.arange(0, GROUP)
@@ -102,8 +102,8 @@ def _token_logprobs_kernel(
         # Taken so far: what comes before (last_value, last_token) by falling value, then by rising id.
         is_left = (values < last_value) | ((values == last_value) & (token > last_token))
         taken = tl.min(tl.where(is_left & (values == best) & (token < size), token, size - 1), 0)
-        tl.store(top_ids_ptr + row * NUM_TOP + rank, taken.to(tl.int64))
-        tl.store(top_ptr + row * NUM_TOP + rank, best - log_total)
+        tl.store(top_ids_ptr + row * num_top + rank, taken.to(tl.int64))
+        tl.store(top_ptr + row * num_top + rank, best - log_total)
         is_left = (values < best) | ((values == best) & (token > taken))
         next_best = tl.max(tl.where(is_left & (token < size), values, float("-inf")), 0)
         maxima = tl.where(group == first_group, next_best, maxima)
@@ -146,7 +146,7 @@ def token_logprobs_triton(logits: Tensor, token_ids: Tensor, num_top: int) -> To
             size,
             num_groups,
             num_chunks,
-            NUM_TOP=num_top,
+            num_top,
             GROUP=GROUP,
             CHUNK=_CHUNK,
             BLOCK_CHUNKS=triton.next_power_of_2(num_chunks),

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kernels.skinny_linear import skinny_linear
 from service.layers.layer import Layer
 from service.layers.packed_weight import PackedWeight, pack_weight
 
@@ -44,7 +45,7 @@ class OutputHead(Layer):
     """hidden [N, hidden_size] -> logits [N, vocab_size], in hidden's dtype.
 
     Tied to `embedding`, or with a weight of its own (embedding None). The embedding is not a submodule here, so
-    its weight appears once among a model's parameters.
+    its weight appears once among a model's parameters. skinny_rows: as in `Linear`.
     """
 
     weight: nn.Parameter | None
@@ -55,21 +56,26 @@ class OutputHead(Layer):
         own = nn.Parameter(torch.empty(vocab_size, hidden_size), requires_grad=False)
         self.weight = own if embedding is None else None
         self._packed: PackedWeight | None = None
+        self.skinny_rows = 0
 
     def forward(self, hidden: Tensor) -> Tensor:
         if self._packed is not None:
             return self._packed(hidden, None)
-        return F.linear(hidden, self._plain_weight())
+        if hidden.shape[0] <= self.skinny_rows:
+            return skinny_linear(hidden, self.plain_weight)
+        return F.linear(hidden, self.plain_weight)
 
     def pack(self, keeps_plain: bool) -> PackedWeight | None:
         """As `Linear.pack`; a tied embedding keeps the plain weight, which it needs itself."""
         is_tied = self._tied[0] is not None
-        self._packed = pack_weight(self._plain_weight(), keeps_plain or is_tied)
+        self._packed = pack_weight(self.plain_weight, keeps_plain or is_tied)
         if self._packed is not None:
             self.weight = None
         return self._packed
 
-    def _plain_weight(self) -> Tensor:
+    @property
+    def plain_weight(self) -> Tensor:
+        """Gone once it is packed."""
         embedding = self._tied[0]
         weight = self.weight if embedding is None else embedding.weight
         assert weight is not None, "packed: the plain weight is gone"

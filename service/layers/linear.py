@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kernels.skinny_linear import skinny_linear
 from service.layers.layer import Layer
 from service.layers.packed_weight import PackedWeight, pack_weight
 
@@ -16,7 +17,7 @@ class Linear(Layer):
     weight  [sum(out_features), in_features]; bias [sum(out_features)] or None.
 
     `pack` makes it inference-only where the CPU has a faster form of the weight (`weight` is gone then); else, and on
-    a GPU, nothing changes.
+    a GPU, nothing changes. skinny_rows: up to so many rows go through skinny_linear (service/layers/few_rows.py).
     """
 
     weight: nn.Parameter
@@ -28,11 +29,19 @@ class Linear(Layer):
         self.weight = nn.Parameter(torch.empty(sum(out_features), in_features), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(sum(out_features)), requires_grad=False) if bias else None
         self._packed: PackedWeight | None = None
+        self.skinny_rows = 0
 
     def forward(self, x: Tensor) -> Tensor:
         if self._packed is not None:
             return self._packed(x, self.bias)
+        if x.shape[0] <= self.skinny_rows:
+            return skinny_linear(x, self.weight, self.bias)
         return F.linear(x, self.weight, self.bias)
+
+    @property
+    def plain_weight(self) -> Tensor:
+        """Gone once it is packed."""
+        return self.weight
 
     def checkpoint_tensors(self, *names: str) -> dict[str, Tensor]:
         """The parts under their checkpoint names, as views: writing to one fills its rows of the merged matrix."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from service.layers.attention import AttentionInputs, LayerCache
 from service.layers.embedding import OutputHead
+from service.layers.few_rows import most_skinny_rows
 from service.layers.layer import Layer
 from service.layers.linear import Linear
 from service.layers.packed_weight import choose_one_row_way
@@ -60,11 +62,25 @@ class CausalLM(Layer, ABC):
 
         keeps_plain: on a CPU, memory may hold the weights in two forms, each fastest for another batch.
         """
-        packed = []
+        linears: list[Linear | OutputHead] = []
         for module in self.modules():
             if isinstance(module, Linear | OutputHead):
-                packed.append(module.pack(keeps_plain))
+                linears.append(module)
             elif isinstance(module, RotaryEmbedding):
                 module.build(num_positions, device)
+        if device.type == "cuda":
+            _choose_skinny_rows(linears)
+        packed = [linear.pack(keeps_plain) for linear in linears]
         choose_one_row_way([weight for weight in packed if weight is not None])
         self.settle()
+
+
+def _choose_skinny_rows(linears: Sequence[Linear | OutputHead]) -> None:
+    """For all weights of one shape at once."""
+    by_shape = defaultdict(list)
+    for linear in linears:
+        by_shape[linear.plain_weight.shape].append(linear)
+    for alike in by_shape.values():
+        most = most_skinny_rows([linear.plain_weight for linear in alike])
+        for linear in alike:
+            linear.skinny_rows = most

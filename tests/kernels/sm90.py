@@ -48,6 +48,20 @@ class Compiled:
 
 
 def compile_for_sm90(launch: Launch, folder: Path) -> Compiled:
+    compiled = _compile(launch)
+    cubin = folder / "kernel.cubin"
+    cubin.write_bytes(compiled.asm["cubin"])
+    registers = re.search(r"REG:(\d+)", _cuobjdump("-res-usage", cubin))
+    assert registers is not None
+    spills = _spills_in_loops(_cuobjdump("-sass", cubin))
+    return Compiled(compiled.asm["ptx"], int(registers[1]), compiled.metadata.shared, spills)
+
+
+def compile_to_ptx(launch: Launch) -> str:
+    return str(_compile(launch).asm["ptx"])
+
+
+def _compile(launch: Launch) -> Any:
     """Numbers and pointers that are multiples of 16 are taken for such, as by Triton's launcher."""
     parameters = launch.kernel.params
     given = dict(zip((p.name for p in parameters), launch.args, strict=False)) | launch.options
@@ -62,13 +76,7 @@ def compile_for_sm90(launch: Launch, folder: Path) -> Compiled:
         if aligned and not (parameter.do_not_specialize or parameter.do_not_specialize_on_alignment):
             attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(launch.kernel, signature, constants, attributes)
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=given)
-    cubin = folder / "kernel.cubin"
-    cubin.write_bytes(compiled.asm["cubin"])
-    registers = re.search(r"REG:(\d+)", _cuobjdump("-res-usage", cubin))
-    assert registers is not None
-    spills = _spills_in_loops(_cuobjdump("-sass", cubin))
-    return Compiled(compiled.asm["ptx"], int(registers[1]), compiled.metadata.shared, spills)
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=given)
 
 
 def _cuobjdump(what: str, cubin: Path) -> str:

@@ -1,0 +1,33 @@
+"""Programmatic dependent launch: a kernel's programs take their places while the kernel before it still runs.
+
+A decode step is hundreds of small kernels, and between two of them the device stands still for about a microsecond.
+A kernel that calls `wait_for_inputs(PDL)` first, and is launched with `**dependent_launch(device)`, is already
+on the device by then: it says at once that the next kernel may come too, and waits until all that ran before it is
+complete and visible. So nothing may be read or written before that call, and everything may after it. Kernels of others
+between ours order themselves as always. Hopper and later; elsewhere, and in the interpreter, nothing changes.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import no_type_check
+
+import torch
+
+from kernels.optional_triton import gdc_launch_dependents, gdc_wait, tl, triton
+
+
+@triton.jit
+@no_type_check
+def wait_for_inputs(PDL: tl.constexpr):
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+
+
+@cache
+def dependent_launch(device: torch.device) -> dict[str, bool]:
+    """What to launch such a kernel with."""
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0):
+        return {"PDL": True, "launch_pdl": True}
+    return {"PDL": False}
