@@ -74,6 +74,9 @@ DEFAULT_BUDGET_ON_CPU = 512
 FEW_PROMPTS = 8
 """Of a throughput benchmark on a CPU."""
 
+PREFIX_ENTRY_TOKENS = 16
+"""Smaller blocks enter the prefix cache in groups of so many tokens: each entry costs a digest."""
+
 _T = TypeVar("_T")
 
 
@@ -266,7 +269,8 @@ class _Service:
     def _make_engine(self, parts: _Parts) -> tuple[Engine, BlockManager]:
         loaded, config = parts.loaded, parts.scheduler
         block_size = self._settings.block_size
-        cache = ChainedPrefixCache(block_size) if self._settings.enable_prefix_caching else NoPrefixCache()
+        per_entry = max(1, PREFIX_ENTRY_TOKENS // block_size)
+        cache = ChainedPrefixCache(block_size, per_entry) if self._settings.enable_prefix_caching else NoPrefixCache()
         blocks = BlockManager(loaded.num_blocks, block_size, cache, loaded.num_host_blocks)
         num_tokens = loaded.num_blocks * block_size
         logger.info(

@@ -8,6 +8,7 @@ plane apart from data plane).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import NamedTuple
 
 from service.core.grammar import TokenMasks
@@ -65,6 +66,9 @@ class ScheduledSequence(NamedTuple):
     targets: tuple[int, ...] = ()
 
 
+_SEQUENCE_ID, _TOKEN_IDS = itemgetter(0), itemgetter(1)
+
+
 class BlockCopy(NamedTuple):
     """Copy one block's keys and values, all layers, before the iteration writes (copy-on-write)."""
 
@@ -105,9 +109,11 @@ class IterationPlan:
     masks: TokenMasks | None = None
 
     def __post_init__(self) -> None:
-        ids = [s.sequence_id for s in self.scheduled]
-        assert len(set(ids)) == len(ids), "a sequence is scheduled once an iteration"
-        assert all(s.token_ids for s in self.scheduled), "a scheduled sequence computes at least one token"
+        ids = set(map(_SEQUENCE_ID, self.scheduled))
+        assert len(ids) == len(self.scheduled), "a sequence is scheduled once an iteration"
+        assert all(map(_TOKEN_IDS, self.scheduled)), "a scheduled sequence computes at least one token"
+        if not (self.copies or self.transfers):
+            return
         destinations = {c.destination for c in self.copies}
         assert len(destinations) == len(self.copies), "a block is the destination of one copy"
         assert destinations.isdisjoint(c.source for c in self.copies), "copies do not chain"
@@ -121,4 +127,4 @@ class IterationPlan:
 
     @property
     def num_scheduled_tokens(self) -> int:
-        return sum(len(s.token_ids) for s in self.scheduled)
+        return sum(map(len, map(_TOKEN_IDS, self.scheduled)))

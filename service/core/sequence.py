@@ -26,6 +26,7 @@ class Sequence:
         "block_digests",
         "choice_index",
         "draw",
+        "draws",
         "finish_reason",
         "last_iteration",
         "matcher",
@@ -51,6 +52,7 @@ class Sequence:
         self.sequence_id = sequence_id
         self.choice_index = choice_index
         self.draw = Sample(sequence_id, seed)
+        self.draws = (self.draw,)
         self.token_ids = token_ids
         self.num_prompt_tokens = num_prompt_tokens
         self.max_num_tokens = max_num_tokens

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import Enum, auto
 from itertools import takewhile
 
@@ -13,6 +13,7 @@ from service.kvcache.block_pool import BlockPool
 from service.kvcache.block_table import BlockTable
 from service.kvcache.prefix_cache import PrefixCache
 from service.kvcache.swap_space import SwapSpace
+from service.kvcache.token_table import TokenTable
 
 
 class Fit(Enum):
@@ -38,6 +39,7 @@ class BlockManager:
         # More than the device holds could never be needed at once (PagedAttention, section 4.5).
         self.swap_space = SwapSpace(min(num_host_blocks, num_blocks), self.pool)
         self._tables: dict[int, BlockTable] = {}
+        self.token_table = TokenTable(self._tables, self.pool, prefix_cache) if block_size == 1 else None
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -47,6 +49,11 @@ class BlockManager:
         if num_blocks > self.pool.num_blocks:
             return Fit.NEVER
         return Fit.OK if num_blocks + keep_free <= self.pool.num_free else Fit.LATER
+
+    @property
+    def tables(self) -> Mapping[int, BlockTable]:
+        """Of the sequences on the device, by id."""
+        return self._tables
 
     def table(self, sequence_id: int) -> BlockTable:
         return self._tables[sequence_id]
@@ -76,14 +83,14 @@ class BlockManager:
     def allocate(self, sequence_id: int, num_tokens: int, prefix: list[int]) -> None:
         """A table for `num_tokens` tokens: the blocks of `prefix`, then new ones. The caller has checked `fit`."""
         assert sequence_id not in self._tables
-        for block_id in prefix:
-            self.pool.share(block_id)
-        new = [self._take_block() for _ in range(self.num_blocks_for(num_tokens) - len(prefix))]
+        self.pool.share_many(prefix)
+        new = self.pool.allocate_many(self.num_blocks_for(num_tokens) - len(prefix))
+        self._prefix_cache.forget(new)
         self._tables[sequence_id] = BlockTable(prefix + new)
 
     def cache_prefix(self, sequence: Sequence, salt: str, num_tokens: int) -> None:
         """Let others find the full blocks of the sequence's first `num_tokens` tokens, which are computed."""
-        if num_tokens // self.block_size > sequence.num_cached_blocks:
+        if num_tokens - sequence.num_cached_blocks * self.block_size >= self._prefix_cache.tokens_per_entry:
             self._prefix_cache.insert(sequence, salt, self._tables[sequence.sequence_id].block_ids, num_tokens)
 
     def num_blocks_to_append(self, appends: Iterable[Append]) -> int:
@@ -125,8 +132,7 @@ class BlockManager:
         """`child_id` shares the parent's blocks that hold its first `num_tokens` tokens."""
         assert child_id not in self._tables
         shared = self._tables[parent_id].block_ids[: self.num_blocks_for(num_tokens)]
-        for block_id in shared:
-            self.pool.share(block_id)
+        self.pool.share_many(shared)
         self._tables[child_id] = BlockTable(list(shared))
 
     def refork(self, parent_of: dict[int, int]) -> None:
@@ -137,11 +143,9 @@ class BlockManager:
             start = _first_difference(child.block_ids, theirs)
             adopted.append((child, start, theirs[start:]))
         for _, _, block_ids in adopted:
-            for block_id in block_ids:
-                self.pool.share(block_id)
+            self.pool.share_many(block_ids)
         for child, start, block_ids in adopted:
-            for block_id in reversed(child.block_ids[start:]):
-                self.pool.release(block_id)
+            self.pool.release_many(reversed(child.block_ids[start:]))
             child.adopt(block_ids, start)
 
     def free(self, sequence_id: int) -> None:
@@ -153,8 +157,7 @@ class BlockManager:
         if self.swap_space.is_moving(sequence_id):
             self.swap_space.keep_until_arrival(sequence_id, block_ids)
             return
-        for block_id in reversed(block_ids):
-            self.pool.release(block_id)
+        self.pool.release_many(reversed(block_ids))
 
     def num_distinct_blocks(self, sequence_ids: list[int]) -> int:
         """Device blocks that the sequences' tables hold, a shared one counted once."""
@@ -194,7 +197,7 @@ class BlockManager:
 
     def _take_block(self) -> int:
         block_id = self.pool.allocate()
-        self._prefix_cache.forget(block_id)
+        self._prefix_cache.forget((block_id,))
         return block_id
 
 

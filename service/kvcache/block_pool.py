@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 
 class BlockPool:
@@ -35,11 +36,32 @@ class BlockPool:
         self._reference_counts[block_id] = 1
         return block_id
 
+    def allocate_many(self, count: int) -> list[int]:
+        """So many at once, in the order of `allocate`."""
+        pop, counts = self._free.popitem, self._reference_counts
+        block_ids = [pop(last=False)[0] for _ in range(count)]
+        for block_id in block_ids:
+            counts[block_id] = 1
+        return block_ids
+
     def share(self, block_id: int) -> None:
         """One more table holds the block, which may have been free."""
         if self._reference_counts[block_id] == 0:
             del self._free[block_id]
         self._reference_counts[block_id] += 1
+
+    def share_many(self, block_ids: Iterable[int]) -> None:
+        for block_id in block_ids:
+            self.share(block_id)
+
+    def release_many(self, block_ids: Iterable[int]) -> None:
+        """In this order, which is that of eviction."""
+        free, counts = self._free, self._reference_counts
+        for block_id in block_ids:
+            count = counts[block_id] = counts[block_id] - 1
+            assert count >= 0, f"block {block_id} was freed twice"
+            if count == 0:
+                free[block_id] = None
 
     def release(self, block_id: int) -> None:
         """One table less holds the block; the last one frees it."""

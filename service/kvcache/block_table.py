@@ -6,14 +6,15 @@ from __future__ import annotations
 class BlockTable:
     """Position p of the sequence lives in block `block_ids[p // block_size]`, at offset `p % block_size`.
 
-    It also remembers from which entry on the executor's copy is out of date, so that plans carry changes only.
+    It also remembers, in `changed_from`, from which entry on the executor's copy is out of date: so plans carry changes
+    only.
     """
 
-    __slots__ = ("_changed_from", "block_ids")
+    __slots__ = ("block_ids", "changed_from")
 
     def __init__(self, block_ids: list[int]) -> None:
         self.block_ids = block_ids
-        self._changed_from = 0
+        self.changed_from = 0
 
     def append(self, block_id: int) -> None:
         self.block_ids.append(block_id)
@@ -21,16 +22,16 @@ class BlockTable:
     def replace(self, index: int, block_id: int) -> None:
         """Entry `index` is now another block (copy-on-write)."""
         self.block_ids[index] = block_id
-        self._changed_from = min(self._changed_from, index)
+        self.changed_from = min(self.changed_from, index)
 
     def adopt(self, block_ids: list[int], start: int) -> None:
         """From entry `start` on the blocks are now these."""
         self.block_ids[start:] = block_ids
-        self._changed_from = min(self._changed_from, start)
+        self.changed_from = min(self.changed_from, start)
 
     def take_changes(self) -> tuple[int, tuple[int, ...]]:
         """(start, ids): entries from `start` on, as they now are; from here on they count as known."""
-        start, self._changed_from = self._changed_from, len(self.block_ids)
-        if start == self._changed_from:
+        start, self.changed_from = self.changed_from, len(self.block_ids)
+        if start == self.changed_from:
             return start, ()
         return start, tuple(self.block_ids[start:])

@@ -8,15 +8,20 @@ not believed in but guarded against: the token ids are compared on a hit.
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from collections.abc import Iterable
 from hashlib import sha256
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from service.core.sequence import Sequence
 
 
 class PrefixCache(Protocol):
-    """Which blocks hold which prefix. Knows nothing of reference counts: a known block may be used or free."""
+    """Which blocks hold which prefix. Knows nothing of reference counts: a known block may be used or free.
+
+    tokens_per_entry: so many computed tokens more are worth an `insert`.
+    """
+
+    tokens_per_entry: int
 
     def match(self, sequence: Sequence, salt: str) -> list[int]:
         """Known blocks that hold the sequence's beginning, in order, at least one token short of its end."""
@@ -26,67 +31,98 @@ class PrefixCache(Protocol):
         """Full blocks of its first `num_tokens` tokens may be found from now on; known ones are passed over."""
         ...
 
-    def forget(self, block_id: int) -> None:
-        """The block will hold something else."""
+    def forget(self, block_ids: Iterable[int]) -> None:
+        """The blocks will hold something else."""
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(NamedTuple):
+    """What blocks in a row hold: their tokens, as bytes."""
+
     digest: bytes
-    token_ids: tuple[int, ...]
+    tokens: bytes
+    block_ids: tuple[int, ...]
 
 
 class ChainedPrefixCache:
-    """The real one."""
+    """The real one. An entry is one block, or `blocks_per_entry` of them where blocks are small: what it costs to
+    keep and to find a prefix goes by entries."""
 
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
-        self._block_of: dict[bytes, int] = {}
+    def __init__(self, block_size: int, blocks_per_entry: int = 1) -> None:
+        self._blocks_per_entry = blocks_per_entry
+        self.tokens_per_entry = block_size * blocks_per_entry
+        self._entries: dict[bytes, _Entry] = {}
         self._entry_of: dict[int, _Entry] = {}
 
     def __len__(self) -> int:
-        return len(self._block_of)
+        return len(self._entries)
 
     def match(self, sequence: Sequence, salt: str) -> list[int]:
-        last = (sequence.num_tokens - 1) // self._block_size
         found: list[int] = []
-        for index in range(last):
-            block_id = self._block_of.get(self._digest(sequence, salt, index))
-            if block_id is None or self._entry_of[block_id].token_ids != self._tokens(sequence, index):
+        for index in range((sequence.num_tokens - 1) // self.tokens_per_entry):
+            tokens = self._tokens(sequence, index, index + 1)
+            entry = self._entries.get(self._digest(sequence, salt, index, tokens))
+            if entry is None or entry.tokens != tokens:
                 break
-            found.append(block_id)
+            found += entry.block_ids
         return found
 
     def insert(self, sequence: Sequence, salt: str, block_ids: list[int], num_tokens: int) -> None:
-        for index in range(sequence.num_cached_blocks, num_tokens // self._block_size):
-            digest = self._digest(sequence, salt, index)
-            if digest not in self._block_of and block_ids[index] not in self._entry_of:
-                self._block_of[digest] = block_ids[index]
-                self._entry_of[block_ids[index]] = _Entry(digest, self._tokens(sequence, index))
-            sequence.num_cached_blocks = index + 1
+        count = self._blocks_per_entry
+        first, end = sequence.num_cached_blocks // count, num_tokens // self.tokens_per_entry
+        if first >= end:
+            return
+        first = min(first, len(sequence.block_digests))
+        tokens = self._tokens(sequence, first, end)
+        size = len(tokens) // (end - first)
+        entries, entry_of = self._entries, self._entry_of
+        for index in range(first, end):
+            start = (index - first) * size
+            held = tokens[start : start + size]
+            digest = self._digest(sequence, salt, index, held)
+            if digest in entries:
+                continue
+            blocks = tuple(block_ids[index * count : (index + 1) * count])
+            if entry_of.keys().isdisjoint(blocks):
+                entry = entries[digest] = _Entry(digest, held, blocks)
+                for block_id in blocks:
+                    entry_of[block_id] = entry
+        sequence.num_cached_blocks = end * count
 
-    def forget(self, block_id: int) -> None:
-        entry = self._entry_of.pop(block_id, None)
-        if entry is not None:
-            del self._block_of[entry.digest]
+    def forget(self, block_ids: Iterable[int]) -> None:
+        entry_of = self._entry_of
+        if not entry_of:
+            return
+        for block_id in block_ids:
+            entry = entry_of.get(block_id)
+            if entry is not None:
+                del self._entries[entry.digest]
+                for held_id in entry.block_ids:
+                    del entry_of[held_id]
 
-    def _tokens(self, sequence: Sequence, index: int) -> tuple[int, ...]:
-        start = index * self._block_size
-        return tuple(sequence.token_ids[start : start + self._block_size])
+    def _tokens(self, sequence: Sequence, first: int, end: int) -> bytes:
+        """Of the entries from `first` to `end`."""
+        size = self.tokens_per_entry
+        return array("i", sequence.token_ids[first * size : end * size]).tobytes()
 
-    def _digest(self, sequence: Sequence, salt: str, index: int) -> bytes:
-        """Digest of the sequence's block `index`; each is computed once and kept with the sequence."""
+    def _digest(self, sequence: Sequence, salt: str, index: int, tokens: bytes) -> bytes:
+        """Digest of the sequence's entry `index`, which holds `tokens`; computed once, in order, and kept with it."""
         digests = sequence.block_digests
-        while len(digests) <= index:
-            parent = digests[-1] if digests else sha256(salt.encode()).digest()
-            tokens = array("i", self._tokens(sequence, len(digests)))
-            digests.append(sha256(parent + tokens.tobytes()).digest())
-        return digests[index]
+        if index < len(digests):
+            return digests[index]
+        digest = sha256((digests[-1] if digests else _first_parent(salt)) + tokens).digest()
+        digests.append(digest)
+        return digest
+
+
+def _first_parent(salt: str) -> bytes:
+    return sha256(salt.encode()).digest()
 
 
 class NoPrefixCache:
     """Finds nothing and keeps nothing."""
+
+    tokens_per_entry = 2**63
 
     def match(self, sequence: Sequence, salt: str) -> list[int]:
         return []
@@ -94,5 +130,5 @@ class NoPrefixCache:
     def insert(self, sequence: Sequence, salt: str, block_ids: list[int], num_tokens: int) -> None:
         pass
 
-    def forget(self, block_id: int) -> None:
+    def forget(self, block_ids: Iterable[int]) -> None:
         pass

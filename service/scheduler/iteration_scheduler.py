@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from service.core.clock import Clock
 from service.core.iteration_plan import (
@@ -98,11 +100,11 @@ class IterationScheduler:
     def schedule(self) -> IterationPlan:
         """Decide the next iteration, which is then launched. Empty if nothing can run before those that run now have
         finished; if none does, then nothing waits either."""
-        growing = [group for group in self.pool.running if self._lacks_room(group)]
-        if self._running and not self._can_grow(growing):
+        lacking = self._lacking()
+        if self._running and not self._can_grow(lacking):
             return IterationPlan(())
-        draft = _Draft()
-        preempted = self._make_room(growing, draft)
+        draft = _Draft(self._num_finished + len(self._running) + 1)
+        preempted = self._make_room(lacking, draft)
         self._schedule_running(draft)
         if not preempted and not draft.sitting_out:
             self._admit(draft)
@@ -211,49 +213,62 @@ class IterationScheduler:
     def _begin(self, draft: _Draft) -> None:
         """What the draft computes counts as computed. The next iteration may go on before an id that it draws is
         known, unless that is what the choices fork with, or the host has to look at every id."""
-        self._running.append([group for group, _, _ in draft.shares])
-        number = self._num_finished + len(self._running)
-        for (group, sequence, end), item in zip(draft.shares, draft.scheduled, strict=True):
+        self._running.append(draft.groups)
+        for group, sequence, end, draws in draft.shares:
             sequence.num_computed_tokens = end
-            sequence.last_iteration = number
-            if item.samples and group.is_forked and group.runs_ahead:
+            sequence.last_iteration = draft.number
+            if draws and group.is_forked and group.runs_ahead:
                 sequence.token_ids.append(PENDING_TOKEN_ID)
 
-    def _can_grow(self, growing: list[SequenceGroup]) -> bool:
-        """Whether there are blocks for these groups' next tokens, or will be once transfers have finished."""
-        needed = sum(self._num_blocks_to_grow(group) for group in growing)
-        return needed <= self.blocks.pool.num_free + self.blocks.swap_space.num_departing
+    def _lacking(self) -> _Lacking:
+        """What the running groups need for their next tokens. One choice alone shares nothing that it writes, and needs
+        nothing while its last block has room; several may have to copy."""
+        blocks, lacking = self.blocks, _Lacking()
+        tables, block_size, token_table = blocks.tables, blocks.block_size, blocks.token_table
+        one_slot = lacking.one_slot
+        none_moves = not blocks.swap_space.has_transfers
+        for group in self.pool.running:
+            live = group.live
+            if len(live) == 1:
+                sequence = live[0]
+                room = len(tables[sequence.sequence_id].block_ids) * block_size
+                lack = len(sequence.token_ids) - room
+                if lack <= 0 or sequence.num_tokens_to_cache <= room or self._is_moving(group):
+                    continue
+                if lack == 1 and token_table is not None:
+                    one_slot.append(group)
+                else:
+                    lacking.blocks.append((group, blocks.num_blocks_for(sequence.num_tokens_to_cache - room)))
+            elif none_moves or not self._is_moving(group):
+                lacking.blocks.append((group, blocks.num_blocks_to_append(self._appends(group))))
+        return lacking
 
-    def _make_room(self, growing: list[SequenceGroup], draft: _Draft) -> bool:
+    def _can_grow(self, lacking: _Lacking) -> bool:
+        """Whether there are blocks for the running groups' next tokens, or will be once transfers have finished."""
+        return lacking.num_blocks <= self.blocks.pool.num_free + self.blocks.swap_space.num_departing
+
+    def _make_room(self, lacking: _Lacking, draft: _Draft) -> bool:
         """Blocks for the next token of every running sequence; True if some group was preempted for them."""
         num_running = len(self.pool.running)
-        while not self._can_grow(growing):
+        while not self._can_grow(lacking):
             resting = [group for group in self.pool.running if not self._is_moving(group)]
             victim = self._policy.victim(may_be_preempted(resting, self._max_preemptions), self._clock.now_s())
-            if victim in growing:
-                growing.remove(victim)
             self._preempt(draft, victim)
-        for group in growing:
-            if self._num_blocks_to_grow(group) <= self.blocks.pool.num_free:
+            lacking = self._lacking()
+        if self.blocks.token_table is not None and len(lacking.one_slot) <= self.blocks.pool.num_free:
+            self.blocks.token_table.append_each([group.live[0].sequence_id for group in lacking.one_slot])
+        else:
+            lacking.blocks += [(group, 1) for group in lacking.one_slot]
+        for group, num_blocks in lacking.blocks:
+            if num_blocks <= self.blocks.pool.num_free:
                 self._grow(group, draft)
             else:
                 draft.sitting_out.add(group.arrival_order)
         return len(self.pool.running) < num_running
 
-    def _lacks_room(self, group: SequenceGroup) -> bool:
-        """Whether the group may need a block. One choice alone shares nothing that it writes; several may."""
-        if len(group.live) > 1:
-            return not self._is_moving(group)
-        sequence = group.live[0]
-        num_blocks = len(self.blocks.table(sequence.sequence_id).block_ids)
-        return num_blocks * self.blocks.block_size < sequence.num_tokens_to_cache and not self._is_moving(group)
-
     def _is_moving(self, group: SequenceGroup) -> bool:
         swap_space = self.blocks.swap_space
         return swap_space.has_transfers and swap_space.is_moving(group.leader.sequence_id)
-
-    def _num_blocks_to_grow(self, group: SequenceGroup) -> int:
-        return self.blocks.num_blocks_to_append(self._appends(group))
 
     def _grow(self, group: SequenceGroup, draft: _Draft) -> None:
         for append in self._appends(group):
@@ -304,6 +319,14 @@ class IterationScheduler:
         for group in self.pool.running:
             if not all_run and (group.arrival_order in draft.sitting_out or self._is_moving(group)):
                 continue
+            if len(group.live) == 1:
+                sequence = group.live[0]
+                num_tokens = sequence.num_tokens_to_compute
+                if num_tokens == 1:
+                    self._schedule_decode(draft, group, sequence)
+                elif num_tokens > 1:
+                    prefilling.append((group, sequence))
+                continue
             for sequence in group.computing:
                 if not self._has_its_prefix(group, sequence):
                     continue
@@ -319,6 +342,39 @@ class IterationScheduler:
             if draft.budget > 0:
                 end = min(sequence.num_computed_tokens + draft.budget, sequence.num_tokens)
                 self._schedule_tokens(draft, group, sequence, end)
+
+    def _schedule_decode(self, draft: _Draft, group: SequenceGroup, sequence: Sequence) -> None:
+        """`_schedule_tokens` and `_begin` for what most iterations are made of: the only choice of a request, known to
+        the executor, computes its last token. Hundreds of times an iteration, so it is spelt out."""
+        table = self.blocks.tables[sequence.sequence_id]
+        start, known, token_ids = sequence.num_computed_tokens, table.changed_from, sequence.token_ids
+        is_plain = known > 0 and sequence.num_prompt_tokens <= start == len(token_ids) - 1 and group.is_forked
+        if not is_plain:
+            self._schedule_tokens(draft, group, sequence, len(token_ids))
+            return
+        new_blocks: tuple[int, ...] = ()
+        if known != len(table.block_ids):
+            _, new_blocks = table.take_changes()
+        draft.groups.append(group)
+        draft.scheduled.append(
+            _scheduled_sequence(
+                (
+                    sequence.sequence_id,
+                    (token_ids[start],),
+                    start,
+                    known,
+                    new_blocks,
+                    group.request.sampling,
+                    sequence.draws,
+                    None,
+                    (),
+                )
+            )
+        )
+        sequence.num_computed_tokens = start + 1
+        sequence.last_iteration = draft.number
+        if group.runs_ahead:
+            token_ids.append(PENDING_TOKEN_ID)
 
     def _has_its_prefix(self, group: SequenceGroup, sequence: Sequence) -> bool:
         """After a preemption the leader computes what the choices share; the others wait for it."""
@@ -386,7 +442,7 @@ class IterationScheduler:
         draws: tuple[Sample, ...] = ()
         if end == len(sequence.token_ids) and sampling.max_tokens > 0:
             is_one = group.is_forked or sampling.beam is not None
-            draws = (sequence.draw,) if is_one else tuple(s.draw for s in group.live)
+            draws = sequence.draws if is_one else tuple(s.draw for s in group.live)
         table_start, block_ids = self.blocks.table(sequence.sequence_id).take_changes()
         past: Past | None = None
         if table_start == 0 and block_ids and sampling.looks_back:
@@ -395,7 +451,8 @@ class IterationScheduler:
         if group.prompt_logprobs is not None:
             targets = group.request.prompt_token_ids[start + 1 : end + 1]
         draft.budget -= end - start
-        draft.shares.append((group, sequence, end))
+        draft.groups.append(group)
+        draft.shares.append((group, sequence, end, draws))
         draft.scheduled.append(
             ScheduledSequence(
                 sequence.sequence_id,
@@ -426,15 +483,38 @@ class IterationScheduler:
             new.num_computed_tokens = min(new.num_computed_tokens, old.num_computed_tokens)
 
 
-class _Draft:
-    """A plan in the making."""
+_scheduled_sequence: Callable[[tuple[object, ...]], ScheduledSequence] = partial(tuple.__new__, ScheduledSequence)
+"""What the named tuple's own constructor ends in, at half the cost."""
 
-    __slots__ = ("budget", "copies", "scheduled", "shares", "sitting_out", "transfers")
+
+class _Lacking:
+    """What running groups need. one_slot: at block size 1, those that need one. blocks: the others, and how many."""
+
+    __slots__ = ("blocks", "one_slot")
 
     def __init__(self) -> None:
+        self.one_slot: list[SequenceGroup] = []
+        self.blocks: list[tuple[SequenceGroup, int]] = []
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.one_slot) + sum(num_blocks for _, num_blocks in self.blocks)
+
+
+class _Draft:
+    """A plan in the making. number: of the iteration.
+
+    groups: of `scheduled`, in its order. shares: (group, sequence, end, draws) of those that have not begun yet.
+    """
+
+    __slots__ = ("budget", "copies", "groups", "number", "scheduled", "shares", "sitting_out", "transfers")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
         self.budget = 0  # prompt tokens left to schedule
         self.scheduled: list[ScheduledSequence] = []
-        self.shares: list[tuple[SequenceGroup, Sequence, int]] = []
+        self.groups: list[SequenceGroup] = []
+        self.shares: list[tuple[SequenceGroup, Sequence, int, tuple[Sample, ...]]] = []
         self.copies: list[BlockCopy] = []
         self.transfers: list[Transfer] = []
         self.sitting_out: set[int] = set()

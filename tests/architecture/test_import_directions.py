@@ -106,8 +106,8 @@ def module_name(file: Path) -> str:
 @pytest.mark.parametrize("file", source_files(), ids=lambda f: str(f.relative_to(ROOT)))
 def test_imports_point_one_way(file: Path):
     part = part_of(module_name(file))
-    if part in {None, "main"} or file == ROOT / "loadtest/host_server.py":  # it puts a part of the service in
-        return
+    if part in {None, "main"} or file in {ROOT / "loadtest/host_server.py", ROOT / "loadtest/deciding_cost.py"}:
+        return  # these two put parts of the service in a frame of their own
     for name in imports_of(file):
         imported = part_of(name)
         if imported is not None:

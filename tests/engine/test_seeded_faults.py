@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from service.kvcache import prefix_cache
 from service.kvcache.block_manager import BlockManager
 from service.kvcache.block_pool import BlockPool
 from service.kvcache.block_table import BlockTable
@@ -74,8 +75,7 @@ def a_table_shared_wrongly(patch: Patch) -> None:
 
 
 def a_salt_ignored(patch: Patch) -> None:
-    digest = ChainedPrefixCache._digest
-    patch.setattr(ChainedPrefixCache, "_digest", lambda self, sequence, salt, index: digest(self, sequence, "", index))
+    patch.setattr(prefix_cache, "_first_parent", lambda salt: b"")
 
 
 def a_copy_skipped(patch: Patch) -> None:
@@ -91,7 +91,7 @@ def a_change_of_table_not_told(patch: Patch) -> None:
 
 
 def an_evicted_block_still_known(patch: Patch) -> None:
-    patch.setattr(ChainedPrefixCache, "forget", lambda self, block_id: None)
+    patch.setattr(ChainedPrefixCache, "forget", lambda self, block_ids: None)
 
 
 def a_token_too_many_believed_computed(patch: Patch) -> None:

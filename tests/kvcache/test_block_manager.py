@@ -90,3 +90,18 @@ def test_no_block_is_lost_and_a_written_block_has_one_holder(operations, block_s
     for sequence in lengths:
         blocks.free(sequence)
     assert blocks.pool.num_free == 24
+
+
+def test_tables_that_go_on_from_each_other_change_all_at_once():
+    blocks = BlockManager(8, 2, NoPrefixCache())
+    for sequence_id in (0, 1, 2):
+        blocks.allocate(sequence_id, 4, [])
+    before = [list(blocks.table(i).block_ids) for i in range(3)]
+    blocks.refork({0: 1, 1: 0, 2: 1})
+    assert [blocks.table(i).block_ids for i in range(3)] == [before[1], before[0], before[1]]
+    assert [blocks.pool.reference_count(i) for i in before[1]] == [2, 2]
+    assert [blocks.pool.reference_count(i) for i in before[2]] == [0, 0]
+    blocks.check_invariants()
+    blocks.refork({2: 1})
+    blocks.refork({0: 0, 2: 1})
+    blocks.check_invariants()

@@ -35,3 +35,16 @@ def test_sharing_a_free_block_takes_it_off_the_free_list():
     pool.share(1)
     assert (pool.reference_count(1), pool.num_free) == (1, 2)
     assert [pool.allocate(), pool.allocate()] == [0, 2]
+
+
+def test_many_at_once_are_as_many_one_by_one():
+    one_by_one, at_once = BlockPool(8), BlockPool(8)
+    assert at_once.allocate_many(5) == [one_by_one.allocate() for _ in range(5)]
+    at_once.share_many([1, 2])
+    at_once.release_many([4, 1, 0])
+    for block_id in (1, 2):
+        one_by_one.share(block_id)
+    for block_id in (4, 1, 0):
+        one_by_one.release(block_id)
+    assert [at_once.reference_count(i) for i in range(8)] == [one_by_one.reference_count(i) for i in range(8)]
+    assert at_once.allocate_many(5) == [one_by_one.allocate() for _ in range(5)] == [5, 6, 7, 4, 0]

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,8 +39,8 @@ def test_a_salt_keeps_tenants_apart():
 def test_a_forgotten_block_ends_the_match():
     cache = ChainedPrefixCache(BLOCK)
     cache.insert(make_sequence(list(range(12))), "", [5, 6, 7], 12)
-    cache.forget(6)
-    cache.forget(6)
+    cache.forget([6])
+    cache.forget([6])
     assert cache.match(make_sequence(list(range(13))), "") == [5]
 
 
@@ -51,15 +49,15 @@ def test_the_first_of_two_equal_blocks_stays_the_known_one():
     cache.insert(make_sequence(list(range(4))), "", [5], 4)
     cache.insert(make_sequence(list(range(4))), "", [6], 4)
     assert cache.match(make_sequence(list(range(5))), "") == [5]
-    cache.forget(6)
+    cache.forget([6])
     assert cache.match(make_sequence(list(range(5))), "") == [5]
 
 
 def test_a_hit_is_believed_only_if_the_tokens_are_equal():
     cache = ChainedPrefixCache(BLOCK)
     cache.insert(make_sequence(list(range(4))), "", [5], 4)
-    entry = cache._entry_of[5]
-    cache._entry_of[5] = dataclasses.replace(entry, token_ids=(9, 9, 9, 9))
+    (digest,) = cache._entries
+    cache._entries[digest] = cache._entries[digest]._replace(tokens=bytes(16))
     assert cache.match(make_sequence(list(range(5))), "") == []
 
 
@@ -76,8 +74,23 @@ def test_what_is_found_is_the_longest_common_run_of_full_blocks(first: list[int]
     assert cache.match(make_sequence(second), "") == blocks[:expected]
 
 
+def test_small_blocks_enter_in_groups_and_leave_in_groups():
+    cache = ChainedPrefixCache(1, blocks_per_entry=4)
+    sequence, slots = make_sequence(list(range(11))), list(range(50, 61))
+    cache.insert(sequence, "", slots, 7)
+    assert len(cache) == 1
+    cache.insert(sequence, "", slots, 11)
+    assert len(cache) == 2
+    assert cache.match(make_sequence(list(range(11))), "") == slots[:8]
+    assert cache.match(make_sequence(list(range(8))), "") == slots[:4], "the last token is always computed"
+    cache.forget([56])
+    assert cache.match(make_sequence(list(range(11))), "") == slots[:4]
+    cache.insert(make_sequence(list(range(11))), "", list(range(70, 81)), 11)
+    assert cache.match(make_sequence(list(range(11))), "") == [*slots[:4], *range(74, 78)]
+
+
 def test_the_null_twin_finds_nothing():
     cache = NoPrefixCache()
     cache.insert(make_sequence(list(range(8))), "", [1, 2], 8)
-    cache.forget(1)
+    cache.forget([1])
     assert cache.match(make_sequence(list(range(8))), "") == []

@@ -1,0 +1,152 @@
+"""What an iteration costs on the host besides the model: deciding it, and applying its result.
+
+    python -m loadtest.deciding_cost [--seqs 256,1024] [--context 2048] [--block-sizes 1,16]
+
+The engine's own scheduler and block manager, and an executor that answers at once. Times are of the thread on its core,
+so that others who use the machine do not count; the least of many iterations is told, and the median.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from service.core.events import Outcome
+from service.core.iteration_plan import IterationPlan
+from service.core.iteration_result import IterationResult
+from service.core.request import FinishReason, Request
+from service.core.sampling_params import SamplingParams
+from service.core.stats import IterationStats, RequestStats
+from service.engine.engine import Engine
+from service.kvcache.block_manager import BlockManager
+from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
+from service.scheduler.admission import OnDemandAdmission
+from service.scheduler.chunk_budget import FixedBudget
+from service.scheduler.fcfs import FirstComeFirstServed
+from service.scheduler.history import History
+from service.scheduler.iteration_scheduler import IterationScheduler
+from service.scheduler.iteration_time import IterationTime
+from service.scheduler.preemption import AlwaysRecompute
+from service.scheduler.preemption_cost import PreemptionCost
+from service.scheduler.recovery_ledger import RecoveryLedger
+from service.scheduler.swap_time import SwapTime
+
+MAX_TOKENS = 65_536
+NUM_OUTPUT_TOKENS = 400
+
+
+class ThreadClock:
+    def now_s(self) -> float:
+        return time.thread_time()
+
+
+@dataclass(frozen=True)
+class Answer:
+    plan: IterationPlan
+
+    def wait(self) -> IterationResult:
+        return IterationResult((7,) * sum(len(item.samples) for item in self.plan.scheduled))
+
+
+class AnsweringExecutor:
+    """Draws the same token always, at once."""
+
+    def launch(self, plan: IterationPlan) -> Answer:
+        return Answer(plan)
+
+
+class Recorded:
+    """Keeps the statistics of the iterations."""
+
+    def __init__(self) -> None:
+        self.iterations: list[IterationStats] = []
+
+    def record_iteration(self, stats: IterationStats) -> None:
+        self.iterations.append(stats)
+
+    def record_request(self, stats: RequestStats, outcome: Outcome, finish_reasons: tuple[FinishReason, ...]) -> None:
+        pass
+
+
+def make_engine(num_seqs: int, num_blocks: int, block_size: int, *, caching: bool, sink: Recorded) -> Engine:
+    cache = ChainedPrefixCache(block_size, max(1, 16 // block_size)) if caching else NoPrefixCache()
+    cost = PreemptionCost(IterationTime(), SwapTime(), MAX_TOKENS)
+    scheduler = IterationScheduler(
+        BlockManager(num_blocks, block_size, cache),
+        OnDemandAdmission(0),
+        FirstComeFirstServed(),
+        AlwaysRecompute(),
+        RecoveryLedger(cost),
+        FixedBudget(MAX_TOKENS),
+        History(),
+        ThreadClock(),
+        max_num_seqs=num_seqs,
+        max_preemptions=8,
+    )
+    return Engine(scheduler, AnsweringExecutor(), sink, ThreadClock())
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Milliseconds: of an iteration that only decodes, the least and the median of many, and of all prompts."""
+
+    decide_ms: float
+    decide_median_ms: float
+    apply_ms: float
+    prefill_ms: float
+
+
+def measure(num_seqs: int, context: int, block_size: int, *, caching: bool) -> Cost:
+    """`num_seqs` running sequences that have grown to `context` tokens, none of which begins like another."""
+    num_blocks = num_seqs * (-(-(context + NUM_OUTPUT_TOKENS) // block_size) + 1)
+    sink = Recorded()
+    engine = make_engine(num_seqs, num_blocks, block_size, caching=caching, sink=sink)
+    for number in range(num_seqs):
+        prompt = tuple(range(number, number + context - NUM_OUTPUT_TOKENS // 2))
+        engine.add(Request(f"r{number}", prompt, SamplingParams(NUM_OUTPUT_TOKENS, temperature=0.0), 0.0))
+    gc.collect()
+    gc.freeze()
+    started_s = time.thread_time()
+    while any(group.num_output_tokens == 0 for group in engine._scheduler.pool.groups()):
+        engine.step()
+    prefill_s = time.thread_time() - started_s
+    engine.take_events()
+    sink.iterations.clear()
+    for _ in range(NUM_OUTPUT_TOKENS - 20):
+        engine.step()
+        engine.take_events()
+    decide = [stats.schedule_s for stats in sink.iterations if stats.batch_size == num_seqs]
+    applied = [stats.apply_s for stats in sink.iterations if stats.batch_size == num_seqs]
+    gc.unfreeze()
+    return Cost(1e3 * min(decide), 1e3 * statistics.median(decide), 1e3 * min(applied), 1e3 * prefill_s)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seqs", default="256,1024")
+    parser.add_argument("--context", type=int, default=2048)
+    parser.add_argument("--block-sizes", default="1,16")
+    parser.add_argument("--rounds", type=int, default=2)
+    options = parser.parse_args(arguments)
+    print("| sequences | block size | prefix cache | decide, least ms | median | apply, least ms | all prompts ms |")
+    print("|---|---|---|---|---|---|---|")
+    for num_seqs in map(int, options.seqs.split(",")):
+        for block_size in map(int, options.block_sizes.split(",")):
+            for caching in (False, True):
+                costs = [measure(num_seqs, options.context, block_size, caching=caching) for _ in range(options.rounds)]
+                cells = [
+                    min(cost.decide_ms for cost in costs),
+                    min(cost.decide_median_ms for cost in costs),
+                    min(cost.apply_ms for cost in costs),
+                    min(cost.prefill_ms for cost in costs),
+                ]
+                numbers = " | ".join(f"{cell:.3f}" for cell in cells)
+                print(f"| {num_seqs} | {block_size} | {'on' if caching else 'off'} | {numbers} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import pytest
+
+from loadtest.deciding_cost import main, measure
+
+
+def test_every_cell_is_measured(capsys: pytest.CaptureFixture[str]):
+    main(["--seqs", "2", "--context", "230", "--block-sizes", "1,16", "--rounds", "1"])
+    rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [(row[0].strip(), row[1].strip(), row[2].strip()) for row in rows] == [
+        ("2", "1", "off"),
+        ("2", "1", "on"),
+        ("2", "16", "off"),
+        ("2", "16", "on"),
+    ]
+    assert all(float(cell) > 0 for row in rows for cell in row[3:])
+
+
+def test_only_full_iterations_that_decode_count():
+    cost = measure(3, 230, 16, caching=False)
+    assert 0 < cost.decide_ms <= cost.decide_median_ms
