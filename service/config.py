@@ -89,6 +89,11 @@ class ApiConfig:
     max_stops: int = 4
     max_stop_bytes: int = 1024
     max_stop_token_ids: int = 1024
+    max_best_of: int = 20
+    max_logprobs: int = 20
+    max_logit_bias: int = 1024
+    max_bad_words: int = 128
+    max_allowed_token_ids: int = 65_536
     max_tools: int = 128
     max_schema_bytes: int = 64 * 1024
     max_schema_depth: int = 64

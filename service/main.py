@@ -379,6 +379,8 @@ class _Service:
                 temperature=1.0 if generation.temperature is None else generation.temperature,
                 top_p=1.0 if generation.top_p is None else generation.top_p,
                 top_k=0 if generation.top_k is None else generation.top_k,
+                min_p=0.0 if generation.min_p is None else generation.min_p,
+                repetition_penalty=1.0 if generation.repetition_penalty is None else generation.repetition_penalty,
                 heeds_priority=self._settings.scheduling_policy == "priority",
             ),
             build={

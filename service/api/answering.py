@@ -21,6 +21,9 @@ from service.errors import RequestError
 
 _logger = logging.getLogger(__name__)
 
+_CHARACTERS_OF_A_LOGPROB = 8
+"""Writing one takes as long as tokenizing so many characters."""
+
 
 async def answer_whole(
     http: Request,
@@ -33,7 +36,8 @@ async def answer_whole(
     reason = "call_failed"
     try:
         choices = await run_unless_disconnected(http.receive, generation.collect())
-        json = body(choices).model_dump_json(exclude_unset=True)
+        num_characters = generation.num_logprobs * _CHARACTERS_OF_A_LOGPROB
+        json = await context.texts.run(num_characters, lambda: body(choices).model_dump_json(exclude_unset=True))
         return Response(json, headers=ignored_header(ignored), media_type="application/json")
     except ClientGone:
         reason = "client_disconnected"

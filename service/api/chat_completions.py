@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,20 +15,26 @@ from service.api.answering import answer_stream, answer_whole
 from service.api.chat_deltas import assemble_message, chat_frames, new_call_id
 from service.api.chat_messages import unknown_fields
 from service.api.chat_prompting import CheckedChat, chat_prompt_ids, check_chat
+from service.api.choice_text import Piece
 from service.api.chunk_frames import ChunkFrames
 from service.api.context import ApiContext
 from service.api.generation import CollectedChoice, Generation
 from service.api.json_body import read_json_object
 from service.api.middleware import client_of
 from service.api.output_form import compile_form
-from service.api.request_building import build_requests
+from service.api.request_building import build_requests, truncated
 from service.api.serving_state import ServedModel
+from service.api.token_checks import check_range
+from service.api.token_logprobs import chat_logprobs, prompt_logprobs
 from service.api.tools import output_form
-from service.api.validation import check_call, parse, tier_of
+from service.api.validation import CheckedCall, check_call, parse, tier_of
+from service.config import ApiConfig
 from service.core.grammar import Reasoning
-from service.protocol.chat import ChatChoice, ChatRequest, ChatResponse
+from service.errors import InvalidRequest
+from service.protocol.chat import ChatChoice, ChatLogprobs, ChatRequest, ChatResponse
 from service.text.chat_output import ChatOutput
 from service.text.reasoning import ReasoningSplitter, begins_inside
+from service.text.tokenizer import Tokenizer
 from service.text.tool_calls import make_router
 
 _END_OF_PROMPT = 8
@@ -42,10 +49,12 @@ class ChatCompletions:
         model = self._context.state.check_ready()
         arrival_s = model.clock.now_s()
         fields = parse(ChatRequest, await read_json_object(http, self._context.texts))
-        call = check_call(fields, self._context.config, model.defaults, unknown_fields(fields.messages))
+        config = self._context.config
+        logprobs = check_top_logprobs(fields, config)
+        call = check_call(fields, config, model.defaults, logprobs=logprobs, unknown=unknown_fields(fields.messages))
         chat = check_chat(fields, model, self._context)
         model.engine.check_accepts()
-        prompt = await chat_prompt_ids(chat, model, self._context)
+        prompt = truncated(await chat_prompt_ids(chat, model, self._context), call, model)
         thinking = self._reasoning(chat, prompt, model)
         form = output_form(chat.tools, call.form, model.tokenizer)
         call_id, created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
@@ -59,29 +68,41 @@ class ChatCompletions:
             default_max_tokens=None,
             client=client_of(http.scope),
             grammar=await compile_form(form, model.grammars, thinking),
+            num_prompt_logprobs=call.prompt_logprobs,
         )
         make_output = self._output_maker(chat, thinking)
         trace = self._context.traces.open(call_id, client_of(http.scope), call.model, created, requests)
         generation = Generation(
-            model.engine, model.tokenizer, requests, call.stops, make_output, note_end=trace.note_end
+            model.engine,
+            model.tokenizer,
+            requests,
+            call.stops,
+            make_output,
+            note_end=trace.note_end,
+            skip_special_tokens=call.skip_special_tokens,
+            num_returned=call.sampling.num_returned,
         )
         make_call_id = partial(new_call_id, chat.tools.style)
         if call.stream:
             chunks = ChunkFrames(b"chat.completion.chunk", call, generation, call_id, created, model.system_fingerprint)
-            frames = partial(chat_frames, chunks, make_call_id)
+            logprobs_of = partial(_logprobs_json, model.tokenizer) if call.logprobs is not None else _no_logprobs
+            frames = partial(chat_frames, chunks, make_call_id, logprobs_of=logprobs_of)
             return answer_stream(self._context, generation, call.ignored, frames, chunks.usage)
 
         def body(choices: list[CollectedChoice]) -> ChatResponse:
-            return ChatResponse(
+            answer = ChatResponse(
                 id=call_id,
                 object="chat.completion",
                 created=created,
                 model=call.model,
                 system_fingerprint=model.system_fingerprint,
-                choices=[_choice(choice, make_call_id, with_ids=call.return_token_ids) for choice in choices],
+                choices=[_choice(choice, make_call_id, call, model.tokenizer) for choice in choices],
                 usage=generation.usage,
                 **tier_of(call),
             )
+            if call.prompt_logprobs is not None:
+                answer.prompt_logprobs = prompt_logprobs(model.tokenizer, prompt, generation.prompt_logprobs(0))
+            return answer
 
         return await answer_whole(http, self._context, generation, call.ignored, body)
 
@@ -108,17 +129,37 @@ class ChatCompletions:
         return make
 
 
-def _choice(choice: CollectedChoice, make_call_id: Callable[[], str], *, with_ids: bool) -> ChatChoice:
+def check_top_logprobs(fields: ChatRequest, config: ApiConfig) -> int | None:
+    """Chat's spelling: whether, and how many of the most probable tokens."""
+    check_range("top_logprobs", fields.top_logprobs, 0, config.max_logprobs)
+    if not fields.logprobs:
+        if fields.top_logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
+        return None
+    return fields.top_logprobs or 0
+
+
+def _logprobs_json(tokenizer: Tokenizer, piece: Piece) -> bytes:
+    return orjson.dumps(chat_logprobs(tokenizer, piece.scored)) if piece.scored else b"null"
+
+
+def _no_logprobs(piece: Piece) -> bytes:
+    return b"null"
+
+
+def _choice(
+    choice: CollectedChoice, make_call_id: Callable[[], str], call: CheckedCall, tokenizer: Tokenizer
+) -> ChatChoice:
     message = assemble_message(choice, make_call_id)
     called = message.tool_calls is not None and choice.finish_reason.value == "stop"
     shape = ChatChoice(
         index=choice.index,
         message=message,
-        logprobs=None,
+        logprobs=None if call.logprobs is None else ChatLogprobs(**chat_logprobs(tokenizer, choice.scored)),
         finish_reason="tool_calls" if called else choice.finish_reason.value,
         stop_reason=choice.stop_reason,
     )
-    if with_ids:
+    if call.return_token_ids:
         shape.token_ids = choice.token_ids
         shape.prompt_token_ids = choice.prompt_token_ids
     return shape

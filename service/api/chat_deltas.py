@@ -21,19 +21,25 @@ def new_call_id(style: ToolStyle | None) -> str:
     return secrets.token_hex(5)[:9] if style is ToolStyle.MISTRAL else f"call_{secrets.token_hex(12)}"
 
 
-def chat_frames(chunks: ChunkFrames, make_call_id: Callable[[], str], piece: Piece) -> bytes:
-    """A choice begins with its role and ends with an empty delta; its ids go with the first frame after the role."""
+def chat_frames(
+    chunks: ChunkFrames,
+    make_call_id: Callable[[], str],
+    piece: Piece,
+    logprobs_of: Callable[[Piece], bytes] = lambda piece: b"null",
+) -> bytes:
+    """A choice begins with its role and ends with an empty delta; its ids and logprobs go with the first frame after
+    the role."""
     frames = []
-    ids = chunks.ids_of(piece)
+    ids, logprobs = chunks.ids_of(piece), logprobs_of(piece)
     if piece.is_first:
         frames.append(chunks.choice(piece.index, b'"delta":{"role":"assistant","content":""}'))
     for delta in _delta_fields(piece, make_call_id):
-        frames.append(chunks.choice(piece.index, b'"delta":' + delta, ids=ids))
-        ids = b""
+        frames.append(chunks.choice(piece.index, b'"delta":' + delta, ids=ids, logprobs=logprobs))
+        ids, logprobs = b"", b"null"
     if piece.finish_reason is not None:
         called = piece.has_calls and piece.finish_reason is FinishReason.STOP
         end = chunks.end_of(piece, "tool_calls" if called else None)
-        frames.append(chunks.choice(piece.index, b'"delta":{}', end, ids))
+        frames.append(chunks.choice(piece.index, b'"delta":{}', end, ids, logprobs))
     return b"".join(frames)
 
 

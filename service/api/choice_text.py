@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from service.core.events import TokenEvent
+from service.core.iteration_result import TokenLogprobs
 from service.core.request import FinishReason
 from service.text.chat_output import ChatOutput, OutputDelta
 from service.text.detokenizer import Detokenizer
 from service.text.stop_strings import StopMatcher
+
+
+class ScoredToken(NamedTuple):
+    """A token with its logprobs (None: nothing predicts it) and the number of characters of text before it."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None
+    offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +30,7 @@ class Piece:
     finish_reason: set on the choice's last piece. stop_reason: the client's stop string or stop id that ended the
     choice, if one did.
     deltas: of a chat choice, its news told apart; then `text` is empty. has_calls: it has called a tool.
+    scored: the tokens of token_ids, if their logprobs were asked for.
     """
 
     index: int
@@ -31,6 +42,7 @@ class Piece:
     stop_reason: str | int | None = None
     deltas: Sequence[OutputDelta] = ()
     has_calls: bool = False
+    scored: Sequence[ScoredToken] = ()
 
     @property
     def says_nothing(self) -> bool:
@@ -39,11 +51,15 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class StopRules:
-    """What the client wants its choices to end with: strings and token ids, and whether their text is shown."""
+    """What the client wants its choices to end with: strings and token ids, and whether their text is shown.
+
+    min_tokens: strings are not looked for in the text of so many first tokens.
+    """
 
     strings: tuple[str, ...] = ()
     token_ids: frozenset[int] = frozenset()
     include: bool = False
+    min_tokens: int = 0
 
 
 class ChoiceText:
@@ -52,6 +68,7 @@ class ChoiceText:
     stop_token_ids: all ids that end a choice and have no text; an output that its grammar ends has its last token's.
     output: of a chat choice that may think or call tools. num_reasoning_tokens: ids that were read while it thought.
     num_tokens: ids that count as output: up to and with the one that ended the choice, by whatever reason.
+    sum_logprobs: of those that came with logprobs.
     """
 
     def __init__(
@@ -67,6 +84,7 @@ class ChoiceText:
         self.prompt_index = prompt_index
         self.num_tokens = 0
         self.num_reasoning_tokens = 0
+        self.sum_logprobs = 0.0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
         self._detokenizer = detokenizer
@@ -76,6 +94,8 @@ class ChoiceText:
         self._output = output
         self._deltas: list[OutputDelta] = []
         self._unsent: list[int] = []
+        self._unsent_scored: list[ScoredToken] = []
+        self._num_characters = 0  # of text from the detokenizer
         self._is_first = True
 
     def push(self, events: Sequence[TokenEvent]) -> str:
@@ -86,8 +106,15 @@ class ChoiceText:
                 break
             self._unsent.append(event.token_id)
             self.num_tokens += 1
+            if event.logprobs is not None:
+                self.sum_logprobs += event.logprobs.chosen
+                self._unsent_scored.append(ScoredToken(event.token_id, event.logprobs, self._num_characters))
             text += self._push_one(event)
         return text
+
+    def end_unwritten(self) -> None:
+        """The choice was to have no tokens."""
+        self.finish_reason = FinishReason.LENGTH
 
     def take(self, text: str) -> Piece:
         """A piece of `text` and all that was not sent yet."""
@@ -101,16 +128,19 @@ class ChoiceText:
             self.stop_reason,
             self._deltas,
             self._output is not None and self._output.has_calls,
+            self._unsent_scored,
         )
         if not piece.says_nothing:
-            self._unsent, self._deltas, self._is_first = [], [], False
+            self._unsent, self._unsent_scored, self._deltas, self._is_first = [], [], [], False
         return piece
 
     def _push_one(self, event: TokenEvent) -> str:
         is_stop_token = event.finish_reason is FinishReason.STOP and event.token_id in self._stop_token_ids
         has_text = not is_stop_token or (self._rules.include and event.token_id in self._rules.token_ids)
         ids = (event.token_id,) if has_text else ()
-        text = self._stops.push(self._detokenizer.push(ids))
+        added = self._detokenizer.push(ids)
+        self._num_characters += len(added)
+        text = added if self.num_tokens <= self._rules.min_tokens else self._stops.push(added)
         if event.finish_reason is not None and self._stops.stop is None:
             text += self._stops.push(self._detokenizer.flush())
             text += self._stops.flush()

@@ -38,11 +38,14 @@ class ChunkFrames:
             orjson.dumps(system_fingerprint),
         )
 
-    def choice(self, index: int, content: bytes, end: bytes = NOT_ENDED, ids: bytes = b"") -> bytes:
+    def choice(
+        self, index: int, content: bytes, end: bytes = NOT_ENDED, ids: bytes = b"", logprobs: bytes = b"null"
+    ) -> bytes:
         """One choice's chunk. `content` is its `"text": ...` or `"delta": ...`, `end` and `ids` come from `end_of` and
         `ids_of`."""
         return data_frame(
-            b'%s{"index":%d,%s,"logprobs":null,%s%s}]%s}' % (self._head, index, content, end, ids, self._usage_so_far())
+            b'%s{"index":%d,%s,"logprobs":%s,%s%s}]%s}'
+            % (self._head, index, content, logprobs, end, ids, self._usage_so_far())
         )
 
     def end_of(self, piece: Piece, finish_reason: str | None = None) -> bytes:

@@ -8,24 +8,24 @@ from collections.abc import Sequence
 from functools import partial
 from typing import cast
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from service.api.answering import answer_stream, answer_whole
-from service.api.choice_text import Piece
 from service.api.chunk_frames import ChunkFrames
+from service.api.completion_texts import CompletionTexts
 from service.api.context import ApiContext
 from service.api.generation import CollectedChoice, Generation
 from service.api.json_body import read_json_object
 from service.api.middleware import client_of
 from service.api.output_form import compile_form
-from service.api.request_building import build_requests
-from service.api.serving_state import ServedModel
-from service.api.validation import check_call, check_token_ids, parse, tier_of
+from service.api.request_building import build_requests, truncated
+from service.api.serving_state import GenerationDefaults, ServedModel
+from service.api.token_checks import check_range, check_token_ids
+from service.api.validation import CheckedCall, check_call, parse, tier_of
 from service.config import ApiConfig
 from service.errors import InvalidRequest
-from service.protocol.completions import CompletionChoice, CompletionRequest, CompletionResponse
+from service.protocol.completions import CompletionRequest, CompletionResponse
 
 _DEFAULT_MAX_TOKENS = 16
 _NO_TEXT = "prompt must not be empty."
@@ -39,10 +39,11 @@ class Completions:
         model = self._context.state.check_ready()
         arrival_s = model.clock.now_s()
         fields = parse(CompletionRequest, await read_json_object(http, self._context.texts))
-        call = check_call(fields, self._context.config, model.defaults)
+        call = _check(fields, self._context.config, model.defaults)
         prompts = _check_prompts(fields, self._context.config)
         model.engine.check_accepts(len(prompts))
-        prompt_ids = await self._prompt_ids(prompts, model)
+        prompt_ids = await self._prompt_ids(prompts, call, model)
+        echo = bool(fields.echo)
         call_id, created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
         requests = build_requests(
             call,
@@ -54,14 +55,25 @@ class Completions:
             default_max_tokens=_DEFAULT_MAX_TOKENS,
             client=client_of(http.scope),
             grammar=await compile_form(call.form, model.grammars),
+            num_prompt_logprobs=_num_prompt_logprobs(call, echo),
         )
         trace = self._context.traces.open(call_id, client_of(http.scope), call.model, created, requests)
-        generation = Generation(model.engine, model.tokenizer, requests, call.stops, note_end=trace.note_end)
-        echoes = _echoes(prompts, model) if fields.echo else [""] * len(prompts)
+        generation = Generation(
+            model.engine,
+            model.tokenizer,
+            requests,
+            call.stops,
+            note_end=trace.note_end,
+            skip_special_tokens=call.skip_special_tokens,
+            num_returned=call.sampling.num_returned,
+        )
+        texts = CompletionTexts(
+            call, generation, model.tokenizer, _echoes(prompts, prompt_ids, call, model) if echo else None
+        )
         fingerprint = model.system_fingerprint
         if call.stream:
             chunks = ChunkFrames(b"text_completion", call, generation, call_id, created, fingerprint)
-            return answer_stream(self._context, generation, call.ignored, partial(_frame, chunks, echoes), chunks.usage)
+            return answer_stream(self._context, generation, call.ignored, partial(texts.frame, chunks), chunks.usage)
 
         def body(choices: list[CollectedChoice]) -> CompletionResponse:
             return CompletionResponse(
@@ -70,17 +82,31 @@ class Completions:
                 created=created,
                 model=call.model,
                 system_fingerprint=fingerprint,
-                choices=[_choice(choice, echoes, with_ids=call.return_token_ids) for choice in choices],
+                choices=[texts.choice(choice) for choice in choices],
                 usage=generation.usage,
                 **tier_of(call),
             )
 
         return await answer_whole(http, self._context, generation, call.ignored, body)
 
-    async def _prompt_ids(self, prompts: Sequence[str | list[int]], model: ServedModel) -> list[list[int]]:
+    async def _prompt_ids(
+        self, prompts: Sequence[str | list[int]], call: CheckedCall, model: ServedModel
+    ) -> list[list[int]]:
         """Ids of each prompt: text as the tokenizer does it, special tokens added; ids as they are."""
         num_characters = sum(map(len, prompts))
-        return await self._context.texts.run(num_characters, lambda: [_encode(prompt, model) for prompt in prompts])
+        ids = await self._context.texts.run(num_characters, lambda: [_encode(prompt, model) for prompt in prompts])
+        return [truncated(each, call, model) for each in ids]
+
+
+def _check(fields: CompletionRequest, config: ApiConfig, defaults: GenerationDefaults) -> CheckedCall:
+    check_range("logprobs", fields.logprobs, 0, config.max_logprobs)
+    least = 0 if fields.echo or fields.prompt_logprobs is not None else 1
+    return check_call(fields, config, defaults, logprobs=fields.logprobs, least_max_tokens=least)
+
+
+def _num_prompt_logprobs(call: CheckedCall, echo: bool) -> int | None:
+    asked = [call.prompt_logprobs, call.logprobs if echo else None]
+    return max((num for num in asked if num is not None), default=None)
 
 
 def _check_prompts(fields: CompletionRequest, config: ApiConfig) -> list[str | list[int]]:
@@ -90,7 +116,7 @@ def _check_prompts(fields: CompletionRequest, config: ApiConfig) -> list[str | l
         raise InvalidRequest(_NO_TEXT, param="prompt")
     if len(prompts) > config.max_prompts_per_call:
         raise InvalidRequest(f"prompt may hold at most {config.max_prompts_per_call} prompts.", param="prompt")
-    if len(prompts) * (fields.n or 1) > config.max_sequences_per_call:
+    if len(prompts) * max(fields.n or 1, fields.best_of or 1) > config.max_sequences_per_call:
         raise InvalidRequest(f"prompts times n may be at most {config.max_sequences_per_call}.", param="n")
     return prompts
 
@@ -114,26 +140,12 @@ def _encode(prompt: str | list[int], model: ServedModel) -> list[int]:
     return ids
 
 
-def _echoes(prompts: Sequence[str | list[int]], model: ServedModel) -> list[str]:
-    """`echo`: the text of each prompt, to stand before its completions."""
-    return [prompt if isinstance(prompt, str) else model.tokenizer.decode(prompt) for prompt in prompts]
-
-
-def _frame(chunks: ChunkFrames, echoes: Sequence[str], piece: Piece) -> bytes:
-    echo = echoes[piece.prompt_index] if piece.is_first else ""
-    text = b'"text":' + orjson.dumps(echo + piece.text)
-    return chunks.choice(piece.index, text, chunks.end_of(piece), chunks.ids_of(piece))
-
-
-def _choice(choice: CollectedChoice, echoes: Sequence[str], *, with_ids: bool) -> CompletionChoice:
-    shape = CompletionChoice(
-        index=choice.index,
-        text=echoes[choice.prompt_index] + choice.text,
-        logprobs=None,
-        finish_reason=choice.finish_reason.value,
-        stop_reason=choice.stop_reason,
-    )
-    if with_ids:
-        shape.token_ids = choice.token_ids
-        shape.prompt_token_ids = choice.prompt_token_ids
-    return shape
+def _echoes(
+    prompts: Sequence[str | list[int]], prompt_ids: Sequence[list[int]], call: CheckedCall, model: ServedModel
+) -> list[str]:
+    """`echo`: the text of each prompt, to stand before its completions; of one that may be cut, what is left of it."""
+    is_whole = call.truncate_prompt_tokens is None
+    return [
+        prompt if isinstance(prompt, str) and is_whole else model.tokenizer.decode(ids)
+        for prompt, ids in zip(prompts, prompt_ids, strict=True)
+    ]

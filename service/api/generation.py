@@ -6,10 +6,11 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from service.api.choice_text import ChoiceText, Piece, StopRules
-from service.core.events import FinalEvent, Outcome, StreamEvent, TokenEvent
+from service.api.choice_text import ChoiceText, Piece, ScoredToken, StopRules
+from service.core.events import FinalEvent, Outcome, PromptEvent, StreamEvent, TokenEvent
+from service.core.iteration_result import TokenLogprobs
 from service.core.request import FinishReason, Request
 from service.core.stats import RequestStats
 from service.engine.async_engine import AsyncEngine
@@ -33,6 +34,8 @@ class CollectedChoice:
     finish_reason: FinishReason
     stop_reason: str | int | None = None
     deltas: Sequence[OutputDelta] = ()
+    scored: Sequence[ScoredToken] = ()
+    mean_logprob: float = 0.0
 
 
 class Generation:
@@ -40,7 +43,8 @@ class Generation:
 
     Submits on construction: an engine's refusal is raised, and what was already submitted is aborted. Whoever
     makes one calls `close` in a `finally`. note_end(prompt index, event) is called once a prompt; event None means
-    that `close` aborted it. Choice index = prompt index * n + i.
+    that `close` aborted it. Choice index = prompt index * n + i. num_returned: of each prompt's choices so many are
+    shown by `collect`, the best by their mean logprob; None: all of them.
     """
 
     def __init__(
@@ -51,11 +55,16 @@ class Generation:
         stops: StopRules,
         make_output: Callable[[], ChatOutput] | None = None,
         note_end: Callable[[int, FinalEvent | None], None] = lambda prompt_index, event: None,
+        *,
+        skip_special_tokens: bool = True,
+        num_returned: int | None = None,
     ) -> None:
         self._engine = engine
         self._note_end = note_end
         self._counts_reasoning = make_output is not None
         self._requests = requests
+        self._num_returned = num_returned
+        self._prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         self._streams: dict[int, RequestStream] = {}  # prompt index -> stream that has not ended
         self._reading: dict[asyncio.Task[list[StreamEvent]], int] = {}
         self._stats: list[RequestStats] = []
@@ -69,7 +78,7 @@ class Generation:
             raise
         for prompt_index, request in enumerate(requests):
             for _ in range(request.sampling.n):
-                detokenizer = make_detokenizer(tokenizer)
+                detokenizer = make_detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
                 output = None if make_output is None else make_output()
                 self._choices.append(
                     ChoiceText(
@@ -101,6 +110,20 @@ class Generation:
     def prompt_token_ids(self, prompt_index: int) -> list[int]:
         return list(self._requests[prompt_index].prompt_token_ids)
 
+    @property
+    def num_logprobs(self) -> int:
+        """Entries that the answer may have to write."""
+        num = 0
+        for choice in self._choices:
+            sampling = self._requests[choice.prompt_index].sampling
+            num += 0 if sampling.num_logprobs is None else choice.num_tokens * (sampling.num_logprobs + 1)
+            num += len(self._prompt_logprobs.get(choice.prompt_index, ())) * ((sampling.num_prompt_logprobs or 0) + 1)
+        return num
+
+    def prompt_logprobs(self, prompt_index: int) -> tuple[TokenLogprobs, ...]:
+        """Of each of the prompt's tokens but the first, if asked for; known from the prompt's first piece on."""
+        return self._prompt_logprobs[prompt_index]
+
     async def pieces(self) -> AsyncGenerator[list[Piece], None]:
         """All pieces, as they come; pieces that arrive together come together.
 
@@ -115,20 +138,31 @@ class Generation:
                 raise self._error
 
     async def collect(self) -> list[CollectedChoice]:
-        """All choices, complete, in order of their index. Raises as `pieces` does."""
+        """The choices to be shown, complete, in order of their index. Raises as `pieces` does."""
         texts = [""] * len(self._choices)
         token_ids: list[list[int]] = [[] for _ in self._choices]
         deltas: list[list[OutputDelta]] = [[] for _ in self._choices]
+        scored: list[list[ScoredToken]] = [[] for _ in self._choices]
         async with aclosing(self.pieces()) as batches:
             async for pieces in batches:
                 for piece in pieces:
                     texts[piece.index] += piece.text
                     token_ids[piece.index] += piece.token_ids
                     deltas[piece.index] += piece.deltas
-        return [
-            self._collected(choice, texts[choice.index], token_ids[choice.index], deltas[choice.index])
-            for choice in self._choices
-        ]
+                    scored[piece.index] += piece.scored
+        parts = zip(self._choices, texts, token_ids, deltas, scored, strict=True)
+        return self._best([self._collected(*part) for part in parts])
+
+    def _best(self, choices: list[CollectedChoice]) -> list[CollectedChoice]:
+        """The best choices of each prompt, numbered anew."""
+        if self._num_returned is None or self._num_returned >= self._requests[0].sampling.n:
+            return choices
+        shown: list[CollectedChoice] = []
+        for prompt_index in range(len(self._requests)):
+            of_prompt = [choice for choice in choices if choice.prompt_index == prompt_index]
+            of_prompt.sort(key=lambda choice: -choice.mean_logprob)
+            shown += of_prompt[: self._num_returned]
+        return [replace(choice, index=index) for index, choice in enumerate(shown)]
 
     def close(self) -> bool:
         """Abort what has not ended. Idempotent; returns whether there was anything to abort."""
@@ -160,9 +194,13 @@ class Generation:
         for event in events:
             if isinstance(event, TokenEvent):
                 by_choice[event.choice_index].append(event)
-            elif isinstance(event, FinalEvent):
+            elif isinstance(event, PromptEvent):
+                self._prompt_logprobs[prompt_index] = event.logprobs
+            else:
                 self._end(prompt_index, event)
         pieces = [self._push(prompt_index, index, tokens) for index, tokens in by_choice.items()]
+        if prompt_index not in self._streams and self._requests[prompt_index].sampling.max_tokens == 0:
+            pieces += self._unwritten(prompt_index)
         return [piece for piece in pieces if not piece.says_nothing]
 
     def _push(self, prompt_index: int, choice_index: int, events: Sequence[TokenEvent]) -> Piece:
@@ -175,6 +213,15 @@ class Generation:
             self._engine.stop_choice(request.request_id, choice_index)
         return choice.take(text)
 
+    def _unwritten(self, prompt_index: int) -> list[Piece]:
+        """A prompt whose choices have no tokens has ended."""
+        pieces = []
+        for choice in self._choices:
+            if choice.prompt_index == prompt_index and self._error is None:
+                choice.end_unwritten()
+                pieces.append(choice.take(""))
+        return pieces
+
     def _end(self, prompt_index: int, event: FinalEvent) -> None:
         del self._streams[prompt_index]
         self._stats.append(event.stats)
@@ -185,7 +232,12 @@ class Generation:
             self._error = event.error
 
     def _collected(
-        self, choice: ChoiceText, text: str, token_ids: list[int], deltas: list[OutputDelta]
+        self,
+        choice: ChoiceText,
+        text: str,
+        token_ids: list[int],
+        deltas: list[OutputDelta],
+        scored: list[ScoredToken],
     ) -> CollectedChoice:
         assert choice.finish_reason is not None, "a finished request has finished all its choices"
         prompt_token_ids = self.prompt_token_ids(choice.prompt_index)
@@ -198,4 +250,6 @@ class Generation:
             choice.finish_reason,
             choice.stop_reason,
             deltas,
+            scored,
+            choice.sum_logprobs / max(1, choice.num_tokens),
         )

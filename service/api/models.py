@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from service.api.context import ApiContext
-from service.api.validation import quote
+from service.api.token_checks import quote
 from service.errors import ModelNotFound, Unavailable
 from service.protocol.models import DefaultSampling, ModelCard, ModelList, ModelPermission
 
@@ -40,7 +40,11 @@ class Models:
             max_model_len=model.max_model_len,
             permission=[ModelPermission(id=f"modelperm-{name}", created=model.created)],
             default_sampling=DefaultSampling(
-                temperature=defaults.temperature, top_p=defaults.top_p, top_k=defaults.top_k
+                temperature=defaults.temperature,
+                top_p=defaults.top_p,
+                top_k=defaults.top_k,
+                min_p=defaults.min_p,
+                repetition_penalty=defaults.repetition_penalty,
             ),
         )
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from service.api.draw_rules import sampling_fields
 from service.api.serving_state import ServedModel
 from service.api.token_budget import kv_room, max_tokens_for
-from service.api.validation import CheckedCall, check_token_ids
+from service.api.token_checks import check_token_ids
+from service.api.validation import CheckedCall
 from service.core.grammar import Grammar
 from service.core.request import Request
 from service.core.sampling_params import SamplingParams
+from service.errors import InvalidRequest
 
 
 def build_requests(
@@ -23,11 +26,21 @@ def build_requests(
     default_max_tokens: int | None,
     client: str,
     grammar: Grammar | None = None,
+    num_prompt_logprobs: int | None = None,
 ) -> list[Request]:
-    """One engine request per prompt; ContextLengthExceeded if one does not fit."""
+    """One engine request per prompt; ContextLengthExceeded if one does not fit.
+
+    num_prompt_logprobs: what the answer needs of the prompts' tokens.
+    """
     check_token_ids(list(call.stops.token_ids), model.vocab_size, "stop_token_ids")
     stop_token_ids = call.stops.token_ids | (frozenset() if call.ignore_eos else model.eos_token_ids)
     snapshot = model.engine.snapshot
+    rules = sampling_fields(call.rules, model, stop_token_ids)
+    if call.sampling.temperature == 0:
+        rules["min_p"] = 0.0  # means nothing to the most probable token
+    num_logprobs = call.logprobs
+    if num_logprobs is None and call.sampling.n > call.sampling.num_returned:
+        num_logprobs = 0  # the best choices are found by them
     requests = []
     for index, prompt in enumerate(prompts):
         sampling = SamplingParams(
@@ -46,6 +59,9 @@ def build_requests(
             top_k=call.sampling.top_k if call.sampling.top_k < model.vocab_size else 0,
             seed=call.sampling.seed_of_prompt(),
             stop_token_ids=stop_token_ids,
+            num_logprobs=num_logprobs,
+            num_prompt_logprobs=num_prompt_logprobs,
+            **rules,
         )
         requests.append(
             Request(
@@ -60,3 +76,17 @@ def build_requests(
             )
         )
     return requests
+
+
+def truncated(token_ids: list[int], call: CheckedCall, model: ServedModel) -> list[int]:
+    """The prompt as `truncate_prompt_tokens` leaves it: its end."""
+    keep = call.truncate_prompt_tokens
+    if keep is None:
+        return token_ids
+    if keep > model.max_model_len:
+        raise InvalidRequest(
+            f"truncate_prompt_tokens may be at most {model.max_model_len}.", param="truncate_prompt_tokens"
+        )
+    if keep == -1:
+        keep = max(1, model.max_model_len - (1 if call.max_tokens is None else call.max_tokens))
+    return token_ids[-keep:]

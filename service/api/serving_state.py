@@ -42,19 +42,9 @@ class GenerationDefaults:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
     heeds_priority: bool = False
-
-    @classmethod
-    def from_generation_config(cls, generation_config: Mapping[str, object]) -> GenerationDefaults:
-        """Values that are missing, null or out of range count as not given."""
-        temperature = generation_config.get("temperature")
-        top_p = generation_config.get("top_p")
-        top_k = generation_config.get("top_k")
-        return cls(
-            temperature=float(temperature) if isinstance(temperature, int | float) and temperature >= 0 else 1.0,
-            top_p=float(top_p) if isinstance(top_p, int | float) and 0 < top_p <= 1 else 1.0,
-            top_k=top_k if isinstance(top_k, int) and top_k > 0 else 0,
-        )
 
 
 @dataclass(frozen=True, slots=True)

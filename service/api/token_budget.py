@@ -30,10 +30,10 @@ def max_tokens_for(
 
     asked: what the client wrote; with the prompt it must fit the context, or ContextLengthExceeded with both
     numbers. default: used when the client wrote nothing, cut to the context and to `kv_room`; None is the rest of
-    the context.
+    the context. A prompt that nothing is to follow may fill the context.
     """
     rest = max_model_len - num_prompt_tokens
-    if rest < 1:
+    if rest < (0 if asked == 0 else 1):
         raise ContextLengthExceeded(
             f"This model's maximum context length is {max_model_len} tokens, but the prompt has {num_prompt_tokens} "
             "tokens. Please shorten it.",

@@ -14,7 +14,8 @@ from service.api.chat_prompting import chat_prompt_ids, check_chat
 from service.api.context import ApiContext
 from service.api.json_body import read_json_object
 from service.api.serving_state import ServedModel
-from service.api.validation import check_model, check_token_ids, ignored_fields, parse
+from service.api.token_checks import check_token_ids
+from service.api.validation import check_model, ignored_fields, parse
 from service.errors import InvalidRequest
 from service.protocol.generation import WireRequest
 from service.protocol.tokenize import (

@@ -14,29 +14,15 @@ _HARMLESS = frozenset({"metadata", "safety_identifier", "prompt_cache_key", "pro
 """Labels for the operator's own use; they do not change the answer."""
 
 _DEFAULTS: dict[str, tuple[object, ...]] = {
-    # sampling
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_p": (0,),
-    "logit_bias": ({},),
-    "bad_words": ([],),
-    "allowed_token_ids": (),
-    "best_of": (1,),
+    # search
     "use_beam_search": (False,),
     "beam_width": (1,),
     "length_penalty": (1,),
-    # stopping
-    "min_tokens": (0,),
     # what comes back
-    "logprobs": (False,),
     "top_logprobs": (0,),
-    "prompt_logprobs": (),
     "echo": (False,),
     "suffix": ("",),
-    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "truncate_prompt_tokens": (),
     # form of the output
     "functions": ([],),
     "function_call": ("none", "auto"),

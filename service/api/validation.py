@@ -11,8 +11,10 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from service.api.choice_text import StopRules
+from service.api.draw_rules import DrawRules, check_draw_rules
 from service.api.output_form import check_output_form
 from service.api.serving_state import GenerationDefaults
+from service.api.token_checks import check_range, quote
 from service.api.unsupported import check_extra_fields
 from service.config import ApiConfig
 from service.core.grammar import GrammarSpec
@@ -28,8 +30,6 @@ _GREEDY_TOP_P = 1e-6
 """The likeliest of fewer than a million tokens is a nucleus of this size by itself."""
 _MAX_PRIORITY = 1_000_000
 _PRIORITY_OF_TIER = {"flex": -1, "auto": 0, "default": 0, "priority": 1}
-_IDS_AT_ONCE = 65_536
-"""`min` and `max` hold the interpreter's lock; this many take them 3 ms."""
 
 _EXPECTED = {
     "prompt": "must be a string, a list of strings, a list of token ids or a list of lists of token ids",
@@ -43,10 +43,11 @@ _EXPECTED = {
 class Sampling:
     """How tokens are drawn; `SamplingParams` without what depends on the prompt.
 
-    seed: None when the client gave none.
+    seed: None when the client gave none. n: choices that are generated; num_returned: the best of them that are shown.
     """
 
     n: int
+    num_returned: int
     temperature: float
     top_p: float
     top_k: int
@@ -63,6 +64,8 @@ class CheckedCall:
 
     max_tokens: None when the client gave none.
     form: what the output must be; None: any text.
+    logprobs: of generated tokens, and so many of the most probable ones; None: not wanted. prompt_logprobs: likewise.
+    truncate_prompt_tokens: so many of a prompt's last tokens are kept; -1: as many as leave room for max_tokens.
     ignored: unknown fields, to be named in the answer's header.
     """
 
@@ -71,6 +74,11 @@ class CheckedCall:
     max_tokens: int | None
     max_tokens_param: str
     stops: StopRules
+    rules: DrawRules
+    logprobs: int | None
+    prompt_logprobs: int | None
+    skip_special_tokens: bool
+    truncate_prompt_tokens: int | None
     priority: int
     service_tier: str | None
     cache_salt: str
@@ -93,11 +101,17 @@ def parse(shape: type[Wire], value: Mapping[str, Any]) -> Wire:
 
 
 def check_call(
-    fields: GenerationFields, config: ApiConfig, defaults: GenerationDefaults, unknown: Sequence[str] = ()
+    fields: GenerationFields,
+    config: ApiConfig,
+    defaults: GenerationDefaults,
+    *,
+    logprobs: int | None = None,
+    least_max_tokens: int = 1,
+    unknown: Sequence[str] = (),
 ) -> CheckedCall:
     """Check everything that needs neither the prompt nor the tokenizer.
 
-    unknown: unknown fields that the caller found deeper in the body.
+    logprobs: of the endpoint's own spelling. unknown: unknown fields that the caller found deeper in the body.
     """
     check_model(fields.model, config)
     ignored = _check_unknown(fields, config, unknown)
@@ -108,7 +122,12 @@ def check_call(
     use_new_name = fields.max_completion_tokens is not None
     max_tokens = fields.max_completion_tokens if use_new_name else fields.max_tokens
     max_tokens_param = "max_completion_tokens" if use_new_name else "max_tokens"
-    _check_range(max_tokens_param, max_tokens, 1, _INT64_MAX)
+    check_range(max_tokens_param, max_tokens, least_max_tokens, _INT64_MAX)
+    check_range("prompt_logprobs", fields.prompt_logprobs, 0, config.max_logprobs)
+    if fields.prompt_logprobs is not None and stream:
+        raise InvalidRequest("prompt_logprobs is not for streams.", param="prompt_logprobs")
+    if fields.truncate_prompt_tokens != -1:
+        check_range("truncate_prompt_tokens", fields.truncate_prompt_tokens, 1, _INT64_MAX)
     return CheckedCall(
         model=fields.model,
         sampling=_check_sampling(fields, config, defaults),
@@ -118,7 +137,13 @@ def check_call(
             _check_stops(fields.stop, config),
             _check_stop_token_ids(fields.stop_token_ids, config),
             bool(fields.include_stop_str_in_output),
+            fields.min_tokens or 0,
         ),
+        rules=check_draw_rules(fields, config, defaults),
+        logprobs=logprobs,
+        prompt_logprobs=fields.prompt_logprobs,
+        skip_special_tokens=fields.skip_special_tokens is not False,
+        truncate_prompt_tokens=fields.truncate_prompt_tokens,
         priority=_check_priority(fields, defaults),
         service_tier=fields.service_tier,
         cache_salt=_check_cache_salt(fields.cache_salt, config),
@@ -144,17 +169,6 @@ def ignored_fields(unknown: Sequence[str], config: ApiConfig) -> tuple[str, ...]
     return tuple(unknown)
 
 
-def check_token_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> None:
-    """Ids that a client wrote itself must be in the vocabulary."""
-    for start in range(0, len(token_ids), _IDS_AT_ONCE):
-        ids = token_ids[start : start + _IDS_AT_ONCE]
-        if min(ids) < 0 or max(ids) >= vocab_size:
-            wrong = next(token_id for token_id in ids if not 0 <= token_id < vocab_size)
-            raise InvalidRequest(
-                f"{param}: token id {wrong} is outside the vocabulary (0 to {vocab_size - 1}).", param=param
-            )
-
-
 class _Tier(TypedDict, total=False):
     service_tier: str
 
@@ -162,11 +176,6 @@ class _Tier(TypedDict, total=False):
 def tier_of(call: CheckedCall) -> _Tier:
     """The answer says the tier that it was served at, if the client spoke of one."""
     return {} if call.service_tier is None else {"service_tier": call.service_tier.replace("auto", "default")}
-
-
-def quote(text: str) -> str:
-    """A client's text as it may be repeated in a message: cut short, in quotes."""
-    return repr(text if len(text) <= 64 else text[:61] + "...")
 
 
 def _check_unknown(fields: GenerationFields, config: ApiConfig, deeper: Sequence[str]) -> tuple[str, ...]:
@@ -177,19 +186,21 @@ def _check_unknown(fields: GenerationFields, config: ApiConfig, deeper: Sequence
 
 
 def _check_sampling(fields: GenerationFields, config: ApiConfig, defaults: GenerationDefaults) -> Sampling:
-    _check_range("n", fields.n, 1, config.max_n)
-    _check_range("temperature", fields.temperature, 0, 2)
-    _check_range("top_p", fields.top_p, 0, 1)
-    _check_range("top_k", fields.top_k, -1, _INT64_MAX)
-    n = 1 if fields.n is None else fields.n
+    check_range("n", fields.n, 1, config.max_n)
+    check_range("temperature", fields.temperature, 0, 2)
+    check_range("top_p", fields.top_p, 0, 1)
+    check_range("top_k", fields.top_k, -1, _INT64_MAX)
+    num_returned = 1 if fields.n is None else fields.n
+    n = _check_best_of(fields, num_returned, config)
     # Choice i draws with seed + i, and that must be an int64 too.
-    _check_range("seed", fields.seed, -_INT64_MAX - 1, _INT64_MAX - (n - 1))
+    check_range("seed", fields.seed, -_INT64_MAX - 1, _INT64_MAX - (n - 1))
     temperature = defaults.temperature if fields.temperature is None else fields.temperature
     top_p = defaults.top_p if fields.top_p is None else fields.top_p
     top_k = defaults.top_k if fields.top_k is None else fields.top_k
     greedy = temperature < _GREEDY_TEMPERATURE or top_p < _GREEDY_TOP_P
     return Sampling(
         n=n,
+        num_returned=num_returned,
         temperature=0.0 if greedy else temperature,
         top_p=1.0 if greedy else top_p,
         top_k=0 if greedy else max(top_k, 0),
@@ -197,9 +208,17 @@ def _check_sampling(fields: GenerationFields, config: ApiConfig, defaults: Gener
     )
 
 
-def _check_range(param: str, value: float | None, low: int, high: int) -> None:
-    if value is not None and not low <= value <= high:
-        raise InvalidRequest(f"{param} must be between {low} and {high}.", param=param)
+def _check_best_of(fields: GenerationFields, n: int, config: ApiConfig) -> int:
+    """How many choices to generate."""
+    best_of = n if fields.best_of is None else fields.best_of
+    if fields.best_of is None:
+        return n
+    check_range("best_of", best_of, 1, max(config.max_best_of, n))
+    if best_of < n:
+        raise InvalidRequest(f"best_of is {best_of}; it must not be less than n, which is {n}.", param="best_of")
+    if best_of > 1 and fields.stream:
+        raise InvalidRequest("best_of is not for streams: the best is known when all are done.", param="best_of")
+    return best_of
 
 
 def _check_stops(stop: str | list[str] | None, config: ApiConfig) -> tuple[str, ...]:
@@ -228,7 +247,7 @@ def _check_priority(fields: GenerationFields, defaults: GenerationDefaults) -> i
         for name, asked in (("priority", fields.priority), ("service_tier", of_tier)):
             if asked:
                 raise UnsupportedParameter(f"{name} means nothing to this server's scheduling policy.", param=name)
-    _check_range("priority", fields.priority, -_MAX_PRIORITY, _MAX_PRIORITY)
+    check_range("priority", fields.priority, -_MAX_PRIORITY, _MAX_PRIORITY)
     return of_tier if fields.priority is None else fields.priority
 
 

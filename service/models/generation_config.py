@@ -20,6 +20,8 @@ class GenerationDefaults:
     temperature: float | None
     top_p: float | None
     top_k: int | None
+    min_p: float | None
+    repetition_penalty: float | None
 
 
 def load_generation_defaults(folder: Path, config: ModelConfig) -> GenerationDefaults:
@@ -27,10 +29,13 @@ def load_generation_defaults(folder: Path, config: ModelConfig) -> GenerationDef
     path = folder / "generation_config.json"
     fields = read_json(path) if path.exists() else {}
     temperature, top_p, top_k = fields.get("temperature"), fields.get("top_p"), fields.get("top_k")
+    min_p, penalty = fields.get("min_p"), fields.get("repetition_penalty")
     return GenerationDefaults(
         eos_token_ids=token_ids(fields.get("eos_token_id")) or config.eos_token_ids,
         bos_token_id=min(token_ids(fields.get("bos_token_id")), default=config.bos_token_id),
         temperature=float(temperature) if isinstance(temperature, int | float) and temperature >= 0 else None,
         top_p=float(top_p) if isinstance(top_p, int | float) and 0 < top_p <= 1 else None,
         top_k=top_k if isinstance(top_k, int) and top_k > 0 else None,
+        min_p=float(min_p) if isinstance(min_p, int | float) and 0 < min_p <= 1 else None,
+        repetition_penalty=float(penalty) if isinstance(penalty, int | float) and 0.01 <= penalty <= 100 else None,
     )

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from service.protocol.generation import GenerationFields, WireRequest
+from service.protocol.generation import GenerationFields, PromptLogprob, WireRequest
 from service.protocol.usage import Usage
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -64,7 +64,23 @@ class ChatPromptFields(WireRequest):
 
 
 class ChatRequest(ChatPromptFields, GenerationFields):
-    pass
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+
+class TopLogprob(BaseModel):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    content: list[TokenLogprob]
+    refusal: None = None
 
 
 class MadeFunction(BaseModel):
@@ -89,7 +105,7 @@ class AssistantMessage(BaseModel):
 class ChatChoice(BaseModel):
     index: int
     message: AssistantMessage
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason
     stop_reason: str | int | None = None
     token_ids: list[int] | None = None
@@ -105,6 +121,7 @@ class ChatResponse(BaseModel):
     choices: list[ChatChoice]
     usage: Usage
     service_tier: str | None = None
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
 
 
 class FunctionDelta(BaseModel):
@@ -131,7 +148,7 @@ class ChatDelta(BaseModel):
 class ChatChunkChoice(BaseModel):
     index: int
     delta: ChatDelta
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: str | int | None = None
     token_ids: list[int] | None = None

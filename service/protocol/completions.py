@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from service.protocol.generation import GenerationFields, Strings, TokenIds
+from service.protocol.generation import GenerationFields, PromptLogprob, Strings, TokenIds
 from service.protocol.usage import Usage
 
 FinishReason = Literal["stop", "length"]
@@ -14,17 +14,28 @@ FinishReason = Literal["stop", "length"]
 
 class CompletionRequest(GenerationFields):
     echo: bool | None = None
+    logprobs: int | None = None
     prompt: str | Strings | TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)]
+
+
+class CompletionLogprobs(BaseModel):
+    """One entry a token; null for a prompt's first, which nothing predicts. text_offset: characters before it."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
 
 
 class CompletionChoice(BaseModel):
     index: int
     text: str
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
     finish_reason: FinishReason
     stop_reason: str | int | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
 
 
 class CompletionResponse(BaseModel):
@@ -41,7 +52,7 @@ class CompletionResponse(BaseModel):
 class CompletionChunkChoice(BaseModel):
     index: int
     text: str
-    logprobs: None
+    logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: str | int | None = None
     token_ids: list[int] | None = None

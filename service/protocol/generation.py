@@ -56,13 +56,25 @@ class GenerationFields(WireRequest):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    bad_words: Strings | None = None
+    allowed_token_ids: TokenIds | None = None
+    min_tokens: int | None = None
     seed: int | None = None
     n: int | None = None
+    best_of: int | None = None
     stop: str | Strings | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
     user: str | None = None
@@ -78,3 +90,11 @@ class GenerationFields(WireRequest):
     guided_regex: str | None = None
     guided_choice: Strings | None = None
     guided_grammar: str | None = None
+
+
+class PromptLogprob(BaseModel):
+    """One token that may stand at a place of the prompt, as vLLM writes it. rank: 1 for the most probable."""
+
+    logprob: float
+    rank: int
+    decoded_token: str

@@ -30,6 +30,8 @@ class DefaultSampling(BaseModel):
     temperature: float
     top_p: float
     top_k: int
+    min_p: float
+    repetition_penalty: float
 
 
 class ModelCard(BaseModel):

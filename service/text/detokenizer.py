@@ -1,16 +1,15 @@
 """Ids -> text while they arrive. One detokenizer per choice; never used by two threads.
 
 The promise: a piece of text never ends inside a character, and all pieces together (the one from `flush`
-last) are what `Tokenizer.decode` makes of all ids at once. Special tokens leave no text.
+last) are what `Tokenizer.decode` makes of all ids at once. Special tokens leave no text unless they are to be shown.
 """
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from service.text.token_bytes import TokenBytes
 from service.text.tokenizer import Tokenizer
 
 _REPLACEMENT = "\ufffd"
@@ -27,17 +26,17 @@ class Detokenizer(Protocol):
         ...
 
 
-def make_detokenizer(tokenizer: Tokenizer) -> Detokenizer:
+def make_detokenizer(tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> Detokenizer:
     """The quick one where ids stand for bytes, else the general one."""
     if tokenizer.token_bytes is not None:
-        return ByteDetokenizer(tokenizer.token_bytes)
-    return WindowDetokenizer(tokenizer)
+        return ByteDetokenizer(tokenizer.token_bytes if skip_special_tokens else tokenizer.spelled_bytes)
+    return WindowDetokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
 
 
 class ByteDetokenizer:
     """For byte-level tokenizers: a table of bytes and an incremental UTF-8 decoder."""
 
-    def __init__(self, token_bytes: TokenBytes) -> None:
+    def __init__(self, token_bytes: Mapping[int, bytes]) -> None:
         self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
@@ -59,22 +58,24 @@ class WindowDetokenizer:
     a whole decodes to one U+FFFD per byte at once; incrementally its valid beginning is already out.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
+        self._skipped_ids = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._skip_special_tokens = skip_special_tokens
         self._window: list[int] = []
         self._num_out = 0  # ids of the window whose text is out
         self._out = ""  # their text
 
     def push(self, token_ids: Sequence[int]) -> str:
-        special_ids = self._tokenizer.special_ids
-        return "".join([self._push_one(token_id) for token_id in token_ids if token_id not in special_ids])
+        skipped_ids = self._skipped_ids
+        return "".join([self._push_one(token_id) for token_id in token_ids if token_id not in skipped_ids])
 
     def flush(self) -> str:
-        return self._advance(self._tokenizer.decode(self._window))
+        return self._advance(self._decode(self._window))
 
     def _push_one(self, token_id: int) -> str:
         self._window.append(token_id)
-        text = self._tokenizer.decode(self._window)
+        text = self._decode(self._window)
         if text.endswith(_REPLACEMENT) and len(self._window) - self._num_out < _MAX_BYTES_OF_A_CHARACTER:
             return ""
         return self._advance(text)
@@ -83,12 +84,15 @@ class WindowDetokenizer:
         new_ids = self._window[self._num_out :]
         if not text.startswith(self._out):
             self._window, self._out = new_ids, ""
-            text = self._tokenizer.decode(new_ids)
+            text = self._decode(new_ids)
         added = text[len(self._out) :]
-        new_text = self._tokenizer.decode(new_ids)
+        new_text = self._decode(new_ids)
         if new_text:  # ids without text of their own are a poor left neighbour: keep the older ones
             self._window, self._out = new_ids, new_text
         else:
             self._out = text
         self._num_out = len(self._window)
         return added
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)

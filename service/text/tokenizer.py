@@ -10,7 +10,7 @@ import tokenizers
 from service.errors import ModelLoadError
 from service.text.byte_level_bpe import MERGES, VOCABULARY, byte_level_bpe, has_byte_level_bpe
 from service.text.special_text import LiteralEncoder, SpecialTexts, encode_unlocked
-from service.text.token_bytes import TokenBytes, byte_level_token_bytes
+from service.text.token_bytes import SpelledBytes, TokenBytes, byte_level_token_bytes
 
 
 class Tokenizer:
@@ -19,6 +19,7 @@ class Tokenizer:
     special_ids: ids of the special tokens (those that `decode` leaves out).
     special_texts: how they are spelled.
     token_bytes: the bytes that each id stands for, if the tokenizer works on bytes; else None.
+    spelled_bytes: bytes of each id, special tokens as they are spelled.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
@@ -34,6 +35,7 @@ class Tokenizer:
         self.special_ids = frozenset(special)
         self.special_texts = SpecialTexts(token.content for token in special.values())
         self.token_bytes: TokenBytes | None = byte_level_token_bytes(tokenizer, self.special_ids)
+        self.spelled_bytes = SpelledBytes(tokenizer)
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
 
 from service.core.iteration_plan import IterationPlan, ScheduledSequence
-from service.core.iteration_result import IterationResult
+from service.core.iteration_result import IterationResult, TokenLogprobs
 from service.core.sampling_params import SamplingParams
 from tests.engine.late_executor import LateExecutor
 from tests.structured.masks import nearest_allowed
@@ -19,6 +20,23 @@ Script = Callable[[Sequence[int], Sequence[int], int], int]
 def saying(ids: Sequence[int]) -> Script:
     """Says `ids`, then the last of them for ever."""
     return lambda prompt, so_far, seed: ids[min(len(so_far), len(ids) - 1)]
+
+
+def logprobs_of(token_id: int, num_top: int | None) -> TokenLogprobs | None:
+    """A model to which token i is as probable as -i / 100, whatever came before; id 10 is impossible."""
+    if num_top is None:
+        return None
+    return TokenLogprobs(logprob_of(token_id), tuple((each, logprob_of(each)) for each in range(num_top)))
+
+
+def logprob_of(token_id: int) -> float:
+    return -math.inf if token_id == 10 else -token_id / 100
+
+
+def scored_target(token_id: int, sampling: SamplingParams) -> TokenLogprobs:
+    entry = logprobs_of(token_id, sampling.num_prompt_logprobs)
+    assert entry is not None
+    return entry._replace(rank=token_id + 1)
 
 
 class ScriptedExecutor(LateExecutor):
@@ -51,7 +69,16 @@ class ScriptedExecutor(LateExecutor):
         drawn = [token_id for item in plan.scheduled for token_id in self._draw(item)]
         if plan.masks is not None:
             drawn = nearest_allowed(drawn, plan.masks)
-        return IterationResult(tuple(drawn))
+        asked = [item.sampling.num_logprobs for item in plan.scheduled for _ in item.samples]
+        return IterationResult(
+            tuple(drawn),
+            logprobs=tuple(logprobs_of(token_id, num) for token_id, num in zip(drawn, asked, strict=True)),
+            prompt_logprobs=tuple(
+                (item.sequence_id, tuple(scored_target(each, item.sampling) for each in item.targets))
+                for item in plan.scheduled
+                if item.targets
+            ),
+        )
 
     def _draw(self, item: ScheduledSequence) -> list[int]:
         self.last_sampling = item.sampling

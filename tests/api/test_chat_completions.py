@@ -116,3 +116,41 @@ def test_a_conversation_that_does_not_fit(server: RunningServer, http: httpx.Cli
 def test_content_may_be_parts(server: RunningServer, http: httpx.Client, content: Any) -> None:
     ids = post(http, chat(content, return_token_ids=True))["choices"][0]["prompt_token_ids"]
     assert server.tokenizer.decode(ids).startswith("user\nh")
+
+
+def test_logprobs(server: RunningServer, http: httpx.Client) -> None:
+    server.say("a 你")
+    asked = {"logprobs": True, "top_logprobs": 2}
+    choice = http.post(CHAT, json=chat("hi", **asked)).json()["choices"][0]
+    *entries, end = choice["logprobs"]["content"]
+    assert choice["logprobs"]["refusal"] is None
+    assert bytes(byte for entry in entries for byte in entry["bytes"]) == "a 你".encode()
+    assert end["token"] == "<|im_end|>"
+    assert all(len(entry["top_logprobs"]) == 2 for entry in entries)
+    chunks = events_of(http.post(CHAT, json=chat("hi", stream=True, **asked)).text)
+    parts = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    assert [entry for part in parts if part for entry in part["content"]] == [*entries, end]
+
+
+def test_logprobs_without_top(server: RunningServer, http: httpx.Client) -> None:
+    server.say("ab")
+    content = http.post(CHAT, json=chat("hi", logprobs=True)).json()["choices"][0]["logprobs"]["content"]
+    assert [entry["top_logprobs"] for entry in content] == [[], [], []]
+    assert http.post(CHAT, json=chat("hi", logprobs=False, top_logprobs=0)).json()["choices"][0]["logprobs"] is None
+
+
+@pytest.mark.parametrize("fields", [{"top_logprobs": 2}, {"logprobs": True, "top_logprobs": 21}], ids=str)
+def test_top_logprobs_limits(http: httpx.Client, fields: dict[str, Any]) -> None:
+    assert error_of(http.post(CHAT, json=chat("hi", **fields)))["param"] == "top_logprobs"
+
+
+def test_prompt_logprobs_best_of_and_truncation(server: RunningServer, http: httpx.Client) -> None:
+    server.say("ab")
+    body = chat("hi", prompt_logprobs=0, best_of=3, truncate_prompt_tokens=4, return_token_ids=True)
+    answer = http.post(CHAT, json=body).json()
+    (choice,) = answer["choices"]
+    assert answer["usage"]["prompt_tokens"] == len(choice["prompt_token_ids"]) == 4
+    assert answer["usage"]["completion_tokens"] == 9
+    first, *rest = answer["prompt_logprobs"]
+    assert first is None
+    assert [list(entry) for entry in rest] == [[str(token_id)] for token_id in choice["prompt_token_ids"][1:]]

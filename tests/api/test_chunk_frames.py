@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from openai.types import Completion
 from openai.types.chat import ChatCompletionChunk
 
-from service.api import completions
 from service.api.chat_deltas import chat_frames
 from service.api.choice_text import Piece, StopRules
 from service.api.chunk_frames import ChunkFrames
+from service.api.completion_texts import CompletionTexts
 from service.api.generation import Generation
 from service.api.serving_state import GenerationDefaults
 from service.api.validation import CheckedCall, check_call, parse
@@ -78,7 +78,9 @@ def check_common(event: Any, piece: Piece, call: CheckedCall) -> None:
 
 @given(PIECES, CALLS)
 def test_completion_chunks(piece: Piece, call: CheckedCall) -> None:
-    (event,) = events_of(completions._frame(chunks_of(b"text_completion", call), ["echo "], piece))
+    generation: Any = None
+    texts = CompletionTexts(call, generation, TOKENIZER, ["echo "])
+    (event,) = events_of(texts.frame(chunks_of(b"text_completion", call), piece))
     check_common(event, piece, call)
     CompletionChunk.model_validate(event, strict=True)
     if piece.finish_reason is not None:  # OpenAI's type wants a reason, although OpenAI's own streams send null

@@ -10,6 +10,7 @@ import pytest
 from service.api.serving_state import GenerationDefaults
 from tests.api.running_server import END_ID, MODEL, RunningServer, Scene, running
 from tests.api.wire import COMPLETIONS, completion, error_of, events_of
+from tests.text import tiny_tokenizers
 
 
 def post(http: httpx.Client, **fields: Any) -> dict[str, Any]:
@@ -342,10 +343,132 @@ def test_echo(server: RunningServer, http: httpx.Client, stream: bool) -> None:
         assert texts == ["hello world"] * 2 + [f"{second} world"] * 2
 
 
-def test_echo_alone_is_not_scoring(http: httpx.Client) -> None:
-    """max_tokens 0 needs logprobs, which are refused by name until they are there."""
-    response = http.post(COMPLETIONS, json=completion(echo=True, max_tokens=0))
-    assert error_of(response)["param"] == "max_tokens"
+@pytest.mark.parametrize("stream", [False, True])
+def test_echo_with_max_tokens_0_and_logprobs_scores_and_generates_nothing(
+    server: RunningServer, http: httpx.Client, stream: bool
+) -> None:
+    server.play(lambda prompt, so_far, seed: 1 // 0)
+    ids = server.tokenizer.encode("hello", add_special_tokens=True)
+    body = completion(prompt=[ids, [75, 10]], echo=True, logprobs=2, max_tokens=0, stream=stream)
+    body |= {"stream_options": {"include_usage": True}} if stream else {}
+    response = http.post(COMPLETIONS, json=body)
+    assert response.status_code == 200, response.text
+    if stream:
+        *events, last = events_of(response.text)
+        choices, usage = sorted((e["choices"][0] for e in events), key=lambda c: c["index"]), last["usage"]
+    else:
+        choices, usage = response.json()["choices"], response.json()["usage"]
+    assert usage["completion_tokens"] == 0
+    assert [choice["finish_reason"] for choice in choices] == ["length", "length"]
+    first, second = choices
+    assert first["text"] == "hello"
+    assert first["logprobs"]["token_logprobs"] == [None, *(-i / 100 for i in ids[1:])]
+    assert "".join(first["logprobs"]["tokens"][1:]) == "hello"
+    assert first["logprobs"]["top_logprobs"][0] is None
+    assert second["logprobs"]["token_logprobs"] == [None, -9999.0]
+    assert len(second["logprobs"]["top_logprobs"][1]) == 3
+
+
+def test_max_tokens_0_without_a_use_is_refused(http: httpx.Client) -> None:
+    assert error_of(http.post(COMPLETIONS, json=completion(max_tokens=0)))["param"] == "max_tokens"
+    assert http.post(COMPLETIONS, json=completion(max_tokens=0, echo=True)).json()["choices"][0]["text"] == "hello"
+
+
+def test_a_prompt_that_is_only_scored_may_fill_the_context(server: RunningServer, http: httpx.Client) -> None:
+    full = [75] * server.scene.max_model_len
+    assert post(http, prompt=full, echo=True, logprobs=0, max_tokens=0)["usage"]["prompt_tokens"] == len(full)
+    response = http.post(COMPLETIONS, json=completion(prompt=[*full, 75], echo=True, logprobs=0, max_tokens=0))
+    assert error_of(response)["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("echo", [False, True])
+def test_logprobs_streamed_are_logprobs_whole(server: RunningServer, http: httpx.Client, echo: bool) -> None:
+    server.say("a 你 b")
+    whole = post(http, logprobs=3, echo=echo, max_tokens=50, n=2)["choices"]
+    events = stream(http, logprobs=3, echo=echo, max_tokens=50, n=2)
+    for index, choice in enumerate(whole):
+        parts = [e["choices"][0] for e in events if e["choices"][0]["index"] == index]
+        assert "".join(part["text"] for part in parts) == choice["text"]
+        for name, values in choice["logprobs"].items():
+            assert [v for part in parts if part["logprobs"] for v in part["logprobs"][name]] == values, name
+
+
+def test_text_offsets_count_characters(server: RunningServer, http: httpx.Client) -> None:
+    server.say("a你b")
+    logprobs = post(http, prompt="héé", logprobs=0, echo=True, max_tokens=50)["choices"][0]["logprobs"]
+    spelled = list(zip(logprobs["tokens"], logprobs["text_offset"], strict=True))
+    *prompt, a, first, second, third, b, end = spelled
+    assert (a, b) == (("a", 3), ("b", 5))
+    assert [offset for _, offset in (first, second, third, end)] == [4, 4, 4, 6]
+    assert first[0] == "bytes:\\xe4"
+    assert prompt[-1][1] == 2
+    assert logprobs["top_logprobs"][-2] == {"b": logprobs["token_logprobs"][-2]}
+
+
+def test_logprobs_limits(http: httpx.Client) -> None:
+    for name in ("logprobs", "prompt_logprobs"):
+        for value in (-1, 21):
+            assert error_of(http.post(COMPLETIONS, json=completion(**{name: value})))["param"] == name
+    response = http.post(COMPLETIONS, json=completion(prompt_logprobs=1, stream=True))
+    assert error_of(response)["param"] == "prompt_logprobs"
+
+
+def test_prompt_logprobs_are_vllms(server: RunningServer, http: httpx.Client) -> None:
+    server.say("x")
+    first, second = post(http, prompt=[75, 3], prompt_logprobs=1, max_tokens=1)["choices"][0]["prompt_logprobs"]
+    assert first is None
+    assert second["3"] == {"logprob": -0.03, "rank": 4, "decoded_token": server.tokenizer.decode([3])}
+    assert second["0"]["rank"] == 1
+    assert len(second) == 2
+
+
+def test_the_best_of_many_by_mean_logprob(server: RunningServer, http: httpx.Client) -> None:
+    """To the scripted model token i has logprob -i / 100: low ids are better, and length does not count."""
+    server.play(lambda prompt, so_far, seed: [90 - seed, 90 - seed, END_ID][len(so_far)] if seed % 2 else END_ID + 40)
+    body = post(http, prompt=["x", "y"], n=2, best_of=5, seed=0, max_tokens=3, return_token_ids=True)
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
+    assert [choice["token_ids"] for choice in body["choices"]] == [[42, 42, 42], [42, 42, 42]] * 2
+    assert body["choices"][0]["logprobs"] is None
+    assert body["usage"]["completion_tokens"] == 2 * 5 * 3
+
+
+@pytest.mark.parametrize(
+    "fields", [{"best_of": 21}, {"best_of": 0}, {"best_of": 2, "n": 3}, {"best_of": 2, "stream": True}], ids=str
+)
+def test_best_of_limits(http: httpx.Client, fields: dict[str, Any]) -> None:
+    assert error_of(http.post(COMPLETIONS, json=completion(**fields)))["param"] == "best_of"
+
+
+def test_min_tokens_hold_off_stop_strings(server: RunningServer, http: httpx.Client) -> None:
+    server.say("abcabcabc")
+    choice = post(http, stop="b", min_tokens=4, max_tokens=50)["choices"][0]
+    assert (choice["text"], choice["stop_reason"]) == ("abca", "b")
+    assert server.executor.last_sampling.min_tokens == 4
+
+
+def test_special_tokens_can_be_shown(server: RunningServer, http: httpx.Client) -> None:
+    server.play(lambda prompt, so_far, seed: [1, 75, END_ID][len(so_far)])
+    name, shown = tiny_tokenizers.START, server.tokenizer.decode([75])
+    assert post(http, max_tokens=5)["choices"][0]["text"] == shown
+    assert post(http, max_tokens=5, skip_special_tokens=False)["choices"][0]["text"] == name + shown
+
+
+@pytest.mark.parametrize(("keep", "kept"), [(2, 2), (100, 9), (-1, 9)])
+def test_truncate_prompt_tokens(server: RunningServer, http: httpx.Client, keep: int, kept: int) -> None:
+    prompt = list(range(70, 79))
+    server.say("x")
+    choice = post(http, prompt=prompt, truncate_prompt_tokens=keep, return_token_ids=True, echo=True)["choices"][0]
+    assert choice["prompt_token_ids"] == prompt[-kept:]
+    assert choice["text"] == server.tokenizer.decode(prompt[-kept:]) + "x"
+    long = [75] * 3000
+    body = post(http, prompt=long, truncate_prompt_tokens=-1, max_tokens=48)
+    assert body["usage"]["prompt_tokens"] == server.scene.max_model_len - 48
+
+
+@pytest.mark.parametrize("keep", [0, -2, 10**6])
+def test_truncate_prompt_tokens_that_cannot_be(http: httpx.Client, keep: int) -> None:
+    error = error_of(http.post(COMPLETIONS, json=completion(truncate_prompt_tokens=keep)))
+    assert error["param"] == "truncate_prompt_tokens"
 
 
 def test_system_fingerprint(server: RunningServer, http: httpx.Client) -> None:

@@ -24,7 +24,8 @@ def test_one_card(http: httpx.Client, name: str) -> None:
 
 def test_a_card_says_how_it_samples_by_default(http: httpx.Client) -> None:
     card = http.get(f"/v1/models/{MODEL}").json()
-    assert card["default_sampling"] == {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+    neutral = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+    assert card["default_sampling"] == neutral
     assert card["permission"][0]["object"] == "model_permission"
 
 

@@ -108,7 +108,7 @@ def test_errors_arrive_as_the_clients_own(client: OpenAI) -> None:
         client.chat.completions.create(model="gpt-4", messages=HELLO)
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as unsupported:
-        client.chat.completions.create(model=MODEL, messages=HELLO, logprobs=True)
+        client.chat.completions.create(model=MODEL, messages=HELLO, modalities=["audio"])
     assert unsupported.value.code == "unsupported_parameter"
     with pytest.raises(openai.BadRequestError) as too_long:
         client.completions.create(model=MODEL, prompt="x", max_tokens=100_000)

@@ -18,17 +18,20 @@ def defaults(tmp_path, fields):
 
 
 def test_without_a_file_the_model_config_speaks(tmp_path):
-    assert load_generation_defaults(tmp_path, CONFIG) == GenerationDefaults(frozenset({2}), 1, None, None, None)
+    assert load_generation_defaults(tmp_path, CONFIG) == GenerationDefaults(
+        frozenset({2}), 1, None, None, None, None, None
+    )
 
 
 def test_the_file_comes_first(tmp_path):
     fields = {"eos_token_id": [7, 8], "bos_token_id": 6, "temperature": 0.6, "top_p": 0.95, "top_k": 20}
-    assert defaults(tmp_path, fields) == GenerationDefaults(frozenset({7, 8}), 6, 0.6, 0.95, 20)
+    fields |= {"min_p": 0.05, "repetition_penalty": 1.1}
+    assert defaults(tmp_path, fields) == GenerationDefaults(frozenset({7, 8}), 6, 0.6, 0.95, 20, 0.05, 1.1)
 
 
 def test_values_out_of_range_count_as_not_given(tmp_path):
-    fields = {"eos_token_id": None, "temperature": -1, "top_p": 0, "top_k": 0}
-    assert defaults(tmp_path, fields) == GenerationDefaults(frozenset({2}), 1, None, None, None)
+    fields = {"eos_token_id": None, "temperature": -1, "top_p": 0, "top_k": 0, "min_p": 2, "repetition_penalty": 0}
+    assert defaults(tmp_path, fields) == GenerationDefaults(frozenset({2}), 1, None, None, None, None, None)
 
 
 def test_a_broken_file_is_named(tmp_path):

@@ -12,7 +12,7 @@ def test_the_card_is_openais() -> None:
         root="r",
         max_model_len=5,
         permission=[ModelPermission(id="p", created=1)],
-        default_sampling=DefaultSampling(temperature=1.0, top_p=1.0, top_k=0),
+        default_sampling=DefaultSampling(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0),
     )
     Model.model_validate_json(card.model_dump_json(), strict=True)
     assert ModelList(data=[card]).model_dump()["object"] == "list"

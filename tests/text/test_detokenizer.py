@@ -93,3 +93,15 @@ def test_word_pieces() -> None:
     tokenizer.decoder = decoders.WordPiece(cleanup=False)
     ids = [1, 2, 3, 1, 4, 3, 2, 2]
     assert "".join(pieces_of(make_detokenizer(Tokenizer(tokenizer)), ids, [1])) == tokenizer.decode(ids)
+
+
+def test_special_tokens_are_shown_if_asked_for() -> None:
+    for made in (tiny_tokenizers.byte_level(), tiny_tokenizers.byte_fallback()):
+        tokenizer = Tokenizer(made)
+        special = max(tokenizer.special_ids)
+        name = tokenizer.token_text(special)
+        ids = [special, *tokenizer.encode("ab", add_special_tokens=False)]
+        detokenizer = make_detokenizer(tokenizer, skip_special_tokens=False)
+        text = "".join(detokenizer.push([token_id]) for token_id in ids) + detokenizer.flush()
+        assert text == tokenizer.decode(ids, skip_special_tokens=False)
+        assert name in text

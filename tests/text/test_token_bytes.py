@@ -40,3 +40,13 @@ def test_added_tokens_are_their_text() -> None:
 
 def test_other_decoders_have_no_table() -> None:
     assert byte_level_token_bytes(tiny_tokenizers.byte_fallback(), frozenset()) is None
+
+
+def test_spelled_bytes_make_the_text_for_any_tokenizer() -> None:
+    for made in (tiny_tokenizers.byte_level(), tiny_tokenizers.byte_fallback()):
+        tokenizer = Tokenizer(made)
+        ids = tokenizer.encode("a 你", add_special_tokens=False)
+        assert b"".join(tokenizer.spelled_bytes[token_id] for token_id in ids).decode().strip() == "a 你"
+        assert tokenizer.spelled_bytes[10**6] == b""
+        for special in tokenizer.special_ids:
+            assert tokenizer.spelled_bytes[special] == tokenizer.token_text(special).encode()

@@ -1,0 +1,72 @@
+"""What the choices of a completion say: echo, text and log probabilities, as chunks of a stream or whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from service.api.choice_text import Piece, ScoredToken
+from service.api.chunk_frames import ChunkFrames
+from service.api.generation import CollectedChoice, Generation
+from service.api.token_logprobs import completion_logprobs, prompt_logprobs, scored_prompt
+from service.api.validation import CheckedCall
+from service.protocol.completions import CompletionChoice, CompletionLogprobs
+from service.text.tokenizer import Tokenizer
+
+
+class CompletionTexts:
+    """For one call. echoes: the text of each prompt, to stand before its completions; None if it is not wanted."""
+
+    def __init__(
+        self, call: CheckedCall, generation: Generation, tokenizer: Tokenizer, echoes: Sequence[str] | None
+    ) -> None:
+        self._call = call
+        self._generation = generation
+        self._tokenizer = tokenizer
+        self._echoes = echoes
+
+    def frame(self, chunks: ChunkFrames, piece: Piece) -> bytes:
+        """A piece as a chunk of the stream."""
+        echo = self._echo(piece.prompt_index) if piece.is_first else ""
+        text = b'"text":' + orjson.dumps(echo + piece.text)
+        logprobs = self._logprobs(piece.prompt_index, piece.scored, begins=piece.is_first)
+        as_json = b"null" if logprobs is None or not logprobs["tokens"] else orjson.dumps(logprobs)
+        return chunks.choice(piece.index, text, chunks.end_of(piece), chunks.ids_of(piece), as_json)
+
+    def choice(self, choice: CollectedChoice) -> CompletionChoice:
+        """A whole choice."""
+        logprobs = self._logprobs(choice.prompt_index, choice.scored, begins=True)
+        shape = CompletionChoice(
+            index=choice.index,
+            text=self._echo(choice.prompt_index) + choice.text,
+            logprobs=None if logprobs is None else CompletionLogprobs(**logprobs),
+            finish_reason=choice.finish_reason.value,
+            stop_reason=choice.stop_reason,
+        )
+        if self._call.return_token_ids:
+            shape.token_ids = choice.token_ids
+            shape.prompt_token_ids = choice.prompt_token_ids
+        if self._call.prompt_logprobs is not None:
+            scores = self._generation.prompt_logprobs(choice.prompt_index)
+            cut = [each._replace(top=each.top[: self._call.prompt_logprobs]) for each in scores]
+            shape.prompt_logprobs = prompt_logprobs(self._tokenizer, choice.prompt_token_ids, cut)
+        return shape
+
+    def _echo(self, prompt_index: int) -> str:
+        return "" if self._echoes is None else self._echoes[prompt_index]
+
+    def _logprobs(self, prompt_index: int, tokens: Sequence[ScoredToken], *, begins: bool) -> dict[str, Any] | None:
+        """begins: these are the choice's first tokens, so that an echoed prompt's stand before them."""
+        num_top = self._call.logprobs
+        if num_top is None:
+            return None
+        fields = completion_logprobs(self._tokenizer, tokens, shift=len(self._echo(prompt_index)))
+        if self._echoes is None or not begins:
+            return fields
+        prompt_ids = self._generation.prompt_token_ids(prompt_index)
+        scores = self._generation.prompt_logprobs(prompt_index)
+        prompt = list(scored_prompt(self._tokenizer, prompt_ids, scores, num_top))
+        before = completion_logprobs(self._tokenizer, prompt)
+        return {name: before[name] + fields[name] for name in fields}

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from service.api.serving_state import GenerationDefaults
+from tests.api.running_server import RunningServer, Scene, running
+from tests.api.wire import CHAT, COMPLETIONS, chat, completion, error_of
+
+BODIES = [(COMPLETIONS, completion()), (CHAT, chat("hi"))]
+FIELDS = {
+    "min_p": 0.25,
+    "presence_penalty": -1.5,
+    "frequency_penalty": 2,
+    "repetition_penalty": 1.25,
+    "min_tokens": 3,
+}
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES)
+def test_fields_reach_the_engine(server: RunningServer, http: httpx.Client, path: str, body: dict[str, Any]) -> None:
+    asked = {**FIELDS, "logit_bias": {"7": -100, "8": 5.5}, "allowed_token_ids": [9, 8, 9]}
+    assert http.post(path, json=body | asked).status_code == 200
+    sampling = server.executor.last_sampling
+    assert {name: getattr(sampling, name) for name in FIELDS} == FIELDS
+    assert sampling.logit_bias == ((7, -100.0), (8, 5.5))
+    assert sampling.allowed_token_ids == (8, 9)
+    assert not sampling.is_plain
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES)
+def test_neutral_values_ask_for_nothing(
+    server: RunningServer, http: httpx.Client, path: str, body: dict[str, Any]
+) -> None:
+    neutral = {
+        "min_p": 0,
+        "presence_penalty": 0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1,
+        "logit_bias": {},
+        "bad_words": [],
+        "allowed_token_ids": None,
+        "min_tokens": 0,
+        "best_of": 1,
+        "skip_special_tokens": True,
+        "logprobs": None,
+    }
+    response = http.post(path, json=body | neutral)
+    assert response.status_code == 200
+    assert "x-ignored-params" not in response.headers
+    assert server.executor.last_sampling.is_plain
+
+
+def test_the_models_own_defaults() -> None:
+    scene = Scene(defaults=GenerationDefaults(min_p=0.05, repetition_penalty=1.1))
+    with running(scene) as server, httpx.Client(base_url=server.base_url) as http:
+        http.post(COMPLETIONS, json=completion())
+        assert server.executor.last_sampling.min_p == 0.05
+        assert server.executor.last_sampling.repetition_penalty == 1.1
+        http.post(COMPLETIONS, json=completion(min_p=0, repetition_penalty=1))
+        assert server.executor.last_sampling.is_plain
+        http.post(COMPLETIONS, json=completion(temperature=0))
+        assert server.executor.last_sampling.min_p == 0
+
+
+def test_bad_words_are_meant_at_the_start_of_a_text_and_behind_a_space(
+    server: RunningServer, http: httpx.Client
+) -> None:
+    http.post(COMPLETIONS, json=completion(bad_words=["hat", " q"]))
+    words = server.executor.last_sampling.bad_words
+    encoded = {tuple(server.tokenizer.encode(text, add_special_tokens=False)) for text in ("hat", "q")}
+    assert encoded <= set(words)
+    assert all(server.tokenizer.decode(word).strip() in ("hat", "q") for word in words)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("min_p", 1.5),
+        ("min_p", -0.1),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", -2.1),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", 1000),
+        ("min_tokens", -1),
+        ("logit_bias", {"5": 101}),
+        ("logit_bias", {"five": 1}),
+        ("logit_bias", {"-5": 1}),
+        ("logit_bias", {"99999": 1}),
+        ("logit_bias", {str(i): 1 for i in range(1025)}),
+        ("allowed_token_ids", []),
+        ("allowed_token_ids", [99999]),
+        ("bad_words", [" "]),
+        ("bad_words", ["x" * 2000]),
+        ("bad_words", ["x"] * 129),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+@pytest.mark.parametrize(("path", "body"), BODIES)
+def test_refusals_name_the_field(http: httpx.Client, path: str, body: dict[str, Any], name: str, value: Any) -> None:
+    response = http.post(path, json=body | {name: value})
+    assert response.status_code == 400
+    assert error_of(response)["param"] == name
+
+
+def test_something_must_be_left_to_draw(http: httpx.Client) -> None:
+    """Else every answer would be a server error."""
+    asked = {"allowed_token_ids": [2], "min_tokens": 1}
+    assert error_of(http.post(COMPLETIONS, json=completion(**asked)))["param"] == "allowed_token_ids"
+    assert http.post(COMPLETIONS, json=completion(allowed_token_ids=[2])).status_code == 200
