@@ -272,6 +272,7 @@ class _Service:
         per_entry = max(1, PREFIX_ENTRY_TOKENS // block_size)
         cache = ChainedPrefixCache(block_size, per_entry) if self._settings.enable_prefix_caching else NoPrefixCache()
         blocks = BlockManager(loaded.num_blocks, block_size, cache, loaded.num_host_blocks)
+        logger.info("memory of %s: %s", loaded.device, loaded.memory)
         num_tokens = loaded.num_blocks * block_size
         logger.info(
             "%s on %s (%s, %d threads); KV cache: %d tokens in %d blocks of %d (%.1f MiB);"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -83,15 +84,16 @@ def load_executor(
     model.prepare(max_model_len, device, keeps_plain=_fits_twice(weights_bytes, device))
 
     layout = KvLayout.of(config, cache.block_size, dtype)
-    sizes = _Sizes(max_num_seqs, max_num_batched_tokens, max_model_len, config.vocab_size)
+    graphs = graph_sizes(max_num_seqs) if device.type == "cuda" and not enforce_eager else []
+    sizes = _Sizes(max_num_seqs, max_num_batched_tokens, max_model_len, config.vocab_size, graphs)
     memory = _profile(model, layout, device, weights_bytes, cache, sizes)
     num_blocks = _num_blocks(memory, layout, sizes)
     storage = KvStorage(layout, num_blocks, device)
     num_host_blocks = min(cache.swap_bytes // layout.block_bytes, num_blocks)
     runner = ModelRunner(model, storage, device, max_num_seqs, max_model_len, config.vocab_size, num_host_blocks)
     runner.warm_up()
-    if device.type == "cuda" and not enforce_eager:
-        runner.capture_graphs(graph_sizes(max_num_seqs))
+    if graphs:
+        runner.capture_graphs(graphs)
     return LoadedModel(
         runner=runner,
         model_config=config,
@@ -113,6 +115,7 @@ class _Sizes:
     max_num_batched_tokens: int
     max_model_len: int
     vocab_size: int
+    graphs: Sequence[int]
 
 
 def _phase(name: str, on_progress: OnProgress | None) -> Callable[[int, int], None] | None:
@@ -147,29 +150,39 @@ def _profile(
     if device.type == "cpu":
         return profile_cpu(weights_bytes, cache.memory_bytes)
 
-    def worst_case() -> None:
-        _run_worst_case(model, layout, device, sizes)
+    memory = _profile_gpu(model, layout, device, weights_bytes, cache, sizes)
+    gc.collect()  # the runner that was measured and its graphs know each other
+    torch.cuda.empty_cache()
+    return memory
 
-    return profile_cuda(device, weights_bytes, cache.memory_utilization, cache.memory_bytes, worst_case)
 
-
-def _run_worst_case(model: CausalLM, layout: KvLayout, device: torch.device, sizes: _Sizes) -> None:
-    """As many tokens as an iteration may have, in as many sequences, each of which draws from all its logits."""
+def _profile_gpu(
+    model: CausalLM, layout: KvLayout, device: torch.device, weights_bytes: int, cache: CacheConfig, sizes: _Sizes
+) -> MemoryLedger:
     num_seqs = min(sizes.max_num_seqs, sizes.max_num_batched_tokens)
     length = min(sizes.max_num_batched_tokens // num_seqs, sizes.max_model_len)
-    blocks = -(-length // layout.block_size)
-    # All sequences share the blocks of one: the profile needs the shapes, not the values.
-    storage = KvStorage(layout, blocks, device)
+    storage = KvStorage(layout, -(-length // layout.block_size), device)
     runner = ModelRunner(model, storage, device, num_seqs, sizes.max_model_len, sizes.vocab_size)
+    return profile_cuda(
+        device,
+        weights_bytes,
+        cache.memory_utilization,
+        cache.memory_bytes,
+        lambda: _run_worst_case(runner, num_seqs, length, storage.num_blocks),
+        runner.capture_graphs,
+        sizes.graphs,
+    )
+
+
+def _run_worst_case(runner: ModelRunner, num_seqs: int, length: int, num_blocks: int) -> None:
+    """As many tokens as an iteration may have, in as many sequences, each of which draws from all its logits.
+
+    All sequences share the blocks of one: the profile needs the shapes, not the values.
+    """
     params = SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9)
-    runner.launch(
-        IterationPlan(
-            tuple(
-                ScheduledSequence(i, (0,) * length, 0, 0, tuple(range(blocks)), params, (Sample(i, i),))
-                for i in range(num_seqs)
-            )
-        )
-    ).wait()
+    blocks = tuple(range(num_blocks))
+    shares = (ScheduledSequence(i, (0,) * length, 0, 0, blocks, params, (Sample(i, i),)) for i in range(num_seqs))
+    runner.launch(IterationPlan(tuple(shares))).wait()
 
 
 def _num_blocks(memory: MemoryLedger, layout: KvLayout, sizes: _Sizes) -> int:
@@ -180,6 +193,7 @@ def _num_blocks(memory: MemoryLedger, layout: KvLayout, sizes: _Sizes) -> int:
         raise ConfigError(
             f"kv cache: {max(0, memory.kv_cache_bytes)} bytes are left for it, one block of {layout.block_size} "
             f"tokens takes {layout.block_bytes}; weights take {memory.weights_bytes}, an iteration "
-            f"{memory.activations_bytes} (see memory_utilization, max_num_batched_tokens)"
+            f"{memory.activations_bytes}, CUDA graphs {memory.graphs_bytes} (see memory_utilization, "
+            "max_num_batched_tokens, enforce_eager)"
         )
     return num_blocks

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,22 +16,28 @@ class MemoryLedger:
     """Where the device's memory goes, in bytes.
 
     total: of the device. weights: the parameters, once (a CPU may hold them in a second form). activations: peak of
-    a worst-case iteration beyond what was held before it; 0 where it was not measured. other: held by other processes
-    or outside torch's allocator. kv_cache: for the blocks.
+    a worst-case iteration beyond what was held before it; 0 where it was not measured. graphs: CUDA graphs and their
+    memory pool. other: held by other processes or outside torch's allocator. kv_cache: for the blocks.
     """
 
     total_bytes: int
     weights_bytes: int
     activations_bytes: int
+    graphs_bytes: int
     other_bytes: int
     kv_cache_bytes: int
+
+    def __str__(self) -> str:
+        names = ("weights", "activations", "graphs", "other", "kv_cache")
+        parts = (f"{name.replace('_', ' ')} {getattr(self, f'{name}_bytes') / GIBIBYTE:.2f}" for name in names)
+        return f"{', '.join(parts)} of {self.total_bytes / GIBIBYTE:.2f} GiB"
 
 
 def profile_cpu(weights_bytes: int, memory_bytes: int | None) -> MemoryLedger:
     """A quarter of what is free, at most 4 GiB, unless `memory_bytes` says how much."""
     total, available = cpu_memory()
     kv_cache = memory_bytes if memory_bytes is not None else min(available // 4, 4 * GIBIBYTE)
-    return MemoryLedger(total, weights_bytes, 0, max(0, total - available - weights_bytes), kv_cache)
+    return MemoryLedger(total, weights_bytes, 0, 0, max(0, total - available - weights_bytes), kv_cache)
 
 
 def profile_cuda(
@@ -40,10 +46,13 @@ def profile_cuda(
     memory_utilization: float,
     memory_bytes: int | None,
     worst_case_iteration: Callable[[], None],
+    capture: Callable[[Sequence[int]], None],
+    graph_sizes: Sequence[int],
 ) -> MemoryLedger:
-    """Run the worst case and give the blocks what is left of `memory_utilization` of the whole device.
+    """Run the worst case, capture some graphs, and give the blocks what is left of `memory_utilization` of the device.
 
-    kv_cache_bytes may come out negative: then not even the weights and one iteration fit the share.
+    capture: graphs of these sizes, which are kept. kv_cache_bytes may come out negative: then not even the weights
+    and one iteration fit the share.
     """
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -54,8 +63,23 @@ def profile_cuda(
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     other = total - free - torch.cuda.memory_reserved(device)
-    measured = int(total * memory_utilization) - held - activations - other
-    return MemoryLedger(total, weights_bytes, activations, other, measured if memory_bytes is None else memory_bytes)
+    graphs = _graph_bytes(device, capture, graph_sizes)
+    measured = int(total * memory_utilization) - held - activations - graphs - other
+    kv_cache = measured if memory_bytes is None else memory_bytes
+    return MemoryLedger(total, weights_bytes, activations, graphs, other, kv_cache)
+
+
+def _graph_bytes(device: torch.device, capture: Callable[[Sequence[int]], None], sizes: Sequence[int]) -> int:
+    """Of graphs of all sizes: the largest brings the pool, and each other is taken to add what the second adds."""
+    free = []
+    for size in sorted(sizes, reverse=True)[:2]:
+        torch.cuda.empty_cache()
+        before, _ = torch.cuda.mem_get_info(device)
+        capture([size])
+        torch.cuda.empty_cache()
+        after, _ = torch.cuda.mem_get_info(device)
+        free.append(max(0, before - after))
+    return sum(free[:1]) + (len(sizes) - 1) * sum(free[1:])
 
 
 def cpu_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:

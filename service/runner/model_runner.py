@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,6 +21,7 @@ from service.runner.decode_inputs import DecodeInputs
 from service.runner.decode_rows import decode_rows
 from service.runner.drawn_ids import DrawnIds
 from service.runner.grammar_masks import with_grammar_masks
+from service.runner.halving import halves, parts_of, places
 from service.runner.kv_storage import KvStorage
 from service.runner.kv_transfer import KvTransfer, TransferTiming
 from service.runner.logprobs import DrawLogprobs, PromptLogprobs, score_prompts
@@ -27,6 +30,8 @@ from service.runner.selective_batching import FlatBatch, flatten
 from service.runner.sequence_rows import SequenceRows
 from service.runner.staging import IdsOnTheirWay, to_device
 from service.sampling.sampler import Drawn, SamplingBatch, SamplingExtras, draw, sample
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +161,7 @@ class ModelRunner:
         if graphs is not None and decodes is not None:
             return self._sample(scheduled, batch, tensors, graphs.replay(decodes).logits, masks)
 
-        hidden: Tensor = self._model(
-            tensors["token_ids"],
-            tensors["positions"],
-            self._storage.layers,
-            attention_inputs(batch, tensors, self._block_size),
-        )
+        hidden = self._hidden(scheduled, batch, tensors)
         prompt_logprobs = None
         if not batch.is_plain:
             prompt_logprobs = score_prompts(
@@ -171,6 +171,40 @@ class ModelRunner:
             return Outputs(prompt_logprobs=prompt_logprobs)
         logits = self._model.compute_logits(hidden.index_select(0, tensors["logit_rows"]))
         return self._sample(scheduled, batch, tensors, logits, masks, prompt_logprobs)
+
+    def _hidden(
+        self, scheduled: Sequence[ScheduledSequence], batch: FlatBatch, tensors: Mapping[str, Tensor]
+    ) -> Tensor:
+        """[T, hidden_size] of the batch's tokens; computed in parts if the device's memory runs out."""
+        try:
+            return self._forward(batch, tensors, tensors["token_ids"])
+        except torch.OutOfMemoryError:
+            if len(batch.token_ids) == 1:
+                raise
+        logger.warning("no memory for an iteration of %d tokens: it is computed in parts", len(batch.token_ids))
+        hidden: Tensor | None = None
+        waiting = deque(halves(parts_of(scheduled, batch)))
+        while waiting:
+            torch.cuda.empty_cache()
+            parts = waiting.popleft()
+            part = flatten([part.share for part in parts], self._rows, self._block_size)
+            there = to_device({**part.arrays(), "places": places(parts, part)}, self._device)
+            try:
+                computed = self._forward(part, there, tensors["token_ids"].index_select(0, there["places"]))
+                if hidden is None:
+                    hidden = computed.new_empty(len(batch.token_ids), computed.shape[1])
+            except torch.OutOfMemoryError:
+                if len(part.token_ids) == 1:
+                    raise
+                waiting.extendleft(reversed(halves(parts)))
+                continue
+            hidden.index_copy_(0, there["places"], computed)
+        assert hidden is not None
+        return hidden
+
+    def _forward(self, batch: FlatBatch, tensors: Mapping[str, Tensor], token_ids: Tensor) -> Tensor:
+        attention = attention_inputs(batch, tensors, self._block_size)
+        return self._model(token_ids, tensors["positions"], self._storage.layers, attention)  # type: ignore[no-any-return]
 
     def _sample(
         self,

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from service.runner.memory_profile import GIBIBYTE, cpu_memory, profile_cpu
+from service.runner.memory_profile import GIBIBYTE, MemoryLedger, cpu_memory, profile_cpu, profile_cuda
 
 MEMINFO = "MemTotal:       8000000 kB\nMemFree: 1 kB\nMemAvailable:   6000000 kB\n"
 
@@ -44,3 +45,27 @@ def test_the_cache_gets_a_quarter_but_no_more_than_4_gib():
 
 def test_what_was_given_is_taken():
     assert profile_cpu(1000, 12345).kv_cache_bytes == 12345
+
+
+def test_the_ledger_reads_as_one_line():
+    ledger = MemoryLedger(8 * GIBIBYTE, 2 * GIBIBYTE, GIBIBYTE // 4, GIBIBYTE // 2, 0, GIBIBYTE)
+    text = "weights 2.00, activations 0.25, graphs 0.50, other 0.00, kv cache 1.00 of 8.00 GiB"
+    assert str(ledger) == text
+
+
+@pytest.mark.gpu
+def test_what_the_blocks_get_is_what_the_rest_leaves():
+    device, kept = torch.device("cuda"), []
+
+    def iteration():
+        torch.empty(300 << 20, dtype=torch.uint8, device=device)
+
+    def capture(sizes):
+        kept.append(torch.empty((100 if len(kept) == 0 else 20) << 20, dtype=torch.uint8, device=device))
+
+    ledger = profile_cuda(device, 1000, 0.5, None, iteration, capture, [1, 2, 4])
+    assert ledger.activations_bytes == 300 << 20
+    assert abs(ledger.graphs_bytes - (140 << 20)) <= 8 << 20
+    spent = ledger.kv_cache_bytes + ledger.activations_bytes + ledger.graphs_bytes + ledger.other_bytes
+    assert 0 <= int(ledger.total_bytes * 0.5) - spent < 2 << 30
+    assert profile_cuda(device, 1000, 0.5, 12345, iteration, capture, []).kv_cache_bytes == 12345
