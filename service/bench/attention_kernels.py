@@ -1,8 +1,8 @@
 """How close the attention kernels come to the device's limits: a part of `headrace bench kernels`.
 
 Decode is bound by reading keys and values: TB/s, and % of what a copy reaches. Prefill is bound by its matrix
-products: TFLOP/s over the scores that the causal mask leaves, and % of what a GEMM reaches. Times are medians over
-replays of a CUDA graph which goes round as many layers as overflow the device's L2 cache.
+products: TFLOP/s over the scores that the causal mask leaves, and % of what a GEMM reaches. A round
+goes over as many layers as overflow the device's L2 cache. Without a GPU the references are measured, on small batches.
 
 `python -m service.bench.attention_kernels --sweep decode|prefill` times many configurations, best first: the source of
 kernels/attention_config.py.
@@ -13,8 +13,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass
+from functools import partial
 from itertools import product
-from statistics import median
 from typing import Any
 
 import torch
@@ -24,9 +24,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kernels.attention_config import DecodeConfig, PrefillConfig
-from kernels.paged_attention_decode import decode_batch, paged_attention_decode_triton
-from kernels.paged_attention_prefill import paged_attention_prefill_triton, prefill_batch
+from kernels.paged_attention_decode import decode_batch, paged_attention_decode, paged_attention_decode_triton
+from kernels.paged_attention_prefill import paged_attention_prefill, paged_attention_prefill_triton, prefill_batch
 from service.bench.device_limits import DeviceLimits
+from service.bench.launch_timing import bench_device, seconds_of_launch
 from service.bench.report import print_table
 
 ROTATED_BYTES = 200e6  # more than three times the H200's L2
@@ -66,8 +67,11 @@ DECODE_GRID = [
     (256, 128),
     (256, 1024),
 ]
+CPU_DECODE_GRID = [(1, 128), (1, 2048), (8, 512)]
 PREFILL_GRID = [([1024], [1024]), ([2048], [2048]), ([4096], [4096]), ([8192], [8192]), ([16384], [16384])]
 CHUNK_GRID = [([2048], [8192]), ([512], [16384]), ([2048] * 4, [2048] * 4), ([256] * 32, [256] * 32)]
+
+CPU_PREFILL_GRID = [([128], [128]), ([512], [512]), ([128], [1024])]
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ class Caches:
         layers = max(2, min(512, int(ROTATED_BYTES / (num_tokens * heads.kv_bytes)) + 1))
         num_blocks = num_tokens // BLOCK_SIZE
         shape = (num_blocks, layers, 2, BLOCK_SIZE, heads.num_kv_heads, heads.head_dim)
-        return cls(torch.empty(shape, dtype=DTYPE, device="cuda").normal_())
+        return cls(torch.empty(shape, dtype=DTYPE, device=bench_device()).normal_())
 
     @property
     def layers(self) -> list[tuple[Tensor, Tensor]]:
@@ -95,27 +99,11 @@ class Caches:
             count = -(-length // BLOCK_SIZE)
             table[row, :count] = ids[start : start + count]
             start += count
-        return table.cuda()
+        return table.to(bench_device())
 
 
-def seconds_each(run: Callable[[tuple[Tensor, Tensor]], object], layers: list[tuple[Tensor, Tensor]]) -> float:
-    """Of one layer."""
-    for layer in layers[:2]:
-        run(layer)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for layer in layers:
-            run(layer)
-    times: list[float] = []
-    for _ in range(12):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e-3)
-    return float(median(times[2:])) / len(layers)
+def seconds_of_layer(run: Callable[[tuple[Tensor, Tensor]], object], layers: list[tuple[Tensor, Tensor]]) -> float:
+    return seconds_of_launch([partial(run, layer) for layer in layers])
 
 
 class DecodeWork:
@@ -123,17 +111,20 @@ class DecodeWork:
         blocks = sum(-(-length // BLOCK_SIZE) for length in context_lens)
         self.bytes = sum(context_lens) * heads.kv_bytes
         self._caches = Caches.make(heads, blocks * BLOCK_SIZE)
-        lens = torch.tensor(context_lens, dtype=torch.int32, device="cuda")
+        lens = torch.tensor(context_lens, dtype=torch.int32, device=bench_device())
         self._batch = decode_batch(self._caches.table(context_lens), lens, BLOCK_SIZE)
-        self._query = torch.randn(len(context_lens), heads.num_heads, heads.head_dim, device="cuda").to(DTYPE)
+        self._query = torch.randn(len(context_lens), heads.num_heads, heads.head_dim, device=bench_device()).to(DTYPE)
         self.out = torch.empty_like(self._query)
         self._scale = heads.head_dim**-0.5
 
     def seconds(self, config: DecodeConfig | None = None) -> float:
         def run(layer: tuple[Tensor, Tensor]) -> None:
-            paged_attention_decode_triton(self._query, *layer, self._batch, self._scale, self.out, config=config)
+            if config is None:
+                paged_attention_decode(self._query, *layer, self._batch, self._scale, self.out)
+            else:
+                paged_attention_decode_triton(self._query, *layer, self._batch, self._scale, self.out, config=config)
 
-        return seconds_each(run, self._caches.layers)
+        return seconds_of_layer(run, self._caches.layers)
 
 
 class PrefillWork:
@@ -141,18 +132,21 @@ class PrefillWork:
         self.flops = causal_flops(heads, query_lens, context_lens)
         self._heads = heads
         self._caches = Caches.make(heads, sum(-(-length // BLOCK_SIZE) * BLOCK_SIZE for length in context_lens))
-        lens = torch.tensor(context_lens, dtype=torch.int32, device="cuda")
-        starts = torch.tensor([0, *query_lens]).cumsum(0, dtype=torch.int32).cuda()
+        lens = torch.tensor(context_lens, dtype=torch.int32, device=bench_device())
+        starts = torch.tensor([0, *query_lens]).cumsum(0, dtype=torch.int32).to(bench_device())
         self._batch = prefill_batch(self._caches.table(context_lens), starts, lens, max(query_lens), BLOCK_SIZE)
-        self._query = torch.randn(sum(query_lens), heads.num_heads, heads.head_dim, device="cuda").to(DTYPE)
+        self._query = torch.randn(sum(query_lens), heads.num_heads, heads.head_dim, device=bench_device()).to(DTYPE)
         self.out = torch.empty_like(self._query)
         self._scale = heads.head_dim**-0.5
 
     def seconds(self, config: PrefillConfig | None = None) -> float:
         def run(layer: tuple[Tensor, Tensor]) -> None:
-            paged_attention_prefill_triton(self._query, *layer, self._batch, self._scale, self.out, config=config)
+            if config is None:
+                paged_attention_prefill(self._query, *layer, self._batch, self._scale, self.out)
+            else:
+                paged_attention_prefill_triton(self._query, *layer, self._batch, self._scale, self.out, config=config)
 
-        return seconds_each(run, self._caches.layers)
+        return seconds_of_layer(run, self._caches.layers)
 
     def dense_seconds(self) -> float:
         """cuDNN's, for one whole prompt."""
@@ -164,7 +158,7 @@ class PrefillWork:
 
         dense = [(k.contiguous(), v.contiguous()) for k, v in self._caches.layers[:2]]
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            return seconds_each(run, dense)
+            return seconds_of_layer(run, dense)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,11 +177,13 @@ class AttentionResult:
 
 
 def measure_decode(limits: DeviceLimits) -> list[AttentionResult]:
-    results = []
+    results, is_gpu = [], bench_device().type == "cuda"
     for heads in SHAPES:
-        points = [(f"{batch} x {context}", [context] * batch) for batch, context in DECODE_GRID]
-        points.append(("32k + 63 x 128", [32768] + [128] * 63))
-        points.append(("64 x 64..4096", list(range(64, 4097, 64))))
+        grid = DECODE_GRID if is_gpu else CPU_DECODE_GRID
+        points = [(f"{batch} x {context}", [context] * batch) for batch, context in grid]
+        if is_gpu:
+            points.append(("32k + 63 x 128", [32768] + [128] * 63))
+            points.append(("64 x 64..4096", list(range(64, 4097, 64))))
         for label, context_lens in points:
             work = DecodeWork(heads, context_lens)
             seconds = work.seconds()
@@ -197,15 +193,15 @@ def measure_decode(limits: DeviceLimits) -> list[AttentionResult]:
 
 
 def measure_prefill(limits: DeviceLimits) -> list[AttentionResult]:
-    results = []
+    results, is_gpu = [], bench_device().type == "cuda"
     for heads in SHAPES:
-        for query_lens, context_lens in PREFILL_GRID + CHUNK_GRID:
+        for query_lens, context_lens in PREFILL_GRID + CHUNK_GRID if is_gpu else CPU_PREFILL_GRID:
             times = f"{len(query_lens)} x " if len(query_lens) > 1 else ""
             label = f"{times}{query_lens[0]} / {context_lens[0]}"
             work = PrefillWork(heads, query_lens, context_lens)
             seconds = work.seconds()
             rate = work.flops / seconds
-            is_whole = (query_lens, context_lens) in PREFILL_GRID
+            is_whole = is_gpu and (query_lens, context_lens) in PREFILL_GRID
             dense = work.flops / work.dense_seconds() if is_whole else None
             results.append(AttentionResult(heads.name, label, seconds * 1e6, rate, rate / limits.flops_per_s, dense))
     return results
@@ -213,7 +209,7 @@ def measure_prefill(limits: DeviceLimits) -> list[AttentionResult]:
 
 def print_decode(results: Sequence[AttentionResult]) -> None:
     rows = [
-        [r.model, r.work, f"{r.microseconds:.1f}", f"{r.rate / 1e12:.2f}", f"{100 * r.share:.0f} %"] for r in results
+        [r.model, r.work, f"{r.microseconds:.1f}", f"{r.rate / 1e12:.3g}", f"{100 * r.share:.0f} %"] for r in results
     ]
     print_table(["decode attention", "batch x context", "us/layer", "TB/s", "of a copy's"], rows)
 
@@ -224,7 +220,7 @@ def print_prefill(results: Sequence[AttentionResult]) -> None:
             r.model,
             r.work,
             f"{r.microseconds:.1f}",
-            f"{r.rate / 1e12:.0f}",
+            f"{r.rate / 1e12:.3g}",
             f"{100 * r.share:.0f} %",
             "" if r.dense_rate is None else f"{r.dense_rate / 1e12:.0f}",
         ]

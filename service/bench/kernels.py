@@ -9,9 +9,9 @@ import torch
 
 from service.bench.attention_kernels import measure_decode, measure_prefill, print_decode, print_prefill
 from service.bench.device_limits import measure_device
+from service.bench.launch_timing import bench_device
 from service.bench.report import print_json
 from service.bench.small_kernels import measure_kernels, print_kernels
-from service.errors import ConfigError
 
 DECODE, PREFILL = "paged_attention_decode", "paged_attention_prefill"
 
@@ -20,11 +20,9 @@ DECODE, PREFILL = "paged_attention_decode", "paged_attention_prefill"
 def bench_kernels(names: Sequence[str]) -> int:
     """Measure the kernels whose name begins with one of `names`, all if there is none; returns the exit status.
 
-    Raises ConfigError without a CUDA device.
+    On a CPU their references are measured, which run there instead.
     """
-    if not torch.cuda.is_available():
-        raise ConfigError("kernels: a CUDA device is needed; on a CPU the kernels' references run, in torch")
-    limits = measure_device("cuda", "bfloat16")
+    limits = measure_device(str(bench_device()), "bfloat16")
     print(f"{limits}; torch {torch.__version__}, bf16\n", flush=True)
     small = measure_kernels(names, limits)
     if small:

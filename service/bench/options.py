@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         " 1kx1k, fixed-INxOUT ...",
     )
     throughput.add_argument("--num-prompts", type=_size, help="the workload's own number on a GPU, 8 on a CPU")
-    kernels = benches.add_parser("kernels", help="every kernel by itself, at Llama-8B's shapes; needs a GPU")
+    kernels = benches.add_parser("kernels", help="every kernel by itself, at Llama-8B's shapes; its reference on a CPU")
     kernels.add_argument("names", nargs="*", help="only kernels whose names begin so")
     return parser
 

@@ -1,12 +1,11 @@
 """Time of every kernel but attention, at Llama-8B's shapes, and the share of a copy's rate that its bytes make of it.
 
-Each figure is the median of CUDA-graph replays in which a launch follows the other, over inputs rotated beyond the L2
-cache (at most 64 sets, which is less than the cache for the smallest shapes: in a step, too, they were just written).
+Inputs rotate beyond the L2 cache (at most 64 sets, which is less than the cache for the smallest shapes: in a step,
+too, they were just written). Without a GPU the references are measured, on few rows.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -30,6 +29,7 @@ from kernels.silu_and_mul import silu_and_mul
 from kernels.skinny_linear import skinny_linear
 from kernels.token_logprobs import token_logprobs
 from service.bench.device_limits import DeviceLimits
+from service.bench.launch_timing import Launch, bench_device, seconds_of_launch
 from service.bench.report import print_table
 
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 4096, 14336, 32, 8, 128, 128256
@@ -44,8 +44,6 @@ LINEARS = {
 }
 _L2_BYTES = 60 << 20
 _MAX_SETS = 64
-
-Launch = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,43 +78,23 @@ def measure_kernels(names: Sequence[str], limits: DeviceLimits) -> list[Result]:
 
 def measure(case: Case, limits: DeviceLimits) -> Result:
     num_sets = max(2, min(_MAX_SETS, 4 * _L2_BYTES // case.num_bytes + 1))
-    launches = [case.make() for _ in range(num_sets)]
-    num_rounds = -(-40 // num_sets)
-    seconds = time_launches(launches * num_rounds)
+    with bench_device():
+        launches = [case.make() for _ in range(num_sets)]
+    num_rounds = -(-40 // num_sets) if bench_device().type == "cuda" else 1
+    seconds = seconds_of_launch(launches * num_rounds)
     return Result(case.name, case.rows, seconds * 1e6, case.num_bytes / seconds / limits.bytes_per_s)
 
 
-def time_launches(launches: list[Launch], num_replays: int = 7) -> float:
-    """Seconds of one launch when all are replayed in a row."""
-    for launch in launches:
-        launch()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for launch in launches:
-            launch()
-    graph.replay()
-    times = []
-    for _ in range(num_replays):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(float(start.elapsed_time(end)) / 1e3 / len(launches))
-    return statistics.median(times)
-
-
 def random(*shape: int, scale: float = 1.0) -> Tensor:
-    return (torch.randn(shape, device="cuda") * scale).bfloat16()
+    return (torch.randn(shape) * scale).bfloat16()
 
 
 def caches(num_blocks: int) -> Tensor:
-    return torch.zeros((num_blocks, 2, BLOCK_SIZE, KV_HEADS, HEAD_DIM), device="cuda", dtype=torch.bfloat16)
+    return torch.zeros((num_blocks, 2, BLOCK_SIZE, KV_HEADS, HEAD_DIM), dtype=torch.bfloat16)
 
 
 def tables(rows: int) -> tuple[Tensor, Tensor]:
-    angles = torch.randn(rows, HEAD_DIM // 2, device="cuda")
+    angles = torch.randn(rows, HEAD_DIM // 2)
     return torch.cat((angles.cos(), angles.cos()), -1), torch.cat((-angles.sin(), angles.sin()), -1)
 
 
@@ -152,13 +130,13 @@ def layer_cases(rows: int) -> Iterable[Case]:
 
     def make_cache() -> Launch:
         qkv, storage = random(rows, QKV_HEADS, HEAD_DIM), caches(-(-rows // BLOCK_SIZE))
-        slots = cache_slots(torch.randperm(rows, device="cuda"), BLOCK_SIZE)
+        slots = cache_slots(torch.randperm(rows), BLOCK_SIZE)
         key, value = qkv[:, HEADS : HEADS + KV_HEADS], qkv[:, HEADS + KV_HEADS :]
         return lambda: reshape_and_cache(key, value, storage[:, 0], storage[:, 1], slots)
 
     def make_rotary_and_cache(has_norm: bool) -> Launch:
         qkv, storage, (cos, sin) = random(rows, QKV_HEADS, HEAD_DIM), caches(-(-rows // BLOCK_SIZE)), tables(rows)
-        slots = cache_slots(torch.randperm(rows, device="cuda"), BLOCK_SIZE)
+        slots = cache_slots(torch.randperm(rows), BLOCK_SIZE)
         weight = random(HEAD_DIM) if has_norm else None
         return lambda: rotary_and_cache(qkv, cos, sin, storage[:, 0], storage[:, 1], slots, weight, weight, 1e-6)
 
@@ -192,10 +170,10 @@ def sampling_cases(rows: int) -> Iterable[Case]:
 
     def make_sample(parameters: dict[str, float], dtype: torch.dtype) -> Launch:
         logits = random(rows, VOCABULARY, scale=parameters.get("scale", 1.0)).to(dtype)
-        temperature = torch.full((rows,), parameters.get("temperature", 1.0), device="cuda")
-        top_k = torch.full((rows,), int(parameters.get("top_k", 0)), device="cuda", dtype=torch.int32)
-        top_p = torch.full((rows,), parameters.get("top_p", 1.0), device="cuda")
-        seeds = torch.arange(rows, device="cuda")
+        temperature = torch.full((rows,), parameters.get("temperature", 1.0))
+        top_k = torch.full((rows,), int(parameters.get("top_k", 0)), dtype=torch.int32)
+        top_p = torch.full((rows,), parameters.get("top_p", 1.0))
+        seeds = torch.arange(rows)
         return lambda: sample_tokens(logits, temperature, top_k, top_p, seeds, seeds)
 
     yield Case("greedy_tokens", rows, num_bytes, make_greedy)
@@ -211,20 +189,20 @@ def logits_cases(rows: int) -> Iterable[Case]:
 
     def make_penalties() -> Launch:
         logits = random(rows, VOCABULARY)
-        counts = torch.zeros(rows, VOCABULARY, device="cuda", dtype=torch.int32)
-        counts.scatter_(1, torch.randint(0, VOCABULARY, (rows, 1000), device="cuda"), 2)
-        slots = torch.arange(rows, device="cuda", dtype=torch.int32)
-        one = torch.ones(rows, device="cuda")
+        counts = torch.zeros(rows, VOCABULARY, dtype=torch.int32)
+        counts.scatter_(1, torch.randint(0, VOCABULARY, (rows, 1000)), 2)
+        slots = torch.arange(rows, dtype=torch.int32)
+        one = torch.ones(rows)
         return lambda: apply_penalties(logits, counts, slots, one, one, one)
 
     def make_bitmask() -> Launch:
         logits = random(rows, VOCABULARY)
-        bitmask = torch.randint(-(2**31), 2**31, (rows, VOCABULARY // 32), device="cuda", dtype=torch.int32)
-        mask_rows = torch.arange(rows, device="cuda", dtype=torch.int32)
+        bitmask = torch.randint(-(2**31), 2**31, (rows, VOCABULARY // 32), dtype=torch.int32)
+        mask_rows = torch.arange(rows, dtype=torch.int32)
         return lambda: apply_token_bitmask(logits, bitmask, mask_rows)
 
     def make_logprobs() -> Launch:
-        logits, token_ids = random(rows, VOCABULARY), torch.arange(rows, device="cuda")
+        logits, token_ids = random(rows, VOCABULARY), torch.arange(rows)
         return lambda: token_logprobs(logits, token_ids, 20)
 
     yield Case("apply_penalties", rows, 2 * num_bytes, make_penalties)
@@ -238,12 +216,12 @@ def block_cases(num_blocks: int) -> Iterable[Case]:
     block_bytes = 2 * LAYERS * 2 * BLOCK_SIZE * KV_HEADS * HEAD_DIM
 
     def make(op: str) -> Launch:
-        storage = torch.zeros((2 * num_blocks, *shape), device="cuda", dtype=torch.bfloat16)
-        ids = torch.randperm(2 * num_blocks, device="cuda")
+        storage = torch.zeros((2 * num_blocks, *shape), dtype=torch.bfloat16)
+        ids = torch.randperm(2 * num_blocks)
         sources, destinations = ids[:num_blocks], ids[num_blocks:]
         if op == "copy":
             return lambda: copy_blocks(storage, sources, destinations)
-        staging = torch.zeros((num_blocks, *shape), device="cuda", dtype=torch.bfloat16)
+        staging = torch.zeros((num_blocks, *shape), dtype=torch.bfloat16)
         if op == "gather":
             return lambda: gather_blocks(storage, sources, staging)
         return lambda: scatter_blocks(staging, sources, storage)
@@ -268,6 +246,11 @@ def linear_cases(rows: int) -> Iterable[Case]:
 
 
 def all_cases() -> Iterable[Case]:
+    """Those of the device that there is."""
+    yield from _gpu_cases() if bench_device().type == "cuda" else _cpu_cases()
+
+
+def _gpu_cases() -> Iterable[Case]:
     for rows in (1, 8, 64, 256, 2048):
         yield from layer_cases(rows)
     for rows in (1, 8, 64, 256):
@@ -277,6 +260,15 @@ def all_cases() -> Iterable[Case]:
         yield from block_cases(num_blocks)
     for rows in (1, 8, 16):
         yield from linear_cases(rows)
+
+
+def _cpu_cases() -> Iterable[Case]:
+    for rows in (1, 8, 128):
+        yield from layer_cases(rows)
+    for rows in (1, 8):
+        yield from sampling_cases(rows)
+        yield from logits_cases(rows)
+    yield from block_cases(1)
 
 
 def print_kernels(results: Sequence[Result]) -> None:
