@@ -90,6 +90,7 @@ class ApiConfig:
     max_stop_bytes: int = 1024
     max_stop_token_ids: int = 1024
     max_best_of: int = 20
+    max_beam_width: int = 20
     max_logprobs: int = 20
     max_logit_bias: int = 1024
     max_bad_words: int = 128

@@ -116,7 +116,7 @@ def _check_prompts(fields: CompletionRequest, config: ApiConfig) -> list[str | l
         raise InvalidRequest(_NO_TEXT, param="prompt")
     if len(prompts) > config.max_prompts_per_call:
         raise InvalidRequest(f"prompt may hold at most {config.max_prompts_per_call} prompts.", param="prompt")
-    if len(prompts) * max(fields.n or 1, fields.best_of or 1) > config.max_sequences_per_call:
+    if len(prompts) * max(fields.n or 1, fields.best_of or 1, fields.beam_width or 1) > config.max_sequences_per_call:
         raise InvalidRequest(f"prompts times n may be at most {config.max_sequences_per_call}.", param="n")
     return prompts
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from service.api.beam_rules import beam_sampling
 from service.api.draw_rules import sampling_fields
 from service.api.serving_state import ServedModel
 from service.api.token_budget import kv_room, max_tokens_for
@@ -43,26 +44,37 @@ def build_requests(
         num_logprobs = 0  # the best choices are found by them
     requests = []
     for index, prompt in enumerate(prompts):
-        sampling = SamplingParams(
-            max_tokens=max_tokens_for(
-                num_prompt_tokens=len(prompt),
-                asked=call.max_tokens,
-                default=default_max_tokens,
-                max_model_len=model.max_model_len,
-                kv_room=kv_room(snapshot, len(prompt), call.sampling.n),
-                prompt_param=prompt_param,
-                param=call.max_tokens_param,
-            ),
-            n=call.sampling.n,
-            temperature=call.sampling.temperature,
-            top_p=call.sampling.top_p,
-            top_k=call.sampling.top_k if call.sampling.top_k < model.vocab_size else 0,
-            seed=call.sampling.seed_of_prompt(),
-            stop_token_ids=stop_token_ids,
-            num_logprobs=num_logprobs,
-            num_prompt_logprobs=num_prompt_logprobs,
-            **rules,
+        max_tokens = max_tokens_for(
+            num_prompt_tokens=len(prompt),
+            asked=call.max_tokens,
+            default=default_max_tokens,
+            max_model_len=model.max_model_len,
+            kv_room=kv_room(snapshot, len(prompt), call.sampling.n if call.beam is None else call.beam.width),
+            prompt_param=prompt_param,
+            param=call.max_tokens_param,
         )
+        if call.beam is not None:
+            sampling = beam_sampling(
+                call.beam,
+                n=call.sampling.n,
+                max_tokens=max_tokens,
+                stop_token_ids=stop_token_ids,
+                vocab_size=model.vocab_size,
+                num_prompt_logprobs=num_prompt_logprobs,
+            )
+        else:
+            sampling = SamplingParams(
+                max_tokens=max_tokens,
+                n=call.sampling.n,
+                temperature=call.sampling.temperature,
+                top_p=call.sampling.top_p,
+                top_k=call.sampling.top_k if call.sampling.top_k < model.vocab_size else 0,
+                seed=call.sampling.seed_of_prompt(),
+                stop_token_ids=stop_token_ids,
+                num_logprobs=num_logprobs,
+                num_prompt_logprobs=num_prompt_logprobs,
+                **rules,
+            )
         requests.append(
             Request(
                 f"{call_id}-{index}",

@@ -14,10 +14,6 @@ _HARMLESS = frozenset({"metadata", "safety_identifier", "prompt_cache_key", "pro
 """Labels for the operator's own use; they do not change the answer."""
 
 _DEFAULTS: dict[str, tuple[object, ...]] = {
-    # search
-    "use_beam_search": (False,),
-    "beam_width": (1,),
-    "length_penalty": (1,),
     # what comes back
     "top_logprobs": (0,),
     "echo": (False,),

@@ -10,6 +10,7 @@ from typing import Any, TypedDict, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from service.api.beam_rules import check_beams
 from service.api.choice_text import StopRules
 from service.api.draw_rules import DrawRules, check_draw_rules
 from service.api.output_form import check_output_form
@@ -18,6 +19,7 @@ from service.api.token_checks import check_range, quote
 from service.api.unsupported import check_extra_fields
 from service.config import ApiConfig
 from service.core.grammar import GrammarSpec
+from service.core.sampling_params import BeamParams
 from service.errors import InvalidRequest, ModelNotFound, UnsupportedParameter
 from service.protocol.generation import GenerationFields, WireRequest
 
@@ -35,6 +37,7 @@ _EXPECTED = {
     "prompt": "must be a string, a list of strings, a list of token ids or a list of lists of token ids",
     "stop": "must be a string or a list of strings",
     "content": "must be a string or a list of content parts",
+    "early_stopping": 'must be true, false or "never"',
 }
 """Said of fields that may have several types, where pydantic would report on each type."""
 
@@ -63,7 +66,7 @@ class CheckedCall:
     """What completions and chat have in common, checked.
 
     max_tokens: None when the client gave none.
-    form: what the output must be; None: any text.
+    form: what the output must be; None: any text. beam: the choices are the best beams instead of draws.
     logprobs: of generated tokens, and so many of the most probable ones; None: not wanted. prompt_logprobs: likewise.
     truncate_prompt_tokens: so many of a prompt's last tokens are kept; -1: as many as leave room for max_tokens.
     ignored: unknown fields, to be named in the answer's header.
@@ -88,6 +91,7 @@ class CheckedCall:
     continuous_usage: bool
     return_token_ids: bool
     form: GrammarSpec | None
+    beam: BeamParams | None
     ignored: tuple[str, ...]
 
 
@@ -128,6 +132,7 @@ def check_call(
         raise InvalidRequest("prompt_logprobs is not for streams.", param="prompt_logprobs")
     if fields.truncate_prompt_tokens != -1:
         check_range("truncate_prompt_tokens", fields.truncate_prompt_tokens, 1, _INT64_MAX)
+    form = check_output_form(fields, config)
     return CheckedCall(
         model=fields.model,
         sampling=_check_sampling(fields, config, defaults),
@@ -152,7 +157,8 @@ def check_call(
         include_usage=options is not None and bool(options.include_usage),
         continuous_usage=options is not None and bool(options.continuous_usage_stats),
         return_token_ids=bool(fields.return_token_ids),
-        form=check_output_form(fields, config),
+        form=form,
+        beam=check_beams(fields, logprobs, form is not None, config),
         ignored=ignored,
     )
 
@@ -284,4 +290,4 @@ def _field_path(location: tuple[int | str, ...]) -> tuple[tuple[int | str, ...],
 
 
 def _names_a_type(part: int | str) -> bool:
-    return isinstance(part, str) and (part in ("str", "int") or "[" in part)
+    return isinstance(part, str) and (part in ("str", "int", "bool") or "[" in part)

@@ -67,6 +67,10 @@ class GenerationFields(WireRequest):
     seed: int | None = None
     n: int | None = None
     best_of: int | None = None
+    use_beam_search: bool | None = None
+    beam_width: int | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
     stop: str | Strings | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None

@@ -15,9 +15,6 @@ ASKING = {
     "service_tier": "flex",
     "priority": 1,
     "chat_template": "x",
-    "use_beam_search": True,
-    "beam_width": 4,
-    "length_penalty": 0.5,
     "functions": [{"name": "f"}],
     "function_call": {"name": "f"},
     "modalities": ["audio"],
@@ -67,7 +64,7 @@ def test_labels_are_accepted(http: httpx.Client) -> None:
     assert "x-ignored-params" not in response.headers
 
 
-@pytest.mark.parametrize(("name", "value"), [("echo", 0), ("length_penalty", False), ("functions", {}), ("n_", None)])
+@pytest.mark.parametrize(("name", "value"), [("echo", 0), ("store", 0), ("functions", {}), ("n_", None)])
 def test_a_default_of_another_type_is_no_default(name: str, value: Any) -> None:
     if name == "n_":
         assert check_extra_fields({name: value}) == ("n_",)
