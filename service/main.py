@@ -62,6 +62,7 @@ from service.text.dummy_tokenizer import dummy_tokenizer
 from service.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from loadtest.workload import Workload
     from service.bench.model_bench import BenchTarget
     from service.runner.load import LoadedModel
 
@@ -109,13 +110,10 @@ def bench(settings: Settings, options: LatencyOptions | ThroughputOptions) -> in
     Raises ConfigError.
     """
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    from loadtest.workload import draw, named
+    from loadtest.workload import draw
     from service.bench.model_bench import bench_latency, bench_throughput
 
-    try:
-        workload = named(options.workload) if isinstance(options, ThroughputOptions) else None
-    except ValueError as fault:
-        raise ConfigError(f"workload: {fault}") from None
+    workload = _workload_of_lengths(options.workload) if isinstance(options, ThroughputOptions) else None
     target = _Service(settings).bench_target()
     gc.collect()
     gc.freeze()  # as when serving
@@ -129,6 +127,19 @@ def bench(settings: Settings, options: LatencyOptions | ThroughputOptions) -> in
     finally:
         gc.unfreeze()
     return 0
+
+
+def _workload_of_lengths(name: str) -> Workload:
+    """Raises ConfigError if there is none of that name, or if it is more than the lengths of its requests."""
+    from loadtest.workload import named
+
+    try:
+        workload = named(name)
+    except ValueError as fault:
+        raise ConfigError(f"workload: {fault}") from None
+    if workload.shared_prefix or workload.conversation or workload.tools:
+        raise ConfigError(f"workload: {name!r} needs a server; the benchmark has prompts of their own, and no turns")
+    return workload
 
 
 class _Service:

@@ -62,6 +62,7 @@ def test_bench_measures_the_model_that_comes_with_headrace(what: list[str]):
     ("arguments", "named"),
     [
         (["throughput", "--workload", "nope"], "workload: no workload 'nope'"),
+        (["throughput", "--workload", "multi-turn"], "workload: 'multi-turn' needs a server"),
         (["latency", "--load-format", "nope"], "load-format"),
         (["throughput", "no/such/folder"], "model: 'no/such/folder' is neither"),
     ],
