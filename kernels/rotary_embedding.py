@@ -25,11 +25,11 @@ from kernels.optional_triton import tl, triton
 
 
 def rotary_embedding_reference(x: Tensor, cos: Tensor, sin: Tensor) -> None:
-    rotary_dim = cos.shape[-1]
-    turning = x[..., :rotary_dim]
+    half = cos.shape[-1] // 2
+    turning = x[..., : 2 * half]
     exact = turning.float()
-    swapped = exact.roll(rotary_dim // 2, -1)
-    turning.copy_(torch.addcmul(exact * cos[:, None], swapped, sin[:, None]))
+    swapped = torch.cat((exact[..., half:], exact[..., :half]), dim=-1)
+    turning.copy_((exact * cos[:, None]).addcmul_(swapped, sin[:, None]))
 
 
 @triton.jit

@@ -143,6 +143,22 @@ def test_long_and_many(lane):
     assert_close(run(lane, case, query, 0.5), naive(case, query, 0.5))
 
 
+@pytest.mark.parametrize("sliding_window", [None, 30])
+@pytest.mark.parametrize("heads", [(12, 12), (9, 3)])
+def test_many_rows_in_two_products(heads, sliding_window):
+    """Enough 16-bit rows for the reference to take all heads at once."""
+    num_heads, num_kv_heads = heads
+    context_lens = [40, 33, 48, 25, 40, 47, 26, 31, 32, 45, 44]
+    case = paged_case(context_lens, 16, num_kv_heads, 20, torch.bfloat16)
+    query = torch.randn(len(context_lens), num_heads, 20).to(torch.bfloat16)
+    got = run(Lane("reference"), case, query, 0.3, sliding_window=sliding_window)
+    want = [
+        naive_attention(q, k[-(sliding_window or 0) :], v[-(sliding_window or 0) :], 0.3)
+        for q, k, v in zip(query, case.keys, case.values, strict=True)
+    ]
+    assert_close(got, torch.stack(want))
+
+
 @pytest.mark.parametrize(("lane", "dtype"), [*variants("interpret", FLOAT32), *ON_THE_GPU])
 @pytest.mark.parametrize("programs_per_sm", [1, 64])
 def test_few_and_many_splits(programs_per_sm, lane, dtype):
