@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from itertools import repeat
 from typing import NamedTuple
 
 from service.core.clock import Clock
@@ -33,6 +32,8 @@ from service.scheduler.iteration_scheduler import DecisionTally, IterationSchedu
 logger = logging.getLogger(__name__)
 
 _NOT_FINITE = "the model produced no finite probabilities for this request"
+
+KV_TOKENS_EVERY_S = 0.1
 
 Addressed = tuple[str, StreamEvent]
 """An event and the id of the request that it is for."""
@@ -68,6 +69,8 @@ class Engine:
         self._launched: deque[_Launched] = deque()
         self._max_launched = 2 if overlap else 1
         self._executed_s = 0.0
+        self._kv_tokens = 0
+        self._kv_tokens_due_s = 0.0
         self.num_failed_in_a_row = 0
 
     @property
@@ -135,8 +138,16 @@ class Engine:
             used_blocks=blocks.pool.num_used,
             total_blocks=blocks.pool.num_blocks,
             block_size=blocks.block_size,
-            kv_tokens=self._scheduler.num_cached_tokens(),
+            kv_tokens=self._count_kv_tokens(),
         )
+
+    def _count_kv_tokens(self) -> int:
+        """Looks at every running sequence, so not after every iteration."""
+        now_s = self._clock.now_s()
+        if now_s >= self._kv_tokens_due_s or not self._scheduler.pool.running:
+            self._kv_tokens = self._scheduler.num_cached_tokens()
+            self._kv_tokens_due_s = now_s + KV_TOKENS_EVERY_S
+        return self._kv_tokens
 
     def _decide(self) -> IterationPlan:
         plan = self._scheduler.schedule()
@@ -185,14 +196,22 @@ class Engine:
 
     def _apply(self, plan: IterationPlan, result: IterationResult, groups: list[SequenceGroup]) -> _TokenCounts:
         counts = _TokenCounts()
-        drawn = zip(result.token_ids, result.logprobs or repeat(None), strict=False)
+        logprobs = result.logprobs or (None,) * len(result.token_ids)
         scored = dict(result.prompt_logprobs)
+        end = 0
         for item, group in zip(plan.scheduled, groups, strict=True):
-            draws = [next(drawn) for _ in item.samples]
+            first, end = end, end + len(item.samples)
             member = self._scheduler.pool.member(item.sequence_id)
             if member is None:
                 continue  # it ended after the launch; what it drew since is dropped
             try:
+                if _is_ordinary_decode(item, group, member[1]) and result.token_ids[first] != INVALID_TOKEN_ID:
+                    position = item.num_computed_tokens + 1
+                    self._scheduler.note_decoded(group, member[1], position)
+                    self._append_token(group, member[1], position, result.token_ids[first], logprobs[first])
+                    counts.generated += 1
+                    continue
+                draws = list(zip(result.token_ids[first:end], logprobs[first:end], strict=True))
                 if item.targets and not self._note_prompt_logprobs(group, item, scored[item.sequence_id]):
                     self._end_group(group, Outcome.FAILED, ServerError(_NOT_FINITE))
                     continue
@@ -356,6 +375,19 @@ class Engine:
                 predictions=tally.predictions,
             )
         )
+
+
+def _is_ordinary_decode(item: ScheduledSequence, group: SequenceGroup, sequence: Sequence) -> bool:
+    """One new token of the output, one draw, nothing besides: nearly all that an engine ever applies."""
+    start = item.num_computed_tokens
+    return (
+        len(item.samples) == 1
+        and start >= sequence.num_prompt_tokens
+        and start >= sequence.recompute_until
+        and group.is_ordinary
+        and group.is_forked
+        and len(item.token_ids) == 1
+    )
 
 
 class _TokenCounts:

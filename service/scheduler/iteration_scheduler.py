@@ -149,6 +149,12 @@ class IterationScheduler:
         self._history.computed(group.request.client, end - start)
         self.blocks.cache_prefix(sequence, group.request.cache_salt, end)
 
+    def note_decoded(self, group: SequenceGroup, sequence: Sequence, end: int) -> None:
+        """The one token before `end` is computed, and one is drawn."""
+        self._history.decoded(group.request.client)
+        if end % self.blocks.block_size == 0:
+            self.blocks.cache_prefix(sequence, group.request.cache_salt, end)
+
     def note_generated(self, group: SequenceGroup, num_tokens: int) -> None:
         """So many tokens of the group were drawn."""
         self._history.generated(group.request.client, num_tokens)
