@@ -68,6 +68,9 @@ class Recorded:
     def record_iteration(self, stats: IterationStats) -> None:
         self.iterations.append(stats)
 
+    def record_commands(self, seconds: float) -> None:
+        pass
+
     def record_request(self, stats: RequestStats, outcome: Outcome, finish_reasons: tuple[FinishReason, ...]) -> None:
         pass
 

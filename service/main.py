@@ -22,6 +22,7 @@ from service.api.serving_state import GenerationDefaults, ServedModel, ServingSt
 from service.bench.options import LatencyOptions, ThroughputOptions
 from service.config import SchedulerConfig
 from service.core.clock import MonotonicClock
+from service.core.host_times import host_table
 from service.core.stats import EngineSnapshot
 from service.core.version import distribution_version
 from service.engine.async_engine import AsyncEngine
@@ -30,8 +31,11 @@ from service.engine.engine import Engine
 from service.engine.ports import Executor
 from service.errors import ConfigError
 from service.http_server import HttpServer
+from service.interpreter import settle
 from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
+from service.metrics.event_loop_lag import watch_event_loop
+from service.metrics.host_seconds import HostSeconds
 from service.metrics.instruments import Instruments
 from service.metrics.live_gauges import LiveGauges
 from service.metrics.recorder import Recorder
@@ -148,7 +152,8 @@ class _Service:
     def __init__(self, settings: Settings, stand_in: Executor | None = None) -> None:
         self._settings = settings
         self._stand_in = stand_in
-        self._started_s = time.monotonic()
+        self._started_s = self._ready_s = time.monotonic()
+        self._ready_process_s = time.process_time()
         self._clock = MonotonicClock()
         self._shutdown = Shutdown()
         self._engine: AsyncEngine | None = None
@@ -170,6 +175,7 @@ class _Service:
         serving = asyncio.create_task(self._server.serve_forever())
         serving.add_done_callback(lambda _: self._on_server_end())
         loading = asyncio.create_task(self._load())
+        watching = asyncio.create_task(watch_event_loop(self._recorder))
         ending = asyncio.create_task(self._shutdown.requested())
         await asyncio.wait({loading, ending}, return_when=asyncio.FIRST_COMPLETED)
         try:
@@ -182,7 +188,15 @@ class _Service:
             await self._drain()
             self._server.finish()
             await asyncio.wait({serving})
+            watching.cancel()
+            if self._settings.profile_host:
+                print(self._host_profile(), file=sys.stderr, flush=True)
         return int(self._shutdown.status)
+
+    def _host_profile(self) -> str:
+        """Of the time since the model was ready."""
+        wall_s, process_s = time.monotonic() - self._ready_s, time.process_time() - self._ready_process_s
+        return host_table(self._recorder.times, process_s, wall_s, self._recorder.num_generated)
 
     def bench_target(self) -> BenchTarget:
         """The engine as it would be served, loaded in this thread. Raises ConfigError."""
@@ -216,11 +230,13 @@ class _Service:
 
     def _make_recorder(self) -> Recorder:
         instruments = Instruments(self._registry)
+        recorder = Recorder(instruments)
+        self._registry.register(HostSeconds(recorder.times))
         self._registry.register(LiveGauges(self._snapshot))
         if self._settings.metrics_compat == "vllm":
             name = self._settings.api_config().served_model_names[0]
             self._registry.register(VllmNames(instruments, self._snapshot, name))
-        return Recorder(instruments)
+        return recorder
 
     def _snapshot(self) -> EngineSnapshot | None:
         """Any thread: a scrape may ask while the model still loads."""
@@ -243,9 +259,9 @@ class _Service:
         )
         self._engine.start()
         self._state.set_ready(self._served_model(parts, self._engine))
-        self._recorder.record_startup("total", time.monotonic() - self._started_s)
-        gc.collect()
-        gc.freeze()  # what lives now lives for ever: collections need not look at it again
+        self._ready_s, self._ready_process_s = time.monotonic(), time.process_time()
+        self._recorder.record_startup("total", self._ready_s - self._started_s)
+        settle()
 
     def _load_parts(self) -> _Parts:
         started_s = time.monotonic()

@@ -76,7 +76,7 @@ class Settings(BaseSettings):
     shutdown_timeout: float = Field(30.0, ge=0, description="seconds that running requests get after SIGTERM")
     metrics_compat: Literal["vllm", "none"] = Field("vllm", description="also export the vllm:* metric names")
     stream_interval_ms: float = Field(
-        20.0, ge=0, description="many streams: each gets its new tokens at most so often; 0 sends every token at once"
+        30.0, ge=0, description="many streams: each gets its new tokens at most so often; 0 sends every token at once"
     )
     access_log: bool = Field(False, description="log a line per request")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe level logged")
@@ -116,6 +116,7 @@ class Settings(BaseSettings):
         None, gt=0, description="size of the KV cache (4GiB); measured if left out"
     )
 
+    profile_host: bool = Field(False, description="at the end, print where the host's time went")
     config: Path | None = Field(None, description="YAML file with any of these settings")
 
     @field_validator("served_model_name", "api_key", mode="before")

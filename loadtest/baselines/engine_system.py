@@ -81,6 +81,9 @@ class IterationLog:
         """See `service/engine/ports.py`."""
         self.iterations.append(stats)
 
+    def record_commands(self, seconds: float) -> None:
+        pass
+
     def record_request(self, stats: RequestStats, outcome: Outcome, finish_reasons: tuple[FinishReason, ...]) -> None:
         """See `service/engine/ports.py`; the final event says the same."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
@@ -17,6 +18,7 @@ from service.api.disconnect import ClientGone, run_unless_disconnected
 from service.api.error_responses import error_body, internal_error, nobody_there
 from service.api.generation import CollectedChoice, Generation
 from service.api.sse import DONE, TokenStreamResponse, data_frame
+from service.core.host_times import HostTimes
 from service.errors import RequestError
 
 _logger = logging.getLogger(__name__)
@@ -43,6 +45,7 @@ async def answer_whole(
         reason = "client_disconnected"
         return nobody_there()
     finally:
+        context.recorder.times.detokenize += generation.text_s
         if generation.close():
             context.recorder.record_abort(reason)
 
@@ -56,13 +59,17 @@ def answer_stream(
 ) -> Response:
     """Stream `frames` of every piece, then `last_frame`; abort if the client leaves or does not read."""
 
+    times = context.recorder.times
+
     def close(reason: str) -> None:
+        times.detokenize += generation.text_s
         if generation.close():
             context.recorder.record_abort(reason)
 
     return TokenStreamResponse(
-        _frames(generation, frames, last_frame),
+        _frames(generation, frames, last_frame, times),
         close,
+        times,
         keepalive_s=context.config.stream_keepalive_s,
         send_timeout_s=context.config.stream_send_timeout_s,
         headers=ignored_header(ignored),
@@ -70,13 +77,16 @@ def answer_stream(
 
 
 async def _frames(
-    generation: Generation, frames: Callable[[Piece], bytes], last_frame: Callable[[], bytes]
+    generation: Generation, frames: Callable[[Piece], bytes], last_frame: Callable[[], bytes], times: HostTimes
 ) -> AsyncGenerator[bytes, None]:
     """Frames that are ready together go out together. An error becomes an event; [DONE] comes in any case."""
     try:
         async with aclosing(generation.pieces()) as batches:
             async for pieces in batches:
-                yield b"".join([frames(piece) for piece in pieces])
+                began_s = time.perf_counter()
+                frame = b"".join([frames(piece) for piece in pieces])
+                times.sse += time.perf_counter() - began_s
+                yield frame
         yield last_frame() + DONE
     except RequestError as error:
         yield data_frame(error_body(error)) + DONE

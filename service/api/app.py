@@ -47,7 +47,7 @@ def create_app(
     The app's lifespan ends its tokenizing threads and nothing else: it neither starts nor stops the engine.
     Streams are not ended at SIGTERM by this app: they end when the engine ends their requests.
     """
-    context = ApiContext(state, config, TextPool(config.tokenizer_threads), recorder, TraceStore())
+    context = ApiContext(state, config, TextPool(config.tokenizer_threads, recorder.times), recorder, TraceStore())
     routes = _routes(context, registry)
     templates = {route.endpoint: route.path for route in routes}
     app = Starlette(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -69,6 +70,7 @@ class Generation:
         self._reading: dict[asyncio.Task[list[StreamEvent]], int] = {}
         self._stats: list[RequestStats] = []
         self._error: RequestError | None = None
+        self.text_s = 0.0
         self._choices: list[ChoiceText] = []
         try:
             for prompt_index, request in enumerate(requests):
@@ -131,7 +133,9 @@ class Generation:
         """
         while self._streams:
             prompt_index, events = await self._next_events()
+            began_s = time.perf_counter()
             pieces = self._read(prompt_index, events)
+            self.text_s += time.perf_counter() - began_s
             if pieces:
                 yield pieces
             if self._error is not None:

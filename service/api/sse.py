@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from service.api.disconnect import disconnected
+from service.core.host_times import HostTimes
 
 DONE = b"data: [DONE]\n\n"
 ABORT_CONNECTION = "abort_connection"
@@ -43,6 +44,7 @@ class TokenStreamResponse(Response):
         self,
         frames: AsyncGenerator[bytes, None],
         close: Callable[[str], None],
+        times: HostTimes,
         *,
         keepalive_s: float,
         send_timeout_s: float,
@@ -52,6 +54,7 @@ class TokenStreamResponse(Response):
         del self.headers["content-length"]
         self._frames = frames
         self._close = close
+        self._times = times
         self._keepalive_s = keepalive_s
         self._send_timeout_s = send_timeout_s
         self._sending = False
@@ -82,9 +85,11 @@ class TokenStreamResponse(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async with aclosing(self._frames) as frames:
             async for frame in frames:
-                self._sending, self._changed_s = True, time.monotonic()
+                began_s = time.monotonic()
+                self._sending, self._changed_s = True, began_s
                 await send({"type": "http.response.body", "body": frame, "more_body": True})
                 self._sending, self._changed_s = False, time.monotonic()
+                self._times.sse += self._changed_s - began_s
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _left_s(self) -> float:

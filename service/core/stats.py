@@ -41,7 +41,8 @@ class IterationStats:
     prefix_queried_tokens, prefix_hit_tokens: prompt tokens that started with this iteration, and those of them that
     the prefix cache held. swapped_blocks: blocks whose transfer, either way, began.
     schedule_s, launch_s, wait_s, apply_s: host seconds of deciding, of beginning it, of waiting for the result and of
-    applying it. Where iterations overlap, others are decided, launched and applied between the launch and the wait.
+    applying it. device_s: what it took on the device, as the host sees it. Where iterations overlap, others are
+    decided, launched and applied between the launch and the wait.
     predictions: of the predictors of recomputation and swapping that came true since the last iteration.
     """
 
@@ -57,6 +58,7 @@ class IterationStats:
     schedule_s: float
     launch_s: float
     wait_s: float
+    device_s: float
     apply_s: float
     predictions: tuple[Prediction, ...] = ()
 

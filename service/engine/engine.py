@@ -119,6 +119,10 @@ class Engine:
         while len(self._launched) > may_run:
             self._complete(self._launched.popleft())
 
+    def note_commands(self, seconds: float) -> None:
+        """Adding and removing requests took so long."""
+        self._stats_sink.record_commands(seconds)
+
     def take_events(self) -> list[Addressed]:
         """Events since the last call, in order."""
         events, self._events = self._events, []
@@ -189,10 +193,11 @@ class Engine:
         executed_s = self._clock.now_s()
         groups = self._scheduler.finish_iteration()
         self._scheduler.finish_transfers(result.finished_transfers)
-        self._scheduler.observe(plan, executed_s - max(launched.scheduled_s, self._executed_s))
+        device_s = executed_s - max(launched.scheduled_s, self._executed_s)
+        self._scheduler.observe(plan, device_s)
         self._executed_s = executed_s
         counts = self._apply(plan, result, groups)
-        self._record(launched, counts, started_s, executed_s)
+        self._record(launched, counts, started_s, executed_s, device_s)
 
     def _apply(self, plan: IterationPlan, result: IterationResult, groups: list[SequenceGroup]) -> _TokenCounts:
         counts = _TokenCounts()
@@ -355,7 +360,9 @@ class Engine:
             preemptions=tuple(group.preemptions),
         )
 
-    def _record(self, launched: _Launched, counts: _TokenCounts, wait_started_s: float, executed_s: float) -> None:
+    def _record(
+        self, launched: _Launched, counts: _TokenCounts, wait_started_s: float, executed_s: float, device_s: float
+    ) -> None:
         tally = launched.tally
         self._stats_sink.record_iteration(
             IterationStats(
@@ -371,6 +378,7 @@ class Engine:
                 schedule_s=launched.scheduled_s - launched.started_s,
                 launch_s=launched.launched_s - launched.scheduled_s,
                 wait_s=executed_s - wait_started_s,
+                device_s=device_s,
                 apply_s=self._clock.now_s() - executed_s,
                 predictions=tally.predictions,
             )

@@ -115,17 +115,17 @@ class EngineLoop:
             self._wake.wait()
         self._wake.clear()
         self.busy_since_s = self._clock.now_s()
-        if self._take_commands():
+        if self._inbox:
+            self._take_commands()
             self.snapshot = self._engine.snapshot()
+            self._engine.note_commands(self._clock.now_s() - self.busy_since_s)
         self._engine.step()
         self._hand_over()
         if self._engine.num_failed_in_a_row >= MAX_FAILED_IN_A_ROW:
             raise RuntimeError(f"{MAX_FAILED_IN_A_ROW} iterations in a row have failed")
 
-    def _take_commands(self) -> bool:
-        """Carry out what has come in; False if nothing has."""
-        if not self._inbox:
-            return False
+    def _take_commands(self) -> None:
+        """Carry out what has come in."""
         while self._inbox:
             command = self._inbox.popleft()
             match command:
@@ -139,7 +139,6 @@ class EngineLoop:
                 case Stop(error):
                     self._stopping = True
                     self._fail_all(error)
-        return True
 
     def _fail_all(self, error: RequestError) -> None:
         for request_id in self._engine.request_ids():

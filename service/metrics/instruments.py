@@ -107,6 +107,9 @@ class Instruments:
         self.rejections = counter("headrace_rejections_total", "Requests refused, by error code.", ("reason",))
         self.aborts = counter("headrace_aborts_total", "Calls aborted by the HTTP side, by reason.", ("reason",))
         # process
+        self.event_loop_lag = histogram(
+            "headrace_event_loop_lag_seconds", "By how much the event loop is late.", _ITERATION_SECONDS
+        )
         self.startup_seconds = Gauge(
             "headrace_startup_seconds", "Seconds of start-up, by phase.", ("phase",), registry=registry
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from service.core.events import Outcome
+from service.core.host_times import HostTimes
 from service.core.request import FinishReason
 from service.core.stats import IterationStats, Prediction, RequestStats
 from service.metrics.instruments import Instruments
@@ -16,6 +17,8 @@ class Recorder:
 
     def __init__(self, instruments: Instruments) -> None:
         self._instruments = instruments
+        self.times = HostTimes()
+        self.num_generated = 0
         self._schedule_s = instruments.iteration_seconds.labels("schedule")
         self._launch_s = instruments.iteration_seconds.labels("launch")
         self._wait_s = instruments.iteration_seconds.labels("wait")
@@ -32,7 +35,13 @@ class Recorder:
         self._ended = {reason: instruments.requests.labels(reason) for reason in ("stop", "length", "abort", "error")}
 
     def record_iteration(self, stats: IterationStats) -> None:
-        instruments = self._instruments
+        instruments, times = self._instruments, self.times
+        times.schedule += stats.schedule_s
+        times.launch += stats.launch_s
+        times.wait += stats.wait_s
+        times.apply += stats.apply_s
+        times.device += stats.device_s
+        self.num_generated += stats.generated_tokens
         instruments.iteration_batch_size.observe(stats.batch_size)
         instruments.iteration_tokens.observe(stats.prompt_tokens + stats.recomputed_tokens + stats.generated_tokens)
         self._schedule_s.observe(stats.schedule_s)
@@ -49,6 +58,9 @@ class Recorder:
         instruments.prefix_hit_tokens.inc(stats.prefix_hit_tokens)
         for prediction in stats.predictions:
             self._record_prediction(prediction)
+
+    def record_commands(self, seconds: float) -> None:
+        self.times.commands += seconds
 
     def record_request(self, stats: RequestStats, outcome: Outcome, finish_reasons: tuple[FinishReason, ...]) -> None:
         """Latencies are those of requests that finished; an aborted one only counts as ended and as tokens."""
@@ -99,6 +111,9 @@ class Recorder:
 
     def record_abort(self, reason: str) -> None:
         self._instruments.aborts.labels(reason).inc()
+
+    def record_event_loop_lag(self, seconds: float) -> None:
+        self._instruments.event_loop_lag.observe(seconds)
 
     def record_startup(self, phase: str, seconds: float) -> None:
         self._instruments.startup_seconds.labels(phase).set(seconds)

@@ -10,6 +10,7 @@ import pytest
 from starlette.types import Message
 
 from service.api.sse import DONE, TokenStreamResponse, data_frame
+from service.core.host_times import HostTimes
 from service.errors import ServerError
 from tests.api.running_server import RunningServer, Scene, running
 from tests.api.wire import CHAT, COMPLETIONS, chat, completion, events_of
@@ -52,6 +53,7 @@ class Client:
         return TokenStreamResponse(
             self.frames(),
             self.reasons.append,
+            HostTimes(),
             keepalive_s=keepalive_s,
             send_timeout_s=send_timeout_s,
             headers={"x-a": "b"},

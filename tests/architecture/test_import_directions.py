@@ -22,6 +22,7 @@ OURS = {
     "http_server": {"http_protocol", "config", "errors"},
     "http_protocol": {"config"},
     "shutdown": set(),
+    "interpreter": set(),
     "model_folder": {"errors"},
     "protocol": {"errors"},
     "text": {"core", "errors"},

@@ -47,6 +47,9 @@ class ListSink:
     def record_iteration(self, stats: IterationStats) -> None:
         self.iterations.append(stats)
 
+    def record_commands(self, seconds: float) -> None:
+        assert seconds >= 0
+
     def record_request(self, stats: RequestStats, outcome: Outcome, finish_reasons: tuple[FinishReason, ...]) -> None:
         self.requests.append((stats, outcome, finish_reasons))
 

@@ -25,6 +25,7 @@ ITERATION = IterationStats(
     schedule_s=0.001,
     launch_s=0.002,
     wait_s=0.008,
+    device_s=0.009,
     apply_s=0.002,
 )
 REQUEST = RequestStats(

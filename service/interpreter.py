@@ -1,0 +1,21 @@
+"""How Python runs while it serves: its own habits, made harmless (garbage collection, the hand-over of the GIL)."""
+
+from __future__ import annotations
+
+import gc
+import sys
+
+SWITCH_INTERVAL_S = 0.0005
+"""So long a thread that has the interpreter may keep it from one that wants it. Python's own 5 ms is as long as an
+iteration: the engine, woken by the device, would wait as long for the event loop (loadtest/LOG.md)."""
+
+GC_THRESHOLDS = (20_000, 20, 20)
+"""Collections come after so many new objects, not after every 700; what a stream makes is gone by itself."""
+
+
+def settle() -> None:
+    """Once all that lives for ever has been made: collections need not look at it again."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)

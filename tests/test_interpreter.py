@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+import gc
+import sys
+
+from service.interpreter import SWITCH_INTERVAL_S, settle
+
+
+def test_settling_freezes_what_lives_and_shortens_the_switch():
+    thresholds, interval_s = gc.get_threshold(), sys.getswitchinterval()
+    try:
+        settle()
+        assert gc.get_freeze_count() > 1000
+        assert sys.getswitchinterval() == SWITCH_INTERVAL_S
+        assert gc.get_threshold()[0] > thresholds[0]
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)
+        sys.setswitchinterval(interval_s)
