@@ -70,7 +70,9 @@ class ApiConfig:
     """The HTTP surface and its limits (sizes in bytes, times in seconds).
 
     served_model_names: the names clients may use; the first is the one in answers.
-    api_keys: accepted bearer keys; none means that the API is open.
+    api_keys: accepted bearer keys, each as KEY or NAME:KEY; none means that the API is open. Keys of one name are one
+    client's.
+    guard_metrics: /metrics asks for a key too.
     tool_call_parser: how the model writes tool calls; `auto` reads it from the chat template.
     reasoning_parser: `auto` splits reasoning from content if the chat template speaks of it.
     strict_params: unknown request fields are refused instead of listed in `x-ignored-params`.
@@ -78,6 +80,7 @@ class ApiConfig:
 
     served_model_names: tuple[str, ...]
     api_keys: tuple[str, ...] = ()
+    guard_metrics: bool = False
     strict_params: bool = False
     tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "pythonic"] = "auto"
     reasoning_parser: Literal["auto", "none"] = "auto"

@@ -415,6 +415,7 @@ class _Service:
                 "model": self._settings.public_model_name(),
                 "revision": self._settings.revision or "none",
                 "load_format": self._settings.load_format,
+                "weights": loaded.weights,
                 "architecture": loaded.model_config.architecture,
                 "dtype": str(loaded.dtype),
                 "device": str(loaded.device),

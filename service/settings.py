@@ -62,8 +62,9 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for all")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     api_key: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), description="accepted bearer keys, comma-separated; open if left out"
+        (), description="accepted bearer keys, comma-separated, each KEY or NAME:KEY; open if left out"
     )
+    guard_metrics: bool = Field(False, description="/metrics asks for a key too")
     strict_params: bool = Field(False, description="refuse unknown request fields instead of naming them in a header")
     tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "pythonic"] = Field(
         "auto", description="how the model writes tool calls; auto reads it from the chat template"
@@ -182,6 +183,7 @@ class Settings(BaseSettings):
         return ApiConfig(
             served_model_names=self.served_model_name or (self.public_model_name(),),
             api_keys=self.api_key,
+            guard_metrics=self.guard_metrics,
             strict_params=self.strict_params,
             tool_call_parser=self.tool_call_parser,
             reasoning_parser=self.reasoning_parser,

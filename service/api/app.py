@@ -56,7 +56,7 @@ def create_app(
             Middleware(RequestIds),
             Middleware(HttpFacts, recorder=recorder, routes=templates, access_log=access_log),
             Middleware(ErrorBarrier, recorder=recorder),
-            Middleware(BearerAuth, keys=config.api_keys),
+            Middleware(BearerAuth, keys=config.api_keys, guards_metrics=config.guard_metrics),
             Middleware(BodyLimits, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s),
         ],
         exception_handlers={HTTPException: _refuse_route},
@@ -80,7 +80,7 @@ def _routes(context: ApiContext, registry: CollectorRegistry) -> list[Route]:
         Route("/tokenize", tokenize.tokenize, methods=["POST"]),
         Route("/detokenize", tokenize.detokenize, methods=["POST"]),
         Route("/version", Version(context).get),
-        Route("/openapi.json", OpenApi().get),
+        Route("/openapi.json", OpenApi(context.config).get),
         Route("/", Playground().get),
     ]
 

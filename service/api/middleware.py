@@ -23,7 +23,7 @@ from service.metrics.recorder import Recorder
 _logger = logging.getLogger(__name__)
 _access_logger = logging.getLogger("headrace.access")
 
-_OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/"})
+_OPEN_PATHS = frozenset({"/health", "/ready", "/"})
 _UNKNOWN_ROUTE = "unknown"
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
@@ -90,7 +90,8 @@ class HttpFacts:
         self._recorder.record_http(route, method, status, seconds)
         if self._access_log:
             request_id = scope["state"]["request_id"]
-            _access_logger.info("%s %s %d %.1f ms %s", method, route, status, seconds * 1000, request_id)
+            client = client_of(scope) or "-"
+            _access_logger.info("%s %s %d %.1f ms %s %s", method, route, status, seconds * 1000, request_id, client)
 
 
 class ErrorBarrier:
@@ -129,19 +130,27 @@ class ErrorBarrier:
 
 
 class BearerAuth:
-    """Lets through who has one of the keys; health, readiness, metrics and the playground's
-    page are open. No keys: all is open.
+    """Lets through who has one of the keys; health, readiness, the playground's page and, by choice, metrics are
+    open. No keys: all is open.
+
+    keys: each KEY or NAME:KEY. The name stands for the client in shares, traces and the access log; a key without one
+    is known by the beginning of its digest.
 
     Decides on `scope["path"]`, never on a URL put together from headers. The comparison takes the same time
     for every wrong key.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[str], guards_metrics: bool = False) -> None:
         self._app = app
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+        self._open_paths = _OPEN_PATHS if guards_metrics else _OPEN_PATHS | {"/metrics"}
+        self._name_of: dict[bytes, str] = {}
+        for entry in keys:
+            name, _, key = entry.rpartition(":")
+            digest = hashlib.sha256(key.encode()).digest()
+            self._name_of[digest] = name or digest.hex()[:16]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._digests and scope["path"] not in _OPEN_PATHS:
+        if scope["type"] == "http" and self._name_of and scope["path"] not in self._open_paths:
             scope.setdefault("state", {})["client"] = self._check(Headers(scope=scope).get("authorization", ""))
         await self._app(scope, receive, send)
 
@@ -149,10 +158,10 @@ class BearerAuth:
         """The name of the key's owner."""
         scheme, _, key = authorization.partition(" ")
         digest = hashlib.sha256(key.strip().encode()).digest()
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        matches = [hmac.compare_digest(digest, known) for known in self._name_of]
         if scheme.lower() != "bearer" or not any(matches):
             raise AuthenticationFailed("Incorrect or missing API key.")
-        return digest.hex()[:16]
+        return self._name_of[digest]
 
 
 def client_of(scope: Scope) -> str:

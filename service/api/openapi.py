@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -10,6 +11,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from starlette.responses import Response
 
+from service.config import ApiConfig
 from service.core.version import distribution_version
 from service.protocol.chat import ChatChunk, ChatRequest, ChatResponse
 from service.protocol.completions import CompletionChunk, CompletionRequest, CompletionResponse
@@ -50,17 +52,18 @@ _PUBLIC: list[dict[str, list[str]]] = []
 class OpenApi:
     """Written once, when it is made."""
 
-    def __init__(self) -> None:
-        self._json = orjson.dumps(describe())
+    def __init__(self, config: ApiConfig) -> None:
+        self._json = orjson.dumps(describe(config))
 
     async def get(self, http: Request) -> Response:
         return Response(self._json, media_type="application/json")
 
 
-def describe() -> dict[str, Any]:
-    """The OpenAPI 3.1 description."""
+def describe(config: ApiConfig) -> dict[str, Any]:
+    """The OpenAPI 3.1 description of a server with this configuration: the models' names, whether it asks for keys."""
     shapes = [(shape, "validation") for shape in _REQUESTS] + [(shape, "serialization") for shape in _RESPONSES]
     _, schemas = models_json_schema(shapes, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
+    _name_models(schemas["$defs"], config.served_model_names)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -72,16 +75,25 @@ def describe() -> dict[str, Any]:
                 "with code `unsupported_parameter` unless they have their default value."
             ),
         },
-        "security": [{"bearer": []}],
+        "security": [{"bearer": []}] if config.api_keys else [],
         "components": {
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
             "schemas": schemas["$defs"],
         },
-        "paths": _paths(),
+        "paths": _paths(config.guard_metrics),
     }
 
 
-def _paths() -> dict[str, Any]:
+def _name_models(schemas: dict[str, Any], names: Sequence[str]) -> None:
+    """A request's `model` is one of these."""
+    for shape in _REQUESTS:
+        model = schemas[shape.__name__]["properties"]["model"]
+        for each in model.get("anyOf", [model]):
+            if each.get("type") == "string":
+                each["enum"] = list(names)
+
+
+def _paths(guards_metrics: bool) -> dict[str, Any]:
     model_id = {"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}
     request_id = {**model_id, "name": "request_id"}
     return {
@@ -102,7 +114,9 @@ def _paths() -> dict[str, Any]:
         "/openapi.json": {"get": _operation("This description.", _json_object())},
         "/health": {"get": {**_operation("Would a new short request complete?", _json_object()), "security": _PUBLIC}},
         "/ready": {"get": {**_operation("May a balancer send requests?", _json_object()), "security": _PUBLIC}},
-        "/metrics": {"get": {**_operation("For Prometheus.", {"text/plain": {}}), "security": _PUBLIC}},
+        "/metrics": {
+            "get": _operation("For Prometheus.", {"text/plain": {}}) | ({} if guards_metrics else {"security": _PUBLIC})
+        },
         "/": {"get": {**_operation("The playground.", {"text/html": {}}), "security": _PUBLIC}},
     }
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel
 
-from service.protocol.generation import GenerationFields, PromptLogprob, WireRequest
+from service.protocol.generation import GenerationFields, PromptLogprob, WireRequest, bounds
 from service.protocol.usage import Usage
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -65,7 +65,7 @@ class ChatPromptFields(WireRequest):
 
 class ChatRequest(ChatPromptFields, GenerationFields):
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Annotated[int | None, bounds(0, 20)] = None
 
 
 class TopLogprob(BaseModel):

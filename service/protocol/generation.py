@@ -10,6 +10,11 @@ TokenIds = Annotated[list[int], Field(fail_fast=True)]
 Strings = Annotated[list[str], Field(fail_fast=True)]
 
 
+def bounds(low: float, high: float | None = None) -> Any:
+    """What the description says of a number's range. The door checks it: a model's or a server's limits are there."""
+    return Field(json_schema_extra={"minimum": low} if high is None else {"minimum": low, "maximum": high})
+
+
 class WireRequest(BaseModel):
     """Types are exact (no "1" for 1, no true for 1); fields that are not declared are kept apart by name."""
 
@@ -51,22 +56,22 @@ class GenerationFields(WireRequest):
     """A field that is null is as if it were not there."""
 
     model: str
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
+    max_tokens: Annotated[int | None, bounds(0)] = None
+    max_completion_tokens: Annotated[int | None, bounds(0)] = None
+    temperature: Annotated[float | None, bounds(0, 2)] = None
+    top_p: Annotated[float | None, bounds(0, 1)] = None
+    top_k: Annotated[int | None, bounds(-1)] = None
+    min_p: Annotated[float | None, bounds(0, 1)] = None
+    presence_penalty: Annotated[float | None, bounds(-2, 2)] = None
+    frequency_penalty: Annotated[float | None, bounds(-2, 2)] = None
+    repetition_penalty: Annotated[float | None, bounds(0.01, 100)] = None
     logit_bias: dict[str, float] | None = None
     bad_words: Strings | None = None
     allowed_token_ids: TokenIds | None = None
-    min_tokens: int | None = None
+    min_tokens: Annotated[int | None, bounds(0)] = None
     seed: int | None = None
-    n: int | None = None
-    best_of: int | None = None
+    n: Annotated[int | None, bounds(1)] = None
+    best_of: Annotated[int | None, bounds(1)] = None
     use_beam_search: bool | None = None
     beam_width: int | None = None
     length_penalty: float | None = None
@@ -76,9 +81,9 @@ class GenerationFields(WireRequest):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
-    prompt_logprobs: int | None = None
+    prompt_logprobs: Annotated[int | None, bounds(0, 20)] = None
     skip_special_tokens: bool | None = None
-    truncate_prompt_tokens: int | None = None
+    truncate_prompt_tokens: Annotated[int | None, bounds(-1)] = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
     user: str | None = None

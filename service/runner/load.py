@@ -20,6 +20,7 @@ from service.models.generation_config import GenerationDefaults, load_generation
 from service.models.model_config import ModelConfig, load_model_config
 from service.models.registry import build_model
 from service.models.weight_loader import load_weights
+from service.models.weights_revision import weights_revision
 from service.runner.cuda_graphs import graph_sizes
 from service.runner.device import choose_device, choose_dtype, use_cores
 from service.runner.host_memory import keep_freed_memory
@@ -36,7 +37,7 @@ class LoadedModel:
     """A model ready to serve, and the facts measured on the way.
 
     max_model_len: tokens that one sequence may have by the model and the configuration (the cache may hold fewer).
-    num_threads: of torch's operations on the CPU.
+    num_threads: of torch's operations on the CPU. weights: a name that changes with the weights.
     """
 
     runner: ModelRunner
@@ -50,6 +51,7 @@ class LoadedModel:
     device: str
     num_threads: int
     memory: MemoryLedger
+    weights: str
 
 
 def load_executor(
@@ -106,6 +108,7 @@ def load_executor(
         device=str(device),
         num_threads=num_threads,
         memory=memory,
+        weights=f"seed {source.seed}" if source.load_format == "dummy" else weights_revision(folder),
     )
 
 

@@ -189,3 +189,17 @@ def test_a_surprise_after_the_answer_began_adds_nothing_to_it(server: RunningSer
     scope = {"type": "http", "state": {"request_id": "x"}}
     asyncio.run(ErrorBarrier(fail_late, server.recorder)(scope, receive, send))
     assert [message["type"] for message in sent] == ["http.response.start"]
+
+
+def test_metrics_can_be_guarded_and_keys_have_names() -> None:
+    config = replace(Scene().config, api_keys=("ann:sk-a", "ann:sk-b", "bob:sk-c"), guard_metrics=True)
+    with running(Scene(config=config)) as server, httpx.Client(base_url=server.base_url) as http:
+        assert http.get("/metrics").status_code == 401
+        assert http.get("/metrics", headers={"Authorization": "Bearer ann:sk-a"}).status_code == 401
+        assert http.get("/metrics", headers={"Authorization": "Bearer sk-b"}).status_code == 200
+
+        def trace(key: str, call_id: str) -> int:
+            return http.get(f"/v1/requests/{call_id}/trace", headers={"Authorization": f"Bearer {key}"}).status_code
+
+        made = http.post(COMPLETIONS, json=completion(), headers={"Authorization": "Bearer sk-a"}).json()["id"]
+        assert [trace(key, made) for key in ("sk-a", "sk-b", "sk-c")] == [200, 200, 404]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -9,10 +10,10 @@ from starlette.routing import Route
 
 from service.api.app import create_app
 from service.api.openapi import describe
-from tests.api.running_server import RunningServer
+from tests.api.running_server import RunningServer, Scene
 from tests.api.wire import CHAT, COMPLETIONS, chat, completion
 
-DESCRIPTION = describe()
+DESCRIPTION = describe(Scene().config)
 SCHEMAS = DESCRIPTION["components"]["schemas"]
 
 
@@ -70,3 +71,33 @@ def test_errors_are_described(http: httpx.Client) -> None:
         for operation in methods.values():
             assert {"200", "4XX", "5XX"} <= set(operation["responses"])
     assert set(http.post(CHAT, json={}).json()["error"]) == set(SCHEMAS["ErrorDetail"]["properties"])
+
+
+def test_a_server_with_keys_says_so() -> None:
+    config = Scene().config
+    guarded = describe(replace(config, api_keys=("k",), guard_metrics=True))
+    assert DESCRIPTION["security"] == []
+    assert guarded["security"] == [{"bearer": []}]
+    assert "security" not in guarded["paths"]["/metrics"]["get"]
+    assert DESCRIPTION["paths"]["/metrics"]["get"]["security"] == []
+
+
+def bounded_fields() -> list[tuple[str, str, dict[str, Any]]]:
+    return [
+        (path, name, field)
+        for path, shape in ((COMPLETIONS, "CompletionRequest"), (CHAT, "ChatRequest"))
+        for name, field in SCHEMAS[shape]["properties"].items()
+        if "minimum" in field
+    ]
+
+
+@pytest.mark.parametrize(("path", "name", "field"), bounded_fields(), ids=lambda value: str(value)[:40])
+def test_what_lies_outside_a_described_range_is_refused(
+    http: httpx.Client, path: str, name: str, field: dict[str, Any]
+) -> None:
+    body = completion() if path == COMPLETIONS else chat("hi")
+    outside = [field["minimum"] - 1] + ([field["maximum"] + 1] if "maximum" in field else [])
+    for value in outside:
+        response = http.post(path, json=body | {"logprobs": True if name == "top_logprobs" else None, name: value})
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == name
