@@ -1,4 +1,8 @@
-"""Llama (Touvron et al. 2023): pre-norm blocks of grouped-query attention with rotary positions and a gated MLP."""
+"""Llama (Touvron et al. 2023): pre-norm blocks of grouped-query attention with rotary positions and a gated MLP.
+
+Mistral 7B (Jiang et al. 2023) is the same with attention over a sliding window, Qwen2 (Yang et al. 2024) with biases of
+query, key and value.
+"""
 
 from __future__ import annotations
 

@@ -131,8 +131,8 @@ def _llama_family(architecture: str, fields: Mapping[str, object], reader: _Fiel
     if activation == "relu":
         raise ModelLoadError("config.json: hidden_act 'relu' is not served in a gated MLP")
     max_positions = reader.size("max_position_embeddings", 2048)
-    has_own_biases = architecture in {"LlamaForCausalLM", "Qwen3ForCausalLM"}
-    biases = has_own_biases and reader.flag("attention_bias")
+    # Of Mistral and Qwen2, transformers reads no such field.
+    biases = architecture in {"LlamaForCausalLM", "Qwen3ForCausalLM"} and reader.flag("attention_bias")
 
     return ModelConfig(
         architecture=architecture,
@@ -324,11 +324,12 @@ def _sliding_windows(
     kinds = fields.get("layer_types")
     if kinds is None:
         return windows
-    if not isinstance(kinds, list) or len(kinds) != num_layers or not {*kinds} <= {_FULL, _SLIDING}:
+    known = [kind for kind in kinds if kind in (_FULL, _SLIDING)] if isinstance(kinds, list) else []
+    if known != kinds or len(known) != num_layers:
         raise ModelLoadError(f"config.json: layer_types must name {_FULL!r} or {_SLIDING!r} for each layer")
-    if _SLIDING in kinds and window is None:
+    if _SLIDING in known and window is None:
         raise ModelLoadError(f"config.json: layer_types has {_SLIDING!r}, but no sliding_window is in use")
-    return tuple(window if kind == _SLIDING else None for kind in kinds)
+    return tuple(window if kind == _SLIDING else None for kind in known)
 
 
 def _checkpoint_dtype(fields: Mapping[str, object]) -> CheckpointDtype:

@@ -194,6 +194,8 @@ def test_only_dynamic_scaling_reaches_beyond_the_written_context():
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types has 'sliding_attention'"),
         ({"layer_types": ["full_attention"]}, "layer_types must name"),
+        ({"layer_types": "full_attention"}, "layer_types must name"),
+        ({"layer_types": [{}, {}]}, "layer_types must name"),
         ({"layer_types": ["full_attention", "chunked_attention"]}, "layer_types must name"),
         ({"torch_dtype": "int8"}, "dtype 'int8'"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type 'longrope'"),
