@@ -58,6 +58,7 @@ class ChatCompletions:
         thinking = self._reasoning(chat, prompt, model)
         form = output_form(chat.tools, call.form, model.tokenizer)
         call_id, created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
+        grammar, grammar_s = await compile_form(form, model, thinking)
         requests = build_requests(
             call,
             [prompt],
@@ -67,11 +68,11 @@ class ChatCompletions:
             prompt_param="messages",
             default_max_tokens=None,
             client=client_of(http.scope),
-            grammar=await compile_form(form, model.grammars, thinking),
+            grammar=grammar,
             num_prompt_logprobs=call.prompt_logprobs,
         )
         make_output = self._output_maker(chat, thinking)
-        trace = self._context.traces.open(call_id, client_of(http.scope), call.model, created, requests)
+        trace = self._context.traces.open(call_id, client_of(http.scope), call.model, created, requests, grammar_s)
         generation = Generation(
             model.engine,
             model.tokenizer,

@@ -45,6 +45,7 @@ class Completions:
         prompt_ids = await self._prompt_ids(prompts, call, model)
         echo = bool(fields.echo)
         call_id, created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
+        grammar, grammar_s = await compile_form(call.form, model)
         requests = build_requests(
             call,
             prompt_ids,
@@ -54,10 +55,10 @@ class Completions:
             prompt_param="prompt",
             default_max_tokens=_DEFAULT_MAX_TOKENS,
             client=client_of(http.scope),
-            grammar=await compile_form(call.form, model.grammars),
+            grammar=grammar,
             num_prompt_logprobs=_num_prompt_logprobs(call, echo),
         )
-        trace = self._context.traces.open(call_id, client_of(http.scope), call.model, created, requests)
+        trace = self._context.traces.open(call_id, client_of(http.scope), call.model, created, requests, grammar_s)
         generation = Generation(
             model.engine,
             model.tokenizer,

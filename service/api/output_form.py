@@ -7,8 +7,9 @@ from typing import Any
 
 import orjson
 
+from service.api.serving_state import ServedModel
 from service.config import ApiConfig
-from service.core.grammar import Grammar, Grammars, GrammarSpec, Reasoning
+from service.core.grammar import Grammar, GrammarSpec, Reasoning
 from service.errors import InvalidRequest, UnsupportedParameter
 from service.protocol.generation import GenerationFields, ResponseFormat, StructuredOutputs
 
@@ -32,14 +33,17 @@ def check_output_form(fields: GenerationFields, config: ApiConfig) -> GrammarSpe
 
 
 async def compile_form(
-    spec: GrammarSpec | None, grammars: Grammars | None, reasoning: Reasoning = Reasoning.NONE
-) -> Grammar | None:
-    """The grammar that the engine holds the output to. InvalidRequest if there is none that does what is asked for."""
+    spec: GrammarSpec | None, model: ServedModel, reasoning: Reasoning = Reasoning.NONE
+) -> tuple[Grammar | None, float | None]:
+    """The grammar that the engine holds the output to, and the seconds that it took to get it. InvalidRequest if there
+    is none that does what is asked for."""
     if spec is None:
-        return None
-    if grammars is None:
+        return None, None
+    if model.grammars is None:
         raise UnsupportedParameter(f"{spec.param} is not supported by this server.", param=spec.param)
-    return await grammars.compile(spec, reasoning)
+    started_s = model.clock.now_s()
+    grammar = await model.grammars.compile(spec, reasoning)
+    return grammar, model.clock.now_s() - started_s
 
 
 def schema_text(schema: object, param: str, config: ApiConfig) -> str:

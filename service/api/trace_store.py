@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from service.core.events import FinalEvent
 from service.core.request import Request
-from service.protocol.trace import PromptTrace, RequestTrace, TraceOutcome
+from service.protocol.trace import ChunkTrace, PreemptionTrace, PromptTrace, RequestTrace, TraceOutcome, WaitTrace
 
 MAX_TRACES = 1000
 
@@ -15,7 +15,15 @@ MAX_TRACES = 1000
 class CallTrace:
     """One call's trace and whose it is."""
 
-    def __init__(self, call_id: str, client: str, model: str, created: int, requests: Sequence[Request]) -> None:
+    def __init__(
+        self,
+        call_id: str,
+        client: str,
+        model: str,
+        created: int,
+        requests: Sequence[Request],
+        grammar_s: float | None = None,
+    ) -> None:
         self.client = client
         self._facts = (call_id, created, model)
         self._prompts = [
@@ -25,6 +33,7 @@ class CallTrace:
                 prompt_tokens=request.num_prompt_tokens,
                 n=request.sampling.n,
                 max_tokens=request.sampling.max_tokens,
+                grammar_s=grammar_s,
             )
             for index, request in enumerate(requests)
         ]
@@ -37,8 +46,11 @@ class CallTrace:
             return
         stats = event.stats
 
+        def since_arrival(time_s: float) -> float:
+            return round(time_s - stats.arrival_s, 6)
+
         def after_arrival(time_s: float | None) -> float | None:
-            return None if time_s is None else round(time_s - stats.arrival_s, 6)
+            return None if time_s is None else since_arrival(time_s)
 
         prompt.outcome = event.outcome.value
         prompt.cached_tokens = stats.num_cached_tokens
@@ -46,7 +58,25 @@ class CallTrace:
         prompt.first_scheduled_s = after_arrival(stats.first_scheduled_s)
         prompt.first_token_s = after_arrival(stats.first_token_s)
         prompt.finished_s = after_arrival(stats.finished_s)
+        prompt.iterations = stats.num_iterations
+        prompt.num_chunks = stats.num_chunks
         prompt.preemptions = stats.num_preemptions
+        prompt.waits = [
+            WaitTrace(since_s=since_arrival(wait.since_s), until_s=since_arrival(wait.until_s), reason=wait.reason)
+            for wait in stats.waits
+        ]
+        prompt.chunks = [ChunkTrace(at_s=since_arrival(chunk.at_s), tokens=chunk.num_tokens) for chunk in stats.chunks]
+        prompt.preempted = [
+            PreemptionTrace(
+                at_s=since_arrival(each.at_s),
+                recovery=each.recovery,
+                tokens=each.num_tokens,
+                blocks=each.num_blocks,
+                predicted_s=each.predicted_s,
+                actual_s=each.actual_s,
+            )
+            for each in stats.preemptions
+        ]
 
     def show(self) -> RequestTrace:
         call_id, created, model = self._facts
@@ -66,8 +96,16 @@ class TraceStore:
         self._max_traces = max_traces
         self._traces: OrderedDict[str, CallTrace] = OrderedDict()
 
-    def open(self, call_id: str, client: str, model: str, created: int, requests: Sequence[Request]) -> CallTrace:
-        trace = CallTrace(call_id, client, model, created, requests)
+    def open(
+        self,
+        call_id: str,
+        client: str,
+        model: str,
+        created: int,
+        requests: Sequence[Request],
+        grammar_s: float | None = None,
+    ) -> CallTrace:
+        trace = CallTrace(call_id, client, model, created, requests, grammar_s)
         self._traces[call_id] = trace
         if len(self._traces) > self._max_traces:
             self._traces.popitem(last=False)

@@ -7,6 +7,7 @@ from enum import Enum, auto
 
 from service.core.iteration_result import TokenLogprobs
 from service.core.request import Request
+from service.core.request_journal import RequestJournal
 from service.core.sequence import Sequence
 from service.core.stats import PreemptionStats
 
@@ -35,6 +36,7 @@ class SequenceGroup:
         "first_token_s",
         "is_forked",
         "is_ordinary",
+        "journal",
         "live",
         "num_cached_tokens",
         "num_output_tokens",
@@ -69,6 +71,7 @@ class SequenceGroup:
         self.is_forked = request.sampling.num_sequences == 1
         self.is_ordinary = request.sampling.beam is None and request.grammar is None
         self.runs_ahead = not request.needs_ids_on_host
+        self.journal = RequestJournal(request.arrival_s)
         self.first_scheduled_s: float | None = None
         self.first_token_s: float | None = None
         self.num_preemptions = 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from service.core.request_journal import Chunk, Wait
+
 
 class Prediction(NamedTuple):
     """What a predictor said and what it then took: of an iteration that computes prompts, or of a transfer."""
@@ -67,7 +69,8 @@ class IterationStats:
 class RequestStats:
     """One request at its end. `first_scheduled_s` and `first_token_s` are None if that never happened.
 
-    preemptions: the last few of its `num_preemptions`.
+    preemptions: the last few of its `num_preemptions`. waits, chunks: see core/request_journal.py; num_chunks counts
+    all. num_iterations: that computed something of it.
     """
 
     num_prompt_tokens: int
@@ -81,6 +84,10 @@ class RequestStats:
     finished_s: float
     num_preemptions: int
     preemptions: tuple[PreemptionStats, ...] = ()
+    waits: tuple[Wait, ...] = ()
+    chunks: tuple[Chunk, ...] = ()
+    num_chunks: int = 0
+    num_iterations: int = 0
 
     @property
     def e2e_s(self) -> float:

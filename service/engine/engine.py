@@ -345,7 +345,7 @@ class Engine:
         self._scheduler.lose_transfers()
 
     def _request_stats(self, group: SequenceGroup) -> RequestStats:
-        request = group.request
+        request, journal = group.request, group.journal
         return RequestStats(
             num_prompt_tokens=request.num_prompt_tokens,
             num_cached_tokens=group.num_cached_tokens,
@@ -358,6 +358,10 @@ class Engine:
             finished_s=self._clock.now_s(),
             num_preemptions=group.num_preemptions,
             preemptions=tuple(group.preemptions),
+            waits=tuple(journal.waits),
+            chunks=tuple(journal.chunks),
+            num_chunks=journal.num_chunks,
+            num_iterations=journal.num_iterations(max(s.num_output_tokens for s in group.sequences)),
         )
 
     def _record(

@@ -9,10 +9,43 @@ from pydantic import BaseModel
 TraceOutcome = Literal["running", "finished", "aborted", "failed"]
 
 
+WaitReason = Literal["iteration", "sequences", "tokens", "memory", "transfer"]
+
+
+class WaitTrace(BaseModel):
+    """reason: what the last decision that let it wait ran out of: sequences in an iteration, tokens in an iteration, KV
+    blocks, or blocks that were still on their way. `iteration`: nothing; it came while one was being computed."""
+
+    since_s: float
+    until_s: float
+    reason: WaitReason
+
+
+class ChunkTrace(BaseModel):
+    """Several tokens computed by one iteration."""
+
+    at_s: float
+    tokens: int
+
+
+class PreemptionTrace(BaseModel):
+    """recovery: how it came back. tokens, blocks: what it had computed and held. predicted_s, actual_s: seconds that
+    coming back would take and took; null where it was not known."""
+
+    at_s: float
+    recovery: Literal["recompute", "swap"]
+    tokens: int
+    blocks: int
+    predicted_s: float | None
+    actual_s: float | None
+
+
 class PromptTrace(BaseModel):
     """One prompt of the call. Seconds count from the call's arrival; null: it did not come to that, or not yet.
 
-    first_scheduled_s: the end of waiting. first_token_s: the end of computing the prompt.
+    first_scheduled_s: the end of waiting. first_token_s: the end of computing the prompt. grammar_s: spent on compiling
+    the grammar of the output, before the request could wait for a place. waits, chunks, preempted: the last ones;
+    preemptions and num_chunks count all. iterations: that computed something of it.
     """
 
     index: int
@@ -22,10 +55,16 @@ class PromptTrace(BaseModel):
     output_tokens: int | None = None
     n: int
     max_tokens: int
+    grammar_s: float | None = None
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
     finished_s: float | None = None
+    iterations: int | None = None
+    waits: list[WaitTrace] = []
+    num_chunks: int | None = None
+    chunks: list[ChunkTrace] = []
     preemptions: int | None = None
+    preempted: list[PreemptionTrace] = []
 
 
 class RequestTrace(BaseModel):

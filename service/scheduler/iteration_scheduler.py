@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from service.core.iteration_plan import (
     Transfer,
 )
 from service.core.iteration_result import FinishedTransfer
+from service.core.request_journal import WaitReason
 from service.core.sequence import Sequence
 from service.core.sequence_group import GroupStatus, SequenceGroup
 from service.core.stats import Prediction
@@ -88,6 +90,8 @@ class IterationScheduler:
         self._max_preemptions = max_preemptions
         self._released: list[int] = []
         self._tally = DecisionTally()
+        self._refused_s = -math.inf
+        self._lacked: WaitReason = "iteration"
         self._running: deque[list[SequenceGroup]] = deque()
         self._num_finished = 0
         self._leaving: list[Sequence] = []
@@ -106,7 +110,11 @@ class IterationScheduler:
         draft = _Draft(self._num_finished + len(self._running) + 1)
         preempted = self._make_room(lacking, draft)
         self._schedule_running(draft)
-        if not preempted and not draft.sitting_out:
+        if not self.pool.waiting:
+            pass
+        elif preempted or draft.sitting_out:
+            self._let_wait("memory")
+        else:
             self._admit(draft)
         awaits_transfer = not (draft.scheduled or self._running) and self.blocks.swap_space.has_transfers
         if not (draft.scheduled or draft.transfers or awaits_transfer):
@@ -292,6 +300,7 @@ class IterationScheduler:
     def _preempt(self, draft: _Draft, group: SequenceGroup) -> None:
         self.pool.pause(group)
         group.num_preemptions += 1
+        group.journal.note_pause(self._clock.now_s())
         sequence_ids = [s.sequence_id for s in group.computing]
         num_tokens, num_blocks = num_computed_tokens(group), self.blocks.num_distinct_blocks(sequence_ids)
         costs = self._ledger.predict(num_tokens, self._num_kept_tokens(group), num_blocks)
@@ -392,16 +401,17 @@ class IterationScheduler:
     def _admit(self, draft: _Draft) -> None:
         pool = self.pool
         seats = self._max_num_seqs - sum(len(g.live) for g in pool.running)
-        if not pool.waiting or seats <= 0 or draft.budget <= 0:
+        if seats <= 0 or draft.budget <= 0:
+            self._let_wait("sequences" if seats <= 0 else "tokens")
             return
         now_s = self._clock.now_s()
         for group in list(self._policy.order(pool.waiting, now_s)):
-            if draft.budget <= 0 or len(group.live) > seats or self._is_moving(group):
-                return
-            prefix = self._cached_prefix(group)
-            if self._admission.fit(group, prefix, self.blocks, pool.running) is not Fit.OK:
+            prefix, lacks = self._fit(group, seats, draft.budget)
+            if lacks is not None:
+                self._let_wait(lacks)
                 return
             seats -= len(group.live)
+            group.journal.note_start(now_s, self._refused_s, self._lacked)
             if self.blocks.swap_space.holds(group.leader.sequence_id):
                 self.pool.start(group)
                 transfer = self.blocks.swap_in([s.sequence_id for s in group.computing])
@@ -413,6 +423,22 @@ class IterationScheduler:
             leader = group.leader
             end = min(leader.num_computed_tokens + draft.budget, leader.num_tokens)
             self._schedule_tokens(draft, group, leader, end)
+
+    def _fit(self, group: SequenceGroup, seats: int, budget: int) -> tuple[list[int], WaitReason | None]:
+        """The group's cached blocks, and what it cannot start for; None: it can."""
+        if budget <= 0:
+            return [], "tokens"
+        if len(group.live) > seats:
+            return [], "sequences"
+        if self._is_moving(group):
+            return [], "transfer"
+        prefix = self._cached_prefix(group)
+        fits = self._admission.fit(group, prefix, self.blocks, self.pool.running) is Fit.OK
+        return prefix, None if fits else "memory"
+
+    def _let_wait(self, reason: WaitReason) -> None:
+        """Somebody waits on, for want of this."""
+        self._refused_s, self._lacked = self._clock.now_s(), reason
 
     def _cached_prefix(self, group: SequenceGroup) -> list[int]:
         """Blocks that need not be computed. Whose prompt is to be scored computes all of it."""
@@ -456,6 +482,8 @@ class IterationScheduler:
         targets: tuple[int, ...] = ()
         if group.prompt_logprobs is not None:
             targets = group.request.prompt_token_ids[start + 1 : end + 1]
+        if end - start > 1:
+            group.journal.note_chunk(self._clock.now_s(), end - start, draws=bool(draws))
         draft.budget -= end - start
         draft.groups.append(group)
         draft.shares.append((group, sequence, end, draws))

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -30,7 +32,29 @@ def test_tells_where_the_time_went(server: RunningServer, http: httpx.Client, pa
         assert prompt["output_tokens"] == len(ids)
         assert 0 <= prompt["first_scheduled_s"] < prompt["first_token_s"] < prompt["finished_s"]
         assert prompt["finished_s"] - prompt["first_token_s"] >= 0.01 * (len(ids) - 1)
-        assert prompt["preemptions"] == 0
+        assert (prompt["preemptions"], prompt["preempted"]) == (0, [])
+        assert prompt["iterations"] == len(ids)
+        assert prompt["grammar_s"] is None
+        (wait,) = prompt["waits"]
+        assert (wait["since_s"], wait["until_s"]) == (0, prompt["first_scheduled_s"])
+        assert sum(chunk["tokens"] for chunk in prompt["chunks"]) == prompt["prompt_tokens"]
+        assert prompt["num_chunks"] == len(prompt["chunks"])
+
+
+def test_tells_what_a_request_waited_for(server: RunningServer, http: httpx.Client) -> None:
+    """The places are taken by a first call; the second starts when one is free. And the grammar's time is told."""
+    ids = server.say("some words to be said here")
+    server.executor.delay_s = 0.02
+    taken = {"n": server.scene.scheduler.max_num_seqs, "max_tokens": len(ids)}
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(http.post, COMPLETIONS, json=completion(**taken))
+        while server.engine.snapshot.num_running == 0:
+            time.sleep(0.001)
+        second = http.post(COMPLETIONS, json=completion(max_tokens=3, regex="ab"))
+        first.result()
+    (prompt,) = trace_of(http, second.json()["id"])["prompts"]
+    assert [wait["reason"] for wait in prompt["waits"]] == ["sequences"]
+    assert prompt["grammar_s"] > 0
 
 
 def test_of_a_running_and_of_an_abandoned_call(server: RunningServer, http: httpx.Client) -> None:

@@ -341,3 +341,21 @@ def test_the_snapshot_tells_what_is_held():
     harness.run()
     assert harness.engine.snapshot().used_blocks == 0
     assert harness.engine.snapshot().batch_size == 0
+
+
+def test_a_journal_tells_what_happened():
+    """Prompts in chunks, a wait for memory, preemptions with what they cost: bounded facts for the trace."""
+    harness = Harness(num_blocks=10, block_size=4, max_num_batched_tokens=16)
+    for seed in range(3):
+        assert harness.add(harness.request(tuple(range(50 * seed, 50 * seed + 20)), 16, seed=seed))
+    harness.run()
+    by_arrival = sorted((stats for stats, _, _ in harness.sink.requests), key=lambda stats: stats.finished_s)
+    assert sum(stats.num_preemptions for stats in by_arrival) == sum(len(stats.preemptions) for stats in by_arrival) > 0
+    for stats in by_arrival:
+        assert len(stats.waits) == 1 + stats.num_preemptions
+        assert stats.waits[0].until_s == stats.first_scheduled_s
+        assert sum(chunk.num_tokens for chunk in stats.chunks) >= 20
+        # From its first chunk to its last token it was in every iteration that it did not wait through.
+        assert stats.num_iterations >= stats.num_output_tokens
+    assert by_arrival[0].num_iterations == 2 + 15, "20 tokens by 16 an iteration, then one a token"
+    assert "memory" in {wait.reason for stats in by_arrival for wait in stats.waits}

@@ -1,0 +1,61 @@
+"""What happened to one request, for its trace: waits and their reasons, prompt chunks. Bounded; engine thread only."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Literal, NamedTuple
+
+MAX_WAITS_KEPT = 16
+MAX_CHUNKS_KEPT = 32
+
+WaitReason = Literal["iteration", "sequences", "tokens", "memory", "transfer"]
+"""What the last decision that let it wait ran out of: sequences, tokens of an iteration, KV blocks, or blocks that are
+still on their way. `iteration`: nothing; it came while one was being computed."""
+
+
+class Wait(NamedTuple):
+    since_s: float
+    until_s: float
+    reason: WaitReason
+
+
+class Chunk(NamedTuple):
+    """Several tokens that one iteration computed: (a part of) the prompt, or of what a preemption had dropped."""
+
+    at_s: float
+    num_tokens: int
+
+
+class RequestJournal:
+    """`waits` and `chunks` are the last ones; `num_chunks` counts all. Seconds on the engine's clock."""
+
+    __slots__ = ("_num_drawing", "_waiting_since_s", "chunks", "num_chunks", "waits")
+
+    def __init__(self, arrival_s: float) -> None:
+        self._waiting_since_s = arrival_s
+        self._num_drawing = 0
+        self.num_chunks = 0
+        self.waits: deque[Wait] = deque(maxlen=MAX_WAITS_KEPT)
+        self.chunks: deque[Chunk] = deque(maxlen=MAX_CHUNKS_KEPT)
+
+    def note_start(self, now_s: float, refused_s: float, reason: WaitReason) -> None:
+        """It need not wait any more. refused_s, reason: of the last decision that let somebody wait."""
+        waited_for = reason if refused_s >= self._waiting_since_s else "iteration"
+        self.waits.append(Wait(self._waiting_since_s, now_s, waited_for))
+
+    def note_pause(self, now_s: float) -> None:
+        """It is preempted and waits again."""
+        self._waiting_since_s = now_s
+
+    def note_chunk(self, now_s: float, num_tokens: int, *, draws: bool) -> None:
+        """An iteration computes so many tokens of it; whether it then draws one."""
+        self.num_chunks += 1
+        self._num_drawing += draws
+        self.chunks.append(Chunk(now_s, num_tokens))
+
+    def num_iterations(self, num_tokens_of_longest: int) -> int:
+        """Iterations that computed something of it, where its longest choice has so many tokens.
+
+        All but the chunks compute one token and draw the next, so they need not be counted one by one.
+        """
+        return self.num_chunks + max(0, num_tokens_of_longest - self._num_drawing)
