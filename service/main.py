@@ -119,8 +119,7 @@ def bench(settings: Settings, options: LatencyOptions | ThroughputOptions) -> in
 
     workload = _workload_of_lengths(options.workload) if isinstance(options, ThroughputOptions) else None
     target = _Service(settings).bench_target()
-    gc.collect()
-    gc.freeze()  # as when serving
+    settle()
     try:
         if isinstance(options, LatencyOptions):
             bench_latency(target, options)
@@ -129,7 +128,7 @@ def bench(settings: Settings, options: LatencyOptions | ThroughputOptions) -> in
             requests = draw(workload, num_prompts, settings.seed)
             bench_throughput(target, workload.name, [(r.prompt_len, r.output_len) for r in requests])
     finally:
-        gc.unfreeze()
+        gc.unfreeze()  # else libraries complain at the end of what they take for leaks
     return 0
 
 
