@@ -33,6 +33,8 @@ def build_requests(
 
     num_prompt_logprobs: what the answer needs of the prompts' tokens.
     """
+    if grammar is not None:
+        _check_beside_grammar(call)
     check_token_ids(list(call.stops.token_ids), model.vocab_size, "stop_token_ids")
     stop_token_ids = call.stops.token_ids | (frozenset() if call.ignore_eos else model.eos_token_ids)
     snapshot = model.engine.snapshot
@@ -88,6 +90,14 @@ def build_requests(
             )
         )
     return requests
+
+
+def _check_beside_grammar(call: CheckedCall) -> None:
+    """A form that the client asked for, or calls that it wants to be made, leave no room for these."""
+    if call.rules.min_tokens:
+        raise InvalidRequest("min_tokens: the form of the output says where it may end.", param="min_tokens")
+    if call.beam is not None:
+        raise InvalidRequest("use_beam_search: beams cannot be held to a form.", param="use_beam_search")
 
 
 def truncated(token_ids: list[int], call: CheckedCall, model: ServedModel) -> list[int]:

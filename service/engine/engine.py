@@ -26,12 +26,13 @@ from service.core.stats import EngineSnapshot, IterationStats, RequestStats
 from service.engine.beam_search import BeamSearch
 from service.engine.grammar_masks import with_masks
 from service.engine.ports import Executor, PendingIteration, StatsSink
-from service.errors import RequestError, ServerError
+from service.errors import InvalidRequest, RequestError, ServerError
 from service.scheduler.iteration_scheduler import DecisionTally, IterationScheduler
 
 logger = logging.getLogger(__name__)
 
 _NOT_FINITE = "the model produced no finite probabilities for this request"
+_NOTHING_LEFT = "allowed_token_ids and bad_words leave nothing to draw that the form of the output allows"
 
 KV_TOKENS_EVERY_S = 0.1
 
@@ -245,7 +246,7 @@ class Engine:
                 self._end_group(group, Outcome.FINISHED)
             return
         if any(token_id == INVALID_TOKEN_ID for token_id, _ in draws):
-            self._end_group(group, Outcome.FAILED, ServerError(_NOT_FINITE))
+            self._end_group(group, Outcome.FAILED, _failed_draw(group.request))
             return
         if group.request.sampling.beam is not None:
             self._note_top(group, sequence, draws[0][1])
@@ -400,6 +401,14 @@ def _is_ordinary_decode(item: ScheduledSequence, group: SequenceGroup, sequence:
         and group.is_forked
         and len(item.token_ids) == 1
     )
+
+
+def _failed_draw(request: Request) -> RequestError:
+    """Why a draw came to nothing: the client's own contradiction if that can be, else the model's fault."""
+    sampling = request.sampling
+    if request.grammar is not None and (sampling.allowed_token_ids is not None or sampling.bad_words):
+        return InvalidRequest(_NOTHING_LEFT)
+    return ServerError(_NOT_FINITE)
 
 
 class _TokenCounts:

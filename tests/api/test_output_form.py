@@ -136,6 +136,8 @@ def test_a_stop_string_cuts_before_the_grammar_ends(server: RunningServer, http:
         ({"regex": "a", "choice": ["a"]}, "choice", "exclude"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice", "exclude"),
         ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag", "not supported"),
+        ({"regex": "a+", "min_tokens": 3}, "min_tokens", "form"),
+        ({"regex": "a+", "use_beam_search": True, "n": 2}, None, "form"),
         ({"guided_json": {"enum": list(range(5001))}}, "guided_json", "5000"),
         ({"guided_json": {"enum": ["x" * 66_000]}}, "guided_json", "65536"),
         ({"guided_json": json.loads('{"items":' * 64 + "{}" + "}" * 64)}, "guided_json", "64"),

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from service.core.grammar import Grammar
 from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import IterationResult
+from service.core.iteration_result import INVALID_TOKEN_ID, IterationResult
 from service.core.request import FinishReason, Request
 from service.core.sampling_params import SamplingParams
-from service.errors import ServerError
+from service.errors import InvalidRequest, ServerError
 from service.scheduler.preemption import AlwaysRecompute, AlwaysSwap
 from service.structured.token_bitmask import TokenBitmask
 from tests.engine.harness import Harness
@@ -196,3 +196,17 @@ def test_who_has_no_grammar_has_no_mask() -> None:
     assert toy.plans[0].masks is not None
     assert toy.plans[0].masks.rows == [-1, 0]
     assert toy.plans[-1].masks is None, "the grammar has ended before"
+
+
+@pytest.mark.parametrize("contradicts", [True, False])
+def test_a_draw_of_nothing_is_the_clients_fault_if_it_may_be(contradicts: bool) -> None:
+    class Empty(ToyExecutor):
+        def execute(self, plan: IterationPlan) -> IterationResult:
+            result = super().execute(plan)
+            return IterationResult((INVALID_TOKEN_ID,) * len(result.token_ids), result.finished_transfers)
+
+    harness = Harness(64, 4, executor=Empty(64, 4, SIZE), masker=TokenBitmask(8, SIZE, frozenset({END_ID})))
+    sampling = SamplingParams(9, allowed_token_ids=(5,) if contradicts else None, stop_token_ids=frozenset({END_ID}))
+    assert harness.add(Request("r", (5, 6), sampling, 0.0, grammar=regex("ab")))
+    harness.run()
+    assert isinstance(harness.finals["r"].error, InvalidRequest) is contradicts
