@@ -235,6 +235,7 @@ class _Service:
         if self._settings.metrics_compat == "vllm":
             name = self._settings.api_config().served_model_names[0]
             self._registry.register(VllmNames(instruments, self._snapshot, name))
+        recorder.record_policies(self._settings.policies())
         return recorder
 
     def _snapshot(self) -> EngineSnapshot | None:

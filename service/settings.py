@@ -179,6 +179,16 @@ class Settings(BaseSettings):
             max_preemptions=self.max_preemptions,
         )
 
+    def policies(self) -> dict[str, str]:
+        """The policies that decide, by name, for the metrics."""
+        return {
+            "scheduling": self.scheduling_policy,
+            "admission": self.admission_policy,
+            "preemption": self.preemption,
+            "chunks": "fixed" if self.inter_token_target_ms is None else "inter-token-target",
+            "prefix_cache": "on" if self.enable_prefix_caching else "off",
+        }
+
     def api_config(self) -> ApiConfig:
         return ApiConfig(
             served_model_names=self.served_model_name or (self.public_model_name(),),

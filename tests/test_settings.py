@@ -110,3 +110,14 @@ def test_the_default_budget_grows_with_the_seats():
     assert read_settings([]).scheduler_config(2048).max_num_batched_tokens == 2048
     assert read_settings(["--max-num-seqs", "2048"]).scheduler_config(2048).max_num_batched_tokens == 4096
     assert read_settings(["--max-num-batched-tokens", "300"]).scheduler_config(2048).max_num_batched_tokens == 300
+
+
+def test_policies_are_told_by_name():
+    settings = read_settings(["--scheduling-policy", "fair", "--inter-token-target-ms", "20"])
+    assert settings.policies() == {
+        "scheduling": "fair",
+        "admission": "on-demand",
+        "preemption": "recompute",
+        "chunks": "inter-token-target",
+        "prefix_cache": "on",
+    }

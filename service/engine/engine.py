@@ -76,8 +76,9 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything: some request has not ended, or some iteration still runs."""
-        return len(self._scheduler.pool) > 0 or bool(self._launched)
+        """Whether a step would do anything: some request has not ended, some iteration still runs, or blocks that
+        nobody needs any more are still on their way."""
+        return len(self._scheduler.pool) > 0 or bool(self._launched) or self._scheduler.blocks.swap_space.has_transfers
 
     def add(self, request: Request) -> None:
         """Accept a request that has passed the door."""

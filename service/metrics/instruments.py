@@ -7,7 +7,7 @@ because `vllm_names.py` shows the same observations under vLLM's names, and have
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
 
 _MILLISECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05)
 _ITERATION_SECONDS = (*_MILLISECONDS, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -110,6 +110,7 @@ class Instruments:
         self.event_loop_lag = histogram(
             "headrace_event_loop_lag_seconds", "By how much the event loop is late.", _ITERATION_SECONDS
         )
+        self.policies = Info("headrace_policies", "The policies that were chosen, by name.", registry=registry)
         self.startup_seconds = Gauge(
             "headrace_startup_seconds", "Seconds of start-up, by phase.", ("phase",), registry=registry
         )

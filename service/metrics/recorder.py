@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from service.core.events import Outcome
 from service.core.host_times import HostTimes
 from service.core.request import FinishReason
@@ -114,6 +116,10 @@ class Recorder:
 
     def record_event_loop_lag(self, seconds: float) -> None:
         self._instruments.event_loop_lag.observe(seconds)
+
+    def record_policies(self, policies: Mapping[str, str]) -> None:
+        """What decides -> the name of the policy that decides it."""
+        self._instruments.policies.info(dict(policies))
 
     def record_startup(self, phase: str, seconds: float) -> None:
         self._instruments.startup_seconds.labels(phase).set(seconds)

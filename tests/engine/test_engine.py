@@ -176,6 +176,48 @@ def test_choices_share_the_prompt_and_are_copied_on_write():
         harness.check_against_oracle("request-0", choice)
 
 
+@settings(max_examples=150, deadline=None)
+@given(
+    requests=st.lists(st.tuples(prompts, st.integers(1, 12), st.integers(1, 3)), min_size=1, max_size=8),
+    num_blocks=st.integers(8, 30),
+    max_num_seqs=st.integers(3, 8),
+    extra_budget=st.integers(1, 10),
+)
+def test_all_end_no_later_than_if_one_ran_after_the_other(requests, num_blocks, max_num_seqs, extra_budget):
+    """First come, first served: the oldest goes on in every iteration, whoever is pushed out for it."""
+    budget = max_num_seqs + extra_budget
+    harness = Harness(num_blocks, 2, max_num_seqs, budget)
+    bound = 1
+    for number, (prompt, max_tokens, n) in enumerate(requests):
+        if harness.add(harness.request(prompt, max_tokens, n, seed=number)):
+            harness.clock.advance(0.001)
+            # Its chunks beside a full batch of decodes, its decodes, and an iteration to hear of its end.
+            bound += -(-(len(prompt) + n * max_tokens) // extra_budget) + max_tokens + 1
+    harness.run(max_steps=bound)
+
+
+def test_blocks_that_are_on_their_way_come_back_also_when_nobody_is_left():
+    harness = Harness(
+        num_blocks=11,
+        block_size=2,
+        max_num_batched_tokens=32,
+        preemption=SometimesSwap(1.0),
+        num_host_blocks=12,
+        transfer_delay=3,
+    )
+    for seed in range(4):
+        harness.add(harness.request((1, 2, 3), 8, seed=seed))
+    while not any(plan.transfers for plan in harness.toy.plans):
+        harness.step()
+    for request_id in harness.requests:
+        harness.engine.abort(request_id)
+    harness.collect()
+    assert harness.blocks.pool.num_used > 0, "copies under way read them"
+    assert harness.engine.has_work
+    harness.run(max_steps=5)
+    assert harness.blocks.pool.num_used == harness.blocks.swap_space.num_used == 0
+
+
 def test_finish_reasons():
     harness = Harness()
     harness.add(harness.request((1,), 5))

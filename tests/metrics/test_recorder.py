@@ -165,3 +165,8 @@ def test_preemptions_by_kind_and_the_prefix_cache_are_counted():
     assert value("swapped_blocks") == 12
     assert value("prefix_cache_queried_tokens") == 80
     assert value("prefix_cache_hit_tokens") == 64
+
+
+def test_the_policies_are_labels(recording: Recording) -> None:
+    recording.recorder.record_policies({"scheduling": "fair", "preemption": "adaptive"})
+    assert recording("headrace_policies_info", scheduling="fair", preemption="adaptive") == 1

@@ -1,0 +1,105 @@
+"""Every short history on a tiny cache: what can go wrong at all mostly goes wrong in a small case too.
+
+Four blocks of two tokens, three requests that begin alike, and every order of ten operations: the next request
+arrives, the oldest leaves, an iteration. Then all run to their end. Each mode takes each history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from itertools import product
+
+import pytest
+
+from service.core.events import Outcome
+from service.core.request import Request
+from service.scheduler.preemption import AlwaysRecompute, AlwaysSwap, Preemption
+from tests.engine.harness import Harness
+
+NUM_BLOCKS = 4
+LENGTH = 10
+NUM_REQUESTS = 3
+MOST_STEPS = 30
+"""Iterations that three such requests may take at most, however they push each other out."""
+
+
+def arrivals(harness: Harness, mix: str, number: int) -> Request:
+    """The number-th request of a mix: s one choice, n two choices, b two beams."""
+    match mix[number]:
+        case "s":
+            return harness.request((1, 2, 3), 5, seed=number)
+        case "n":
+            return harness.request((1, 2), 3, n=2, seed=number)
+        case _:
+            return harness.beam_request((1, 2), 3, width=2, n=2)
+
+
+@cache
+def histories() -> tuple[str, ...]:
+    """a: the next arrives, x: the oldest leaves, i: an iteration. None with an operation that would do nothing."""
+    return tuple("".join(operations) for operations in product("axi", repeat=LENGTH) if _says_something(operations))
+
+
+def _says_something(operations: tuple[str, ...]) -> bool:
+    num_arrived = num_left = 0
+    for operation in operations:
+        num_arrived += operation == "a"
+        num_left += operation == "x"
+        if num_arrived > NUM_REQUESTS or num_left > num_arrived or num_arrived == 0:
+            return False
+    return True
+
+
+def play(harness: Harness, mix: str, history: str) -> None:
+    num_arrived = num_left = 0
+    for operation in history:
+        match operation:
+            case "a":
+                assert harness.add(arrivals(harness, mix, num_arrived))
+                num_arrived += 1
+            case "x":
+                harness.engine.abort(f"request-{num_left}")
+                harness.collect()
+                num_left += 1
+            case _:
+                harness.step()
+    harness.run(max_steps=MOST_STEPS)
+
+
+def check_end(harness: Harness) -> None:
+    assert harness.blocks.pool.num_used == harness.blocks.swap_space.num_used == 0
+    for request_id, request in harness.requests.items():
+        is_whole = harness.finals[request_id].outcome is Outcome.FINISHED
+        for choice in range(request.sampling.n):
+            harness.check_against_oracle(request_id, choice, complete=is_whole)
+
+
+def modes() -> Iterator[tuple[str, type[Preemption], bool]]:
+    yield "snb", AlwaysRecompute, False
+    yield "bsn", AlwaysSwap, False
+    yield "nbs", AlwaysSwap, True
+    yield "sbb", AlwaysRecompute, True
+
+
+@pytest.mark.parametrize(("mix", "preemption", "overlap"), list(modes()))
+def test_every_short_history_ends_as_it_should(mix: str, preemption: type[Preemption], overlap: bool):
+    num_preempted = 0
+    for number, history in enumerate(histories()):
+        harness = Harness(
+            NUM_BLOCKS,
+            2,
+            max_num_seqs=4,
+            max_num_batched_tokens=6,
+            preemption=preemption(),
+            num_host_blocks=number % 3 * 2,
+            transfer_delay=number % 2,
+            overlap=overlap,
+        )
+        try:
+            play(harness, mix, history)
+            check_end(harness)
+        except Exception as fault:
+            raise AssertionError(f"history {history} of {mix}") from fault
+        num_preempted += sum(stats.num_preemptions for stats, _, _ in harness.sink.requests)
+    assert num_preempted > 100
