@@ -1,0 +1,212 @@
+"""The serving figures to reach on one H200, over HTTP: ours beside vLLM's, the goal and the limit.
+
+`python -m loadtest.serving_table [MODEL ...]` starts the server once for each model (dummy weights, its defaults) and
+sends every row's workload: streaming, temperature 0, end of sequence ignored, prompts of random ids. vLLM's column is
+vLLM 0.24.0 at its defaults on one H200; limits are computed from bytes and operations. About two minutes a model.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loadtest.arrivals import AllAtOnce, PoissonArrivals
+from loadtest.metrics import RunLabels, summarize, without_long_arrays
+from loadtest.model_shapes import LLAMA_8B, QWEN3_06B, read_shape, shape_folder
+from loadtest.prompts import BodyOptions
+from loadtest.random_streams import random_stream
+from loadtest.runner import LoadPlan, default_num_processes, run_load
+from loadtest.server_facts import fetch_server_facts
+from loadtest.server_process import free_port, running_server
+from loadtest.table import format_figure
+from loadtest.trace import with_arrivals
+from loadtest.workload import draw, named
+
+_SEED = 0
+_NUM_SPECIAL_IDS = 300
+"""The highest ids of these vocabularies are special; prompts stay below them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One figure of a row: its words, its key in the result, what vLLM has, the goal and the limit, where known."""
+
+    title: str
+    key: str
+    vllm: float | None = None
+    goal: float | None = None
+    limit: float | None = None
+    less_is_better: bool = True
+
+    def verdict(self, value: float) -> str:
+        """`met` or `missed`, or nothing without a goal."""
+        if self.goal is None:
+            return ""
+        return "met" if (value <= self.goal if self.less_is_better else value >= self.goal) else "missed"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A workload: all requests at once, or at Poisson arrivals of `request_rate`."""
+
+    name: str
+    workload: str
+    num_requests: int
+    targets: tuple[Target, ...]
+    request_rate: float | None = None
+
+
+def _decode(batch: int, vllm: float, goal: float, limit: float | None = None) -> Row:
+    return Row(f"decode-{batch}", f"decode-{batch}", batch, (Target("TPOT, ms", "median_tpot_ms", vllm, goal, limit),))
+
+
+def _at_once(workload: str, num: int, *targets: Target) -> Row:
+    return Row(f"{workload}, {num} at once", workload, num, targets)
+
+
+def _requests_per_s(vllm: float, goal: float, limit: float | None = None) -> Target:
+    return Target("requests/s", "request_throughput", vllm, goal, limit, less_is_better=False)
+
+
+def _tokens_per_s(vllm: float) -> Target:
+    return Target("output tokens/s", "output_throughput", vllm, less_is_better=False)
+
+
+ROWS: Mapping[str, tuple[Row, ...]] = {
+    LLAMA_8B: (
+        _decode(1, 4.94, 4.3, 3.55),
+        _decode(8, 5.06, 4.4, 3.6),
+        _decode(64, 6.21, 5.4, 4.6),
+        _decode(256, 12.4, 10.8, 9.5),
+        _at_once(
+            "prefill", 300, Target("tokens/s", "total_token_throughput", 42_400, 43_000, 46_000, less_is_better=False)
+        ),
+        _at_once("orca", 1000, _requests_per_s(110, 115, 126)),
+        _at_once("sharegpt", 1000, _requests_per_s(54.7, 65, 75), _tokens_per_s(16_600)),
+        Row(
+            "orca at 40/s",
+            "orca",
+            1000,
+            (
+                Target("TTFT p50, ms", "median_ttft_ms", 23, 15),
+                Target("TTFT p99, ms", "p99_ttft_ms", 46),
+                Target("TPOT p50, ms", "median_tpot_ms", 6.3),
+                Target("normalized latency, mean ms", "mean_normalized_latency_ms", 7.2, 5.5),
+            ),
+            40.0,
+        ),
+        Row(
+            "orca at 70/s",
+            "orca",
+            1000,
+            (
+                Target("TTFT p50, ms", "median_ttft_ms", 19),
+                Target("TTFT p99, ms", "p99_ttft_ms", 53),
+                Target("TPOT p50, ms", "median_tpot_ms", 5.6),
+                Target("TPOT p99, ms", "p99_tpot_ms", 10.9),
+                Target("normalized latency, mean ms", "mean_normalized_latency_ms", 7.3, 6.0),
+            ),
+            70.0,
+        ),
+    ),
+    QWEN3_06B: (
+        _decode(1, 1.62, 1.1),
+        _decode(64, 2.54, 1.8),
+        Row(
+            "decode-256",
+            "decode-256",
+            256,
+            (Target("TPOT, ms", "median_tpot_ms", 8.6, 5.0), _tokens_per_s(28_600)),
+        ),
+        _at_once("orca", 1000, _requests_per_s(280, 400), _tokens_per_s(18_500)),
+        _at_once("sharegpt", 1000, _requests_per_s(85, 150), _tokens_per_s(25_800)),
+    ),
+}
+
+START = Target("process to ready, s", "start_s", 79.5, 15)
+SERVER_OPTIONS: Mapping[str, tuple[str, ...]] = {QWEN3_06B: ("--max-model-len", "8192")}
+
+
+@contextmanager
+def served(model: str, python: str, extra: Sequence[str]) -> Iterator[tuple[str, float]]:
+    """The server's address, and the seconds until it was ready."""
+    port = free_port()
+    base_url = f"http://127.0.0.1:{port}"
+    command = [python, "-m", "service", "serve", str(shape_folder(model)), "--load-format", "dummy"]
+    command += ["--port", str(port), *SERVER_OPTIONS.get(model, ()), *extra]
+    with running_server(command, f"{base_url}/ready") as start_s:
+        yield base_url, start_s
+
+
+def measure(base_url: str, row: Row, vocab_size: int, num_processes: int) -> dict[str, Any]:
+    """The row's result, as `loadtest run --save` writes it. Raises RuntimeError if a request failed."""
+    process = AllAtOnce() if row.request_rate is None else PoissonArrivals(row.request_rate)
+    times = process.arrival_times(row.num_requests, random_stream(_SEED, "arrivals"))
+    requests = with_arrivals(draw(named(row.workload), row.num_requests, _SEED), times.tolist())
+    options = BodyOptions(fetch_server_facts(base_url, {}).model_id, vocab_size=vocab_size)
+    outcome = run_load(LoadPlan(base_url, tuple(requests), options, num_processes=num_processes))
+    labels = RunLabels(
+        "openai", "headrace", options.model, row.name, workload=row.workload, num_processes=num_processes
+    )
+    result = summarize(outcome, labels)
+    if result["failed"]:
+        raise RuntimeError(f"{row.name}: {result['failed']} requests failed: {result['errors_by_kind']}")
+    return result
+
+
+def lines(name: str, targets: Sequence[Target], result: Mapping[str, Any]) -> list[list[str]]:
+    """Cells of the table: row, figure, ours, vLLM, goal, limit, verdict."""
+    return [
+        [
+            name,
+            target.title,
+            *(format_figure(value) for value in (result[target.key], target.vllm, target.goal, target.limit)),
+            target.verdict(result[target.key]),
+        ]
+        for target in targets
+    ]
+
+
+def main() -> None:
+    """Prints each row as it comes, and saves all results, one line of JSON each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=list(ROWS), metavar="MODEL", help=f"of {', '.join(ROWS)}")
+    parser.add_argument("--rows", nargs="+", help="names of rows; default: all")
+    parser.add_argument("--processes", type=int, default=default_num_processes(), help="client processes")
+    parser.add_argument("--python", default=sys.executable, help="the server's interpreter")
+    parser.add_argument("--out", type=Path, default=Path("serving_table.jsonl"))
+    parser.add_argument("--server-args", nargs=argparse.REMAINDER, default=[], help="options for the server, last")
+    args = parser.parse_args()
+    with args.out.open("w", encoding="utf-8") as file:
+        for model in args.models:
+            with served(model, args.python, args.server_args) as (base_url, start_s):
+                _print([model, "", "ours", "vLLM 0.24.0", "goal", "limit", ""])
+                for cells in lines("start", [START], {"start_s": start_s}):
+                    _print(cells)
+                for row in ROWS[model]:
+                    if args.rows and row.name not in args.rows:
+                        continue
+                    vocab_size = read_shape(model)["vocab_size"] - _NUM_SPECIAL_IDS
+                    result = measure(base_url, row, vocab_size, args.processes)
+                    file.write(json.dumps({**without_long_arrays(result), "shape": model}) + "\n")
+                    file.flush()
+                    for cells in lines(row.name, row.targets, result):
+                        _print(cells)
+
+
+def _print(cells: Sequence[str]) -> None:
+    widths = (22, 28, 9, 12, 9, 9, 7)
+    print(
+        "".join(
+            cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(cells, widths, strict=True))
+        ),
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

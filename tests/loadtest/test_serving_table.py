@@ -1,0 +1,39 @@
+import pytest
+
+from loadtest.model_shapes import read_shape
+from loadtest.serving_table import ROWS, Row, Target, lines, measure
+from loadtest.stub_server import VOCAB_SIZE
+from loadtest.workload import named
+from tests.loadtest.conftest import ITL_S, TTFT_S
+
+ROW = Row("some", "fixed-8x5", 4, (Target("TPOT, ms", "median_tpot_ms", 20.0, 15.0, 5.0),))
+
+
+def test_a_row_measures_what_the_server_does(stub_url: str) -> None:
+    result = measure(stub_url, ROW, VOCAB_SIZE, num_processes=1)
+    assert result["completed"] == 4
+    assert result["median_tpot_ms"] == pytest.approx(ITL_S * 1e3, rel=0.1)
+    ((name, title, ours, vllm, goal, limit, verdict),) = lines(ROW.name, ROW.targets, result)
+    assert (name, title, vllm, goal, limit, verdict) == ("some", "TPOT, ms", "20", "15", "5", "met")
+    assert float(ours) == pytest.approx(ITL_S * 1e3, rel=0.1)
+
+
+def test_a_rate_spreads_the_requests(stub_url: str) -> None:
+    result = measure(stub_url, Row("paced", "fixed-8x2", 5, (), request_rate=40.0), VOCAB_SIZE, num_processes=1)
+    assert result["start_times"] == sorted(result["start_times"])
+    assert result["duration"] >= result["start_times"][-1] + TTFT_S
+
+
+def test_verdicts() -> None:
+    assert Target("t", "k", goal=5.0).verdict(5.0) == "met"
+    assert Target("t", "k", goal=5.0).verdict(5.1) == "missed"
+    assert Target("t", "k", goal=5.0, less_is_better=False).verdict(4.9) == "missed"
+    assert Target("t", "k").verdict(1.0) == ""
+
+
+def test_every_row_can_be_drawn() -> None:
+    for model, rows in ROWS.items():
+        assert read_shape(model)["vocab_size"] > 1000
+        for row in rows:
+            assert named(row.workload)
+            assert row.targets
