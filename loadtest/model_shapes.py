@@ -9,6 +9,7 @@ _SHAPES = Path(__file__).parent / "shapes"
 
 LLAMA_8B = "llama-8b"
 QWEN3_06B = "qwen3-0.6b"
+LLAMA_135M = "llama-135m"
 LLAMA_2_LAYERS = "llama-2-layers"
 """For CPUs: an iteration costs about the same whatever is in it, as a decode on a GPU does."""
 

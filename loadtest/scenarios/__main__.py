@@ -18,6 +18,7 @@ from loadtest.scenarios import (
     orca_fig9,
     orca_fig10,
     orca_fig11,
+    overhead_table,
     pagedattention_fig2,
     pagedattention_fig12,
     pagedattention_fig15,
@@ -43,6 +44,7 @@ SCENARIOS: Mapping[str, Callable[[Stage], Figure]] = MappingProxyType(
             adaptivellm_table3,
             adaptivellm_fig8,
             adaptivellm_fig9,
+            overhead_table,
         )
     }
 )

@@ -33,6 +33,10 @@ MAX_MODEL_LEN = 2048
 MAX_NUM_SEQS = 256
 MAX_NUM_BATCHED_TOKENS = 2048
 
+LOADED_TOKENS = 192 * 1024
+LOADED_HOST_TOKENS = 4096
+"""What a model is loaded with, so that one load serves all scenarios of a block size."""
+
 _SEED = 0
 _BYTES = {"bfloat16": 2, "float32": 4}
 
@@ -58,7 +62,7 @@ class Form:
 
 
 SMALL = Form("small", LLAMA_2_LAYERS, "float32", 1024, 64, True, 4, 200, 3.0, (0.15, 0.4, 0.7, 0.9, 1.1))
-FULL = Form("full", LLAMA_8B, "bfloat16", MAX_MODEL_LEN, MAX_NUM_SEQS, False, 2, 250, 5.0, (0.4, 0.7, 0.9, 1.1))
+FULL = Form("full", LLAMA_8B, "bfloat16", MAX_MODEL_LEN, MAX_NUM_SEQS, False, 4, 200, 3.0, (0.4, 0.8, 1.1))
 
 
 class Stage:
@@ -117,7 +121,10 @@ class Stage:
         if pool is None or not _holds(pool, num_blocks + num_spare, block_size, num_host_blocks):
             self._loaded = pool = None
             gc.collect()
-            self._loaded = pool = self._load(num_blocks + num_spare, block_size, num_host_blocks)
+            enough = min(LOADED_TOKENS, self.form.max_num_seqs * self.form.max_model_len) // block_size
+            at_least = max(num_blocks + num_spare, enough)
+            num_host = max(num_host_blocks, min(LOADED_HOST_TOKENS // block_size, at_least))
+            self._loaded = pool = self._load(at_least, block_size, num_host)
             replay(paged(pool), self.cut_trace("orca", 32, self.form.max_model_len // 2, 32))  # first uses
         return dataclasses.replace(
             pool, num_blocks=num_blocks, num_host_blocks=num_host_blocks, num_spare_blocks=num_spare

@@ -42,7 +42,7 @@ OURS = {
     "loadtest": set(),
     "offline": {"loadtest"},
     "baselines": {"offline", "loadtest", "engine", "scheduler", "kvcache", *EVERYONE_MAY},
-    "scenarios": {"baselines", "offline", "loadtest", "runner", "scheduler", *EVERYONE_MAY},
+    "scenarios": {"baselines", "offline", "loadtest", "runner", "scheduler", "text", *EVERYONE_MAY},
 }
 """What of the house each part may import, besides itself. `main` joins everything and is not in the table."""
 

@@ -31,7 +31,7 @@ WITHOUT_A_TWIN = {
     **{
         f"loadtest/scenarios/{file.name}": "tests/loadtest/scenarios/test_every_scenario.py draws it"
         for file in sorted((ROOT / "loadtest" / "scenarios").glob("*.py"))
-        if file.name.startswith(("orca_", "pagedattention_", "fineinfer_", "adaptivellm_", "__main__"))
+        if file.name.startswith(("orca_", "pagedattention_", "fineinfer_", "adaptivellm_", "overhead_", "__main__"))
     },
 }
 

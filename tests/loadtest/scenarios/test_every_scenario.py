@@ -14,12 +14,16 @@ TINY = dataclasses.replace(
 )
 
 
+SLOW = {"orca_fig9", "overhead_table"}
+"""transformers' loops, and servers: `make figures` runs them."""
+
+
 @pytest.fixture(scope="module")
 def stage() -> Stage:
     return Stage(TINY)
 
 
-@pytest.mark.parametrize("name", [name for name in command.SCENARIOS if name != "orca_fig9"])
+@pytest.mark.parametrize("name", [name for name in command.SCENARIOS if name not in SLOW])
 def test_is_drawn(name: str, stage: Stage) -> None:
     figure = command.SCENARIOS[name](stage)
     assert figure.name == name

@@ -39,5 +39,6 @@ def test_the_model_is_loaded_once_for_what_it_holds() -> None:
     again = stage.model_pool(512, 16)
     assert again.executor is first.executor
     assert (again.num_blocks, again.num_host_blocks) == (32, 0)
+    assert stage.model_pool(2048, 16, 8).executor is first.executor
     assert stage.model_pool(512, 8).executor is not first.executor
     first.executor.launch(IterationPlan(())).wait()

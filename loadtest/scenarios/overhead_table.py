@@ -1,0 +1,65 @@
+"""The overhead table, and FineInfer end to end, figures 3 and 4: which part of a request's latency is whose.
+
+Batches of 1, 64 and 256 equal requests; and FineInfer's 3 copies of (1024 in, 1024 out) and (256 in, 128 out), of
+which it asks how much engine, server and client add to the forward pass. Over HTTP, the client on the same machine.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from loadtest.model_shapes import LLAMA_135M, read_shape
+from loadtest.scenarios.figure import Figure, Table
+from loadtest.scenarios.stage import Stage
+from loadtest.scenarios.time_shares import TimeShares, detokenizing_seconds, measure_shares
+from loadtest.serving_table import served
+
+NAME = "overhead_table"
+BATCHES = (1, 64, 256)
+FINEINFER = ((3, 1024, 1024), (3, 256, 128))
+FINEINFER_ON_CPU = ((3, 1024, 256), (3, 256, 128))
+_NUM_SPECIAL_IDS = 300
+
+
+def run(stage: Stage) -> Figure:
+    """The figure. The small form measures batches with the two layers, where the device has next to nothing to do."""
+    small = stage.form.name == "small"
+    lengths = (32, 32) if small else (128, 128)
+    batches = [(batch, *lengths) for batch in BATCHES]
+    tables = []
+    if small:
+        tables.append(_table(stage.form.shape, batches, "one step is about 1 ms of host work, whatever the batch"))
+        tables.append(_table(LLAMA_135M, FINEINFER_ON_CPU, "FineInfer's, the longer answers cut to a quarter"))
+    else:
+        tables.append(_table(stage.form.shape, [*batches, *FINEINFER], "FineInfer's last"))
+    return Figure(
+        NAME,
+        "Overhead: shares of latency; FineInfer figures 3 and 4",
+        "a server over HTTP, plain loop (--no-overlap)",
+        tables,
+        notes=[
+            "deciding: scheduling and applying; between: waiting for the interpreter, handing events over",
+            "outside: HTTP, framing, client, before and after the engine; detokenizing runs beside the device, and is"
+            " measured apart: all of the batch's tokens, over the latency",
+            "overhead: all but the device. The aim at (1024, 1024): at most 5 %",
+        ],
+    )
+
+
+def _table(shape: str, loads: Sequence[tuple[int, int, int]], words: str) -> Table:
+    vocab_size = read_shape(shape)["vocab_size"] - _NUM_SPECIAL_IDS
+    token_s = detokenizing_seconds(read_shape(shape)["vocab_size"])
+    with served(shape, sys.executable, ["--no-overlap"]) as (base_url, _):
+        rows = [
+            [*load, *_cells(measure_shares(base_url, *load, vocab_size), load[0] * load[2] * token_s)] for load in loads
+        ]
+    columns = [
+        "requests", "in", "out", "latency, ms", "device, %", "staging, %", "deciding, %", "between, %", "outside, %",
+        "detokenizing, %", "overhead, %",
+    ]  # fmt: skip
+    return Table(f"{shape}: {words}", columns, rows)
+
+
+def _cells(shares: TimeShares, detokenizing_s: float) -> list[float]:
+    parts = (shares.device_s, shares.staging_s, shares.deciding_s, shares.between_s, shares.outside_s, detokenizing_s)
+    percent = [100 * part / shares.latency_s for part in parts]
+    return [shares.latency_s * 1e3, *percent, 100 - percent[0]]

@@ -1,0 +1,131 @@
+"""Where the latency of requests over HTTP goes: device, staging, scheduling, what lies between iterations, HTTP.
+
+Measured with equal requests at once, so that every request lives through every iteration: an iteration's phases, added
+up, are seconds of each request's latency. The server runs the plain loop (`--no-overlap`), in which phases follow each
+other. On a GPU the wait for the result is the device's part that the host does not hide. On a CPU the executor computes
+while it launches; its staging is then measured apart and taken off.
+"""
+
+import time
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import fmean, median
+
+import numpy as np
+from prometheus_client.parser import text_string_to_metric_families
+
+from loadtest.prompts import BodyOptions
+from loadtest.runner import LoadPlan, run_load
+from loadtest.server_facts import fetch_server_facts
+from loadtest.workload import draw, fixed
+
+_BLOCK_SIZE = 16
+_STAGING_ROUNDS = 20
+_DETOKENIZED = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class TimeShares:
+    """Seconds of one request's latency. They add up to `latency_s`.
+
+    deciding: scheduling and applying results. between: the engine's thread waits for the interpreter, hands events
+    over, idles. outside: HTTP, tokenizing, detokenizing, framing, and the client; before the engine and after it.
+    """
+
+    latency_s: float
+    device_s: float
+    staging_s: float
+    deciding_s: float
+    between_s: float
+    outside_s: float
+
+
+def measure_shares(base_url: str, num_requests: int, prompt_len: int, output_len: int, vocab_size: int) -> TimeShares:
+    """Sends the requests at once, after one that warms up. Raises RuntimeError if one fails."""
+    options = BodyOptions(fetch_server_facts(base_url, {}).model_id, vocab_size=vocab_size)
+    workload = fixed(prompt_len, output_len)
+    run_load(LoadPlan(base_url, tuple(draw(workload, 1, seed=1)), options))
+    before = read_metrics(base_url)
+    outcome = run_load(LoadPlan(base_url, tuple(draw(workload, num_requests, seed=0)), options, warmup_requests=0))
+    after = read_metrics(base_url)
+    failed = [record.error for record in outcome.records if record.error]
+    if failed:
+        raise RuntimeError(f"{len(failed)} of {num_requests} requests failed: {failed[0]}")
+    spent = {name: value - before.get(name, 0.0) for name, value in after.items()}
+    staging_s = None if _waits_for_the_device(spent) else staging_seconds(num_requests, prompt_len) * output_len
+    return time_shares(fmean(record.latency_s for record in outcome.records), spent, staging_s)
+
+
+def time_shares(latency_s: float, spent: Mapping[str, float], staging_s: float | None) -> TimeShares:
+    """From what the server's metrics grew by. `staging_s`: taken off the launches, or None where those are staging."""
+    phases = {phase: spent[_phase(phase)] for phase in ("schedule", "launch", "wait", "apply")}
+    in_engine_s = spent["headrace_request_seconds_sum"] / spent["headrace_request_seconds_count"]
+    staging = phases["launch"] if staging_s is None else min(staging_s, phases["launch"])
+    return TimeShares(
+        latency_s=latency_s,
+        device_s=phases["wait"] + phases["launch"] - staging,
+        staging_s=staging,
+        deciding_s=phases["schedule"] + phases["apply"],
+        between_s=in_engine_s - sum(phases.values()),
+        outside_s=latency_s - in_engine_s,
+    )
+
+
+def read_metrics(base_url: str) -> dict[str, float]:
+    """Every sample of /metrics by its name, labels in braces."""
+    with urllib.request.urlopen(f"{base_url}/metrics", timeout=10) as response:
+        text = response.read().decode()
+    return {
+        sample.name + ("{" + ",".join(f"{k}={v}" for k, v in sample.labels.items()) + "}" if sample.labels else ""): (
+            sample.value
+        )
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def staging_seconds(batch: int, context_len: int) -> float:
+    """Seconds in which the runner turns a plan of so many decodes into arrays and tensors, on this CPU."""
+    import torch
+
+    from service.core.iteration_plan import Sample, ScheduledSequence
+    from service.core.sampling_params import SamplingParams
+    from service.runner.selective_batching import flatten
+    from service.runner.sequence_rows import SequenceRows
+    from service.runner.staging import to_device
+
+    num_blocks = context_len // _BLOCK_SIZE + 1
+    rows = SequenceRows(batch, num_blocks)
+    params = SamplingParams(max_tokens=1, temperature=0.0)
+    plan = [
+        ScheduledSequence(i, (5,), context_len, 0, tuple(range(num_blocks)), params, (Sample(i, i),))
+        for i in range(batch)
+    ]
+    seconds = []
+    for _ in range(_STAGING_ROUNDS):
+        began = time.perf_counter()
+        to_device(flatten(plan, rows, _BLOCK_SIZE).arrays(), torch.device("cpu"))
+        seconds.append(time.perf_counter() - began)
+    return median(seconds)
+
+
+def detokenizing_seconds(vocab_size: int) -> float:
+    """Seconds for one token of a stream, in the event loop's thread, beside the engine's."""
+    from service.text.detokenizer import make_detokenizer
+    from service.text.dummy_tokenizer import dummy_tokenizer
+
+    detokenizer = make_detokenizer(dummy_tokenizer(vocab_size))
+    token_ids = np.random.default_rng(0).integers(3, vocab_size, _DETOKENIZED).tolist()
+    began = time.perf_counter()
+    for token_id in token_ids:
+        detokenizer.push([token_id])
+    return (time.perf_counter() - began) / _DETOKENIZED
+
+
+def _waits_for_the_device(spent: Mapping[str, float]) -> bool:
+    return spent[_phase("wait")] > 0.1 * spent[_phase("launch")]
+
+
+def _phase(name: str) -> str:
+    return "headrace_iteration_seconds_sum{phase=" + name + "}"
