@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SERVE_ARGS ?=
 
-.PHONY: serve test lint types unit format figures clean
+.PHONY: serve test lint types unit clients format figures clean
 
 serve: $(VENV)/.installed
 	$(BIN)/headrace serve $(SERVE_ARGS)
@@ -26,6 +26,12 @@ unit: $(VENV)/.installed-dev
 figures: $(VENV)/.installed-dev
 	$(BIN)/python -m loadtest.scenarios --out figures
 
+# Client libraries against the real service. They pin each other's versions, so they have an environment of their own.
+clients: pyproject.toml
+	$(PYTHON) -m venv .venv-clients
+	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev,clients]'
+	.venv-clients/bin/pytest tests/clients -m '' -p no:unraisableexception -W default
+
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -42,4 +48,4 @@ $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 	touch $@ $(VENV)/.installed
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) .venv-clients
