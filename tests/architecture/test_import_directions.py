@@ -37,7 +37,7 @@ OURS = {
     "sampling": {"kernels", "core", "errors"},
     "structured": {"text", "core", "errors"},
     "kernels": set(),
-    "bench": {"kernels", "models", "engine", "runner", *EVERYONE_MAY},
+    "bench": {"kernels", "models", "engine", "runner", "structured", "text", *EVERYONE_MAY},
     "quickstart": set(),
     "loadtest": set(),
     "offline": {"loadtest"},
