@@ -93,11 +93,13 @@ def cpu_seconds_by_thread(pid: int) -> dict[str, float]:
 
 @contextlib.contextmanager
 def idle_connections(url: str, count: int) -> Iterator[None]:
-    """So many open connections that say nothing."""
+    """So many connections that have had an answer and stay open."""
     address = urlsplit(url)
     with contextlib.ExitStack() as stack:
         for _ in range(count):
-            stack.enter_context(socket.create_connection((str(address.hostname), address.port)))
+            connection = stack.enter_context(socket.create_connection((str(address.hostname), address.port)))
+            connection.sendall(b"GET /ready HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            connection.recv(4096)
         yield
 
 

@@ -100,6 +100,8 @@ class ChoiceText:
 
     def push(self, events: Sequence[TokenEvent]) -> str:
         """Text to show after these tokens. Tokens after a text-side stop are dropped."""
+        if self._is_plain and events[-1].finish_reason is None and events[0].logprobs is None:
+            return self._push_plain([event.token_id for event in events])
         text = ""
         for event in events:
             if self.finish_reason is not None:
@@ -133,6 +135,19 @@ class ChoiceText:
         if not piece.says_nothing:
             self._unsent, self._unsent_scored, self._deltas, self._is_first = [], [], [], False
         return piece
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether text is text, and nothing but an event can end it."""
+        return self._output is None and not self._rules.strings and self.finish_reason is None
+
+    def _push_plain(self, token_ids: list[int]) -> str:
+        """Tokens that are neither looked at nor the last: all at once."""
+        self._unsent += token_ids
+        self.num_tokens += len(token_ids)
+        text = self._detokenizer.push(token_ids)
+        self._num_characters += len(text)
+        return text
 
     def _push_one(self, event: TokenEvent) -> str:
         is_stop_token = event.finish_reason is FinishReason.STOP and event.token_id in self._stop_token_ids

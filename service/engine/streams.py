@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection
 
 from service.core.clock import Clock
-from service.core.events import FinalEvent, StreamEvent
+from service.core.events import FinalEvent, StreamEvent, TokenEvent
 
 FEW_STREAMS = 16
 _GOLDEN_RATIO = 0.618034
@@ -68,6 +68,8 @@ class StreamPacing:
     def deliver(self, stream: RequestStream, event: StreamEvent, now_s: float) -> None:
         """Give the stream an event, now or together with later ones."""
         stream.put(event)
+        if now_s < stream.due_s and self._sweep is not None and isinstance(event, TokenEvent):
+            return
         if len(self._streams) <= FEW_STREAMS or isinstance(event, FinalEvent):
             stream.wake()
         elif stream.due_s <= now_s:

@@ -55,7 +55,8 @@ class OnTheirWay:
         self._copied: torch.cuda.Event | None = None
         if any(tensor.is_cuda for tensor in tensors):
             tensors = tuple(tensor.to("cpu", non_blocking=True) for tensor in tensors)
-            self._copied = torch.cuda.current_stream().record_event()
+            self._copied = _sleeping_event()
+            self._copied.record()
         self._tensors = tensors
 
     def wait(self) -> tuple[Tensor, ...]:
@@ -74,6 +75,11 @@ class IdsOnTheirWay:
     def wait(self) -> tuple[int, ...]:
         (token_ids,) = self._copy.wait()
         return tuple(token_ids.tolist())
+
+
+def _sleeping_event() -> torch.cuda.Event:
+    """Who waits for it sleeps; for the default kind of event a thread spins."""
+    return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
