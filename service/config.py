@@ -38,13 +38,14 @@ class CacheConfig:
     block_size: tokens a block, 1 to 256 (1 is TokenAttention's allocation).
     memory_utilization: share of the GPU's memory that the process may use. memory_bytes: size of the KV cache;
     None measures on a GPU and takes a quarter of the free memory, at most 4 GiB, on a CPU.
-    swap_bytes: host memory for blocks of preempted requests.
+    swap_bytes: host memory for blocks of preempted requests. swap_compression: fp8 rounds what is swapped.
     """
 
     block_size: int
     memory_utilization: float
     memory_bytes: int | None
     swap_bytes: int = 0
+    swap_compression: Literal["none", "fp8"] = "none"
 
 
 @dataclass(frozen=True, slots=True)

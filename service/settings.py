@@ -105,6 +105,9 @@ class Settings(BaseSettings):
         8, ge=1, description="a request preempted so often is spared as long as another can be preempted"
     )
     swap_space: ByteSize = Field(ByteSize(4 * 1024**3), ge=0, description="host memory for swapped requests, if any")
+    swap_compression: Literal["none", "fp8"] = Field(
+        "none", description="fp8 swaps half the bytes of bf16; keys and values come back off by up to 1/16"
+    )
     watermark: float = Field(0.01, ge=0, lt=1, description="share of KV blocks that admissions leave free")
     max_waiting_requests: int = Field(1024, ge=1, description="beyond so many waiting requests, 503")
     max_waiting_tokens: int = Field(2_000_000, ge=1, description="beyond so many waiting prompt tokens, 503")
@@ -165,7 +168,9 @@ class Settings(BaseSettings):
     def cache_config(self) -> CacheConfig:
         memory_bytes = None if self.kv_cache_memory is None else int(self.kv_cache_memory)
         swap_bytes = 0 if self.preemption == "recompute" else int(self.swap_space)
-        return CacheConfig(self.block_size, self.gpu_memory_utilization, memory_bytes, swap_bytes)
+        return CacheConfig(
+            self.block_size, self.gpu_memory_utilization, memory_bytes, swap_bytes, self.swap_compression
+        )
 
     def scheduler_config(self, default_num_batched_tokens: int) -> SchedulerConfig:
         """The default budget belongs to the device, and grows with the seats if those were raised."""

@@ -10,6 +10,7 @@ import torch
 
 from service.core.iteration_plan import Transfer
 from service.core.iteration_result import FinishedTransfer
+from service.runner.host_blocks import HostBlocks
 from service.runner.kv_storage import KvStorage
 
 _PROBE_BLOCKS = (1, 4, 16, 64)
@@ -44,17 +45,15 @@ class _UnderWay:
 
 
 class KvTransfer:
-    """Host blocks, pinned where the device is a GPU, and a stream of their own to reach them. Engine thread only.
+    """The way between device and host blocks: on a GPU a stream of its own. Engine thread only.
 
     On a CPU the same calls copy at once.
     """
 
-    def __init__(self, storage: KvStorage, num_host_blocks: int) -> None:
+    def __init__(self, storage: KvStorage, host_blocks: HostBlocks) -> None:
         self._device_blocks = storage.blocks
-        is_cuda = storage.blocks.is_cuda
-        shape = (num_host_blocks, *storage.blocks.shape[1:])
-        self._host_blocks = torch.zeros(shape, dtype=storage.blocks.dtype, pin_memory=is_cuda and num_host_blocks > 0)
-        self._stream = _new_stream(storage.blocks.device) if is_cuda else None
+        self._host_blocks = host_blocks
+        self._stream = _new_stream(storage.blocks.device) if storage.blocks.is_cuda else None
         self._in_flight: list[_UnderWay] = []
 
     def start(self, transfer: Transfer) -> None:
@@ -97,9 +96,11 @@ class KvTransfer:
 
     def _copy(self, transfer: Transfer) -> None:
         for device_block, host_block in zip(transfer.device_blocks, transfer.host_blocks, strict=True):
-            device, host = self._device_blocks[device_block], self._host_blocks[host_block]
-            target, source = (host, device) if transfer.to_host else (device, host)
-            target.copy_(source, non_blocking=True)
+            block = self._device_blocks[device_block]
+            if transfer.to_host:
+                self._host_blocks.store(block, host_block)
+            else:
+                self._host_blocks.load(host_block, block)
 
 
 def _new_event() -> torch.cuda.Event:

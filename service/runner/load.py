@@ -23,6 +23,7 @@ from service.models.weight_loader import load_weights
 from service.models.weights_revision import weights_revision
 from service.runner.cuda_graphs import graph_sizes
 from service.runner.device import choose_device, choose_dtype, use_cores
+from service.runner.host_blocks import Fp8HostBlocks, HostBlocks, PlainHostBlocks
 from service.runner.host_memory import keep_freed_memory
 from service.runner.kv_storage import KvLayout, KvStorage
 from service.runner.memory_profile import MemoryLedger, cpu_memory, profile_cpu, profile_cuda
@@ -91,8 +92,8 @@ def load_executor(
     memory = _profile(model, layout, device, weights_bytes, cache, sizes)
     num_blocks = _num_blocks(memory, layout, sizes)
     storage = KvStorage(layout, num_blocks, device)
-    num_host_blocks = min(cache.swap_bytes // layout.block_bytes, num_blocks)
-    runner = ModelRunner(model, storage, device, max_num_seqs, max_model_len, config.vocab_size, num_host_blocks)
+    host_blocks = _host_blocks(layout, cache, num_blocks, pinned=device.type == "cuda")
+    runner = ModelRunner(model, storage, device, max_num_seqs, max_model_len, config.vocab_size, host_blocks)
     runner.warm_up()
     if graphs:
         runner.capture_graphs(graphs)
@@ -102,7 +103,7 @@ def load_executor(
         generation=generation,
         max_model_len=max_model_len,
         num_blocks=num_blocks,
-        num_host_blocks=num_host_blocks,
+        num_host_blocks=len(host_blocks),
         block_bytes=layout.block_bytes,
         dtype="bfloat16" if dtype is torch.bfloat16 else "float32",
         device=str(device),
@@ -119,6 +120,12 @@ class _Sizes:
     max_model_len: int
     vocab_size: int
     graphs: Sequence[int]
+
+
+def _host_blocks(layout: KvLayout, cache: CacheConfig, num_blocks: int, *, pinned: bool) -> HostBlocks:
+    """As many as the swap space holds, and no more than the device has."""
+    kind = Fp8HostBlocks if cache.swap_compression == "fp8" else PlainHostBlocks
+    return kind(layout, min(cache.swap_bytes // kind.block_bytes(layout), num_blocks), pinned=pinned)
 
 
 def _phase(name: str, on_progress: OnProgress | None) -> Callable[[int, int], None] | None:

@@ -22,6 +22,7 @@ from service.runner.decode_rows import decode_rows
 from service.runner.drawn_ids import DrawnIds
 from service.runner.grammar_masks import with_grammar_masks
 from service.runner.halving import halves, parts_of, places
+from service.runner.host_blocks import HostBlocks, PlainHostBlocks
 from service.runner.kv_storage import KvStorage
 from service.runner.kv_transfer import KvTransfer, TransferTiming
 from service.runner.logprobs import DrawLogprobs, PromptLogprobs, score_prompts
@@ -76,12 +77,12 @@ class ModelRunner:
         max_num_seqs: int,
         max_model_len: int,
         vocab_size: int,
-        num_host_blocks: int = 0,
+        host_blocks: HostBlocks | None = None,
     ) -> None:
         self._model = model
         self._vocab_size = vocab_size
         self._storage = storage
-        self._transfer = KvTransfer(storage, num_host_blocks)
+        self._transfer = KvTransfer(storage, host_blocks or PlainHostBlocks(storage.layout, 0, pinned=False))
         self._device = device
         self._max_num_seqs = max_num_seqs
         self._block_size = storage.layout.block_size

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from service.core.iteration_plan import Transfer
+from service.runner.host_blocks import Fp8HostBlocks, PlainHostBlocks
 from service.runner.kv_storage import KvLayout, KvStorage
 from service.runner.kv_transfer import KvTransfer
 
@@ -17,6 +18,10 @@ def storage(request: pytest.FixtureRequest) -> KvStorage:
     return storage
 
 
+def host_blocks(storage: KvStorage, num_blocks: int) -> PlainHostBlocks:
+    return PlainHostBlocks(storage.layout, num_blocks, pinned=storage.blocks.is_cuda)
+
+
 def finished_ids(transfer: KvTransfer) -> list[int]:
     finished = transfer.take_finished(wait=True)
     assert all(f.seconds is not None and f.seconds > 0 for f in finished)
@@ -24,7 +29,7 @@ def finished_ids(transfer: KvTransfer) -> list[int]:
 
 
 def test_blocks_come_back_as_they_went_into_other_places(storage: KvStorage):
-    transfer = KvTransfer(storage, 4)
+    transfer = KvTransfer(storage, host_blocks(storage, 4))
     before = storage.blocks.clone()
     transfer.start(Transfer(7, True, (5, 2), (0, 3)))
     assert finished_ids(transfer) == [7]
@@ -38,7 +43,7 @@ def test_blocks_come_back_as_they_went_into_other_places(storage: KvStorage):
 
 
 def test_a_finished_transfer_is_told_once(storage: KvStorage):
-    transfer = KvTransfer(storage, 4)
+    transfer = KvTransfer(storage, host_blocks(storage, 4))
     assert transfer.take_finished(wait=True) == ()
     transfer.start(Transfer(1, True, (0,), (0,)))
     assert finished_ids(transfer) == [1]
@@ -46,10 +51,24 @@ def test_a_finished_transfer_is_told_once(storage: KvStorage):
 
 
 def test_several_sizes_are_timed_both_ways(storage: KvStorage):
-    timings = KvTransfer(storage, 4).measure()
+    timings = KvTransfer(storage, host_blocks(storage, 4)).measure()
     assert {(t.to_host, t.num_blocks) for t in timings} == {(way, count) for way in (True, False) for count in (1, 4)}
     assert all(t.seconds > 0 for t in timings)
 
 
 def test_without_host_blocks_nothing_is_timed(storage: KvStorage):
-    assert KvTransfer(storage, 0).measure() == ()
+    assert KvTransfer(storage, host_blocks(storage, 0)).measure() == ()
+
+
+def test_compressed_blocks_come_back_within_the_stated_error(storage: KvStorage):
+    transfer = KvTransfer(storage, Fp8HostBlocks(storage.layout, 4, pinned=storage.blocks.is_cuda))
+    before = storage.blocks.clone()
+    transfer.start(Transfer(1, True, (5, 2), (0, 3)))
+    assert finished_ids(transfer) == [1]
+    transfer.start(Transfer(2, False, (1, 5), (0, 3)))
+    assert finished_ids(transfer) == [2]
+    for here, was in ((1, 5), (5, 2)):
+        error = (storage.blocks[here] - before[was]).abs()
+        scale = before[was].abs().amax(-1, keepdim=True) / 448
+        assert (error <= torch.maximum(before[was].abs() / 16, scale / 1024) * 1.0001).all()
+    assert torch.equal(storage.blocks[0], before[0])
