@@ -2,7 +2,8 @@
 
 uvicorn has no deadline for headers or bodies and no limit on the size or number of headers, and it waits for ever
 for a client that does not read. Here every state of a connection has a deadline: connected or idle, in the headers,
-in the body, not reading. Behind each of them the connection is closed.
+in the body, not reading. Behind each of them the connection is closed. A client that still sends when its answer is
+there is let finish for a moment: closing on unread bytes would reset the connection, and the answer would be lost.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import orjson
 from uvicorn.config import Config
@@ -21,6 +22,10 @@ from service.config import ConnectionLimits
 
 _GRACE_S = 1.0
 """The app has a deadline of its own for bodies and for streams, and says more when it passes; ours comes after."""
+
+
+_LINGER_S = 2.0
+"""So long a client that was answered early may go on sending what nobody reads."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -40,6 +45,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._input_deadline: asyncio.TimerHandle | None = None
         self._output_deadline: asyncio.TimerHandle | None = None
         self._in_message = False
+        self._is_lingering = False
         self._num_headers = 0
         self._num_head_bytes = 0  # fed since the parser last gave us a body or the end of a head
 
@@ -57,7 +63,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        if self._is_over():
             return
         if not self._in_message and self._input_deadline is None:
             self._expect_input(self._limits.header_timeout_s)
@@ -69,7 +75,7 @@ class BoundedProtocol(HttpToolsProtocol):
             piece = data[start : start + most]
             self._num_head_bytes += len(piece)
             super().data_received(piece)
-            if self.transport.is_closing():
+            if self._is_over():
                 return
 
     def on_message_begin(self) -> None:
@@ -81,16 +87,18 @@ class BoundedProtocol(HttpToolsProtocol):
         self._num_headers += 1
         if self._num_headers > self._limits.max_headers:
             self._refuse_head(f"There may be at most {self._limits.max_headers} headers.")
-        if not self.transport.is_closing():
+        if not self._is_over():
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if self.transport.is_closing():
+        if self._is_over():
             return
         self._in_message = True
         self._num_head_bytes = 0
         self._expect_no_input()
         super().on_headers_complete()
+        if self.cycle is not None:
+            self.cycle.transport = cast(asyncio.Transport, _LingeringTransport(self.transport, self._close))
         if not self.flow.read_paused:  # it is while an earlier answer is under way: then we are the ones to wait for
             self._expect_input(self._limits.body_timeout_s + _GRACE_S)
 
@@ -139,7 +147,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _refuse(self, status: int, message: str) -> None:
         """Answer and close; cut the connection if another answer is under way on it."""
-        if self.transport.is_closing():
+        if self._is_over():
             return
         if self.cycle is not None and not self.cycle.response_complete:
             self.transport.abort()
@@ -154,15 +162,37 @@ class BoundedProtocol(HttpToolsProtocol):
             )
         )
         self.transport.write(STATUS_LINE[status] + head + body)
-        self.transport.close()
         self._expect_output()
+        self._linger()
+
+    def _is_over(self) -> bool:
+        return self._is_lingering or self.transport.is_closing()
+
+    def _close(self) -> None:
+        """The last answer of the connection is written."""
+        if self._in_message:
+            self.pipeline.clear()
+            self._linger()
+        else:
+            self.transport.close()
+
+    def _linger(self) -> None:
+        """Say that nothing more comes, and drop what the client still sends until it has seen that, or for so long."""
+        if self._is_over():
+            return
+        self._is_lingering = True
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        self._expect_input(_LINGER_S)
 
     def _expect_input(self, within_s: float) -> None:
         self._expect_no_input()
         self._input_deadline = self.loop.call_later(within_s, self._on_late_input)
 
     def _on_late_input(self) -> None:
-        if not self._in_message and self.cycle is not None and not self.cycle.response_complete:
+        if self._is_lingering:
+            self.transport.abort()
+        elif not self._in_message and self.cycle is not None and not self.cycle.response_complete:
             # Bytes of a next request, or stray ones, must not cost the answer that is under way.
             self._expect_input(self._limits.header_timeout_s)
         else:
@@ -182,6 +212,17 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._output_deadline is not None:
             self._output_deadline.cancel()
             self._output_deadline = None
+
+
+class _LingeringTransport:
+    """A connection's transport as uvicorn's side of a request sees it; closing it is left to `close`."""
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self._transport = transport
+        self.close = close
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
 
 
 def bounded_protocol(limits: ConnectionLimits) -> Callable[..., HttpToolsProtocol]:

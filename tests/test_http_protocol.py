@@ -77,6 +77,38 @@ def test_headers_over_the_limits_are_431(bounded: RunningServer, head: bytes) ->
     assert "at most" in str(error["message"])
 
 
+@pytest.mark.parametrize("more", [b"Connection: close\r\n", b""], ids=["413 then close", "413"])
+def test_an_early_answer_reaches_a_client_that_still_sends(bounded: RunningServer, more: bytes) -> None:
+    """Closing on unread bytes would reset the connection, and the answer with it."""
+    with connect(bounded) as connection:
+        connection.sendall(POST_HEAD + more + b"Content-Length: 20000000\r\n\r\n")
+        for _ in range(20):
+            connection.sendall(b"x" * 100_000)
+            time.sleep(0.002)
+        answer = connection.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b'"error"' in answer
+
+
+def test_headers_without_end_are_answered_while_they_come(bounded: RunningServer) -> None:
+    with connect(bounded) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n")
+        for _ in range(20):
+            connection.sendall(b"Big: " + b"x" * 100_000 + b"\r\n")
+            time.sleep(0.002)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 431 ")
+
+
+def test_nobody_lingers_for_ever(bounded: RunningServer) -> None:
+    with connect(bounded) as connection:
+        connection.sendall(POST_HEAD + b"Connection: close\r\nContent-Length: 20000000\r\n\r\n")
+        assert read_to_end(connection).startswith(b"HTTP/1.1 413 ")
+        deadline_s = time.monotonic() + 6
+        while bounded.num_connections() and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        assert bounded.num_connections() == 0
+
+
 def test_headers_within_the_limits_pass(bounded: RunningServer) -> None:
     headers = {f"h{index}": "x" * 200 for index in range(12)}
     assert httpx.get(f"{bounded.base_url}/health", headers=headers).status_code == 200

@@ -124,7 +124,7 @@ def _paths(guards_metrics: bool) -> dict[str, Any]:
 def _call(summary: str, requests: tuple[_Shape, ...], response: _Shape, chunk: _Shape | None) -> dict[str, Any]:
     content = _json_of(response)
     if chunk is not None:
-        content["text/event-stream"] = {"itemSchema": _reference(chunk), "schema": {"type": "string"}}
+        content["text/event-stream"] = {"itemSchema": _event_of(chunk)}
     schema = _reference(requests[0]) if len(requests) == 1 else {"oneOf": [_reference(each) for each in requests]}
     body = {"required": True, "content": {"application/json": {"schema": schema}}}
     return {**_operation(summary, content), "requestBody": body}
@@ -140,6 +140,16 @@ def _operation(summary: str, content: dict[str, Any]) -> dict[str, Any]:
 
 def _json_of(shape: _Shape) -> dict[str, Any]:
     return {"application/json": {"schema": _reference(shape)}}
+
+
+def _event_of(chunk: _Shape) -> dict[str, Any]:
+    """A server-sent event, as OpenAPI 3.2 sees it."""
+    payload = {
+        "contentMediaType": "application/json",
+        "contentSchema": {"anyOf": [_reference(chunk), _reference(ErrorBody)]},
+    }
+    data = {"type": "string", "anyOf": [{"const": "[DONE]"}, payload]}
+    return {"type": "object", "required": ["data"], "properties": {"data": data}}
 
 
 def _json_object() -> dict[str, Any]:
