@@ -1,0 +1,146 @@
+"""guidellm as a referee from outside: it and our generator against one server, taking turns, and what they say.
+
+`python -m loadtest.compare_guidellm --guidellm PATH` (a program of an environment of its own: pip install guidellm).
+The model that comes with Headrace; so many clients in a closed loop, chat completions, prompts of equal length, fixed
+answers. Throughput and TTFT should agree within 5 %, in medians over the rounds: a shared machine changes under both.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from loadtest.metrics import RunLabels, summarize
+from loadtest.prompts import BodyOptions
+from loadtest.runner import LoadPlan, run_load
+from loadtest.server_facts import fetch_server_facts
+from loadtest.server_process import free_port, running_server
+from loadtest.workload import draw, fixed
+
+AGREEMENT = 0.05
+FIGURES = ("requests/s", "output tokens/s", "TTFT, ms: median", "ITL, ms: median")
+_TOKENIZER = Path(__file__).parents[1] / "service" / "quickstart" / "model"
+
+Figures = Mapping[str, float]
+"""By the names of `FIGURES`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A closed loop of `num_clients`; lengths in tokens."""
+
+    num_clients: int = 4
+    num_requests: int = 100
+    prompt_len: int = 64
+    output_len: int = 64
+
+
+def ours(base_url: str, load: Load) -> Figures:
+    """By our generator, one process. Raises RuntimeError if a request failed."""
+    options = BodyOptions(fetch_server_facts(base_url, {}).model_id, endpoint_type="openai-chat")
+    requests = tuple(draw(fixed(load.prompt_len, load.output_len), load.num_requests, seed=0))
+    plan = LoadPlan(base_url, requests, options, closed_loop=True, max_concurrency=load.num_clients)
+    result = summarize(run_load(plan), RunLabels("openai-chat", "headrace", options.model))
+    if result["failed"] or result["num_other_length"]:
+        raise RuntimeError(f"{result['failed']} requests failed, {result['num_other_length']} had another length")
+    values = (result[key] for key in ("request_throughput", "output_throughput", "median_ttft_ms", "median_itl_ms"))
+    return dict(zip(FIGURES, values, strict=True))
+
+
+def guidellms(program: str, base_url: str, load: Load) -> Figures:
+    """By guidellm. Raises RuntimeError if it fails or a request did."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        command = [
+            program,
+            "run",
+            f"--backend=kind=openai_http,target={base_url},model={fetch_server_facts(base_url, {}).model_id}",
+            f"--profile=kind=concurrent,streams={load.num_clients}",
+            f"--constraint=kind=max_requests,count={load.num_requests}",
+            f"--tokenizer=kind=huggingface_auto,model={_TOKENIZER}",
+            f"--data=kind=synthetic_text,prompt_tokens={load.prompt_len},output_tokens={load.output_len}",
+            f"--output=kind=json,path={report}",
+            "--disable-console",
+        ]
+        finished = subprocess.run(command, capture_output=True, text=True, check=False)
+        if finished.returncode or not report.exists():
+            raise RuntimeError(f"guidellm ended with code {finished.returncode}: {finished.stderr[-500:]}")
+        return read_report(json.loads(report.read_text(encoding="utf-8")), load)
+
+
+def read_report(report: Mapping[str, Any], load: Load) -> Figures:
+    """The figures of its JSON report, first benchmark."""
+    benchmark = report["benchmarks"][0]
+    metrics = benchmark["metrics"]
+    completed = metrics["request_totals"]["successful"]
+    if completed != load.num_requests:
+        raise RuntimeError(f"guidellm completed {completed} of {load.num_requests} requests")
+    return dict(
+        zip(
+            FIGURES,
+            (
+                metrics["requests_per_second"]["successful"]["mean"],
+                metrics["output_tokens_per_second"]["successful"]["mean"],
+                metrics["time_to_first_token_ms"]["successful"]["median"],
+                metrics["inter_token_latency_ms"]["successful"]["median"],
+            ),
+            strict=True,
+        )
+    )
+
+
+def medians(rounds: Sequence[Figures]) -> Figures:
+    """Of each figure over the rounds."""
+    return {name: median(one[name] for one in rounds) for name in FIGURES}
+
+
+def differences(our_figures: Figures, their_figures: Figures) -> dict[str, float]:
+    """(ours - theirs) / theirs of each figure."""
+    return {name: (our_figures[name] - their_figures[name]) / their_figures[name] for name in FIGURES}
+
+
+@contextmanager
+def _server(base_url: str | None) -> Iterator[str]:
+    if base_url:
+        yield base_url
+        return
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with running_server([sys.executable, "-m", "service", "serve", "--port", str(port)], f"{url}/ready"):
+        yield url
+
+
+def main() -> int:
+    """Prints the table and one line of JSON; the exit code is 1 if throughput or TTFT disagree."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--guidellm", default="guidellm", help="the program")
+    parser.add_argument("--base-url", help="a server that runs already, in place of starting ours")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--requests", type=int, default=100)
+    args = parser.parse_args()
+    load = Load(args.clients, args.requests)
+    rounds: list[tuple[Figures, Figures]] = []
+    with _server(args.base_url) as base_url:
+        for _ in range(args.rounds):
+            rounds.append((ours(base_url, load), guidellms(args.guidellm, base_url, load)))
+            print(rounds[-1], file=sys.stderr, flush=True)
+    our_figures, their_figures = medians([pair[0] for pair in rounds]), medians([pair[1] for pair in rounds])
+    apart = differences(our_figures, their_figures)
+    print(f"{'':20}{'ours':>10}{'guidellm':>10}{'apart':>8}")
+    for name in FIGURES:
+        print(f"{name:20}{our_figures[name]:>10.4g}{their_figures[name]:>10.4g}{apart[name]:>+8.1%}")
+    agree = all(abs(apart[name]) <= AGREEMENT for name in FIGURES[:3])
+    print(json.dumps({"ours": our_figures, "guidellm": their_figures, "apart": apart, "agree": agree}))
+    return 0 if agree else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,48 @@
+from pathlib import Path
+
+import pytest
+
+from loadtest.compare_guidellm import FIGURES, Load, differences, guidellms, medians, ours, read_report
+from tests.loadtest.conftest import ITL_S, TTFT_S
+
+LOAD = Load(num_clients=2, num_requests=4, prompt_len=8, output_len=5)
+
+
+def report(completed: int) -> dict:
+    def successful(**values: float) -> dict:
+        return {"successful": values}
+
+    metrics = {
+        "request_totals": {"successful": completed},
+        "requests_per_second": successful(mean=2.0),
+        "output_tokens_per_second": successful(mean=10.0),
+        "time_to_first_token_ms": successful(median=30.0),
+        "inter_token_latency_ms": successful(median=4.0),
+    }
+    return {"benchmarks": [{"metrics": metrics}]}
+
+
+def test_ours_says_what_the_server_does(stub_url: str) -> None:
+    figures = ours(stub_url, LOAD)
+    assert figures["TTFT, ms: median"] == pytest.approx(TTFT_S * 1e3, rel=0.1)
+    assert figures["requests/s"] == pytest.approx(2 / (TTFT_S + 4 * ITL_S), rel=0.1)
+
+
+def test_reads_its_report() -> None:
+    assert read_report(report(4), LOAD) == dict(zip(FIGURES, (2.0, 10.0, 30.0, 4.0), strict=True))
+    with pytest.raises(RuntimeError, match="completed 3 of 4"):
+        read_report(report(3), LOAD)
+
+
+def test_a_program_that_fails_is_an_error(stub_url: str, tmp_path: Path) -> None:
+    program = tmp_path / "guidellm"
+    program.write_text("#!/bin/sh\necho no data >&2\nexit 3\n")
+    program.chmod(0o755)
+    with pytest.raises(RuntimeError, match="code 3: no data"):
+        guidellms(str(program), stub_url, LOAD)
+
+
+def test_differences_are_of_medians() -> None:
+    rounds = [dict.fromkeys(FIGURES, value) for value in (1.0, 1.1, 9.0)]
+    assert medians(rounds)["requests/s"] == 1.1
+    assert differences(medians(rounds), dict.fromkeys(FIGURES, 1.0))["requests/s"] == pytest.approx(0.1)
