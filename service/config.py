@@ -76,6 +76,8 @@ class ApiConfig:
     guard_metrics: /metrics asks for a key too.
     tool_call_parser: how the model writes tool calls; `auto` reads it from the chat template.
     reasoning_parser: `auto` splits reasoning from content if the chat template speaks of it.
+    max_patterns_at_once: patterns that one text must match together (allOf, & of a grammar): the time to compile them
+        doubles with each.
     strict_params: unknown request fields are refused instead of listed in `x-ignored-params`.
     """
 
@@ -104,6 +106,7 @@ class ApiConfig:
     max_schema_depth: int = 64
     max_enum_values: int = 5000
     max_regex_bytes: int = 4096
+    max_patterns_at_once: int = 12
     max_cache_salt_bytes: int = 1024
     stream_keepalive_s: float = 15.0
     stream_send_timeout_s: float = 30.0

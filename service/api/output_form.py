@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import orjson
@@ -52,6 +52,7 @@ def schema_text(schema: object, param: str, config: ApiConfig) -> str:
     if len(text) > config.max_schema_bytes:
         raise InvalidRequest(f"{param} may have at most {config.max_schema_bytes} bytes.", param=param)
     _check_depth_and_enums(schema, param, config)
+    _check_intersections(schema, param, config)
     return text.decode()
 
 
@@ -123,6 +124,8 @@ def _grammar(text: str | None, param: str, config: ApiConfig) -> list[GrammarSpe
         return []
     if not text.strip() or len(text.encode()) > config.max_schema_bytes:
         raise InvalidRequest(f"{param} must have 1 to {config.max_schema_bytes} bytes.", param=param)
+    if text.count("&") > config.max_patterns_at_once:
+        raise InvalidRequest(f"{param} may have at most {config.max_patterns_at_once} intersections (&).", param=param)
     return [GrammarSpec("grammar", text, param)]
 
 
@@ -147,3 +150,28 @@ def _check_depth_and_enums(schema: object, param: str, config: ApiConfig) -> Non
             waiting += [(member, depth + 1) for member in value.values()]
         elif isinstance(value, list):
             waiting += [(member, depth + 1) for member in value]
+
+
+def _check_intersections(schema: object, param: str, config: ApiConfig) -> None:
+    """Refuse an allOf of many patterns. One that refers elsewhere may gather all that the schema has."""
+    everywhere = sum("pattern" in node for node in _nodes(schema))
+    for node in _nodes(schema):
+        if "allOf" in node:
+            inside = list(_nodes(node["allOf"]))
+            refers = any("$ref" in each for each in inside)
+            num_patterns = everywhere if refers else sum("pattern" in each for each in inside)
+            if num_patterns > config.max_patterns_at_once:
+                most = config.max_patterns_at_once
+                raise InvalidRequest(f"{param}: allOf may join at most {most} patterns.", param=param)
+
+
+def _nodes(schema: object) -> Iterator[dict[str, Any]]:
+    """Every object in the schema."""
+    waiting = [schema]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            yield value
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value

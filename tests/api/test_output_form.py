@@ -18,6 +18,7 @@ PERSON = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
+PATTERNS = {f"p{n}": {"type": "string", "pattern": f".*{n}.*"} for n in range(13)}
 GRAMMAR = 'start: "SELECT " column ("," column)* " FROM t"\ncolumn: "a" | "b"'
 
 
@@ -136,6 +137,13 @@ def test_a_stop_string_cuts_before_the_grammar_ends(server: RunningServer, http:
         ({"regex": "a", "choice": ["a"]}, "choice", "exclude"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice", "exclude"),
         ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag", "not supported"),
+        ({"guided_json": {"allOf": [{"pattern": f".*{n}.*"} for n in range(13)]}}, "guided_json", "allOf"),
+        (
+            {"guided_json": {"allOf": [{"$ref": "#/$defs/x"}], "$defs": {"x": {"properties": PATTERNS}}}},
+            "guided_json",
+            "allOf",
+        ),
+        ({"grammar": "start: A\nA: " + " & ".join(f"/.*{n}.*/" for n in range(14))}, "grammar", "&"),
         ({"regex": "a+", "min_tokens": 3}, "min_tokens", "form"),
         ({"regex": "a+", "use_beam_search": True, "n": 2}, None, "form"),
         ({"guided_json": {"enum": list(range(5001))}}, "guided_json", "5000"),
@@ -159,3 +167,10 @@ def test_text_is_no_constraint(server: RunningServer, http: httpx.Client) -> Non
     server.say("plain")
     body = completion(response_format={"type": "text"}, structured_outputs={})
     assert http.post(COMPLETIONS, json=body).json()["choices"][0]["text"] == "plain"
+
+
+def test_many_patterns_apart_are_no_trouble(server: RunningServer, http: httpx.Client) -> None:
+    wander(server)
+    schema = {"type": "object", "properties": PATTERNS, "allOf": [{"required": []}], "additionalProperties": False}
+    answer = http.post(COMPLETIONS, json=completion(guided_json=schema, max_tokens=1))
+    assert answer.status_code == 200, answer.text
