@@ -151,7 +151,7 @@ class _Job(Generic[_T]):
 
 _PARSER_LIMITS = LLParserLimits(
     max_items_in_row=20_000,
-    initial_lexer_fuel=500_000,
+    initial_lexer_fuel=200_000,
     step_lexer_fuel=100_000,
     max_lexer_states=20_000,
     max_grammar_size=200_000,
