@@ -5,16 +5,17 @@ C = context_lens[s] tokens (theirs included, already written to the cache), row 
 
     out[i, h] = softmax(cap(scale * query[i, h] . key[first : p + 1, h // G])) value[first : p + 1, h // G]
 
-where position x lies in block block_table[s, x // P], at offset x % P, and G = H / K. `first` is 0, or
+where position x lies in block block_table[rows[s], x // P], at offset x % P, and G = H / K. `first` is 0, or
 max(0, p + 1 - sliding_window). cap(x) is x, or logit_softcap * tanh(x / logit_softcap).
 
 Tensors (T query tokens, S sequences, H query heads, K kv heads, D head dim, B blocks, P block size, M table entries):
     query                    [T, H, D]     bf16, fp16 or fp32; last two dims dense, rows may be strided
     key_cache, value_cache   [B, P, K, D]  query's dtype; one layer's view: last three dims dense, blocks strided
     batch                                  made once a step by `prefill_batch` from
-        block_table          [S, M]        int32, last stride 1; entries past a sequence's last block are not used
+        block_table          [R, M]        int32, last stride 1; entries past a sequence's last block are not used
         query_starts         [S + 1]       int32, not decreasing, from 0; rows past the last one are padding
         context_lens         [S]           int32, >= the sequence's query rows
+        rows                 [S]           int64: the sequence's row of the table; None where that is s itself
         max_query_len        host int, >= every sequence's query rows (bounds the launch)
     out                      [T, H, D]     query's dtype, contiguous; written in place, but not in padding rows
 
@@ -64,25 +65,35 @@ class PrefillBatch:
     context_lens: Tensor
     max_query_len: int
     block_size: int
+    rows: Tensor
 
     @cached_property
     def sequences(self) -> tuple[PrefillSequence, ...]:
         """The reference's; reads the lengths, for which a GPU would have to be waited for."""
         rows = [slice(start, stop) for start, stop in pairwise(self.query_starts.tolist())]
         return tuple(
-            _sequence(self.block_table[seq], rows[seq], context_len, self.block_size)
-            for seq, context_len in enumerate(self.context_lens.tolist())
+            _sequence(self.block_table[row], rows[seq], context_len, self.block_size)
+            for seq, (row, context_len) in enumerate(zip(self.rows.tolist(), self.context_lens.tolist(), strict=True))
         )
 
 
 def prefill_batch(
-    block_table: Tensor, query_starts: Tensor, context_lens: Tensor, max_query_len: int, block_size: int
+    block_table: Tensor,
+    query_starts: Tensor,
+    context_lens: Tensor,
+    max_query_len: int,
+    block_size: int,
+    rows: Tensor | None = None,
 ) -> PrefillBatch:
     """Reads no value of the tensors, which may change before a CUDA graph is replayed."""
     assert block_table.dtype == query_starts.dtype == context_lens.dtype == torch.int32
-    assert block_table.stride(-1) == 1 and block_table.shape[0] == context_lens.shape[0]
-    assert query_starts.shape[0] == context_lens.shape[0] + 1
-    return PrefillBatch(block_table, query_starts, context_lens, max_query_len, block_size)
+    num_seqs = context_lens.shape[0]
+    assert block_table.stride(-1) == 1 and query_starts.shape[0] == num_seqs + 1
+    if rows is None:
+        assert block_table.shape[0] == num_seqs
+        rows = torch.arange(num_seqs, device=block_table.device)
+    assert rows.dtype == torch.int64 and rows.shape == (num_seqs,)
+    return PrefillBatch(block_table, query_starts, context_lens, max_query_len, block_size, rows)
 
 
 def _sequence(block_ids: Tensor, rows: slice, context_len: int, block_size: int) -> PrefillSequence:
@@ -105,6 +116,8 @@ def paged_attention_prefill_reference(
 ) -> None:
     group = query.shape[1] // key_cache.shape[2]
     for sequence in batch.sequences:
+        if sequence.rows.start == sequence.rows.stop:
+            continue
         rows = query[sequence.rows].transpose(0, 1)[None]
         keys, values, mask = _gather(key_cache, sequence), _gather(value_cache, sequence), sequence.mask
         if sliding_window is not None and sliding_window < sequence.context_len:
@@ -209,7 +222,7 @@ def _attend_tile(
 
 @triton.jit(
     do_not_specialize=["num_seqs", "table_stride"],
-    do_not_specialize_on_alignment=["block_table_ptr", "query_starts_ptr", "context_lens_ptr"],
+    do_not_specialize_on_alignment=["block_table_ptr", "rows_ptr", "query_starts_ptr", "context_lens_ptr"],
 )
 @no_type_check
 def _paged_attention_prefill_kernel(
@@ -217,6 +230,7 @@ def _paged_attention_prefill_kernel(
     key_cache_ptr,
     value_cache_ptr,
     block_table_ptr,
+    rows_ptr,
     query_starts_ptr,
     context_lens_ptr,
     out_ptr,
@@ -273,7 +287,7 @@ def _paged_attention_prefill_kernel(
     query_offset = token.to(tl.int64) * query_stride_token + head * HEAD_DIM
     query = tl.load(query_ptr + query_offset[:, None] + dim[None, :], mask=is_row, other=0.0)
 
-    table_row_ptr = block_table_ptr + seq.to(tl.int64) * table_stride
+    table_row_ptr = block_table_ptr + tl.load(rows_ptr + seq) * table_stride
     kv_end = last_token + ahead + 1
     full_end = (first_token + ahead + 1) // BLOCK_KV * BLOCK_KV
     highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -348,6 +362,7 @@ def paged_attention_prefill_triton(
         key_cache,
         value_cache,
         batch.block_table,
+        batch.rows,
         batch.query_starts,
         batch.context_lens,
         out,

@@ -318,7 +318,12 @@ def _border_key(
     return low
 
 
-@triton.jit(do_not_specialize_on_alignment=["temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr"])
+# One allocation holds `largest` and `border`: where the second begins depends on the number of rows.
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        "temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "largest_ptr", "border_ptr",
+    ]
+)  # fmt: skip
 @no_type_check
 def _filter_border_kernel(
     logits_ptr,
@@ -412,7 +417,9 @@ def _filter_border_kernel(
         tl.store(border_ptr + row, border)
 
 
-@triton.jit(do_not_specialize_on_alignment=["temperature_ptr", "seeds_ptr", "positions_ptr"])
+@triton.jit(
+    do_not_specialize_on_alignment=["temperature_ptr", "seeds_ptr", "positions_ptr", "largest_ptr", "border_ptr"]
+)
 @no_type_check
 def _gumbel_kernel(
     logits_ptr,
@@ -474,7 +481,7 @@ def _gumbel_kernel(
     tl.store(best_token_ptr + slot, tl.min(tl.where(scores == best, token, size), 0))
 
 
-@triton.jit(do_not_specialize_on_alignment=["temperature_ptr"])
+@triton.jit(do_not_specialize_on_alignment=["temperature_ptr", "largest_ptr"])
 @no_type_check
 def _choose_kernel(
     logits_ptr,

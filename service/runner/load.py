@@ -21,7 +21,7 @@ from service.models.model_config import ModelConfig, load_model_config
 from service.models.registry import build_model
 from service.models.weight_loader import load_weights
 from service.models.weights_revision import weights_revision
-from service.runner.cuda_graphs import graph_sizes
+from service.runner.cuda_graphs import GraphSize, graph_sizes
 from service.runner.device import choose_device, choose_dtype, use_cores
 from service.runner.host_blocks import Fp8HostBlocks, HostBlocks, PlainHostBlocks
 from service.runner.host_memory import keep_freed_memory
@@ -87,7 +87,7 @@ def load_executor(
     model.prepare(max_model_len, device, keeps_plain=_fits_twice(weights_bytes, device))
 
     layout = KvLayout.of(config, cache.block_size, dtype)
-    graphs = graph_sizes(max_num_seqs) if device.type == "cuda" and not enforce_eager else []
+    graphs = graph_sizes(max_num_seqs, max_num_batched_tokens) if device.type == "cuda" and not enforce_eager else []
     sizes = _Sizes(max_num_seqs, max_num_batched_tokens, max_model_len, config.vocab_size, graphs)
     memory = _profile(model, layout, device, weights_bytes, cache, sizes)
     num_blocks = _num_blocks(memory, layout, sizes)
@@ -119,7 +119,7 @@ class _Sizes:
     max_num_batched_tokens: int
     max_model_len: int
     vocab_size: int
-    graphs: Sequence[int]
+    graphs: Sequence[GraphSize]
 
 
 def _host_blocks(layout: KvLayout, cache: CacheConfig, num_blocks: int, *, pinned: bool) -> HostBlocks:

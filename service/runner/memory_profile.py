@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 GIBIBYTE = 1 << 30
+
+Size = TypeVar("Size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +49,13 @@ def profile_cuda(
     memory_utilization: float,
     memory_bytes: int | None,
     worst_case_iteration: Callable[[], None],
-    capture: Callable[[Sequence[int]], None],
-    graph_sizes: Sequence[int],
+    capture: Callable[[Sequence[Size]], None],
+    graph_sizes: Sequence[Size],
 ) -> MemoryLedger:
     """Run the worst case, capture some graphs, and give the blocks what is left of `memory_utilization` of the device.
 
-    capture: graphs of these sizes, which are kept. kv_cache_bytes may come out negative: then not even the weights
-    and one iteration fit the share.
+    capture: makes graphs of these sizes, which are kept. graph_sizes: largest first. kv_cache_bytes may come out
+    negative: then not even the weights and one iteration fit the share.
     """
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -69,10 +72,10 @@ def profile_cuda(
     return MemoryLedger(total, weights_bytes, activations, graphs, other, kv_cache)
 
 
-def _graph_bytes(device: torch.device, capture: Callable[[Sequence[int]], None], sizes: Sequence[int]) -> int:
+def _graph_bytes(device: torch.device, capture: Callable[[Sequence[Size]], None], sizes: Sequence[Size]) -> int:
     """Of graphs of all sizes: the largest brings the pool, and each other is taken to add what the second adds."""
     free = []
-    for size in sorted(sizes, reverse=True)[:2]:
+    for size in sizes[:2]:
         torch.cuda.empty_cache()
         before, _ = torch.cuda.mem_get_info(device)
         capture([size])

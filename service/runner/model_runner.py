@@ -16,8 +16,7 @@ from service.core.iteration_result import IterationResult
 from service.core.sampling_params import SamplingParams
 from service.models.causal_lm import CausalLM
 from service.runner.attention_inputs import attention_inputs
-from service.runner.cuda_graphs import DecodeGraphs, DecodeOutputs
-from service.runner.decode_inputs import DecodeInputs
+from service.runner.cuda_graphs import GraphSize, StepGraphs, StepOutputs
 from service.runner.decode_rows import decode_rows
 from service.runner.drawn_ids import DrawnIds
 from service.runner.grammar_masks import with_grammar_masks
@@ -30,6 +29,7 @@ from service.runner.sampling_rows import SamplingRows
 from service.runner.selective_batching import FlatBatch, flatten
 from service.runner.sequence_rows import SequenceRows
 from service.runner.staging import IdsOnTheirWay, to_device
+from service.runner.step_inputs import StepInputs
 from service.sampling.sampler import Drawn, SamplingBatch, SamplingExtras, draw, sample
 
 logger = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class ModelRunner:
         self._rows = SequenceRows(2 * max_num_seqs, max_blocks)
         self._drawn = DrawnIds(self._rows.num_rows, device)
         self._sampling_rows = SamplingRows(vocab_size, device)
-        self._graphs: DecodeGraphs | None = None
+        self._graphs: StepGraphs | None = None
 
     @torch.inference_mode()
     def launch(self, plan: IterationPlan) -> LaunchedIteration:
@@ -139,11 +139,11 @@ class ModelRunner:
         self.launch(IterationPlan((), released=tuple(ids))).wait()
 
     @torch.inference_mode()
-    def capture_graphs(self, sizes: Sequence[int]) -> None:
-        """Decode steps of up to the largest of so many sequences are replayed from now on. On a GPU, before serving;
-        may be called again for more sizes."""
+    def capture_graphs(self, sizes: Sequence[GraphSize]) -> None:
+        """Steps that fit one of these sizes are replayed from now on. On a GPU, before serving; may be called again for
+        more sizes."""
         if self._graphs is None:
-            self._graphs = DecodeGraphs(self._decode, self._rows, self._block_size, self._device)
+            self._graphs = StepGraphs(self._step, self._rows, self._block_size, self._device)
         self._graphs.capture(sizes)
 
     def _compute(self, scheduled: Sequence[ScheduledSequence], masks: TokenMasks | None) -> Outputs:
@@ -153,10 +153,13 @@ class ModelRunner:
             if masks is None and not self._rows.asks_more[decodes.rows].any():
                 return Outputs(IdsOnTheirWay(graphs.replay(decodes).token_ids))
         batch = flatten(scheduled, self._rows, self._block_size)
+        if graphs is not None and masks is None and batch.is_plain and graphs.can_replay_mixed(batch):
+            token_ids = graphs.replay_mixed(batch).token_ids
+            return Outputs(IdsOnTheirWay(token_ids) if len(token_ids) else None)
         tensors = to_device(batch.arrays(), self._device)
         self._drawn.grow(self._rows.num_rows)
         if batch.has_pending:
-            self._drawn.fill_in(tensors["token_ids"], tensors["decode_rows"])
+            self._drawn.fill_in(tensors["token_ids"], tensors["rows"][: batch.num_decode])
         if not batch.is_plain:
             self._sampling_rows.update(scheduled, batch, tensors["token_ids"])
         if graphs is not None and decodes is not None:
@@ -225,14 +228,16 @@ class ModelRunner:
         logprobs = None if drawn.logprobs is None else DrawLogprobs(drawn.logprobs, num_logprobs)
         return Outputs(IdsOnTheirWay(drawn.token_ids), logprobs, prompt_logprobs)
 
-    def _decode(self, inputs: DecodeInputs) -> DecodeOutputs:
-        """The step that a graph holds; by itself its plain twin."""
-        self._drawn.fill_in(inputs.token_ids, inputs.rows)
-        hidden = self._model(inputs.token_ids, inputs.positions, self._storage.layers, inputs.attention)
+    def _step(self, inputs: StepInputs) -> StepOutputs:
+        """What a graph holds; by itself its plain twin."""
+        self._drawn.fill_in(inputs.token_ids, inputs.decode_rows)
+        hidden: Tensor = self._model(inputs.token_ids, inputs.positions, self._storage.layers, inputs.attention)
+        if inputs.logit_rows is not None:
+            hidden = hidden.index_select(0, inputs.logit_rows)
         logits = self._model.compute_logits(hidden)
         token_ids = sample(logits, inputs.sampling)
-        self._drawn.note(inputs.rows, token_ids)
-        return DecodeOutputs(token_ids, logits)
+        self._drawn.note(inputs.draw_rows, token_ids)
+        return StepOutputs(token_ids, logits)
 
     def _draw(
         self, batch: FlatBatch, tensors: Mapping[str, Tensor], logits: Tensor, extras: SamplingExtras | None

@@ -29,7 +29,7 @@ class FlatBatch:
     token_ids, positions, slot_mapping [T] int64.
     context_lens [S] int32: tokens in the cache after this iteration's writes. query_starts [S + 1] int32.
     block_table [S, M] int32, M just enough for the longest. num_decode: sequences that compute one token.
-    decode_rows [num_decode] int64: their rows in SequenceRows. has_pending: some of their ids are PENDING_TOKEN_ID.
+    rows [S] int64: in SequenceRows. has_pending: some ids of decodes are PENDING_TOKEN_ID.
     token_starts [S] int64: where each sequence's tokens begin, in the plan's order.
     is_plain: every sequence's `SamplingParams.is_plain`.
     logit_rows: tokens whose logits are needed, one a sequence that samples, in the plan's order.
@@ -44,7 +44,7 @@ class FlatBatch:
     query_starts: Int32Array
     block_table: Int32Array
     num_decode: int
-    decode_rows: Int64Array
+    rows: Int64Array
     has_pending: bool
     token_starts: Int64Array
     is_plain: bool
@@ -102,7 +102,7 @@ def flatten(scheduled: Sequence[ScheduledSequence], rows: SequenceRows, block_si
         query_starts=starts.astype(np.int32),
         block_table=rows.block_table[row, : -(-int(context_lens.max()) // block_size)],
         num_decode=num_decode,
-        decode_rows=row[:num_decode],
+        rows=row,
         has_pending=bool((token_ids[:num_decode] == PENDING_TOKEN_ID).any()),
         token_starts=starts[place],
         is_plain=not rows.asks_more[row].any(),

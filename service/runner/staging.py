@@ -6,7 +6,7 @@ only after the copies that used it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,31 @@ def part_of(buffer: Tensor, offset: int, like: Array) -> Tensor:
     """The bytes of `buffer` from `offset` on, in the shape and type of an array."""
     part = buffer[offset : offset + like.nbytes].view(_torch_dtype(like.dtype))
     return part if like.ndim == 1 else part.view(like.shape)
+
+
+class FixedTensors:
+    """Tensors at one place on the device for good, all rewritten by one copy: what a CUDA graph reads."""
+
+    def __init__(self, like: Mapping[str, Array], device: torch.device) -> None:
+        self._like = dict(like)
+        self._offsets, num_bytes = layout({name: array.nbytes for name, array in like.items()})
+        self._buffer = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+        self._tensors = {name: part_of(self._buffer, self._offsets[name], array) for name, array in like.items()}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def fill(self, write: Callable[[dict[str, Array]], None]) -> None:
+        """`write` gets an array for each tensor and has to write all of it; they are copied behind what the device
+        has still to do."""
+        staged = torch.empty(self._buffer.shape, dtype=torch.uint8, pin_memory=self._buffer.is_cuda)
+        memory = staged.numpy()
+        arrays = {}
+        for name, array in self._like.items():
+            start = self._offsets[name]
+            arrays[name] = memory[start : start + array.nbytes].view(array.dtype)
+        write(arrays)
+        self._buffer.copy_(staged, non_blocking=True)
 
 
 class OnTheirWay:

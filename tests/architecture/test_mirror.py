@@ -19,6 +19,7 @@ WITHOUT_A_TWIN = {
     "service/core/iteration_result.py": "values only",
     "service/core/request.py": "values only",
     "service/core/sampling_params.py": "values only",
+    "service/runner/step_inputs.py": "values only",
     "service/scheduler/scheduling_policy.py": "a Protocol only",
     "loadtest/__main__.py": "tests/loadtest/test_cli.py runs it",
     "loadtest/host_benchmark.py": "a benchmark",

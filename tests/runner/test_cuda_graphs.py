@@ -16,6 +16,8 @@ from service.runner.cuda_graphs import LARGEST, graph_sizes
 from service.runner.decode_inputs import DecodeInputs
 from service.runner.decode_rows import decode_rows
 from service.runner.device_block_table import DeviceBlockTable
+from service.runner.mixed_inputs import MixedInputs
+from service.runner.selective_batching import flatten
 from tests.models.checkpoints import llama, qwen3, random_prompts
 from tests.runner.loading import load
 from tests.runner.plan_player import PlanPlayer, greedy
@@ -23,12 +25,25 @@ from tests.runner.plan_player import PlanPlayer, greedy
 PROMPTS = random_prompts(48)
 
 
-def test_sizes_are_few_below_8_and_reach_the_largest_batch():
-    assert graph_sizes(1) == [1]
-    assert graph_sizes(6) == [1, 2, 4, 6]
-    assert graph_sizes(64) == [1, 2, 4, *range(8, 65, 8)]
-    assert graph_sizes(300)[-4:] == [256, 272, 288, 300]
-    assert graph_sizes(4096)[-1] == LARGEST
+def decode_sizes(max_num_seqs):
+    return sorted(size.num_decodes for size in graph_sizes(max_num_seqs, 2048) if not size.num_tokens)
+
+
+def test_sizes_of_decodes_are_few_below_8_and_reach_the_largest_batch():
+    assert decode_sizes(1) == [1]
+    assert decode_sizes(6) == [1, 2, 4, 6]
+    assert decode_sizes(64) == [1, 2, 4, *range(8, 65, 8)]
+    assert decode_sizes(300)[-4:] == [256, 272, 288, 300]
+    assert decode_sizes(4096)[-1] == LARGEST
+
+
+def test_sizes_of_mixed_steps_stay_within_the_seats_and_the_budget():
+    mixed = [size for size in graph_sizes(20, 200) if size.num_tokens]
+    assert {size.num_decodes for size in mixed} == {8, 20}
+    assert {size.num_tokens for size in mixed} == {32, 64, 128, 192}
+    sizes = graph_sizes(256, 2048)
+    assert sizes == sorted(sizes, key=sum, reverse=True)
+    assert len(set(sizes)) == len(sizes) < 90
 
 
 def random_params(count, seed):
@@ -40,29 +55,39 @@ def random_params(count, seed):
             top_p=chance.choice([1.0, 0.9]),
             top_k=chance.choice([0, 0, 20]),
             seed=chance.randrange(2**62),
-            min_p=0.05 * (seed % 3 == 1),  # then logits leave the graph for the whole sampling stage
-            logit_bias=((i, 1.5), (7, -3.0)) if seed % 3 == 2 else (),
+            min_p=0.05 * (seed % 5 == 1),  # then logits leave the graph for the whole sampling stage
+            logit_bias=((i, 1.5), (7, -3.0)) if seed % 5 == 2 else (),
         )
         for i in range(8, 8 + count)
     ]
 
 
-def test_a_padded_step_draws_what_the_flat_batch_draws(tmp_path):
+@pytest.mark.parametrize("mixed", [False, True], ids=["decodes", "mixed"])
+def test_a_padded_step_draws_what_the_flat_batch_draws(mixed, tmp_path):
     """On the CPU, where nothing is captured: the step that a graph would hold, after a prompt each."""
     runner = load(llama(tmp_path)).runner
-    params = random_params(5, 0)
-    prompts = [PROMPTS[i][: 9 + i] for i in range(5)]
-    draws = [(Sample(i, params[i].seed),) for i in range(5)]
-    shares = [ScheduledSequence(i, tuple(prompts[i]), 0, 0, (i + 3,), params[i], draws[i]) for i in range(5)]
-    first = runner.launch(IterationPlan(tuple(shares))).wait().token_ids
-    decodes = [ScheduledSequence(i, (first[i],), 9 + i, 0, (), params[i], draws[i]) for i in range(5)]
+    params = [replace(p, min_p=0.0, logit_bias=()) for p in random_params(8, 0)]
+    prompts = [PROMPTS[i][: 9 + i] for i in range(8)]
+    draws = [(Sample(i, params[i].seed),) for i in range(8)]
+    shares = [ScheduledSequence(i, tuple(prompts[i]), 0, 0, (i + 3,), params[i], draws[i]) for i in range(8)]
+    first = runner.launch(IterationPlan(tuple(shares[:5]))).wait().token_ids
+    steps = [ScheduledSequence(i, (first[i],), 9 + i, 0, (), params[i], draws[i]) for i in range(5)]
+    if mixed:  # among the decodes, two prompts, and the beginning of one, which draws nothing
+        beginning = shares[7]._replace(token_ids=shares[7].token_ids[:5], samples=())
+        steps = [steps[0], shares[5], *steps[1:3], beginning, *steps[3:], shares[6]]
     with torch.inference_mode():
+        batch = flatten(steps, runner._rows, 16)
         table = DeviceBlockTable(runner._rows, torch.device("cpu"))
         table.bring_up_to_date()
-        inputs = DecodeInputs(8, table.tensor, 16)
-        inputs.fill(decode_rows(decodes, runner._rows, 16))
-        padded = runner._decode(inputs).token_ids[:5].tolist()
-    assert padded == list(runner.launch(IterationPlan(tuple(decodes))).wait().token_ids)
+        inputs = MixedInputs(6, 50, table.tensor, 16) if mixed else DecodeInputs(8, table.tensor, 16)
+        if mixed:
+            assert inputs.fits(batch)
+            inputs.fill(batch)
+        else:
+            inputs.fill(decode_rows(steps, runner._rows, 16))
+        padded = runner._step(inputs.step).token_ids.tolist()
+    want = list(runner.launch(IterationPlan(tuple(steps))).wait().token_ids)
+    assert padded[: len(want)] == want
 
 
 class InLockstep:
@@ -79,10 +104,10 @@ class InLockstep:
         return mine
 
 
-def count_replays(runner, monkeypatch):
+def count_replays(runner, monkeypatch, name):
     replayed = []
-    replay = runner._graphs.replay
-    monkeypatch.setattr(runner._graphs, "replay", lambda decodes: (replayed.append(1), replay(decodes))[1])
+    replay = getattr(runner._graphs, name)
+    monkeypatch.setattr(runner._graphs, name, lambda batch: (replayed.append(1), replay(batch))[1])
     return replayed
 
 
@@ -92,7 +117,7 @@ def test_500_random_mixed_batches(save, tmp_path, monkeypatch):
     """In fp32, where the shapes of matrix products do not decide what is drawn."""
     folder = save(tmp_path)
     loaded, eager = load(folder, device="cuda"), load(folder, device="cuda", enforce_eager=True)
-    replayed = count_replays(loaded.runner, monkeypatch)
+    decodes, mixed = (count_replays(loaded.runner, monkeypatch, name) for name in ("replay", "replay_mixed"))
     both = InLockstep(loaded.runner, eager.runner)
     player = PlanPlayer(both, loaded.num_blocks, 16)
     chance = random.Random(1)
@@ -102,7 +127,8 @@ def test_500_random_mixed_batches(save, tmp_path, monkeypatch):
         player.generate(
             chance.sample(PROMPTS, count), random_params(count, both.num_plans), chunk=chunk, max_seqs=max_seqs
         )
-    assert len(replayed) > 150
+    assert len(decodes) > 100
+    assert len(mixed) > 30
 
 
 @pytest.mark.gpu
@@ -110,24 +136,22 @@ def test_500_random_mixed_batches(save, tmp_path, monkeypatch):
 def test_a_graph_computes_its_twin_bit_for_bit(dtype, tmp_path, monkeypatch):
     runner = load(llama(tmp_path), dtype=dtype, device="cuda").runner
     graphs = runner._graphs
-    replay = graphs.replay
-    sizes = []
+    run, sizes = graphs._run, []
 
-    def compared(decodes):
-        drawn, count = replay(decodes), len(decodes.rows)
-        logits, ids = drawn.logits.clone(), drawn.token_ids.clone()
-        step = next(s for s in graphs._captured if s.inputs.num_rows >= count)
-        twin = runner._decode(step.inputs)
-        assert torch.equal(twin.logits[:count], logits)
-        assert torch.equal(twin.token_ids[:count], ids)
-        sizes.append(step.inputs.num_rows)
-        return drawn
+    def compared(step, num_draws):
+        outputs = run(step, num_draws)
+        logits, ids = outputs.logits.clone(), outputs.token_ids.clone()
+        twin = runner._step(step.inputs.step)
+        assert torch.equal(twin.logits[:num_draws], logits)
+        assert torch.equal(twin.token_ids[:num_draws], ids)
+        sizes.append(len(step.inputs.step.token_ids))
+        return outputs
 
-    monkeypatch.setattr(graphs, "replay", compared)
+    monkeypatch.setattr(graphs, "_run", compared)
     for count in (1, 2, 3, 7, 30, 48):
         player = PlanPlayer(runner, 1000, 16, seed=count)
-        player.generate(PROMPTS[:count], random_params(count, count))
-    assert set(sizes) >= {1, 2, 4, 8, 32, 48}
+        player.generate(PROMPTS[:count], random_params(count, count), chunk=50)
+    assert set(sizes) >= {1, 2, 4, 8, 32, 48, 8 + 32, 8 + 64, 8 + 128}
 
 
 @contextmanager

@@ -25,27 +25,34 @@ def test_values_arrive_at_fixed_places_and_the_rest_is_padding(device):
     rows = SequenceRows(4, 2)
     table = torch.zeros(rows.block_table.shape, dtype=torch.int32, device=device)
     inputs = DecodeInputs(4, table, 4)
-    address = inputs.token_ids.data_ptr()
+    step = inputs.step
+    address = step.token_ids.data_ptr()
     for positions in ((5, 2), (1, 2, 3, 4), (7,)):
         values = decode_rows(decodes(*positions), rows, 4)
         inputs.fill(values)
         count, rest = len(positions), 4 - len(positions)
-        decode, sampling = inputs.attention.decode, inputs.sampling
-        assert inputs.token_ids.tolist() == [*range(40, 40 + count), *[0] * rest]
-        assert inputs.positions.tolist() == [*positions, *[0] * rest]
-        assert inputs.attention.slots.slot_mapping.tolist() == [*values.slots.tolist(), *[-1] * rest]
+        decode, sampling = step.attention.decode, step.sampling
+        assert step.token_ids.tolist() == [*range(40, 40 + count), *[0] * rest]
+        assert step.positions.tolist() == [*positions, *[0] * rest]
+        assert step.attention.slots.slot_mapping.tolist() == [*values.slots.tolist(), *[-1] * rest]
         assert decode.context_lens.tolist() == [*(p + 1 for p in positions), *[0] * rest]
-        assert decode.rows.tolist() == [*values.rows.tolist(), *[0] * rest]
+        assert step.logit_rows is None
+        assert (
+            decode.rows.tolist()
+            == step.decode_rows.tolist()
+            == step.draw_rows.tolist()
+            == [*values.rows.tolist(), *[0] * rest]
+        )
         assert decode.block_table is table
         assert sampling.temperature.tolist() == [*[0.5] * count, *[0.0] * rest]
         assert sampling.top_p.tolist() == [*[0.25] * count, *[1.0] * rest]
         assert sampling.top_k.tolist() == [*[7] * count, *[0] * rest]
         assert sampling.seeds.tolist() == [*range(90, 90 + count), *[0] * rest]
         assert sampling.positions.tolist() == [*(p + 1 for p in positions), *[0] * rest]
-    assert inputs.token_ids.data_ptr() == address
+    assert step.token_ids.data_ptr() == address
 
 
 def test_before_any_value_all_is_padding():
-    inputs = DecodeInputs(3, torch.zeros(5, 2, dtype=torch.int32), 4)
-    assert inputs.attention.decode.context_lens.tolist() == [0, 0, 0]
-    assert inputs.attention.slots.slot_mapping.tolist() == [-1, -1, -1]
+    step = DecodeInputs(3, torch.zeros(5, 2, dtype=torch.int32), 4).step
+    assert step.attention.decode.context_lens.tolist() == [0, 0, 0]
+    assert step.attention.slots.slot_mapping.tolist() == [-1, -1, -1]

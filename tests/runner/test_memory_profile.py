@@ -65,7 +65,7 @@ def test_what_the_blocks_get_is_what_the_rest_leaves():
 
     ledger = profile_cuda(device, 1000, 0.5, None, iteration, capture, [1, 2, 4])
     assert ledger.activations_bytes == 300 << 20
-    assert abs(ledger.graphs_bytes - (140 << 20)) <= 8 << 20
+    assert abs(ledger.graphs_bytes - (140 << 20)) <= 64 << 20  # other processes may use the device
     spent = ledger.kv_cache_bytes + ledger.activations_bytes + ledger.graphs_bytes + ledger.other_bytes
     assert 0 <= int(ledger.total_bytes * 0.5) - spent < 2 << 30
     assert profile_cuda(device, 1000, 0.5, 12345, iteration, capture, []).kv_cache_bytes == 12345

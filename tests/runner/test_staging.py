@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from service.runner.staging import IdsOnTheirWay, layout, part_of, to_device
+from service.runner.staging import FixedTensors, IdsOnTheirWay, layout, part_of, to_device
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 ARRAYS = {
@@ -52,3 +52,13 @@ def test_ids_come_back(device):
     on_their_way = IdsOnTheirWay(ids)
     ids.fill_(0) if device == "cuda" else None  # behind the copy
     assert on_their_way.wait() == (3, -1, 2**40)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_fixed_tensors_change_what_they_hold_not_where_they_are(device):
+    fixed = FixedTensors({"a": np.zeros(3, np.int64), "b": np.zeros(5, np.float32)}, torch.device(device))
+    a, b = fixed["a"], fixed["b"]
+    for value in (1, 2):
+        fixed.fill(lambda arrays, value=value: [array.fill(value) for array in arrays.values()])
+        assert (a.tolist(), b.tolist()) == ([value] * 3, [value] * 5)
+    assert fixed["a"].data_ptr() == a.data_ptr()

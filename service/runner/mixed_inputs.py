@@ -1,0 +1,115 @@
+"""The inputs of a step of decodes and prompts at fixed places on the device: both padded, each to a size of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from kernels.paged_attention_decode import decode_batch
+from kernels.paged_attention_prefill import prefill_batch
+from kernels.reshape_and_cache import cache_slots
+from service.layers.attention import AttentionInputs
+from service.runner.selective_batching import FlatBatch
+from service.runner.staging import Array, FixedTensors
+from service.runner.step_inputs import StepInputs
+from service.sampling.sampler import SamplingBatch
+
+MAX_PROMPTS = 16
+"""Sequences that compute several tokens in one such step, at most."""
+
+
+class MixedInputs:
+    """For `num_decodes` decodes and `num_tokens` tokens of MAX_PROMPTS other sequences, at most.
+
+    The flat batch keeps its order; padding stands behind its decodes and behind its end.
+    """
+
+    def __init__(self, num_decodes: int, num_tokens: int, block_table: Tensor, block_size: int) -> None:
+        all_tokens, num_draws = num_decodes + num_tokens, num_decodes + MAX_PROMPTS
+        like: dict[str, Array] = {
+            **{name: np.empty(all_tokens, np.int64) for name in ("token_ids", "positions", "slot_mapping")},
+            **{name: np.empty(num_draws, np.int64) for name in ("logit_rows", "draw_rows", "seeds")},
+            "sample_positions": np.empty(num_draws, np.int64),
+            "temperature": np.empty(num_draws, np.float32),
+            "top_p": np.empty(num_draws, np.float32),
+            "top_k": np.empty(num_draws, np.int32),
+            "decode_rows": np.empty(num_decodes, np.int64),
+            "decode_lens": np.empty(num_decodes, np.int32),
+            "prompt_rows": np.empty(MAX_PROMPTS, np.int64),
+            "prompt_lens": np.empty(MAX_PROMPTS, np.int32),
+            "query_starts": np.empty(MAX_PROMPTS + 1, np.int32),
+        }
+        fixed = FixedTensors(like, block_table.device)
+        decode = decode_batch(block_table, fixed["decode_lens"], block_size, fixed["decode_rows"])
+        prefill = prefill_batch(
+            block_table,
+            fixed["query_starts"],
+            fixed["prompt_lens"],
+            max_query_len=num_tokens,
+            block_size=block_size,
+            rows=fixed["prompt_rows"],
+        )
+        self.num_decodes, self.num_tokens = num_decodes, num_tokens
+        self._fixed = fixed
+        self.step = StepInputs(
+            token_ids=fixed["token_ids"],
+            positions=fixed["positions"],
+            decode_rows=fixed["decode_rows"],
+            attention=AttentionInputs(cache_slots(fixed["slot_mapping"], block_size), num_decodes, decode, prefill),
+            logit_rows=fixed["logit_rows"],
+            draw_rows=fixed["draw_rows"],
+            sampling=SamplingBatch(
+                temperature=fixed["temperature"],
+                top_k=fixed["top_k"],
+                top_p=fixed["top_p"],
+                seeds=fixed["seeds"],
+                positions=fixed["sample_positions"],
+                is_greedy=False,
+            ),
+        )
+        self._fixed.fill(self._write_padding)
+
+    def fits(self, batch: FlatBatch) -> bool:
+        return (
+            batch.num_decode <= self.num_decodes
+            and len(batch.token_ids) - batch.num_decode <= self.num_tokens
+            and len(batch.rows) - batch.num_decode <= MAX_PROMPTS
+        )
+
+    def fill(self, batch: FlatBatch) -> None:
+        """A batch that `fits` and draws at most once from each sequence."""
+        self._fixed.fill(lambda arrays: self._write(arrays, batch))
+
+    def _write_padding(self, arrays: dict[str, Array]) -> None:
+        for name, array in arrays.items():
+            array.fill(_PADDING.get(name, 0))
+
+    def _write(self, arrays: dict[str, Array], batch: FlatBatch) -> None:
+        self._write_padding(arrays)
+        border, shift = batch.num_decode, self.num_decodes - batch.num_decode
+        for name in ("token_ids", "positions", "slot_mapping"):
+            values = getattr(batch, name)
+            arrays[name][:border] = values[:border]
+            arrays[name][self.num_decodes : self.num_decodes + len(values) - border] = values[border:]
+        num_draws, num_prompts = len(batch.seeds), len(batch.rows) - border
+        for name in ("draw_rows", "seeds", "sample_positions", "temperature", "top_p", "top_k"):
+            arrays[name][:num_draws] = getattr(batch, name)
+        arrays["logit_rows"][:num_draws] = _behind_padding(batch.logit_rows, border, shift)
+        arrays["decode_rows"][:border] = batch.rows[:border]
+        arrays["decode_lens"][:border] = batch.context_lens[:border]
+        arrays["prompt_rows"][:num_prompts] = batch.rows[border:]
+        arrays["prompt_lens"][:num_prompts] = batch.context_lens[border:]
+        starts = batch.query_starts[border:] - border
+        arrays["query_starts"][: len(starts)] = starts
+        arrays["query_starts"][len(starts) :] = starts[-1]
+
+
+_PADDING: dict[str, Any] = {"slot_mapping": -1, "top_p": 1.0}
+"""Everything else is 0: the row that is nobody's, no context, the largest logit of the first token."""
+
+
+def _behind_padding(places: npt.NDArray[np.int64], border: int, shift: int) -> npt.NDArray[np.int64]:
+    return np.where(places < border, places, places + shift)

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from service.core.iteration_plan import Sample, ScheduledSequence
+from service.core.sampling_params import SamplingParams
+from service.runner.mixed_inputs import MAX_PROMPTS, MixedInputs
+from service.runner.selective_batching import flatten
+from service.runner.sequence_rows import SequenceRows
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def share(chance, sequence_id, num_tokens, samples=1):
+    computed = chance.randint(0, 20)
+    blocks = tuple(chance.sample(range(1, 1000), -(-(computed + num_tokens) // 4)))
+    params = SamplingParams(max_tokens=1, temperature=0.1 * sequence_id, top_p=0.5, top_k=sequence_id)
+    draws = tuple(Sample(sequence_id, chance.randrange(2**40)) for _ in range(samples))
+    ids = tuple(chance.randrange(1, 1000) for _ in range(num_tokens))
+    return ScheduledSequence(sequence_id, ids, computed, 0, blocks, params, draws)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_batch_stands_at_fixed_places_with_padding_behind_both_parts(device):
+    rows = SequenceRows(40, 12)
+    table = torch.zeros(rows.block_table.shape, dtype=torch.int32, device=device)
+    inputs = MixedInputs(6, 40, table, 4)
+    step, address = inputs.step, inputs.step.token_ids.data_ptr()
+    for seed in range(12):
+        chance = random.Random(seed)
+        lengths = [1] * chance.randint(0, 6) + [chance.randint(2, 12) for _ in range(chance.randint(1, 3))]
+        chance.shuffle(lengths)
+        scheduled = [share(chance, 10 * seed + i, n, chance.randint(0, 1)) for i, n in enumerate(lengths)]
+        batch = flatten(scheduled, rows, 4)
+        assert inputs.fits(batch)
+        inputs.fill(batch)
+        nd, nt, nn = batch.num_decode, len(batch.token_ids), len(batch.seeds)
+        real = [*range(nd), *range(6, 6 + nt - nd)]
+        padding = [i for i in range(46) if i not in real]
+        decode, prefill = step.attention.decode, step.attention.prefill
+        assert step.token_ids[real].tolist() == batch.token_ids.tolist()
+        assert step.positions[real].tolist() == batch.positions.tolist()
+        assert step.attention.slots.slot_mapping[real].tolist() == batch.slot_mapping.tolist()
+        assert (step.attention.slots.slot_mapping[padding] == -1).all()
+        assert decode.context_lens.tolist() == [*batch.context_lens[:nd].tolist(), *[0] * (6 - nd)]
+        assert decode.rows.tolist() == [*batch.rows[:nd].tolist(), *[0] * (6 - nd)]
+        num_prompts = len(lengths) - nd
+        assert prefill.context_lens.tolist()[:num_prompts] == batch.context_lens[nd:].tolist()
+        assert prefill.rows.tolist()[:num_prompts] == batch.rows[nd:].tolist()
+        starts = prefill.query_starts.tolist()
+        assert starts[: num_prompts + 1] == (batch.query_starts[nd:] - nd).tolist()
+        assert set(starts[num_prompts:]) == {nt - nd}
+        assert (step.token_ids[step.logit_rows[:nn]]).tolist() == batch.token_ids[batch.logit_rows].tolist()
+        assert step.draw_rows.tolist() == [*batch.draw_rows.tolist(), *[0] * (6 + MAX_PROMPTS - nn)]
+        assert step.sampling.seeds[:nn].tolist() == batch.seeds.tolist()
+        assert step.sampling.top_k[:nn].tolist() == batch.top_k.tolist()
+        assert (step.sampling.temperature[nn:] == 0).all()
+    assert step.token_ids.data_ptr() == address
+
+
+def test_what_does_not_fit():
+    chance, rows = random.Random(0), SequenceRows(60, 30)
+    inputs = MixedInputs(2, 40, torch.zeros(rows.block_table.shape, dtype=torch.int32), 4)
+
+    def fits(*lengths):
+        return inputs.fits(flatten([share(chance, next(ids), n) for n in lengths], rows, 4))
+
+    ids = iter(range(1000))
+    assert fits(1, 1, 40)
+    assert not fits(1, 1, 1, 5)
+    assert not fits(1, 41)
+    assert fits(*[2] * MAX_PROMPTS)
+    assert not fits(*[2] * (MAX_PROMPTS + 1))
