@@ -11,6 +11,7 @@ from service.kvcache.block_manager import BlockManager
 from service.kvcache.block_pool import BlockPool
 from service.kvcache.block_table import BlockTable
 from service.kvcache.prefix_cache import ChainedPrefixCache
+from service.kvcache.token_table import TokenTable
 from service.scheduler.iteration_scheduler import IterationScheduler
 from service.scheduler.request_pool import RequestPool
 from tests.engine.harness import Harness
@@ -275,3 +276,72 @@ def test_a_fault_of_beams_is_caught(fault: Callable[[Patch], None], overlap: boo
     fault(monkeypatch)
     with pytest.raises((AssertionError, KeyError, ValueError)):
         beam_scenario(overlap)
+
+
+def slot_scenario() -> None:
+    """Blocks of one token in a tiny cache: choices, beams and prompts that begin alike, against the oracle."""
+    harness = Harness(num_blocks=40, block_size=1, max_num_seqs=8, max_num_batched_tokens=16)
+    harness.add(harness.request((1, 2, 3), 14, seed=1))
+    harness.add(harness.request((1, 2, 3), 12, n=2, seed=2))
+    harness.add(harness.beam_request((1, 2, 3, 4), 5, width=3, n=3))
+    harness.add(harness.request((1, 2), 14, seed=3))
+    harness.run(max_steps=200)
+    harness.add(harness.request((1, 2, 3, 4, 5), 8, seed=4))
+    harness.run(max_steps=200)
+    assert sum(stats.num_preemptions for stats, _, _ in harness.sink.requests) > 0
+    assert sum(stats.num_cached_tokens for stats, _, _ in harness.sink.requests) > 0
+    for request_id, request in harness.requests.items():
+        for choice in range(request.sampling.n):
+            harness.check_against_oracle(request_id, choice)
+    assert harness.blocks.pool.num_used == 0
+
+
+def test_without_a_fault_the_scenario_of_slots_passes():
+    slot_scenario()
+
+
+def a_slot_given_to_two(patch: Patch) -> None:
+    append_each = TokenTable.append_each
+
+    def twice(self: TokenTable, sequence_ids: list[int]) -> None:
+        append_each(self, sequence_ids)
+        if len(sequence_ids) > 1:
+            self._tables[sequence_ids[1]].block_ids[-1] = self._tables[sequence_ids[0]].block_ids[-1]
+
+    patch.setattr(TokenTable, "append_each", twice)
+
+
+def a_new_slot_not_told(patch: Patch) -> None:
+    append_each = TokenTable.append_each
+
+    def late(self: TokenTable, sequence_ids: list[int]) -> None:
+        append_each(self, sequence_ids)
+        for sequence_id in sequence_ids:
+            self._tables[sequence_id].changed_from = len(self._tables[sequence_id].block_ids)
+
+    patch.setattr(TokenTable, "append_each", late)
+
+
+def a_taken_slot_still_known(patch: Patch) -> None:
+    patch.setattr(ChainedPrefixCache, "forget", lambda self, block_ids: None)
+
+
+def a_slot_counted_for_one_less(patch: Patch) -> None:
+    allocate_many = BlockPool.allocate_many
+
+    def uncounted(self: BlockPool, count: int) -> list[int]:
+        block_ids = allocate_many(self, count)
+        if count > 1:
+            self._reference_counts[block_ids[-1]] = 0
+        return block_ids
+
+    patch.setattr(BlockPool, "allocate_many", uncounted)
+
+
+@pytest.mark.parametrize(
+    "fault", [a_slot_given_to_two, a_new_slot_not_told, a_taken_slot_still_known, a_slot_counted_for_one_less]
+)
+def test_a_fault_of_slots_is_caught(fault: Callable[[Patch], None], monkeypatch: Patch):
+    fault(monkeypatch)
+    with pytest.raises((AssertionError, KeyError, ValueError)):
+        slot_scenario()
