@@ -46,8 +46,7 @@ def is_decode(scheduled: Sequence[ScheduledSequence]) -> bool:
 
 def decode_rows(scheduled: Sequence[ScheduledSequence], rows: SequenceRows, block_size: int) -> DecodeRows:
     """Of a plan that `is_decode`; `rows` takes over what has changed."""
-    num_seqs = len(scheduled)
-    row = np.fromiter(map(rows.update, scheduled), np.int64, num_seqs)
+    row = rows.update_all(scheduled)
     positions = np.array([s.num_computed_tokens for s in scheduled], dtype=np.int64)
     blocks = rows.block_table[row, positions // block_size].astype(np.int64)
     return DecodeRows(

@@ -66,7 +66,7 @@ class FlatBatch:
 def flatten(scheduled: Sequence[ScheduledSequence], rows: SequenceRows, block_size: int) -> FlatBatch:
     """The plan's sequences as one batch; `rows` takes over what has changed. At least one sequence."""
     num_seqs = len(scheduled)
-    row = np.fromiter((rows.update(s) for s in scheduled), np.int64, num_seqs)
+    row = rows.update_all(scheduled)
     query_lens = np.fromiter((len(s.token_ids) for s in scheduled), np.int64, num_seqs)
     computed = np.fromiter((s.num_computed_tokens for s in scheduled), np.int64, num_seqs)
     context_lens = computed + query_lens

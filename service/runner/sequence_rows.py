@@ -5,6 +5,8 @@ Rows are numpy, so that a batch is gathered by one fancy index and no Python obj
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -57,6 +59,26 @@ class SequenceRows:
             if stop > self._changed_to[row]:
                 self._changed_to[row] = stop
         return row
+
+    def update_all(self, scheduled: Sequence[ScheduledSequence]) -> Int64Array:
+        """`update` of a whole plan; their rows. Sequences that grew by one block, as most do at block size 1
+        (TokenAttention), are written together."""
+        rows, grown, places, block_ids = [], [], [], []
+        for item in scheduled:
+            row = self._row_of.get(item.sequence_id)
+            if row is None or len(item.block_ids) > 1:
+                row = self.update(item)
+            elif item.block_ids:
+                grown.append(row)
+                places.append(item.table_start)
+                block_ids.append(item.block_ids[0])
+            rows.append(row)
+        if grown:
+            at, place = np.array(grown), np.array(places)
+            self.block_table[at, place] = block_ids
+            self._changed_from[at] = np.minimum(self._changed_from[at], place)
+            self._changed_to[at] = np.maximum(self._changed_to[at], place + 1)
+        return np.array(rows, dtype=np.int64)
 
     def take_changes(self, num_rows: int) -> tuple[Int64Array, Int32Array]:
         """(place, value) of what has changed since the last call in the first rows of the flattened block table.

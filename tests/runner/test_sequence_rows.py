@@ -108,3 +108,29 @@ def test_changes_of_rows_that_the_copy_lacks_are_left_out():
 def test_nobody_gets_the_row_of_padding():
     rows = SequenceRows(2, 8)
     assert 0 not in [rows.update(share(i, (i,))) for i in range(7)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_whole_plan_at_once_is_each_after_the_other(seed: int):
+    chance = random.Random(seed)
+    one_by_one, at_once = SequenceRows(3, 20), SequenceRows(3, 20)  # both grow
+    lengths: dict[int, int] = {}
+    for _ in range(12):
+        plan = []
+        for sequence_id in chance.sample(range(6), chance.randint(1, 6)):
+            length = lengths.get(sequence_id, 0)
+            grown = chance.choice([0, 1, 1, 2]) if length else chance.randint(1, 3)
+            start = max(0, length - chance.choice([0, 0, 1])) if grown and length else length
+            new = [chance.randrange(100) for _ in range(length - start + grown)] if grown else []
+            if start + len(new) > 20:
+                continue
+            plan.append(share(sequence_id, new, start if new else length))
+            lengths[sequence_id] = max(length, start + len(new))
+        if not plan:
+            continue
+        expected = [one_by_one.update(item) for item in plan]
+        assert at_once.update_all(plan).tolist() == expected
+        assert np.array_equal(at_once.block_table, one_by_one.block_table)
+        if chance.random() < 0.5:
+            for ours, theirs in zip(at_once.take_changes(6), one_by_one.take_changes(6), strict=True):
+                assert np.array_equal(ours, theirs)
