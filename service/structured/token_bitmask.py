@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 
 from service.core.grammar import Matcher
 from service.structured.grammar_matcher import StructuredMatcher
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,19 @@ class TokenBitmask:
     def _compute(self, constrained: list[tuple[LLMatcher, int]], bits: NDArray[np.int32]) -> None:
         if self._parallel is None:
             self._parallel = LLExecutor()  # its threads start with the first grammar
-        self._parallel.unsafe_compute_mask_ptr(constrained, bits.ctypes.data, self._num_words * 4, len(bits))
+        try:
+            self._parallel.unsafe_compute_mask_ptr(constrained, bits.ctypes.data, self._num_words * 4, len(bits))
+        except BaseException:  # a panic of the library is one
+            _logger.exception("masks of %d grammars failed", len(constrained))
+            for matcher, index in constrained:
+                self._compute_alone(matcher, bits[index])
+
+    def _compute_alone(self, matcher: LLMatcher, row: NDArray[np.int32]) -> None:
+        """A grammar at fault allows nothing, which fails its own request and no other."""
+        try:
+            matcher.unsafe_compute_mask_ptr(row.ctypes.data, self._num_words * 4)
+        except BaseException:
+            row[:] = 0
 
 
 def _only(token_id: int, num_words: int) -> NDArray[np.int32]:

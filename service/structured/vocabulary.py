@@ -29,8 +29,10 @@ class Vocabulary:
 
 def vocabulary_of(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: frozenset[int]) -> Vocabulary:
     """Takes about a second for a large vocabulary. Raises ValueError if llguidance cannot read the tokenizer."""
+    if tokenizer.num_tokens > vocab_size:
+        raise ValueError(f"the tokenizer has {tokenizer.num_tokens} tokens, the model's logits only {vocab_size}")
     ends = sorted(eos_token_ids)
-    trie = LLTokenizer(tokenizer.to_json(), n_vocab=max(vocab_size, tokenizer.num_tokens), eos_token=ends or None)
+    trie = LLTokenizer(tokenizer.to_json(), n_vocab=vocab_size, eos_token=ends or None)
     return Vocabulary(trie, vocab_size, eos_token_ids, tokenizer.id_of("<think>"), tokenizer.id_of("</think>"))
 
 

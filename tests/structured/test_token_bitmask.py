@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from service.structured.grammar_matcher import ReasoningGrammar
 from service.structured.token_bitmask import TokenBitmask
@@ -57,3 +58,18 @@ def test_masks_stay_while_the_next_are_computed() -> None:
     second.wait()
     assert allowed_ids(np.asarray(first.wait())[0]) == ids("a")
     assert allowed_ids(np.asarray(second.wait())[0]) == ids("b")
+
+
+def test_a_grammar_whose_mask_fails_spoils_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    masker = TokenBitmask(2, SIZE, frozenset({END_ID}))
+    good, bad = regex("a").start(), regex("b").start()
+
+    class Broken:
+        def unsafe_compute_mask_ptr(self, *arguments: object) -> None:
+            raise RuntimeError("broken")
+
+    bad._state = Broken()  # type: ignore[assignment]
+    bits = np.asarray(masker.begin([good, bad], [0, 1]).wait())
+    assert allowed_ids(bits[0]) == ids("a")
+    assert allowed_ids(bits[1]) == []
+    assert "failed" in caplog.text

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from service.core.grammar import GrammarSpec
 from service.structured.grammar_compiler import compile_grammar
 from service.structured.vocabulary import vocabulary_of
@@ -34,3 +36,8 @@ def test_bytes_of_a_sentencepiece_vocabulary() -> None:
     ids = [tokenizer.id_of(token) for token in ("hell", "o", "▁world", "▁", "<0xC3>", "<0xA9>")]
     assert all(token_id is not None and matcher.accept(token_id) for token_id in ids)
     assert matcher.is_finished
+
+
+def test_tokens_without_logits_cannot_be_masked() -> None:
+    with pytest.raises(ValueError, match="logits"):
+        vocabulary_of(TOKENIZER, TOKENIZER.num_tokens - 1, frozenset({2}))
