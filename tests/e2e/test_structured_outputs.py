@@ -77,3 +77,26 @@ def test_an_object_that_is_cut_says_length(client: OpenAI) -> None:
             assert isinstance(json.loads(choice.message.content or ""), dict)
         else:
             assert choice.finish_reason == "length"
+
+
+def test_logprobs_penalties_and_bias_beside_a_form(client: OpenAI) -> None:
+    """The log probabilities are the model's own: also those of tokens that the form rules out are told."""
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=QUESTION,
+        logprobs=True,
+        top_logprobs=3,
+        n=2,
+        seed=1,
+        temperature=1.2,
+        presence_penalty=1,
+        logit_bias={"50": 5},
+        max_tokens=30,
+        extra_body={"regex": "(yes|no), [a-z]{3}", "repetition_penalty": 1.2, "min_p": 0.01},
+    )
+    for choice in answer.choices:
+        assert re.fullmatch("(yes|no), [a-z]{3}", choice.message.content or "")
+        assert choice.logprobs is not None
+        assert choice.logprobs.content
+        assert "".join(entry.token for entry in choice.logprobs.content) == choice.message.content
+        assert max(top.logprob for top in choice.logprobs.content[0].top_logprobs) > choice.logprobs.content[0].logprob
