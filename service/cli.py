@@ -19,8 +19,12 @@ commands:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; returns the exit status."""
+    """Run the command line; returns the exit status. With the process's own arguments it may start anew first."""
     command, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if arguments is None and command in ("serve", "bench"):
+        from service.process_environment import restart_prepared
+
+        restart_prepared()
     match command:
         case "serve":
             return _serve(rest)

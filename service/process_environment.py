@@ -1,0 +1,60 @@
+"""What the process's libraries read from its environment when they are loaded: set before, unless it is set already.
+
+Standard library only. It is to be used before torch is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+_SPINS = 10_000  # about a tenth of a millisecond: the gap between two operations, not the gap between two iterations
+_HUGE_PAGES = "glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1"  # in one arena: those of threads take small pages
+_GPU = Path("/dev/nvidiactl")
+
+
+def limited_spinning(environment: Mapping[str, str]) -> dict[str, str]:
+    """Have OpenMP's threads without work sleep after a short while.
+
+    libgomp reads this when it is loaded. By its default a thread spins for milliseconds, and while it does the event
+    loop, a client or another process on the same cores waits; then the operation that the spinning waits for waits
+    too. Measured on 2 cores, 135M model over HTTP, output tokens/s by default / limited: one stream on an otherwise
+    idle machine 58 / 51, sixteen 337 / 355; beside two busy processes one stream 2 to 20 / 40 to 47, sixteen
+    13 / 300.
+    """
+    is_set = "OMP_WAIT_POLICY" in environment or "GOMP_SPINCOUNT" in environment
+    return {} if is_set else {"GOMP_SPINCOUNT": str(_SPINS)}
+
+
+def huge_pages(environment: Mapping[str, str], libc: str | None, has_gpu: bool) -> dict[str, str]:
+    """Have malloc ask for huge pages: a step on a CPU reads all weights, which a processor does faster in them.
+
+    libc: its name and version, as of `libc_version`; glibc can since 2.35. Measured on one core, 135M model in bf16,
+    a decode step of 1 row 29 -> 25 ms, of 4 rows 36 -> 32, of 16 rows 68 -> 63.
+    """
+    name, _, version = (libc or "").partition(" ")
+    if has_gpu or name != "glibc" or "GLIBC_TUNABLES" in environment:
+        return {}
+    major, minor = version.split(".")[:2]
+    return {"GLIBC_TUNABLES": _HUGE_PAGES} if (int(major), int(minor)) >= (2, 35) else {}
+
+
+def libc_version() -> str | None:
+    """ "glibc 2.36", or None where another library is."""
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def restart_prepared() -> None:
+    """Start this process's program anew with both set; returns if they are. The process id stays.
+
+    malloc reads its setting before any line of Python runs, so the program is executed a second time (some 20 ms).
+    """
+    added = {**limited_spinning(os.environ), **huge_pages(os.environ, libc_version(), _GPU.exists())}
+    if added:
+        sys.stdout.flush()
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **added})
