@@ -82,6 +82,11 @@ class Sequence:
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
 
+    @property
+    def is_drawn_out(self) -> bool:
+        """Whether its last token is drawn, or being drawn: it computes no more."""
+        return len(self.token_ids) >= self.max_num_tokens
+
     def set_drawn(self, position: int, token_id: int) -> None:
         """The token at `position`, the first whose id is not known, is drawn."""
         if position == len(self.token_ids):

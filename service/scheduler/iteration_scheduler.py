@@ -400,7 +400,8 @@ class IterationScheduler:
 
     def _admit(self, draft: _Draft) -> None:
         pool = self.pool
-        seats = self._max_num_seqs - sum(len(g.live) for g in pool.running)
+        live = [s for g in pool.running for s in g.live]
+        seats = self._max_num_seqs - sum(not s.is_drawn_out or s.last_iteration == draft.number for s in live)
         if seats <= 0 or draft.budget <= 0:
             self._let_wait("sequences" if seats <= 0 else "tokens")
             return

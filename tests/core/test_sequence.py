@@ -14,7 +14,9 @@ def test_all_tokens_but_a_last_one_are_computed():
     sequence.token_ids += [4, 5]
     sequence.num_computed_tokens = 4
     assert sequence.num_tokens_to_compute == 1
+    assert not sequence.is_drawn_out
     sequence.token_ids.append(6)
+    assert sequence.is_drawn_out
     assert (sequence.num_tokens_to_cache, sequence.num_tokens_to_compute) == (5, 1)
 
 

@@ -84,6 +84,24 @@ def test_streamed_equals_unstreamed(client: openai.OpenAI):
     assert chunks[-1].choices[0].finish_reason == whole.finish_reason
 
 
+def test_overlapped_equals_plain_and_the_profile_comes_at_the_end(client: openai.OpenAI, folder: Path):
+    def ask(asked: openai.OpenAI) -> list[str]:
+        answer = asked.completions.create(
+            model=MODEL, prompt=["some text", "other", "text"], max_tokens=30, temperature=0, n=2, logprobs=1
+        )
+        return [choice.text for choice in answer.choices]
+
+    with start(folder, "--overlap", "--profile-host") as overlapped:
+        with openai.OpenAI(base_url=f"{overlapped.url}/v1", api_key="none", max_retries=0) as other:
+            assert ask(other) == ask(client)
+        overlapped.terminate()
+        assert overlapped.wait(30) == 0
+    table = "".join(overlapped.log)
+    assert "180 tokens generated" in table
+    for part in ("engine_step", "forward (device)", "detokenization", "SSE"):
+        assert part in table
+
+
 def test_a_model_without_a_chat_template_refuses_chat_and_says_why(client: openai.OpenAI):
     with pytest.raises(openai.BadRequestError, match="chat template"):
         client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "hi"}])

@@ -197,7 +197,7 @@ class Harness:
     def check(self) -> None:
         self.blocks.check_invariants()
         pool = self.scheduler.pool
-        assert sum(len(g.live) for g in pool.running) <= self.max_num_seqs
+        assert sum(not s.is_drawn_out for g in pool.running for s in g.live) <= self.max_num_seqs
         for group in pool.running:
             self._check_running(group)
         for group in pool.waiting:

@@ -361,6 +361,16 @@ def test_who_needs_every_id_on_the_host_waits_and_holds_nobody_back():
         harness.check_against_oracle(f"request-{i}")
 
 
+def test_the_seat_of_one_whose_last_token_is_being_drawn_is_free():
+    harness = Harness(max_num_seqs=1, overlap=True)
+    harness.add(harness.request((1,), 2))
+    harness.add(harness.request((2,), 2))
+    harness.run()
+    assert [[item.sequence_id for item in plan.scheduled] for plan in harness.toy.plans] == [[0], [0], [1], [1]]
+    for i in range(2):
+        harness.check_against_oracle(f"request-{i}")
+
+
 def test_a_stop_is_seen_one_iteration_late():
     harness = Harness(overlap=True)
     harness.add(harness.request((1,), 100, stops=frozenset(range(0, 1000, 2))))
