@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 
 from pydantic import BaseModel
@@ -18,7 +18,6 @@ from service.api.disconnect import ClientGone, run_unless_disconnected
 from service.api.error_responses import error_body, internal_error, nobody_there
 from service.api.generation import CollectedChoice, Generation
 from service.api.sse import DONE, TokenStreamResponse, data_frame
-from service.core.host_times import HostTimes
 from service.errors import RequestError
 
 _logger = logging.getLogger(__name__)
@@ -56,10 +55,26 @@ def answer_stream(
     ignored: Sequence[str],
     frames: Callable[[Piece], bytes],
     last_frame: Callable[[], bytes],
+    num_logprobs: Callable[[Piece], int] | None = None,
 ) -> Response:
-    """Stream `frames` of every piece, then `last_frame`; abort if the client leaves or does not read."""
+    """Stream `frames` of every piece, then `last_frame`; abort if the client leaves or does not read.
+
+    num_logprobs: entries that a piece's frame writes, where they may be so many that they would hold up the event loop.
+    """
 
     times = context.recorder.times
+
+    def write(pieces: Sequence[Piece]) -> bytes:
+        began_s = time.perf_counter()
+        written = b"".join([frames(piece) for piece in pieces])
+        times.sse += time.perf_counter() - began_s
+        return written
+
+    async def join(pieces: Sequence[Piece]) -> bytes:
+        num_entries = 0 if num_logprobs is None else sum(map(num_logprobs, pieces))
+        if not num_entries:
+            return write(pieces)
+        return await context.texts.run(num_entries * _CHARACTERS_OF_A_LOGPROB, lambda: write(pieces))
 
     def close(reason: str) -> None:
         times.detokenize += generation.text_s
@@ -67,7 +82,7 @@ def answer_stream(
             context.recorder.record_abort(reason)
 
     return TokenStreamResponse(
-        _frames(generation, frames, last_frame, times),
+        _frames(generation, join, last_frame),
         close,
         times,
         keepalive_s=context.config.stream_keepalive_s,
@@ -77,16 +92,15 @@ def answer_stream(
 
 
 async def _frames(
-    generation: Generation, frames: Callable[[Piece], bytes], last_frame: Callable[[], bytes], times: HostTimes
+    generation: Generation,
+    join: Callable[[Sequence[Piece]], Awaitable[bytes]],
+    last_frame: Callable[[], bytes],
 ) -> AsyncGenerator[bytes, None]:
     """Frames that are ready together go out together. An error becomes an event; [DONE] comes in any case."""
     try:
         async with aclosing(generation.pieces()) as batches:
             async for pieces in batches:
-                began_s = time.perf_counter()
-                frame = b"".join([frames(piece) for piece in pieces])
-                times.sse += time.perf_counter() - began_s
-                yield frame
+                yield await join(pieces)
         yield last_frame() + DONE
     except RequestError as error:
         yield data_frame(error_body(error)) + DONE

@@ -35,6 +35,13 @@ class CompletionTexts:
         as_json = b"null" if logprobs is None or not logprobs["tokens"] else orjson.dumps(logprobs)
         return chunks.choice(piece.index, text, chunks.end_of(piece), chunks.ids_of(piece), as_json)
 
+    def num_logprobs(self, piece: Piece) -> int:
+        """Entries that the piece's frame writes."""
+        num_tokens = len(piece.scored)
+        if piece.is_first and self._echoes is not None:
+            num_tokens += len(self._generation.prompt_token_ids(piece.prompt_index))
+        return num_tokens * ((self._call.logprobs or 0) + 1)
+
     def choice(self, choice: CollectedChoice) -> CompletionChoice:
         """A whole choice."""
         logprobs = self._logprobs(choice.prompt_index, choice.scored, begins=True)

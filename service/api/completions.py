@@ -74,7 +74,9 @@ class Completions:
         fingerprint = model.system_fingerprint
         if call.stream:
             chunks = ChunkFrames(b"text_completion", call, generation, call_id, created, fingerprint)
-            return answer_stream(self._context, generation, call.ignored, partial(texts.frame, chunks), chunks.usage)
+            frames = partial(texts.frame, chunks)
+            num_logprobs = texts.num_logprobs if echo and call.logprobs is not None else None
+            return answer_stream(self._context, generation, call.ignored, frames, chunks.usage, num_logprobs)
 
         def body(choices: list[CollectedChoice]) -> CompletionResponse:
             return CompletionResponse(

@@ -393,6 +393,17 @@ def test_logprobs_streamed_are_logprobs_whole(server: RunningServer, http: httpx
             assert [v for part in parts if part["logprobs"] for v in part["logprobs"][name]] == values, name
 
 
+def test_a_long_echoed_prompt_is_scored_the_same_streamed_and_whole(server: RunningServer, http: httpx.Client) -> None:
+    """Its logprobs are written on another thread."""
+    server.say("ab")
+    body: dict[str, Any] = {"prompt": [75, 80] * 900, "logprobs": 5, "echo": True, "max_tokens": 3}
+    whole = post(http, **body)["choices"][0]["logprobs"]
+    parts = [event["choices"][0]["logprobs"] for event in stream(http, **body)]
+    assert len(whole["tokens"]) == 1803
+    assert [offset for part in parts if part for offset in part["text_offset"]] == whole["text_offset"]
+    assert [top for part in parts if part for top in part["top_logprobs"]] == whole["top_logprobs"]
+
+
 def test_text_offsets_count_characters(server: RunningServer, http: httpx.Client) -> None:
     server.say("a你b")
     logprobs = post(http, prompt="héé", logprobs=0, echo=True, max_tokens=50)["choices"][0]["logprobs"]
