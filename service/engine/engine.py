@@ -31,6 +31,9 @@ from service.scheduler.iteration_scheduler import DecisionTally, IterationSchedu
 
 logger = logging.getLogger(__name__)
 
+_NOTICEABLE_WAIT_S = 2e-4
+"""Longer than fetching a result that is there."""
+
 _NOT_FINITE = "the model produced no finite probabilities for this request"
 _NOTHING_LEFT = "allowed_token_ids and bad_words leave nothing to draw that the form of the output allows"
 
@@ -196,7 +199,9 @@ class Engine:
         groups = self._scheduler.finish_iteration()
         self._scheduler.finish_transfers(result.finished_transfers)
         device_s = executed_s - max(launched.scheduled_s, self._executed_s)
-        self._scheduler.observe(plan, device_s)
+        # Where a later iteration was launched first and the result was there by then, this one ended some time before.
+        is_exact = not self._launched or executed_s - started_s > _NOTICEABLE_WAIT_S
+        self._scheduler.observe(plan, device_s, is_exact=is_exact)
         self._executed_s = executed_s
         counts = self._apply(plan, result, groups)
         self._record(launched, counts, started_s, executed_s, device_s)

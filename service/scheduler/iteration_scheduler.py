@@ -148,9 +148,9 @@ class IterationScheduler:
         self.blocks.swap_space.finish_all()
         self._ledger.lost_transfers()
 
-    def observe(self, plan: IterationPlan, seconds: float) -> None:
-        """The plan took so long to execute."""
-        self._ledger.executed(plan, seconds)
+    def observe(self, plan: IterationPlan, seconds: float, *, is_exact: bool = True) -> None:
+        """The plan took so long to execute. Not exact: nobody saw when it ended, only that it had."""
+        self._ledger.executed(plan, seconds, is_exact=is_exact)
 
     def note_computed(self, group: SequenceGroup, sequence: Sequence, start: int, end: int) -> None:
         """Tokens `start` to `end` of the sequence are there; its full blocks may serve others from now on."""

@@ -65,14 +65,15 @@ class RecoveryLedger:
         """The executor failed: nobody will hear of transfers under way again."""
         self._transfers.clear()
 
-    def executed(self, plan: IterationPlan, seconds: float) -> None:
-        """The plan took so long. Told of every plan, in order."""
+    def executed(self, plan: IterationPlan, seconds: float, *, is_exact: bool = True) -> None:
+        """The plan took so long. Told of every plan, in order. Not exact: nobody saw when it ended, so neither its time
+        nor that of the next one says anything."""
         if self._recomputing:
             self._share_out(plan, seconds)
         # Where nothing is drawn the executor need not have waited for the device, and the next one waits for both.
-        is_awaited = any(item.samples for item in plan.scheduled)
+        is_awaited = is_exact and any(item.samples for item in plan.scheduled)
         is_timed = is_awaited and self._last_was_awaited
-        self._last_was_awaited = is_awaited or not plan.scheduled
+        self._last_was_awaited = is_awaited or (is_exact and not plan.scheduled)
         if is_timed:
             self._learn(plan, seconds)
 

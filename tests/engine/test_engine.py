@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from service.core.clock import ManualClock
 from service.core.events import Outcome
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import INVALID_TOKEN_ID, IterationResult
@@ -411,3 +412,29 @@ def test_a_journal_tells_what_happened():
         assert stats.num_iterations >= stats.num_output_tokens
     assert by_arrival[0].num_iterations == 2 + 15, "20 tokens by 16 an iteration, then one a token"
     assert "memory" in {wait.reason for stats in by_arrival for wait in stats.waits}
+
+
+class SlowDevice(ToyExecutor):
+    """Its results take a time to wait for, or were there long before."""
+
+    def __init__(self, harness_clock: list[ManualClock], wait_s: float) -> None:
+        super().__init__(64, 4, VOCABULARY)
+        self._clock = harness_clock
+        self._wait_s = wait_s
+
+    def execute(self, plan: IterationPlan) -> IterationResult:
+        self._clock[0].advance(self._wait_s)
+        return super().execute(plan)
+
+
+@pytest.mark.parametrize(("overlap", "wait_s", "learns"), [(True, 0.05, True), (True, 0.0, False), (False, 0.0, True)])
+def test_iterations_whose_end_was_not_seen_teach_nothing(overlap: bool, wait_s: float, learns: bool):
+    clock: list[ManualClock] = []
+    harness = Harness(executor=SlowDevice(clock, wait_s), overlap=overlap)
+    clock.append(harness.clock)
+    assert harness.add(harness.request((1, 2, 3), 200))
+    for seed in range(20):
+        harness.add(harness.request(tuple(range(seed, seed + 6)), 6, seed=seed))
+    harness.run()
+    harness.cost.iteration_time.fit()
+    assert harness.cost.iteration_time.is_known is learns

@@ -55,6 +55,15 @@ def test_times_that_say_nothing_are_passed_over(cost: PreemptionCost):
     assert cost.predict(100, 0, 1).recompute_s == before
 
 
+def test_iterations_whose_end_nobody_saw_are_passed_over_and_so_is_the_next(cost: PreemptionCost):
+    ledger = RecoveryLedger(cost)
+    ledger.executed(plan(100), 0.001, is_exact=False)
+    ledger.executed(plan(100), 0.001)
+    assert ledger.take_predictions() == ()
+    ledger.executed(plan(100), 0.1)
+    assert len(ledger.take_predictions()) == 1
+
+
 def test_the_predictor_learns_from_what_it_is_told(cost: PreemptionCost):
     ledger = RecoveryLedger(cost)
     for num_tokens in (100, 300, 700) * 400:
