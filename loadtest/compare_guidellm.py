@@ -3,6 +3,7 @@
 `python -m loadtest.compare_guidellm --guidellm PATH` (a program of an environment of its own: pip install guidellm).
 The model that comes with Headrace; so many clients in a closed loop, chat completions, prompts of equal length, fixed
 answers. Throughput and TTFT should agree within 5 %, in medians over the rounds: a shared machine changes under both.
+`--stub` takes the machine out of it: a server with known timings, against which both can be held.
 """
 
 import argparse
@@ -22,10 +23,12 @@ from loadtest.prompts import BodyOptions
 from loadtest.runner import LoadPlan, run_load
 from loadtest.server_facts import fetch_server_facts
 from loadtest.server_process import free_port, running_server
+from loadtest.stub_server import running_stub
 from loadtest.workload import draw, fixed
 
 AGREEMENT = 0.05
 FIGURES = ("requests/s", "output tokens/s", "TTFT, ms: median", "ITL, ms: median")
+_STUB_TTFT_MS, _STUB_ITL_MS = 200, 20
 _TOKENIZER = Path(__file__).parents[1] / "service" / "quickstart" / "model"
 
 Figures = Mapping[str, float]
@@ -107,9 +110,13 @@ def differences(our_figures: Figures, their_figures: Figures) -> dict[str, float
 
 
 @contextmanager
-def _server(base_url: str | None) -> Iterator[str]:
+def _server(base_url: str | None, stub: bool) -> Iterator[str]:
     if base_url:
         yield base_url
+        return
+    if stub:
+        with running_stub("--ttft-ms", str(_STUB_TTFT_MS), "--itl-ms", str(_STUB_ITL_MS)) as url:
+            yield url
         return
     port = free_port()
     url = f"http://127.0.0.1:{port}"
@@ -122,13 +129,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--guidellm", default="guidellm", help="the program")
     parser.add_argument("--base-url", help="a server that runs already, in place of starting ours")
+    parser.add_argument("--stub", action="store_true", help=f"a stub: TTFT {_STUB_TTFT_MS} ms, ITL {_STUB_ITL_MS} ms")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--requests", type=int, default=100)
     args = parser.parse_args()
     load = Load(args.clients, args.requests)
     rounds: list[tuple[Figures, Figures]] = []
-    with _server(args.base_url) as base_url:
+    with _server(args.base_url, args.stub) as base_url:
         for _ in range(args.rounds):
             rounds.append((ours(base_url, load), guidellms(args.guidellm, base_url, load)))
             print(rounds[-1], file=sys.stderr, flush=True)

@@ -121,7 +121,7 @@ class _StubConnection(asyncio.Protocol):
 def _pieces(request: dict[str, Any], chat: bool, timings: StubTimings) -> Iterator[bytes]:
     """What to write, one piece a step; the last token comes with the end, and an empty piece hangs up."""
     fault = request["model"].removeprefix("stub-")
-    num_tokens = request["max_tokens"]
+    num_tokens = _num_tokens(request)
     num_chunks = max(1, -(-num_tokens // timings.tokens_per_chunk))
     middle = _http_chunk(_event(request, chat, timings.tokens_per_chunk, None))
     for _ in range(FAULT_AFTER_CHUNKS if fault in ("disconnect", "error") else 0):
@@ -161,13 +161,17 @@ def _event(request: dict[str, Any], chat: bool, num_tokens: int, finish_reason: 
     return b"data: " + json.dumps(content).encode() + b"\n\n"
 
 
+def _num_tokens(request: dict[str, Any]) -> int:
+    return int(request.get("max_completion_tokens") or request["max_tokens"])
+
+
 def _usage_event(request: dict[str, Any]) -> bytes:
     if not (request.get("stream_options") or {}).get("include_usage"):
         return b": no usage asked for\n\n"
     prompt = request.get("prompt")
     usage = {
         "prompt_tokens": len(prompt) if isinstance(prompt, list) else 1,
-        "completion_tokens": request["max_tokens"],
+        "completion_tokens": _num_tokens(request),
         "prompt_tokens_details": {"cached_tokens": 0},
     }
     return b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n"

@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import httpx
 import pytest
 
 from loadtest.compare_guidellm import FIGURES, Load, differences, guidellms, medians, ours, read_report
@@ -26,6 +27,18 @@ def test_ours_says_what_the_server_does(stub_url: str) -> None:
     figures = ours(stub_url, LOAD)
     assert figures["TTFT, ms: median"] == pytest.approx(TTFT_S * 1e3, rel=0.1)
     assert figures["requests/s"] == pytest.approx(2 / (TTFT_S + 4 * ITL_S), rel=0.1)
+
+
+def test_the_stub_takes_either_name_of_the_limit(fast_stub_url: str) -> None:
+    body = {
+        "model": "stub",
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_completion_tokens": 3,
+        "stream": True,
+    }
+    body["stream_options"] = {"include_usage": True}
+    answer = httpx.post(f"{fast_stub_url}/v1/chat/completions", json=body, timeout=10)
+    assert '"completion_tokens":3' in answer.text.replace(" ", "")
 
 
 def test_reads_its_report() -> None:
