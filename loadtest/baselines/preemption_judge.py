@@ -44,10 +44,10 @@ class TimedLedger(RecoveryLedger):
         self.seconds += time.perf_counter() - began
         return costs
 
-    def executed(self, plan: IterationPlan, seconds: float) -> None:
+    def executed(self, plan: IterationPlan, seconds: float, *, is_exact: bool = True) -> None:
         """See `service/scheduler/recovery_ledger.py`."""
         began = time.perf_counter()
-        super().executed(plan, seconds)
+        super().executed(plan, seconds, is_exact=is_exact)
         self.seconds += time.perf_counter() - began
 
 
