@@ -1,7 +1,8 @@
 """Where the latency of requests over HTTP goes: device, staging, scheduling, what lies between iterations, HTTP.
 
 Measured with equal requests at once, so that every request lives through every iteration: an iteration's phases, added
-up, are seconds of each request's latency. The server runs the plain loop (`--no-overlap`), in which phases follow each
+up, are seconds of each request's latency (short of that where prompts start one after another: then `between` is too
+small, and may be below 0). The server runs the plain loop (`--no-overlap`), in which phases follow each
 other. On a GPU the wait for the result is the device's part that the host does not hide. On a CPU the executor computes
 while it launches; its staging is then measured apart and taken off.
 """
