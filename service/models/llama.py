@@ -6,10 +6,11 @@ query, key and value.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
+from kernels.reshape_and_cache import CacheSlots
 from kernels.rotary_and_cache import rotary_and_cache
 from service.layers.attention import AttentionInputs, LayerCache, paged_attention
 from service.layers.embedding import OutputHead, TokenEmbedding
@@ -36,18 +37,28 @@ class LlamaAttention(Layer):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache, inputs: AttentionInputs) -> Tensor:
         heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)
-        rotary_and_cache(heads, cos, sin, *cache, inputs.slots)
+        self.rotate_and_cache(heads, cos, sin, cache, inputs.slots)
         attended = paged_attention(heads[:, : self.num_heads], cache, inputs, self.scale, self.sliding_window)
         return self.output(attended)  # type: ignore[no-any-return]
+
+    def rotate_and_cache(self, heads: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache, slots: CacheSlots) -> None:
+        """heads [T, num_heads + 2 * num_kv_heads, head_dim], queries and keys turned in place; keys and values kept."""
+        rotary_and_cache(heads, cos, sin, *cache, slots)
+
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        return {
+            **self.qkv.checkpoint_tensors("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            **self.output.checkpoint_tensors("self_attn.o_proj"),
+        }
 
 
 class LlamaBlock(Layer):
     """(x, residual) -> (x, residual): what the block adds to the stream, and the stream before it."""
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(self, config: ModelConfig, attention: LlamaAttention) -> None:
         super().__init__()
         self.attention_norm = ResidualRMSNorm(config.hidden_size, config.norm_eps)
-        self.attention = LlamaAttention(config, layer)
+        self.attention = attention
         self.mlp_norm = ResidualRMSNorm(config.hidden_size, config.norm_eps)
         self.mlp = GatedMlp(config.hidden_size, config.intermediate_size, config.activation, bias=config.mlp_bias)
 
@@ -69,20 +80,23 @@ class LlamaBlock(Layer):
         return {
             "input_layernorm.weight": self.attention_norm.weight.detach(),
             "post_attention_layernorm.weight": self.mlp_norm.weight.detach(),
-            **self.attention.qkv.checkpoint_tensors("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-            **self.attention.output.checkpoint_tensors("self_attn.o_proj"),
+            **self.attention.checkpoint_tensors(),
             **self.mlp.gate_up.checkpoint_tensors("mlp.gate_proj", "mlp.up_proj"),
             **self.mlp.down.checkpoint_tensors("mlp.down_proj"),
         }
 
 
 class Llama(CausalLM):
-    def __init__(self, config: ModelConfig) -> None:
+    """attention: makes one layer's; architectures that differ in it alone are this class."""
+
+    def __init__(
+        self, config: ModelConfig, attention: Callable[[ModelConfig, int], LlamaAttention] = LlamaAttention
+    ) -> None:
         super().__init__()
         self.embedding = TokenEmbedding(config.vocab_size, config.hidden_size)
         assert config.rope is not None
         self.rotary = RotaryEmbedding(config.rope)
-        self.blocks = nn.ModuleList(LlamaBlock(config, layer) for layer in range(config.num_layers))
+        self.blocks = nn.ModuleList(LlamaBlock(config, attention(config, i)) for i in range(config.num_layers))
         self.norm = ResidualRMSNorm(config.hidden_size, config.norm_eps)
         tied = self.embedding if config.tie_word_embeddings else None
         self.head = OutputHead(config.vocab_size, config.hidden_size, tied)

@@ -1,122 +1,37 @@
-"""Qwen3 (Yang et al. 2025), dense: Llama's block with a norm over each head's query and key before they turn."""
+"""Qwen3 (Yang et al. 2025), dense: Llama with a norm over each head's query and key before they turn."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from torch import Tensor
 
-from torch import Tensor, nn
-
+from kernels.reshape_and_cache import CacheSlots
 from kernels.rotary_and_cache import rotary_and_cache
-from service.layers.attention import AttentionInputs, LayerCache, paged_attention
-from service.layers.embedding import OutputHead, TokenEmbedding
-from service.layers.gated_mlp import GatedMlp
-from service.layers.layer import Layer
-from service.layers.linear import Linear
-from service.layers.rms_norm import ResidualRMSNorm, RMSNorm
-from service.layers.rotary import RotaryEmbedding
-from service.models.causal_lm import CausalLM
+from service.layers.attention import LayerCache
+from service.layers.rms_norm import RMSNorm
+from service.models.llama import Llama, LlamaAttention
 from service.models.model_config import ModelConfig
 
 
-class Qwen3Attention(Layer):
+class Qwen3Attention(LlamaAttention):
     """x [T, hidden_size] -> [T, hidden_size]."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
-        super().__init__()
-        self.num_heads, self.head_dim = config.num_heads, config.head_dim
-        self.scale = config.head_dim**-0.5
-        self.sliding_window = config.sliding_windows[layer]
-        query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.qkv = Linear(config.hidden_size, query_size, kv_size, kv_size, bias=config.qkv_bias)
+        super().__init__(config, layer)
         self.query_norm = RMSNorm(config.head_dim, config.norm_eps)
         self.key_norm = RMSNorm(config.head_dim, config.norm_eps)
-        self.output = Linear(query_size, config.hidden_size, bias=config.output_bias)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache, inputs: AttentionInputs) -> Tensor:
-        heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)
+    def rotate_and_cache(self, heads: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache, slots: CacheSlots) -> None:
         query_norm, key_norm = self.query_norm.weight, self.key_norm.weight
-        rotary_and_cache(heads, cos, sin, *cache, inputs.slots, query_norm, key_norm, self.query_norm.eps)
-        attended = paged_attention(heads[:, : self.num_heads], cache, inputs, self.scale, self.sliding_window)
-        return self.output(attended)  # type: ignore[no-any-return]
-
-
-class Qwen3Block(Layer):
-    """(x, residual) -> (x, residual): what the block adds to the stream, and the stream before it."""
-
-    def __init__(self, config: ModelConfig, layer: int) -> None:
-        super().__init__()
-        self.attention_norm = ResidualRMSNorm(config.hidden_size, config.norm_eps)
-        self.attention = Qwen3Attention(config, layer)
-        self.mlp_norm = ResidualRMSNorm(config.hidden_size, config.norm_eps)
-        self.mlp = GatedMlp(config.hidden_size, config.intermediate_size, config.activation, bias=False)
-
-    def forward(
-        self,
-        x: Tensor,
-        residual: Tensor | None,
-        cos: Tensor,
-        sin: Tensor,
-        cache: LayerCache,
-        inputs: AttentionInputs,
-    ) -> tuple[Tensor, Tensor]:
-        x, residual = self.attention_norm(x, residual)
-        x = self.attention(x, cos, sin, cache, inputs)
-        x, residual = self.mlp_norm(x, residual)
-        return self.mlp(x), residual
+        rotary_and_cache(heads, cos, sin, *cache, slots, query_norm, key_norm, self.query_norm.eps)
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         return {
-            "input_layernorm.weight": self.attention_norm.weight.detach(),
-            "post_attention_layernorm.weight": self.mlp_norm.weight.detach(),
-            "self_attn.q_norm.weight": self.attention.query_norm.weight.detach(),
-            "self_attn.k_norm.weight": self.attention.key_norm.weight.detach(),
-            **self.attention.qkv.checkpoint_tensors("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-            **self.attention.output.checkpoint_tensors("self_attn.o_proj"),
-            **self.mlp.gate_up.checkpoint_tensors("mlp.gate_proj", "mlp.up_proj"),
-            **self.mlp.down.checkpoint_tensors("mlp.down_proj"),
+            **super().checkpoint_tensors(),
+            "self_attn.q_norm.weight": self.query_norm.weight.detach(),
+            "self_attn.k_norm.weight": self.key_norm.weight.detach(),
         }
 
 
-class Qwen3(CausalLM):
+class Qwen3(Llama):
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.embedding = TokenEmbedding(config.vocab_size, config.hidden_size)
-        assert config.rope is not None
-        self.rotary = RotaryEmbedding(config.rope)
-        self.blocks = nn.ModuleList(Qwen3Block(config, layer) for layer in range(config.num_layers))
-        self.norm = ResidualRMSNorm(config.hidden_size, config.norm_eps)
-        tied = self.embedding if config.tie_word_embeddings else None
-        self.head = OutputHead(config.vocab_size, config.hidden_size, tied)
-
-    def forward(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        caches: Sequence[LayerCache],
-        attention: AttentionInputs,
-    ) -> Tensor:
-        x, residual = self.embedding(token_ids), None
-        cos, sin = self.rotary(positions)
-        for block, cache in zip(self.blocks, caches, strict=True):
-            x, residual = block(x, residual, cos, sin, cache, attention)
-        hidden, _ = self.norm(x, residual)
-        return hidden  # type: ignore[no-any-return]
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        return self.head(hidden)  # type: ignore[no-any-return]
-
-    def checkpoint_tensors(self) -> dict[str, Tensor]:
-        table = {
-            "model.embed_tokens.weight": self.embedding.weight.detach(),
-            "model.norm.weight": self.norm.weight.detach(),
-        }
-        if self.head.weight is not None:
-            table["lm_head.weight"] = self.head.weight.detach()
-        for i, block in enumerate(self.blocks):
-            assert isinstance(block, Qwen3Block)
-            table |= {f"model.layers.{i}.{name}": part for name, part in block.checkpoint_tensors().items()}
-        return table
-
-    def ignored_checkpoint_names(self) -> frozenset[str]:
-        """A tied head that was saved all the same."""
-        return frozenset({"lm_head.weight"} if self.head.weight is None else ())
+        super().__init__(config, Qwen3Attention)
