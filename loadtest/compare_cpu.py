@@ -1,6 +1,7 @@
 """Headrace beside transformers on one CPU machine, in one run, the sides taking turns.
 
-`python -m loadtest.compare_cpu`. A 135M-shape dummy Llama; prompts of 128 token ids, 64 new tokens, greedy.
+`python -m loadtest.compare_cpu`. A 135M-shape dummy Llama; prompts of 128 token ids, 64 new tokens (or
+`--output-len`), greedy.
 Rates are output tokens over the whole time, prompt processing included; for ours and for `transformers serve`
 HTTP and the client are in it, on the same cores. Medians over the rounds.
 
@@ -115,21 +116,23 @@ class Measurements:
 
 def compare(folder: Path, servers: Sequence[HttpServer], sizes: Sizes, vocab_size: int, measured: Measurements) -> None:
     """Fills `measured`, every side once a round, by the names of the table's rows."""
-    requests = draw(fixed(sizes.prompt_len, sizes.output_len), sizes.num_streams, seed=0)
     options = BodyOptions("", vocab_size=vocab_size, min_token_id=NUM_SPECIAL_TOKENS)
-    prompts = [prompt_token_ids(request, options) for request in requests]
     generators = {dtype: _Generate(folder, dtype, sizes.output_len) for dtype in ("bfloat16", "float32")}
-    for generate in generators.values():
-        generate(prompts[:1])
-    for _ in range(sizes.rounds):
+    for number in range(sizes.rounds):
+        # New prompts each time: a server may keep what it computed for those that it has seen.
+        drawn = draw(fixed(sizes.prompt_len, sizes.output_len), 1 + sizes.num_streams, seed=number)
+        alone, many = drawn[:1], drawn[1:]
+        one, prompts = ([prompt_token_ids(request, options) for request in part] for part in (alone, many))
         for dtype, generate in generators.items():
-            measured.take(f"generate {dtype}, 1 stream", partial(generate, prompts[:1]))
+            if number == 0:
+                generate(one)
+            measured.take(f"generate {dtype}, 1 stream", partial(generate, one))
         for server in servers:
-            measured.take(f"{server.name}, 1 stream", partial(over_http, server, requests[:1], options))
+            measured.take(f"{server.name}, 1 stream", partial(over_http, server, alone, options))
         faster = max(generators, key=lambda dtype: measured.first_rate(f"generate {dtype}, 1 stream"))
         measured.take(f"generate {faster}, {len(prompts)} in turn", partial(generators[faster], prompts))
         for server in servers:
-            measured.take(f"{server.name}, {len(prompts)} streams", partial(over_http, server, requests, options))
+            measured.take(f"{server.name}, {len(prompts)} streams", partial(over_http, server, many, options))
 
 
 class _Generate:
@@ -227,6 +230,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cache", type=Path, default=default_cache(), help="where the model folder is kept")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--output-len", type=int, default=64, help="new tokens of each request")
     parser.add_argument("--patience", type=float, default=60.0, help="seconds to wait for other work to end")
     parser.add_argument("--base-url", help="measure this server, already running, in place of starting ours")
     parser.add_argument("--without-headrace", action="store_true")
@@ -239,7 +243,7 @@ def main() -> None:
     """Measures, prints the table, and as the last line one JSON object."""
     args = _parser().parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    sizes = Sizes(num_streams=args.streams, rounds=args.rounds)
+    sizes = Sizes(output_len=args.output_len, num_streams=args.streams, rounds=args.rounds)
     folder = dummy_llama(LLAMA_135M, args.cache)
     words = with_word_tokenizer(folder)
     reasons: dict[str, str] = {}
