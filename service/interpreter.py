@@ -19,3 +19,8 @@ def settle() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
+
+
+def unsettle() -> None:
+    """Before the process ends: what is never looked at again looks like a leak to libraries, and they say so."""
+    gc.unfreeze()

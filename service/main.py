@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import sys
@@ -31,7 +30,7 @@ from service.engine.engine import Engine
 from service.engine.ports import Executor
 from service.errors import ConfigError
 from service.http_server import HttpServer
-from service.interpreter import settle
+from service.interpreter import settle, unsettle
 from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
 from service.metrics.event_loop_lag import watch_event_loop
@@ -101,6 +100,7 @@ def serve(settings: Settings, stand_in: Executor | None = None) -> int:
     except ConfigError as fault:
         logger.critical("%s", fault)
         status = 1
+    unsettle()
     if threading.active_count() > 1:
         # A thread that is still loading, or stuck on the device, would crash in the interpreter's clean-up.
         logging.shutdown()
@@ -128,7 +128,7 @@ def bench(settings: Settings, options: LatencyOptions | ThroughputOptions) -> in
             requests = draw(workload, num_prompts, settings.seed)
             bench_throughput(target, workload.name, [(r.prompt_len, r.output_len) for r in requests])
     finally:
-        gc.unfreeze()  # else libraries complain at the end of what they take for leaks
+        unsettle()
     return 0
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import gc
 import sys
 
-from service.interpreter import SWITCH_INTERVAL_S, settle
+from service.interpreter import SWITCH_INTERVAL_S, settle, unsettle
 
 
 def test_settling_freezes_what_lives_and_shortens_the_switch():
@@ -14,6 +14,7 @@ def test_settling_freezes_what_lives_and_shortens_the_switch():
         assert sys.getswitchinterval() == SWITCH_INTERVAL_S
         assert gc.get_threshold()[0] > thresholds[0]
     finally:
-        gc.unfreeze()
+        unsettle()
+        assert gc.get_freeze_count() == 0
         gc.set_threshold(*thresholds)
         sys.setswitchinterval(interval_s)
