@@ -15,12 +15,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from service.core.events import Outcome
+from loadtest.baselines.iteration_log import IterationLog
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
-from service.core.request import FinishReason, Request
+from service.core.request import Request
 from service.core.sampling_params import SamplingParams
-from service.core.stats import IterationStats, RequestStats
 from service.engine.engine import Engine
 from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
@@ -59,23 +58,7 @@ class AnsweringExecutor:
         return Answer(plan)
 
 
-class Recorded:
-    """Keeps the statistics of the iterations."""
-
-    def __init__(self) -> None:
-        self.iterations: list[IterationStats] = []
-
-    def record_iteration(self, stats: IterationStats) -> None:
-        self.iterations.append(stats)
-
-    def record_commands(self, seconds: float) -> None:
-        pass
-
-    def record_request(self, stats: RequestStats, outcome: Outcome, finish_reasons: tuple[FinishReason, ...]) -> None:
-        pass
-
-
-def make_engine(num_seqs: int, num_blocks: int, block_size: int, *, caching: bool, sink: Recorded) -> Engine:
+def make_engine(num_seqs: int, num_blocks: int, block_size: int, *, caching: bool, sink: IterationLog) -> Engine:
     cache = ChainedPrefixCache(block_size, max(1, 16 // block_size)) if caching else NoPrefixCache()
     cost = PreemptionCost(IterationTime(), SwapTime(), MAX_TOKENS)
     scheduler = IterationScheduler(
@@ -106,7 +89,7 @@ class Cost:
 def measure(num_seqs: int, context: int, block_size: int, *, caching: bool) -> Cost:
     """`num_seqs` running sequences that have grown to `context` tokens, none of which begins like another."""
     num_blocks = num_seqs * (-(-(context + NUM_OUTPUT_TOKENS) // block_size) + 1)
-    sink = Recorded()
+    sink = IterationLog()
     engine = make_engine(num_seqs, num_blocks, block_size, caching=caching, sink=sink)
     for number in range(num_seqs):
         prompt = tuple(range(number, number + context - NUM_OUTPUT_TOKENS // 2))

@@ -3,15 +3,16 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from loadtest.baselines.iteration_log import IterationLog
 from loadtest.baselines.kv_pool import KvPool
 from loadtest.baselines.planned_ends import END_TOKEN_ID, PlannedEnds
 from loadtest.offline.serving_system import Completion, IterationFacts, MemoryUse, OfflineRequest
 from service.core.events import FinalEvent, Outcome
 from service.core.iteration_plan import IterationPlan
-from service.core.request import FinishReason, Request
+from service.core.request import Request
 from service.core.sampling_params import BeamParams, SamplingParams
 from service.core.sequence_group import SequenceGroup
-from service.core.stats import IterationStats, RequestStats
+from service.core.stats import RequestStats
 from service.engine.engine import Engine
 from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
@@ -69,23 +70,6 @@ class EnginePolicies:
     max_num_seqs: int | None = None
     temperature: float = 0.0
     held_tokens: Callable[[Sequence[SequenceGroup]], int] | None = None
-
-
-class IterationLog:
-    """The engine's facts, kept."""
-
-    def __init__(self) -> None:
-        self.iterations: list[IterationStats] = []
-
-    def record_iteration(self, stats: IterationStats) -> None:
-        """See `service/engine/ports.py`."""
-        self.iterations.append(stats)
-
-    def record_commands(self, seconds: float) -> None:
-        pass
-
-    def record_request(self, stats: RequestStats, outcome: Outcome, finish_reasons: tuple[FinishReason, ...]) -> None:
-        """See `service/engine/ports.py`; the final event says the same."""
 
 
 class EngineSystem:

@@ -5,6 +5,7 @@ been fitted at start-up and have not seen these lengths.
 """
 
 from collections.abc import Callable
+from functools import partial
 from statistics import fmean, median
 
 from loadtest.baselines.preemption_judge import fitted_cost, recompute_seconds, swap_seconds
@@ -27,8 +28,8 @@ def run(stage: Stage) -> Figure:
         rows = []
         for length in lengths:
             num_blocks = -(-length // block_size)
-            recompute = _median(lambda n=length: recompute_seconds(pool, n))  # type: ignore[misc]
-            swap = _median(lambda n=num_blocks: swap_seconds(pool, n))  # type: ignore[misc]
+            recompute = _median(partial(recompute_seconds, pool, length))
+            swap = _median(partial(swap_seconds, pool, num_blocks))
             costs = cost.predict(length, 0, num_blocks)
             assert costs.recompute_s is not None and costs.swap_s is not None
             rows.append((length, recompute, costs.recompute_s, swap, costs.swap_s))

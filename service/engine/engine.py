@@ -176,7 +176,7 @@ class Engine:
         pending: PendingIteration
         try:
             pending = self._executor.launch(plan)
-        except Exception as fault:
+        except Exception as fault:  # told by `wait`, in its turn
             pending = _FailedLaunch(fault)
         tally = self._scheduler.take_tally()
         self._launched.append(_Launched(plan, pending, tally, started_s, scheduled_s, self._clock.now_s()))

@@ -10,6 +10,9 @@ from kernels.skinny_linear import skinny_linear
 from service.layers.layer import Layer
 from service.layers.packed_weight import PackedWeight, pack_weight
 
+_HEAD_NAME = "lm_head.weight"
+"""Of a head with a weight of its own, in the checkpoints of every family."""
+
 
 class TokenEmbedding(Layer):
     """token_ids [T] int64 -> [T, hidden_size]. weight [vocab_size, hidden_size]."""
@@ -72,6 +75,14 @@ class OutputHead(Layer):
         if self._packed is not None:
             self.weight = None
         return self._packed
+
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        """Nothing when tied."""
+        return {} if self.weight is None else {_HEAD_NAME: self.weight.detach()}
+
+    def ignored_checkpoint_names(self) -> frozenset[str]:
+        """A tied head that was saved all the same."""
+        return frozenset({_HEAD_NAME} if self.weight is None else ())
 
     @property
     def plain_weight(self) -> Tensor:

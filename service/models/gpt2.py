@@ -93,9 +93,8 @@ class Gpt2(CausalLM):
             "transformer.wte.weight": self.embedding.weight.detach(),
             "transformer.wpe.weight": self.positions.weight.detach(),
             **self.norm.checkpoint_tensors("transformer.ln_f"),
+            **self.head.checkpoint_tensors(),
         }
-        if self.head.weight is not None:
-            table["lm_head.weight"] = self.head.weight.detach()
         for i, block in enumerate(self.blocks):
             assert isinstance(block, Gpt2Block)
             table |= {f"transformer.h.{i}.{name}": part for name, part in block.checkpoint_tensors().items()}
@@ -109,7 +108,7 @@ class Gpt2(CausalLM):
     def ignored_checkpoint_names(self) -> frozenset[str]:
         """Causal masks, which checkpoints of several years hold, and a tied head that was saved all the same."""
         masks = {f"transformer.h.{i}.attn.{mask}" for i in range(len(self.blocks)) for mask in ("bias", "masked_bias")}
-        return frozenset(masks | ({"lm_head.weight"} if self.head.weight is None else set()))
+        return frozenset(masks) | self.head.ignored_checkpoint_names()
 
 
 def _transposed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -122,9 +122,8 @@ class Llama(CausalLM):
         table = {
             "model.embed_tokens.weight": self.embedding.weight.detach(),
             "model.norm.weight": self.norm.weight.detach(),
+            **self.head.checkpoint_tensors(),
         }
-        if self.head.weight is not None:
-            table["lm_head.weight"] = self.head.weight.detach()
         for i, block in enumerate(self.blocks):
             assert isinstance(block, LlamaBlock)
             table |= {f"model.layers.{i}.{name}": part for name, part in block.checkpoint_tensors().items()}
@@ -133,4 +132,4 @@ class Llama(CausalLM):
     def ignored_checkpoint_names(self) -> frozenset[str]:
         """Frequency tables that early checkpoints hold, and a tied head that was saved all the same."""
         tables = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq" for i in range(len(self.blocks))}
-        return frozenset(tables | ({"lm_head.weight"} if self.head.weight is None else set()))
+        return frozenset(tables) | self.head.ignored_checkpoint_names()

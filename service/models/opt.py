@@ -120,8 +120,7 @@ class Opt(CausalLM):
             table |= self.project_out.checkpoint_tensors("model.decoder.project_out")
         if self.norm is not None:
             table |= self.norm.checkpoint_tensors("model.decoder.final_layer_norm")
-        if self.head.weight is not None:
-            table["lm_head.weight"] = self.head.weight.detach()
+        table |= self.head.checkpoint_tensors()
         for i, block in enumerate(self.blocks):
             assert isinstance(block, OptBlock)
             table |= {f"model.decoder.layers.{i}.{name}": part for name, part in block.checkpoint_tensors().items()}
@@ -134,4 +133,4 @@ class Opt(CausalLM):
 
     def ignored_checkpoint_names(self) -> frozenset[str]:
         """The format's version, and a tied head that was saved all the same."""
-        return frozenset({"model.decoder.version"} | ({"lm_head.weight"} if self.head.weight is None else set()))
+        return frozenset({"model.decoder.version"}) | self.head.ignored_checkpoint_names()

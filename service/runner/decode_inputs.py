@@ -28,14 +28,7 @@ class DecodeInputs:
             attention=AttentionInputs(cache_slots(fixed["slots"], block_size), num_rows, decode, None),
             logit_rows=None,
             draw_rows=fixed["rows"],
-            sampling=SamplingBatch(
-                temperature=fixed["temperature"],
-                top_k=fixed["top_k"],
-                top_p=fixed["top_p"],
-                seeds=fixed["seeds"],
-                positions=fixed["sample_positions"],
-                is_greedy=False,
-            ),
+            sampling=SamplingBatch.of(fixed, is_greedy=False),
         )
         self.fill(empty_rows(0))
 

@@ -61,14 +61,7 @@ class MixedInputs:
             attention=AttentionInputs(cache_slots(fixed["slot_mapping"], block_size), num_decodes, decode, prefill),
             logit_rows=fixed["logit_rows"],
             draw_rows=fixed["draw_rows"],
-            sampling=SamplingBatch(
-                temperature=fixed["temperature"],
-                top_k=fixed["top_k"],
-                top_p=fixed["top_p"],
-                seeds=fixed["seeds"],
-                positions=fixed["sample_positions"],
-                is_greedy=False,
-            ),
+            sampling=SamplingBatch.of(fixed, is_greedy=False),
         )
         self._fixed.fill(self._write_padding)
 

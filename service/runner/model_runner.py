@@ -249,12 +249,5 @@ class ModelRunner:
         num_draws = len(batch.seeds)
         if num_draws != len(batch.logit_rows):
             logits = logits.repeat_interleave(tensors["samples_per_row"], dim=0, output_size=num_draws)
-        parameters = SamplingBatch(
-            temperature=tensors["temperature"],
-            top_k=tensors["top_k"],
-            top_p=tensors["top_p"],
-            seeds=tensors["seeds"],
-            positions=tensors["sample_positions"],
-            is_greedy=not batch.temperature.any(),
-        )
+        parameters = SamplingBatch.of(tensors, is_greedy=not batch.temperature.any())
         return Drawn(sample(logits, parameters)) if extras is None else draw(logits, parameters, extras)

@@ -12,6 +12,7 @@ What nobody in the batch asks for costs nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
@@ -21,6 +22,12 @@ from kernels.apply_token_bitmask import apply_token_bitmask
 from kernels.greedy_tokens import greedy_tokens
 from kernels.sample_tokens import sample_tokens
 from kernels.token_logprobs import TokenLogprobs, token_logprobs
+
+
+class NamedTensors(Protocol):
+    """Tensors by name: a mapping, or fixed places on the device."""
+
+    def __getitem__(self, name: str, /) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,18 @@ class SamplingBatch:
     seeds: Tensor
     positions: Tensor
     is_greedy: bool
+
+    @classmethod
+    def of(cls, tensors: NamedTensors, *, is_greedy: bool) -> SamplingBatch:
+        """From a batch's arrays on the device, by their names in FlatBatch and DecodeRows."""
+        return cls(
+            temperature=tensors["temperature"],
+            top_k=tensors["top_k"],
+            top_p=tensors["top_p"],
+            seeds=tensors["seeds"],
+            positions=tensors["sample_positions"],
+            is_greedy=is_greedy,
+        )
 
 
 @dataclass(frozen=True, slots=True)

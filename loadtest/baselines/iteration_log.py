@@ -1,0 +1,22 @@
+"""A StatsSink that keeps what the engine says of its iterations, for whoever measures it."""
+
+from service.core.events import Outcome
+from service.core.request import FinishReason
+from service.core.stats import IterationStats, RequestStats
+
+
+class IterationLog:
+    """The engine's facts, kept."""
+
+    def __init__(self) -> None:
+        self.iterations: list[IterationStats] = []
+
+    def record_iteration(self, stats: IterationStats) -> None:
+        """See `service/engine/ports.py`."""
+        self.iterations.append(stats)
+
+    def record_commands(self, seconds: float) -> None:
+        pass
+
+    def record_request(self, stats: RequestStats, outcome: Outcome, finish_reasons: tuple[FinishReason, ...]) -> None:
+        """See `service/engine/ports.py`; the final event says the same."""
