@@ -1,5 +1,5 @@
 """Headrace, an OpenAI-compatible LLM inference microservice: one process, an HTTP app and an in-process engine.
 
-`main.py` makes every object once and joins them; each package's docstring says what it owns and which thread
-may call it. `core` holds the nouns and knows nobody.
+`main.py` is one run of the process; `composition` makes every object once and joins them. Each package's docstring
+says what it owns and which thread may call it. `core` holds the nouns and imports no other package but `errors`.
 """

@@ -70,7 +70,7 @@ def _bench(arguments: list[str]) -> int:
 
             return bench_kernels(options.names)
         settings = read_settings(rest)
-        from service.main import bench
+        from service.composition.offline_bench import bench
 
         return bench(settings, options)
     except ConfigError as fault:

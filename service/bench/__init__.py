@@ -1,1 +1,1 @@
-"""`headrace bench`: measurements without HTTP, each beside the device's limit. main.py hands the engine in."""
+"""`headrace bench`: measurements without HTTP, each beside the device's limit. `composition` hands the engine in."""

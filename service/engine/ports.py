@@ -1,4 +1,4 @@
-"""What the engine needs from outside, as Protocols; `main.py` hands in the real ones, tests scripted ones."""
+"""What the engine needs from outside, as Protocols; `composition` hands in the real ones, tests scripted ones."""
 
 from __future__ import annotations
 

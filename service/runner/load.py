@@ -1,4 +1,4 @@
-"""From a model folder to an executor: the runner's one assembly, for `main.py` and for tests."""
+"""From a model folder to an executor: the runner's one assembly, for `composition` and for tests."""
 
 from __future__ import annotations
 

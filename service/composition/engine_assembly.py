@@ -1,0 +1,54 @@
+"""From a loaded model to the engine that serves it: block pool, prefix cache, scheduler, executor."""
+
+from __future__ import annotations
+
+from service.composition.model_parts import ModelParts
+from service.composition.policies import make_admission, make_chunk_budget, make_preemption, make_scheduling_policy
+from service.core.clock import Clock
+from service.engine.engine import Engine
+from service.engine.ports import Executor
+from service.kvcache.block_manager import BlockManager
+from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
+from service.metrics.recorder import Recorder
+from service.scheduler.history import History
+from service.scheduler.iteration_scheduler import IterationScheduler
+from service.scheduler.recovery_ledger import RecoveryLedger
+from service.settings import Settings
+from service.structured.token_bitmask import TokenBitmask
+
+PREFIX_ENTRY_TOKENS = 16
+"""Smaller blocks enter the prefix cache in groups of so many tokens: each entry costs a digest."""
+
+
+def make_engine(
+    settings: Settings, parts: ModelParts, recorder: Recorder, clock: Clock, stand_in: Executor | None = None
+) -> tuple[Engine, BlockManager]:
+    """An engine at rest, and the blocks that it hands out. stand_in: computes in the loaded model's place."""
+    loaded, config = parts.loaded, parts.scheduler
+    blocks = _make_blocks(settings, loaded.num_blocks, loaded.num_host_blocks)
+    history = History()
+    scheduler = IterationScheduler(
+        blocks,
+        make_admission(settings, int(config.watermark * loaded.num_blocks), history),
+        make_scheduling_policy(settings, history),
+        make_preemption(settings),
+        RecoveryLedger(parts.cost),
+        make_chunk_budget(settings, parts.cost.iteration_time, config.max_num_batched_tokens),
+        history,
+        clock,
+        max_num_seqs=config.max_num_seqs,
+        max_preemptions=config.max_preemptions,
+    )
+    overlap = settings.overlap
+    if overlap is None:
+        overlap = loaded.device != "cpu"  # on a CPU the iteration itself holds the cores
+    masker = TokenBitmask(config.max_num_seqs, loaded.model_config.vocab_size, loaded.generation.eos_token_ids)
+    engine = Engine(scheduler, stand_in or loaded.runner, recorder, clock, overlap=overlap, masker=masker)
+    return engine, blocks
+
+
+def _make_blocks(settings: Settings, num_blocks: int, num_host_blocks: int) -> BlockManager:
+    block_size = settings.block_size
+    per_entry = max(1, PREFIX_ENTRY_TOKENS // block_size)
+    cache = ChainedPrefixCache(block_size, per_entry) if settings.enable_prefix_caching else NoPrefixCache()
+    return BlockManager(num_blocks, block_size, cache, num_host_blocks)

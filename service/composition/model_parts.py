@@ -1,0 +1,130 @@
+"""From the settings to what a served model consists of: weights on the device, tokenizer, template, predictors."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from service.config import SchedulerConfig
+from service.core.clock import Clock
+from service.engine.calibration import calibrate
+from service.metrics.recorder import Recorder
+from service.model_folder import resolve_model_folder
+from service.scheduler.iteration_time import IterationTime
+from service.scheduler.preemption_cost import PreemptionCost
+from service.scheduler.swap_time import SwapTime
+from service.settings import Settings
+from service.text.chat_template import ChatTemplate, load_chat_template
+from service.text.dummy_tokenizer import dummy_tokenizer
+from service.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from service.runner.load import LoadedModel
+
+logger = logging.getLogger("headrace")
+
+DEFAULT_BUDGET_ON_GPU = 2048
+DEFAULT_BUDGET_ON_CPU = 512
+"""Tokens an iteration: what a device computes in some tens of milliseconds, so that prompts do not stall decodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelParts:
+    """template: None if the model has no chat template. cost: the predictors, calibrated if a policy needs it."""
+
+    loaded: LoadedModel
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    scheduler: SchedulerConfig
+    cost: PreemptionCost
+
+
+def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock) -> ModelParts:
+    """Takes seconds to minutes, in any thread; the phases go to the recorder. Raises ModelLoadError, ConfigError."""
+    started_s = time.monotonic()
+    # Not imported above: torch takes seconds, and HTTP already answers 503 meanwhile.
+    from service.runner.device import choose_device
+    from service.runner.load import load_executor
+
+    recorder.record_startup("imports", time.monotonic() - started_s)
+    source = settings.model_source()
+    folder = resolve_model_folder(source.model, source.revision)
+    text_folder = folder if source.tokenizer is None else resolve_model_folder(source.tokenizer, None)
+    template = load_chat_template(text_folder, source.chat_template)
+    on_gpu = choose_device(source.device).type == "cuda"
+    scheduler = settings.scheduler_config(DEFAULT_BUDGET_ON_GPU if on_gpu else DEFAULT_BUDGET_ON_CPU)
+    started_s = time.monotonic()
+    loaded = load_executor(
+        source,
+        folder,
+        settings.cache_config(),
+        scheduler.max_num_seqs,
+        scheduler.max_num_batched_tokens,
+        _ProgressLog(),
+        enforce_eager=settings.enforce_eager,
+    )
+    recorder.record_startup("model", time.monotonic() - started_s)
+    _log_sizes(loaded, scheduler, settings.block_size)
+    if source.load_format == "dummy" and not (text_folder / "tokenizer.json").is_file():
+        tokenizer = dummy_tokenizer(loaded.model_config.vocab_size)
+    else:
+        tokenizer = Tokenizer.from_folder(text_folder)
+    cost = _make_cost(settings, loaded, scheduler.max_num_batched_tokens, recorder, clock)
+    return ModelParts(loaded, tokenizer, template, scheduler, cost)
+
+
+def _make_cost(
+    settings: Settings, loaded: LoadedModel, max_num_batched_tokens: int, recorder: Recorder, clock: Clock
+) -> PreemptionCost:
+    """The predictors; timed now if something depends on them from the first request on, else learnt on the way."""
+    iteration_time, swap_time = IterationTime(), SwapTime()
+    if settings.preemption == "adaptive" or settings.inter_token_target_ms is not None:
+        started_s = time.monotonic()
+        for to_host, num_blocks, seconds in loaded.runner.measure_swap():
+            swap_time.observe(to_host=to_host, num_blocks=num_blocks, seconds=seconds)
+        calibrate(
+            loaded.runner,
+            iteration_time,
+            clock,
+            num_blocks=loaded.num_blocks,
+            block_size=settings.block_size,
+            max_tokens=min(max_num_batched_tokens, loaded.max_model_len // 2),
+        )
+        recorder.record_startup("calibration", time.monotonic() - started_s)
+    return PreemptionCost(iteration_time, swap_time, max_num_batched_tokens)
+
+
+def _log_sizes(loaded: LoadedModel, scheduler: SchedulerConfig, block_size: int) -> None:
+    num_tokens = loaded.num_blocks * block_size
+    logger.info("memory of %s: %s", loaded.device, loaded.memory)
+    logger.info(
+        "%s on %s (%s, %d threads); KV cache: %d tokens in %d blocks of %d (%.1f MiB);"
+        " room for %d sequences of the full context of %d tokens; %d sequences and %d tokens an iteration",
+        loaded.model_config.architecture,
+        loaded.device,
+        loaded.dtype,
+        loaded.num_threads,
+        num_tokens,
+        loaded.num_blocks,
+        block_size,
+        loaded.num_blocks * loaded.block_bytes / 2**20,
+        num_tokens // loaded.max_model_len,
+        loaded.max_model_len,
+        scheduler.max_num_seqs,
+        scheduler.max_num_batched_tokens,
+    )
+
+
+class _ProgressLog:
+    """Logs how far loading is, at most every two seconds and at the end of each phase."""
+
+    def __init__(self) -> None:
+        self._logged_s = 0.0
+
+    def __call__(self, phase: str, done_bytes: int, total_bytes: int) -> None:
+        now_s = time.monotonic()
+        if done_bytes >= total_bytes or now_s - self._logged_s > 2.0:
+            self._logged_s = now_s
+            logger.info("loading %s: %.0f of %.0f MB", phase, done_bytes / 1e6, total_bytes / 1e6)

@@ -1,0 +1,59 @@
+"""From the settings to the policies that the scheduler asks. A new policy: its file, its line here, its test."""
+
+from __future__ import annotations
+
+from service.scheduler.admission import Admission, OnDemandAdmission
+from service.scheduler.chunk_budget import ChunkBudget, FixedBudget, InterTokenTarget
+from service.scheduler.fairness import Fair
+from service.scheduler.fcfs import FirstComeFirstServed
+from service.scheduler.history import History
+from service.scheduler.iteration_time import IterationTime
+from service.scheduler.memory_forecast import ForecastAdmission, ReserveAdmission
+from service.scheduler.preemption import AdaptivePreemption, AlwaysRecompute, AlwaysSwap, Preemption
+from service.scheduler.priority import ByPriority
+from service.scheduler.scheduling_policy import SchedulingPolicy
+from service.scheduler.token_shares import TokenShares
+from service.settings import Settings
+
+
+def make_scheduling_policy(settings: Settings, history: History) -> SchedulingPolicy:
+    """Who goes next."""
+    match settings.scheduling_policy:
+        case "fcfs":
+            return FirstComeFirstServed()
+        case "priority":
+            return ByPriority()
+        case "fair":
+            return Fair()
+        case "shares":
+            return TokenShares(history)
+
+
+def make_admission(settings: Settings, watermark_blocks: int, history: History) -> Admission:
+    """When a request fits."""
+    match settings.admission_policy:
+        case "on-demand":
+            return OnDemandAdmission(watermark_blocks)
+        case "reserve":
+            return ReserveAdmission()
+        case "forecast":
+            return ForecastAdmission(history)
+
+
+def make_preemption(settings: Settings) -> Preemption:
+    """How a preempted request returns."""
+    match settings.preemption:
+        case "recompute":
+            return AlwaysRecompute()
+        case "swap":
+            return AlwaysSwap()
+        case "adaptive":
+            return AdaptivePreemption()
+
+
+def make_chunk_budget(settings: Settings, iteration_time: IterationTime, max_num_batched_tokens: int) -> ChunkBudget:
+    """How many tokens an iteration may have."""
+    target_ms = settings.inter_token_target_ms
+    if target_ms is None:
+        return FixedBudget(max_num_batched_tokens)
+    return InterTokenTarget(iteration_time, target_ms / 1000, max_num_batched_tokens)

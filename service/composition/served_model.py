@@ -1,0 +1,55 @@
+"""From a loaded model and its running engine to what the HTTP surface serves."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+from service.api.serving_state import GenerationDefaults, ServedModel
+from service.composition.model_parts import ModelParts
+from service.core.clock import Clock
+from service.core.version import distribution_version
+from service.engine.async_engine import AsyncEngine
+from service.settings import Settings
+from service.structured.grammar_compiler import GrammarCompiler
+from service.structured.vocabulary import vocabulary_of
+
+
+def make_served_model(settings: Settings, parts: ModelParts, engine: AsyncEngine, clock: Clock) -> ServedModel:
+    loaded, eos_token_ids = parts.loaded, parts.loaded.generation.eos_token_ids
+    vocab_size = loaded.model_config.vocab_size
+    return ServedModel(
+        engine=engine,
+        tokenizer=parts.tokenizer,
+        chat_template=parts.template,
+        root=settings.public_model_name(),
+        created=int(time.time()),
+        max_model_len=min(loaded.max_model_len, loaded.num_blocks * settings.block_size),
+        vocab_size=vocab_size,
+        eos_token_ids=eos_token_ids,
+        defaults=_defaults(settings, parts),
+        build={
+            "model": settings.public_model_name(),
+            "revision": settings.revision or "none",
+            "load_format": settings.load_format,
+            "weights": loaded.weights,
+            "architecture": loaded.model_config.architecture,
+            "dtype": loaded.dtype,
+            "device": loaded.device,
+            "headrace": distribution_version(),
+        },
+        grammars=GrammarCompiler(partial(vocabulary_of, parts.tokenizer, vocab_size, eos_token_ids)),
+        clock=clock,
+    )
+
+
+def _defaults(settings: Settings, parts: ModelParts) -> GenerationDefaults:
+    given = parts.loaded.generation
+    return GenerationDefaults(
+        temperature=1.0 if given.temperature is None else given.temperature,
+        top_p=1.0 if given.top_p is None else given.top_p,
+        top_k=0 if given.top_k is None else given.top_k,
+        min_p=0.0 if given.min_p is None else given.min_p,
+        repetition_penalty=1.0 if given.repetition_penalty is None else given.repetition_penalty,
+        heeds_priority=settings.scheduling_policy == "priority",
+    )

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+
+from service.composition.engine_assembly import make_engine
+from service.composition.model_parts import ModelParts
+from service.core.clock import MonotonicClock
+from service.core.events import FinalEvent, TokenEvent
+from service.core.iteration_plan import IterationPlan
+from service.core.iteration_result import IterationResult
+from service.core.request import Request
+from service.core.sampling_params import SamplingParams
+from service.engine.engine import Engine
+from service.engine.ports import Executor
+from service.settings import Settings
+from tests.composition.conftest import SMALL, new_recorder
+
+PROMPT = tuple(range(5, 38))
+
+
+def assemble(parts: ModelParts, executor: Executor | None = None, **changed: object) -> Engine:
+    engine, _ = make_engine(Settings(**SMALL, **changed), parts, new_recorder(), MonotonicClock(), executor)
+    return engine
+
+
+def ids_of(engine: Engine, request_id: str, max_tokens: int = 4) -> tuple[list[int], FinalEvent]:
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=0)
+    engine.add(Request(request_id, PROMPT, sampling, arrival_s=0.0))
+    events = []
+    while engine.has_work:
+        engine.step()
+        events += [event for _, event in engine.take_events()]
+    return [event.token_id for event in events if isinstance(event, TokenEvent)], events[-1]
+
+
+class Sevens:
+    """An executor that draws 7, whatever is asked."""
+
+    def launch(self, plan: IterationPlan) -> Sevens:
+        self._num_draws = sum(len(item.samples) for item in plan.scheduled)
+        return self
+
+    def wait(self) -> IterationResult:
+        return IterationResult((7,) * self._num_draws)
+
+
+def test_the_loaded_model_computes_unless_another_stands_in(parts: ModelParts):
+    own, _ = ids_of(assemble(parts), "a")
+    stood_in, _ = ids_of(assemble(parts, Sevens()), "a")
+    assert len(own) == 4
+    assert own != [7] * 4
+    assert stood_in == [7] * 4
+
+
+@pytest.mark.parametrize(("caches", "num_cached"), [(True, 32), (False, 0)])
+def test_prompts_that_begin_alike_share_blocks_if_that_is_on(parts: ModelParts, caches: bool, num_cached: int):
+    engine = assemble(parts, enable_prefix_caching=caches)
+    first, _ = ids_of(engine, "a")
+    second, final = ids_of(engine, "b")
+    assert second == first
+    assert final.stats.num_cached_tokens == num_cached
+
+
+def test_the_blocks_are_the_loaded_models(parts: ModelParts):
+    snapshot = assemble(parts).snapshot()
+    assert (snapshot.total_blocks, snapshot.block_size) == (parts.loaded.num_blocks, 16)

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from service.composition.policies import make_admission, make_chunk_budget, make_preemption, make_scheduling_policy
+from service.scheduler.admission import OnDemandAdmission
+from service.scheduler.chunk_budget import FixedBudget, InterTokenTarget
+from service.scheduler.fairness import Fair
+from service.scheduler.fcfs import FirstComeFirstServed
+from service.scheduler.history import History
+from service.scheduler.iteration_time import IterationTime
+from service.scheduler.memory_forecast import ForecastAdmission, ReserveAdmission
+from service.scheduler.preemption import AdaptivePreemption, AlwaysRecompute, AlwaysSwap
+from service.scheduler.priority import ByPriority
+from service.scheduler.token_shares import TokenShares
+from service.settings import Settings
+
+SCHEDULING = {"fcfs": FirstComeFirstServed, "priority": ByPriority, "fair": Fair, "shares": TokenShares}
+ADMISSION = {"on-demand": OnDemandAdmission, "reserve": ReserveAdmission, "forecast": ForecastAdmission}
+PREEMPTION = {"recompute": AlwaysRecompute, "swap": AlwaysSwap, "adaptive": AdaptivePreemption}
+
+
+@pytest.mark.parametrize(
+    ("setting", "made"),
+    [("scheduling_policy", SCHEDULING), ("admission_policy", ADMISSION), ("preemption", PREEMPTION)],
+)
+def test_every_name_of_a_setting_is_here(setting: str, made: dict[str, type]):
+    assert set(get_args(Settings.model_fields[setting].annotation)) == set(made)
+
+
+def test_a_name_makes_the_policy_of_that_name():
+    for name, kind in SCHEDULING.items():
+        assert isinstance(make_scheduling_policy(Settings(scheduling_policy=name), History()), kind)
+    for name, kind in ADMISSION.items():
+        assert isinstance(make_admission(Settings(admission_policy=name), 3, History()), kind)
+    for name, kind in PREEMPTION.items():
+        assert isinstance(make_preemption(Settings(preemption=name)), kind)
+
+
+def test_an_inter_token_target_makes_the_budget_follow_it():
+    assert isinstance(make_chunk_budget(Settings(), IterationTime(), 512), FixedBudget)
+    targeted = make_chunk_budget(Settings(inter_token_target_ms=20), IterationTime(), 512)
+    assert isinstance(targeted, InterTokenTarget)

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import asyncio
+
+from service.composition.engine_assembly import make_engine
+from service.composition.model_parts import ModelParts
+from service.composition.served_model import make_served_model
+from service.core.clock import MonotonicClock
+from service.engine.async_engine import AsyncEngine
+from service.settings import QUICKSTART_MODEL, Settings
+from tests.composition.conftest import SMALL, new_recorder
+
+
+async def serve(parts: ModelParts, **changed: object):
+    settings, clock = Settings(**SMALL, **changed), MonotonicClock()
+    engine, blocks = make_engine(settings, parts, new_recorder(), clock)
+    asynchronous = AsyncEngine(engine, blocks, parts.scheduler, clock, lambda fault: None)
+    return make_served_model(settings, parts, asynchronous, clock)
+
+
+def test_its_limits_are_the_models_and_the_caches(parts: ModelParts):
+    model = asyncio.run(serve(parts))
+    assert model.vocab_size == parts.loaded.model_config.vocab_size
+    assert model.max_model_len == min(parts.loaded.max_model_len, parts.loaded.num_blocks * 16)
+    assert model.eos_token_ids == parts.loaded.generation.eos_token_ids
+
+
+def test_it_says_what_the_answers_depend_on_and_no_path(parts: ModelParts):
+    by_folder = asyncio.run(serve(parts, model=str(QUICKSTART_MODEL)))
+    assert by_folder.root == QUICKSTART_MODEL.name
+    assert by_folder.build["dtype"] == "float32"
+    assert not any("/" in value for value in by_folder.build.values())
+    other_revision = asyncio.run(serve(parts, model=str(QUICKSTART_MODEL), revision="v2"))
+    assert other_revision.system_fingerprint != by_folder.system_fingerprint
+
+
+def test_priorities_are_heeded_under_their_policy_only(parts: ModelParts):
+    assert not asyncio.run(serve(parts)).defaults.heeds_priority
+    assert asyncio.run(serve(parts, scheduling_policy="priority")).defaults.heeds_priority
