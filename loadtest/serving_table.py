@@ -3,6 +3,7 @@
 `python -m loadtest.serving_table [MODEL ...]` starts the server once for each model (dummy weights, its defaults) and
 sends every row's workload: streaming, temperature 0, end of sequence ignored, prompts of random ids. vLLM's column is
 vLLM 0.24.0 at its defaults on one H200; limits are computed from bytes and operations. About two minutes a model.
+`python -m loadtest.serving_table --readme FILE` prints the table of the README out of what a run has saved.
 """
 
 import argparse
@@ -171,6 +172,25 @@ def lines(name: str, targets: Sequence[Target], result: Mapping[str, Any]) -> li
     ]
 
 
+def readme_table(results: Sequence[Mapping[str, Any]]) -> str:
+    """Saved results as one Markdown table: a line a figure, for each model ours, vLLM's and the goal."""
+    saved = {(result["shape"], result["label"]): result for result in results}
+    models = [model for model in ROWS if any(shape == model for shape, _ in saved)]
+    cells: dict[str, dict[str, list[str]]] = {}
+    for model in models:
+        for name, targets in (("start", (START,)), *((row.name, row.targets) for row in ROWS[model])):
+            for target in targets:
+                ours = saved.get((model, name), {}).get(target.key)
+                figures = [format_figure(value) for value in (ours, target.vllm, target.goal)]
+                cells.setdefault(f"{name}: {target.title}", {})[model] = figures
+    head = [cell for model in models for cell in (model, "vLLM", "goal")]
+    lines = ["| | " + " | ".join(head) + " |", "|---" * (len(head) + 1) + "|"]
+    for title, by_model in cells.items():
+        values = [cell for model in models for cell in by_model.get(model, ["", "", ""])]
+        lines.append(f"| {title} | " + " | ".join(values) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Prints each row as it comes, and saves all results, one line of JSON each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -179,13 +199,19 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=default_num_processes(), help="client processes")
     parser.add_argument("--python", default=sys.executable, help="the server's interpreter")
     parser.add_argument("--out", type=Path, default=Path("serving_table.jsonl"))
+    parser.add_argument("--readme", type=Path, metavar="FILE", help="measure nothing: print a saved run for the README")
     parser.add_argument("--server-args", nargs=argparse.REMAINDER, default=[], help="options for the server, last")
     args = parser.parse_args()
+    if args.readme:
+        print(readme_table([json.loads(line) for line in args.readme.read_text(encoding="utf-8").splitlines()]))
+        return
     with args.out.open("w", encoding="utf-8") as file:
         for model in args.models:
             with served(model, args.python, args.server_args) as (base_url, start_s):
                 _print([model, "", "ours", "vLLM 0.24.0", "goal", "limit", ""])
-                for cells in lines("start", [START], {"start_s": start_s}):
+                start = {"shape": model, "label": "start", "start_s": start_s}
+                file.write(json.dumps(start) + "\n")
+                for cells in lines("start", [START], start):
                     _print(cells)
                 for row in ROWS[model]:
                     if args.rows and row.name not in args.rows:

@@ -1,7 +1,7 @@
 import pytest
 
 from loadtest.model_shapes import read_shape
-from loadtest.serving_table import ROWS, Row, Target, lines, measure
+from loadtest.serving_table import ROWS, Row, Target, lines, measure, readme_table
 from loadtest.stub_server import VOCAB_SIZE
 from loadtest.workload import named
 from tests.loadtest.conftest import ITL_S, TTFT_S
@@ -37,3 +37,17 @@ def test_every_row_can_be_drawn() -> None:
         for row in rows:
             assert named(row.workload)
             assert row.targets
+
+
+def test_a_saved_run_becomes_the_table_of_the_readme() -> None:
+    table = readme_table(
+        [
+            {"shape": "llama-8b", "label": "start", "start_s": 13.3},
+            {"shape": "llama-8b", "label": "decode-1", "median_tpot_ms": 4.275},
+            {"shape": "qwen3-0.6b", "label": "decode-1", "median_tpot_ms": 1.045},
+        ]
+    ).splitlines()
+    assert table[0] == "| | llama-8b | vLLM | goal | qwen3-0.6b | vLLM | goal |"
+    assert "| start: process to ready, s | 13.3 | 79.5 | 15 | - | 79.5 | 15 |" in table
+    assert "| decode-1: TPOT, ms | 4.275 | 4.94 | 4.3 | 1.045 | 1.62 | 1.1 |" in table
+    assert "| decode-8: TPOT, ms | - | 5.06 | 4.4 |  |  |  |" in table
