@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from service.models.model_config import ModelConfig, read_json, token_ids
+from service.models.config_fields import read_json, token_ids
+from service.models.model_config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from torch import Tensor
 from service.errors import ModelLoadError
 from service.models.causal_lm import CausalLM
 from service.models.checkpoint_file import StoredTensor, read_header, read_tensors
-from service.models.model_config import read_json
+from service.models.config_fields import read_json
 
 OnProgress = Callable[[int, int], None]
 """Called with (bytes read so far, bytes in all), from any thread, one call at a time."""

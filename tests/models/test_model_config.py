@@ -6,7 +6,7 @@ import pytest
 from transformers import GPT2Config, LlamaConfig, MistralConfig, OPTConfig, Qwen2Config, Qwen3Config
 
 from service.errors import ModelLoadError
-from service.layers.rotary import DynamicScaling, LinearScaling, Llama3Scaling, YarnScaling
+from service.layers.rotary import LinearScaling
 from service.models.model_config import load_model_config, parse_model_config
 
 FIELDS = {
@@ -111,64 +111,6 @@ def test_every_architecture_has_its_least_config(name):
     assert (config.architecture, config.num_layers, len(config.sliding_windows)) == (name, 2, 2)
 
 
-SLIDES = {"use_sliding_window": True, "sliding_window": 8}
-WINDOWS = [
-    ("MistralForCausalLM", {}, (4096, 4096)),
-    ("MistralForCausalLM", {"sliding_window": 8}, (8, 8)),
-    ("MistralForCausalLM", {"sliding_window": None}, (None, None)),
-    ("Qwen2ForCausalLM", {"sliding_window": 8}, (None, None)),
-    ("Qwen2ForCausalLM", SLIDES, (None, None)),  # from layer 28 on, if nothing is said
-    ("Qwen2ForCausalLM", {**SLIDES, "max_window_layers": 1}, (None, 8)),
-    ("Qwen3ForCausalLM", {**SLIDES, "max_window_layers": 0}, (8, 8)),
-    ("Qwen3ForCausalLM", {**SLIDES, "layer_types": ["sliding_attention", "full_attention"]}, (8, None)),
-    ("LlamaForCausalLM", {"layer_types": ["full_attention"] * 2}, (None, None)),
-]
-
-
-@pytest.mark.parametrize(("name", "changes", "want"), WINDOWS)
-def test_which_layers_slide(name, changes, want):
-    assert parse(architectures=[name], **changes).sliding_windows == want
-
-
-SCALINGS = [
-    ({"rope_type": "default"}, None),
-    ({"type": "linear", "factor": 2}, LinearScaling(2.0)),
-    ({"rope_type": "dynamic", "factor": 2.0}, DynamicScaling(2.0, 512)),
-    (
-        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
-        Llama3Scaling(8.0, 1.0, 4.0, 512),
-    ),
-    (
-        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "attention_factor": 1.0},
-        YarnScaling(4.0, 128, 1.0),
-    ),
-]
-
-
-@pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters"])
-@pytest.mark.parametrize(("written", "want"), SCALINGS)
-def test_scaling_under_either_name(name, written, want):
-    config = parse(max_position_embeddings=512, **{name: written}, rope_theta=2e4)
-    assert config.rope.scaling == want
-    assert config.rope.theta == 2e4
-
-
-def test_theta_inside_the_parameters_comes_first():
-    assert parse(rope_parameters={"rope_type": "default", "rope_theta": 1e6}, rope_theta=1.0).rope.theta == 1e6
-
-
-def test_yarn_infers_factor_and_attention_factor():
-    scaling = parse(
-        max_position_embeddings=512,
-        rope_scaling={"rope_type": "yarn", "original_max_position_embeddings": 128},
-    ).rope.scaling
-    assert scaling == YarnScaling(4.0, 128, pytest.approx(1.1386294))
-    scaling = parse(
-        rope_scaling={"rope_type": "yarn", "factor": 4.0, "mscale": 2.0, "mscale_all_dim": 1.0},
-    ).rope.scaling
-    assert scaling.attention_factor == pytest.approx((0.2 * 1.3862944 + 1) / (0.1 * 1.3862944 + 1))
-
-
 def test_only_dynamic_scaling_reaches_beyond_the_written_context():
     assert parse(max_position_embeddings=512).longest_context == 512
     scaled = parse(max_position_embeddings=512, rope_scaling={"rope_type": "dynamic", "factor": 4.0})
@@ -191,18 +133,7 @@ def test_only_dynamic_scaling_reaches_beyond_the_written_context():
         ({"hidden_act": "relu"}, "hidden_act 'relu'"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
-        ({"use_sliding_window": True}, "use_sliding_window"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types has 'sliding_attention'"),
-        ({"layer_types": ["full_attention"]}, "layer_types must name"),
-        ({"layer_types": "full_attention"}, "layer_types must name"),
-        ({"layer_types": [{}, {}]}, "layer_types must name"),
-        ({"layer_types": ["full_attention", "chunked_attention"]}, "layer_types must name"),
         ({"torch_dtype": "int8"}, "dtype 'int8'"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type 'longrope'"),
-        ({"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
-        ({"rope_scaling": [1]}, "rope_scaling"),
-        ({"rope_parameters": {"full_attention": {}}}, "rope_parameters"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ],
     ids=str,
 )
@@ -222,8 +153,6 @@ def test_faults_name_the_field(changes, named):
         (GPT2_FIELDS, {"scale_attn_weights": False}, "scale_attn_weights False"),
         (GPT2_FIELDS, {"add_cross_attention": True}, "add_cross_attention True"),
         (GPT2_FIELDS, {"n_head": 7}, "n_embd 64 is no multiple of n_head 7"),
-        (LEAST_FIELDS["MistralForCausalLM"], {"sliding_window": -1}, "sliding_window"),
-        (LEAST_FIELDS["Qwen2ForCausalLM"], {**SLIDES, "max_window_layers": -1}, "max_window_layers"),
     ],
     ids=str,
 )

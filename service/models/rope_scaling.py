@@ -1,0 +1,72 @@
+"""Rotary positions by config.json: `rope_scaling` beside `rope_theta` (transformers 4), or `rope_parameters` (5)."""
+
+from __future__ import annotations
+
+import math
+
+from service.errors import ModelLoadError
+from service.layers.rotary import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    RopeConfig,
+    RopeScaling,
+    YarnScaling,
+)
+from service.models.config_fields import ConfigFields
+
+
+def parse_rope(fields: ConfigFields, head_dim: int, max_positions: int) -> RopeConfig:
+    """Of all layers. Raises ModelLoadError for a scaling, or a field of one, that is not served."""
+    name = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
+    given = fields.get(name) or {}
+    if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):
+        raise ModelLoadError(f"{fields.source}: {name} must be one flat object")
+    own = ConfigFields(given, f"{fields.source}: {name}")
+    if own.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0)) != 1.0:
+        raise ModelLoadError(f"{own.source}: partial_rotary_factor other than 1 is not served")
+    theta = own.number("rope_theta", fields.number("rope_theta", 10_000.0))
+    written = own.size("original_max_position_embeddings", max_positions)
+    trained = fields.size("original_max_position_embeddings", written)
+    return RopeConfig(theta, head_dim, _scaling(own, trained, max_positions))
+
+
+def _scaling(own: ConfigFields, trained: int, max_positions: int) -> RopeScaling | None:
+    """trained: the context length before it was stretched."""
+    kind = own.get("rope_type") or own.get("type") or "default"
+    match kind:
+        case "default":
+            return None
+        case "linear":
+            return LinearScaling(own.number("factor"))
+        case "dynamic":
+            return DynamicScaling(own.number("factor"), max_positions)
+        case "llama3":
+            return Llama3Scaling(
+                own.number("factor"), own.number("low_freq_factor"), own.number("high_freq_factor"), trained
+            )
+        case "yarn":
+            return _yarn(own, trained, max_positions)
+        case _:
+            raise ModelLoadError(
+                f"{own.source}: rope_type {kind!r} is not served; known: default, linear, dynamic, llama3, yarn"
+            )
+
+
+def _yarn(own: ConfigFields, trained: int, max_positions: int) -> YarnScaling:
+    factor = own.number("factor", max_positions / trained)
+
+    def magnitude(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    inferred = magnitude(1.0)
+    if own.get("mscale") and own.get("mscale_all_dim"):
+        inferred = magnitude(own.number("mscale")) / magnitude(own.number("mscale_all_dim"))
+    return YarnScaling(
+        factor=factor,
+        original_max_positions=trained,
+        attention_factor=own.number("attention_factor", inferred),
+        beta_fast=own.number("beta_fast", 32.0),
+        beta_slow=own.number("beta_slow", 1.0),
+        truncate=own.flag("truncate", True),
+    )

@@ -1,0 +1,33 @@
+"""Which layers see a sliding window of tokens only, by config.json."""
+
+from __future__ import annotations
+
+from service.errors import ModelLoadError
+from service.models.config_fields import ConfigFields
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+def parse_sliding_windows(architecture: str, fields: ConfigFields, num_layers: int) -> tuple[int | None, ...]:
+    """Mistral: every layer, of 4096 tokens unless the file says otherwise (null for none). Qwen2 and Qwen3: from
+    layer `max_window_layers` on, if `use_sliding_window`. `layer_types`, where written, names each layer's kind.
+    """
+    window, first_layer = None, 0
+    if architecture == "MistralForCausalLM":
+        is_written = "sliding_window" in fields
+        window = None if is_written and fields.get("sliding_window") is None else fields.size("sliding_window", 4096)
+    elif architecture in {"Qwen2ForCausalLM", "Qwen3ForCausalLM"}:
+        if fields.flag("use_sliding_window"):
+            window, first_layer = fields.size("sliding_window", 4096), fields.count("max_window_layers", 28)
+    else:
+        fields.require("use_sliding_window", False)
+    windows = (None,) * min(first_layer, num_layers) + (window,) * max(0, num_layers - first_layer)
+    kinds = fields.get("layer_types")
+    if kinds is None:
+        return windows
+    known = [kind for kind in kinds if kind in (_FULL, _SLIDING)] if isinstance(kinds, list) else []
+    if known != kinds or len(known) != num_layers:
+        raise ModelLoadError(f"{fields.source}: layer_types must name {_FULL!r} or {_SLIDING!r} for each layer")
+    if _SLIDING in known and window is None:
+        raise ModelLoadError(f"{fields.source}: layer_types has {_SLIDING!r}, but no sliding_window is in use")
+    return tuple(window if kind == _SLIDING else None for kind in known)
