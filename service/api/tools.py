@@ -15,7 +15,7 @@ from service.protocol.chat import ChatPromptFields, Tool
 from service.text.chat_template import ChatTemplate
 from service.text.tokenizer import Tokenizer
 from service.text.tool_calls import ToolStyle
-from service.text.tool_grammar import CallableTool, CallRules, call_grammar
+from service.text.tool_grammar import CallableTool, CallRules, call_grammar, text_before_calls
 
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
 _MISTRAL_MARKER = "[TOOL_CALLS]"
@@ -98,9 +98,10 @@ def output_form(use: ToolUse, form: GrammarSpec | None, tokenizer: Tokenizer) ->
     content = None if use.must_call or form is None else form.source
     rules = CallRules(use.must_call, use.parallel, content, marker if marker in tokenizer.special_ids else None)
     try:
-        return GrammarSpec("lark", call_grammar(use.style, use.callable, rules), "tools")
+        source = call_grammar(use.style, use.callable, rules)
     except ValueError as error:
         raise InvalidRequest(f"tools: {error}.", param="tools") from error
+    return GrammarSpec("lark", source, "tools", beginning=text_before_calls(use.style, rules))
 
 
 def _check_choice(choice: str | dict[str, Any] | None) -> tuple[Mode, frozenset[str] | None]:

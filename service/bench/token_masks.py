@@ -20,6 +20,8 @@ from service.structured.grammar_matcher import CompiledGrammar, GrammarMatcher
 from service.structured.token_bitmask import TokenBitmask
 from service.structured.vocabulary import Vocabulary, vocabulary_of
 from service.text.tokenizer import Tokenizer
+from service.text.tool_calls import ToolStyle
+from service.text.tool_grammar import CallableTool, CallRules, call_grammar, text_before_calls
 
 _WORDS = 'A tall tower, made of iron; it is 330 metres high -- and was \\"finished\\" in 1889.\\n'
 _PLACE = {
@@ -46,10 +48,36 @@ _TEXT = (
     f'{{"name": "Eiffel Tower", "kind": "tower", "height": 330.5, "about": "{_WORDS * 4}",'
     f' "near": [{{"name": "Seine", "metres": 180}}, {{"name": "{_WORDS}", "metres": 12}}]}}'
 )
+_WEATHER = CallableTool(
+    "weather",
+    {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False},
+    is_strict=True,
+)
+_CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris, Texas"}}\n</tool_call>'
+_MAY_CALL = CallRules(must_call=False, parallel=True)
 CASES = {
     "json_object": (GrammarSpec("json_schema", '{"type":"object"}', "x"), _TEXT),
     "json_schema": (GrammarSpec("json_schema", json.dumps(_PLACE), "x"), _TEXT),
+    "words in JSON": (
+        GrammarSpec("json_schema", '{"type":"array","items":{"type":"string","pattern":"^[a-z ]+$"}}', "x"),
+        json.dumps(["so many words and more of them"] * 20),
+    ),
     "regex": (GrammarSpec("regex", r"(\d{3}-)+[a-z ]*", "x"), "123-456-" * 20 + "so many words " * 20),
+    "sentences": (GrammarSpec("regex", r"([A-Z][\w, ]+\. )+", "x"), "So many words, and 17 more of them. " * 20),
+    "lines": (GrammarSpec("regex", r"(.*\n)+", "x"), 'So many "words", and 17 more of them.\n' * 20),
+    "text or a call": (
+        GrammarSpec(
+            "lark",
+            call_grammar(ToolStyle.HERMES, [_WEATHER], _MAY_CALL),
+            "x",
+            beginning=text_before_calls(ToolStyle.HERMES, _MAY_CALL),
+        ),
+        _WORDS * 4 + _CALL,
+    ),
+    "names": (
+        GrammarSpec("lark", 'start: NAME ("+" NAME)*\nNAME: /[a-z_][a-z0-9_]*/\n%ignore / /', "x"),
+        "the_height + the_number_of_towers + " * 12 + "one",
+    ),
 }
 
 

@@ -17,6 +17,7 @@ from service.core.grammar import GrammarSpec, Reasoning
 from service.errors import InvalidRequest, Overloaded
 from service.structured.grammar_matcher import CompiledGrammar, ReasoningGrammar
 from service.structured.grammar_source import grammar_source
+from service.structured.regex_places import RegexPlaces, regex_places
 from service.structured.vocabulary import Vocabulary, VocabularyMaker
 
 _logger = logging.getLogger(__name__)
@@ -172,7 +173,16 @@ def compile_grammar(spec: GrammarSpec, vocabulary: Vocabulary) -> CompiledGramma
             raise ValueError(first.get_error())
     if prototype.is_error():
         raise ValueError(prototype.get_error())
-    return CompiledGrammar(prototype, _BASE_BYTES + _BYTES_A_CHARACTER * len(spec.source))
+    num_bytes = _BASE_BYTES + _BYTES_A_CHARACTER * len(spec.source)
+    return CompiledGrammar(prototype, num_bytes, _places(spec, vocabulary))
+
+
+def _places(spec: GrammarSpec, vocabulary: Vocabulary) -> RegexPlaces | None:
+    if spec.kind == "regex":
+        return regex_places(spec.source, vocabulary.token_bytes)
+    if spec.beginning is not None:
+        return regex_places(spec.beginning, vocabulary.token_bytes, ends_at_match=True)
+    return None
 
 
 def _reason(error: str) -> str:

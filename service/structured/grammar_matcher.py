@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Protocol
 
 from llguidance import LLMatcher
+
+from service.structured.regex_places import Place, RegexPlaces
 
 
 class StructuredMatcher(Protocol):
@@ -16,21 +19,30 @@ class StructuredMatcher(Protocol):
         ...
 
     @property
+    def mask_key(self) -> Hashable | None:
+        """Equal where the masks of two constraints are equal; None: not known."""
+        ...
+
+    @property
     def also_allowed(self) -> int | None:
         """An id that is allowed beside the mask."""
         ...
 
 
 class CompiledGrammar:
-    """A grammar that is ready. num_bytes: about what it takes, its lexer's tables included."""
+    """A grammar that is ready.
 
-    def __init__(self, prototype: LLMatcher, num_bytes: int) -> None:
+    num_bytes: about what it takes, its lexer's tables included. places: of a regex whose texts can be followed.
+    """
+
+    def __init__(self, prototype: LLMatcher, num_bytes: int, places: RegexPlaces | None = None) -> None:
         self._prototype = prototype
         self.num_bytes = num_bytes
+        self.places = places
         self.is_spent = False  # its lexer, which all its matchers share, has outgrown its limits
 
     def start(self) -> GrammarMatcher:
-        return GrammarMatcher(self, self._prototype.deep_copy())
+        return GrammarMatcher(self, self._prototype.deep_copy(), None if self.places is None else self.places.first)
 
 
 class GrammarMatcher:
@@ -38,13 +50,18 @@ class GrammarMatcher:
 
     also_allowed: int | None = None
 
-    def __init__(self, grammar: CompiledGrammar, state: LLMatcher) -> None:
+    def __init__(self, grammar: CompiledGrammar, state: LLMatcher, place: Place) -> None:
         self._grammar = grammar
         self._state = state
+        self._place = place
 
     @property
     def constraint(self) -> LLMatcher:
         return self._state
+
+    @property
+    def mask_key(self) -> Hashable | None:
+        return None if self._place is None else (self._grammar.places, self._place)
 
     @property
     def is_finished(self) -> bool:
@@ -52,12 +69,14 @@ class GrammarMatcher:
 
     def accept(self, token_id: int) -> bool:
         if self._state.consume_token(token_id):
+            if self._grammar.places is not None:
+                self._place = self._grammar.places.after(self._place, token_id)
             return True
         self._grammar.is_spent = True
         return False
 
     def fork(self) -> GrammarMatcher:
-        return GrammarMatcher(self._grammar, self._state.deep_copy())
+        return GrammarMatcher(self._grammar, self._state.deep_copy(), self._place)
 
 
 class ReasoningGrammar:
@@ -91,6 +110,10 @@ class ReasoningMatcher:
     @property
     def constraint(self) -> LLMatcher | None:
         return None if self._is_thinking else self._after.constraint
+
+    @property
+    def mask_key(self) -> Hashable | None:
+        return self._after.mask_key
 
     @property
     def is_finished(self) -> bool:

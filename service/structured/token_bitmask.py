@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import cast
@@ -29,16 +30,23 @@ class BegunMasks:
         return self.bits.result()
 
 
+_KEPT_BYTES = 64 * 2**20
+
+
 class TokenBitmask:
     """The engine's TokenMasker. Owns the bits: two sets of masks, used in turn.
 
-    vocab_size: ids that logits have. eos_token_ids: forbidden while a model thinks.
+    vocab_size: ids that logits have. eos_token_ids: forbidden while a model thinks. kept_bytes: of masks that are
+    known by a key and need not be computed again.
     """
 
-    def __init__(self, max_num_masks: int, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self, max_num_masks: int, vocab_size: int, eos_token_ids: frozenset[int], kept_bytes: int = _KEPT_BYTES
+    ) -> None:
         self._num_words = -(-vocab_size // 32)
         self._bits = [np.zeros((max_num_masks, self._num_words), np.int32) for _ in range(2)]
         self._free_row = _all_but(eos_token_ids, self._num_words)
+        self._kept = _KeptMasks(kept_bytes // (4 * self._num_words))
         self._thread = ThreadPoolExecutor(1, "bitmask")
         self._parallel: LLExecutor | None = None
 
@@ -49,14 +57,26 @@ class TokenBitmask:
         return BegunMasks(rows, self._thread.submit(self._fill, cast(Sequence[StructuredMatcher], matchers), bits))
 
     def _fill(self, matchers: Sequence[StructuredMatcher], bits: NDArray[np.int32]) -> memoryview:
-        constrained = []
+        constrained, same = list[tuple[LLMatcher, int]](), list[tuple[int, int]]()
+        by_key: dict[Hashable, int] = {}
         for index, matcher in enumerate(matchers):
-            if matcher.constraint is None:
+            constraint, key = matcher.constraint, matcher.mask_key
+            if constraint is None:
                 bits[index] = self._free_row
+            elif key is None:
+                constrained.append((constraint, index))
+            elif (kept := self._kept.get(key)) is not None:
+                bits[index] = kept
+            elif (first := by_key.setdefault(key, index)) != index:
+                same.append((first, index))
             else:
-                constrained.append((matcher.constraint, index))
+                constrained.append((constraint, index))
         if constrained:
             self._compute(constrained, bits)
+        for key, index in by_key.items():
+            self._kept.keep(key, bits[index])
+        for first, index in same:
+            bits[index] = bits[first]
         for index, matcher in enumerate(matchers):
             if matcher.also_allowed is not None:
                 bits[index] |= _only(matcher.also_allowed, self._num_words)
@@ -78,6 +98,27 @@ class TokenBitmask:
             matcher.unsafe_compute_mask_ptr(row.ctypes.data, self._num_words * 4)
         except BaseException:
             row[:] = 0
+
+
+class _KeptMasks:
+    """Masks by key, the least used goes first. The masks' own thread."""
+
+    def __init__(self, max_num_masks: int) -> None:
+        self._max_num_masks = max_num_masks
+        self._masks: OrderedDict[Hashable, NDArray[np.int32]] = OrderedDict()
+
+    def get(self, key: Hashable) -> NDArray[np.int32] | None:
+        mask = self._masks.get(key)
+        if mask is not None:
+            self._masks.move_to_end(key)
+        return mask
+
+    def keep(self, key: Hashable, mask: NDArray[np.int32]) -> None:
+        """One that allows nothing is a fault of its own matcher, and not kept."""
+        if self._max_num_masks and mask.any():
+            if len(self._masks) == self._max_num_masks:
+                self._masks.popitem(last=False)
+            self._masks[key] = mask.copy()
 
 
 def _only(token_id: int, num_words: int) -> NDArray[np.int32]:

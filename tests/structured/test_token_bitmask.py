@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import numpy as np
 import pytest
 
-from service.structured.grammar_matcher import ReasoningGrammar
+from service.structured.grammar_matcher import CompiledGrammar, ReasoningGrammar
 from service.structured.token_bitmask import TokenBitmask
 from tests.structured.masks import allowed_ids
 from tests.structured.tiny_grammars import END_ID, TOKENIZER, ids, regex
@@ -73,3 +75,70 @@ def test_a_grammar_whose_mask_fails_spoils_no_other(caplog: pytest.LogCaptureFix
     assert allowed_ids(bits[0]) == ids("a")
     assert allowed_ids(bits[1]) == []
     assert "failed" in caplog.text
+
+
+class CountingMatcher:
+    """A matcher that tells how often its mask was computed."""
+
+    also_allowed = None
+
+    def __init__(self, grammar: CompiledGrammar) -> None:
+        self.matcher, self.num_asked = grammar.start(), 0
+
+    @property
+    def mask_key(self) -> Hashable:
+        return self.matcher.mask_key
+
+    @property
+    def constraint(self) -> CountingMatcher:
+        return self
+
+    def unsafe_compute_mask_ptr(self, pointer: int, num_bytes: int) -> None:
+        self.num_asked += 1
+        self.matcher.constraint.unsafe_compute_mask_ptr(pointer, num_bytes)
+
+
+def masks(masker: TokenBitmask, *matchers: object) -> list[list[int]]:
+    bits = np.asarray(masker.begin(matchers, range(len(matchers))).wait())  # type: ignore[arg-type]
+    return [allowed_ids(row) for row in bits]
+
+
+def test_a_mask_is_computed_once_for_texts_at_one_place() -> None:
+    masker = TokenBitmask(4, SIZE, frozenset({END_ID}))
+    grammar = regex("[a-c]*d")
+    first, same, later = (CountingMatcher(grammar) for _ in range(3))
+    together = masks(masker, first, same)
+    assert later.matcher.accept(ids("a")[0])
+    assert masks(masker, later) == [together[0]] == [together[1]]
+    assert first.num_asked + same.num_asked + later.num_asked == 1
+    assert {TOKENIZER.decode([token_id]) for token_id in together[0]} == set("abcd")
+
+
+def test_kept_masks_are_bounded_and_the_least_used_goes_first() -> None:
+    masker = TokenBitmask(4, SIZE, frozenset({END_ID}), kept_bytes=2 * 4 * -(-SIZE // 32))
+    one, two, three = (CountingMatcher(regex(letter)) for letter in "abc")
+    for matcher in (one, two, one, three, one, two):
+        masks(masker, matcher)
+    assert [matcher.num_asked for matcher in (one, two, three)] == [1, 2, 1]
+
+
+def test_a_mask_that_failed_is_not_kept() -> None:
+    masker = TokenBitmask(4, SIZE, frozenset({END_ID}))
+    grammar = regex("a")
+
+    class Broken(CountingMatcher):
+        def unsafe_compute_mask_ptr(self, pointer: int, num_bytes: int) -> None:
+            raise RuntimeError("broken")
+
+    assert masks(masker, Broken(grammar)) == [[]]
+    assert masks(masker, grammar.start()) == [ids("a")]
+
+
+def test_one_place_after_the_reasoning_is_another_while_thinking() -> None:
+    masker = TokenBitmask(4, SIZE, frozenset({END_ID}))
+    grammar = regex("a+")
+    thinking, may_think = ReasoningGrammar(grammar, 5, None), ReasoningGrammar(grammar, 5, 31)
+    rows = masks(masker, grammar.start(), thinking.start(), may_think.start())
+    assert rows[0] == ids("a")
+    assert len(rows[1]) > 300
+    assert sorted(rows[2]) == sorted([*ids("a"), 31])
