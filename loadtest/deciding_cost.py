@@ -118,6 +118,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--block-sizes", default="1,16")
     parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args(arguments)
+    if options.context <= NUM_OUTPUT_TOKENS // 2:
+        parser.error(
+            f"--context {options.context}: more than {NUM_OUTPUT_TOKENS // 2}, which are generated to get there"
+        )
     print("| sequences | block size | prefix cache | decide, least ms | median | apply, least ms | all prompts ms |")
     print("|---|---|---|---|---|---|---|")
     for num_seqs in map(int, options.seqs.split(",")):

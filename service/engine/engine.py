@@ -27,7 +27,8 @@ from service.engine.beam_search import BeamSearch
 from service.engine.grammar_masks import with_masks
 from service.engine.ports import Executor, PendingIteration, StatsSink
 from service.errors import InvalidRequest, RequestError, ServerError
-from service.scheduler.iteration_scheduler import DecisionTally, IterationScheduler
+from service.scheduler.decision_tally import DecisionTally
+from service.scheduler.iteration_scheduler import IterationScheduler
 
 logger = logging.getLogger(__name__)
 

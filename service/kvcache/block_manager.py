@@ -128,6 +128,17 @@ class BlockManager:
             table.append(self._take_block())
         return copies
 
+    def append_each(self, sequence_ids: list[int]) -> list[int]:
+        """One more block for each sequence, which shares nothing that it writes; the blocks, in their order. The caller
+        has checked that so many are free."""
+        if self.token_table is not None:
+            return self.token_table.append_each(sequence_ids)
+        block_ids = self.pool.allocate_many(len(sequence_ids))
+        self._prefix_cache.forget(block_ids)
+        for sequence_id, block_id in zip(sequence_ids, block_ids, strict=True):
+            self._tables[sequence_id].append(block_id)
+        return block_ids
+
     def fork(self, parent_id: int, child_id: int, num_tokens: int) -> None:
         """`child_id` shares the parent's blocks that hold its first `num_tokens` tokens."""
         assert child_id not in self._tables

@@ -24,10 +24,11 @@ class TokenTable:
     def slot(self, sequence_id: int, position: int) -> int:
         return self._tables[sequence_id].block_ids[position]
 
-    def append_each(self, sequence_ids: Sequence[int]) -> None:
-        """One more slot for each sequence, in their order. The caller has checked that so many are free."""
+    def append_each(self, sequence_ids: Sequence[int]) -> list[int]:
+        """One more slot for each sequence; the slots, in their order. The caller has checked that so many are free."""
         slots = self._pool.allocate_many(len(sequence_ids))
         self._prefix_cache.forget(slots)
         tables = self._tables
         for sequence_id, slot in zip(sequence_ids, slots, strict=True):
             tables[sequence_id].append(slot)
+        return slots

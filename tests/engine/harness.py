@@ -30,6 +30,7 @@ from service.scheduler.preemption import AlwaysRecompute, Preemption
 from service.scheduler.preemption_cost import PreemptionCost
 from service.scheduler.priority import ByPriority
 from service.scheduler.recovery_ledger import RecoveryLedger
+from service.scheduler.scheduling_policy import SchedulingPolicy
 from service.scheduler.swap_time import SwapTime
 from service.scheduler.token_shares import TokenShares
 from tests.engine.toy_model import ToyExecutor, beam_oracle, oracle
@@ -64,7 +65,7 @@ class Harness:
         watermark_blocks: int = 0,
         executor: Executor | None = None,
         prefix_cache: PrefixCache | None = None,
-        policy: Literal["fcfs", "priority", "fair", "shares"] = "fcfs",
+        policy: Literal["fcfs", "priority", "fair", "shares"] | SchedulingPolicy = "fcfs",
         admission: Literal["on-demand", "reserve", "forecast"] = "on-demand",
         preemption: Preemption | None = None,
         num_host_blocks: int = 0,
@@ -88,7 +89,7 @@ class Harness:
             "reserve": ReserveAdmission(),
             "forecast": ForecastAdmission(history),
         }
-        policies = {
+        policies: dict[str, SchedulingPolicy] = {
             "fcfs": FirstComeFirstServed(),
             "priority": ByPriority(),
             "fair": Fair(),
@@ -100,7 +101,7 @@ class Harness:
         self.scheduler = IterationScheduler(
             self.blocks,
             admissions[admission],
-            policies[policy],
+            policies[policy] if isinstance(policy, str) else policy,
             preemption or AlwaysRecompute(),
             RecoveryLedger(self.cost),
             chunk_budget or FixedBudget(max_num_batched_tokens),
@@ -197,6 +198,7 @@ class Harness:
     def check(self) -> None:
         self.blocks.check_invariants()
         pool = self.scheduler.pool
+        self.scheduler.lockstep.check_invariants(pool.running)
         assert sum(not s.is_drawn_out for g in pool.running for s in g.live) <= self.max_num_seqs
         for group in pool.running:
             self._check_running(group)

@@ -12,7 +12,9 @@ from service.kvcache.block_pool import BlockPool
 from service.kvcache.block_table import BlockTable
 from service.kvcache.prefix_cache import ChainedPrefixCache
 from service.kvcache.token_table import TokenTable
+from service.scheduler.group_preemption import GroupPreemption
 from service.scheduler.iteration_scheduler import IterationScheduler
+from service.scheduler.launched_iterations import LaunchedIterations
 from service.scheduler.request_pool import RequestPool
 from tests.engine.harness import Harness
 from tests.engine.toy_model import ToyExecutor
@@ -100,20 +102,20 @@ def a_token_too_many_believed_computed(patch: Patch) -> None:
 
     def too_far(self, draft):
         begin(self, draft)
-        for (_, sequence, _), item in zip(draft.shares, draft.scheduled, strict=True):
-            sequence.num_computed_tokens += len(item.token_ids) > 1
+        for share in draft.shares:
+            share.sequence.num_computed_tokens += share.end == share.sequence.num_prompt_tokens
 
     patch.setattr(IterationScheduler, "_begin", too_far)
 
 
 def blocks_kept_after_the_end(patch: Patch) -> None:
-    free = IterationScheduler._free
+    free = LaunchedIterations.free
 
     def keep_some(self, sequence):
         if sequence.choice_index == 0:
             free(self, sequence)
 
-    patch.setattr(IterationScheduler, "_free", keep_some)
+    patch.setattr(LaunchedIterations, "free", keep_some)
 
 
 def rows_mixed_up(patch: Patch) -> None:
@@ -170,7 +172,7 @@ def a_pending_id_taken_from_before(patch: Patch) -> None:
 )
 def test_a_fault_is_caught(fault: Callable[[Patch], None], overlap: bool, monkeypatch: Patch):
     fault(monkeypatch)
-    with pytest.raises((AssertionError, KeyError, ValueError)):
+    with pytest.raises((AssertionError, LookupError, ValueError)):
         scenario(overlap)
 
 
@@ -184,7 +186,7 @@ def test_a_fault_is_caught(fault: Callable[[Patch], None], overlap: bool, monkey
 )
 def test_a_fault_of_overlapping_is_caught(fault: Callable[[Patch], None], monkeypatch: Patch):
     fault(monkeypatch)
-    with pytest.raises((AssertionError, KeyError, ValueError)):
+    with pytest.raises((AssertionError, LookupError, ValueError)):
         scenario(overlap=True)
 
 
@@ -248,16 +250,16 @@ def a_beams_change_of_table_not_told(patch: Patch) -> None:
 
 def a_preempted_beam_keeps_its_top(patch: Patch) -> None:
     """So the next step may be taken while some beams are still to be computed again."""
-    preempt = IterationScheduler._preempt
+    preempt = GroupPreemption.preempt
 
-    def keep_tops(self, draft, group):
+    def keep_tops(self, group, draft):
         tops = [sequence.top for sequence in group.live]
-        preempt(self, draft, group)
+        preempt(self, group, draft)
         if group.is_forked and group.request.sampling.beam is not None:
             for sequence, top in zip(group.live, tops, strict=True):
                 sequence.top = top or ((1, -0.1), (2, -0.2), (3, -0.3), (4, -0.4), (5, -0.5), (6, -0.6), (7, -0.7))
 
-    patch.setattr(IterationScheduler, "_preempt", keep_tops)
+    patch.setattr(GroupPreemption, "preempt", keep_tops)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -274,7 +276,7 @@ def a_preempted_beam_keeps_its_top(patch: Patch) -> None:
 )
 def test_a_fault_of_beams_is_caught(fault: Callable[[Patch], None], overlap: bool, monkeypatch: Patch):
     fault(monkeypatch)
-    with pytest.raises((AssertionError, KeyError, ValueError)):
+    with pytest.raises((AssertionError, LookupError, ValueError)):
         beam_scenario(overlap)
 
 
@@ -303,10 +305,11 @@ def test_without_a_fault_the_scenario_of_slots_passes():
 def a_slot_given_to_two(patch: Patch) -> None:
     append_each = TokenTable.append_each
 
-    def twice(self: TokenTable, sequence_ids: list[int]) -> None:
-        append_each(self, sequence_ids)
+    def twice(self: TokenTable, sequence_ids: list[int]) -> list[int]:
+        slots = append_each(self, sequence_ids)
         if len(sequence_ids) > 1:
-            self._tables[sequence_ids[1]].block_ids[-1] = self._tables[sequence_ids[0]].block_ids[-1]
+            slots[1] = self._tables[sequence_ids[1]].block_ids[-1] = slots[0]
+        return slots
 
     patch.setattr(TokenTable, "append_each", twice)
 
@@ -314,10 +317,8 @@ def a_slot_given_to_two(patch: Patch) -> None:
 def a_new_slot_not_told(patch: Patch) -> None:
     append_each = TokenTable.append_each
 
-    def late(self: TokenTable, sequence_ids: list[int]) -> None:
-        append_each(self, sequence_ids)
-        for sequence_id in sequence_ids:
-            self._tables[sequence_id].changed_from = len(self._tables[sequence_id].block_ids)
+    def late(self: TokenTable, sequence_ids: list[int]) -> list[int]:
+        return [0] * len(append_each(self, sequence_ids))
 
     patch.setattr(TokenTable, "append_each", late)
 
@@ -343,5 +344,5 @@ def a_slot_counted_for_one_less(patch: Patch) -> None:
 )
 def test_a_fault_of_slots_is_caught(fault: Callable[[Patch], None], monkeypatch: Patch):
     fault(monkeypatch)
-    with pytest.raises((AssertionError, KeyError, ValueError)):
+    with pytest.raises((AssertionError, LookupError, ValueError)):
         slot_scenario()

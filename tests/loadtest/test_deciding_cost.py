@@ -20,3 +20,9 @@ def test_every_cell_is_measured(capsys: pytest.CaptureFixture[str]):
 def test_only_full_iterations_that_decode_count():
     cost = measure(3, 230, 16, caching=False)
     assert 0 < cost.decide_ms <= cost.decide_median_ms
+
+
+def test_a_context_too_short_to_be_generated_is_refused(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        main(["--context", "200"])
+    assert "--context 200: more than 200" in capsys.readouterr().err

@@ -93,8 +93,8 @@ class WatchedFcfs(FirstComeFirstServed):
 
 
 def test_no_victim_is_at_its_bound_while_another_is_below():
-    harness = Harness(num_blocks=20, block_size=2, max_num_batched_tokens=32, max_preemptions=1)
-    watched = harness.scheduler._policy = WatchedFcfs()
+    watched = WatchedFcfs()
+    harness = Harness(num_blocks=20, block_size=2, max_num_batched_tokens=32, max_preemptions=1, policy=watched)
     for seed in range(8):
         assert harness.add(harness.request((1, 2, 3, seed), 30, seed=seed))
         harness.clock.advance(0.001)

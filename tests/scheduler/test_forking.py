@@ -5,7 +5,7 @@ from service.core.sampling_params import BeamParams, SamplingParams
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import NoPrefixCache
-from service.scheduler.beam_forking import continue_beams
+from service.scheduler.forking import continue_beams, fork_choices, hand_over_lead, has_its_prefix
 
 PROMPT = (1, 2, 3, 4, 5)
 
@@ -66,3 +66,32 @@ def test_notes_of_the_prefix_cache_go_with_the_tokens():
     assert [beam.num_cached_blocks for beam in group.live] == [1, 2, 1]
     group.live[0].block_digests.append(b"x")
     assert len(group.live[2].block_digests) == 2
+
+
+def make_choices(blocks: BlockManager) -> SequenceGroup:
+    """Three choices of a prompt that is computed."""
+    group = SequenceGroup(Request("a", PROMPT, SamplingParams(10, n=3), 0.0), 0)
+    blocks.allocate(0, 5, [])
+    group.leader.num_computed_tokens = 5
+    return group
+
+
+def test_choices_share_all_blocks_of_the_prompt():
+    blocks = BlockManager(16, 4, NoPrefixCache())
+    group = make_choices(blocks)
+    fork_choices(group, blocks)
+    assert [blocks.table(i).block_ids for i in range(3)] == [blocks.table(0).block_ids] * 3
+    assert [s.num_computed_tokens for s in group.live] == [5, 5, 5]
+    blocks.check_invariants()
+
+
+def test_the_next_leader_goes_on_where_the_old_one_stopped():
+    blocks = BlockManager(16, 4, NoPrefixCache())
+    group = make_choices(blocks)
+    fork_choices(group, blocks)
+    group.leader.num_computed_tokens = 2  # recomputing what all share, after a preemption
+    assert not has_its_prefix(group, group.live[1], 4)
+    hand_over_lead(group, 4)
+    group.live.pop(0)
+    assert group.leader.num_computed_tokens == 2
+    assert has_its_prefix(group, group.leader, 4)

@@ -1,0 +1,80 @@
+"""Blocks for the next tokens of those that run: who lacks how many, and who gets them."""
+
+from __future__ import annotations
+
+from service.core.sequence_group import SequenceGroup
+from service.kvcache.block_manager import Append, BlockManager
+from service.scheduler.lockstep import Decode, Lockstep
+from service.scheduler.memory_need import num_shared_tokens
+from service.scheduler.plan_draft import PlanDraft
+
+
+class Lacking:
+    """What running groups need. apart: those that are not in lockstep, and how many blocks each."""
+
+    __slots__ = ("apart", "in_lockstep")
+
+    def __init__(self, in_lockstep: list[Decode]) -> None:
+        self.in_lockstep = in_lockstep
+        self.apart: list[tuple[SequenceGroup, int]] = []
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.in_lockstep) + sum(num_blocks for _, num_blocks in self.apart)
+
+
+class BlockGrowth:
+    """Engine thread only."""
+
+    def __init__(self, blocks: BlockManager, lockstep: Lockstep) -> None:
+        self._blocks = blocks
+        self._lockstep = lockstep
+
+    def lacking(self) -> Lacking:
+        """What the running groups need for their next tokens. One choice alone shares nothing that it writes, and needs
+        nothing while its last block has room; several may have to copy."""
+        blocks = self._blocks
+        lacking = Lacking(self._lockstep.lacking())
+        for group in self._lockstep.apart.values():
+            live = group.live
+            if len(live) == 1:
+                room = len(blocks.tables[live[0].sequence_id].block_ids) * blocks.block_size
+                lack = live[0].num_tokens_to_cache - room
+                if lack > 0 and not self.is_moving(group):
+                    lacking.apart.append((group, blocks.num_blocks_for(lack)))
+            elif not self.is_moving(group):
+                lacking.apart.append((group, blocks.num_blocks_to_append(self._appends(group))))
+        return lacking
+
+    def has_room(self, lacking: Lacking) -> bool:
+        """Whether everybody can have what it lacks now."""
+        return lacking.num_blocks <= self._blocks.pool.num_free
+
+    def will_have_room(self, lacking: Lacking) -> bool:
+        """Whether there are blocks for everybody, or will be once transfers have finished."""
+        return lacking.num_blocks <= self._blocks.pool.num_free + self._blocks.swap_space.num_departing
+
+    def grow(self, lacking: Lacking, draft: PlanDraft) -> None:
+        """Blocks for those that are apart, in their order; who finds none sits out. Lockstep takes its own as it
+        advances: if not everybody has room, nobody is in it."""
+        num_kept = len(lacking.in_lockstep)
+        for group, num_blocks in lacking.apart:
+            if num_blocks + num_kept <= self._blocks.pool.num_free:
+                for append in self._appends(group):
+                    draft.copies += self._blocks.append(*append)
+            else:
+                draft.sitting_out.add(group.arrival_order)
+
+    def is_moving(self, group: SequenceGroup) -> bool:
+        """Whether the group's blocks are on their way out or in."""
+        swap_space = self._blocks.swap_space
+        return swap_space.has_transfers and swap_space.is_moving(group.leader.sequence_id)
+
+    def _appends(self, group: SequenceGroup) -> list[Append]:
+        """Room for every token that there is. The shared prefix is written for all: no choice's own write."""
+        shared = num_shared_tokens(group.request, self._blocks.block_size)
+        return [
+            (s.sequence_id, s.num_tokens_to_cache, max(s.num_computed_tokens, shared))
+            for s in group.computing
+            if s.num_tokens_to_compute > 0
+        ]

@@ -1,0 +1,19 @@
+"""What deciding has done, counted for the metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from service.core.stats import Prediction
+
+
+@dataclass(slots=True)
+class DecisionTally:
+    """`core/stats.py` says what each count means."""
+
+    num_dropped: int = 0
+    num_swapped: int = 0
+    prefix_queried_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    swapped_blocks: int = 0
+    predictions: tuple[Prediction, ...] = ()

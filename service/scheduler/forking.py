@@ -1,0 +1,52 @@
+"""Choices that go on from one prompt, and beams from each other: their blocks are shared, then copied on write
+(PagedAttention, section 4.4)."""
+
+from __future__ import annotations
+
+from service.core.sequence import Sequence
+from service.core.sequence_group import GroupStatus, SequenceGroup
+from service.kvcache.block_manager import BlockManager
+from service.scheduler.memory_need import num_shared_tokens
+
+
+def fork_choices(group: SequenceGroup, blocks: BlockManager) -> None:
+    """The prompt is computed: the other choices share all of the leader's blocks from now on."""
+    leader = group.leader
+    for sequence in group.live[1:]:
+        blocks.fork(leader.sequence_id, sequence.sequence_id, leader.num_computed_tokens)
+        sequence.num_computed_tokens = leader.num_computed_tokens
+        sequence.num_cached_blocks = leader.num_cached_blocks
+        sequence.block_digests = leader.block_digests.copy()
+    group.is_forked = True
+
+
+def has_its_prefix(group: SequenceGroup, sequence: Sequence, block_size: int) -> bool:
+    """After a preemption the leader computes what the choices share; the others wait for it."""
+    leader = group.leader
+    return sequence is leader or leader.num_computed_tokens >= num_shared_tokens(group.request, block_size)
+
+
+def hand_over_lead(group: SequenceGroup, block_size: int) -> None:
+    """The leader ends before its siblings. If the shared prefix is still being computed, the next one goes on where it
+    stopped."""
+    old, new = group.live[:2]
+    assert group.is_forked or group.status is GroupStatus.WAITING
+    if old.num_computed_tokens < num_shared_tokens(group.request, block_size):
+        new.num_computed_tokens = min(new.num_computed_tokens, old.num_computed_tokens)
+
+
+def continue_beams(beams: list[Sequence], parents: list[int], token_ids: list[int], blocks: BlockManager) -> None:
+    """Beam i becomes what beam parents[i] was before the call, and then token_ids[i]. All are equally long."""
+    pairs = list(zip(beams, [beams[parent] for parent in parents], strict=True))
+    blocks.refork({beam.sequence_id: parent.sequence_id for beam, parent in pairs if beam is not parent})
+    grown = [[*parent.token_ids, token_id] for (_, parent), token_id in zip(pairs, token_ids, strict=True)]
+    notes = [
+        (parent.block_digests.copy(), parent.num_cached_blocks, parent.num_computed_tokens, parent.recompute_until)
+        for _, parent in pairs
+    ]
+    for beam, ids, (digests, num_cached, num_computed, recompute_until) in zip(beams, grown, notes, strict=True):
+        beam.token_ids = ids
+        beam.block_digests = digests
+        beam.num_cached_blocks = num_cached
+        beam.num_computed_tokens = num_computed
+        beam.recompute_until = recompute_until

@@ -1,0 +1,75 @@
+"""A running group gives its memory up, whole: moved to the host, or dropped and computed again later
+(PagedAttention, section 4.5: all-or-nothing)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from service.core.sequence_group import SequenceGroup
+from service.kvcache.block_manager import BlockManager
+from service.scheduler.launched_iterations import LaunchedIterations
+from service.scheduler.plan_draft import PlanDraft
+from service.scheduler.preemption import Preemption, Recovery, may_be_preempted, num_computed_tokens
+from service.scheduler.recovery_ledger import RecoveryLedger
+from service.scheduler.scheduling_policy import SchedulingPolicy
+
+
+class GroupPreemption:
+    """Engine thread only; while no iteration runs. Who has been preempted `max_preemptions` times is spared."""
+
+    def __init__(
+        self,
+        blocks: BlockManager,
+        policy: SchedulingPolicy,
+        preemption: Preemption,
+        ledger: RecoveryLedger,
+        launched: LaunchedIterations,
+        max_preemptions: int,
+    ) -> None:
+        self._blocks = blocks
+        self._policy = policy
+        self._preemption = preemption
+        self._ledger = ledger
+        self._launched = launched
+        self._max_preemptions = max_preemptions
+
+    def victim(self, running: Sequence[SequenceGroup], now_s: float) -> SequenceGroup:
+        """Whom the scheduling policy would pause, of at least one group."""
+        return self._policy.victim(may_be_preempted(running, self._max_preemptions), now_s)
+
+    def preempt(self, group: SequenceGroup, draft: PlanDraft) -> None:
+        """Take its device blocks. The caller takes the group itself off those that run."""
+        group.num_preemptions += 1
+        group.journal.note_pause(draft.now_s)
+        sequence_ids = [s.sequence_id for s in group.computing]
+        num_tokens, num_blocks = num_computed_tokens(group), self._blocks.num_distinct_blocks(sequence_ids)
+        costs = self._ledger.predict(num_tokens, self._num_kept_tokens(group), num_blocks)
+        has_room = num_blocks <= self._blocks.swap_space.num_free
+        recovery = self._preemption.choose(group, costs) if has_room else Recovery.RECOMPUTE
+        self._ledger.preempted(group, recovery, num_tokens, num_blocks, costs, draft.now_s)
+        if recovery is Recovery.SWAP:
+            self._swap_out(group, sequence_ids, draft)
+        else:
+            self._drop(group, draft)
+
+    def _swap_out(self, group: SequenceGroup, sequence_ids: list[int], draft: PlanDraft) -> None:
+        transfer = self._blocks.swap_out(sequence_ids)
+        self._ledger.moves(group, transfer)
+        self._launched.release(sequence_ids)
+        draft.transfers.append(transfer)
+        draft.tally.num_swapped += 1
+        draft.tally.swapped_blocks += len(transfer.device_blocks)
+
+    def _drop(self, group: SequenceGroup, draft: PlanDraft) -> None:
+        draft.tally.num_dropped += 1
+        for sequence in group.live:
+            sequence.recompute_until = max(sequence.recompute_until, sequence.num_computed_tokens)
+            sequence.num_computed_tokens = 0
+            sequence.num_cached_blocks = 0
+            sequence.top = None
+            self._launched.free(sequence)
+
+    def _num_kept_tokens(self, group: SequenceGroup) -> int:
+        """Tokens that others use too and that the prefix cache knows: they need not be computed again."""
+        prefix = self._blocks.match_prefix(group.leader, group.request.cache_salt)
+        return self._blocks.num_also_held_by_others(prefix, len(group.computing)) * self._blocks.block_size

@@ -1,0 +1,119 @@
+"""Waiting groups start, or return: in the policy's order, while budget, seats and memory last."""
+
+from __future__ import annotations
+
+import math
+
+from service.core.clock import Clock
+from service.core.request_journal import WaitReason
+from service.core.sequence_group import SequenceGroup
+from service.kvcache.block_manager import BlockManager, Fit
+from service.scheduler.admission import Admission
+from service.scheduler.block_growth import BlockGrowth
+from service.scheduler.lockstep import Lockstep
+from service.scheduler.memory_need import num_shared_tokens
+from service.scheduler.plan_draft import PlanDraft
+from service.scheduler.recovery_ledger import RecoveryLedger
+from service.scheduler.request_pool import RequestPool
+from service.scheduler.scheduling_policy import SchedulingPolicy
+
+
+class GroupStart:
+    """Engine thread only. The first that does not fit ends the admissions: nobody is overtaken for being large."""
+
+    def __init__(
+        self,
+        blocks: BlockManager,
+        pool: RequestPool,
+        lockstep: Lockstep,
+        growth: BlockGrowth,
+        admission: Admission,
+        policy: SchedulingPolicy,
+        ledger: RecoveryLedger,
+        clock: Clock,
+        max_num_seqs: int,
+    ) -> None:
+        self._blocks = blocks
+        self._pool = pool
+        self._lockstep = lockstep
+        self._growth = growth
+        self._admission = admission
+        self._policy = policy
+        self._ledger = ledger
+        self._clock = clock
+        self._max_num_seqs = max_num_seqs
+        self._refused_s = -math.inf
+        self._lacked: WaitReason = "iteration"
+
+    def let_wait(self, reason: WaitReason) -> None:
+        """Somebody waits on, for want of this."""
+        self._refused_s, self._lacked = self._clock.now_s(), reason
+
+    def admit(self, draft: PlanDraft) -> None:
+        """Start whom the draft has room for; what is running has its share of it already."""
+        seats = self._max_num_seqs - self._num_seated(draft)
+        if seats <= 0 or draft.budget <= 0:
+            self.let_wait("sequences" if seats <= 0 else "tokens")
+            return
+        now_s = self._clock.now_s()
+        for group in list(self._policy.order(self._pool.waiting, now_s)):
+            prefix, lacks = self._fit(group, seats, draft.budget)
+            if lacks is not None:
+                self.let_wait(lacks)
+                return
+            seats -= len(group.live)
+            group.journal.note_start(now_s, self._refused_s, self._lacked)
+            self._pool.start(group)
+            self._lockstep.start(group)
+            if self._blocks.swap_space.holds(group.leader.sequence_id):
+                self._swap_in(group, draft)
+                continue
+            self._allocate(group, prefix, draft)
+            if group.first_scheduled_s is None:
+                group.first_scheduled_s = now_s
+                group.num_cached_tokens = group.leader.num_computed_tokens
+            draft.add_chunk(group, group.leader, self._blocks.table(group.leader.sequence_id))
+
+    def _num_seated(self, draft: PlanDraft) -> int:
+        """Whose last token is being drawn has left its seat, unless that happens in this very iteration."""
+        apart = (sequence for group in self._lockstep.apart.values() for sequence in group.live)
+        return len(self._lockstep) + sum(not s.is_drawn_out or s.last_iteration == draft.number for s in apart)
+
+    def _fit(self, group: SequenceGroup, seats: int, budget: int) -> tuple[list[int], WaitReason | None]:
+        """The group's cached blocks, and what it cannot start for; None: it can."""
+        if budget <= 0:
+            return [], "tokens"
+        if len(group.live) > seats:
+            return [], "sequences"
+        if self._growth.is_moving(group):
+            return [], "transfer"
+        prefix = self._cached_prefix(group)
+        fits = self._admission.fit(group, prefix, self._blocks, self._pool.running) is Fit.OK
+        return prefix, None if fits else "memory"
+
+    def _cached_prefix(self, group: SequenceGroup) -> list[int]:
+        """Blocks that need not be computed. Whose prompt is to be scored computes all of it."""
+        if group.prompt_logprobs is not None:
+            return []
+        return self._blocks.match_prefix(group.leader, group.request.cache_salt)
+
+    def _swap_in(self, group: SequenceGroup, draft: PlanDraft) -> None:
+        transfer = self._blocks.swap_in([s.sequence_id for s in group.computing])
+        self._ledger.moves(group, transfer)
+        draft.tally.swapped_blocks += len(transfer.device_blocks)
+        draft.transfers.append(transfer)
+
+    def _allocate(self, group: SequenceGroup, prefix: list[int], draft: PlanDraft) -> None:
+        """Blocks for every token that there is; after a preemption the choices share the prompt again."""
+        blocks, leader = self._blocks, group.leader
+        blocks.allocate(leader.sequence_id, leader.num_tokens, prefix)
+        leader.num_computed_tokens = len(prefix) * blocks.block_size
+        leader.num_cached_blocks = len(prefix)
+        draft.tally.prefix_queried_tokens += leader.num_tokens
+        draft.tally.prefix_hit_tokens += leader.num_computed_tokens
+        shared = num_shared_tokens(group.request, blocks.block_size)
+        for sequence in group.computing[1:]:
+            blocks.fork(leader.sequence_id, sequence.sequence_id, shared)
+            blocks.append(sequence.sequence_id, sequence.num_tokens, shared)
+            sequence.num_computed_tokens = shared
+            sequence.num_cached_blocks = shared // blocks.block_size

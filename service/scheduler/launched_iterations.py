@@ -1,0 +1,61 @@
+"""Iterations that run, and what must outlive them: nothing that a running iteration touches is given back."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from service.core.sequence import Sequence
+from service.core.sequence_group import SequenceGroup
+from service.kvcache.block_manager import BlockManager
+
+
+class LaunchedIterations:
+    """They finish in the order of their launches. Engine thread only.
+
+    What a sequence holds when it ends is given back once no iteration runs that it is part of; then the executor is
+    told that it may forget the sequence.
+    """
+
+    def __init__(self, blocks: BlockManager) -> None:
+        self._blocks = blocks
+        self._running: deque[list[SequenceGroup]] = deque()
+        self._num_finished = 0
+        self._leaving: list[Sequence] = []
+        self._released: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    @property
+    def next_number(self) -> int:
+        return self._num_finished + len(self._running) + 1
+
+    def begin(self, groups: list[SequenceGroup]) -> None:
+        """The next iteration is launched; one group for each of its shares."""
+        self._running.append(groups)
+
+    def finish(self) -> list[SequenceGroup]:
+        """The oldest iteration has ended; its groups."""
+        self._num_finished += 1
+        leaving, self._leaving = self._leaving, []
+        for sequence in leaving:
+            self.free(sequence)
+        return self._running.popleft()
+
+    def free(self, sequence: Sequence) -> None:
+        """Give back what the sequence holds, as soon as may be."""
+        if sequence.last_iteration > self._num_finished:
+            self._leaving.append(sequence)
+        elif self._blocks.holds(sequence.sequence_id):
+            self._blocks.free(sequence.sequence_id)
+            self._released.append(sequence.sequence_id)
+
+    def release(self, sequence_ids: Iterable[int]) -> None:
+        """The executor may forget these."""
+        self._released += sequence_ids
+
+    def take_released(self) -> tuple[int, ...]:
+        """What the executor has not been told since the last call."""
+        released, self._released = tuple(self._released), []
+        return released

@@ -1,0 +1,162 @@
+"""Decodes in lockstep: what most iterations are made of, decided at the cost of little more than their plan.
+
+A running request whose only choice decodes needs one thing now and then: a block, once in block_size iterations. So
+requests like that are counted off together. Each iteration gives every one of them its next token, and only those are
+looked at whose block is full, or whose last token is drawn: they stand in a calendar under the step at which that is
+due. Everybody else (prompts, several choices, beams, who is on the move, who needs ids on the host) is `apart`, and
+looked at in every iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from service.core.iteration_plan import PENDING_TOKEN_ID, Sample, ScheduledSequence
+from service.core.sequence import Sequence
+from service.core.sequence_group import SequenceGroup
+from service.kvcache.block_manager import BlockManager
+from service.kvcache.block_table import BlockTable
+from service.scheduler.plan_draft import PlanDraft
+
+_scheduled_sequence: Callable[[tuple[object, ...]], ScheduledSequence] = partial(tuple.__new__, ScheduledSequence)
+"""What the named tuple's own constructor ends in, at half the cost."""
+
+
+class Decode:
+    """One of them, with what its share of a plan is made of. table_start, block_ids: as in ScheduledSequence."""
+
+    __slots__ = ("block_ids", "group", "samples", "sequence", "sequence_id", "table", "table_start", "token_ids")
+
+    def __init__(self, group: SequenceGroup, sequence: Sequence, table: BlockTable) -> None:
+        self.group = group
+        self.sequence = sequence
+        self.sequence_id = sequence.sequence_id
+        self.token_ids = sequence.token_ids
+        self.samples: tuple[Sample, ...] = sequence.draws
+        self.table = table
+        self.table_start = len(table.block_ids)
+        self.block_ids: tuple[int, ...] = ()
+
+
+class Lockstep:
+    """Engine thread only. Every running group is either in it or `apart` (by order of arrival, in order of start).
+
+    Whoever is in it computes the last of its tokens in every iteration, and the executor knows its block table. `apart`
+    by itself is the plain twin: with all groups in it the decisions are the same.
+    """
+
+    def __init__(self, blocks: BlockManager) -> None:
+        self.apart: dict[int, SequenceGroup] = {}
+        self._blocks = blocks
+        self._members: dict[int, Decode] = {}
+        self._step = 0
+        self._calendar: dict[int, list[Decode]] = {}
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def start(self, group: SequenceGroup) -> None:
+        """The group runs from now on."""
+        self.apart[group.arrival_order] = group
+
+    def stop(self, group: SequenceGroup) -> None:
+        """The group runs no more."""
+        if self.apart.pop(group.arrival_order, None) is None:
+            self._members.pop(group.arrival_order, None)
+
+    def dissolve(self, running: Iterable[SequenceGroup]) -> None:
+        """Everybody is apart. running: all groups, in order of start."""
+        self._members.clear()
+        self._calendar.clear()
+        self.apart = {group.arrival_order: group for group in running}
+
+    def join(self, group: SequenceGroup, sequence: Sequence) -> None:
+        """The group's only sequence has begun all its tokens but the last, whose id may be pending."""
+        del self.apart[group.arrival_order]
+        decode = Decode(group, sequence, self._blocks.table(sequence.sequence_id))
+        self._members[group.arrival_order] = decode
+        self._note([decode])
+
+    def lacking(self) -> list[Decode]:
+        """Those that need a block for their next token. Whose last token is drawn, or being drawn, is apart now."""
+        due = self._calendar.get(self._step)
+        if due is None:
+            return []
+        members, lacking = self._members, list[Decode]()
+        for decode in due:
+            if members.get(decode.group.arrival_order) is not decode:
+                continue
+            if len(decode.token_ids) >= decode.sequence.max_num_tokens:
+                del members[decode.group.arrival_order]
+                self.apart[decode.group.arrival_order] = decode.group
+            else:
+                lacking.append(decode)
+        self._calendar[self._step] = lacking
+        return lacking
+
+    def advance(self, draft: PlanDraft) -> None:
+        """Everybody computes its last token. The caller has seen that there are blocks for those that are `lacking`."""
+        grown = self._grow()
+        number, add = draft.number, draft.scheduled.append
+        members = self._members.values()
+        for decode in members:
+            sequence, token_ids = decode.sequence, decode.token_ids
+            start = sequence.num_computed_tokens
+            add(
+                _scheduled_sequence(
+                    (
+                        decode.sequence_id,
+                        (token_ids[start],),
+                        start,
+                        decode.table_start,
+                        decode.block_ids,
+                        decode.group.request.sampling,
+                        decode.samples,
+                        None,
+                        (),
+                    )
+                )
+            )
+            sequence.num_computed_tokens = start + 1
+            sequence.last_iteration = number
+            token_ids.append(PENDING_TOKEN_ID)
+        draft.groups += [decode.group for decode in members]
+        self._step += 1
+        for decode in grown:
+            decode.table_start += 1
+            decode.block_ids = ()
+        self._note(grown)
+
+    def check_invariants(self, running: Iterable[SequenceGroup]) -> None:
+        """Raise AssertionError unless every group is in one place, and everybody has room until its turn comes."""
+        together = [decode.group.arrival_order for decode in self._members.values()]
+        assert sorted([*together, *self.apart]) == sorted(group.arrival_order for group in running)
+        turns = {id(decode): step for step, decodes in self._calendar.items() for decode in decodes}
+        for decode in self._members.values():
+            steps = turns[id(decode)] - self._step
+            room = len(self._blocks.tables[decode.sequence_id].block_ids) * self._blocks.block_size
+            assert steps >= 0
+            assert decode.token_ids is decode.sequence.token_ids
+            assert len(decode.token_ids) + steps - 1 <= min(room, decode.sequence.max_num_tokens - 1)
+
+    def _grow(self) -> list[Decode]:
+        """One block for each that is `lacking`."""
+        lacking = self._calendar.pop(self._step, [])
+        new_blocks = self._blocks.append_each([decode.sequence_id for decode in lacking])
+        for decode, block_id in zip(lacking, new_blocks, strict=True):
+            decode.block_ids = (block_id,)
+        return lacking
+
+    def _note(self, decodes: Iterable[Decode]) -> None:
+        """In the calendar, under the step at which their tokens are more than their blocks hold, or all that they may
+        have. The executor knows their tables as they are now."""
+        block_size, calendar, step = self._blocks.block_size, self._calendar, self._step
+        for decode in decodes:
+            table_start = decode.table.changed_from = decode.table_start
+            most = min(table_start * block_size + 1, decode.sequence.max_num_tokens)
+            due = step + most - len(decode.token_ids)
+            if due in calendar:
+                calendar[due].append(decode)
+            else:
+                calendar[due] = [decode]

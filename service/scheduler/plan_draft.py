@@ -1,0 +1,85 @@
+"""A plan in the making."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from service.core.iteration_plan import BlockCopy, Past, Sample, ScheduledSequence, Transfer
+from service.core.sequence import Sequence
+from service.core.sequence_group import SequenceGroup
+from service.kvcache.block_table import BlockTable
+from service.scheduler.decision_tally import DecisionTally
+
+
+class Share(NamedTuple):
+    """A sequence computes its tokens before position `end`, and draws."""
+
+    group: SequenceGroup
+    sequence: Sequence
+    end: int
+    draws: tuple[Sample, ...]
+
+
+class PlanDraft:
+    """Of the iteration of that number, decided at `now_s`; counted in `tally`.
+
+    budget: prompt tokens left to schedule. groups: of `scheduled`, in its order. shares: those of `scheduled` that have
+    not begun yet. sitting_out: groups, by order of arrival, that find no blocks before transfers have finished.
+    """
+
+    __slots__ = (
+        "budget",
+        "copies",
+        "groups",
+        "now_s",
+        "number",
+        "scheduled",
+        "shares",
+        "sitting_out",
+        "tally",
+        "transfers",
+    )
+
+    def __init__(self, number: int, now_s: float, tally: DecisionTally) -> None:
+        self.number = number
+        self.now_s = now_s
+        self.tally = tally
+        self.budget = 0
+        self.scheduled: list[ScheduledSequence] = []
+        self.groups: list[SequenceGroup] = []
+        self.shares: list[Share] = []
+        self.copies: list[BlockCopy] = []
+        self.transfers: list[Transfer] = []
+        self.sitting_out: set[int] = set()
+
+    def add(self, group: SequenceGroup, sequence: Sequence, end: int, table: BlockTable) -> None:
+        """The sequence computes its tokens before position `end`, and draws if those are all. table: its own."""
+        start = sequence.num_computed_tokens
+        sampling = group.request.sampling
+        draws: tuple[Sample, ...] = ()
+        if end == len(sequence.token_ids) and sampling.max_tokens > 0:
+            is_one = group.is_forked or sampling.beam is not None
+            draws = sequence.draws if is_one else tuple(s.draw for s in group.live)
+        table_start, block_ids = table.take_changes()
+        past: Past | None = None
+        if table_start == 0 and block_ids and sampling.looks_back:
+            past = Past(tuple(sequence.token_ids[:start]), sequence.num_prompt_tokens)
+        targets: tuple[int, ...] = ()
+        if group.prompt_logprobs is not None:
+            targets = group.request.prompt_token_ids[start + 1 : end + 1]
+        token_ids = tuple(sequence.token_ids[start:end])
+        if end - start > 1:
+            group.journal.note_chunk(self.now_s, end - start, draws=bool(draws))
+        self.budget -= end - start
+        self.groups.append(group)
+        self.shares.append(Share(group, sequence, end, draws))
+        self.scheduled.append(
+            ScheduledSequence(
+                sequence.sequence_id, token_ids, start, table_start, block_ids, sampling, draws, past, targets
+            )
+        )
+
+    def add_chunk(self, group: SequenceGroup, sequence: Sequence, table: BlockTable) -> None:
+        """As many of the sequence's tokens as the budget has left."""
+        end = min(sequence.num_computed_tokens + self.budget, sequence.num_tokens)
+        self.add(group, sequence, end, table)

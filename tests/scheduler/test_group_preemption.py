@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from service.core.sequence_group import SequenceGroup
+from service.kvcache.block_manager import BlockManager
+from service.kvcache.prefix_cache import NoPrefixCache
+from service.scheduler.decision_tally import DecisionTally
+from service.scheduler.fcfs import FirstComeFirstServed
+from service.scheduler.group_preemption import GroupPreemption
+from service.scheduler.iteration_time import IterationTime
+from service.scheduler.launched_iterations import LaunchedIterations
+from service.scheduler.plan_draft import PlanDraft
+from service.scheduler.preemption import AlwaysSwap
+from service.scheduler.preemption_cost import PreemptionCost
+from service.scheduler.recovery_ledger import RecoveryLedger
+from service.scheduler.swap_time import SwapTime
+from tests.scheduler.test_request_pool import make_group
+
+
+def preempt(num_host_blocks: int) -> tuple[SequenceGroup, PlanDraft, BlockManager, LaunchedIterations]:
+    """A group of two choices that share a block and have one each."""
+    blocks = BlockManager(8, 2, NoPrefixCache(), num_host_blocks)
+    launched = LaunchedIterations(blocks)
+    ledger = RecoveryLedger(PreemptionCost(IterationTime(), SwapTime(), 64))
+    preemption = GroupPreemption(blocks, FirstComeFirstServed(), AlwaysSwap(), ledger, launched, max_preemptions=2)
+    group = make_group("a", n=2)
+    group.is_forked = True
+    blocks.allocate(0, 4, [])
+    blocks.fork(0, 1, 2)
+    blocks.append(1, 4, 2)
+    for sequence in group.live:
+        sequence.num_computed_tokens = 4
+    draft = PlanDraft(1, 3.0, DecisionTally())
+    preemption.preempt(group, draft)
+    return group, draft, blocks, launched
+
+
+def test_a_group_is_moved_whole_and_a_shared_block_once():
+    group, draft, blocks, launched = preempt(num_host_blocks=3)
+    assert [len(transfer.device_blocks) for transfer in draft.transfers] == [3]
+    assert (draft.tally.num_swapped, draft.tally.swapped_blocks, draft.tally.num_dropped) == (1, 3, 0)
+    assert launched.take_released() == (0, 1)
+    assert [s.num_computed_tokens for s in group.live] == [4, 4], "they are still there"
+    assert blocks.pool.num_used == 3, "until the copy has finished"
+
+
+def test_without_room_on_the_host_it_is_dropped():
+    group, draft, blocks, launched = preempt(num_host_blocks=2)
+    assert draft.transfers == []
+    assert (draft.tally.num_swapped, draft.tally.num_dropped) == (0, 1)
+    assert [(s.num_computed_tokens, s.recompute_until) for s in group.live] == [(0, 4), (0, 4)]
+    assert blocks.pool.num_used == 0
+    assert launched.take_released() == (0, 1)
+    assert group.num_preemptions == 1

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from tests.engine.harness import Harness
+
+
+def running(harness: Harness) -> list[str]:
+    return [group.request.request_id for group in harness.scheduler.pool.running]
+
+
+def waited_for(harness: Harness, request_id: str) -> list[str]:
+    group = harness.scheduler.pool.get(request_id)
+    assert group is not None
+    return [wait.reason for wait in group.journal.waits]
+
+
+def test_the_first_that_does_not_fit_ends_the_admissions():
+    harness = Harness(num_blocks=6, block_size=2, max_num_batched_tokens=64)
+    harness.add(harness.request((1, 2, 3, 4), 2))
+    harness.add(harness.request((1,) * 9, 2))
+    harness.add(harness.request((1, 2), 2))
+    harness.step()
+    assert running(harness) == ["request-0"], "the small one does not overtake"
+
+
+def test_those_in_lockstep_have_seats_too():
+    harness = Harness(max_num_seqs=2)
+    harness.add(harness.request((1, 2), 9))
+    harness.step()
+    assert len(harness.scheduler.lockstep) == 1
+    harness.add(harness.request((1, 2), 9))
+    harness.add(harness.request((1, 2), 9))
+    harness.step()
+    assert running(harness) == ["request-0", "request-1"]
+
+
+def test_who_starts_has_waited_for_what_was_lacking():
+    harness = Harness(max_num_seqs=1)
+    harness.add(harness.request((1, 2), 3))
+    harness.add(harness.request((1, 2), 3))
+    while "request-0" not in harness.finals:
+        harness.step()
+    harness.step()
+    assert waited_for(harness, "request-1") == ["sequences"]
+
+
+def test_a_cached_beginning_is_counted_once():
+    harness = Harness(block_size=2, max_num_batched_tokens=64)
+    harness.add(harness.request((1, 2, 3, 4, 5), 2))
+    harness.run()
+    harness.add(harness.request((1, 2, 3, 4, 9), 2))
+    harness.run()
+    assert [stats.num_cached_tokens for stats, _, _ in harness.sink.requests] == [0, 4]
+    assert sum(i.prefix_hit_tokens for i in harness.sink.iterations) == 4
+    assert sum(i.prefix_queried_tokens for i in harness.sink.iterations) == 10
