@@ -32,8 +32,8 @@ class IterationScheduler:
     prompts, in order of their start, cut into chunks; then waiting requests are admitted, in the policy's order,
     while budget, seats and memory last. If the running groups cannot all grow, the policy's victim is preempted,
     whole; it returns from host memory or is recomputed (PagedAttention, section 4.5). Blocks that are on their way to
-    the host are not free yet, and who is on its way back cannot give way: who needs their blocks sits out. The budget exceeds the seats, so the first
-    prompt always advances.
+    the host are not free yet, and who is on its way back cannot give way: who needs their blocks sits out. The budget
+    exceeds the seats, so the first prompt always advances.
 
     An iteration may be decided while those before it still run (`finish_iteration` has not been called for them).
     Then nothing is taken from a running sequence: if memory runs out, the decision waits until nothing runs.
