@@ -88,7 +88,7 @@ def _philox_kernel(inputs_ptr, words_ptr, size, BLOCK: tl.constexpr):
 
 def philox_4x32_triton(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
     """On CUDA tensors, or on any in Triton's interpreter."""
-    inputs = torch.stack(torch.broadcast_tensors(*counter, *key))  # type: ignore[no-untyped-call]
+    inputs = torch.stack(torch.broadcast_tensors(*counter, *key))
     words = torch.empty((4, *inputs.shape[1:]), dtype=torch.int64, device=inputs.device)
     size = words[0].numel()
     if size:

@@ -178,7 +178,7 @@ def _latency_row(results: Sequence[Result], model: str, batch_size: int, input_l
         if (result["bench"], result.get("model"), result.get("input_len")) == ("latency", model, input_len):
             for row in result["rows"]:
                 if row["batch_size"] == batch_size:
-                    return row  # type: ignore[no-any-return]
+                    return dict(row)
     return None
 
 

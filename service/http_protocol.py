@@ -49,7 +49,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._num_headers = 0
         self._num_head_bytes = 0  # fed since the parser last gave us a body or the end of a head
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's own narrowing
         if len(self.connections) >= self._limits.max_connections:
             self.transport = transport
             transport.abort()

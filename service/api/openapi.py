@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -61,8 +61,11 @@ class OpenApi:
 
 def describe(config: ApiConfig) -> dict[str, Any]:
     """The OpenAPI 3.1 description of a server with this configuration: the models' names, whether it asks for keys."""
-    shapes = [(shape, "validation") for shape in _REQUESTS] + [(shape, "serialization") for shape in _RESPONSES]
-    _, schemas = models_json_schema(shapes, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
+    shapes: list[tuple[type[BaseModel], JsonSchemaMode]] = [
+        *((shape, "validation") for shape in _REQUESTS),
+        *((shape, "serialization") for shape in _RESPONSES),
+    ]
+    _, schemas = models_json_schema(shapes, ref_template="#/components/schemas/{model}")
     _name_models(schemas["$defs"], config.served_model_names)
     return {
         "openapi": "3.1.0",

@@ -15,6 +15,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -102,7 +103,7 @@ def _device_ms(player: DecodePlayer, runner: ModelRunner) -> float:
     plan = player.plan()
     times = []
     for _ in range(5):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         for _ in range(5):
             pending = runner.launch(plan)
@@ -130,8 +131,8 @@ def print_profile(runner: ModelRunner, batch: int, prompt_len: int, num_rows: in
 
 
 def load(folder: Path, max_num_seqs: int, max_model_len: int, enforce_eager: bool) -> LoadedModel:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    source = ModelSource(str(folder), None, None, None, "dummy", "auto", device, max_model_len, 0)  # type: ignore[arg-type]
+    device: Literal["cuda", "cpu"] = "cuda" if torch.cuda.is_available() else "cpu"
+    source = ModelSource(str(folder), None, None, None, "dummy", "auto", device, max_model_len, 0)
     cache = CacheConfig(BLOCK_SIZE, 0.9, None)
     return load_executor(source, folder, cache, max_num_seqs, PREFILL_TOKENS, enforce_eager=enforce_eager)
 

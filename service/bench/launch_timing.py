@@ -35,7 +35,7 @@ def _replays(launches: Sequence[Launch]) -> list[float]:
     graph.replay()
     seconds = []
     for _ in range(_ROUNDS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         graph.replay()
         end.record()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -178,9 +179,9 @@ def sampling_cases(rows: int) -> Iterable[Case]:
 
     yield Case("greedy_tokens", rows, num_bytes, make_greedy)
     for name, parameters in kinds.items():
-        yield Case(f"sample_tokens, {name}", rows, num_bytes, lambda p=parameters: make_sample(p, torch.bfloat16))  # type: ignore[misc]
+        yield Case(f"sample_tokens, {name}", rows, num_bytes, partial(make_sample, parameters, torch.bfloat16))
     fp32 = {"top_p": 0.9}
-    yield Case("sample_tokens, top_p 0.9, fp32", rows, 2 * num_bytes, lambda: make_sample(fp32, torch.float32))
+    yield Case("sample_tokens, top_p 0.9, fp32", rows, 2 * num_bytes, partial(make_sample, fp32, torch.float32))
 
 
 def logits_cases(rows: int) -> Iterable[Case]:
@@ -227,7 +228,7 @@ def block_cases(num_blocks: int) -> Iterable[Case]:
         return lambda: scatter_blocks(staging, sources, storage)
 
     for op in ("copy", "gather", "scatter"):
-        yield Case(f"{op}_blocks", num_blocks, 2 * num_blocks * block_bytes, lambda op=op: make(op))  # type: ignore[misc]
+        yield Case(f"{op}_blocks", num_blocks, 2 * num_blocks * block_bytes, partial(make, op))
 
 
 def linear_cases(rows: int) -> Iterable[Case]:
@@ -241,8 +242,8 @@ def linear_cases(rows: int) -> Iterable[Case]:
 
     for name, (features, size) in LINEARS.items():
         num_bytes = 2 * (features * size + rows * (features + size))
-        yield Case(f"skinny_linear, {name}", rows, num_bytes, lambda f=features, s=size: make(f, s))  # type: ignore[misc]
-        yield Case(f"cuBLAS, {name}", rows, num_bytes, lambda f=features, s=size: make_cublas(f, s))  # type: ignore[misc]
+        yield Case(f"skinny_linear, {name}", rows, num_bytes, partial(make, features, size))
+        yield Case(f"cuBLAS, {name}", rows, num_bytes, partial(make_cublas, features, size))
 
 
 def all_cases() -> Iterable[Case]:

@@ -46,7 +46,7 @@ def most_skinny_rows(weights: Sequence[Tensor]) -> int:
 
 def _seconds(multiply: Multiply, x: Tensor, weights: Sequence[Tensor]) -> float:
     """Of one product, when launches cost nothing: by a graph of them all."""
-    stream, graph = torch.cuda.Stream(x.device), torch.cuda.CUDAGraph()  # type: ignore[no-untyped-call]
+    stream, graph = torch.cuda.Stream(x.device), torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
         multiply(x, weights[0])
         torch.cuda.synchronize()
@@ -56,7 +56,7 @@ def _seconds(multiply: Multiply, x: Tensor, weights: Sequence[Tensor]) -> float:
         graph.capture_end()
         times = []
         for _ in range(5):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
             graph.replay()
             end.record()

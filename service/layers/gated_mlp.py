@@ -35,5 +35,4 @@ class GatedMlp(Layer):
         self.down = Linear(intermediate_size, hidden_size, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.down(self.activate(self.gate_up(x)))
-        return y
+        return self.down(self.activate(self.gate_up(x)))

@@ -17,7 +17,7 @@ class Layer(nn.Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.__call__ = cls.forward  # type: ignore[method-assign]
+        cls.__call__ = cls.forward  # type: ignore[method-assign]  # that is what this class is for
 
     def settle(self) -> None:
         """Weights and submodules stay as they are from here on: let Python find them as plain attributes."""

@@ -31,5 +31,4 @@ class Mlp(Layer):
         self.down = Linear(intermediate_size, hidden_size, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.down(self.activate(self.up(x)))
-        return y
+        return self.down(self.activate(self.up(x)))

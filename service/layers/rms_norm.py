@@ -23,13 +23,20 @@ class RMSNorm(Layer):
         return rms_norm(x, self.weight, self.eps)
 
 
-class ResidualRMSNorm(RMSNorm):
-    """Norm of the residual stream after x joined it: (norm(x + residual), x + residual).
+class ResidualRMSNorm(Layer):
+    """Norm of the residual stream after x joined it: (norm(x + residual), x + residual). weight [size].
 
     `residual` None means that x is the stream's beginning. A residual handed in may be overwritten.
     """
 
-    def forward(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    weight: nn.Parameter
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
+        self.eps = eps
+
+    def forward(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         if residual is None:
             return rms_norm(x, self.weight, self.eps), x
         return add_rms_norm(x, residual, self.weight, self.eps)

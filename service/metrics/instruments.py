@@ -38,7 +38,7 @@ class Instruments:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         # A switch of the library's, for the whole process: the `_created` series double every counter's cost.
-        disable_created_metrics()  # type: ignore[no-untyped-call]
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # of the library
 
         def histogram(name: str, meaning: str, buckets: tuple[float, ...], labels: tuple[str, ...] = ()) -> Histogram:
             return Histogram(name, meaning, labels, registry=registry, buckets=buckets)

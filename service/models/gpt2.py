@@ -30,7 +30,7 @@ class Gpt2Attention(Layer):
     def forward(self, x: Tensor, cache: LayerCache, inputs: AttentionInputs) -> Tensor:
         query, key, value = self.qkv(x).view(x.shape[0], 3, self.num_heads, self.head_dim).unbind(1)
         reshape_and_cache(key, value, *cache, inputs.slots)
-        return self.output(paged_attention(query, cache, inputs, self.scale))  # type: ignore[no-any-return]
+        return self.output(paged_attention(query, cache, inputs, self.scale))
 
 
 class Gpt2Block(Layer):
@@ -83,10 +83,10 @@ class Gpt2(CausalLM):
         for block, cache in zip(self.blocks, caches, strict=True):
             x, residual = block(x, residual, cache, attention)
         hidden, _ = self.norm(x, residual)
-        return hidden  # type: ignore[no-any-return]
+        return hidden
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        return self.head(hidden)  # type: ignore[no-any-return]
+        return self.head(hidden)
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         table = {

@@ -39,7 +39,7 @@ class LlamaAttention(Layer):
         heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)
         self.rotate_and_cache(heads, cos, sin, cache, inputs.slots)
         attended = paged_attention(heads[:, : self.num_heads], cache, inputs, self.scale, self.sliding_window)
-        return self.output(attended)  # type: ignore[no-any-return]
+        return self.output(attended)
 
     def rotate_and_cache(self, heads: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache, slots: CacheSlots) -> None:
         """heads [T, num_heads + 2 * num_kv_heads, head_dim], queries and keys turned in place; keys and values kept."""
@@ -113,10 +113,10 @@ class Llama(CausalLM):
         for block, cache in zip(self.blocks, caches, strict=True):
             x, residual = block(x, residual, cos, sin, cache, attention)
         hidden, _ = self.norm(x, residual)
-        return hidden  # type: ignore[no-any-return]
+        return hidden
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        return self.head(hidden)  # type: ignore[no-any-return]
+        return self.head(hidden)
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         table = {

@@ -33,7 +33,7 @@ class OptAttention(Layer):
     def forward(self, x: Tensor, cache: LayerCache, inputs: AttentionInputs) -> Tensor:
         query, key, value = self.qkv(x).view(x.shape[0], 3, self.num_heads, self.head_dim).unbind(1)
         reshape_and_cache(key, value, *cache, inputs.slots)
-        return self.output(paged_attention(query, cache, inputs, self.scale))  # type: ignore[no-any-return]
+        return self.output(paged_attention(query, cache, inputs, self.scale))
 
 
 class OptBlock(Layer):
@@ -103,12 +103,12 @@ class Opt(CausalLM):
             x, _ = self.norm(x, residual)
         elif residual is not None:
             x = x + residual
-        return x  # type: ignore[no-any-return]
+        return x
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         if self.project_out is not None:
             hidden = self.project_out(hidden)
-        return self.head(hidden)  # type: ignore[no-any-return]
+        return self.head(hidden)
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         table = {

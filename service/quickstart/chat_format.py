@@ -62,7 +62,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Tokenizer:
 
 def chat_tokenizer(tokenizer: Tokenizer, context: int) -> PreTrainedTokenizerFast:
     """The tokenizer as transformers saves and loads it, with the chat template."""
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=BOS,
         eos_token=END,

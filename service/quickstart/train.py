@@ -153,7 +153,7 @@ def train_model(model: LlamaForCausalLM, shelves: list[Shelf], recipe: Recipe, d
             group["lr"] = learning_rate(step, recipe)
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             loss = weighted_loss(model, Rows(rows.ids[picked], rows.weights[picked]))
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -164,7 +164,7 @@ def train_model(model: LlamaForCausalLM, shelves: list[Shelf], recipe: Recipe, d
 def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
     """Writes weights in bfloat16, configurations and tokenizer, loadable by transformers."""
     model.bfloat16().save_pretrained(folder)
-    GenerationConfig(  # type: ignore[no-untyped-call]
+    GenerationConfig(
         bos_token_id=token_id(tokenizer, BOS),
         eos_token_id=token_id(tokenizer, END),
         pad_token_id=token_id(tokenizer, PAD),
@@ -195,7 +195,7 @@ def run(recipe: Recipe, folder: Path) -> list[Score]:
     pairs = questions_and_answers(corpus, recipe.pairs, random.Random(recipe.seed))
     tokenizer = train_tokenizer(tokenizer_texts(corpus, recipe.pairs // 3, random.Random(recipe.seed)), VOCABULARY)
     model = LlamaForCausalLM(model_config(tokenizer))
-    model.to(device)  # type: ignore[arg-type]
+    model.to(device)  # type: ignore[arg-type]  # transformers' signature of it
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(
         f"{len(corpus.topics)} topics, {len(pairs)} questions, {parameters} parameters on {device}",

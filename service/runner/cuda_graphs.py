@@ -61,7 +61,7 @@ class StepGraphs:
         self._block_size = block_size
         self._table = DeviceBlockTable(rows, device)
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._stream = torch.cuda.Stream(device)
         self._decodes: list[_CapturedStep[DecodeInputs]] = []
         self._mixed: list[_CapturedStep[MixedInputs]] = []
 

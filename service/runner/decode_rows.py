@@ -6,7 +6,7 @@ blocks are named by its row in the block table, and the number of rows can be pa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,8 +66,8 @@ def decode_rows(scheduled: Sequence[ScheduledSequence], rows: SequenceRows, bloc
 def pad_into(padded: DecodeRows, values: DecodeRows) -> None:
     """Write the values to the first rows and PADDING to the others."""
     num_seqs = len(values.rows)
-    target: npt.NDArray[Any]
-    for target, value, filler in zip(padded, values, PADDING, strict=True):  # type: ignore[assignment]  # all arrays
+    rows: Iterable[tuple[npt.NDArray[Any], npt.NDArray[Any], Any]] = zip(padded, values, PADDING, strict=True)
+    for target, value, filler in rows:
         target[:num_seqs] = value
         target[num_seqs:] = filler
 

@@ -36,7 +36,7 @@ class _UnderWay:
 
     @property
     def is_done(self) -> bool:
-        return self.ended is None or bool(self.ended.query())  # type: ignore[no-untyped-call]  # torch leaves it so
+        return self.ended is None or bool(self.ended.query())
 
     def finished(self) -> FinishedTransfer:
         if self.began is None or self.ended is None:
@@ -104,8 +104,8 @@ class KvTransfer:
 
 
 def _new_event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return torch.cuda.Event(enable_timing=True)
 
 
 def _new_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return torch.cuda.Stream(device)

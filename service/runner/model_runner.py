@@ -208,7 +208,7 @@ class ModelRunner:
 
     def _forward(self, batch: FlatBatch, tensors: Mapping[str, Tensor], token_ids: Tensor) -> Tensor:
         attention = attention_inputs(batch, tensors, self._block_size)
-        return self._model(token_ids, tensors["positions"], self._storage.layers, attention)  # type: ignore[no-any-return]
+        return self._model(token_ids, tensors["positions"], self._storage.layers, attention)
 
     def _sample(
         self,

@@ -104,7 +104,7 @@ class IdsOnTheirWay:
 
 def _sleeping_event() -> torch.cuda.Event:
     """Who waits for it sleeps; for the default kind of event a thread spins."""
-    return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return torch.cuda.Event(blocking=True)
 
 
 def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:

@@ -79,7 +79,7 @@ def test_several_prompts_and_choices(server: RunningServer, http: httpx.Client) 
 
 def test_without_a_seed_the_seeds_differ(server: RunningServer, http: httpx.Client) -> None:
     seeds = set()
-    server.play(lambda prompt, so_far, seed: seeds.add(seed) or END_ID)  # type: ignore[func-returns-value]
+    server.play(lambda prompt, so_far, seed: seeds.add(seed) or END_ID)
     for _ in range(4):
         post(http)
     assert len(seeds) == 4

@@ -12,7 +12,7 @@ from tests.api.wire import COMPLETIONS, completion, error_of
 
 def test_one_engine_request_per_prompt_each_with_its_own_random_seed(server: RunningServer, http: httpx.Client) -> None:
     seeds = set()
-    server.play(lambda prompt, so_far, seed: seeds.add(seed) or END_ID)  # type: ignore[func-returns-value]
+    server.play(lambda prompt, so_far, seed: seeds.add(seed) or END_ID)
     http.post(COMPLETIONS, json=completion(prompt=["a", "b", "c"]))
     assert len(seeds) == 3
 
@@ -20,7 +20,7 @@ def test_one_engine_request_per_prompt_each_with_its_own_random_seed(server: Run
 @pytest.mark.parametrize(("seed", "n"), [(2**63 - 1, 1), (2**63 - 3, 3), (-(2**63), 5)])
 def test_the_outermost_seeds(server: RunningServer, http: httpx.Client, seed: int, n: int) -> None:
     drawn = set()
-    server.play(lambda prompt, so_far, seed: drawn.add(seed) or END_ID)  # type: ignore[func-returns-value]
+    server.play(lambda prompt, so_far, seed: drawn.add(seed) or END_ID)
     assert http.post(COMPLETIONS, json=completion(seed=seed, n=n)).status_code == 200
     assert drawn == set(range(seed, seed + n))
     assert max(drawn) < 2**63
@@ -51,7 +51,7 @@ def test_a_request_carries_its_owner_priority_and_salt() -> None:
     with running(heeding) as server, httpx.Client(base_url=server.base_url) as http:
         seen: list[Request] = []
         submit = server.engine.submit
-        server.engine.submit = lambda request: (seen.append(request), submit(request))[1]  # type: ignore[method-assign]
+        server.engine.submit = lambda request: (seen.append(request), submit(request))[1]
         bodies = [
             completion(priority=7, cache_salt="a", service_tier="flex"),
             completion(service_tier="flex"),

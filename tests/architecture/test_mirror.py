@@ -58,6 +58,25 @@ def test_every_file_has_its_test():
     assert sorted(set(WITHOUT_A_TWIN) - set(missing)) == [], "these have a test now, or are gone"
 
 
+ABOUT_THE_WHOLE = {"architecture", "clients", "e2e", "equivalence"}
+"""Folders whose tests have no single file as their subject."""
+
+WITHOUT_A_SUBJECT = {
+    "tests/engine/test_seeded_faults.py": "the tests of engine, scheduler and kvcache",
+    "tests/engine/test_small_scope.py": "every schedule of a few small requests",
+    "tests/kernels/test_sm90_compile.py": "what the compiler makes of the attention kernels",
+    "tests/loadtest/scenarios/test_every_scenario.py": "all of loadtest/scenarios",
+}
+
+
+def test_every_test_has_its_file():
+    subjects = {twin(f) for top in ("service", "kernels", "loadtest") for f in (ROOT / top).rglob("*.py")}
+    tests = [f for f in (ROOT / "tests").rglob("test_*.py") if f.relative_to(ROOT).parts[1] not in ABOUT_THE_WHOLE]
+    strays = {str(f.relative_to(ROOT)) for f in tests if f not in subjects}
+    assert sorted(strays - set(WITHOUT_A_SUBJECT)) == []
+    assert sorted(set(WITHOUT_A_SUBJECT) - strays) == [], "these have a subject now, or are gone"
+
+
 def test_every_test_folder_is_a_package():
     folders = [f for f in (ROOT / "tests").rglob("*") if f.is_dir() and any(f.glob("*.py"))]
     assert [str(f) for f in folders if not (f / "__init__.py").exists()] == []

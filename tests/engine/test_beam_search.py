@@ -21,7 +21,7 @@ def params(width: int, max_tokens: int = 10, **beam: object) -> SamplingParams:
         temperature=0.0,
         stop_token_ids=frozenset({EOS}),
         num_logprobs=width + 1,
-        beam=BeamParams(width, **beam),  # type: ignore[arg-type]
+        beam=BeamParams(width, **beam),
     )
 
 

@@ -73,7 +73,7 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 def load(case: Case, device: str, block_size: int = 4) -> LoadedModel:
-    source = ModelSource(str(case.folder), None, None, None, "auto", "float32", device, None, 0)  # type: ignore[arg-type]
+    source = ModelSource(str(case.folder), None, None, None, "auto", "float32", device, None, 0)
     return load_executor(source, case.folder, CacheConfig(block_size, 0.5, 16 << 20, 16 << 20), 32, 64)
 
 

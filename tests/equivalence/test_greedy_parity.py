@@ -31,7 +31,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def load(folder: Path, device: str) -> LoadedModel:
-    source = ModelSource(str(folder), None, None, None, "auto", "float32", device, None, 0)  # type: ignore[arg-type]
+    source = ModelSource(str(folder), None, None, None, "auto", "float32", device, None, 0)
     cache = CacheConfig(BLOCK_SIZE, 0.5, CACHE_BYTES)
     return load_executor(source, folder, cache, MAX_NUM_SEQS, BUDGET)
 

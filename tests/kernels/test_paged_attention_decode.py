@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -227,7 +228,7 @@ def test_a_graph_follows_lengths_and_blocks_that_change(lane, dtype):
     table = torch.zeros(num_seqs, longest // block_size, dtype=torch.int32, device="cuda")
     lens = torch.zeros(num_seqs, dtype=torch.int32, device="cuda")
     batch, out = decode_batch(table, lens, block_size), torch.empty_like(query)
-    attend = lambda: paged_attention_decode(query, keys, values, batch, 0.125, out)  # noqa: E731
+    attend = partial(paged_attention_decode, query, keys, values, batch, 0.125, out)
     attend()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -69,7 +69,7 @@ def test_what_cannot_be_is_refused_with_the_reason(kind: str, source: str, word:
     async def scene() -> None:
         compiler = GrammarCompiler(lambda: VOCABULARY)
         with pytest.raises(InvalidRequest, match=word) as refusal:
-            await compiler.compile(GrammarSpec(kind, source, "the_field"))  # type: ignore[arg-type]
+            await compiler.compile(GrammarSpec(kind, source, "the_field"))
         assert refusal.value.param == "the_field"
         compiler.close()
 

@@ -36,6 +36,6 @@ def test_white_space_may_be_forbidden_or_described() -> None:
     ],
 )
 def test_describes(kind: str, source: str, good: str, bad: str) -> None:
-    grammar = compile_grammar(GrammarSpec(kind, source, "x"), VOCABULARY)  # type: ignore[arg-type]
+    grammar = compile_grammar(GrammarSpec(kind, source, "x"), VOCABULARY)
     assert fits(grammar, good)
     assert not fits(grammar, bad)

@@ -70,7 +70,7 @@ def test_a_grammar_whose_mask_fails_spoils_no_other(caplog: pytest.LogCaptureFix
         def unsafe_compute_mask_ptr(self, *arguments: object) -> None:
             raise RuntimeError("broken")
 
-    bad._state = Broken()  # type: ignore[assignment]
+    bad._state = Broken()
     bits = np.asarray(masker.begin([good, bad], [0, 1]).wait())
     assert allowed_ids(bits[0]) == ids("a")
     assert allowed_ids(bits[1]) == []
@@ -99,7 +99,7 @@ class CountingMatcher:
 
 
 def masks(masker: TokenBitmask, *matchers: object) -> list[list[int]]:
-    bits = np.asarray(masker.begin(matchers, range(len(matchers))).wait())  # type: ignore[arg-type]
+    bits = np.asarray(masker.begin(matchers, range(len(matchers))).wait())
     return [allowed_ids(row) for row in bits]
 
 

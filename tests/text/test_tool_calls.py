@@ -37,18 +37,22 @@ def assemble(deltas: list[ToolDelta]) -> tuple[str, list[tuple[str, str]]]:
 PARIS = ("get_weather", {"city": 'Paris "x" {[}', "days": [1, {"a": None}]})
 PARIS_JSON = json.dumps({"name": PARIS[0], "arguments": PARIS[1]})
 NOW = ("now", {})
+TWO_CALLS = f'<tool_call>{PARIS_JSON}</tool_call>\n<tool_call>\n{{"name": "now"}}\n</tool_call>'
+UNKNOWN_CALL = '<tool_call>{"name": "rm_rf", "arguments": {}}</tool_call>'
+LLAMA_CALLS = f'<|python_tag|>{PARIS_JSON}; {{"name": "now", "parameters": {{"tz": "x"}}}}'
+KEYWORDS = ("get", {"key": "a=b,c", "n": -1.5, "flag": True})
 # fmt: off
 CASES = [
     ("hermes", f"<tool_call>\n{PARIS_JSON}\n</tool_call>", "", [PARIS]),
-    ("hermes", f'Let me see.\n<tool_call>{PARIS_JSON}</tool_call>\n<tool_call>\n{{"name": "now"}}\n</tool_call>', "Let me see.", [PARIS, NOW]),  # noqa: E501
+    ("hermes", f"Let me see.\n{TWO_CALLS}", "Let me see.", [PARIS, NOW]),
     ("hermes", "no calls < here\n", "no calls < here\n", []),
-    ("hermes", '<tool_call>{"name": "rm_rf", "arguments": {}}</tool_call>', '<tool_call>{"name": "rm_rf", "arguments": {}}</tool_call>', []),  # noqa: E501
+    ("hermes", UNKNOWN_CALL, UNKNOWN_CALL, []),
     ("hermes", "<tool_call> not json", "<tool_call> not json", []),
     ("hermes", '<tool_call>{"arguments": {"a": 1}, "name": "now"}</tool_call>', "", [("now", {"a": 1})]),
     ("hermes", '<tool_call>{"name": "now", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("now", {"a": 1})]),
     ("hermes", "ends in a marker <tool_c", "ends in a marker <tool_c", []),
     ("llama3_json", json.dumps({"name": "now", "parameters": {}}), "", [NOW]),
-    ("llama3_json", f'<|python_tag|>{PARIS_JSON}; {{"name": "now", "parameters": {{"tz": "x"}}}}', "", [PARIS, ("now", {"tz": "x"})]),  # noqa: E501
+    ("llama3_json", LLAMA_CALLS, "", [PARIS, ("now", {"tz": "x"})]),
     ("llama3_json", '{"answer": 42}', '{"answer": 42}', []),
     ("llama3_json", '{"name": "Bob", "age": 3}', '{"name": "Bob", "age": 3}', []),
     ("llama3_json", "plain", "plain", []),
@@ -58,7 +62,7 @@ CASES = [
     ("mistral", "[1] is a footnote", "[1] is a footnote", []),
     ("mistral", "[TOOL", "[TOOL", []),
     ("pythonic", "[get_weather(city='Paris \"x\" {[}', days=[1, {'a': None}])]", "", [PARIS]),
-    ("pythonic", '[now(), get(key="a=b,c", n=-1.5, flag=true)]', "", [NOW, ("get", {"key": "a=b,c", "n": -1.5, "flag": True})]),  # noqa: E501
+    ("pythonic", '[now(), get(key="a=b,c", n=-1.5, flag=true)]', "", [NOW, KEYWORDS]),
     ("pythonic", "[see the list](of things)", "[see the list](of things)", []),
     ("pythonic", "[rm()]", "[rm()]", []),
     ("pythonic", "text", "text", []),
@@ -78,7 +82,7 @@ def test_reads(style: str, text: str, content: str, calls: list[tuple[str, objec
     st.sampled_from(list(ToolStyle)),
     st.lists(
         st.sampled_from(
-            ["<tool_call>", "</tool_call>", PARIS_JSON, "{", "}", "[", "]", '"', "now", "(", ")", ",", "a=1", " ", '{"name":"now"', "\\"]  # noqa: E501
+            ["<tool_call>", "</tool_call>", PARIS_JSON, *'{}[]"(), \\', "now", "a=1", '{"name":"now"']
         ),
         max_size=12,
     ).map("".join),
