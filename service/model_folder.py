@@ -17,24 +17,27 @@ OLD_WEIGHTS = "pytorch_model*.bin"
 """Read where there are no safetensors."""
 
 
-def resolve_model_folder(model: str, revision: str | None) -> Path:
+def resolve_model_folder(model: str, revision: str | None, setting: str = "model") -> Path:
     """The folder with the model's files. A local folder never causes network traffic.
 
-    A hub id is downloaded unless the cache has it (or HF_HUB_OFFLINE is set). Raises ModelLoadError.
+    A hub id is downloaded unless the cache has it (or HF_HUB_OFFLINE is set). setting: what named the model. Raises
+    ModelLoadError.
     """
     folder = Path(model).expanduser()
     if folder.is_dir():
+        if revision is not None:
+            raise ModelLoadError(f"revision: {revision!r} means nothing to a local folder; it belongs to a hub id")
         return folder
     if not _looks_like_hub_id(model):
-        raise ModelLoadError(f"model: {model!r} is neither a folder nor a hub id such as 'name/model'")
-    return _from_hub(model, revision)
+        raise ModelLoadError(f"{setting}: {model!r} is neither a folder nor a hub id such as 'name/model'")
+    return _from_hub(model, revision, setting)
 
 
 def _looks_like_hub_id(model: str) -> bool:
     return not model.startswith((".", "/", "~")) and model.count("/") <= 1
 
 
-def _from_hub(model: str, revision: str | None) -> Path:
+def _from_hub(model: str, revision: str | None, setting: str) -> Path:
     # A heavy import that a local folder does not need.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -46,4 +49,5 @@ def _from_hub(model: str, revision: str | None) -> Path:
             return folder
         return Path(fetch(allow_patterns=[*FILES, OLD_WEIGHTS]))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as fault:
-        raise ModelLoadError(f"model: {model!r} is no folder here and could not be fetched: {fault}") from fault
+        reason = " ".join(str(fault).split())
+        raise ModelLoadError(f"{setting}: {model!r} is no folder here and could not be fetched: {reason}") from fault

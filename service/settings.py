@@ -5,29 +5,36 @@ Imports pydantic-settings; the parts of the service receive the plain values of 
 
 from __future__ import annotations
 
-import difflib
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ByteSize, Field, ValidationError, field_validator, model_validator
+from pydantic import ByteSize, Field, FiniteFloat, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliPositionalArg,
     CliSettingsSource,
+    EnvSettingsSource,
+    InitSettingsSource,
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    YamlConfigSettingsSource,
+    SettingsError,
 )
 
 from service.config import ApiConfig, CacheConfig, ConnectionLimits, ModelSource, SchedulerConfig
+from service.config_file import did_you_mean, read_config_file
 from service.errors import ConfigError
 
 ENV_PREFIX = "HEADRACE_"
 QUICKSTART_MODEL = Path(__file__).parent / "quickstart" / "model"
 QUICKSTART_NAME = "headrace-quickstart"
 SECRETS = frozenset({"api_key"})
+
+_SERVICE_LINK = re.compile(r"HEADRACE_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
+_SERVICE_PORT = re.compile(r"(tcp|udp|sctp)://.*")
+"""What Kubernetes puts into the environment of every pod beside a Service called `headrace` (or `headrace-...`)."""
 
 
 class Settings(BaseSettings):
@@ -40,10 +47,13 @@ class Settings(BaseSettings):
         cli_kebab_case=True,
         cli_implicit_flags=True,
         cli_hide_none_type=True,
+        cli_exit_on_error=False,
     )
 
     model: CliPositionalArg[str] = Field(
-        QUICKSTART_NAME, description="local folder or hub id; left out, the model that comes with Headrace"
+        QUICKSTART_NAME,
+        min_length=1,
+        description="local folder or hub id; left out, the model that comes with Headrace",
     )
     revision: str | None = Field(None, description="branch, tag or commit of a hub id")
     tokenizer: str | None = Field(None, description="folder or hub id of the tokenizer, if not the model's")
@@ -56,10 +66,10 @@ class Settings(BaseSettings):
     )
     dtype: Literal["auto", "bfloat16", "float32"] = Field("auto", description="type of weights and KV cache")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto is the GPU if there is one")
-    max_model_len: int | None = Field(None, ge=1, description="context length in tokens; the model's own if left out")
+    max_model_len: int | None = Field(None, ge=2, description="context length in tokens; the model's own if left out")
     seed: int = Field(0, ge=0, lt=2**63, description="seed of dummy weights")
 
-    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for all")
+    host: str = Field("127.0.0.1", min_length=1, description="address to listen on; 0.0.0.0 for all")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     api_key: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="accepted bearer keys, comma-separated, each KEY or NAME:KEY; open if left out"
@@ -74,9 +84,9 @@ class Settings(BaseSettings):
     )
     max_connections: int = Field(10_000, ge=1, description="open connections at most")
     max_body_bytes: ByteSize = Field(ByteSize(8 * 1024**2), gt=0, description="largest request body")
-    shutdown_timeout: float = Field(30.0, ge=0, description="seconds that running requests get after SIGTERM")
+    shutdown_timeout: FiniteFloat = Field(30.0, ge=0, description="seconds that running requests get after SIGTERM")
     metrics_compat: Literal["vllm", "none"] = Field("vllm", description="also export the vllm:* metric names")
-    stream_interval_ms: float = Field(
+    stream_interval_ms: FiniteFloat = Field(
         30.0, ge=0, description="many streams: each gets its new tokens at most so often; 0 sends every token at once"
     )
     access_log: bool = Field(False, description="log a line per request")
@@ -89,7 +99,7 @@ class Settings(BaseSettings):
     overlap: bool | None = Field(
         None, description="launch an iteration while another runs; left out, yes on a GPU and no on a CPU"
     )
-    inter_token_target_ms: float | None = Field(
+    inter_token_target_ms: FiniteFloat | None = Field(
         None, gt=0, description="prompt chunks shrink so that decodes wait no longer for a token; no target if left out"
     )
     scheduling_policy: Literal["fcfs", "priority", "fair", "shares"] = Field(
@@ -129,7 +139,17 @@ class Settings(BaseSettings):
         if not isinstance(value, str | list | tuple):
             return value
         parts = value.split(",") if isinstance(value, str) else [p for v in value for p in str(v).split(",")]
-        return tuple(part.strip() for part in parts if part.strip())
+        stripped = tuple(part.strip() for part in parts if part.strip())
+        if not stripped and value not in ((), []):
+            raise ValueError("holds nothing; leave it out instead")
+        return stripped
+
+    @field_validator("api_key")
+    @classmethod
+    def _check_keys(cls, keys: tuple[str, ...]) -> tuple[str, ...]:
+        if any(not entry.rpartition(":")[2] for entry in keys):
+            raise ValueError("a key is empty; NAME:KEY has it behind the colon")
+        return keys
 
     @model_validator(mode="after")
     def _check_budget(self) -> Settings:
@@ -150,6 +170,12 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Order of precedence after the command line. The file is named by either of the two before it."""
+        if isinstance(env_settings, EnvSettingsSource):
+            env_settings.env_vars = {
+                name: value
+                for name, value in env_settings.env_vars.items()
+                if not _is_service_link(name.upper(), value or "")
+            }
         return init_settings, env_settings
 
     def model_source(self) -> ModelSource:
@@ -231,18 +257,25 @@ def read_settings(arguments: list[str]) -> Settings:
     _check_environment()
     try:
         command_line: CliSettingsSource[Settings] = CliSettingsSource(
-            Settings, cli_prog_name="headrace serve", cli_parse_args=arguments
+            Settings, cli_prog_name="headrace serve", cli_parse_args=[_with_hyphens(a) for a in arguments]
         )
         named = command_line()
         config = named.get("config") or os.environ.get(f"{ENV_PREFIX}CONFIG")
         return _with_file(Path(config))(**named) if config else Settings(**named)
     except ValidationError as fault:
         raise ConfigError(_explain(fault)) from None
+    except SettingsError as fault:
+        raise ConfigError(_explain_command_line(str(fault))) from None
+
+
+def _with_hyphens(argument: str) -> str:
+    """`--max_num_seqs=4` is `--max-num-seqs=4`."""
+    flag, equals, value = argument.partition("=")
+    return flag.replace("_", "-") + equals + value if flag.startswith("--") else argument
 
 
 def _with_file(path: Path) -> type[Settings]:
-    if not path.is_file():
-        raise ConfigError(f"config: there is no file {path}")
+    values = read_config_file(path, Settings.model_fields.keys() - {"config"})
 
     class FileSettings(Settings):
         @classmethod
@@ -250,18 +283,21 @@ def _with_file(path: Path) -> type[Settings]:
             cls, settings_cls: type[BaseSettings], *args: Any, **kwargs: Any
         ) -> tuple[PydanticBaseSettingsSource, ...]:
             before = super().settings_customise_sources(settings_cls, *args, **kwargs)
-            return *before, YamlConfigSettingsSource(settings_cls, yaml_file=path)
+            return *before, InitSettingsSource(settings_cls, values)
 
     return FileSettings
 
 
 def _check_environment() -> None:
     known = {f"{ENV_PREFIX}{name.upper()}" for name in Settings.model_fields}
-    for variable in os.environ:
-        if variable.startswith(ENV_PREFIX) and variable not in known:
-            close = difflib.get_close_matches(variable, known, 1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise ConfigError(f"{variable} is not a setting{hint}")
+    for variable, value in os.environ.items():
+        if variable.startswith(ENV_PREFIX) and variable not in known and not _is_service_link(variable, value):
+            raise ConfigError(f"{variable} is not a setting{did_you_mean(variable, known)}")
+
+
+def _is_service_link(variable: str, value: str) -> bool:
+    is_port = re.fullmatch(r"HEADRACE_(\w+_)?PORT", variable) is not None
+    return _SERVICE_LINK.fullmatch(variable) is not None or (is_port and _SERVICE_PORT.fullmatch(value) is not None)
 
 
 def _explain(fault: ValidationError) -> str:
@@ -272,3 +308,12 @@ def _explain(fault: ValidationError) -> str:
         given = "" if name in {"api-key", ""} else f" (given: {str(error['input'])[:100]!r})"
         lines.append(f"{name}: {reason}{given}" if name else reason)
     return "; ".join(lines)
+
+
+def _explain_command_line(fault: str) -> str:
+    message = fault.removeprefix("error parsing CLI: ")
+    flag = re.search(r"unrecognized arguments: (--[\w-]+)", message)
+    if flag is None:
+        return f"{message} (--help lists every setting)"
+    known = {f"--{name.replace('_', '-')}" for name in Settings.model_fields}
+    return f"{flag[1]} is not a setting{did_you_mean(flag[1], known)} (--help lists every setting)"

@@ -29,6 +29,16 @@ def test_what_is_neither_folder_nor_hub_id_is_refused(model: str, no_network: No
         resolve_model_folder(model, None)
 
 
+def test_the_setting_at_fault_is_named(no_network: None):
+    with pytest.raises(ModelLoadError, match="tokenizer: '/nowhere'"):
+        resolve_model_folder("/nowhere", None, "tokenizer")
+
+
+def test_a_revision_of_a_local_folder_is_refused_and_not_ignored(tmp_path: Path, no_network: None):
+    with pytest.raises(ModelLoadError, match="revision: 'v2' means nothing to a local folder"):
+        resolve_model_folder(str(tmp_path), "v2")
+
+
 def test_a_hub_id_comes_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     snapshot = tmp_path / "models--org--tiny" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)

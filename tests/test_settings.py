@@ -39,6 +39,13 @@ def test_the_file_may_be_named_by_the_environment(tmp_path: Path, monkeypatch: p
         (["--max-num-seqs", "64", "--max-num-batched-tokens", "64"], r"max-num-batched-tokens \(64\) must exceed"),
         (["--kv-cache-memory", "lots"], r"kv-cache-memory: .*'lots'"),
         (["--config", "nowhere.yaml"], r"config: there is no file nowhere.yaml"),
+        (["--max-model-len", "1"], r"max-model-len: .*greater than or equal to 2"),
+        (["--stream-interval-ms", "inf"], r"stream-interval-ms: .*finite"),
+        ([""], r"model: .*at least 1 character"),
+        (["--host", ""], r"host: .*at least 1 character"),
+        (["--served-model-name", ","], r"served-model-name: holds nothing"),
+        (["--port"], r"argument --port: expected one argument"),
+        (["one", "two"], r"unrecognized arguments: two"),
     ],
 )
 def test_a_bad_value_names_the_setting_and_the_reason(arguments: list[str], message: str):
@@ -54,12 +61,45 @@ def test_every_bad_value_is_named_at_once():
 def test_an_unknown_setting_is_refused_wherever_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     file = tmp_path / "headrace.yaml"
     file.write_text("prot: 1\n")
-    with pytest.raises(ConfigError, match="prot"):
+    with pytest.raises(ConfigError, match="config: prot is not a setting; did you mean port"):
         read_settings(["--config", str(file)])
-    with pytest.raises(SystemExit):
+    with pytest.raises(ConfigError, match="--prot is not a setting; did you mean --port"):
         read_settings(["--prot", "1"])
     monkeypatch.setenv("HEADRACE_PROT", "1")
     with pytest.raises(ConfigError, match="HEADRACE_PROT is not a setting; did you mean HEADRACE_PORT"):
+        read_settings([])
+
+
+def test_a_flag_may_be_written_as_in_the_file():
+    assert read_settings(["--max_num_seqs", "12", "--device=cpu"]).max_num_seqs == 12
+
+
+def test_kubernetes_service_links_are_not_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name, value in {
+        "SERVICE_HOST": "10.0.0.1",
+        "SERVICE_PORT": "80",
+        "SERVICE_PORT_HTTP": "80",
+        "PORT": "tcp://10.0.0.1:80",
+        "PORT_80_TCP": "tcp://10.0.0.1:80",
+        "PORT_80_TCP_ADDR": "10.0.0.1",
+        "ROUTER_SERVICE_HOST": "10.0.0.2",
+        "ROUTER_PORT": "tcp://10.0.0.2:80",
+    }.items():
+        monkeypatch.setenv(f"HEADRACE_{name}", value)
+    file = tmp_path / "headrace.yaml"
+    file.write_text("port: 9000\n")
+    assert read_settings([]).port == 8000
+    assert read_settings(["--config", str(file)]).port == 9000
+    monkeypatch.setenv("HEADRACE_PORT", "9001")
+    assert read_settings([]).port == 9001
+
+
+@pytest.mark.parametrize("keys", ["", ",", "name:", "good,name:"])
+def test_an_empty_key_neither_opens_the_service_nor_is_one(keys: str, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(ConfigError, match=r"api-key: (holds nothing|a key is empty)"):
+        read_settings(["--api-key", keys])
+    monkeypatch.setenv("HEADRACE_API_KEY", keys)
+    with pytest.raises(ConfigError, match=r"api-key: (holds nothing|a key is empty)"):
         read_settings([])
 
 

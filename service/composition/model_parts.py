@@ -51,7 +51,7 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock) -> Mo
     recorder.record_startup("imports", time.monotonic() - started_s)
     source = settings.model_source()
     folder = resolve_model_folder(source.model, source.revision)
-    text_folder = folder if source.tokenizer is None else resolve_model_folder(source.tokenizer, None)
+    text_folder = folder if source.tokenizer is None else resolve_model_folder(source.tokenizer, None, "tokenizer")
     template = load_chat_template(text_folder, source.chat_template)
     on_gpu = choose_device(source.device).type == "cuda"
     scheduler = settings.scheduler_config(DEFAULT_BUDGET_ON_GPU if on_gpu else DEFAULT_BUDGET_ON_CPU)

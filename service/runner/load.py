@@ -26,7 +26,7 @@ from service.runner.device import choose_device, choose_dtype, use_cores
 from service.runner.host_blocks import Fp8HostBlocks, HostBlocks, PlainHostBlocks
 from service.runner.host_memory import keep_freed_memory
 from service.runner.kv_storage import KvLayout, KvStorage
-from service.runner.memory_profile import MemoryLedger, cpu_memory, profile_cpu, profile_cuda
+from service.runner.memory_profile import GIBIBYTE, MemoryLedger, cpu_memory, profile_cpu, profile_cuda
 from service.runner.model_runner import ModelRunner
 
 OnProgress = Callable[[str, int, int], None]
@@ -78,8 +78,9 @@ def load_executor(
         keep_freed_memory()
 
     model = build_model(config)
+    weights_bytes = sum(t.numel() * dtype.itemsize for t in model.checkpoint_tensors().values())
+    _check_weights_fit(weights_bytes, device)
     model.materialize(dtype, device)
-    weights_bytes = sum(t.numel() * t.element_size() for t in model.checkpoint_tensors().values())
     if source.load_format == "dummy":
         fill_with_dummy_weights(model, source.seed)
     else:
@@ -139,9 +140,19 @@ def _max_model_len(source: ModelSource, config: ModelConfig) -> int:
         return config.max_position_embeddings
     if source.max_model_len > config.longest_context:
         raise ModelLoadError(
-            f"max_model_len: {source.max_model_len} exceeds the model's own context of {config.longest_context}"
+            f"max-model-len: {source.max_model_len} exceeds the model's own context of {config.longest_context}"
         )
     return source.max_model_len
+
+
+def _check_weights_fit(weights_bytes: int, device: torch.device) -> None:
+    """Before the memory is taken: a CPU's may be promised and then not be there, which ends the process unheard."""
+    free = cpu_memory()[1] if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+    if weights_bytes > free:
+        raise ModelLoadError(
+            f"model: its weights take {weights_bytes / GIBIBYTE:.1f} GiB, {free / GIBIBYTE:.1f} GiB of the {device}'s "
+            "memory are free"
+        )
 
 
 def _fits_twice(weights_bytes: int, device: torch.device) -> bool:
@@ -201,9 +212,9 @@ def _num_blocks(memory: MemoryLedger, layout: KvLayout, sizes: _Sizes) -> int:
     num_blocks = min(memory.kv_cache_bytes // layout.block_bytes, usable)
     if num_blocks < 1:
         raise ConfigError(
-            f"kv cache: {max(0, memory.kv_cache_bytes)} bytes are left for it, one block of {layout.block_size} "
-            f"tokens takes {layout.block_bytes}; weights take {memory.weights_bytes}, an iteration "
-            f"{memory.activations_bytes}, CUDA graphs {memory.graphs_bytes} (see memory_utilization, "
-            "max_num_batched_tokens, enforce_eager)"
+            f"kv-cache-memory: {max(0, memory.kv_cache_bytes)} bytes are there for it, one block of "
+            f"{layout.block_size} tokens takes {layout.block_bytes}; weights take {memory.weights_bytes}, an iteration "
+            f"{memory.activations_bytes}, CUDA graphs {memory.graphs_bytes} (see gpu-memory-utilization, "
+            "max-num-batched-tokens, enforce-eager)"
         )
     return num_blocks

@@ -128,13 +128,20 @@ def load_chat_template(folder: Path, file: Path | None = None) -> ChatTemplate |
     special_tokens = _special_tokens(_read_json(folder / "special_tokens_map.json"), tokenizer_config)
     if file is not None:
         if not file.is_file():
-            raise ModelLoadError(f"chat template {file} is not a file")
-        return ChatTemplate(file.read_text(encoding="utf-8"), special_tokens)
+            raise ModelLoadError(f"chat-template: {file} is not a file")
+        return ChatTemplate(_read_text(file), special_tokens)
     beside = folder / "chat_template.jinja"
     if beside.is_file():
-        return ChatTemplate(beside.read_text(encoding="utf-8"), special_tokens)
+        return ChatTemplate(_read_text(beside), special_tokens)
     source = _source_in(tokenizer_config.get("chat_template"))
     return None if source is None else ChatTemplate(source, special_tokens)
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelLoadError(f"chat template {file} cannot be read: {error}") from error
 
 
 def _source_in(entry: object) -> str | None:

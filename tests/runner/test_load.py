@@ -48,14 +48,20 @@ def test_max_model_len_may_shrink_but_not_exceed_the_context(tmp_path):
     folder = config_folder(tmp_path, max_position_embeddings=128)
     loaded = load_executor(source(folder, load_format="dummy", max_model_len=100), folder, CACHE, 4, 64)
     assert loaded.max_model_len == 100
-    with pytest.raises(ModelLoadError, match="max_model_len: 129 exceeds the model's own context of 128"):
+    with pytest.raises(ModelLoadError, match="max-model-len: 129 exceeds the model's own context of 128"):
         load_executor(source(folder, load_format="dummy", max_model_len=129), folder, CACHE, 4, 64)
+
+
+def test_weights_that_memory_cannot_hold_are_refused_before_it_is_taken(tmp_path):
+    folder = config_folder(tmp_path, vocab_size=10**13)
+    with pytest.raises(ModelLoadError, match=r"model: its weights take \d+\.\d GiB, \d+\.\d GiB of the cpu's memory"):
+        load_executor(source(folder, load_format="dummy"), folder, CACHE, 4, 64)
 
 
 def test_a_cache_smaller_than_a_block_is_refused_with_the_numbers(tmp_path):
     folder = config_folder(tmp_path)
     cache = CacheConfig(block_size=16, memory_utilization=0.9, memory_bytes=100)
-    with pytest.raises(ConfigError, match=r"kv cache: 100 bytes .* one block of 16 tokens takes 16384"):
+    with pytest.raises(ConfigError, match=r"kv-cache-memory: 100 bytes .* one block of 16 tokens takes 16384"):
         load_executor(source(folder, load_format="dummy"), folder, cache, 4, 64)
 
 

@@ -139,6 +139,9 @@ def test_finds_the_template_of_a_folder(tmp_path: Path) -> None:
 def test_says_what_is_wrong_with_a_folder(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="not a file"):
         load_chat_template(tmp_path, tmp_path / "gone.jinja")
+    (tmp_path / "binary.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(ModelLoadError, match=r"binary\.jinja cannot be read"):
+        load_chat_template(tmp_path, tmp_path / "binary.jinja")
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(ModelLoadError, match="not JSON"):
         load_chat_template(tmp_path)

@@ -1,0 +1,62 @@
+"""The YAML file of settings: read strictly, so that a slip in it is named and never skipped."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
+from pathlib import Path
+
+import yaml
+
+from service.errors import ConfigError
+
+
+def read_config_file(path: Path, known: Collection[str]) -> dict[str, object]:
+    """Settings by name, as the file has them; `max-num-seqs` and `max_num_seqs` are the same one.
+
+    known: the names that there are. Raises ConfigError for a file that cannot be read, is not one level of names and
+    values, names something else than a setting, or names one twice.
+    """
+    if not path.is_file():
+        raise ConfigError(f"config: there is no file {path}")
+    try:
+        value = yaml.load(path.read_text(encoding="utf-8"), Loader=_PlainPairs)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as fault:
+        raise ConfigError(f"config: {path} cannot be read as YAML: {' '.join(str(fault).split())}") from None
+    if value is None:
+        return {}
+    if not isinstance(value, _Pairs):
+        raise ConfigError(f"config: {path} must hold names of settings and their values")
+    settings: dict[str, object] = {}
+    for key, setting in value:
+        name = str(key).replace("-", "_")
+        if name not in known:
+            raise ConfigError(f"config: {key} is not a setting{did_you_mean(name, known)}")
+        if name in settings:
+            raise ConfigError(f"config: {key} is there twice")
+        settings[name] = setting
+    return settings
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """The end of a message about an unknown name; empty if no known one is close."""
+    close = difflib.get_close_matches(name, known, 1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+class _Pairs(list[tuple[object, object]]):
+    """A mapping as it was written: a dict would have lost what is there twice."""
+
+
+class _PlainPairs(yaml.SafeLoader):
+    """Nothing but plain values, and mappings as `_Pairs`."""
+
+
+def _pairs(loader: yaml.SafeLoader, node: yaml.MappingNode) -> _Pairs:
+    return _Pairs(
+        (loader.construct_object(key, deep=True), loader.construct_object(value, deep=True))
+        for key, value in node.value
+    )
+
+
+_PlainPairs.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _pairs)
