@@ -1,13 +1,16 @@
 """guidellm as a referee from outside: it and our generator against one server, taking turns, and what they say.
 
 `python -m loadtest.compare_guidellm --guidellm PATH` (a program of an environment of its own: pip install guidellm).
-The model that comes with Headrace; so many clients in a closed loop, chat completions, prompts of equal length, fixed
-answers. Throughput and TTFT should agree within 5 %, in medians over the rounds: a shared machine changes under both.
-`--stub` takes the machine out of it: a server with known timings, against which both can be held.
+So many clients in a closed loop, chat completions, the same prompts for both, fixed answers. Throughput and TTFT should
+agree within 5 %, in medians over the rounds, in which they take turns to be first: a shared machine changes under both.
+The server is `headrace serve` with the model that comes with it. `--step-ms` takes the model's noise out of it: the
+same service over a device that only takes time (`host_server.py`). `--stub` takes the service out of it too: a server
+with known timings, against which both can be held.
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -19,11 +22,12 @@ from statistics import median
 from typing import Any
 
 from loadtest.metrics import RunLabels, summarize
-from loadtest.prompts import BodyOptions
+from loadtest.prompts import BodyOptions, request_body
 from loadtest.runner import LoadPlan, run_load
 from loadtest.server_facts import fetch_server_facts
 from loadtest.server_process import free_port, running_server
 from loadtest.stub_server import running_stub
+from loadtest.trace import TraceRequest
 from loadtest.workload import draw, fixed
 
 AGREEMENT = 0.05
@@ -44,12 +48,15 @@ class Load:
     prompt_len: int = 64
     output_len: int = 64
 
+    def requests(self) -> tuple[TraceRequest, ...]:
+        """What both send."""
+        return tuple(draw(fixed(self.prompt_len, self.output_len), self.num_requests, seed=0))
+
 
 def ours(base_url: str, load: Load) -> Figures:
     """By our generator, one process. Raises RuntimeError if a request failed."""
     options = BodyOptions(fetch_server_facts(base_url, {}).model_id, endpoint_type="openai-chat")
-    requests = tuple(draw(fixed(load.prompt_len, load.output_len), load.num_requests, seed=0))
-    plan = LoadPlan(base_url, requests, options, closed_loop=True, max_concurrency=load.num_clients)
+    plan = LoadPlan(base_url, load.requests(), options, closed_loop=True, max_concurrency=load.num_clients)
     result = summarize(run_load(plan), RunLabels("openai-chat", "headrace", options.model))
     if result["failed"] or result["num_other_length"]:
         raise RuntimeError(f"{result['failed']} requests failed, {result['num_other_length']} had another length")
@@ -60,7 +67,8 @@ def ours(base_url: str, load: Load) -> Figures:
 def guidellms(program: str, base_url: str, load: Load) -> Figures:
     """By guidellm. Raises RuntimeError if it fails or a request did."""
     with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.json"
+        report, prompts = Path(folder) / "report.json", Path(folder) / "prompts.jsonl"
+        prompts.write_text("".join(f"{json.dumps(row)}\n" for row in prompt_rows(load)), encoding="utf-8")
         command = [
             program,
             "run",
@@ -68,14 +76,22 @@ def guidellms(program: str, base_url: str, load: Load) -> Figures:
             f"--profile=kind=concurrent,streams={load.num_clients}",
             f"--constraint=kind=max_requests,count={load.num_requests}",
             f"--tokenizer=kind=huggingface_auto,model={_TOKENIZER}",
-            f"--data=kind=synthetic_text,prompt_tokens={load.prompt_len},output_tokens={load.output_len}",
+            f"--data=kind=json_file,path={prompts}",
             f"--output=kind=json,path={report}",
             "--disable-console",
         ]
-        finished = subprocess.run(command, capture_output=True, text=True, check=False)
+        environment = {**os.environ, "HF_HOME": folder}  # where it keeps a copy of the prompts
+        finished = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         if finished.returncode or not report.exists():
             raise RuntimeError(f"guidellm ended with code {finished.returncode}: {finished.stderr[-500:]}")
         return read_report(json.loads(report.read_text(encoding="utf-8")), load)
+
+
+def prompt_rows(load: Load) -> list[dict[str, Any]]:
+    """Our prompts, in columns that guidellm knows by their names."""
+    options = BodyOptions("any", endpoint_type="openai-chat")
+    bodies = [json.loads(request_body(request, options)) for request in load.requests()]
+    return [{"prompt": body["messages"][0]["content"], "output_tokens_count": body["max_tokens"]} for body in bodies]
 
 
 def read_report(report: Mapping[str, Any], load: Load) -> Figures:
@@ -109,8 +125,16 @@ def differences(our_figures: Figures, their_figures: Figures) -> dict[str, float
     return {name: (our_figures[name] - their_figures[name]) / their_figures[name] for name in FIGURES}
 
 
+def one_round(base_url: str, program: str, load: Load, ours_first: bool) -> tuple[Figures, Figures]:
+    """(ours, guidellm's), measured one after the other."""
+    if ours_first:
+        return ours(base_url, load), guidellms(program, base_url, load)
+    theirs = guidellms(program, base_url, load)
+    return ours(base_url, load), theirs
+
+
 @contextmanager
-def _server(base_url: str | None, stub: bool) -> Iterator[str]:
+def _server(base_url: str | None, stub: bool, step_ms: float | None) -> Iterator[str]:
     if base_url:
         yield base_url
         return
@@ -120,7 +144,8 @@ def _server(base_url: str | None, stub: bool) -> Iterator[str]:
         return
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    with running_server([sys.executable, "-m", "service", "serve", "--port", str(port)], f"{url}/ready"):
+    program = ["service", "serve"] if step_ms is None else ["loadtest.host_server", "--step-ms", str(step_ms), "--"]
+    with running_server([sys.executable, "-m", *program, "--port", str(port)], f"{url}/ready"):
         yield url
 
 
@@ -130,15 +155,17 @@ def main() -> int:
     parser.add_argument("--guidellm", default="guidellm", help="the program")
     parser.add_argument("--base-url", help="a server that runs already, in place of starting ours")
     parser.add_argument("--stub", action="store_true", help=f"a stub: TTFT {_STUB_TTFT_MS} ms, ITL {_STUB_ITL_MS} ms")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--step-ms", type=float, help="the service over a device whose iterations take so long")
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--requests", type=int, default=100)
+    parser.add_argument("--output-len", type=int, default=64)
     args = parser.parse_args()
-    load = Load(args.clients, args.requests)
+    load = Load(args.clients, args.requests, output_len=args.output_len)
     rounds: list[tuple[Figures, Figures]] = []
-    with _server(args.base_url, args.stub) as base_url:
-        for _ in range(args.rounds):
-            rounds.append((ours(base_url, load), guidellms(args.guidellm, base_url, load)))
+    with _server(args.base_url, args.stub, args.step_ms) as base_url:
+        for number in range(args.rounds):
+            rounds.append(one_round(base_url, args.guidellm, load, ours_first=number % 2 == 0))
             print(rounds[-1], file=sys.stderr, flush=True)
     our_figures, their_figures = medians([pair[0] for pair in rounds]), medians([pair[1] for pair in rounds])
     apart = differences(our_figures, their_figures)

@@ -3,7 +3,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from loadtest.compare_guidellm import FIGURES, Load, differences, guidellms, medians, ours, read_report
+from loadtest.compare_guidellm import FIGURES, Load, differences, guidellms, medians, one_round, ours, prompt_rows, read_report
 from tests.loadtest.conftest import ITL_S, TTFT_S
 
 LOAD = Load(num_clients=2, num_requests=4, prompt_len=8, output_len=5)
@@ -59,3 +59,23 @@ def test_differences_are_of_medians() -> None:
     rounds = [dict.fromkeys(FIGURES, value) for value in (1.0, 1.1, 9.0)]
     assert medians(rounds)["requests/s"] == 1.1
     assert differences(medians(rounds), dict.fromkeys(FIGURES, 1.0))["requests/s"] == pytest.approx(0.1)
+
+
+def test_both_send_the_same_prompts(tmp_path: Path, stub_url: str) -> None:
+    rows = prompt_rows(LOAD)
+    assert len({row["prompt"] for row in rows}) == LOAD.num_requests
+    assert {row["output_tokens_count"] for row in rows} == {LOAD.output_len}
+    program = tmp_path / "guidellm"
+    program.write_text(
+        f"""#!/usr/bin/env python3
+import json, re, sys
+options = dict(re.findall(r"--(data|output)=\\S*path=(\\S+)", " ".join(sys.argv[1:])))
+assert json.loads(open(options["data"]).readline())["prompt"] == {rows[0]["prompt"]!r}
+json.dump({report(4)!r}, open(options["output"], "w"))
+"""
+    )
+    program.chmod(0o755)
+    for ours_first in (True, False):
+        our_figures, their_figures = one_round(stub_url, str(program), LOAD, ours_first)
+        assert their_figures["requests/s"] == 2.0
+        assert our_figures["ITL, ms: median"] == pytest.approx(ITL_S * 1e3, rel=0.1)
