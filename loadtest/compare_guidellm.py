@@ -1,14 +1,17 @@
 """guidellm as a referee from outside: it and our generator against one server, taking turns, and what they say.
 
 `python -m loadtest.compare_guidellm --guidellm PATH` (a program of an environment of its own: pip install guidellm).
-So many clients in a closed loop, chat completions, the same prompts for both, fixed answers. Throughput and TTFT should
-agree within 5 %, in medians over the rounds, in which they take turns to be first: a shared machine changes under both.
+Chat completions, the same prompts for both, fixed answers: so many clients in a closed loop for the throughput, then
+requests at a constant rate for the latencies. (In a closed loop TTFT is the client's as well: who sends its next
+request later waits less for the iteration that runs already.) Throughput and TTFT should agree within 5 %, in medians
+over the rounds, in which they take turns to be first: a shared machine changes under both.
 The server is `headrace serve` with the model that comes with it. `--step-ms` takes the model's noise out of it: the
 same service over a device that only takes time (`host_server.py`). `--stub` takes the service out of it too: a server
 with known timings, against which both can be held.
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import subprocess
@@ -21,17 +24,20 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from loadtest.arrivals import ConstantArrivals
 from loadtest.metrics import RunLabels, summarize
 from loadtest.prompts import BodyOptions, request_body
+from loadtest.random_streams import random_stream
 from loadtest.runner import LoadPlan, run_load
 from loadtest.server_facts import fetch_server_facts
 from loadtest.server_process import free_port, running_server
 from loadtest.stub_server import running_stub
-from loadtest.trace import TraceRequest
+from loadtest.trace import TraceRequest, with_arrivals
 from loadtest.workload import draw, fixed
 
 AGREEMENT = 0.05
-FIGURES = ("requests/s", "output tokens/s", "TTFT, ms: median", "ITL, ms: median")
+THROUGHPUTS, LATENCIES = ("requests/s", "output tokens/s"), ("TTFT, ms: median", "ITL, ms: median")
+FIGURES = THROUGHPUTS + LATENCIES
 _STUB_TTFT_MS, _STUB_ITL_MS = 200, 20
 _TOKENIZER = Path(__file__).parents[1] / "service" / "quickstart" / "model"
 
@@ -41,22 +47,30 @@ Figures = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A closed loop of `num_clients`; lengths in tokens."""
+    """A closed loop of `num_clients`, or requests at a constant rate; lengths in tokens."""
 
     num_clients: int = 4
+    request_rate: float | None = None
     num_requests: int = 100
     prompt_len: int = 64
     output_len: int = 64
 
     def requests(self) -> tuple[TraceRequest, ...]:
         """What both send."""
-        return tuple(draw(fixed(self.prompt_len, self.output_len), self.num_requests, seed=0))
+        drawn = draw(fixed(self.prompt_len, self.output_len), self.num_requests, seed=0)
+        if self.request_rate is None:
+            return tuple(drawn)
+        due = ConstantArrivals(self.request_rate).arrival_times(self.num_requests, random_stream(0, "arrivals"))
+        return tuple(with_arrivals(drawn, due.tolist()))
 
 
 def ours(base_url: str, load: Load) -> Figures:
     """By our generator, one process. Raises RuntimeError if a request failed."""
     options = BodyOptions(fetch_server_facts(base_url, {}).model_id, endpoint_type="openai-chat")
-    plan = LoadPlan(base_url, load.requests(), options, closed_loop=True, max_concurrency=load.num_clients)
+    closed = load.request_rate is None
+    plan = LoadPlan(
+        base_url, load.requests(), options, closed_loop=closed, max_concurrency=load.num_clients if closed else 0
+    )
     result = summarize(run_load(plan), RunLabels("openai-chat", "headrace", options.model))
     if result["failed"] or result["num_other_length"]:
         raise RuntimeError(f"{result['failed']} requests failed, {result['num_other_length']} had another length")
@@ -69,11 +83,14 @@ def guidellms(program: str, base_url: str, load: Load) -> Figures:
     with tempfile.TemporaryDirectory() as folder:
         report, prompts = Path(folder) / "report.json", Path(folder) / "prompts.jsonl"
         prompts.write_text("".join(f"{json.dumps(row)}\n" for row in prompt_rows(load)), encoding="utf-8")
+        arrivals = f"kind=concurrent,streams={load.num_clients}"
+        if load.request_rate is not None:
+            arrivals = f"kind=constant,rate={load.request_rate}"
         command = [
             program,
             "run",
             f"--backend=kind=openai_http,target={base_url},model={fetch_server_facts(base_url, {}).model_id}",
-            f"--profile=kind=concurrent,streams={load.num_clients}",
+            f"--profile={arrivals}",
             f"--constraint=kind=max_requests,count={load.num_requests}",
             f"--tokenizer=kind=huggingface_auto,model={_TOKENIZER}",
             f"--data=kind=json_file,path={prompts}",
@@ -125,12 +142,20 @@ def differences(our_figures: Figures, their_figures: Figures) -> dict[str, float
     return {name: (our_figures[name] - their_figures[name]) / their_figures[name] for name in FIGURES}
 
 
-def one_round(base_url: str, program: str, load: Load, ours_first: bool) -> tuple[Figures, Figures]:
-    """(ours, guidellm's), measured one after the other."""
-    if ours_first:
-        return ours(base_url, load), guidellms(program, base_url, load)
-    theirs = guidellms(program, base_url, load)
-    return ours(base_url, load), theirs
+def one_round(base_url: str, program: str, loads: tuple[Load, Load], ours_first: bool) -> tuple[Figures, Figures]:
+    """(ours, guidellm's): throughputs under the first load, latencies under the second."""
+    pairs = []
+    for load in loads:
+        if ours_first:
+            pairs.append((ours(base_url, load), guidellms(program, base_url, load)))
+        else:
+            theirs = guidellms(program, base_url, load)
+            pairs.append((ours(base_url, load), theirs))
+    closed, paced = pairs
+    our_figures, their_figures = (
+        {name: (closed if name in THROUGHPUTS else paced)[side][name] for name in FIGURES} for side in (0, 1)
+    )
+    return our_figures, their_figures
 
 
 @contextmanager
@@ -158,14 +183,16 @@ def main() -> int:
     parser.add_argument("--step-ms", type=float, help="the service over a device whose iterations take so long")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--rate", type=float, default=2.0, help="requests/s for the latencies")
     parser.add_argument("--requests", type=int, default=100)
     parser.add_argument("--output-len", type=int, default=64)
     args = parser.parse_args()
-    load = Load(args.clients, args.requests, output_len=args.output_len)
+    load = Load(args.clients, None, args.requests, output_len=args.output_len)
+    loads = load, dataclasses.replace(load, request_rate=args.rate)
     rounds: list[tuple[Figures, Figures]] = []
     with _server(args.base_url, args.stub, args.step_ms) as base_url:
         for number in range(args.rounds):
-            rounds.append(one_round(base_url, args.guidellm, load, ours_first=number % 2 == 0))
+            rounds.append(one_round(base_url, args.guidellm, loads, ours_first=number % 2 == 0))
             print(rounds[-1], file=sys.stderr, flush=True)
     our_figures, their_figures = medians([pair[0] for pair in rounds]), medians([pair[1] for pair in rounds])
     apart = differences(our_figures, their_figures)

@@ -1,15 +1,17 @@
-"""FineInfer's SimpleReqManager (end-to-end report, section 3.3.3): continuous batching over one padded, contiguous
-tensor of keys and values.
+"""FineInfer's SimpleReqManager (end-to-end report, section 3.3): continuous batching over one padded, contiguous tensor
+of keys and values, as transformers' models take it.
 
 Modelled, on our engine and kernels:
-- Admission. The running batch is a rectangle: as many rows as sequences, each as long as the longest row can become
-  if it runs to the output limit. A request joins if the rectangle with it stays within the KV memory. The real
-  lengths of answers are not known to it.
-- Prefill: prompts that start in one iteration are padded to the longest of them, and the padding goes through the
-  model, in iterations of its own (`PaddedPrefill`).
-Not modelled, in its favour: attention reads no padding in decode iterations; the concatenation of tensors when
-requests join or leave costs nothing; prompts that start join the decodes of the same iteration instead of having one
-of their own.
+- Admission (`get_fitting_batches`). The running batch is a rectangle, a row for each sequence. All rows grow by one
+  column an iteration, so a request joins at the width that the batch has by then, and from there every row may still
+  draw up to its limit: (width now + most tokens still to draw) x rows must stay within the KV memory. The real lengths
+  of answers are not known to it. When the longest row leaves, the others' common padding goes with it.
+- Prefill: an iteration of its own (`generation_step` takes one stage or the other), prompts padded to the longest of
+  them, and the padding goes through the model.
+- Decode: attention reads the padding of the shorter rows, which a mask hides but nobody skips.
+Not modelled, in its favour: concatenating tensors costs nothing, neither the new column of every iteration nor the
+requests that join and leave; nor does it need memory for the old and the new tensor at once (`fineinfer_fig5` has a
+system whose memory is smaller by that).
 """
 
 import bisect
@@ -19,16 +21,22 @@ from collections.abc import Iterator, Sequence
 
 from loadtest.baselines.engine_system import EnginePolicies, EngineSystem, KnownLimit
 from loadtest.baselines.kv_pool import KvPool
-from service.core.iteration_plan import IterationPlan, ScheduledSequence
+from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
+from service.core.iteration_result import IterationResult
+from service.core.sampling_params import SamplingParams
 from service.core.sequence_group import SequenceGroup
 from service.engine.ports import PendingIteration
 from service.kvcache.block_manager import BlockManager, Fit
 
-_PADDING_SEQUENCE_ID = -1000
+_PROMPT_PADDING_ID = -1000
+_COLUMNS_ID = -1_000_000
+"""Sequences of padding have ids from here downwards."""
+
+_GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
 
 class PaddedContiguousAdmission:
-    """Rows x the longest row, against the whole memory."""
+    """The rectangle that the batch may become, against the whole memory."""
 
     def __init__(self, num_tokens: int) -> None:
         self._num_tokens = num_tokens
@@ -42,59 +50,129 @@ class PaddedContiguousAdmission:
 
 def rectangle_tokens(groups: Sequence[SequenceGroup]) -> int:
     """KV tokens that the batch of these requests sets aside."""
-    num_rows = sum(group.request.sampling.n for group in groups)
-    return num_rows * max((group.request.max_num_tokens for group in groups), default=0)
+    rows = [sequence for group in groups for sequence in group.live]
+    width = max((row.num_tokens for row in rows), default=0)
+    to_draw = max((row.max_num_tokens - row.num_tokens for row in rows), default=0)
+    return len(rows) * (width + to_draw)
 
 
-class PaddedPrefill:
-    """An executor that computes, beside each prompt that starts in an iteration, the padding up to the longest one.
+class PaddedBatch:
+    """An executor that computes prompts and decodes in iterations of their own, and the padding of both.
 
-    The padding is computed by sequences of its own, which draw nothing, in the pool's spare blocks; what exceeds the
-    executor's tokens a plan goes through it in plans of its own.
+    Padding is computed by sequences of its own in the pool's spare blocks. Beside prompts they draw nothing; what
+    exceeds the executor's tokens a plan goes through it in plans of its own. Beside decodes, each stands for as many
+    padded columns as the spare blocks hold, rounded, and what it draws is dropped. Iterations must not overlap.
     """
 
     def __init__(self, pool: KvPool) -> None:
+        assert not pool.overlap
         self._pool = pool
+        self._num_columns_rows = 0
         self._to_release: tuple[int, ...] = ()
 
     def launch(self, plan: IterationPlan) -> PendingIteration:
         """As the executor inside, only slower."""
-        for extra in self._plans(self._padding(plan)):
-            self._launch(extra).wait()
-        return self._launch(plan)
+        prompts = tuple(item for item in plan.scheduled if len(item.token_ids) > 1)
+        decodes = tuple(item for item in plan.scheduled if len(item.token_ids) == 1)
+        released = self._forgotten(plan) + plan.released
+        drawn: dict[int, int] = {}
+        for part in self._prompt_plans(prompts):
+            drawn |= _draws(part, self._run(dataclasses.replace(part, released=released)))
+            released = ()
+        last = dataclasses.replace(plan, scheduled=decodes + self._columns(decodes), released=released)
+        return _Padded(plan, last, self._pool.executor.launch(last), drawn)
 
-    def _launch(self, plan: IterationPlan) -> PendingIteration:
+    def _run(self, plan: IterationPlan) -> IterationResult:
+        self._to_release += tuple(i.sequence_id for i in plan.scheduled if i.sequence_id <= _PROMPT_PADDING_ID)
+        return self._pool.executor.launch(plan).wait()
+
+    def _forgotten(self, plan: IterationPlan) -> tuple[int, ...]:
+        """Sequences of padding that are not needed any more; all of them where a plan computes nothing."""
         released, self._to_release = self._to_release, ()
-        pending = self._pool.executor.launch(dataclasses.replace(plan, released=released + plan.released))
-        self._to_release = tuple(i.sequence_id for i in plan.scheduled if i.sequence_id <= _PADDING_SEQUENCE_ID)
-        return pending
+        if not plan.scheduled:
+            released += tuple(_COLUMNS_ID - number for number in range(self._num_columns_rows))
+            self._num_columns_rows = 0
+        return released
 
-    def _padding(self, plan: IterationPlan) -> list[ScheduledSequence]:
-        starting = [item for item in plan.scheduled if len(item.token_ids) > 1]
-        longest = max((len(item.token_ids) for item in starting), default=0)
+    def _prompt_plans(self, prompts: tuple[ScheduledSequence, ...]) -> Iterator[IterationPlan]:
+        """The prompts, with as much of their padding as fits beside them, then the rest of it."""
+        items = [*prompts, *self._prompt_padding(prompts)]
+        while items:
+            num_tokens = list(itertools.accumulate(len(item.token_ids) for item in items))
+            count = max(1, bisect.bisect_right(num_tokens, self._pool.max_num_batched_tokens))
+            yield IterationPlan(tuple(items[:count]))
+            items = items[count:]
+
+    def _prompt_padding(self, prompts: tuple[ScheduledSequence, ...]) -> list[ScheduledSequence]:
+        longest = max((len(item.token_ids) for item in prompts), default=0)
         return [
-            self._filler(number, longest - len(item.token_ids), item)
-            for number, item in enumerate(starting)
+            self._filler(_PROMPT_PADDING_ID - number, longest - len(item.token_ids), item)
+            for number, item in enumerate(prompts)
             if len(item.token_ids) < longest
         ]
 
-    def _plans(self, padding: list[ScheduledSequence]) -> Iterator[IterationPlan]:
-        while padding:
-            num_tokens = list(itertools.accumulate(len(item.token_ids) for item in padding))
-            count = max(1, bisect.bisect_right(num_tokens, self._pool.max_num_batched_tokens))
-            yield IterationPlan(tuple(padding[:count]))
-            padding = padding[count:]
-
-    def _filler(self, number: int, num_tokens: int, beside: ScheduledSequence) -> ScheduledSequence:
+    def _filler(self, sequence_id: int, num_tokens: int, beside: ScheduledSequence) -> ScheduledSequence:
         first, num_blocks = self._pool.num_blocks, -(-num_tokens // self._pool.block_size)
         assert num_blocks <= self._pool.num_spare_blocks
         block_ids = tuple(range(first, first + num_blocks))
-        sequence_id = _PADDING_SEQUENCE_ID - number
         return ScheduledSequence(sequence_id, (0,) * num_tokens, 0, 0, block_ids, beside.sampling, ())
 
+    def _columns(self, decodes: tuple[ScheduledSequence, ...]) -> tuple[ScheduledSequence, ...]:
+        """Decodes that read as many cached tokens as the padding of these has columns."""
+        lengths = [item.num_computed_tokens + 1 for item in decodes]
+        num_padded = len(lengths) * max(lengths, default=0) - sum(lengths)
+        num_blocks = self._pool.num_spare_blocks
+        num_tokens = num_blocks * self._pool.block_size
+        count = min(round(num_padded / num_tokens), self._pool.max_num_seqs - len(decodes))
+        known, self._num_columns_rows = self._num_columns_rows, max(self._num_columns_rows, count)
+        return tuple(
+            ScheduledSequence(
+                _COLUMNS_ID - number,
+                (0,),
+                num_tokens - 1,
+                0,
+                () if number < known else self._column_blocks(number),
+                _GREEDY,
+                (Sample(_COLUMNS_ID - number, _COLUMNS_ID - number),),
+            )
+            for number in range(count)
+        )
 
-def simple_req_manager(pool: KvPool, known_limit: KnownLimit) -> EngineSystem:
+    def _column_blocks(self, number: int) -> tuple[int, ...]:
+        """Others' blocks, for the reading; the last one is spare, for a token is written there."""
+        pool = self._pool
+        first = number * pool.num_spare_blocks
+        read = tuple((first + i) % pool.num_blocks for i in range(pool.num_spare_blocks - 1))
+        return (*read, pool.num_blocks)
+
+
+class _Padded:
+    """The result of several plans, as if they had been the one."""
+
+    def __init__(
+        self, plan: IterationPlan, last: IterationPlan, pending: PendingIteration, drawn: dict[int, int]
+    ) -> None:
+        self._plan = plan
+        self._last = last
+        self._pending = pending
+        self._drawn = drawn
+
+    def wait(self) -> IterationResult:
+        result = self._pending.wait()
+        drawn = self._drawn | _draws(self._last, result)
+        ids = tuple(drawn[sample.sequence_id] for item in self._plan.scheduled for sample in item.samples)
+        return IterationResult(ids, result.finished_transfers)
+
+
+def _draws(plan: IterationPlan, result: IterationResult) -> dict[int, int]:
+    """The ids by the sequence that gets them."""
+    samples = (sample for item in plan.scheduled for sample in item.samples)
+    return {sample.sequence_id: token_id for sample, token_id in zip(samples, result.token_ids, strict=True)}
+
+
+def simple_req_manager(pool: KvPool, known_limit: KnownLimit, name: str = "SimpleReqManager") -> EngineSystem:
     """The system; the pool needs spare blocks for the longest prompt's padding."""
     policies = EnginePolicies(PaddedContiguousAdmission(pool.num_tokens), known_limit, held_tokens=rectangle_tokens)
-    padded = dataclasses.replace(pool, executor=PaddedPrefill(pool))
-    return EngineSystem("SimpleReqManager", padded, policies)
+    plain = dataclasses.replace(pool, overlap=False)
+    padded = dataclasses.replace(plain, executor=PaddedBatch(plain))
+    return EngineSystem(name, padded, policies)

@@ -4,10 +4,9 @@ Nobody leaves early and nobody is longer, so what remains of ORCA's lead is that
 to end. Latencies are not normalized: all requests are alike.
 """
 
-from loadtest.baselines.engine_system import exact_limit, reserve
-from loadtest.baselines.static_batching import StaticBatching
-from loadtest.scenarios.figure import Figure, Table
-from loadtest.scenarios.rate_sweep import latency_plot, rate_columns, sweep
+from loadtest.scenarios.figure import Figure
+from loadtest.scenarios.orca_batching import latency_table, sweep_by_size
+from loadtest.scenarios.rate_sweep import latency_plot
 from loadtest.scenarios.stage import MAX_NUM_SEQS, Stage
 
 NAME = "orca_fig11"
@@ -17,20 +16,11 @@ SIZES = (1, 8, 32)
 
 def run(stage: Stage) -> Figure:
     """The figure."""
-    pool = stage.pool(MAX_NUM_SEQS * 192)
-    sweeps = []
-    for size in SIZES:
-        makes = (
-            lambda size=size: reserve(pool, exact_limit, size, f"orca({size})"),
-            lambda size=size: StaticBatching(pool, exact_limit, size),
-        )
-        sweeps += [sweep(stage, make, WORKLOAD) for make in makes]
-    rows = [[one.system, one.capacity, *(point.median_latency_s * 1e3 for point in one.points)] for one in sweeps]
-    columns = ["system", "full load, req/s", *rate_columns(stage)]
+    sweeps = sweep_by_size(stage, stage.pool(MAX_NUM_SEQS * 192), WORKLOAD, SIZES)
     return Figure(
         NAME,
         "ORCA figure 11: median latency and throughput, equal requests",
         f"the offline engine on {stage.policy_device}",
-        [Table(f"Median latency, {WORKLOAD}", columns, rows)],
+        [latency_table(stage, f"Median latency, {WORKLOAD}", sweeps, lambda point: point.median_latency_s)],
         [latency_plot("Equal requests", sweeps, lambda point: point.median_latency_s, "median ms")],
     )

@@ -9,6 +9,7 @@ from loadtest.offline.figures_of_merit import (
     mean_normalized_latency_s,
     median_latency_s,
     median_normalized_latency_s,
+    memory_shares,
     request_throughput,
 )
 from loadtest.offline.replay import replay
@@ -31,18 +32,26 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """One system: what it does under full load, and its points in order of rate."""
+    """One system: what it does under full load, and its points in order of rate.
+
+    token_state: share of the memory that it holds which holds tokens, None if it does not tell.
+    """
 
     system: str
     capacity: float
     batch_size: float
     points: Sequence[Point]
+    token_state: float | None = None
 
     def sustained_rate(self, mean_normalized_s: float) -> float:
         """The highest rate at which the mean normalized latency stays within this, between points by a line.
 
-        0 if even the lowest rate exceeds it; the highest rate measured if none does.
+        0 if even the lowest rate exceeds it. Never more than the throughput under full load: a higher rate would exceed
+        every latency if only the trace were long enough.
         """
+        return min(self._rate_within(mean_normalized_s), self.capacity)
+
+    def _rate_within(self, mean_normalized_s: float) -> float:
         last: Point | None = None
         for point in self.points:
             if point.mean_normalized_s > mean_normalized_s:
@@ -56,20 +65,24 @@ class Sweep:
         return 0.0 if last is None else last.offered
 
 
-def sweep(stage: Stage, make: Callable[[], ServingSystem], workload: str, at_least: int = 0) -> Sweep:
+def sweep(
+    stage: Stage, make: Callable[[], ServingSystem], workload: str, at_least: int = 0, probe_share: float = 1.0
+) -> Sweep:
     """Measures what the system does under full load, with the form's number of requests at once, then each rate.
 
-    `at_least` requests are sent at once where fewer would not fill the system. The rates are multiples of what it does
-    under full load, and each lasts the form's time, or a quarter of the first number of requests.
+    `at_least` requests are sent at once where fewer would not fill the system; on a real device, `probe_share` of the
+    form's number are enough. The rates are multiples of what it does under full load, and each lasts the form's time,
+    or a quarter of the first number of requests.
     """
     form = stage.form
-    num_probes = max(form.num_probes, at_least // form.request_divisor)
+    share = 1.0 if form.models_policies else probe_share
+    num_probes = max(round(share * form.num_probes), at_least // form.request_divisor)
     full_load = replay(make(), stage.trace(workload, num_probes))
     capacity = steady_throughput(full_load)
     points = []
     for factor in form.rate_factors:
         rate = factor * capacity
-        num_requests = max(form.num_probes // 4, round(rate * form.sweep_s))
+        num_requests = max(num_probes // 4, round(rate * form.sweep_s))
         outcome = replay(make(), stage.trace(workload, num_requests, rate))
         points.append(
             Point(
@@ -80,7 +93,13 @@ def sweep(stage: Stage, make: Callable[[], ServingSystem], workload: str, at_lea
                 median_latency_s(outcome),
             )
         )
-    return Sweep(full_load.system, capacity, mean_batch_size(full_load), points)
+    return Sweep(full_load.system, capacity, mean_batch_size(full_load), points, _token_state(full_load))
+
+
+def _token_state(outcome: ReplayOutcome) -> float | None:
+    if all(iteration.memory is None for iteration in outcome.iterations):
+        return None
+    return memory_shares(outcome).token_state
 
 
 def steady_throughput(outcome: ReplayOutcome) -> float:

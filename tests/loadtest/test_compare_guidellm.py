@@ -1,9 +1,20 @@
+import dataclasses
 from pathlib import Path
 
 import httpx
 import pytest
 
-from loadtest.compare_guidellm import FIGURES, Load, differences, guidellms, medians, one_round, ours, prompt_rows, read_report
+from loadtest.compare_guidellm import (
+    FIGURES,
+    Load,
+    differences,
+    guidellms,
+    medians,
+    one_round,
+    ours,
+    prompt_rows,
+    read_report,
+)
 from tests.loadtest.conftest import ITL_S, TTFT_S
 
 LOAD = Load(num_clients=2, num_requests=4, prompt_len=8, output_len=5)
@@ -76,6 +87,8 @@ json.dump({report(4)!r}, open(options["output"], "w"))
     )
     program.chmod(0o755)
     for ours_first in (True, False):
-        our_figures, their_figures = one_round(stub_url, str(program), LOAD, ours_first)
+        paced = dataclasses.replace(LOAD, request_rate=50.0)
+        our_figures, their_figures = one_round(stub_url, str(program), (LOAD, paced), ours_first)
         assert their_figures["requests/s"] == 2.0
+        assert our_figures["requests/s"] == pytest.approx(2 / (TTFT_S + 4 * ITL_S), rel=0.1)
         assert our_figures["ITL, ms: median"] == pytest.approx(ITL_S * 1e3, rel=0.1)

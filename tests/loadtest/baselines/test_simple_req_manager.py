@@ -1,9 +1,14 @@
+import dataclasses
+
 from loadtest.baselines.engine_system import constant_limit
 from loadtest.baselines.modelled_device import ModelledDevice
-from loadtest.baselines.simple_req_manager import PaddedPrefill, simple_req_manager
+from loadtest.baselines.simple_req_manager import PaddedBatch, rectangle_tokens, simple_req_manager
 from loadtest.offline.replay import replay
 from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
+from service.core.iteration_result import IterationResult
+from service.core.request import Request
 from service.core.sampling_params import SamplingParams
+from service.core.sequence_group import SequenceGroup
 from tests.loadtest.baselines.pools import pool, request
 
 PARAMS = SamplingParams(max_tokens=1)
@@ -19,8 +24,13 @@ class _Recorder(ModelledDevice):
         return super().launch(plan)
 
 
-def sequence(sequence_id: int, length: int) -> ScheduledSequence:
-    return ScheduledSequence(sequence_id, (5,) * length, 0, 0, (0,), PARAMS, (Sample(sequence_id, sequence_id),))
+def sequence(sequence_id: int, length: int, computed: int = 0) -> ScheduledSequence:
+    draw = Sample(sequence_id, sequence_id)
+    return ScheduledSequence(sequence_id, (5,) * length, computed, 0, (0,), PARAMS, (draw,))
+
+
+def _with(inner: _Recorder):
+    return dataclasses.replace(pool(), executor=inner)
 
 
 def test_the_batch_is_a_rectangle_of_the_longest_row() -> None:
@@ -34,33 +44,62 @@ def test_the_batch_is_a_rectangle_of_the_longest_row() -> None:
     assert max(first) == 2
 
 
-def test_prompts_that_start_together_are_padded_to_the_longest() -> None:
+def test_who_joins_late_joins_at_the_width_of_the_batch() -> None:
+    """64 tokens: beside a row of 4 + 12 that has become 15 long, one that draws 16 makes 2 x (15 + 16), more 3 x."""
+    groups = [SequenceGroup(Request(str(i), (5,) * 4, SamplingParams(max_tokens=16), 0.0), i) for i in range(3)]
+    assert rectangle_tokens(groups) == 3 * 20
+    groups[0].sequences[0].token_ids.extend([7] * 11)
+    assert rectangle_tokens(groups[:2]) == 2 * (15 + 16)
+    assert rectangle_tokens(groups) == 3 * (15 + 16)
+
+
+def test_prompts_have_an_iteration_of_their_own_and_are_padded_to_the_longest() -> None:
     inner = _Recorder()
-    padded = PaddedPrefill(_with(inner))
-    result = padded.launch(IterationPlan((sequence(0, 20), sequence(1, 8), sequence(2, 1)))).wait()
+    padded = PaddedBatch(_with(inner))
+    result = padded.launch(IterationPlan((sequence(0, 12), sequence(2, 1, 3), sequence(1, 8)))).wait()
     assert len(result.token_ids) == 3, "the padding draws nothing"
-    padding, real = inner.plans
-    assert padding.num_scheduled_tokens == 12
-    assert real.num_scheduled_tokens == 29
-    blocks = {block for item in padding.scheduled for block in item.block_ids}
-    assert min(blocks) >= 16, "spare blocks only"
+    prompts, decodes = inner.plans
+    assert [item.sequence_id for item in prompts.scheduled[:2]] == [0, 1]
+    assert [len(item.token_ids) for item in prompts.scheduled] == [12, 8, 4]
+    assert {block for item in prompts.scheduled[2:] for block in item.block_ids} == {16}, "spare blocks only"
+    assert [item.sequence_id for item in decodes.scheduled] == [2]
     padded.launch(IterationPlan((sequence(3, 1),))).wait()
-    assert {item.sequence_id for item in padding.scheduled} <= set(inner.plans[1].released + inner.plans[2].released)
+    assert prompts.scheduled[2].sequence_id in inner.plans[2].released
 
 
 def test_padding_beyond_the_executors_tokens_takes_plans_of_its_own() -> None:
     inner = _Recorder()
-    PaddedPrefill(_with(inner)).launch(IterationPlan((sequence(0, 30), *(sequence(i, 2) for i in range(1, 5))))).wait()
-    assert [plan.num_scheduled_tokens for plan in inner.plans] == [28, 28, 28, 28, 38]
+    PaddedBatch(_with(inner)).launch(IterationPlan((sequence(0, 24), *(sequence(i, 2) for i in range(1, 5))))).wait()
+    assert [plan.num_scheduled_tokens for plan in inner.plans] == [32, 22, 22, 22, 22, 0]
 
 
-def test_equal_prompts_need_no_padding() -> None:
+def test_decodes_read_the_padding_of_the_shorter_rows() -> None:
+    """Rows of 60 and, twice, of 28: 64 columns of padding, which is one row of the 64 spare tokens."""
     inner = _Recorder()
-    PaddedPrefill(_with(inner)).launch(IterationPlan((sequence(0, 8), sequence(1, 8)))).wait()
-    assert len(inner.plans) == 1
+    padded = PaddedBatch(_with(inner))
+    decodes = IterationPlan((sequence(0, 1, 59), sequence(1, 1, 27), sequence(2, 1, 27)))
+    for _ in range(2):
+        assert len(padded.launch(decodes).wait().token_ids) == 3
+    first, second = (plan.scheduled[3] for plan in inner.plans)
+    assert (first.num_computed_tokens, len(first.block_ids), first.block_ids[-1]) == (63, 16, 16)
+    assert second == first._replace(block_ids=())
+    padded.launch(IterationPlan((), released=(0,))).wait()
+    assert set(inner.plans[2].released) == {0, first.sequence_id}
 
 
-def _with(inner: _Recorder):
-    import dataclasses
+def test_a_draw_goes_to_the_sequence_that_it_was_made_for() -> None:
+    class _ById(_Recorder):
+        def launch(self, plan):
+            super().launch(plan)
+            return _Drawn(tuple(100 + sample.sequence_id for item in plan.scheduled for sample in item.samples))
 
-    return dataclasses.replace(pool(), executor=inner)
+    plan = IterationPlan((sequence(0, 1, 59), sequence(1, 3), sequence(2, 1, 20), sequence(3, 5)))
+    assert PaddedBatch(_with(_ById())).launch(plan).wait().token_ids == (100, 101, 102, 103)
+
+
+@dataclasses.dataclass
+class _Drawn:
+    token_ids: tuple[int, ...]
+
+    def wait(self) -> IterationResult:
+        return IterationResult(self.token_ids)

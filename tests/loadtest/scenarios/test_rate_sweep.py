@@ -17,6 +17,10 @@ def test_sustained_rate_at_the_ends() -> None:
     assert sweep((1.0, 0.1), (2.0, 0.3)).sustained_rate(0.4) == 2.0
 
 
+def test_no_rate_above_the_throughput_under_full_load_is_sustained() -> None:
+    assert sweep((1.0, 0.1), (11.0, 0.3)).sustained_rate(0.4) == 10.0
+
+
 def test_steady_throughput_leaves_out_filling_up_and_running_empty() -> None:
     ends = [5.0] * 2 + [5.0 + 0.1 * i for i in range(1, 17)] + [100.0] * 2
     completions = [Completion(i, 0.0, 0.0, end, 1) for i, end in enumerate(ends)]

@@ -1,0 +1,28 @@
+"""ORCA against request-level batches by max batch size: what figures 10 and 11 of its paper have in common."""
+
+from collections.abc import Callable, Sequence
+
+from loadtest.baselines.engine_system import exact_limit, reserve
+from loadtest.baselines.kv_pool import KvPool
+from loadtest.baselines.static_batching import StaticBatching
+from loadtest.scenarios.figure import Table
+from loadtest.scenarios.rate_sweep import Point, Sweep, rate_columns, sweep
+from loadtest.scenarios.stage import Stage
+
+
+def sweep_by_size(stage: Stage, pool: KvPool, workload: str, sizes: Sequence[int], num_batches: int = 0) -> list[Sweep]:
+    """For each size ORCA, then static batching; at least so many batches are sent at once for the full load."""
+    sweeps = []
+    for size in sizes:
+        makes = (
+            lambda size=size: reserve(pool, exact_limit, size, f"orca({size})"),
+            lambda size=size: StaticBatching(pool, exact_limit, size),
+        )
+        sweeps += [sweep(stage, make, workload, num_batches * size) for make in makes]
+    return sweeps
+
+
+def latency_table(stage: Stage, title: str, sweeps: Sequence[Sweep], latency_s: Callable[[Point], float]) -> Table:
+    """A row a system, a column a rate, in ms."""
+    rows = [[one.system, one.capacity, *(latency_s(point) * 1e3 for point in one.points)] for one in sweeps]
+    return Table(title, ["system", "full load, req/s", *rate_columns(stage)], rows)

@@ -1,0 +1,47 @@
+"""Several systems on one workload: full load, and the rates that they sustain at equal normalized latency.
+
+The one frame of PagedAttention's figure 12 and FineInfer's figures 5 to 9. Every system is compared with the first.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from loadtest.offline.serving_system import ServingSystem
+from loadtest.scenarios.figure import Plot, Table
+from loadtest.scenarios.rate_sweep import Sweep, latency_plot, sweep
+from loadtest.scenarios.stage import Stage
+
+LATENCY_FACTORS = (3.0, 10.0)
+"""Rates are compared where the mean normalized latency is so many times the least of any system."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """make: a fresh system. probe_share: of the form's number of requests, fewer for a slow system on a real device."""
+
+    make: Callable[[], ServingSystem]
+    probe_share: float = 1.0
+
+
+def compare(stage: Stage, workload: str, contenders: Sequence[Contender]) -> tuple[Table, Plot]:
+    """Sweeps them one after another."""
+    sweeps = [sweep(stage, one.make, workload, probe_share=one.probe_share) for one in contenders]
+    plot = latency_plot(workload, sweeps, lambda point: point.mean_normalized_s, "mean ms/token")
+    return comparison_table(workload, sweeps), plot
+
+
+def comparison_table(workload: str, sweeps: Sequence[Sweep]) -> Table:
+    """The first system over each of the others: sequences an iteration, requests under full load, sustained rates."""
+    first = sweeps[0]
+    least = min(point.mean_normalized_s for one in sweeps for point in one.points)
+    limits = [factor * least for factor in LATENCY_FACTORS]
+    rows = []
+    for one in sweeps:
+        figures = [(first.batch_size, one.batch_size), (first.capacity, one.capacity)]
+        figures += [(first.sustained_rate(limit), one.sustained_rate(limit)) for limit in limits]
+        cells = [cell for ours, theirs in figures for cell in (theirs, ours / theirs if theirs else None)]
+        rows.append([one.system, 100 * one.token_state if one.token_state else None, *cells])
+    columns = ["system", "tokens in held memory, %", "sequences/iteration", "first over it", "full load, req/s", "over"]
+    for factor in LATENCY_FACTORS:
+        columns += [f"req/s at {factor:g} x least", "over"]
+    return Table(f"{workload}; the least mean normalized latency is {least * 1e3:.3g} ms/token", columns, rows)
