@@ -38,6 +38,9 @@ from loadtest.workload import draw, fixed
 AGREEMENT = 0.05
 THROUGHPUTS, LATENCIES = ("requests/s", "output tokens/s"), ("TTFT, ms: median", "ITL, ms: median")
 FIGURES = THROUGHPUTS + LATENCIES
+_COMPLETE = 0.95
+"""It may end with a few requests on their way."""
+
 _STUB_TTFT_MS, _STUB_ITL_MS = 200, 20
 _TOKENIZER = Path(__file__).parents[1] / "service" / "quickstart" / "model"
 
@@ -115,9 +118,9 @@ def read_report(report: Mapping[str, Any], load: Load) -> Figures:
     """The figures of its JSON report, first benchmark."""
     benchmark = report["benchmarks"][0]
     metrics = benchmark["metrics"]
-    completed = metrics["request_totals"]["successful"]
-    if completed != load.num_requests:
-        raise RuntimeError(f"guidellm completed {completed} of {load.num_requests} requests")
+    totals = metrics["request_totals"]
+    if totals["errored"] or totals["successful"] < _COMPLETE * load.num_requests:
+        raise RuntimeError(f"guidellm of {load.num_requests} requests: {totals}")
     return dict(
         zip(
             FIGURES,

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from loadtest.model_shapes import LLAMA_135M, read_shape
 from loadtest.scenarios.figure import Figure, Table
+from loadtest.scenarios.forward_alone import forward_seconds
 from loadtest.scenarios.stage import Stage
 from loadtest.scenarios.time_shares import TimeShares, detokenizing_seconds, measure_shares
 from loadtest.serving_table import served
@@ -17,7 +18,15 @@ NAME = "overhead_table"
 BATCHES = (1, 64, 256)
 FINEINFER = ((3, 1024, 1024), (3, 256, 128))
 FINEINFER_ON_CPU = ((3, 1024, 256), (3, 256, 128))
+Load = tuple[int, int, int]
+"""Requests, tokens in, tokens out."""
+
 _NUM_SPECIAL_IDS = 300
+_SERVER_KV_MEMORY = "12GiB"
+"""Enough for every load, and leaves room for a second model on the device."""
+
+_COLUMNS = ("requests", "in", "out", "latency, ms")
+_PARTS = ("staging, %", "deciding, %", "between, %", "outside, %", "detokenizing, %")
 
 
 def run(stage: Stage) -> Figure:
@@ -27,39 +36,57 @@ def run(stage: Stage) -> Figure:
     batches = [(batch, *lengths) for batch in BATCHES]
     tables = []
     if small:
-        tables.append(_table(stage.form.shape, batches, "one step is about 1 ms of host work, whatever the batch"))
-        tables.append(_table(LLAMA_135M, FINEINFER_ON_CPU, "FineInfer's, the longer answers cut to a quarter"))
+        tables.append(
+            _plain_table(stage.form.shape, batches, "one step is about 1 ms of host work, whatever the batch")
+        )
+        tables.append(_plain_table(LLAMA_135M, FINEINFER_ON_CPU, "FineInfer's, the longer answers cut to a quarter"))
     else:
-        tables.append(_table(stage.form.shape, [*batches, *FINEINFER], "FineInfer's last"))
+        tables.append(_overlapped_table(stage, [*FINEINFER, *batches]))
     return Figure(
         NAME,
         "Overhead: shares of latency; FineInfer figures 3 and 4",
-        "a server over HTTP, plain loop (--no-overlap)",
+        f"a server over HTTP, {'plain loop (--no-overlap)' if small else 'its defaults: iterations overlap'}",
         tables,
         notes=[
             "deciding: scheduling and applying; between: waiting for the interpreter, handing events over",
             "outside: HTTP, framing, client, before and after the engine; detokenizing runs beside the device, and is"
             " measured apart: all of the batch's tokens, over the latency",
-            "overhead: all but the device. The aim at (1024, 1024): at most 5 %",
+            "overhead: small form, all but the device; full form, latency beyond the forward passes by themselves. The"
+            " aim at (1024, 1024): at most 5 %",
         ],
     )
 
 
-def _table(shape: str, loads: Sequence[tuple[int, int, int]], words: str) -> Table:
-    vocab_size = read_shape(shape)["vocab_size"] - _NUM_SPECIAL_IDS
-    token_s = detokenizing_seconds(read_shape(shape)["vocab_size"])
-    with served(shape, sys.executable, ["--no-overlap"]) as (base_url, _):
-        rows = [
-            [*load, *_cells(measure_shares(base_url, *load, vocab_size), load[0] * load[2] * token_s)] for load in loads
-        ]
-    columns = [
-        "requests", "in", "out", "latency, ms", "device, %", "staging, %", "deciding, %", "between, %", "outside, %",
-        "detokenizing, %", "overhead, %",
-    ]  # fmt: skip
+def _plain_table(shape: str, loads: Sequence[Load], words: str) -> Table:
+    rows = []
+    for load, shares, detokenizing_s in _measured(shape, loads, ["--no-overlap"]):
+        percent = _percent(shares, detokenizing_s)
+        rows.append([*load, shares.latency_s * 1e3, *percent, 100 - percent[0]])
+    columns = [*_COLUMNS, "device, %", *_PARTS, "overhead, %"]
     return Table(f"{shape}: {words}", columns, rows)
 
 
-def _cells(shares: TimeShares, detokenizing_s: float) -> list[float]:
+def _overlapped_table(stage: Stage, loads: Sequence[Load]) -> Table:
+    shape = stage.form.shape
+    measured = _measured(shape, loads, [f"--kv-cache-memory={_SERVER_KV_MEMORY}"])
+    pool = stage.model_pool(max(number * (prompt + output) for number, prompt, output in loads))
+    rows = []
+    for load, shares, detokenizing_s in measured:
+        forward_s = forward_seconds(pool, *load)
+        overhead = 100 * (shares.latency_s - forward_s) / shares.latency_s
+        rows.append([*load, shares.latency_s * 1e3, forward_s * 1e3, overhead, *_percent(shares, detokenizing_s)])
+    columns = [*_COLUMNS, "forward alone, ms", "overhead, %", "waiting for the device, %", *_PARTS]
+    return Table(f"{shape}: parts in % of the latency, most of them beside the device", columns, rows)
+
+
+def _measured(shape: str, loads: Sequence[Load], options: Sequence[str]) -> list[tuple[Load, TimeShares, float]]:
+    """Of one server: each load's shares, and seconds for detokenizing it."""
+    vocab_size = read_shape(shape)["vocab_size"] - _NUM_SPECIAL_IDS
+    token_s = detokenizing_seconds(read_shape(shape)["vocab_size"])
+    with served(shape, sys.executable, options) as (base_url, _):
+        return [(load, measure_shares(base_url, *load, vocab_size), load[0] * load[2] * token_s) for load in loads]
+
+
+def _percent(shares: TimeShares, detokenizing_s: float) -> list[float]:
     parts = (shares.device_s, shares.staging_s, shares.deciding_s, shares.between_s, shares.outside_s, detokenizing_s)
-    percent = [100 * part / shares.latency_s for part in parts]
-    return [shares.latency_s * 1e3, *percent, 100 - percent[0]]
+    return [100 * part / shares.latency_s for part in parts]

@@ -1,7 +1,11 @@
 """PagedAttention, figure 18: block size 1 to 256 on ShareGPT-like and Alpaca-like lengths, under full load.
 
-Small blocks waste nothing and make long tables; large ones leave unfilled ends, so fewer sequences run.
+Small blocks waste nothing and make long tables; large ones leave unfilled ends, so fewer sequences run. Small form:
+that, on the modelled device, for which a block is only memory. Full form: what the block size is to the attention
+kernels, a decode of sequences as they run under full load and a prompt among them.
 """
+
+from collections.abc import Sequence
 
 from loadtest.baselines.engine_system import constant_limit, paged
 from loadtest.offline.figures_of_merit import (
@@ -18,17 +22,45 @@ from loadtest.svg_plot import Axes, Curve
 NAME = "pagedattention_fig18"
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 WORKLOADS = {"sharegpt": 1024, "alpaca": 512}
+SEQUENCES = {"sharegpt": (128, 384), "alpaca": (256, 64)}
+"""Number and cached tokens of sequences that decode together."""
+
+PROMPT_LEN = 1024
 
 
 def run(stage: Stage) -> Figure:
-    """The figure. Each block size loads the model anew, so the full form takes every other one."""
-    sizes = BLOCK_SIZES if stage.form.models_policies else (1, 16, 64, 256)
-    rows: dict[str, list[list[float]]] = {workload: [] for workload in WORKLOADS}
+    """The figure."""
+    tables, plots = _under_full_load(stage) if stage.form.models_policies else ([kernel_table(BLOCK_SIZES)], [])
+    return Figure(
+        NAME,
+        "PagedAttention figure 18: block size",
+        f"the offline engine on {stage.policy_device}" if stage.form.models_policies else "the attention kernels",
+        tables,
+        plots,
+        [f"KV memory for {POOL_TOKENS} tokens; all requests at once"] if stage.form.models_policies else [],
+    )
+
+
+def kernel_table(sizes: Sequence[int], prompt_len: int = PROMPT_LEN) -> Table:
+    """Microseconds of one layer of the Llama-8B shape, by replays of a CUDA graph; without a GPU, of the references."""
+    # Not imported above: torch takes seconds, and the modelled device needs none of it.
+    from service.bench.attention_kernels import SHAPES, DecodeWork, PrefillWork
+
+    heads = SHAPES[0]
+    rows = []
     for size in sizes:
+        decodes = [1e6 * DecodeWork(heads, [length] * n, size).seconds() for n, length in SEQUENCES.values()]
+        rows.append([size, *decodes, 1e6 * PrefillWork(heads, [prompt_len], [prompt_len], size).seconds()])
+    columns = ["block size", *(f"{n} decodes of {length}, us" for n, length in SEQUENCES.values())]
+    return Table(f"{heads.name} heads, one layer", [*columns, f"prompt of {prompt_len}, us"], rows)
+
+
+def _under_full_load(stage: Stage) -> tuple[list[Table], list[Plot]]:
+    rows: dict[str, list[list[float]]] = {workload: [] for workload in WORKLOADS}
+    for size in BLOCK_SIZES:
         pool = stage.pool(block_size=size)
         for workload, limit in WORKLOADS.items():
-            system = paged(pool, constant_limit(limit))
-            outcome = replay(system, stage.trace(workload, stage.num_requests(1000)))
+            outcome = replay(paged(pool, constant_limit(limit)), stage.trace(workload, stage.num_requests(1000)))
             rows[workload].append(
                 [
                     size,
@@ -40,14 +72,10 @@ def run(stage: Stage) -> Figure:
             )
     columns = ["block size", "output tokens/s", "normalized, ms/token", "sequences/iteration", "token state, %"]
     curves = [
-        Curve(workload, sizes, [row[1] for row in of_workload], index, markers=True)
+        Curve(workload, BLOCK_SIZES, [row[1] for row in of_workload], index, markers=True)
         for index, (workload, of_workload) in enumerate(rows.items())
     ]
-    return Figure(
-        NAME,
-        "PagedAttention figure 18: block size",
-        f"the offline engine on {stage.policy_device}",
+    return (
         [Table(workload, columns, of_workload) for workload, of_workload in rows.items()],
         [Plot(Axes("Output tokens/s by block size", "block size (log)", "tokens/s", log_x=True), curves)],
-        [f"KV memory for {POOL_TOKENS} tokens; all requests at once"],
     )

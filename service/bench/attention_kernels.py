@@ -81,11 +81,15 @@ class Caches:
     storage: Tensor
 
     @classmethod
-    def make(cls, heads: Heads, num_tokens: int) -> Caches:
+    def make(cls, heads: Heads, num_tokens: int, block_size: int = BLOCK_SIZE) -> Caches:
         layers = max(2, min(512, int(ROTATED_BYTES / (num_tokens * heads.kv_bytes)) + 1))
-        num_blocks = num_tokens // BLOCK_SIZE
-        shape = (num_blocks, layers, 2, BLOCK_SIZE, heads.num_kv_heads, heads.head_dim)
+        num_blocks = num_tokens // block_size
+        shape = (num_blocks, layers, 2, block_size, heads.num_kv_heads, heads.head_dim)
         return cls(torch.empty(shape, dtype=DTYPE, device=bench_device()).normal_())
+
+    @property
+    def block_size(self) -> int:
+        return self.storage.shape[3]
 
     @property
     def layers(self) -> list[tuple[Tensor, Tensor]]:
@@ -93,10 +97,10 @@ class Caches:
 
     def table(self, context_lens: Sequence[int]) -> Tensor:
         ids = torch.randperm(self.storage.shape[0], dtype=torch.int32)
-        table = torch.zeros(len(context_lens), -(-max(context_lens) // BLOCK_SIZE), dtype=torch.int32)
+        table = torch.zeros(len(context_lens), -(-max(context_lens) // self.block_size), dtype=torch.int32)
         start = 0
         for row, length in enumerate(context_lens):
-            count = -(-length // BLOCK_SIZE)
+            count = -(-length // self.block_size)
             table[row, :count] = ids[start : start + count]
             start += count
         return table.to(bench_device())
@@ -107,12 +111,12 @@ def seconds_of_layer(run: Callable[[tuple[Tensor, Tensor]], object], layers: lis
 
 
 class DecodeWork:
-    def __init__(self, heads: Heads, context_lens: Sequence[int]) -> None:
-        blocks = sum(-(-length // BLOCK_SIZE) for length in context_lens)
+    def __init__(self, heads: Heads, context_lens: Sequence[int], block_size: int = BLOCK_SIZE) -> None:
+        blocks = sum(-(-length // block_size) for length in context_lens)
         self.bytes = sum(context_lens) * heads.kv_bytes
-        self._caches = Caches.make(heads, blocks * BLOCK_SIZE)
+        self._caches = Caches.make(heads, blocks * block_size, block_size)
         lens = torch.tensor(context_lens, dtype=torch.int32, device=bench_device())
-        self._batch = decode_batch(self._caches.table(context_lens), lens, BLOCK_SIZE)
+        self._batch = decode_batch(self._caches.table(context_lens), lens, block_size)
         self._query = torch.randn(len(context_lens), heads.num_heads, heads.head_dim, device=bench_device()).to(DTYPE)
         self.out = torch.empty_like(self._query)
         self._scale = heads.head_dim**-0.5
@@ -128,13 +132,16 @@ class DecodeWork:
 
 
 class PrefillWork:
-    def __init__(self, heads: Heads, query_lens: Sequence[int], context_lens: Sequence[int]) -> None:
+    def __init__(
+        self, heads: Heads, query_lens: Sequence[int], context_lens: Sequence[int], block_size: int = BLOCK_SIZE
+    ) -> None:
         self.flops = causal_flops(heads, query_lens, context_lens)
         self._heads = heads
-        self._caches = Caches.make(heads, sum(-(-length // BLOCK_SIZE) * BLOCK_SIZE for length in context_lens))
+        num_tokens = sum(-(-length // block_size) * block_size for length in context_lens)
+        self._caches = Caches.make(heads, num_tokens, block_size)
         lens = torch.tensor(context_lens, dtype=torch.int32, device=bench_device())
         starts = torch.tensor([0, *query_lens]).cumsum(0, dtype=torch.int32).to(bench_device())
-        self._batch = prefill_batch(self._caches.table(context_lens), starts, lens, max(query_lens), BLOCK_SIZE)
+        self._batch = prefill_batch(self._caches.table(context_lens), starts, lens, max(query_lens), block_size)
         self._query = torch.randn(sum(query_lens), heads.num_heads, heads.head_dim, device=bench_device()).to(DTYPE)
         self.out = torch.empty_like(self._query)
         self._scale = heads.head_dim**-0.5

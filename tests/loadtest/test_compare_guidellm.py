@@ -20,12 +20,12 @@ from tests.loadtest.conftest import ITL_S, TTFT_S
 LOAD = Load(num_clients=2, num_requests=4, prompt_len=8, output_len=5)
 
 
-def report(completed: int) -> dict:
+def report(completed: int, errored: int = 0) -> dict:
     def successful(**values: float) -> dict:
         return {"successful": values}
 
     metrics = {
-        "request_totals": {"successful": completed},
+        "request_totals": {"successful": completed, "errored": errored},
         "requests_per_second": successful(mean=2.0),
         "output_tokens_per_second": successful(mean=10.0),
         "time_to_first_token_ms": successful(median=30.0),
@@ -54,8 +54,9 @@ def test_the_stub_takes_either_name_of_the_limit(fast_stub_url: str) -> None:
 
 def test_reads_its_report() -> None:
     assert read_report(report(4), LOAD) == dict(zip(FIGURES, (2.0, 10.0, 30.0, 4.0), strict=True))
-    with pytest.raises(RuntimeError, match="completed 3 of 4"):
-        read_report(report(3), LOAD)
+    for bad in (report(3), report(4, errored=1)):
+        with pytest.raises(RuntimeError, match="of 4 requests"):
+            read_report(bad, LOAD)
 
 
 def test_a_program_that_fails_is_an_error(stub_url: str, tmp_path: Path) -> None:

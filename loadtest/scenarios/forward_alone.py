@@ -1,0 +1,48 @@
+"""What the forward passes of equal requests take by themselves: FineInfer's forwarding latency, to tell overhead by.
+
+The executor gets their prompts, then their decodes, the next plan always launched before the one before it has ended,
+as the service does where iterations overlap; nobody schedules, and nobody reads the ids.
+"""
+
+import time
+
+from loadtest.baselines.kv_pool import KvPool
+from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
+from service.core.sampling_params import SamplingParams
+
+_STEPS = 24
+_GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
+
+
+def forward_seconds(pool: KvPool, num_requests: int, prompt_len: int, output_len: int) -> float:
+    """Seconds of the prompts and of `output_len` - 1 decodes, these at the mean context. The pool is overwritten."""
+    blocks_each = -(-(prompt_len + output_len) // pool.block_size)
+    assert num_requests * blocks_each <= pool.num_blocks
+
+    def share(i: int, token_ids: tuple[int, ...], num_computed: int) -> ScheduledSequence:
+        table = tuple(range(i * blocks_each, (i + 1) * blocks_each))
+        return ScheduledSequence(i, token_ids, num_computed, 0, table, _GREEDY, (Sample(i, i),))
+
+    prompt = tuple(2 + position % 50 for position in range(prompt_len))
+    together = max(1, pool.max_num_batched_tokens // prompt_len)
+    prompts = [
+        IterationPlan(tuple(share(i, prompt, 0) for i in range(first, min(first + together, num_requests))))
+        for first in range(0, num_requests, together)
+    ]
+    middle = prompt_len + output_len // 2
+    decodes = [IterationPlan(tuple(share(i, (3,), middle) for i in range(num_requests)))]
+    prompt_s = min(_seconds(pool, prompts) for _ in range(3))
+    step_s = min(_seconds(pool, decodes * 2 * _STEPS) - _seconds(pool, decodes * _STEPS) for _ in range(3)) / _STEPS
+    pool.executor.launch(IterationPlan((), released=tuple(range(num_requests)))).wait()
+    return prompt_s + (output_len - 1) * step_s
+
+
+def _seconds(pool: KvPool, plans: list[IterationPlan]) -> float:
+    began = time.perf_counter()
+    pending = pool.executor.launch(plans[0])
+    for plan in plans[1:]:
+        following = pool.executor.launch(plan)
+        pending.wait()
+        pending = following
+    pending.wait()
+    return time.perf_counter() - began

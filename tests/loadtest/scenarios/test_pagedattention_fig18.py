@@ -1,0 +1,12 @@
+import pytest
+
+from loadtest.scenarios import pagedattention_fig18
+from loadtest.scenarios.pagedattention_fig18 import kernel_table
+
+
+def test_the_kernels_are_timed_by_block_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pagedattention_fig18, "SEQUENCES", {"some": (2, 24), "others": (3, 9)})
+    table = kernel_table((1, 16), prompt_len=20)
+    assert [row[0] for row in table.rows] == [1, 16]
+    assert table.columns[1:] == ["2 decodes of 24, us", "3 decodes of 9, us", "prompt of 20, us"]
+    assert all(cell > 0 for row in table.rows for cell in row[1:])
