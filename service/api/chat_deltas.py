@@ -32,14 +32,14 @@ def chat_frames(
     frames = []
     ids, logprobs = chunks.ids_of(piece), logprobs_of(piece)
     if piece.is_first:
-        frames.append(chunks.choice(piece.index, b'"delta":{"role":"assistant","content":""}'))
+        frames.append(chunks.choice(piece.choice_index, b'"delta":{"role":"assistant","content":""}'))
     for delta in _delta_fields(piece, make_call_id):
-        frames.append(chunks.choice(piece.index, b'"delta":' + delta, ids=ids, logprobs=logprobs))
+        frames.append(chunks.choice(piece.choice_index, b'"delta":' + delta, ids=ids, logprobs=logprobs))
         ids, logprobs = b"", b"null"
     if piece.finish_reason is not None:
         called = piece.has_calls and piece.finish_reason is FinishReason.STOP
         end = chunks.end_of(piece, "tool_calls" if called else None)
-        frames.append(chunks.choice(piece.index, b'"delta":{}', end, ids, logprobs))
+        frames.append(chunks.choice(piece.choice_index, b'"delta":{}', end, ids, logprobs))
     return b"".join(frames)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import takewhile
+from typing import NamedTuple, cast
 
 from service.core.events import TokenEvent
 from service.core.iteration_result import TokenLogprobs
@@ -22,9 +23,8 @@ class ScoredToken(NamedTuple):
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """News of one choice.
+class Piece(NamedTuple):
+    """News of one choice. A named tuple: one is made for every write to a client.
 
     is_first: nothing of this choice came before. token_ids: all ids since the last piece that said something.
     finish_reason: set on the choice's last piece. stop_reason: the client's stop string or stop id that ended the
@@ -33,7 +33,7 @@ class Piece:
     scored: the tokens of token_ids, if their logprobs were asked for.
     """
 
-    index: int
+    choice_index: int
     prompt_index: int
     text: str
     token_ids: list[int]
@@ -98,12 +98,13 @@ class ChoiceText:
         self._num_characters = 0  # of text from the detokenizer
         self._is_first = True
 
-    def push(self, events: Sequence[TokenEvent]) -> str:
-        """Text to show after these tokens. Tokens after a text-side stop are dropped."""
-        if self._is_plain and events[-1].finish_reason is None and events[0].logprobs is None:
-            return self._push_plain([event.token_id for event in events])
-        text = ""
-        for event in events:
+    def push(self, tokens: Sequence[int | TokenEvent]) -> str:
+        """Text to show after these tokens; an int is an id of which no more is to be said. Tokens after a text-side
+        stop are dropped."""
+        num_plain = len(list(takewhile(_is_id, tokens))) if self._is_plain else 0
+        text = self._push_plain(cast(Sequence[int], tokens[:num_plain])) if num_plain else ""
+        for token in tokens[num_plain:]:
+            event = TokenEvent(self.index, token, None) if isinstance(token, int) else token
             if self.finish_reason is not None:
                 break
             self._unsent.append(event.token_id)
@@ -141,7 +142,7 @@ class ChoiceText:
         """Whether text is text, and nothing but an event can end it."""
         return self._output is None and not self._rules.strings and self.finish_reason is None
 
-    def _push_plain(self, token_ids: list[int]) -> str:
+    def _push_plain(self, token_ids: Sequence[int]) -> str:
         """Tokens that are neither looked at nor the last: all at once."""
         self._unsent += token_ids
         self.num_tokens += len(token_ids)
@@ -174,3 +175,7 @@ class ChoiceText:
         if self.finish_reason is not None:
             self._deltas += output.flush()
         return ""
+
+
+def _is_id(token: int | TokenEvent) -> bool:
+    return type(token) is int

@@ -33,7 +33,7 @@ class CompletionTexts:
         text = b'"text":' + orjson.dumps(echo + piece.text)
         logprobs = self._logprobs(piece.prompt_index, piece.scored, begins=piece.is_first)
         as_json = b"null" if logprobs is None or not logprobs["tokens"] else orjson.dumps(logprobs)
-        return chunks.choice(piece.index, text, chunks.end_of(piece), chunks.ids_of(piece), as_json)
+        return chunks.choice(piece.choice_index, text, chunks.end_of(piece), chunks.ids_of(piece), as_json)
 
     def num_logprobs(self, piece: Piece) -> int:
         """Entries that the piece's frame writes."""

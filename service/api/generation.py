@@ -150,10 +150,10 @@ class Generation:
         async with aclosing(self.pieces()) as batches:
             async for pieces in batches:
                 for piece in pieces:
-                    texts[piece.index] += piece.text
-                    token_ids[piece.index] += piece.token_ids
-                    deltas[piece.index] += piece.deltas
-                    scored[piece.index] += piece.scored
+                    texts[piece.choice_index] += piece.text
+                    token_ids[piece.choice_index] += piece.token_ids
+                    deltas[piece.choice_index] += piece.deltas
+                    scored[piece.choice_index] += piece.scored
         parts = zip(self._choices, texts, token_ids, deltas, scored, strict=True)
         return self._best([self._collected(*part) for part in parts])
 
@@ -194,9 +194,11 @@ class Generation:
         return self._reading.pop(task), task.result()
 
     def _read(self, prompt_index: int, events: Sequence[StreamEvent]) -> list[Piece]:
-        by_choice: defaultdict[int, list[TokenEvent]] = defaultdict(list)
+        by_choice: defaultdict[int, list[int | TokenEvent]] = defaultdict(list)
         for event in events:
-            if isinstance(event, TokenEvent):
+            if isinstance(event, int):
+                by_choice[0].append(event)
+            elif isinstance(event, TokenEvent):
                 by_choice[event.choice_index].append(event)
             elif isinstance(event, PromptEvent):
                 self._prompt_logprobs[prompt_index] = event.logprobs
@@ -207,12 +209,14 @@ class Generation:
             pieces += self._unwritten(prompt_index)
         return [piece for piece in pieces if not piece.says_nothing]
 
-    def _push(self, prompt_index: int, choice_index: int, events: Sequence[TokenEvent]) -> Piece:
+    def _push(self, prompt_index: int, choice_index: int, tokens: Sequence[int | TokenEvent]) -> Piece:
         request = self._requests[prompt_index]
         choice = self._choices[prompt_index * request.sampling.n + choice_index]
         was_running = choice.finish_reason is None
-        text = choice.push(events)
-        stopped_by_text = was_running and choice.finish_reason is not None and events[-1].finish_reason is None
+        text = choice.push(tokens)
+        last = tokens[-1]
+        ended_by_engine = isinstance(last, TokenEvent) and last.finish_reason is not None
+        stopped_by_text = was_running and choice.finish_reason is not None and not ended_by_engine
         if stopped_by_text and prompt_index in self._streams:
             self._engine.stop_choice(request.request_id, choice_index)
         return choice.take(text)

@@ -56,4 +56,14 @@ class FinalEvent:
         assert (self.error is not None) == (self.outcome is Outcome.FAILED)
 
 
-StreamEvent = TokenEvent | PromptEvent | FinalEvent
+StreamEvent = int | TokenEvent | PromptEvent | FinalEvent
+"""An int is a token of a request's only choice, which goes on, and nothing besides is to be told of it. Nearly all
+events are that, so they cost no object."""
+
+Addressed = tuple[str, StreamEvent]
+"""An event and the id of the request that it is for."""
+
+
+def as_token_event(event: StreamEvent) -> StreamEvent:
+    """A plain token in full; any other event as it is."""
+    return TokenEvent(0, event, None) if isinstance(event, int) else event

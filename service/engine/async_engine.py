@@ -10,10 +10,10 @@ from typing import TypeVar
 
 from service.config import SchedulerConfig
 from service.core.clock import Clock
-from service.core.events import FinalEvent
+from service.core.events import Addressed
 from service.core.request import Request
 from service.core.stats import EngineSnapshot
-from service.engine.engine import Addressed, Engine
+from service.engine.engine import Engine
 from service.engine.engine_loop import Abort, EngineLoop, Stop, StopChoice, Submit
 from service.engine.streams import RequestStream, StreamPacing
 from service.errors import ContextLengthExceeded, InvalidRequest, Overloaded, Unavailable
@@ -50,7 +50,7 @@ class AsyncEngine:
         self._stuck_after_s = stuck_after_s
         self._event_loop = asyncio.get_running_loop()
         self._streams: dict[str, RequestStream] = {}
-        self._pacing = StreamPacing(self._streams.values(), stream_interval_s, clock)
+        self._pacing = StreamPacing(self._streams, stream_interval_s, clock)
         self._finish_times_s: deque[float] = deque(maxlen=64)
         self._accepting = True
         self._idle = asyncio.Event()
@@ -163,14 +163,9 @@ class AsyncEngine:
 
     def _deliver(self, events: list[Addressed]) -> None:
         now_s = self._clock.now_s()
-        for request_id, event in events:
-            stream = self._streams.get(request_id)
-            if stream is None:
-                continue
-            self._pacing.deliver(stream, event, now_s)
-            if isinstance(event, FinalEvent):
-                del self._streams[request_id]
-                self._finish_times_s.append(now_s)
+        for request_id in self._pacing.deliver(events, now_s):
+            del self._streams[request_id]
+            self._finish_times_s.append(now_s)
         if not self._streams:
             self._idle.set()
 

@@ -4,7 +4,7 @@ Iterations may overlap: the next one is decided and launched while the one befor
 never waits for the host. Decoding needs no result for that. The executor has the ids that were drawn (PENDING_TOKEN_ID
 in the plan), and lengths and blocks are known beforehand. Only a stop is seen one iteration late: the token that was
 drawn meanwhile is dropped, and blocks stay until that iteration is over (`IterationScheduler.finish_iteration`). What
-needs the result, as the choices of a prompt do, sits out one iteration; preemption waits until nothing runs.
+needs the result, as the several choices of a prompt do, sits out one iteration; preemption waits until nothing runs.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
+from itertools import repeat
 from typing import NamedTuple
 
 from service.core.clock import Clock
-from service.core.events import FinalEvent, Outcome, PromptEvent, StreamEvent, TokenEvent
+from service.core.events import Addressed, FinalEvent, Outcome, PromptEvent, TokenEvent
 from service.core.grammar import TokenMasker
 from service.core.iteration_plan import IterationPlan, ScheduledSequence
 from service.core.iteration_result import INVALID_TOKEN_ID, IterationResult, TokenLogprobs
@@ -29,6 +30,7 @@ from service.engine.ports import Executor, PendingIteration, StatsSink
 from service.errors import InvalidRequest, RequestError, ServerError
 from service.scheduler.decision_tally import DecisionTally
 from service.scheduler.iteration_scheduler import IterationScheduler
+from service.scheduler.launched_iterations import IterationGroups
 
 logger = logging.getLogger(__name__)
 
@@ -39,9 +41,6 @@ _NOT_FINITE = "the model produced no finite probabilities for this request"
 _NOTHING_LEFT = "allowed_token_ids and bad_words leave nothing to draw that the form of the output allows"
 
 KV_TOKENS_EVERY_S = 0.1
-
-Addressed = tuple[str, StreamEvent]
-"""An event and the id of the request that it is for."""
 
 
 class Engine:
@@ -192,38 +191,34 @@ class Engine:
         except Exception:
             logger.exception("an iteration of %d sequences failed", len(plan.scheduled))
             self.num_failed_in_a_row += 1
-            self._fail(self._scheduler.finish_iteration())
+            self._fail(self._scheduler.finish_iteration().groups)
             self._scheduler.release_again(plan.released)
             return
         self.num_failed_in_a_row = 0
         executed_s = self._clock.now_s()
-        groups = self._scheduler.finish_iteration()
+        whose = self._scheduler.finish_iteration()
         self._scheduler.finish_transfers(result.finished_transfers)
         device_s = executed_s - max(launched.scheduled_s, self._executed_s)
         # Where a later iteration was launched first and the result was there by then, this one ended some time before.
         is_exact = not self._launched or executed_s - started_s > _NOTICEABLE_WAIT_S
         self._scheduler.observe(plan, device_s, is_exact=is_exact)
         self._executed_s = executed_s
-        counts = self._apply(plan, result, groups)
+        counts = self._apply(plan, result, whose)
         self._record(launched, counts, started_s, executed_s, device_s)
 
-    def _apply(self, plan: IterationPlan, result: IterationResult, groups: list[SequenceGroup]) -> _TokenCounts:
+    def _apply(self, plan: IterationPlan, result: IterationResult, whose: IterationGroups) -> _TokenCounts:
         counts = _TokenCounts()
         logprobs = result.logprobs or (None,) * len(result.token_ids)
         scored = dict(result.prompt_logprobs)
-        end = 0
-        for item, group in zip(plan.scheduled, groups, strict=True):
+        groups, end = whose.groups, whose.num_lockstep
+        if end:
+            counts.generated += self._apply_lockstep(plan.scheduled[:end], result.token_ids, result.logprobs)
+        for item, group in zip(plan.scheduled[end:], groups[end:], strict=True):
             first, end = end, end + len(item.samples)
             member = self._scheduler.pool.member(item.sequence_id)
             if member is None:
                 continue  # it ended after the launch; what it drew since is dropped
             try:
-                if _is_ordinary_decode(item, group, member[1]) and result.token_ids[first] != INVALID_TOKEN_ID:
-                    position = item.num_computed_tokens + 1
-                    self._scheduler.note_decoded(group, member[1], position)
-                    self._append_token(group, member[1], position, result.token_ids[first], logprobs[first])
-                    counts.generated += 1
-                    continue
                 draws = list(zip(result.token_ids[first:end], logprobs[first:end], strict=True))
                 if item.targets and not self._note_prompt_logprobs(group, item, scored[item.sequence_id]):
                     self._end_group(group, Outcome.FAILED, ServerError(_NOT_FINITE))
@@ -233,6 +228,45 @@ class Engine:
                 logger.exception("request %s failed", group.request.request_id)
                 self._end_group(group, Outcome.FAILED, ServerError("the request failed inside the engine"))
         return counts
+
+    def _apply_lockstep(
+        self,
+        scheduled: tuple[ScheduledSequence, ...],
+        token_ids: tuple[int, ...],
+        logprobs: tuple[TokenLogprobs | None, ...],
+    ) -> int:
+        """`_apply_one` and `_append_token` for decodes in lockstep, which nearly all are (scheduler/lockstep.py): spelt
+        out, since it happens some ten thousand times a second. Returns how many tokens were generated.
+        """
+        scheduler, events = self._scheduler, self._events
+        members, block_size = scheduler.pool.members, scheduler.blocks.block_size
+        decoded: list[SequenceGroup] = []
+        for item, token_id, scores in zip(scheduled, token_ids, logprobs or repeat(None)):  # noqa: B905 - more ids may follow
+            member = members.get(item[0])
+            if member is None:
+                continue  # it ended after the launch; what it drew since is dropped
+            group, sequence = member
+            request = group.request
+            decoded.append(group)
+            if token_id == INVALID_TOKEN_ID:
+                self._end_group(group, Outcome.FAILED, _failed_draw(request))
+                continue
+            position = item[2] + 1
+            if position % block_size == 0:
+                scheduler.cache_full_block(group, sequence, position)
+            if (
+                token_id in request.sampling.stop_token_ids
+                or position + 1 == sequence.max_num_tokens
+                or scores is not None
+                or len(group.sequences) > 1
+            ):
+                self._append_token(group, sequence, position, token_id, scores)
+                continue
+            sequence.set_drawn(position, token_id)
+            group.num_output_tokens += 1
+            events.append((request.request_id, token_id))
+        scheduler.note_decoded(decoded)
+        return len(decoded)
 
     def _apply_one(
         self,
@@ -395,19 +429,6 @@ class Engine:
                 predictions=tally.predictions,
             )
         )
-
-
-def _is_ordinary_decode(item: ScheduledSequence, group: SequenceGroup, sequence: Sequence) -> bool:
-    """One new token of the output, one draw, nothing besides: nearly all that an engine ever applies."""
-    start = item.num_computed_tokens
-    return (
-        len(item.samples) == 1
-        and start >= sequence.num_prompt_tokens
-        and start >= sequence.recompute_until
-        and group.is_ordinary
-        and group.is_forked
-        and len(item.token_ids) == 1
-    )
 
 
 def _failed_draw(request: Request) -> RequestError:

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from service.core.clock import Clock
+from service.core.events import Addressed
 from service.core.request import Request
 from service.core.stats import EngineSnapshot
-from service.engine.engine import Addressed, Engine
+from service.engine.engine import Engine
 from service.errors import RequestError, ServerError
 
 logger = logging.getLogger(__name__)

@@ -33,9 +33,9 @@ class History:
     def computed(self, client: str, num_tokens: int) -> None:
         self._served[client] += COMPUTED_WEIGHT * num_tokens
 
-    def decoded(self, client: str) -> None:
-        """One token computed and one generated."""
-        self._served[client] += COMPUTED_WEIGHT + GENERATED_WEIGHT
+    def decoded(self, client: str, num_tokens: int) -> None:
+        """So many tokens were computed, and as many generated."""
+        self._served[client] += (COMPUTED_WEIGHT + GENERATED_WEIGHT) * num_tokens
 
     def generated(self, client: str, num_tokens: int) -> None:
         self._served[client] += GENERATED_WEIGHT * num_tokens

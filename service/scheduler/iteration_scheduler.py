@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 from service.core.clock import Clock
 from service.core.iteration_plan import PENDING_TOKEN_ID, IterationPlan
 from service.core.iteration_result import FinishedTransfer
@@ -16,7 +19,7 @@ from service.scheduler.forking import continue_beams, fork_choices, hand_over_le
 from service.scheduler.group_preemption import GroupPreemption
 from service.scheduler.group_start import GroupStart
 from service.scheduler.history import History
-from service.scheduler.launched_iterations import LaunchedIterations
+from service.scheduler.launched_iterations import IterationGroups, LaunchedIterations
 from service.scheduler.lockstep import Lockstep
 from service.scheduler.plan_draft import PlanDraft
 from service.scheduler.preemption import Preemption
@@ -98,8 +101,8 @@ class IterationScheduler:
             tuple(draft.scheduled), tuple(draft.copies), released, tuple(draft.transfers), awaits_transfer
         )
 
-    def finish_iteration(self) -> list[SequenceGroup]:
-        """The oldest iteration that runs has ended, whatever came of it. The groups of its `scheduled`, in order."""
+    def finish_iteration(self) -> IterationGroups:
+        """The oldest iteration that runs has ended, whatever came of it."""
         return self._launched.finish()
 
     def release_again(self, sequence_ids: tuple[int, ...]) -> None:
@@ -126,11 +129,14 @@ class IterationScheduler:
         self._history.computed(group.request.client, end - start)
         self.blocks.cache_prefix(sequence, group.request.cache_salt, end)
 
-    def note_decoded(self, group: SequenceGroup, sequence: Sequence, end: int) -> None:
-        """The one token before `end` is computed, and one is drawn."""
-        self._history.decoded(group.request.client)
-        if end % self.blocks.block_size == 0:
-            self.blocks.cache_prefix(sequence, group.request.cache_salt, end)
+    def note_decoded(self, groups: Iterable[SequenceGroup]) -> None:
+        """For each of them one token is computed, and one is drawn."""
+        for client, num_tokens in Counter([group.request.client for group in groups]).items():
+            self._history.decoded(client, num_tokens)
+
+    def cache_full_block(self, group: SequenceGroup, sequence: Sequence, end: int) -> None:
+        """The block that ends before token `end` is full and computed: it may serve others from now on."""
+        self.blocks.cache_prefix(sequence, group.request.cache_salt, end)
 
     def note_generated(self, group: SequenceGroup, num_tokens: int) -> None:
         """So many tokens of the group were drawn."""
@@ -232,7 +238,7 @@ class IterationScheduler:
         """What the draft computes counts as computed. The next iteration may go on before an id that it draws is
         known, unless that is what the choices fork with, or the host has to look at every id. Whose only choice draws
         has nothing but decodes before it."""
-        self._launched.begin(draft.groups)
+        self._launched.begin(IterationGroups(draft.groups, draft.num_lockstep))
         for group, sequence, end, draws in draft.shares:
             sequence.num_computed_tokens = end
             sequence.last_iteration = draft.number

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager
+
+
+class IterationGroups(NamedTuple):
+    """Whose an iteration is: the groups of its `scheduled`, in order; the first `num_lockstep` were in lockstep."""
+
+    groups: list[SequenceGroup]
+    num_lockstep: int
 
 
 class LaunchedIterations:
@@ -19,7 +27,7 @@ class LaunchedIterations:
 
     def __init__(self, blocks: BlockManager) -> None:
         self._blocks = blocks
-        self._running: deque[list[SequenceGroup]] = deque()
+        self._running: deque[IterationGroups] = deque()
         self._num_finished = 0
         self._leaving: list[Sequence] = []
         self._released: list[int] = []
@@ -31,12 +39,12 @@ class LaunchedIterations:
     def next_number(self) -> int:
         return self._num_finished + len(self._running) + 1
 
-    def begin(self, groups: list[SequenceGroup]) -> None:
-        """The next iteration is launched; one group for each of its shares."""
-        self._running.append(groups)
+    def begin(self, whose: IterationGroups) -> None:
+        """The next iteration is launched."""
+        self._running.append(whose)
 
-    def finish(self) -> list[SequenceGroup]:
-        """The oldest iteration has ended; its groups."""
+    def finish(self) -> IterationGroups:
+        """The oldest iteration has ended."""
         self._num_finished += 1
         leaving, self._leaving = self._leaving, []
         for sequence in leaving:

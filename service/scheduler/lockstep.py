@@ -122,6 +122,7 @@ class Lockstep:
             sequence.last_iteration = number
             token_ids.append(PENDING_TOKEN_ID)
         draft.groups += [decode.group for decode in members]
+        draft.num_lockstep = len(members)
         self._step += 1
         for decode in grown:
             decode.table_start += 1

@@ -23,8 +23,9 @@ class Share(NamedTuple):
 class PlanDraft:
     """Of the iteration of that number, decided at `now_s`; counted in `tally`.
 
-    budget: prompt tokens left to schedule. groups: of `scheduled`, in its order. shares: those of `scheduled` that have
-    not begun yet. sitting_out: groups, by order of arrival, that find no blocks before transfers have finished.
+    budget: prompt tokens left to schedule. groups: of `scheduled`, in its order; the first `num_lockstep` are in
+    lockstep. shares: those of `scheduled` that have not begun yet. sitting_out: groups, by order of arrival, that find
+    no blocks before transfers have finished.
     """
 
     __slots__ = (
@@ -32,6 +33,7 @@ class PlanDraft:
         "copies",
         "groups",
         "now_s",
+        "num_lockstep",
         "number",
         "scheduled",
         "shares",
@@ -45,6 +47,7 @@ class PlanDraft:
         self.now_s = now_s
         self.tally = tally
         self.budget = 0
+        self.num_lockstep = 0
         self.scheduled: list[ScheduledSequence] = []
         self.groups: list[SequenceGroup] = []
         self.shares: list[Share] = []

@@ -30,13 +30,16 @@ from tests.api.test_generation import TOKENIZER, HandFedEngine, requests
 MODEL = 'name/with "quotes"'
 PIECES = st.builds(
     Piece,
-    index=st.integers(0, 9),
+    choice_index=st.integers(0, 9),
     prompt_index=st.just(0),
     text=st.text(max_size=20),
     token_ids=st.lists(st.integers(0, 10**6), max_size=4),
     is_first=st.booleans(),
     finish_reason=st.sampled_from([None, *FinishReason]),
     stop_reason=st.sampled_from([None, "END", 7]),
+    deltas=st.just(()),
+    has_calls=st.just(False),
+    scored=st.just(()),
 )
 CALLS = st.builds(
     lambda ids, usage, continuous: replace(
@@ -72,7 +75,7 @@ def events_of(frames: bytes) -> list[Any]:
 def check_common(event: Any, piece: Piece, call: CheckedCall) -> None:
     assert (event["id"], event["created"], event["model"]) == ("id-1", 1_700_000_000, MODEL)
     assert event["system_fingerprint"] == "fp_1"
-    assert event["choices"][0]["index"] == piece.index
+    assert event["choices"][0]["index"] == piece.choice_index
     assert ("usage" in event) == (call.include_usage or call.continuous_usage)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from service.api.choice_text import StopRules
 from service.api.generation import CollectedChoice, Generation
-from service.core.events import FinalEvent, Outcome, TokenEvent
+from service.core.events import FinalEvent, Outcome, StreamEvent, TokenEvent
 from service.core.request import FinishReason, Request
 from service.core.sampling_params import SamplingParams
 from service.core.stats import RequestStats
@@ -44,9 +44,8 @@ class HandFedEngine:
     def stop_choice(self, request_id: str, choice_index: int) -> None:
         self.stopped.append((request_id, choice_index))
 
-    def put(self, request_id: str, *events: TokenEvent | FinalEvent) -> None:
-        for event in events:
-            self.streams[request_id].put(event)
+    def put(self, request_id: str, *events: StreamEvent) -> None:
+        self.streams[request_id].events += events
         self.streams[request_id].wake()
 
 

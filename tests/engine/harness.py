@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import Any, Literal
 
 from service.core.clock import ManualClock
-from service.core.events import FinalEvent, Outcome, PromptEvent, TokenEvent
+from service.core.events import FinalEvent, Outcome, PromptEvent, TokenEvent, as_token_event
 from service.core.grammar import TokenMasker
 from service.core.iteration_plan import PENDING_TOKEN_ID
 from service.core.iteration_result import TokenLogprobs
@@ -180,6 +180,7 @@ class Harness:
     def collect(self) -> None:
         for request_id, event in self.engine.take_events():
             assert request_id not in self.finals, "nothing follows the final event"
+            event = as_token_event(event)
             if isinstance(event, TokenEvent):
                 key = (request_id, event.choice_index)
                 assert key not in self.reasons, "no token follows the last one"
@@ -192,7 +193,7 @@ class Harness:
                 assert request_id not in self.prompt_logprobs, "the prompt is scored once"
                 assert not any(key[0] == request_id for key in self.tokens), "before every token"
                 self.prompt_logprobs[request_id] = event.logprobs
-            else:
+            elif isinstance(event, FinalEvent):
                 self.finals[request_id] = event
 
     def check(self) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from service.config import SchedulerConfig
 from service.core.clock import MonotonicClock
-from service.core.events import FinalEvent, Outcome, TokenEvent
+from service.core.events import FinalEvent, Outcome, TokenEvent, as_token_event
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
 from service.engine.async_engine import AsyncEngine
@@ -35,7 +35,7 @@ class GatedExecutor(ToyExecutor):
 async def collect(stream: RequestStream) -> tuple[list[int], FinalEvent]:
     tokens: list[int] = []
     while True:
-        for event in await stream.next_events():
+        for event in map(as_token_event, await stream.next_events()):
             if isinstance(event, TokenEvent):
                 tokens.append(event.token_id)
             else:

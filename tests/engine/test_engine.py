@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.core.clock import ManualClock
-from service.core.events import Outcome
+from service.core.events import FinalEvent, Outcome, TokenEvent
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import INVALID_TOKEN_ID, IterationResult
 from service.core.request import FinishReason
@@ -345,6 +345,18 @@ def test_an_iteration_is_launched_while_another_runs():
     assert len(harness.toy.plans) == 4, "a last token is known beforehand: nothing is computed in vain"
     assert harness.finals["request-0"].outcome is Outcome.FINISHED
     assert not harness.engine.has_work
+
+
+def test_only_a_request_s_last_token_and_those_of_several_choices_are_told_in_full():
+    harness = Harness()
+    harness.add(harness.request((1, 2), 4))
+    harness.add(harness.request((1, 2), 3, n=2))
+    for _ in range(10):
+        harness.engine.step()
+    events = harness.engine.take_events()
+    kinds = [type(event) for request_id, event in events if request_id == "request-0"]
+    assert kinds == [TokenEvent, int, int, TokenEvent, FinalEvent]
+    assert [type(event) for request_id, event in events if request_id == "request-1"] == [TokenEvent] * 6 + [FinalEvent]
 
 
 def test_who_needs_every_id_on_the_host_waits_and_holds_nobody_back():

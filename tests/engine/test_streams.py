@@ -5,11 +5,11 @@ import itertools
 from collections.abc import Awaitable, Callable
 
 from service.core.clock import MonotonicClock
-from service.core.events import FinalEvent, Outcome, TokenEvent
+from service.core.events import FinalEvent, Outcome, StreamEvent
 from service.core.stats import RequestStats
-from service.engine.streams import FEW_STREAMS, RequestStream, StreamPacing
+from service.engine.streams import FEW_STREAMS, MAX_WAKES_PER_S, RequestStream, StreamPacing
 
-TOKEN = TokenEvent(0, 1, None)
+TOKEN = 1
 END = FinalEvent(Outcome.ABORTED, RequestStats(1, 0, 0, 1, 1, 0.0, None, None, 0.0, 0))
 INTERVAL_S = 0.05
 
@@ -17,9 +17,8 @@ INTERVAL_S = 0.05
 def test_events_that_gathered_come_together_and_in_order():
     async def scenario() -> None:
         stream = RequestStream()
-        for token_id in range(3):
-            stream.put(TokenEvent(0, token_id, None))
-        assert [e.token_id for e in await stream.next_events()] == [0, 1, 2]
+        stream.events += range(3)
+        assert await stream.next_events() == [0, 1, 2]
 
     asyncio.run(scenario())
 
@@ -33,12 +32,11 @@ def test_a_waiting_reader_is_woken_and_a_cancelled_one_loses_nothing():
         await asyncio.gather(reader, return_exceptions=True)
         reader = asyncio.create_task(stream.next_events())
         await asyncio.sleep(0)
-        stream.put(TokenEvent(0, 1, None))
-        stream.put(TokenEvent(0, 2, None))
+        stream.events += (1, 2)
         await asyncio.sleep(0)
         assert not reader.done(), "not woken yet"
         stream.wake()
-        assert [e.token_id for e in await reader] == [1, 2]
+        assert await reader == [1, 2]
 
     asyncio.run(scenario())
 
@@ -48,19 +46,19 @@ class Readers:
 
     def __init__(self, count: int) -> None:
         self.streams = [RequestStream() for _ in range(count)]
+        self.open = {str(index): stream for index, stream in enumerate(self.streams)}
         self.batches: list[list[int]] = [[] for _ in range(count)]
         self.clock = MonotonicClock()
-        self.pacing = StreamPacing(self.streams, INTERVAL_S, self.clock)
+        self.pacing = StreamPacing(self.open, INTERVAL_S, self.clock)
         self.tasks = [asyncio.create_task(self._read(index)) for index in range(count)]
 
-    async def deliver(self, event: TokenEvent | FinalEvent = TOKEN) -> None:
+    async def deliver(self, event: StreamEvent = TOKEN) -> list[str]:
         """One event to each stream, as after an iteration."""
         await asyncio.sleep(0)
-        now_s = self.clock.now_s()
-        for stream in self.streams:
-            self.pacing.deliver(stream, event, now_s)
+        ended = self.pacing.deliver([(request_id, event) for request_id in self.open], self.clock.now_s())
         await asyncio.sleep(0)
         await asyncio.sleep(0)
+        return ended
 
     async def _read(self, index: int) -> None:
         while True:
@@ -94,7 +92,7 @@ def test_of_many_streams_the_first_event_and_the_last_go_at_once_and_the_others_
         for _ in range(4):
             await readers.deliver()
         assert readers.batches == [[1]] * len(readers.streams), "it is not time yet"
-        await readers.deliver(END)
+        assert await readers.deliver(END) == list(readers.open)
         assert readers.batches == [[1, 5]] * len(readers.streams)
 
     play(FEW_STREAMS + 1, scenario)
@@ -119,3 +117,22 @@ def test_streams_that_began_together_do_not_stay_in_step():
         assert due_s[-1] - due_s[0] > INTERVAL_S / 2
 
     play(64, scenario)
+
+
+def test_very_many_streams_are_woken_more_seldom_than_asked_for():
+    async def scenario(readers: Readers) -> None:
+        began_s = readers.clock.now_s()
+        await readers.deliver()
+        pauses_s = sorted(stream.due_s - began_s for stream in readers.streams)
+        assert pauses_s[-1] > 0.9 * len(readers.streams) / MAX_WAKES_PER_S > 1.5 * INTERVAL_S
+
+    play(int(2 * INTERVAL_S * MAX_WAKES_PER_S), scenario)
+
+
+def test_events_of_streams_that_are_gone_are_dropped():
+    async def scenario(readers: Readers) -> None:
+        gone = readers.open.pop("0")
+        assert readers.pacing.deliver([("0", END), ("1", END)], readers.clock.now_s()) == ["1"]
+        assert not gone.events
+
+    play(2, scenario)
