@@ -210,3 +210,38 @@ def test_a_draw_of_nothing_is_the_clients_fault_if_it_may_be(contradicts: bool) 
     assert harness.add(Request("r", (5, 6), sampling, 0.0, grammar=regex("ab")))
     harness.run()
     assert isinstance(harness.finals["r"].error, InvalidRequest) is contradicts
+
+
+def test_overlapped_iterations_go_on_beside_a_grammar() -> None:
+    """Whose next mask depends on the token that is being drawn: it sits out, and holds nobody back."""
+    harness = make_harness(overlap=True)
+    constrained = request(harness, regex("[0-9]{30}"), max_tokens=30)
+    free = request(harness, None, max_tokens=20)
+    counts = []
+    for _ in range(12):
+        harness.step()
+        counts.append(tuple(len(harness.tokens.get((each.request_id, 0), ())) for each in (constrained, free)))
+    assert [after[1] - before[1] for before, after in zip(counts, counts[1:], strict=False)] == [1] * 11
+    assert counts[-1][0] >= 5
+    harness.run()
+    assert len(text_of(harness, constrained.request_id)) == 30
+
+
+def test_masks_are_begun_before_the_executor_launches_and_awaited_by_it() -> None:
+    """Between the two the executor launches the forward pass (`ModelRunner.launch`)."""
+    order = []
+
+    class Masker(TokenBitmask):
+        def begin(self, matchers, rows):  # type: ignore[no-untyped-def]
+            order.append("begin")
+            return super().begin(matchers, rows)
+
+    class Toy(ObedientToy):
+        def launch(self, plan):  # type: ignore[no-untyped-def]
+            order.append("launch")
+            return super().launch(plan)
+
+    harness = Harness(64, 4, executor=Toy(64, 4, SIZE), masker=Masker(8, SIZE, frozenset({END_ID})))
+    request(harness, regex("[0-9]{2}"))
+    harness.run()
+    assert order == ["begin", "launch"] * 2
