@@ -74,6 +74,7 @@ class ApiConfig:
     api_keys: accepted bearer keys, each as KEY or NAME:KEY; none means that the API is open. Keys of one name are one
     client's.
     guard_metrics: /metrics asks for a key too.
+    allowed_origins: whose pages may call this server from a browser; `*` for anybody's.
     tool_call_parser: how the model writes tool calls; `auto` reads it from the chat template.
     reasoning_parser: `auto` splits reasoning from content if the chat template speaks of it.
     max_patterns_at_once: patterns that one text must match together (allOf, & of a grammar): the time to compile them
@@ -84,6 +85,7 @@ class ApiConfig:
     served_model_names: tuple[str, ...]
     api_keys: tuple[str, ...] = ()
     guard_metrics: bool = False
+    allowed_origins: tuple[str, ...] = ()
     strict_params: bool = False
     tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "pythonic"] = "auto"
     reasoning_parser: Literal["auto", "none"] = "auto"

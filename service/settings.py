@@ -75,6 +75,9 @@ class Settings(BaseSettings):
         (), description="accepted bearer keys, comma-separated, each KEY or NAME:KEY; open if left out"
     )
     guard_metrics: bool = Field(False, description="/metrics asks for a key too")
+    allowed_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="origins whose pages may call from a browser, comma-separated; * for all; none if left out"
+    )
     strict_params: bool = Field(False, description="refuse unknown request fields instead of naming them in a header")
     tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "pythonic"] = Field(
         "auto", description="how the model writes tool calls; auto reads it from the chat template"
@@ -133,7 +136,7 @@ class Settings(BaseSettings):
     profile_host: bool = Field(False, description="at the end, print where the host's time went")
     config: Path | None = Field(None, description="YAML file with any of these settings")
 
-    @field_validator("served_model_name", "api_key", mode="before")
+    @field_validator("served_model_name", "api_key", "allowed_origins", mode="before")
     @classmethod
     def _split_list(cls, value: object) -> object:
         if not isinstance(value, str | list | tuple):
@@ -225,6 +228,7 @@ class Settings(BaseSettings):
             served_model_names=self.served_model_name or (self.public_model_name(),),
             api_keys=self.api_key,
             guard_metrics=self.guard_metrics,
+            allowed_origins=self.allowed_origins,
             strict_params=self.strict_params,
             tool_call_parser=self.tool_call_parser,
             reasoning_parser=self.reasoning_parser,

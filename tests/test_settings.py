@@ -144,6 +144,10 @@ def test_what_belongs_to_the_http_surface_arrives_there():
     api = settings.api_config()
     assert (api.tool_call_parser, api.reasoning_parser, api.strict_params) == ("hermes", "none", True)
     assert settings.connection_limits().max_connections == 7
+    assert read_settings(["--allowed-origins", "http://a,http://b"]).api_config().allowed_origins == (
+        "http://a",
+        "http://b",
+    )
 
 
 def test_the_default_budget_grows_with_the_seats():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -55,6 +56,7 @@ def create_app(
         middleware=[
             Middleware(RequestIds),
             Middleware(HttpFacts, recorder=recorder, routes=templates, access_log=access_log),
+            *_cross_origin(config.allowed_origins),
             Middleware(ErrorBarrier, recorder=recorder),
             Middleware(BearerAuth, keys=config.api_keys, guards_metrics=config.guard_metrics),
             Middleware(BodyLimits, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s),
@@ -64,6 +66,15 @@ def create_app(
     )
     app.router.redirect_slashes = False  # a redirect would be built from the client's Host header
     return app
+
+
+def _cross_origin(origins: Sequence[str]) -> list[Middleware]:
+    """Lets pages of these origins call; a browser asks beforehand, without a key."""
+    if not origins:
+        return []
+    exposed = ("X-Request-Id", "x-ignored-params", "Retry-After")
+    options = {"allow_methods": ("GET", "POST"), "allow_headers": ("*",), "expose_headers": exposed}
+    return [Middleware(CORSMiddleware, allow_origins=origins, **options)]
 
 
 def _routes(context: ApiContext, registry: CollectorRegistry) -> list[Route]:

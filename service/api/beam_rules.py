@@ -12,7 +12,7 @@ from collections.abc import Collection
 from service.api.token_checks import check_range
 from service.config import ApiConfig
 from service.core.sampling_params import BeamParams, SamplingParams
-from service.errors import InvalidRequest
+from service.errors import InvalidRequest, UnsupportedParameter
 from service.protocol.generation import GenerationFields
 
 _MAX_TOP = 128
@@ -36,8 +36,13 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 """Fields that draws heed -> the values, besides null, at which they ask for nothing."""
 
 
-def check_beams(fields: GenerationFields, logprobs: int | None, has_form: bool, config: ApiConfig) -> BeamParams | None:
-    """None if no beam search is asked for. Without beam_width, n is the width, as with vLLM."""
+def check_beams(
+    fields: GenerationFields, logprobs: int | None, form_param: str | None, config: ApiConfig
+) -> BeamParams | None:
+    """None if no beam search is asked for. Without beam_width, n is the width, as with vLLM.
+
+    form_param: the field that asks for a form of the output, if one does.
+    """
     if not fields.use_beam_search:
         for name, neutral in (("beam_width", 1), ("length_penalty", 1), ("early_stopping", False)):
             if getattr(fields, name) not in (None, neutral):
@@ -48,8 +53,8 @@ def check_beams(fields: GenerationFields, logprobs: int | None, has_form: bool, 
             raise InvalidRequest(f"{name} means nothing to a beam search.", param=name)
     if logprobs is not None:
         raise InvalidRequest("logprobs are not given of beams.", param="logprobs")
-    if has_form:
-        raise InvalidRequest("a beam search cannot be held to a form.", param="response_format")
+    if form_param is not None:
+        raise UnsupportedParameter(f"{form_param} is not supported in a beam search.", param=form_param)
     if 0 in (fields.max_tokens, fields.max_completion_tokens):
         raise InvalidRequest("max_tokens must be at least 1 in a beam search.", param="max_tokens")
     n = fields.n or 1

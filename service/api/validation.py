@@ -158,7 +158,7 @@ def check_call(
         continuous_usage=options is not None and bool(options.continuous_usage_stats),
         return_token_ids=bool(fields.return_token_ids),
         form=form,
-        beam=check_beams(fields, logprobs, form is not None, config),
+        beam=check_beams(fields, logprobs, None if form is None else form.param, config),
         ignored=ignored,
     )
 

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import httpx
 import pytest
 
-from tests.api.running_server import RunningServer
+from tests.api.running_server import RunningServer, Scene, running
 from tests.api.wire import CHAT, COMPLETIONS, error_of
 
 
@@ -43,3 +45,31 @@ def test_an_unread_stream_does_not_hold_up_others(server: RunningServer, http: h
         assert http.get("/health").status_code == 200
         assert http.get("/v1/models").status_code == 200
         assert http.get("/metrics").status_code == 200
+
+
+PAGE = {"Origin": "http://page.example"}
+PREFLIGHT = {**PAGE, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+
+
+def test_pages_of_other_origins_may_not_call(http: httpx.Client) -> None:
+    assert http.options(CHAT, headers=PREFLIGHT).status_code == 405
+    assert not [name for name in http.get("/v1/models", headers=PAGE).headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize("origins", [("http://page.example",), ("*",)])
+def test_pages_of_allowed_origins_may_call_and_stream(origins: tuple[str, ...]) -> None:
+    config = replace(Scene().config, allowed_origins=origins, api_keys=("sk-1",))
+    with running(Scene(config=config)) as server, httpx.Client(base_url=server.base_url) as http:
+        asked = http.options(CHAT, headers=PREFLIGHT)
+        assert asked.status_code == 200, "a browser asks without the key"
+        assert "authorization" in asked.headers["access-control-allow-headers"]
+        refused = http.post(CHAT, headers=PAGE, json={})
+        assert refused.status_code == 401
+        assert refused.headers["access-control-allow-origin"] == origins[0], "else the page cannot read the error"
+        body = {"model": "alias", "prompt": "x", "max_tokens": 3, "stream": True, "surprise": 1}
+        streamed = http.post(COMPLETIONS, headers={**PAGE, "Authorization": "Bearer sk-1"}, json=body)
+        assert streamed.text.endswith("data: [DONE]\n\n")
+        assert streamed.headers["access-control-allow-origin"] == origins[0]
+        assert "x-ignored-params" in streamed.headers["access-control-expose-headers"]
+        other = http.options(CHAT, headers={**PREFLIGHT, "Origin": "http://other.example"})
+        assert (other.status_code == 200) == (origins == ("*",))

@@ -76,7 +76,7 @@ def test_stop_strings_cut_the_beams_that_are_shown(http: httpx.Client) -> None:
         ({"best_of": 3}, "best_of"),
         ({"logprobs": 1}, "logprobs"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"regex": "a+"}, "response_format"),
+        ({"regex": "a+"}, "regex"),
         ({"early_stopping": "soon"}, "early_stopping"),
         ({"use_beam_search": False}, "beam_width"),
         ({"use_beam_search": None, "beam_width": None, "length_penalty": 2.0}, "length_penalty"),
