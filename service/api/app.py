@@ -72,9 +72,15 @@ def _cross_origin(origins: Sequence[str]) -> list[Middleware]:
     """Lets pages of these origins call; a browser asks beforehand, without a key."""
     if not origins:
         return []
-    exposed = ("X-Request-Id", "x-ignored-params", "Retry-After")
-    options = {"allow_methods": ("GET", "POST"), "allow_headers": ("*",), "expose_headers": exposed}
-    return [Middleware(CORSMiddleware, allow_origins=origins, **options)]
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=("X-Request-Id", "x-ignored-params", "Retry-After"),
+        )
+    ]
 
 
 def _routes(context: ApiContext, registry: CollectorRegistry) -> list[Route]:

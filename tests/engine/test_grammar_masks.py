@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -221,7 +222,7 @@ def test_overlapped_iterations_go_on_beside_a_grammar() -> None:
     for _ in range(12):
         harness.step()
         counts.append(tuple(len(harness.tokens.get((each.request_id, 0), ())) for each in (constrained, free)))
-    assert [after[1] - before[1] for before, after in zip(counts, counts[1:], strict=False)] == [1] * 11
+    assert [after[1] - before[1] for before, after in itertools.pairwise(counts)] == [1] * 11
     assert counts[-1][0] >= 5
     harness.run()
     assert len(text_of(harness, constrained.request_id)) == 30
@@ -232,12 +233,12 @@ def test_masks_are_begun_before_the_executor_launches_and_awaited_by_it() -> Non
     order = []
 
     class Masker(TokenBitmask):
-        def begin(self, matchers, rows):  # type: ignore[no-untyped-def]
+        def begin(self, matchers, rows):
             order.append("begin")
             return super().begin(matchers, rows)
 
     class Toy(ObedientToy):
-        def launch(self, plan):  # type: ignore[no-untyped-def]
+        def launch(self, plan):
             order.append("launch")
             return super().launch(plan)
 

@@ -238,22 +238,22 @@ def test_a_mask_holds_for_its_rows_only(tmp_path):
     assert drawn == (allowed[0], int(logits[1].argmax()))
 
 
-def test_masks_are_waited_for_when_the_forward_pass_has_been_launched(tmp_path):
+def test_masks_are_waited_for_when_the_forward_pass_has_been_launched(tmp_path, monkeypatch):
     """So they are computed while it runs."""
-    runner = load(llama(tmp_path)).runner
-    forward, order = runner._model.forward, []
+    runner, order = load(llama(tmp_path)).runner, []
+    compute_logits = runner._model.compute_logits
 
     class Masks(FixedMasks):
         def wait(self):
             order.append("masks")
             return super().wait()
 
-    def noting(*inputs):
-        order.append("forward")
-        return forward(*inputs)
+    def noting(hidden):
+        order.append("logits")
+        return compute_logits(hidden)
 
-    runner._model.forward = noting
+    monkeypatch.setattr(runner._model, "compute_logits", noting)
     sequence = ScheduledSequence(0, (3, 1, 4), 0, 0, (0,), greedy(4), (Sample(0, 0),))
     masks = Masks([0], [[5]], runner._vocab_size)
     assert runner.launch(IterationPlan((sequence,), masks=masks)).wait().token_ids == (5,)
-    assert order == ["forward", "masks"]
+    assert order == ["logits", "masks"]
