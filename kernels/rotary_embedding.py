@@ -2,8 +2,8 @@
 
     x[i] = x[i] * cos[i] + x[(i + R/2) mod R] * sin[i]      for i < R, every x on the right before the change
 
-where the table holds the cosine of each pair's angle twice and its sine as (-sine, +sine). Dimensions from R on stay
-as they are.
+where the table holds the cosine of each pair's angle twice and its sine as (-sine, +sine). Dimensions from R on keep
+their values.
 
 Tensors (T tokens, N heads, D head dim, R <= D rotated dims, even):
     x    [T, N, D]  bf16 or fp32; strides of heads and tokens free, last stride 1. Written in place. Query and key

@@ -75,10 +75,7 @@ def write_page(figures: Sequence[Figure], caption: str, path: Path) -> None:
 
 
 def _section(figure: Figure) -> str:
-    plots = "".join(
-        f"<div>{svg_plot(p.axes, p.curves)}{legend((c.name, c.color_index) for c in p.curves)}</div>"
-        for p in figure.plots
-    )
+    plots = "".join(_plot(plot) for plot in figure.plots)
     tables = "".join(_html_table(table) for table in figure.tables)
     notes = "".join(f"<li>{html.escape(note)}</li>" for note in figure.notes)
     head = f"<h2>{html.escape(figure.title)}</h2><p>{html.escape(figure.name)}, {html.escape(figure.driven_by)}</p>"

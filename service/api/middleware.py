@@ -29,8 +29,7 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 class RequestIds:
-    """`X-Request-Id`: the client's if it is fit to be repeated, else a new one; in `scope` and on every
-    answer.
+    """`X-Request-Id`: the client's if it is fit to be repeated, else a new one; in `scope` and on every answer.
 
     For logs only: a client may use the same one twice, so nothing is keyed by it.
     """
@@ -136,8 +135,8 @@ class BearerAuth:
     keys: each KEY or NAME:KEY. The name stands for the client in shares, traces and the access log; a key without one
     is known by the beginning of its digest.
 
-    Decides on `scope["path"]`, never on a URL put together from headers. The comparison takes the same time
-    for every wrong key.
+    Decides on `scope["path"]`, never on a URL put together from headers. The comparison takes the same time for every
+    wrong key.
     """
 
     def __init__(self, app: ASGIApp, keys: Sequence[str], guards_metrics: bool = False) -> None:

@@ -1,13 +1,12 @@
 """Whether the process may serve, and with what.
 
-The app listens while the model loads. What `main.py` must do, all on the event-loop thread:
+The app listens while the model loads. What `main.py` does, all on the event-loop thread:
 
-- make `state = ServingState()` (phase `loading`), give it to `create_app`, start listening;
-- load the model elsewhere, start the engine, then `state.set_ready(ServedModel(...))`;
-- when loading fails: `state.set_failed()`;
-- at SIGTERM: `state.set_draining()`; running requests go on, new ones are refused; requests that are still
-running
-  when time is up are aborted in the engine, and their streams end with an error event and [DONE].
+- it makes `state = ServingState()` (phase `loading`), gives it to `create_app` and starts listening;
+- it loads the model in another thread, starts the engine, then calls `state.set_ready(ServedModel(...))`;
+- when loading fails, it calls `state.set_failed()`;
+- at SIGTERM it calls `state.set_draining()`: new requests are refused, running ones go on. Those that still run when
+  time is up fail in the engine, and their streams end with an error event and [DONE].
 """
 
 from __future__ import annotations
@@ -54,10 +53,8 @@ class ServedModel:
     chat_template: None if the model has none; then chat is refused.
     root: what the model was started as, shown to clients: a name or hub id, never a path of this machine.
     created: Unix seconds, shown in the model card.
-    max_model_len: tokens that one sequence may have, prompt and output; no more than the whole KV cache
-    holds.
-    vocab_size: ids of prompts are below it. eos_token_ids: end a sequence unless the client says
-    `ignore_eos`.
+    max_model_len: tokens that one sequence may have, prompt and output; no more than the whole KV cache holds.
+    vocab_size: ids of prompts are below it. eos_token_ids: end a sequence unless the client says `ignore_eos`.
     build: what the answers depend on besides the request (weights' revision, dtype, device, kernels), for people and
     for `system_fingerprint`. Shown to clients: no paths.
     grammars: compile what outputs must match; None if this server cannot, then asking for it is refused.

@@ -1,5 +1,4 @@
-"""Fields of the API that are known but not honoured yet: accepted at their defaults, refused by name
-otherwise.
+"""Fields of the API that are known but not honoured: accepted at their defaults, else refused by name.
 
 A field that becomes supported moves from here into the wire shapes; one that only chat has stays, for completions.
 """

@@ -71,6 +71,7 @@ class AsyncEngine:
 
     @property
     def num_live_requests(self) -> int:
+        """Accepted, and not yet ended."""
         return len(self._streams)
 
     def is_healthy(self) -> bool:
@@ -122,9 +123,6 @@ class AsyncEngine:
         """End one choice whose text is complete; tokens of it that are on their way are to be ignored."""
         if request_id in self._streams:
             self._loop.send(StopChoice(request_id, choice_index))
-
-    def stop_accepting(self) -> None:
-        self._accepting = False
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests, let the live ones finish, fail those that have not after `timeout_s`."""

@@ -6,8 +6,7 @@ from __future__ import annotations
 class BlockTable:
     """Position p of the sequence lives in block `block_ids[p // block_size]`, at offset `p % block_size`.
 
-    It also remembers, in `changed_from`, from which entry on the executor's copy is out of date: so plans carry changes
-    only.
+    `changed_from` is the entry from which on the executor's copy is out of date: plans carry changes only.
     """
 
     __slots__ = ("block_ids", "changed_from")

@@ -1,8 +1,7 @@
-"""Every metric that is recorded as things happen: name, meaning, unit (in the name), labels, buckets. One
-table.
+"""Every metric that is recorded as things happen, in one table: name (with its unit), meaning, labels, buckets.
 
 Gauges of live state are not here: `live_gauges.py` reads them at scrape time. Buckets keep vLLM's bounds,
-because `vllm_names.py` shows the same observations under vLLM's names, and have smaller ones besides.
+because `vllm_names.py` shows the same observations under vLLM's names, with smaller ones added.
 """
 
 from __future__ import annotations

@@ -1,1 +1,2 @@
-"""Architectures for inference and training on one device, their configuration and their weights. No cache logic."""
+"""Architectures for inference on one device, their configuration and their weights. Made in the loading thread, then
+used by the runner alone, on the engine's."""

@@ -10,7 +10,7 @@ from service.models.model_config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationDefaults:
+class GenerationConfig:
     """Values for requests that give none; None where the model says nothing or something out of range.
 
     eos_token_ids: ids that end a sequence, from generation_config.json, else from config.json.
@@ -25,13 +25,13 @@ class GenerationDefaults:
     repetition_penalty: float | None
 
 
-def load_generation_defaults(folder: Path, config: ModelConfig) -> GenerationDefaults:
+def load_generation_config(folder: Path, config: ModelConfig) -> GenerationConfig:
     """Read generation_config.json, if there is one. Raises ModelLoadError if it is no JSON object."""
     path = folder / "generation_config.json"
     fields = read_json(path) if path.exists() else {}
     temperature, top_p, top_k = fields.get("temperature"), fields.get("top_p"), fields.get("top_k")
     min_p, penalty = fields.get("min_p"), fields.get("repetition_penalty")
-    return GenerationDefaults(
+    return GenerationConfig(
         eos_token_ids=token_ids(fields.get("eos_token_id")) or config.eos_token_ids,
         bos_token_id=min(token_ids(fields.get("bos_token_id")), default=config.bos_token_id),
         temperature=float(temperature) if isinstance(temperature, int | float) and temperature >= 0 else None,

@@ -16,7 +16,7 @@ from service.core.sampling_params import SamplingParams
 from service.errors import ConfigError, ModelLoadError
 from service.models.causal_lm import CausalLM
 from service.models.dummy_weights import fill_with_dummy_weights
-from service.models.generation_config import GenerationDefaults, load_generation_defaults
+from service.models.generation_config import GenerationConfig, load_generation_config
 from service.models.model_config import ModelConfig, load_model_config
 from service.models.registry import build_model
 from service.models.weight_loader import load_weights
@@ -43,7 +43,7 @@ class LoadedModel:
 
     runner: ModelRunner
     model_config: ModelConfig
-    generation: GenerationDefaults
+    generation: GenerationConfig
     max_model_len: int
     num_blocks: int
     num_host_blocks: int
@@ -69,7 +69,7 @@ def load_executor(
     enforce_eager: no CUDA graphs.
     """
     config = load_model_config(folder)
-    generation = load_generation_defaults(folder, config)
+    generation = load_generation_config(folder, config)
     max_model_len = _max_model_len(source, config)
     device = choose_device(source.device)
     num_threads = use_cores(device)

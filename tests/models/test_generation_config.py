@@ -5,7 +5,7 @@ import json
 import pytest
 
 from service.errors import ModelLoadError
-from service.models.generation_config import GenerationDefaults, load_generation_defaults
+from service.models.generation_config import GenerationConfig, load_generation_config
 from service.models.model_config import parse_model_config
 from tests.models.test_model_config import FIELDS
 
@@ -14,27 +14,25 @@ CONFIG = parse_model_config({**FIELDS, "eos_token_id": 2, "bos_token_id": 1})
 
 def defaults(tmp_path, fields):
     (tmp_path / "generation_config.json").write_text(json.dumps(fields))
-    return load_generation_defaults(tmp_path, CONFIG)
+    return load_generation_config(tmp_path, CONFIG)
 
 
 def test_without_a_file_the_model_config_speaks(tmp_path):
-    assert load_generation_defaults(tmp_path, CONFIG) == GenerationDefaults(
-        frozenset({2}), 1, None, None, None, None, None
-    )
+    assert load_generation_config(tmp_path, CONFIG) == GenerationConfig(frozenset({2}), 1, None, None, None, None, None)
 
 
 def test_the_file_comes_first(tmp_path):
     fields = {"eos_token_id": [7, 8], "bos_token_id": 6, "temperature": 0.6, "top_p": 0.95, "top_k": 20}
     fields |= {"min_p": 0.05, "repetition_penalty": 1.1}
-    assert defaults(tmp_path, fields) == GenerationDefaults(frozenset({7, 8}), 6, 0.6, 0.95, 20, 0.05, 1.1)
+    assert defaults(tmp_path, fields) == GenerationConfig(frozenset({7, 8}), 6, 0.6, 0.95, 20, 0.05, 1.1)
 
 
 def test_values_out_of_range_count_as_not_given(tmp_path):
     fields = {"eos_token_id": None, "temperature": -1, "top_p": 0, "top_k": 0, "min_p": 2, "repetition_penalty": 0}
-    assert defaults(tmp_path, fields) == GenerationDefaults(frozenset({2}), 1, None, None, None, None, None)
+    assert defaults(tmp_path, fields) == GenerationConfig(frozenset({2}), 1, None, None, None, None, None)
 
 
 def test_a_broken_file_is_named(tmp_path):
     (tmp_path / "generation_config.json").write_text("{")
     with pytest.raises(ModelLoadError, match=r"generation_config\.json"):
-        load_generation_defaults(tmp_path, CONFIG)
+        load_generation_config(tmp_path, CONFIG)
