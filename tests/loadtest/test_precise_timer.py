@@ -38,9 +38,12 @@ def test_callbacks_come_in_the_order_of_their_times() -> None:
 
 def test_what_is_past_does_not_suspend() -> None:
     async def run() -> None:
-        timer = PreciseTimer(asyncio.get_running_loop())
+        loop, others = asyncio.get_running_loop(), list[str]()
+        timer = PreciseTimer(loop)
+        loop.call_soon(others.append, "ran")
         await timer.sleep_until(time.perf_counter() - 1)
+        assert others == []
         timer.close()
-        timer.close()
+        timer.close()  # twice is fine
 
     asyncio.run(run())

@@ -8,7 +8,6 @@ from prometheus_client import CollectorRegistry
 from service.core.events import Outcome
 from service.core.request import FinishReason
 from service.core.stats import IterationStats, Prediction, RequestStats
-from service.engine.ports import StatsSink
 from service.metrics.instruments import Instruments
 from service.metrics.recorder import Recorder
 
@@ -54,11 +53,6 @@ class Recording:
 @pytest.fixture
 def recording() -> Recording:
     return Recording()
-
-
-def test_is_the_engines_sink(recording: Recording) -> None:
-    sink: StatsSink = recording.recorder
-    sink.record_iteration(ITERATION)
 
 
 def test_an_iteration(recording: Recording) -> None:
