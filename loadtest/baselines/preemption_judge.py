@@ -17,15 +17,17 @@ _TRANSFER_ID = -3
 def fitted_cost(pool: KvPool) -> PreemptionCost:
     """As the service makes it at start-up; inside `pool.clock.working()`. The pool's blocks are overwritten."""
     cost = unfitted_cost(pool)
-    for to_host, num_blocks, seconds in pool.swap_timings:
+    for to_host, num_blocks, seconds, launch_s in pool.swap_timings:
         cost.swap_time.observe(to_host=to_host, num_blocks=num_blocks, seconds=seconds)
+        cost.swap_time.observe_launch(to_host=to_host, seconds=launch_s)
     calibrate(
         pool.executor,
         cost.iteration_time,
         pool.clock,
         num_blocks=pool.num_blocks,
         block_size=pool.block_size,
-        max_tokens=min(pool.max_num_batched_tokens, pool.max_model_len // 2),
+        max_tokens=pool.max_num_batched_tokens,
+        max_model_len=pool.max_model_len,
     )
     return cost
 

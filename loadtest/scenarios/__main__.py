@@ -24,6 +24,7 @@ from loadtest.scenarios import (
     pagedattention_fig15,
     pagedattention_fig16,
     pagedattention_fig18,
+    pagedattention_fig19,
 )
 from loadtest.scenarios.figure import Figure, figure_text, write_figure, write_page
 from loadtest.scenarios.stage import FULL, SMALL, Stage
@@ -40,6 +41,7 @@ SCENARIOS: Mapping[str, Callable[[Stage], Figure]] = MappingProxyType(
             pagedattention_fig15,
             pagedattention_fig16,
             pagedattention_fig18,
+            pagedattention_fig19,
             fineinfer_fig5,
             adaptivellm_table3,
             adaptivellm_fig8,

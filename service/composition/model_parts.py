@@ -79,18 +79,20 @@ def _make_cost(
     settings: Settings, loaded: LoadedModel, max_num_batched_tokens: int, recorder: Recorder, clock: Clock
 ) -> PreemptionCost:
     """The predictors; timed now if something depends on them from the first request on, else learnt on the way."""
-    iteration_time, swap_time = IterationTime(), SwapTime()
+    iteration_time, swap_time = IterationTime(loaded.runner.padded_tokens), SwapTime()
     if settings.preemption == "adaptive" or settings.inter_token_target_ms is not None:
         started_s = time.monotonic()
-        for to_host, num_blocks, seconds in loaded.runner.measure_swap():
-            swap_time.observe(to_host=to_host, num_blocks=num_blocks, seconds=seconds)
+        for timing in loaded.runner.measure_swap():
+            swap_time.observe(to_host=timing.to_host, num_blocks=timing.num_blocks, seconds=timing.seconds)
+            swap_time.observe_launch(to_host=timing.to_host, seconds=timing.launch_s)
         calibrate(
             loaded.runner,
             iteration_time,
             clock,
             num_blocks=loaded.num_blocks,
             block_size=settings.block_size,
-            max_tokens=min(max_num_batched_tokens, loaded.max_model_len // 2),
+            max_tokens=max_num_batched_tokens,
+            max_model_len=loaded.max_model_len,
         )
         recorder.record_startup("calibration", time.monotonic() - started_s)
     return PreemptionCost(iteration_time, swap_time, max_num_batched_tokens)

@@ -10,7 +10,7 @@ from service.scheduler.iteration_time import IterationTime, Workload, num_attend
 
 PROBE_SEQUENCE_ID = -2
 ROUNDS = 3
-SHARES = (64, 16, 8, 4, 2, 1)
+SHARES = (128, 64, 32, 16, 8, 4, 2, 1)
 TIME_LIMIT_S = 3.0
 """A slow machine calibrates on the shorter prompts only: start-up in seconds matters more."""
 
@@ -23,18 +23,21 @@ def calibrate(
     num_blocks: int,
     block_size: int,
     max_tokens: int,
+    max_model_len: int,
 ) -> None:
     """Let the executor compute prompts of several lengths, with and without a context, and fit to the times.
 
-    Before serving: it overwrites blocks. max_tokens: the token budget of an iteration.
+    Before serving: it overwrites blocks. max_tokens: the token budget of an iteration. max_model_len: tokens that a
+    sequence may have.
     """
-    longest = min(max_tokens, num_blocks * block_size // 2)
+    most = min(max_model_len, num_blocks * block_size)
+    longest = min(max_tokens, most)
     stop_s = clock.now_s() + TIME_LIMIT_S
     for share in SHARES:
         if clock.now_s() > stop_s:
             break
         num_tokens = max(2, longest // share)
-        for start in (0, longest):
+        for start in (0, min(longest, most - num_tokens)):
             for round_number in range(ROUNDS):
                 seconds = _seconds(executor, clock, start, num_tokens, block_size)
                 if round_number > 0:  # the first of a size may compile or allocate

@@ -107,6 +107,15 @@ class StepGraphs:
         step.inputs.fill(batch)
         return self._run(step, len(batch.seeds))
 
+    def padded_tokens(self, num_tokens: int, has_prompts: bool) -> int:
+        """Tokens that a step of so many is computed as; as many, if no graph takes it."""
+        sizes = (
+            [step.inputs.num_decodes + step.inputs.num_tokens for step in self._mixed]
+            if has_prompts
+            else [step.inputs.num_rows for step in self._decodes]
+        )
+        return min((size for size in sizes if size >= num_tokens), default=num_tokens)
+
     def _capture(self, size: GraphSize) -> None:
         table = self._table.tensor
         if size.num_tokens:

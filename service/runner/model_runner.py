@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
 import torch
 from torch import Tensor
 
 from service.core.grammar import TokenMasks
-from service.core.iteration_plan import BlockCopy, IterationPlan, Past, Sample, ScheduledSequence
+from service.core.iteration_plan import BlockCopy, IterationPlan, Past, Sample, ScheduledSequence, Transfer
 from service.core.iteration_result import IterationResult
 from service.core.sampling_params import SamplingParams
 from service.models.causal_lm import CausalLM
@@ -33,6 +35,8 @@ from service.runner.step_inputs import StepInputs
 from service.sampling.sampler import Drawn, SamplingBatch, SamplingExtras, draw, sample
 
 logger = logging.getLogger(__name__)
+
+_SWAP_ROUNDS = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +110,25 @@ class ModelRunner:
         outputs = self._compute(plan.scheduled, plan.masks) if plan.scheduled else Outputs()
         return LaunchedIteration(outputs, self._transfer, plan.awaits_transfer)
 
+    @property
+    def padded_tokens(self) -> Callable[[int, bool], int] | None:
+        """Tokens that a step of so many is computed as, with prompts among them or not; None: always as many."""
+        return None if self._graphs is None else self._graphs.padded_tokens
+
     def measure_swap(self) -> tuple[TransferTiming, ...]:
         """Timings to the host and back. Before serving: the blocks' contents are lost."""
-        return self._transfer.measure()
+        timings = self._transfer.measure()
+        return tuple(timing._replace(launch_s=self._swap_launch_s(timing)) for timing in timings)
+
+    def _swap_launch_s(self, timing: TransferTiming) -> float:
+        """Seconds on the host beside the copy, of a plan that waits for such a transfer."""
+        blocks, waited_s = tuple(range(timing.num_blocks)), list[float]()
+        transfer = Transfer(-1, timing.to_host, blocks, blocks)
+        for _ in range(_SWAP_ROUNDS):
+            began_s = time.perf_counter()
+            self.launch(IterationPlan((), transfers=(transfer,), awaits_transfer=True)).wait()
+            waited_s.append(time.perf_counter() - began_s)
+        return max(0.0, median(waited_s) - timing.seconds)
 
     def warm_up(self) -> None:
         """Compute small iterations of every kind, so that the first request finds all kernels compiled and loaded.

@@ -4,10 +4,15 @@ The paper's predictor takes tokens, batch, layers and hidden size. The last two 
 the coefficients: of an iteration, of a token (dearer past each knee, where a device goes from waiting for memory to
 computing), of a pair of a prompt's token and one that it attends to, and of a cached token that a decode reads. They
 are fitted to timings taken at start-up and refreshed while running.
+
+An executor with CUDA graphs computes a few sizes only, each step in the next larger one. So tokens are counted as it
+counts them, and each of its sizes has a correction of its own: how far it is off the law, as the tiles of matrix
+products make it be.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from service.core.iteration_plan import IterationPlan
@@ -23,6 +28,10 @@ CALIBRATION_WEIGHT = 0.1
 """Timings of the start-up are never forgotten: they know sizes that traffic may not have. Newer ones outweigh them."""
 DECODE_EVERY = 16
 """Iterations that only decode are alike and many: so few of them are looked at."""
+CORRECTION_RATE = 1 / 8
+
+PaddedTokens = Callable[[int, bool], int]
+"""Tokens that the executor computes for a step of so many; whether there are prompts among them."""
 
 
 class Workload(NamedTuple):
@@ -50,14 +59,17 @@ class Workload(NamedTuple):
 
 
 class IterationTime:
-    """Engine thread only."""
+    """Engine thread only. padded_tokens: None for an executor that computes as many tokens as it is given."""
 
-    def __init__(self) -> None:
+    def __init__(self, padded_tokens: PaddedTokens | None = None) -> None:
+        self._padded_tokens = padded_tokens
         self._calibration = Moments(NUM_FEATURES)
         self._prefills = Moments(NUM_FEATURES, KEEP)
         self._decodes = Moments(NUM_FEATURES, KEEP)
         self._coefficients: list[float] | None = None
         self._num_since_fit = 0
+        self._timings: list[tuple[Workload, float]] = []
+        self._corrections: dict[tuple[int, bool], _Correction] = {}
 
     @property
     def is_known(self) -> bool:
@@ -66,33 +78,69 @@ class IterationTime:
 
     def calibrate(self, workload: Workload, seconds: float) -> None:
         """A timing taken on purpose; `fit` once all are in."""
-        self._calibration.add(_features(workload), seconds)
+        self._calibration.add(self._features(workload), seconds)
+        self._timings.append((workload, seconds))
 
     def observe(self, workload: Workload, seconds: float, *, is_decode: bool) -> None:
         """An iteration of the traffic took so long. Refreshes the coefficients now and then."""
-        (self._decodes if is_decode else self._prefills).add(_features(workload), seconds)
+        (self._decodes if is_decode else self._prefills).add(self._features(workload), seconds)
         self._num_since_fit += 1
         if self._num_since_fit >= REFIT_EVERY:
             self.fit()
+        if self.is_known:
+            self._correct(workload, seconds)
 
     def fit(self) -> None:
         self._num_since_fit = 0
         seen = [(self._calibration, CALIBRATION_WEIGHT), (self._prefills, 1.0), (self._decodes, 1.0)]
-        if sum(moments.num_observed for moments, _ in seen) >= MIN_OBSERVED:
-            self._coefficients = fit_nonnegative(seen)
+        if sum(moments.num_observed for moments, _ in seen) < MIN_OBSERVED:
+            return
+        self._coefficients = fit_nonnegative(seen)
+        timings, self._timings = self._timings, []
+        for workload, seconds in timings:
+            self._correct(workload, seconds)
 
     def seconds(self, workload: Workload) -> float:
         """Predicted; only once `is_known`."""
+        correction = self._corrections.get(self._size(workload)) if self._corrections else None
+        return self._by_law(workload) * (1.0 if correction is None else correction.ratio)
+
+    def _by_law(self, workload: Workload) -> float:
         assert self._coefficients is not None
-        return sum(c * f for c, f in zip(self._coefficients, _features(workload), strict=True))
+        return sum(c * f for c, f in zip(self._coefficients, self._features(workload), strict=True))
+
+    def _correct(self, workload: Workload, seconds: float) -> None:
+        if self._padded_tokens is not None:
+            correction = self._corrections.setdefault(self._size(workload), _Correction())
+            correction.observe(seconds / self._by_law(workload))
+
+    def _size(self, workload: Workload) -> tuple[int, bool]:
+        """As the executor counts tokens, and whether there are prompts among them."""
+        has_prompts = workload.num_pairs > 0
+        if self._padded_tokens is None:
+            return workload.num_tokens, has_prompts
+        return self._padded_tokens(workload.num_tokens, has_prompts), has_prompts
+
+    def _features(self, workload: Workload) -> tuple[float, ...]:
+        num_tokens, _ = self._size(workload)
+        past_knees = (float(max(0, num_tokens - knee)) for knee in KNEES)
+        return (1.0, float(num_tokens), *past_knees, float(workload.num_pairs), float(workload.num_read))
+
+
+class _Correction:
+    """What one size takes, measured by the law: a mean, of the last ones once there are enough."""
+
+    __slots__ = ("num_observed", "ratio")
+
+    def __init__(self) -> None:
+        self.ratio = 1.0
+        self.num_observed = 0
+
+    def observe(self, ratio: float) -> None:
+        self.num_observed += 1
+        self.ratio += (ratio - self.ratio) * max(CORRECTION_RATE, 1 / self.num_observed)
 
 
 def num_attended_pairs(start: int, num_tokens: int) -> int:
     """Pairs of a computed token and a token that it attends to, for tokens at start, start + 1, ..."""
     return num_tokens * start + num_tokens * (num_tokens + 1) // 2
-
-
-def _features(workload: Workload) -> tuple[float, ...]:
-    num_tokens = workload.num_tokens
-    past_knees = (float(max(0, num_tokens - knee)) for knee in KNEES)
-    return (1.0, float(num_tokens), *past_knees, float(workload.num_pairs), float(workload.num_read))

@@ -32,7 +32,7 @@ def test_the_predictor_is_right_after_calibration_and_nothing_is_left_behind():
     clock = ManualClock()
     executor = LinearExecutor(clock)
     iteration_time = IterationTime()
-    calibrate(executor, iteration_time, clock, num_blocks=200, block_size=16, max_tokens=1024)
+    calibrate(executor, iteration_time, clock, num_blocks=200, block_size=16, max_tokens=1024, max_model_len=2048)
     assert executor.alive == set()
     assert executor.longest_table <= 200
     expected = 0.004 + 2e-5 * 700 + 1e-9 * num_attended_pairs(0, 700)

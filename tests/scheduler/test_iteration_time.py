@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import math
 import random
+from statistics import fmean
 
 import pytest
 from hypothesis import given
@@ -8,7 +10,13 @@ from hypothesis import strategies as st
 
 from service.core.iteration_plan import IterationPlan, ScheduledSequence
 from service.core.sampling_params import SamplingParams
-from service.scheduler.iteration_time import MIN_OBSERVED, IterationTime, Workload, num_attended_pairs
+from service.scheduler.iteration_time import (
+    MIN_OBSERVED,
+    IterationTime,
+    PaddedTokens,
+    Workload,
+    num_attended_pairs,
+)
 
 
 def device_s(workload: Workload) -> float:
@@ -77,6 +85,50 @@ def test_a_machine_that_has_become_slower_is_noticed():
             iteration_time.observe(workload, 2 * device_s(workload), is_decode=True)
     for workload in some_workloads(20, 6):
         assert iteration_time.seconds(workload) == pytest.approx(2 * device_s(workload), rel=0.05)
+
+
+SIZES = (32, 64, 128, 256, 512, 1024, 2048)
+
+
+def padded_tokens(num_tokens: int, has_prompts: bool) -> int:
+    return next(size for size in SIZES if size >= num_tokens)
+
+
+def staircase_s(workload: Workload) -> float:
+    """A device with CUDA graphs, whose tiles fit some sizes better than others."""
+    size = padded_tokens(workload.num_tokens, True)
+    off_the_law = 1 + 0.06 * math.sin(size)
+    return off_the_law * device_s(Workload(size, 0, workload.num_read)) + 1e-9 * workload.num_pairs
+
+
+def calibrated(padded: PaddedTokens | None) -> IterationTime:
+    iteration_time = IterationTime(padded)
+    for size in SIZES:
+        for start in (0, 2048):
+            workload = Workload(size, num_attended_pairs(start, size), 0)
+            iteration_time.calibrate(workload, staircase_s(workload))
+    iteration_time.fit()
+    return iteration_time
+
+
+def mean_error(iteration_time: IterationTime) -> float:
+    workloads = [Workload(n, num_attended_pairs(0, n), 0) for n in (24, 48, 96, 200, 400, 700, 1000, 1500, 2000)]
+    return fmean(abs(iteration_time.seconds(w) / staircase_s(w) - 1) for w in workloads)
+
+
+def test_a_staircase_is_followed_where_the_padding_is_known():
+    assert mean_error(calibrated(padded_tokens)) < 0.01
+    assert mean_error(calibrated(None)) > 0.1, "and cannot be without"
+
+
+def test_a_size_that_was_not_timed_is_learnt_from_traffic():
+    iteration_time = calibrated(padded_tokens)
+    workload = Workload(90, num_attended_pairs(0, 90), 0)
+    for _ in range(30):
+        iteration_time.observe(workload, 1.2 * staircase_s(workload), is_decode=False)
+    assert iteration_time.seconds(workload) == pytest.approx(1.2 * staircase_s(workload), rel=0.01)
+    larger = Workload(1000, num_attended_pairs(0, 1000), 0)
+    assert iteration_time.seconds(larger) == pytest.approx(staircase_s(larger), rel=0.1)
 
 
 def test_the_workload_of_a_plan():

@@ -26,6 +26,16 @@ def test_the_few_timings_of_the_start_all_count():
     assert swap_time.seconds(30) == pytest.approx(2 * (1e-5 + 6e-3), rel=1e-3)
 
 
+def test_who_waits_for_a_transfer_waits_for_its_launch_too():
+    swap_time = SwapTime()
+    for to_host in (True, False):
+        for num_blocks in (1, 64):
+            swap_time.observe(to_host=to_host, num_blocks=num_blocks, seconds=2e-4 * num_blocks)
+            swap_time.observe_launch(to_host=to_host, seconds=4e-5 if num_blocks == 1 else 6e-5)
+    assert swap_time.one_way_s(to_host=True, num_blocks=1) == pytest.approx(2e-4, rel=1e-3)
+    assert swap_time.seconds(1) == pytest.approx(2 * (2e-4 + 5e-5), rel=1e-3)
+
+
 def test_it_is_known_once_both_ways_are():
     swap_time = SwapTime()
     assert swap_time.one_way_s(to_host=True, num_blocks=1) is None

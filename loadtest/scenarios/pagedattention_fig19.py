@@ -1,0 +1,93 @@
+"""PagedAttention, figure 19: what a preemption costs by swapping and by recomputing, block size 1 to 256.
+
+A sequence's blocks, scattered over the pool as they are after a while of serving, move out and back by the service's
+own transfers, each block in one copy. Recomputing is one prefill of the same tokens at block size 16: where keys and
+values are written hardly changes it (the paper's curve is flat).
+"""
+
+import random
+import time
+from statistics import median
+
+from loadtest.baselines.preemption_judge import recompute_seconds
+from loadtest.model_shapes import read_shape
+from loadtest.scenarios.figure import Figure, Plot, Table
+from loadtest.scenarios.stage import Stage
+from loadtest.svg_plot import Axes, Curve
+
+NAME = "pagedattention_fig19"
+BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)
+_ROUNDS = 7
+
+
+def run(stage: Stage) -> Figure:
+    """The figure. Prefills first: the model's memory is not needed any more when the pools of blocks are made."""
+    lengths = tuple(length for length in (256, 1000) if length < stage.form.max_model_len) or (128,)
+    pool = stage.model_pool(2 * stage.form.max_model_len)
+    with pool.clock.working():
+        recompute = {
+            length: median([recompute_seconds(pool, length) for _ in range(_ROUNDS + 1)][1:]) for length in lengths
+        }
+    moved = {size: {length: _moved(stage, size, length) for length in lengths} for size in BLOCK_SIZES}
+    tables, curves = [], []
+    for number, length in enumerate(lengths):
+        recompute_ms = 1e3 * recompute[length]
+        swapped = [1e3 * sum(moved[size][length]) for size in BLOCK_SIZES]
+        rows = [
+            [
+                size,
+                *(1e3 * seconds for seconds in moved[size][length]),
+                swap_ms,
+                recompute_ms,
+                "swap" if swap_ms < recompute_ms else "recompute",
+            ]
+            for size, swap_ms in zip(BLOCK_SIZES, swapped, strict=True)
+        ]
+        columns = ["block size", "swap out, ms", "swap in, ms", "both, ms", "recompute, ms", "cheaper"]
+        tables.append(Table(f"a sequence of {length} tokens, medians of {_ROUNDS}", columns, rows))
+        curves.append(Curve(f"swap, {length} tokens", BLOCK_SIZES, swapped, 2 * number, markers=True))
+        flat = [recompute_ms] * len(BLOCK_SIZES)
+        curves.append(Curve(f"recompute, {length} tokens", BLOCK_SIZES, flat, 2 * number + 1))
+    return Figure(
+        NAME,
+        "PagedAttention figure 19: swapping and recomputing by block size",
+        "the service's transfers and its executor, by themselves, waited for",
+        tables,
+        [Plot(Axes("Cost of a preemption", "block size (log)", "ms", log_x=True), curves)],
+        ["the paper's: recomputing is the cheaper one for small blocks, both alike from 16 to 64, swapping for large"],
+    )
+
+
+def _moved(stage: Stage, block_size: int, length: int) -> tuple[float, float]:
+    """Median seconds out and in, of a sequence of so many tokens in scattered blocks."""
+    import torch
+
+    from service.core.iteration_plan import Transfer
+    from service.runner.host_blocks import PlainHostBlocks
+    from service.runner.kv_storage import KvLayout, KvStorage
+    from service.runner.kv_transfer import KvTransfer
+
+    shape, device = read_shape(stage.form.shape), torch.device(stage.torch_device)
+    layout = KvLayout(
+        shape["num_hidden_layers"],
+        block_size,
+        shape["num_key_value_heads"],
+        shape["head_dim"],
+        getattr(torch, stage.form.dtype),
+    )
+    num_blocks = -(-length // block_size)
+    transfer = KvTransfer(
+        KvStorage(layout, 2 * num_blocks, device), PlainHostBlocks(layout, num_blocks, pinned=device.type == "cuda")
+    )
+    chance = random.Random(block_size)
+    on_device = tuple(chance.sample(range(2 * num_blocks), num_blocks))
+    on_host = tuple(chance.sample(range(num_blocks), num_blocks))
+
+    def seconds(*, to_host: bool) -> float:
+        began_s = time.perf_counter()
+        transfer.start(Transfer(0, to_host, on_device, on_host))
+        transfer.take_finished(wait=True)
+        return time.perf_counter() - began_s
+
+    rounds = [(seconds(to_host=True), seconds(to_host=False)) for _ in range(_ROUNDS + 1)][1:]
+    return median(out_s for out_s, _ in rounds), median(in_s for _, in_s in rounds)
