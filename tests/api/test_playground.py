@@ -71,7 +71,7 @@ PLAY = """<img src="STAGE/image" hidden><script>
 let isSent = false;
 setInterval(() => {
   if ($("model").value && !isSent) { isSent = true; box.value = "two and two?"; $("form").requestSubmit(); }
-  if ($("status").textContent.includes("tokens/s")) fetch("STAGE/finished", {mode: "no-cors"});
+  if (document.querySelector(".facts")?.textContent.includes("tokens/s")) fetch("STAGE/finished", {mode: "no-cors"});
 }, 50);
 </script></body>"""
 
@@ -93,6 +93,7 @@ def test_in_a_browser(server: RunningServer, tmp_path: Path) -> None:
         ]  # fmt: skip
         shown = subprocess.run(command, capture_output=True, text=True, timeout=90).stdout
     assert 'value="tiny/model"' in shown
+    assert '<button type="button">Explain continuous batching in two sentences.</button>' not in shown, "chatting now"
     assert '<div class="text">two and two?</div>' in shown
     assert "&lt;b&gt;four&lt;/b&gt; <strong>bold</strong> and" in shown
     assert "<code>print(4)</code>" in shown
