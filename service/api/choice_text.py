@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import NamedTuple, cast
 
 from service.core.events import TokenEvent
@@ -101,7 +100,7 @@ class ChoiceText:
     def push(self, tokens: Sequence[int | TokenEvent]) -> str:
         """Text to show after these tokens; an int is an id of which no more is to be said. Tokens after a text-side
         stop are dropped."""
-        num_plain = len(list(takewhile(_is_id, tokens))) if self._is_plain else 0
+        num_plain = _num_ids(tokens) if self._is_plain else 0
         text = self._push_plain(cast(Sequence[int], tokens[:num_plain])) if num_plain else ""
         for token in tokens[num_plain:]:
             event = TokenEvent(self.index, token, None) if isinstance(token, int) else token
@@ -177,5 +176,7 @@ class ChoiceText:
         return ""
 
 
-def _is_id(token: int | TokenEvent) -> bool:
-    return type(token) is int
+def _num_ids(tokens: Sequence[int | TokenEvent]) -> int:
+    """How many plain ids stand before the first token that is told in full."""
+    kinds = list(map(type, tokens))
+    return kinds.index(TokenEvent) if TokenEvent in kinds else len(kinds)

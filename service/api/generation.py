@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from typing import cast
 
 from service.api.choice_text import ChoiceText, Piece, ScoredToken, StopRules
 from service.core.events import FinalEvent, Outcome, PromptEvent, StreamEvent, TokenEvent
@@ -194,6 +195,9 @@ class Generation:
         return self._reading.pop(task), task.result()
 
     def _read(self, prompt_index: int, events: Sequence[StreamEvent]) -> list[Piece]:
+        if set(map(type, events)) == {int}:
+            piece = self._push(prompt_index, 0, cast(Sequence[int], events))
+            return [] if piece.says_nothing else [piece]
         by_choice: defaultdict[int, list[int | TokenEvent]] = defaultdict(list)
         for event in events:
             if isinstance(event, int):

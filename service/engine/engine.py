@@ -356,7 +356,8 @@ class Engine:
             reason = FinishReason.STOP
         elif position + 1 == sequence.max_num_tokens:
             reason = FinishReason.LENGTH
-        event = TokenEvent(sequence.choice_index, token_id, reason, logprobs)
+        is_plain = reason is None and logprobs is None and len(group.sequences) == 1
+        event = token_id if is_plain else TokenEvent(sequence.choice_index, token_id, reason, logprobs)
         self._events.append((group.request.request_id, event))
         if reason is not None:
             self._end_sequence(group, sequence, reason)

@@ -355,7 +355,7 @@ def test_only_a_request_s_last_token_and_those_of_several_choices_are_told_in_fu
         harness.engine.step()
     events = harness.engine.take_events()
     kinds = [type(event) for request_id, event in events if request_id == "request-0"]
-    assert kinds == [TokenEvent, int, int, TokenEvent, FinalEvent]
+    assert kinds == [int, int, int, TokenEvent, FinalEvent]
     assert [type(event) for request_id, event in events if request_id == "request-1"] == [TokenEvent] * 6 + [FinalEvent]
 
 
