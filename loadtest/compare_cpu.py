@@ -182,8 +182,8 @@ def _headrace(folder: Path, extra: Sequence[str]) -> Iterator[HttpServer]:
     port = free_port()
     command = [sys.executable, "-m", "service", "serve", str(folder), "--port", str(port), *extra]
     base_url = f"http://127.0.0.1:{port}"
-    with running_server(command, f"{base_url}/ready") as start_s:
-        print(f"headrace: ready after {start_s:.1f} s", file=sys.stderr)
+    with running_server(command, f"{base_url}/ready") as server:
+        print(f"headrace: ready after {server.start_s:.1f} s", file=sys.stderr)
         yield HttpServer("headrace", base_url, _first_model(base_url))
 
 

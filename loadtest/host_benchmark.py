@@ -1,6 +1,7 @@
 """What the host costs: tokens/s and CPU microseconds a streamed token, over real HTTP, by streams.
 
     python -m loadtest.host_benchmark --streams 64 256 --step-ms 10 [--idle-connections 5000] [flags of headrace serve]
+    python -m loadtest.host_benchmark --streams 1000 --workload orca --step-ms 3 --overlap
 
 The server is `host_server.py`, so no device is needed; the client is `headrace loadtest run`, in processes of its own.
 CPU time is the kernel's count for the server's threads from the first token's time to the last, for the engine's thread
@@ -10,7 +11,6 @@ and for the rest apart; it hardly depends on what else the machine does. Tokens 
 import argparse
 import contextlib
 import json
-import os
 import socket
 import statistics
 import subprocess
@@ -22,10 +22,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from loadtest.host_server import ENGINE_THREAD
+from loadtest.process_cpu import cpu_seconds_by_thread
 from loadtest.server_process import free_port, running_server
 
 VOCAB_SIZE = 32_000
-NUM_OUTPUT_TOKENS = 512
 _CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -42,14 +42,14 @@ _CONFIG = {
     "hidden_act": "silu",
     "eos_token_id": 2,
 }
-_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
 class HostCost:
-    """tokens_per_s: of the whole run. engine_us, rest_us: CPU microseconds a token. tpot_ms: median."""
+    """requests_per_s, tokens_per_s: of the whole run. engine_us, rest_us: CPU microseconds a token. tpot_ms: median."""
 
     streams: int
+    requests_per_s: float
     tokens_per_s: float
     engine_us: float
     rest_us: float
@@ -60,35 +60,26 @@ class HostCost:
         return self.engine_us + self.rest_us
 
 
-def measure(url: str, pid: int, num_streams: int) -> HostCost:
-    """One run: so many streams at once, `NUM_OUTPUT_TOKENS` each."""
+def measure(url: str, pid: int, num_streams: int, workload: str) -> HostCost:
+    """One run: so many streams at once."""
     command = [sys.executable, "-m", "loadtest", "run", "--base-url", url, "--arrival", "at-once", "--processes", "1"]
-    command += ["--workload", f"fixed-32x{NUM_OUTPUT_TOKENS}", "--num-prompts", str(num_streams)]
+    command += ["--workload", workload, "--num-prompts", str(num_streams)]
     command += ["--vocab-size", str(VOCAB_SIZE - 1)]
     before = cpu_seconds_by_thread(pid)
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     after = cpu_seconds_by_thread(pid)
     result = json.loads(done.stdout.splitlines()[-1])
-    num_tokens = num_streams * NUM_OUTPUT_TOKENS
+    num_tokens = result["total_output_tokens"]
     used = {name: after[name] - before.get(name, 0.0) for name in after}
     engine_s = used.pop(ENGINE_THREAD)
     return HostCost(
         streams=num_streams,
+        requests_per_s=result["request_throughput"],
         tokens_per_s=result["output_throughput"],
         engine_us=engine_s / num_tokens * 1e6,
         rest_us=sum(used.values()) / num_tokens * 1e6,
         tpot_ms=result["median_tpot_ms"],
     )
-
-
-def cpu_seconds_by_thread(pid: int) -> dict[str, float]:
-    """Seconds of user and system time of a process's threads, those of one name together."""
-    seconds: dict[str, float] = {}
-    for folder in Path(f"/proc/{pid}/task").iterdir():
-        name, _, rest = (folder / "stat").read_text().partition("(")[2].rpartition(")")
-        fields = rest.split()
-        seconds[name] = seconds.get(name, 0.0) + (int(fields[11]) + int(fields[12])) * _TICK_S
-    return seconds
 
 
 @contextlib.contextmanager
@@ -106,6 +97,7 @@ def idle_connections(url: str, count: int) -> Iterator[None]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", type=int, nargs="+", default=[64, 256])
+    parser.add_argument("--workload", default="fixed-32x512", help="of each stream; `orca` for a burst of short ones")
     parser.add_argument("--step-ms", type=float, default=10.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--idle-connections", type=int, default=0)
@@ -117,30 +109,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = [sys.executable, "-m", "loadtest.host_server", "--step-ms", str(args.step_ms), "--"]
         command += [folder, "--load-format", "dummy", "--device", "cpu", "--dtype", "float32", "--port", str(port)]
         command += ["--max-num-seqs", "512", "--max-num-batched-tokens", "8192", "--kv-cache-memory", "256MiB"]
-        with running_server([*command, *flags], f"{url}/ready"), idle_connections(url, args.idle_connections):
-            pid = _listening_process(port)
+        serving = running_server([*command, *flags], f"{url}/ready")
+        with serving as server, idle_connections(url, args.idle_connections):
             for streams in args.streams:
-                runs = [measure(url, pid, streams) for _ in range(args.rounds)]
+                runs = [measure(url, server.pid, streams, args.workload) for _ in range(args.rounds)]
                 best = min(runs, key=lambda cost: cost.total_us)
                 median_us = statistics.median(cost.total_us for cost in runs)
                 print(
                     f"{streams:5} streams: {best.total_us:6.2f} us a token at best (median {median_us:.2f}), engine"
-                    f" {best.engine_us:.2f}, rest {best.rest_us:.2f}; {best.tokens_per_s:.0f} tokens/s,"
-                    f" TPOT {best.tpot_ms:.2f} ms at a step of {args.step_ms:g}"
+                    f" {best.engine_us:.2f}, rest {best.rest_us:.2f}; {best.requests_per_s:.1f} requests/s,"
+                    f" {best.tokens_per_s:.0f} tokens/s, TPOT {best.tpot_ms:.2f} ms at a step of {args.step_ms:g}"
                 )
                 print(json.dumps({**asdict(best), "total_us": best.total_us, "median_us": median_us}), flush=True)
     return 0
-
-
-def _listening_process(port: int) -> int:
-    """The child of ours whose command line names the port."""
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with contextlib.suppress(OSError):
-                words = (folder / "cmdline").read_bytes().split(b"\0")
-                if b"loadtest.host_server" in words and str(port).encode() in words:
-                    return int(folder.name)
-    raise RuntimeError(f"no server on port {port}")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
+from typing import BinaryIO, NamedTuple
 
 _STOP_S = 20.0
 _POLL_S = 0.05
@@ -15,6 +16,13 @@ _POLL_S = 0.05
 
 class ServerDidNotStartError(Exception):
     """The server ended, or was not ready in time; the message holds the end of its output."""
+
+
+class RunningServer(NamedTuple):
+    """start_s: seconds until it was ready."""
+
+    start_s: float
+    pid: int
 
 
 def free_port() -> int:
@@ -29,13 +37,13 @@ def running_server(
     ready_url: str,
     timeout_s: float = 120.0,
     environment: Mapping[str, str] | None = None,
-) -> Iterator[float]:
-    """Starts the command, waits until `ready_url` answers 200, gives the seconds that took; stops it at the
-    end.
+    output: BinaryIO | None = None,
+) -> Iterator[RunningServer]:
+    """Starts the command, waits until `ready_url` answers 200; stops it at the end.
 
-    Raises ServerDidNotStartError. `environment` replaces this process's.
+    Raises ServerDidNotStartError. `environment` replaces this process's. output: a file for what it prints.
     """
-    with tempfile.TemporaryFile() as output:
+    with contextlib.nullcontext(output) if output else tempfile.TemporaryFile() as output:
         began = time.perf_counter()
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
         try:
@@ -45,7 +53,7 @@ def running_server(
                     reason = f"not ready in {timeout_s:g} s" if late else f"ended with code {process.returncode}"
                     raise ServerDidNotStartError(f"{reason}: {_tail(output.fileno())}")
                 time.sleep(_POLL_S)
-            yield time.perf_counter() - began
+            yield RunningServer(time.perf_counter() - began, process.pid)
         finally:
             _stop(process)
 

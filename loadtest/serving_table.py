@@ -3,26 +3,31 @@
 `python -m loadtest.serving_table [MODEL ...]` starts the server once for each model (dummy weights, its defaults) and
 sends every row's workload: streaming, temperature 0, end of sequence ignored, prompts of random ids. vLLM's column is
 vLLM 0.24.0 at its defaults on one H200; limits are computed from bytes and operations. About two minutes a model.
+After a model's rows come its server's host profile (FineInfer's table, of all rows together) and, where a row asks for
+it, the same requests through the engine without HTTP.
 `python -m loadtest.serving_table --readme FILE` prints the table of the README out of what a run has saved.
 """
 
 import argparse
 import json
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from loadtest.arrivals import AllAtOnce, PoissonArrivals
 from loadtest.metrics import RunLabels, summarize, without_long_arrays
 from loadtest.model_shapes import LLAMA_8B, QWEN3_06B, read_shape, shape_folder
+from loadtest.process_cpu import cpu_seconds
 from loadtest.prompts import BodyOptions
 from loadtest.random_streams import random_stream
 from loadtest.runner import LoadPlan, default_num_processes, run_load
 from loadtest.server_facts import fetch_server_facts
-from loadtest.server_process import free_port, running_server
+from loadtest.server_process import RunningServer, free_port, running_server
 from loadtest.table import format_figure
 from loadtest.trace import with_arrivals
 from loadtest.workload import draw, named
@@ -52,13 +57,15 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A workload: all requests at once, or at Poisson arrivals of `request_rate`."""
+    """A workload: all requests at once, or at Poisson arrivals of `request_rate`. beside_offline: to be compared with
+    the engine without HTTP."""
 
     name: str
     workload: str
     num_requests: int
     targets: tuple[Target, ...]
     request_rate: float | None = None
+    beside_offline: bool = False
 
 
 def _decode(batch: int, vllm: float, goal: float, limit: float | None = None) -> Row:
@@ -86,7 +93,7 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
         _at_once(
             "prefill", 300, Target("tokens/s", "total_token_throughput", 42_400, 43_000, 46_000, less_is_better=False)
         ),
-        _at_once("orca", 1000, _requests_per_s(110, 115, 126)),
+        Row("orca, 1000 at once", "orca", 1000, (_requests_per_s(110, 115, 126),), beside_offline=True),
         _at_once("sharegpt", 1000, _requests_per_s(54.7, 65, 75), _tokens_per_s(16_600)),
         Row(
             "orca at 40/s",
@@ -121,7 +128,11 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
             "decode-256",
             "decode-256",
             256,
-            (Target("TPOT, ms", "median_tpot_ms", 8.6, 5.0), _tokens_per_s(28_600)),
+            (
+                Target("TPOT, ms", "median_tpot_ms", 8.6, 5.0),
+                _tokens_per_s(28_600),
+                Target("host's CPU, us a token", "host_us_per_token", None, 5.0),
+            ),
         ),
         _at_once("orca", 1000, _requests_per_s(280, 400), _tokens_per_s(18_500)),
         _at_once("sharegpt", 1000, _requests_per_s(85, 150), _tokens_per_s(25_800)),
@@ -129,26 +140,50 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
 }
 
 START = Target("process to ready, s", "start_s", 79.5, 15)
+OF_OFFLINE = Target("of the offline engine", "of_offline", goal=0.95, less_is_better=False)
 SERVER_OPTIONS: Mapping[str, tuple[str, ...]] = {QWEN3_06B: ("--max-model-len", "8192")}
 
 
 @contextmanager
-def served(model: str, python: str, extra: Sequence[str]) -> Iterator[tuple[str, float]]:
-    """The server's address, and the seconds until it was ready."""
+def served(
+    model: str, python: str, extra: Sequence[str], output: BinaryIO | None = None
+) -> Iterator[tuple[str, RunningServer]]:
+    """The server's address, and the server. output: a file for what it prints."""
     port = free_port()
     base_url = f"http://127.0.0.1:{port}"
-    command = [python, "-m", "service", "serve", str(shape_folder(model)), "--load-format", "dummy"]
-    command += ["--port", str(port), *SERVER_OPTIONS.get(model, ()), *extra]
-    with running_server(command, f"{base_url}/ready") as start_s:
-        yield base_url, start_s
+    command = [python, "-m", "service", "serve", *_model_options(model), "--port", str(port), *extra]
+    with running_server(command, f"{base_url}/ready", output=output) as server:
+        yield base_url, server
 
 
-def measure(base_url: str, row: Row, vocab_size: int, num_processes: int) -> dict[str, Any]:
-    """The row's result, as `loadtest run --save` writes it. Raises RuntimeError if a request failed."""
+def _model_options(model: str) -> list[str]:
+    return [str(shape_folder(model)), "--load-format", "dummy", *SERVER_OPTIONS.get(model, ())]
+
+
+def host_profile(output: str) -> str:
+    """The table in what a server with --profile-host has printed."""
+    rows = output[output.rindex("host profile of") :].splitlines()
+    return "\n".join(rows[: 1 + next(i for i, row in enumerate(rows) if row.startswith("other"))])
+
+
+def offline_requests_per_s(model: str, row: Row, python: str, extra: Sequence[str]) -> float:
+    """The row's requests, at once, through the engine without HTTP."""
+    command = [python, "-m", "service", "bench", "throughput", *_model_options(model), *extra]
+    command += ["--workload", row.workload, "--num-prompts", str(row.num_requests)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return float(json.loads(done.stdout.splitlines()[-1])["requests_per_s"])
+
+
+def measure(base_url: str, row: Row, vocab_size: int, num_processes: int, pid: int | None = None) -> dict[str, Any]:
+    """The row's result, as `loadtest run --save` writes it. Raises RuntimeError if a request failed.
+
+    pid: of the server, if it runs here: then its CPU time a token is in the result.
+    """
     process = AllAtOnce() if row.request_rate is None else PoissonArrivals(row.request_rate)
     times = process.arrival_times(row.num_requests, random_stream(_SEED, "arrivals"))
     requests = with_arrivals(draw(named(row.workload), row.num_requests, _SEED), times.tolist())
     options = BodyOptions(fetch_server_facts(base_url, {}).model_id, vocab_size=vocab_size)
+    used_s = 0.0 if pid is None else cpu_seconds(pid)
     outcome = run_load(LoadPlan(base_url, tuple(requests), options, num_processes=num_processes))
     labels = RunLabels(
         "openai", "headrace", options.model, row.name, workload=row.workload, num_processes=num_processes
@@ -156,6 +191,8 @@ def measure(base_url: str, row: Row, vocab_size: int, num_processes: int) -> dic
     result = summarize(outcome, labels)
     if result["failed"]:
         raise RuntimeError(f"{row.name}: {result['failed']} requests failed: {result['errors_by_kind']}")
+    if pid is not None:
+        result["host_us_per_token"] = (cpu_seconds(pid) - used_s) / result["total_output_tokens"] * 1e6
     return result
 
 
@@ -207,21 +244,43 @@ def main() -> None:
         return
     with args.out.open("w", encoding="utf-8") as file:
         for model in args.models:
-            with served(model, args.python, args.server_args) as (base_url, start_s):
-                _print([model, "", "ours", "vLLM 0.24.0", "goal", "limit", ""])
-                start = {"shape": model, "label": "start", "start_s": start_s}
-                file.write(json.dumps(start) + "\n")
-                for cells in lines("start", [START], start):
-                    _print(cells)
-                for row in ROWS[model]:
-                    if args.rows and row.name not in args.rows:
-                        continue
-                    vocab_size = read_shape(model)["vocab_size"] - _NUM_SPECIAL_IDS
-                    result = measure(base_url, row, vocab_size, args.processes)
-                    file.write(json.dumps({**without_long_arrays(result), "shape": model}) + "\n")
-                    file.flush()
-                    for cells in lines(row.name, row.targets, result):
-                        _print(cells)
+            rows = [row for row in ROWS[model] if not args.rows or row.name in args.rows]
+            for result in _measure_model(model, rows, args):
+                file.write(json.dumps({**result, "shape": model}) + "\n")
+                file.flush()
+
+
+def _measure_model(model: str, rows: Sequence[Row], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Prints and gives each result as it comes."""
+    vocab_size = read_shape(model)["vocab_size"] - _NUM_SPECIAL_IDS
+    _print([model, "", "ours", "vLLM 0.24.0", "goal", "limit", ""])
+    results: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryFile() as output:
+        with served(model, args.python, ["--profile-host", *args.server_args], output) as (base_url, server):
+            start = {"label": "start", "start_s": server.start_s}
+            yield start
+            _print_all("start", [START], start)
+            for row in rows:
+                result = without_long_arrays(measure(base_url, row, vocab_size, args.processes, server.pid))
+                results[row.name] = result
+                yield result
+                _print_all(row.name, row.targets, result)
+        output.seek(0)
+        profile = host_profile(output.read().decode(errors="replace"))
+    print(profile, flush=True)
+    yield {"label": "host profile", "text": profile}
+    for row in rows:
+        if row.beside_offline:
+            offline = offline_requests_per_s(model, row, args.python, args.server_args)
+            share = results[row.name]["request_throughput"] / offline
+            compared = {"label": f"{row.name}, offline", "request_throughput": offline, OF_OFFLINE.key: share}
+            yield compared
+            _print_all(row.name, [OF_OFFLINE], compared)
+
+
+def _print_all(name: str, targets: Sequence[Target], result: Mapping[str, Any]) -> None:
+    for cells in lines(name, targets, result):
+        _print(cells)
 
 
 def _print(cells: Sequence[str]) -> None:

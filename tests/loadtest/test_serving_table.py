@@ -1,9 +1,12 @@
+import os
+
 import pytest
 
 from loadtest.model_shapes import read_shape
-from loadtest.serving_table import ROWS, Row, Target, lines, measure, readme_table
+from loadtest.serving_table import ROWS, Row, Target, host_profile, lines, measure, readme_table
 from loadtest.stub_server import VOCAB_SIZE
 from loadtest.workload import named
+from service.core.host_times import HostTimes, host_table
 from tests.loadtest.conftest import ITL_S, TTFT_S
 
 ROW = Row("some", "fixed-8x5", 4, (Target("TPOT, ms", "median_tpot_ms", 20.0, 15.0, 5.0),))
@@ -51,3 +54,13 @@ def test_a_saved_run_becomes_the_table_of_the_readme() -> None:
     assert "| start: process to ready, s | 13.3 | 79.5 | 15 | - | 79.5 | 15 |" in table
     assert "| decode-1: TPOT, ms | 4.275 | 4.94 | 4.3 | 1.045 | 1.62 | 1.1 |" in table
     assert "| decode-8: TPOT, ms | - | 5.06 | 4.4 |  |  |  |" in table
+
+
+def test_the_host_profile_is_found_in_what_the_server_prints() -> None:
+    table = host_table(HostTimes(sse=0.5), 1.0, 2.0, 1000)
+    assert host_profile(f"some log\n{table}\nserver ended") == table
+
+
+def test_the_servers_cpu_is_in_the_result(stub_url: str) -> None:
+    result = measure(stub_url, ROW, VOCAB_SIZE, num_processes=1, pid=os.getpid())
+    assert result["host_us_per_token"] > 0
