@@ -72,6 +72,28 @@ def recompute_seconds(pool: KvPool, num_tokens: int) -> float:
     return seconds
 
 
+def recompute_beside_seconds(pool: KvPool, num_tokens: int, num_decodes: int) -> float:
+    """Measured seconds that an iteration of so many decodes takes longer if it computes so many tokens again besides:
+    what recomputing costs where it rides along. The tokens fit the first half of the pool, the decodes the second."""
+    params, first = SamplingParams(max_tokens=2), pool.num_blocks // 2
+    decodes = [
+        ScheduledSequence(
+            _SEQUENCE_ID - 1 - i, (0,), pool.block_size - 1, 0, (first + i,), params, (Sample(_SEQUENCE_ID - 1 - i, 0),)
+        )
+        for i in range(num_decodes)
+    ]
+    block_ids = tuple(range(-(-num_tokens // pool.block_size)))
+    chunk = ScheduledSequence(_SEQUENCE_ID, (0,) * num_tokens, 0, 0, block_ids, params, (Sample(_SEQUENCE_ID, 0),))
+    seconds = []
+    for plan in (IterationPlan(tuple(decodes)), IterationPlan((*decodes, chunk))):
+        began = pool.clock.now_s()
+        pool.executor.launch(plan).wait()
+        seconds.append(pool.clock.now_s() - began)
+    released = tuple(item.sequence_id for item in (*decodes, chunk))
+    pool.executor.launch(IterationPlan((), released=released)).wait()
+    return seconds[1] - seconds[0]
+
+
 def swap_seconds(pool: KvPool, num_blocks: int) -> float:
     """Measured seconds to move so many blocks to the host and back."""
     blocks = tuple(range(num_blocks))

@@ -6,7 +6,7 @@
 from collections.abc import Sequence
 from statistics import fmean
 
-from loadtest.baselines.engine_system import EnginePolicies, EngineSystem, exact_limit, on_demand
+from loadtest.baselines.engine_system import EnginePolicies, EngineSystem, exact_limit, on_demand, unfitted_cost
 from loadtest.baselines.kv_pool import KvPool
 from loadtest.baselines.preemption_judge import TimedLedger, fitted_cost
 from loadtest.offline.figures_of_merit import output_throughput
@@ -49,8 +49,8 @@ def run(stage: Stage) -> Figure:
         }
         rates = {}
         for kind, preemption in kinds.items():
-            with pool.clock.working():
-                ledger = TimedLedger(fitted_cost(pool))
+            with pool.clock.working():  # who does not choose needs no predictions
+                ledger = TimedLedger(fitted_cost(pool) if kind == "adaptive" else unfitted_cost(pool))
             policies = EnginePolicies(on_demand(pool), exact_limit, preemption=preemption, ledger=ledger)
             system = EngineSystem(kind, pool, policies)
             outcome = replay(system, requests)

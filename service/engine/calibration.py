@@ -25,19 +25,21 @@ def calibrate(
     max_tokens: int,
     max_model_len: int,
 ) -> None:
-    """Let the executor compute prompts of several lengths, with and without a context, and fit to the times.
+    """Let the executor compute prompts of several lengths, with and without a context, and of every size that it pads
+    to, and fit to the times.
 
     Before serving: it overwrites blocks. max_tokens: the token budget of an iteration. max_model_len: tokens that a
     sequence may have.
     """
     most = min(max_model_len, num_blocks * block_size)
     longest = min(max_tokens, most)
+    halvings = {max(2, longest // share) for share in SHARES}
     stop_s = clock.now_s() + TIME_LIMIT_S
-    for share in SHARES:
+    for num_tokens in sorted(halvings.union(iteration_time.sizes(longest))):
         if clock.now_s() > stop_s:
             break
-        num_tokens = max(2, longest // share)
-        for start in (0, min(longest, most - num_tokens)):
+        starts = (0, min(longest, most - num_tokens)) if num_tokens in halvings else (0,)
+        for start in starts:
             for round_number in range(ROUNDS):
                 seconds = _seconds(executor, clock, start, num_tokens, block_size)
                 if round_number > 0:  # the first of a size may compile or allocate

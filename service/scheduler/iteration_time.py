@@ -76,6 +76,13 @@ class IterationTime:
         """Whether enough has been seen to predict anything."""
         return self._coefficients is not None
 
+    def sizes(self, most: int) -> list[int]:
+        """Numbers of tokens, up to `most`, that steps with prompts are padded to; none if they are not padded."""
+        if self._padded_tokens is None:
+            return []
+        padded = {self._padded_tokens(num_tokens, True) for num_tokens in range(2, most + 1)}
+        return sorted(size for size in padded if size <= most)
+
     def calibrate(self, workload: Workload, seconds: float) -> None:
         """A timing taken on purpose; `fit` once all are in."""
         self._calibration.add(self._features(workload), seconds)
