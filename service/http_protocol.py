@@ -46,6 +46,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._output_deadline: asyncio.TimerHandle | None = None
         self._in_message = False
         self._is_lingering = False
+        self._is_last = False  # what came after the newest request is not HTTP: nothing more is read
         self._num_headers = 0
         self._num_head_bytes = 0  # fed since the parser last gave us a body or the end of a head
 
@@ -146,12 +147,18 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refuse(431, message)
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer and close; cut the connection if another answer is under way on it."""
+        """Answer and close. What is under way on the connection is answered first, then it ends without a refusal."""
         if self._is_over():
             return
         if self.cycle is not None and not self.cycle.response_complete:
-            self.transport.abort()
-            return
+            if not self._in_message:
+                self._end_after_newest()
+                return
+            if self.pipeline or self.cycle.response_started:
+                self.transport.abort()
+                return
+            self.cycle.disconnected = True  # the app stops waiting for the rest of a body that cannot come
+            self.cycle.message_event.set()
         error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
         body = orjson.dumps({"error": error})
         head = (
@@ -165,12 +172,18 @@ class BoundedProtocol(HttpToolsProtocol):
         self._expect_output()
         self._linger()
 
+    def _end_after_newest(self) -> None:
+        """No further request; those that are whole are answered."""
+        self._is_last = True
+        self.cycle.keep_alive = False
+        self._expect_no_input()
+
     def _is_over(self) -> bool:
-        return self._is_lingering or self.transport.is_closing()
+        return self._is_last or self._is_lingering or self.transport.is_closing()
 
     def _close(self) -> None:
         """The last answer of the connection is written."""
-        if self._in_message:
+        if self._in_message or self._is_last:
             self.pipeline.clear()
             self._linger()
         else:
@@ -178,7 +191,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _linger(self) -> None:
         """Say that nothing more comes, and drop what the client still sends until it has seen that, or for so long."""
-        if self._is_over():
+        if self._is_lingering or self.transport.is_closing():
             return
         self._is_lingering = True
         self.transport.write_eof()

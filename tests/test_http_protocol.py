@@ -154,6 +154,45 @@ def test_what_is_not_http_is_400_in_our_shape(bounded: RunningServer, request_by
 
 
 @pytest.mark.parametrize(
+    "after",
+    [b"garbage\r\n\r\n", b"}", b"GET /health HTTP/1.1\r\nHost : x\r\n\r\n", b"x" * 300_000],
+    ids=["garbage", "length too short", "broken head", "much"],
+)
+@pytest.mark.parametrize("num_requests", [1, 3])
+def test_what_follows_a_request_does_not_cost_its_answer(
+    bounded: RunningServer, after: bytes, num_requests: int
+) -> None:
+    body = json.dumps(completion(max_tokens=2)).encode()
+    request = POST_HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    with connect(bounded) as connection:
+        connection.sendall(request * num_requests + after)
+        answer = read_to_end(connection)
+    assert answer.count(b"HTTP/1.1 200 OK") == num_requests
+    assert answer.count(b'"finish_reason"') == num_requests
+    assert answer.lower().count(b"connection: close") == 1
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", b"Transfer-Encoding: chunked\r\n\r\n" + b"f" * 20 + b"\r\n"],
+    ids=["no number", "beyond any number"],
+)
+def test_a_body_that_is_not_http_is_400(bounded: RunningServer, rest: bytes) -> None:
+    with connect(bounded) as connection:
+        connection.sendall(POST_HEAD + rest)
+        status, error = status_and_error(read_to_end(connection))
+    assert (status, error["type"]) == (400, "invalid_request_error")
+
+
+def test_a_body_without_a_length_is_answered(bounded: RunningServer) -> None:
+    with connect(bounded) as connection:
+        connection.sendall(POST_HEAD + b"\r\n" + json.dumps(completion()).encode())
+        status, error = status_and_error(read_to_end(connection))
+    assert status == 400
+    assert "JSON" in str(error["message"])
+
+
+@pytest.mark.parametrize(
     "beginning",
     [b"", b"GET /he", b"GET /health HTTP/1.1\r\nHost: x\r\n", b"POST /health HTTP/1.1\r\nContent-Length: 9\r\n\r\nx"],
     ids=["nothing", "line", "headers", "body"],
