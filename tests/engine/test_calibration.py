@@ -39,18 +39,20 @@ def test_the_predictor_is_right_after_calibration_and_nothing_is_left_behind():
     assert iteration_time.seconds(Workload(700, num_attended_pairs(0, 700), 0)) == pytest.approx(expected, rel=1e-3)
 
 
+class WatchedTime(IterationTime):
+    """Keeps which numbers of tokens were timed."""
+
+    timed: tuple[int, ...] = ()
+
+    def calibrate(self, workload: Workload, seconds: float) -> None:
+        super().calibrate(workload, seconds)
+        self.timed += (workload.num_tokens,)
+
+
 def test_every_size_that_is_padded_to_is_timed():
     clock = ManualClock()
+    iteration_time = WatchedTime(lambda num_tokens, has_prompts: -(-num_tokens // 96) * 96)
     executor = LinearExecutor(clock)
-    iteration_time = IterationTime(lambda num_tokens, has_prompts: -(-num_tokens // 96) * 96)
-    timed: list[int] = []
-    observe = iteration_time.calibrate
-
-    def watched(workload: Workload, seconds: float) -> None:
-        timed.append(workload.num_tokens)
-        observe(workload, seconds)
-
-    iteration_time.calibrate = watched  # type: ignore[method-assign]
     calibrate(executor, iteration_time, clock, num_blocks=200, block_size=16, max_tokens=400, max_model_len=2048)
-    assert {96, 192, 288, 384, 400, 200} <= set(timed)
-    assert max(timed) == 400
+    assert {96, 192, 288, 384, 400, 200} <= set(iteration_time.timed)
+    assert max(iteration_time.timed) == 400
