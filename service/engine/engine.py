@@ -142,7 +142,7 @@ class Engine:
         return EngineSnapshot(
             num_running=len(pool.running),
             num_waiting=len(pool.waiting),
-            waiting_tokens=sum(g.num_tokens_to_compute for g in pool.waiting),
+            waiting_tokens=pool.waiting_tokens,
             batch_size=self._batch_size if pool.running else 0,
             used_blocks=blocks.pool.num_used,
             total_blocks=blocks.pool.num_blocks,

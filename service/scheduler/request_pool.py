@@ -17,6 +17,9 @@ class RequestPool:
         self.running: list[SequenceGroup] = []
         self._groups: dict[str, SequenceGroup] = {}
         self._members: dict[int, tuple[SequenceGroup, Sequence]] = {}
+        self._fresh_tokens: dict[int, int] = {}  # of those that wait for their first start, by order of arrival
+        self._num_fresh_tokens = 0
+        self._paused: dict[int, SequenceGroup] = {}
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -33,6 +36,12 @@ class RequestPool:
         """The live sequence of that id and its group; None once either has ended."""
         return self._members.get(sequence_id)
 
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens that the waiting groups have to compute. Asked for in every iteration, so those that have never run,
+        which may be a thousand, are not looked at: theirs stay as many as they were."""
+        return self._num_fresh_tokens + sum(group.num_tokens_to_compute for group in self._paused.values())
+
     def groups(self) -> list[SequenceGroup]:
         return list(self._groups.values())
 
@@ -41,10 +50,12 @@ class RequestPool:
         self._groups[group.request.request_id] = group
         self._members.update({s.sequence_id: (group, s) for s in group.sequences})
         self.waiting.append(group)
+        self._fresh_tokens[group.arrival_order] = group.num_tokens_to_compute
+        self._num_fresh_tokens += group.num_tokens_to_compute
 
     def start(self, group: SequenceGroup) -> None:
         """A waiting group becomes the last running one."""
-        self.waiting.remove(group)
+        self._stop_waiting(group)
         group.status = GroupStatus.RUNNING
         self.running.append(group)
 
@@ -53,6 +64,7 @@ class RequestPool:
         self.running.remove(group)
         group.status = GroupStatus.WAITING
         insort(self.waiting, group, key=lambda other: other.arrival_order)
+        self._paused[group.arrival_order] = group
 
     def remove_sequence(self, group: SequenceGroup, sequence: Sequence) -> None:
         """The sequence has ended; its group may go on."""
@@ -65,6 +77,11 @@ class RequestPool:
         if group.status is GroupStatus.RUNNING:
             self.running.remove(group)
         else:
-            self.waiting.remove(group)
+            self._stop_waiting(group)
         group.status = GroupStatus.ENDED
         del self._groups[group.request.request_id]
+
+    def _stop_waiting(self, group: SequenceGroup) -> None:
+        self.waiting.remove(group)
+        if self._paused.pop(group.arrival_order, None) is None:
+            self._num_fresh_tokens -= self._fresh_tokens.pop(group.arrival_order)

@@ -211,6 +211,7 @@ class Harness:
                 )
         nobody_is_spared = all(g.num_preemptions < self.max_preemptions for g in pool.groups())
         ordered = [*pool.running, *pool.waiting] if self.is_fcfs and nobody_is_spared else pool.waiting
+        assert pool.waiting_tokens == sum(g.num_tokens_to_compute for g in pool.waiting)
         arrivals = [g.arrival_order for g in ordered]
         assert arrivals == sorted(arrivals), "order of arrival"
         assert 0 <= self.scheduler.num_cached_tokens() <= self.blocks.pool.num_used * self.blocks.block_size
