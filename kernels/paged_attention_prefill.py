@@ -13,11 +13,11 @@ Tensors (T query tokens, S sequences, H query heads, K kv heads, D head dim, B b
     key_cache, value_cache   [B, P, K, D]  query's dtype; one layer's view: last three dims dense, blocks strided
     batch                                  made once a step by `prefill_batch` from
         block_table          [R, M]        int32, last stride 1; entries past a sequence's last block are not used
-        query_starts         [S + 1]       int32, not decreasing, from 0; rows past the last one are padding
+        query_starts         [S + 1]       int32, not decreasing; rows before the first and past the last are others'
         context_lens         [S]           int32, >= the sequence's query rows
         rows                 [S]           int64: the sequence's row of the table; None where that is s itself
         max_query_len        host int, >= every sequence's query rows (bounds the launch)
-    out                      [T, H, D]     query's dtype, contiguous; written in place, but not in padding rows
+    out                      [T, H, D]     query's dtype, contiguous; written in place, but not in others' rows
 
 P from 1 up; any G; in the kernel D up to 256, and scale > 0. Cells at or past context_lens[s] do not count: they may
 hold another request's remains, NaN included.

@@ -95,7 +95,9 @@ class Settings(BaseSettings):
     access_log: bool = Field(False, description="log a line per request")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe level logged")
 
-    max_num_seqs: int = Field(256, ge=1, le=4096, description="sequences in one iteration at most")
+    max_num_seqs: int | None = Field(
+        None, ge=1, le=4096, description="sequences in one iteration at most (256; 512 on a GPU with much memory)"
+    )
     max_num_batched_tokens: int | None = Field(
         None, ge=2, description="tokens in one iteration at most (2048 on a GPU, 512 on a CPU); more than max-num-seqs"
     )
@@ -156,10 +158,11 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _check_budget(self) -> Settings:
-        if self.max_num_batched_tokens is not None and self.max_num_batched_tokens <= self.max_num_seqs:
+        seats, budget = self.max_num_seqs, self.max_num_batched_tokens
+        if seats is not None and budget is not None and budget <= seats:
             raise ValueError(
-                f"max-num-batched-tokens ({self.max_num_batched_tokens}) must exceed max-num-seqs"
-                f" ({self.max_num_seqs}), or a prompt could not advance beside a full batch"
+                f"max-num-batched-tokens ({budget}) must exceed max-num-seqs ({seats}), or a prompt could not advance"
+                " beside a full batch"
             )
         return self
 
@@ -201,11 +204,14 @@ class Settings(BaseSettings):
             self.block_size, self.gpu_memory_utilization, memory_bytes, swap_bytes, self.swap_compression
         )
 
-    def scheduler_config(self, default_num_batched_tokens: int) -> SchedulerConfig:
-        """The default budget belongs to the device, and grows with the seats if those were raised."""
-        budget = self.max_num_batched_tokens or max(default_num_batched_tokens, 2 * self.max_num_seqs)
+    def scheduler_config(self, default_num_seqs: int, default_num_batched_tokens: int) -> SchedulerConfig:
+        """Both defaults belong to the device; each gives way to the other if that was set."""
+        if self.max_num_batched_tokens is not None:
+            default_num_seqs = min(default_num_seqs, self.max_num_batched_tokens - 1)
+        seats = self.max_num_seqs or default_num_seqs
+        budget = self.max_num_batched_tokens or max(default_num_batched_tokens, 2 * seats)
         return SchedulerConfig(
-            max_num_seqs=self.max_num_seqs,
+            max_num_seqs=seats,
             max_num_batched_tokens=budget,
             watermark=self.watermark,
             max_waiting_requests=self.max_waiting_requests,

@@ -21,7 +21,7 @@ def test_flag_before_environment_before_file_before_default(tmp_path: Path, monk
     monkeypatch.setenv("HEADRACE_HOST", "0.0.0.2")
     settings = read_settings(["--config", str(file), "--port", "3"])
     assert (settings.port, settings.host, settings.block_size, settings.seed) == (3, "0.0.0.2", 32, 5)
-    assert settings.max_num_seqs == 256
+    assert settings.max_num_seqs is None
 
 
 def test_the_file_may_be_named_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -150,10 +150,20 @@ def test_what_belongs_to_the_http_surface_arrives_there():
     )
 
 
-def test_the_default_budget_grows_with_the_seats():
-    assert read_settings([]).scheduler_config(2048).max_num_batched_tokens == 2048
-    assert read_settings(["--max-num-seqs", "2048"]).scheduler_config(2048).max_num_batched_tokens == 4096
-    assert read_settings(["--max-num-batched-tokens", "300"]).scheduler_config(2048).max_num_batched_tokens == 300
+@pytest.mark.parametrize(
+    ("arguments", "seats", "budget"),
+    [
+        ([], 1024, 2048),
+        (["--max-num-seqs", "2048"], 2048, 4096),
+        (["--max-num-seqs", "64"], 64, 2048),
+        (["--max-num-batched-tokens", "300"], 299, 300),
+        (["--max-num-batched-tokens", "8192"], 1024, 8192),
+        (["--max-num-batched-tokens", "300", "--max-num-seqs", "20"], 20, 300),
+    ],
+)
+def test_the_devices_defaults_give_way_to_what_is_set(arguments, seats, budget):
+    config = read_settings(arguments).scheduler_config(1024, 2048)
+    assert (config.max_num_seqs, config.max_num_batched_tokens) == (seats, budget)
 
 
 def test_policies_are_told_by_name():

@@ -134,7 +134,10 @@ def load(folder: Path, max_num_seqs: int, max_model_len: int, enforce_eager: boo
     device: Literal["cuda", "cpu"] = "cuda" if torch.cuda.is_available() else "cpu"
     source = ModelSource(str(folder), None, None, None, "dummy", "auto", device, max_model_len, 0)
     cache = CacheConfig(BLOCK_SIZE, 0.9, None)
-    return load_executor(source, folder, cache, max_num_seqs, PREFILL_TOKENS, enforce_eager=enforce_eager)
+    loaded = load_executor(source, folder, cache, max_num_seqs, PREFILL_TOKENS, enforce_eager=enforce_eager)
+    while loaded.idle_work.do_some():
+        pass
+    return loaded
 
 
 def main(arguments: list[str]) -> None:

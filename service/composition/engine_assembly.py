@@ -43,7 +43,15 @@ def make_engine(
     if overlap is None:
         overlap = loaded.device != "cpu"  # on a CPU the iteration itself holds the cores
     masker = TokenBitmask(config.max_num_seqs, loaded.model_config.vocab_size, loaded.generation.eos_token_ids)
-    engine = Engine(scheduler, stand_in or loaded.runner, recorder, clock, overlap=overlap, masker=masker)
+    engine = Engine(
+        scheduler,
+        stand_in or loaded.runner,
+        recorder,
+        clock,
+        overlap=overlap,
+        masker=masker,
+        idle_work=loaded.idle_work,
+    )
     return engine, blocks
 
 

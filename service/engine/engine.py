@@ -26,7 +26,7 @@ from service.core.sequence_group import SequenceGroup
 from service.core.stats import EngineSnapshot, IterationStats, RequestStats
 from service.engine.beam_search import BeamSearch
 from service.engine.grammar_masks import with_masks
-from service.engine.ports import Executor, PendingIteration, StatsSink
+from service.engine.ports import Executor, IdleWork, NoIdleWork, PendingIteration, StatsSink
 from service.errors import InvalidRequest, RequestError, ServerError
 from service.scheduler.decision_tally import DecisionTally
 from service.scheduler.iteration_scheduler import IterationScheduler
@@ -47,7 +47,7 @@ class Engine:
     """Owns every live request. Whatever ends a request ends it through `_end_group`, with one final event.
 
     overlap: whether an iteration is launched while another runs. The tokens are the same either way.
-    masker: computes what draws may be; needed by requests with grammars only.
+    masker: computes what draws may be; needed by requests with grammars only. idle_work: for `use_idle_time`.
     """
 
     def __init__(
@@ -59,12 +59,14 @@ class Engine:
         *,
         overlap: bool = False,
         masker: TokenMasker | None = None,
+        idle_work: IdleWork | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._stats_sink = stats_sink
         self._clock = clock
         self._masker = masker
+        self._idle_work = idle_work or NoIdleWork()
         self._num_constrained = 0
         self._next_sequence_id = 0
         self._events: list[Addressed] = []
@@ -123,6 +125,11 @@ class Engine:
         may_run = self._max_launched - 1 if self._launch_next() else 0
         while len(self._launched) > may_run:
             self._complete(self._launched.popleft())
+
+    def use_idle_time(self) -> bool:
+        """A piece of the work that can wait, while the engine has none; whether there is more."""
+        assert not self.has_work
+        return self._idle_work.do_some()
 
     def note_commands(self, seconds: float) -> None:
         """Adding and removing requests took so long."""

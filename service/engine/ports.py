@@ -30,6 +30,22 @@ class Executor(Protocol):
         ...
 
 
+class IdleWork(Protocol):
+    """Preparation that can wait until there is nothing to compute. Engine thread."""
+
+    def do_some(self) -> bool:
+        """One piece of it, short enough to make a request wait, while no iteration runs; whether there is more. Must
+        not raise."""
+        ...
+
+
+class NoIdleWork:
+    """Everything was prepared at start."""
+
+    def do_some(self) -> bool:
+        return False
+
+
 class StatsSink(Protocol):
     """Receives facts. Called from the engine thread; must be quick and must not raise."""
 

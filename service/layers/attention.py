@@ -28,12 +28,12 @@ class LayerCache(NamedTuple):
 class AttentionInputs:
     """The borders of a flat batch of T tokens, made once a step for all layers.
 
-    slots: where each token's key and value go. The first `num_decode_tokens` rows belong to `decode`, sequences of
-    one token each; the others to `prefill`. None where there are no such rows.
+    slots: where each token's key and value go. decode: of the first rows, sequences of one token each. prefill: of the
+    rows that its `query_starts` name. None where there are no such rows. Rows of `decode` that are padding may be
+    rows of `prefill`: those of `decode` are written first.
     """
 
     slots: CacheSlots
-    num_decode_tokens: int
     decode: DecodeBatch | None
     prefill: PrefillBatch | None
 
@@ -47,12 +47,9 @@ def paged_attention(
     any more stay with their sequence. Decodes and prompts are two launches: their best kernels differ.
     """
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    if inputs.prefill is None and inputs.decode is not None:
-        paged_attention_decode(query, *cache, inputs.decode, scale, out, sliding_window)
-        return out.flatten(1)
-    border = inputs.num_decode_tokens
     if inputs.decode is not None:
-        paged_attention_decode(query[:border], *cache, inputs.decode, scale, out[:border], sliding_window)
+        end = inputs.decode.context_lens.shape[0]
+        paged_attention_decode(query[:end], *cache, inputs.decode, scale, out[:end], sliding_window)
     if inputs.prefill is not None:
-        paged_attention_prefill(query[border:], *cache, inputs.prefill, scale, out[border:], sliding_window)
+        paged_attention_prefill(query, *cache, inputs.prefill, scale, out, sliding_window)
     return out.flatten(1)

@@ -24,10 +24,10 @@ def attention_inputs(batch: FlatBatch, tensors: Mapping[str, Tensor], block_size
         query_lens = batch.query_starts[border + 1 :] - batch.query_starts[border:-1]
         prefill = prefill_batch(
             block_table[border:],
-            tensors["query_starts"][border:] - border,
+            tensors["query_starts"][border:],
             context_lens[border:],
             max_query_len=int(query_lens.max()),
             block_size=block_size,
         )
     slots = cache_slots(tensors["slot_mapping"], block_size)
-    return AttentionInputs(slots, border, decode, prefill)
+    return AttentionInputs(slots, decode, prefill)

@@ -3,13 +3,15 @@
 A graph replays the kernels of one step, from the embedding to the drawn ids, with the addresses that it was captured
 with. So there is one for each of a few padded sizes, of decodes alone and of decodes beside some tokens of prompts;
 inputs lie at fixed places, and what is padding has no context, writes nothing and draws what nobody reads. All share
-one memory pool, the largest captured first, so that the others fit into what it needed.
+one memory pool, the largest captured first, so that the others fit into what it needed. What was not captured, yet or
+ever, runs in the next larger graph, or kernel by kernel.
 """
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -24,19 +26,31 @@ from service.runner.selective_batching import FlatBatch
 from service.runner.sequence_rows import SequenceRows
 from service.runner.step_inputs import StepInputs
 
-LARGEST = 512
-"""Decodes of the largest graph: beyond, the device computes for longer than the host launches."""
+MAX_DECODES = 1024
+"""Of the largest graph: beyond, the device computes for longer than the host launches, even if that has to wait for
+the interpreter."""
 
-MIXED_DECODES = (8, 32, 64, 128, 256)
-MIXED_TOKENS = (32, 64, 128, 192, 256, 384, 512, 768, 1024)
-"""What the two sides of a mixed step are padded to. With more tokens of prompts the device is what takes the time."""
+MAX_TOKENS = 2048
+"""The same for steps with prompts."""
+
+FEW_DECODES = 32
+MIXED_DECODES = (0, FEW_DECODES, 256, 512, MAX_DECODES)
+"""Of a step with prompts, decodes cost a row of logits each, and little more: so there are few sizes of them."""
+
+NARROW_TOKENS = 512
+"""A step of fewer tokens may be padded up to so many, as the device takes hardly longer than the host to launch them
+one by one; a larger one to twice its size."""
 
 
 class GraphSize(NamedTuple):
-    """Decodes, and tokens of prompts beside them, that a graph has room for."""
+    """Tokens that a graph has room for, and decodes among them: if as many, it has no prompts."""
 
+    num_tokens: int
     num_decodes: int
-    num_tokens: int = 0
+
+    @property
+    def is_mixed(self) -> bool:
+        return self.num_decodes < self.num_tokens
 
 
 class StepOutputs(NamedTuple):
@@ -51,7 +65,7 @@ Inputs = TypeVar("Inputs", bound=DecodeInputs | MixedInputs)
 
 
 class StepGraphs:
-    """Can it be replayed? Then replay it. Engine thread; `capture` before serving.
+    """Can it be replayed? Then replay it. Engine thread; `capture` while no step runs.
 
     compute: the step over its inputs, without a wait for the device.
     """
@@ -68,14 +82,16 @@ class StepGraphs:
     def capture(self, sizes: Sequence[GraphSize]) -> None:
         """Each size is computed once before, so that every kernel is compiled and loaded: neither may happen in a
         capture."""
+        was_collecting = gc.isenabled()
         gc.disable()  # a collection might free a tensor, which no capture allows
         try:
-            for size in sorted(sizes, key=sum, reverse=True):
+            for size in sizes:
                 self._capture(size)
         finally:
-            gc.enable()
-        self._decodes.sort(key=lambda step: step.inputs.num_rows)
-        self._mixed.sort(key=lambda step: step.inputs.num_decodes + step.inputs.num_tokens)
+            if was_collecting:
+                gc.enable()
+            self._decodes.sort(key=lambda step: step.inputs.num_rows)
+            self._mixed.sort(key=lambda step: (step.inputs.num_tokens, step.inputs.num_decodes))
 
     def can_replay(self, scheduled: Sequence[ScheduledSequence]) -> bool:
         """Whether a graph is large enough, and every sequence computes one token and draws one id."""
@@ -94,32 +110,36 @@ class StepGraphs:
         return self._run(step, num_seqs)
 
     def can_replay_mixed(self, batch: FlatBatch) -> bool:
-        """Whether some graph has room for the batch's decodes and prompts, and no sequence draws twice."""
+        """Whether some graph has room for the batch's decodes and prompts, and not far too much, and no sequence draws
+        twice."""
         return (
-            len(batch.seeds) == len(batch.logit_rows)
-            and self._table.is_complete
-            and any(step.inputs.fits(batch) for step in self._mixed)
+            len(batch.seeds) == len(batch.logit_rows) and self._table.is_complete and self._narrowest(batch) is not None
         )
 
     def replay_mixed(self, batch: FlatBatch) -> StepOutputs:
         """Of a batch that `can_replay_mixed`; one row a draw, in the plan's order."""
-        step = next(step for step in self._mixed if step.inputs.fits(batch))
+        step = self._narrowest(batch)
+        assert step is not None
         step.inputs.fill(batch)
         return self._run(step, len(batch.seeds))
 
     def padded_tokens(self, num_tokens: int, has_prompts: bool) -> int:
-        """Tokens that a step of so many is computed as; as many, if no graph takes it."""
-        sizes = (
-            [step.inputs.num_decodes + step.inputs.num_tokens for step in self._mixed]
-            if has_prompts
-            else [step.inputs.num_rows for step in self._decodes]
-        )
+        """Tokens that a step of so many is computed as, if its decodes fit; as many, if no graph takes it."""
+        if has_prompts:
+            sizes = [step.inputs.num_tokens for step in self._mixed if step.inputs.num_tokens <= _widest(num_tokens)]
+        else:
+            sizes = [step.inputs.num_rows for step in self._decodes]
         return min((size for size in sizes if size >= num_tokens), default=num_tokens)
+
+    def _narrowest(self, batch: FlatBatch) -> _CapturedStep[MixedInputs] | None:
+        widest = _widest(len(batch.token_ids))
+        steps = (step for step in self._mixed if step.inputs.fits(batch))
+        return next((step for step in steps if step.inputs.num_tokens <= widest), None)
 
     def _capture(self, size: GraphSize) -> None:
         table = self._table.tensor
-        if size.num_tokens:
-            mixed = MixedInputs(size.num_decodes, size.num_tokens, table, self._block_size)
+        if size.is_mixed:
+            mixed = MixedInputs(size.num_tokens, size.num_decodes, table, self._block_size)
             self._mixed.append(_CapturedStep(self._compute, mixed, self._pool, self._stream))
         else:
             decode = DecodeInputs(size.num_decodes, table, self._block_size)
@@ -132,15 +152,52 @@ class StepGraphs:
 
 
 def graph_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> list[GraphSize]:
-    """Largest first. Decodes alone: few sizes for few, then every eighth, which is as finely as the matrix products'
-    speed steps, wider above 256."""
-    largest = min(max_num_seqs, LARGEST)
-    decodes = {1, 2, 4, *range(8, 257, 8), *range(272, LARGEST + 1, 16)}
-    sizes = [GraphSize(size) for size in {size for size in decodes if size < largest} | {largest}]
-    largest = min(max_num_seqs, MIXED_DECODES[-1])
-    beside = {size for size in MIXED_DECODES if size < largest} | {largest}
-    sizes += [GraphSize(d, t) for d in beside for t in MIXED_TOKENS if t <= max_num_batched_tokens]
-    return sorted(sizes, key=sum, reverse=True)
+    """In the order to capture them: the largest, then the common ones, then the rest; each part largest first."""
+    common = common_sizes(max_num_seqs, max_num_batched_tokens)
+    sizes = common | {*_decode_sizes(max_num_seqs), *_mixed_sizes(max_num_seqs, max_num_batched_tokens)}
+    largest = max(sizes)
+    return sorted(sizes, key=lambda size: (size != largest, size not in common, -size.num_tokens, size))
+
+
+def common_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> set[GraphSize]:
+    """Worth waiting for before the first request, as a burst right after it leaves no time for others: any step fits
+    one of them. Beside a full batch of decodes, where throughput counts, any number of tokens has its own."""
+    decodes = sorted(_decode_sizes(max_num_seqs))
+    mixed = sorted(_mixed_sizes(max_num_seqs, max_num_batched_tokens))
+    most_decodes = dict(mixed)  # the last of each number of tokens
+    return {
+        decodes[-1],
+        *(size for size in decodes if _is_power_of_two(size.num_tokens)),
+        *(size for size in mixed if size.num_decodes == most_decodes[size.num_tokens]),
+        *(size for size in mixed if size.num_decodes == FEW_DECODES and _is_power_of_two(size.num_tokens)),
+        GraphSize(mixed[-1].num_tokens, 0),
+    }
+
+
+def _widest(num_tokens: int) -> int:
+    return max(NARROW_TOKENS, 2 * num_tokens)
+
+
+def _is_power_of_two(number: int) -> bool:
+    return number & (number - 1) == 0
+
+
+def _decode_sizes(max_num_seqs: int) -> list[GraphSize]:
+    """Few sizes for few, then every eighth, which is as finely as the matrix products' speed steps, wider above 256."""
+    largest = min(max_num_seqs, MAX_DECODES)
+    counts = {1, 2, 4, *range(8, 257, 8), *range(272, 513, 16), *range(544, MAX_DECODES + 1, 32), largest}
+    return [GraphSize(count, count) for count in counts if count <= largest]
+
+
+def _mixed_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> list[GraphSize]:
+    """Tokens in steps of the tiles that matrix products are cut into, 64 and then 128 rows: padding beyond a tile's
+    end costs time, within it none."""
+    largest = min(max_num_batched_tokens, MAX_TOKENS)
+    counts = {32, *range(64, 513, 64), *range(640, MAX_TOKENS + 1, 128), largest}
+    most_decodes = min(max_num_seqs, MAX_DECODES)
+    beside = {count for count in MIXED_DECODES if count < most_decodes} | {most_decodes}
+    # A prompt that shares a step has two tokens at least: one is computed like a decode.
+    return [GraphSize(n, d) for n in counts if n <= largest for d in {min(d, n - 2) for d in beside} if d >= 0]
 
 
 class _CapturedStep(Generic[Inputs]):
@@ -155,8 +212,11 @@ class _CapturedStep(Generic[Inputs]):
             self.graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 outputs = compute(inputs.step)
-            finally:
-                self.graph.capture_end()
+            except BaseException:
+                with suppress(RuntimeError):  # the capture's own complaint, after the fault that ended it
+                    self.graph.capture_end()
+                raise
+            self.graph.capture_end()
         # The ids are kept for this graph alone. Nobody holds the logits' memory, so the next capture may use it too:
         # they are the largest tensor by far.
         self.outputs = StepOutputs(outputs.token_ids, _without_holding(outputs.logits))

@@ -25,7 +25,7 @@ class DecodeInputs:
             token_ids=fixed["token_ids"],
             positions=fixed["positions"],
             decode_rows=fixed["rows"],
-            attention=AttentionInputs(cache_slots(fixed["slots"], block_size), num_rows, decode, None),
+            attention=AttentionInputs(cache_slots(fixed["slots"], block_size), decode, None),
             logit_rows=None,
             draw_rows=fixed["rows"],
             sampling=SamplingBatch.of(fixed, is_greedy=False),

@@ -26,6 +26,11 @@ def choose_device(requested: Literal["auto", "cpu", "cuda"]) -> torch.device:
     return torch.device("cuda" if requested != "cpu" and has_cuda else "cpu")
 
 
+def memory_bytes(device: torch.device) -> int:
+    """Of a GPU, all that it has; 0 for a CPU."""
+    return int(torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else 0
+
+
 def choose_dtype(
     requested: Literal["auto", "bfloat16", "float32"], device: torch.device, checkpoint: CheckpointDtype
 ) -> torch.dtype:

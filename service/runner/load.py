@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -21,11 +21,13 @@ from service.models.model_config import ModelConfig, load_model_config
 from service.models.registry import build_model
 from service.models.weight_loader import load_weights
 from service.models.weights_revision import weights_revision
-from service.runner.cuda_graphs import GraphSize, graph_sizes
+from service.runner.cuda_graphs import GraphSize, common_sizes, graph_sizes
 from service.runner.device import choose_device, choose_dtype, use_cores
 from service.runner.host_blocks import Fp8HostBlocks, HostBlocks, PlainHostBlocks
 from service.runner.host_memory import keep_freed_memory
+from service.runner.idle_capture import IdleCapture
 from service.runner.kv_storage import KvLayout, KvStorage
+from service.runner.load_phases import LoadPhases
 from service.runner.memory_profile import GIBIBYTE, MemoryLedger, cpu_memory, profile_cpu, profile_cuda
 from service.runner.model_runner import ModelRunner
 
@@ -37,11 +39,14 @@ OnProgress = Callable[[str, int, int], None]
 class LoadedModel:
     """A model ready to serve, and the facts measured on the way.
 
+    idle_work: graphs that the first requests can do without.
     max_model_len: tokens that one sequence may have by the model and the configuration (the cache may hold fewer).
-    num_threads: of torch's operations on the CPU. weights: a name that changes with the weights.
+    num_threads: of torch's operations on the CPU. weights: a name that changes with the weights. phases: seconds of
+    each part of loading, in order.
     """
 
     runner: ModelRunner
+    idle_work: IdleCapture
     model_config: ModelConfig
     generation: GenerationConfig
     max_model_len: int
@@ -53,6 +58,7 @@ class LoadedModel:
     num_threads: int
     memory: MemoryLedger
     weights: str
+    phases: Mapping[str, float]
 
 
 def load_executor(
@@ -68,6 +74,7 @@ def load_executor(
 
     enforce_eager: no CUDA graphs.
     """
+    phases = LoadPhases()
     config = load_model_config(folder)
     generation = load_generation_config(folder, config)
     max_model_len = _max_model_len(source, config)
@@ -81,25 +88,34 @@ def load_executor(
     weights_bytes = sum(t.numel() * dtype.itemsize for t in model.checkpoint_tensors().values())
     _check_weights_fit(weights_bytes, device)
     model.materialize(dtype, device)
+    phases.end("device")
     if source.load_format == "dummy":
         fill_with_dummy_weights(model, source.seed)
     else:
         load_weights(model, folder, _phase("weights", on_progress))
+    phases.end("weights")
     model.prepare(max_model_len, device, keeps_plain=_fits_twice(weights_bytes, device))
+    phases.end("prepare")
 
     layout = KvLayout.of(config, cache.block_size, dtype)
     graphs = graph_sizes(max_num_seqs, max_num_batched_tokens) if device.type == "cuda" and not enforce_eager else []
     sizes = _Sizes(max_num_seqs, max_num_batched_tokens, max_model_len, config.vocab_size, graphs)
     memory = _profile(model, layout, device, weights_bytes, cache, sizes)
+    phases.end("profile")
     num_blocks = _num_blocks(memory, layout, sizes)
     storage = KvStorage(layout, num_blocks, device)
     host_blocks = _host_blocks(layout, cache, num_blocks, pinned=device.type == "cuda")
     runner = ModelRunner(model, storage, device, max_num_seqs, max_model_len, config.vocab_size, host_blocks)
+    phases.end("cache")
     runner.warm_up()
+    phases.end("warm-up")
+    at_start = len(common_sizes(max_num_seqs, max_num_batched_tokens)) if graphs else 0
     if graphs:
-        runner.capture_graphs(graphs)
+        runner.capture_graphs(graphs[:at_start])
+        phases.end("graphs")
     return LoadedModel(
         runner=runner,
+        idle_work=IdleCapture(runner.capture_graphs, graphs[at_start:]),
         model_config=config,
         generation=generation,
         max_model_len=max_model_len,
@@ -111,6 +127,7 @@ def load_executor(
         num_threads=num_threads,
         memory=memory,
         weights=f"seed {source.seed}" if source.load_format == "dummy" else weights_revision(folder),
+        phases=phases.seconds,
     )
 
 

@@ -1,11 +1,10 @@
-"""The inputs of a step of decodes and prompts at fixed places on the device: both padded, each to a size of its own."""
+"""The inputs of a step of decodes and prompts at fixed places on the device, for a fixed number of tokens."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from kernels.paged_attention_decode import decode_batch
@@ -17,20 +16,24 @@ from service.runner.staging import Array, FixedTensors
 from service.runner.step_inputs import StepInputs
 from service.sampling.sampler import SamplingBatch
 
-MAX_PROMPTS = 16
-"""Sequences that compute several tokens in one such step, at most."""
+
+def most_prompts(num_tokens: int) -> int:
+    """Sequences that compute several tokens in a step of so many, at most: each costs a row of logits."""
+    return min(max(num_tokens // 32, 16), 64)
 
 
 class MixedInputs:
-    """For `num_decodes` decodes and `num_tokens` tokens of MAX_PROMPTS other sequences, at most.
+    """For `num_tokens` tokens, at most `num_decodes` of them of decodes, the others of `most_prompts` sequences.
 
-    The flat batch keeps its order; padding stands behind its decodes and behind its end.
+    The flat batch keeps its places, and padding stands behind it: wherever the border between decodes and prompts
+    lies, the products of all tokens are as many.
     """
 
-    def __init__(self, num_decodes: int, num_tokens: int, block_table: Tensor, block_size: int) -> None:
-        all_tokens, num_draws = num_decodes + num_tokens, num_decodes + MAX_PROMPTS
+    def __init__(self, num_tokens: int, num_decodes: int, block_table: Tensor, block_size: int) -> None:
+        num_prompts = most_prompts(num_tokens)
+        num_draws = num_decodes + num_prompts
         like: dict[str, Array] = {
-            **{name: np.empty(all_tokens, np.int64) for name in ("token_ids", "positions", "slot_mapping")},
+            **{name: np.empty(num_tokens, np.int64) for name in ("token_ids", "positions", "slot_mapping")},
             **{name: np.empty(num_draws, np.int64) for name in ("logit_rows", "draw_rows", "seeds")},
             "sample_positions": np.empty(num_draws, np.int64),
             "temperature": np.empty(num_draws, np.float32),
@@ -38,12 +41,14 @@ class MixedInputs:
             "top_k": np.empty(num_draws, np.int32),
             "decode_rows": np.empty(num_decodes, np.int64),
             "decode_lens": np.empty(num_decodes, np.int32),
-            "prompt_rows": np.empty(MAX_PROMPTS, np.int64),
-            "prompt_lens": np.empty(MAX_PROMPTS, np.int32),
-            "query_starts": np.empty(MAX_PROMPTS + 1, np.int32),
+            "prompt_rows": np.empty(num_prompts, np.int64),
+            "prompt_lens": np.empty(num_prompts, np.int32),
+            "query_starts": np.empty(num_prompts + 1, np.int32),
         }
         fixed = FixedTensors(like, block_table.device)
-        decode = decode_batch(block_table, fixed["decode_lens"], block_size, fixed["decode_rows"])
+        decode = None
+        if num_decodes:
+            decode = decode_batch(block_table, fixed["decode_lens"], block_size, fixed["decode_rows"])
         prefill = prefill_batch(
             block_table,
             fixed["query_starts"],
@@ -52,13 +57,13 @@ class MixedInputs:
             block_size=block_size,
             rows=fixed["prompt_rows"],
         )
-        self.num_decodes, self.num_tokens = num_decodes, num_tokens
+        self.num_tokens, self.num_decodes, self._num_prompts = num_tokens, num_decodes, num_prompts
         self._fixed = fixed
         self.step = StepInputs(
             token_ids=fixed["token_ids"],
             positions=fixed["positions"],
             decode_rows=fixed["decode_rows"],
-            attention=AttentionInputs(cache_slots(fixed["slot_mapping"], block_size), num_decodes, decode, prefill),
+            attention=AttentionInputs(cache_slots(fixed["slot_mapping"], block_size), decode, prefill),
             logit_rows=fixed["logit_rows"],
             draw_rows=fixed["draw_rows"],
             sampling=SamplingBatch.of(fixed, is_greedy=False),
@@ -68,8 +73,8 @@ class MixedInputs:
     def fits(self, batch: FlatBatch) -> bool:
         return (
             batch.num_decode <= self.num_decodes
-            and len(batch.token_ids) - batch.num_decode <= self.num_tokens
-            and len(batch.rows) - batch.num_decode <= MAX_PROMPTS
+            and len(batch.token_ids) <= self.num_tokens
+            and len(batch.rows) - batch.num_decode <= self._num_prompts
         )
 
     def fill(self, batch: FlatBatch) -> None:
@@ -82,27 +87,20 @@ class MixedInputs:
 
     def _write(self, arrays: dict[str, Array], batch: FlatBatch) -> None:
         self._write_padding(arrays)
-        border, shift = batch.num_decode, self.num_decodes - batch.num_decode
         for name in ("token_ids", "positions", "slot_mapping"):
-            values = getattr(batch, name)
-            arrays[name][:border] = values[:border]
-            arrays[name][self.num_decodes : self.num_decodes + len(values) - border] = values[border:]
-        num_draws, num_prompts = len(batch.seeds), len(batch.rows) - border
-        for name in ("draw_rows", "seeds", "sample_positions", "temperature", "top_p", "top_k"):
+            arrays[name][: len(batch.token_ids)] = getattr(batch, name)
+        num_draws = len(batch.seeds)
+        for name in ("logit_rows", "draw_rows", "seeds", "sample_positions", "temperature", "top_p", "top_k"):
             arrays[name][:num_draws] = getattr(batch, name)
-        arrays["logit_rows"][:num_draws] = _behind_padding(batch.logit_rows, border, shift)
+        border = batch.num_decode
+        num_prompts = len(batch.rows) - border
         arrays["decode_rows"][:border] = batch.rows[:border]
         arrays["decode_lens"][:border] = batch.context_lens[:border]
         arrays["prompt_rows"][:num_prompts] = batch.rows[border:]
         arrays["prompt_lens"][:num_prompts] = batch.context_lens[border:]
-        starts = batch.query_starts[border:] - border
-        arrays["query_starts"][: len(starts)] = starts
-        arrays["query_starts"][len(starts) :] = starts[-1]
+        arrays["query_starts"][: num_prompts + 1] = batch.query_starts[border:]
+        arrays["query_starts"][num_prompts + 1 :] = batch.query_starts[-1]
 
 
 _PADDING: dict[str, Any] = {"slot_mapping": -1, "top_p": 1.0}
 """Everything else is 0: the row that is nobody's, no context, the largest logit of the first token."""
-
-
-def _behind_padding(places: npt.NDArray[np.int64], border: int, shift: int) -> npt.NDArray[np.int64]:
-    return np.where(places < border, places, places + shift)

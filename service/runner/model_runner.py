@@ -140,7 +140,7 @@ class ModelRunner:
         for params in (greedy, drawing):
             self._warm_up(1, params)
         if self._device.type == "cuda":
-            for count in sorted({min(2**i, self._max_num_seqs) for i in range(10)}):
+            for count in sorted({min(2**i, self._max_num_seqs) for i in range(11)}):
                 self._warm_up(count, drawing)  # the attention kernel differs by the number of sequences
             asking = replace(drawing, min_p=0.1, repetition_penalty=1.1, logit_bias=((0, 1.0),), num_logprobs=2)
             for params in (asking, replace(asking, temperature=0.0, allowed_token_ids=(0, 1))):
@@ -160,8 +160,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def capture_graphs(self, sizes: Sequence[GraphSize]) -> None:
-        """Steps that fit one of these sizes are replayed from now on. On a GPU, before serving; may be called again for
-        more sizes."""
+        """Steps that fit one of these sizes are replayed from now on. On a GPU, while no iteration runs; may be called
+        again for more sizes."""
         if self._graphs is None:
             self._graphs = StepGraphs(self._step, self._rows, self._block_size, self._device)
         self._graphs.capture(sizes)

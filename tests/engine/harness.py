@@ -15,7 +15,7 @@ from service.core.sampling_params import BeamParams, SamplingParams
 from service.core.sequence_group import SequenceGroup
 from service.core.stats import IterationStats, RequestStats
 from service.engine.engine import Engine
-from service.engine.ports import Executor
+from service.engine.ports import Executor, IdleWork
 from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import ChainedPrefixCache, PrefixCache
 from service.scheduler.admission import OnDemandAdmission, fits_ever
@@ -74,6 +74,7 @@ class Harness:
         chunk_budget: ChunkBudget | None = None,
         overlap: bool = False,
         masker: TokenMasker | None = None,
+        idle_work: IdleWork | None = None,
     ) -> None:
         self.clock = ManualClock()
         self.blocks = BlockManager(
@@ -111,7 +112,13 @@ class Harness:
             max_preemptions=max_preemptions,
         )
         self.engine = Engine(
-            self.scheduler, executor or self.toy, self.sink, self.clock, overlap=overlap, masker=masker
+            self.scheduler,
+            executor or self.toy,
+            self.sink,
+            self.clock,
+            overlap=overlap,
+            masker=masker,
+            idle_work=idle_work,
         )
         self.requests: dict[str, Request] = {}
         self.tokens: dict[tuple[str, int], list[int]] = defaultdict(list)

@@ -89,3 +89,43 @@ def test_an_executor_that_only_fails_ends_the_thread_and_every_request():
     assert loop.join(10)
     assert len(outbox.deaths) == 1
     assert all(isinstance(f.error, ServerError) for f in outbox.finals.values())
+
+
+class PiecesOfWork:
+    """Idle work of `num_pieces`, each of which waits for `allowed` and notes what ran meanwhile."""
+
+    def __init__(self, num_pieces: int) -> None:
+        self.num_left = num_pieces
+        self.allowed = threading.Semaphore(0)
+        self.begun = threading.Semaphore(0)
+        self.threads: set[int] = set()
+
+    def do_some(self) -> bool:
+        self.threads.add(threading.get_ident())
+        self.begun.release()
+        assert self.allowed.acquire(timeout=10)
+        self.num_left = max(0, self.num_left - 1)
+        return self.num_left > 0
+
+
+def test_idle_work_is_done_a_piece_at_a_time_and_requests_come_between():
+    work = PiecesOfWork(5)
+    harness = Harness(idle_work=work)
+    loop, outbox = start(harness)
+    for number in range(4):
+        assert work.begun.acquire(timeout=10)
+        loop.send(Submit(harness.request((1, 2), 5)))
+        assert loop.busy_since_s is not None  # one that hangs is seen
+        work.allowed.release()
+        outbox.wait_for(f"request-{number}")
+        assert work.num_left == 4 - number
+    assert work.begun.acquire(timeout=10)
+    work.allowed.release()
+    loop.send(Submit(harness.request((1, 2), 5)))
+    outbox.wait_for("request-4")
+    loop.send(Stop(Unavailable("bye")))
+    assert loop.join(10)
+    assert work.num_left == 0
+    assert not work.begun.acquire(blocking=False)
+    assert outbox.deaths == []
+    assert len(work.threads) == 1

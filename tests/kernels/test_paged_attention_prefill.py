@@ -34,11 +34,11 @@ def row_starts(query_lens):
     return torch.tensor([0, *query_lens]).cumsum(0, dtype=torch.int32)
 
 
-def run(lane, case, query, query_lens, scale, **options):
-    """`query` and the returned tensor are on the CPU."""
+def run(lane, case, query, query_lens, scale, first_row=0, **options):
+    """`query` and the returned tensor are on the CPU. first_row: of the first sequence."""
     case, query = put(case, lane), lane.put(query) if query.is_contiguous() else query
     out = torch.full(query.shape, float("nan"), dtype=query.dtype, device=lane.device)
-    starts, longest = lane.put(row_starts(query_lens)), max(query_lens, default=0)
+    starts, longest = lane.put(row_starts(query_lens) + first_row), max(query_lens, default=0)
     batch = prefill_batch(case.block_table, starts, case.context_lens, longest, case.key_cache.shape[1])
     attend = lane(paged_attention_prefill, paged_attention_prefill_triton)
     attend(query, case.key_cache, case.value_cache, batch, scale, out, **options)
@@ -131,12 +131,16 @@ def test_no_sequences(lane, dtype):
 
 
 @pytest.mark.parametrize(("lane", "dtype"), EXACT)
-def test_padding_rows_are_left_alone(lane, dtype):
-    case = paged_case([20], 16, 2, 8, dtype)
-    query = torch.cat((torch.randn(20, 4, 8), torch.full((30, 4, 8), float("nan"))))
-    out = run(lane, case, query, [20], 0.5)
-    assert_close(out[:20], naive(case, query[:20], [20], 0.5))
-    assert out[20:].isnan().all()
+@pytest.mark.parametrize("first_row", [0, 1, 17])
+def test_rows_of_others_before_and_behind_are_left_alone(first_row, lane, dtype):
+    case = paged_case([20, 5], 16, 2, 8, dtype)
+    rows = slice(first_row, first_row + 23)
+    query = torch.full((60, 4, 8), float("nan"))
+    query[rows] = torch.randn(23, 4, 8)
+    out = run(lane, case, query, [20, 3], 0.5, first_row)
+    assert_close(out[rows], naive(case, query[rows], [20, 3], 0.5))
+    assert out[:first_row].isnan().all()
+    assert out[rows.stop :].isnan().all()
 
 
 @pytest.mark.parametrize(("lane", "dtype"), EXACT)

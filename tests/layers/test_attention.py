@@ -34,7 +34,7 @@ def int32(values):
 def prefill_inputs(block_ids, start, stop):
     slots = torch.tensor([block_ids[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(start, stop)])
     batch = prefill_batch(int32([block_ids]), int32([0, stop - start]), int32([stop]), stop - start, BLOCK_SIZE)
-    return AttentionInputs(cache_slots(slots, BLOCK_SIZE), 0, None, batch)
+    return AttentionInputs(cache_slots(slots, BLOCK_SIZE), None, batch)
 
 
 def test_a_mixed_batch_writes_first_and_attends_apart():
@@ -45,9 +45,8 @@ def test_a_mixed_batch_writes_first_and_attends_apart():
     query, key, value = heads(1 + 3)  # the sixth token of the first sequence; three of a new one
     inputs = AttentionInputs(
         cache_slots(torch.tensor([1 * BLOCK_SIZE + 1, 12, 13, 14]), BLOCK_SIZE),
-        1,
         decode_batch(int32([[6, 1]]), int32([6]), BLOCK_SIZE),
-        prefill_batch(int32([[3, 0]]), int32([0, 3]), int32([3]), 3, BLOCK_SIZE),
+        prefill_batch(int32([[3, 0]]), int32([1, 4]), int32([3]), 3, BLOCK_SIZE),
     )
     out = attention(query, key, value, cache, inputs)
 
@@ -79,9 +78,8 @@ def test_a_window_hides_what_lies_before_it():
     query, key, value = heads(1 + 4)
     inputs = AttentionInputs(
         cache_slots(torch.tensor([1 * BLOCK_SIZE + 1, 12, 13, 14, 15]), BLOCK_SIZE),
-        1,
         decode_batch(int32([[6, 1]]), int32([6]), BLOCK_SIZE),
-        prefill_batch(int32([[3, 0]]), int32([0, 4]), int32([4]), 4, BLOCK_SIZE),
+        prefill_batch(int32([[3, 0]]), int32([1, 5]), int32([4]), 4, BLOCK_SIZE),
     )
     out = attention(query, key, value, cache, inputs, 3)
     scale = HEAD_DIM**-0.5
@@ -91,3 +89,15 @@ def test_a_window_hides_what_lies_before_it():
         naive_attention(query[i], key[max(1, i - 2) : i + 1], value[max(1, i - 2) : i + 1], scale) for i in range(1, 5)
     ]
     torch.testing.assert_close(out.double(), torch.stack(want).flatten(1), atol=1e-5, rtol=1e-5)
+
+
+def test_padding_of_the_decodes_may_be_rows_of_prompts():
+    """As in a step of fixed size, whose border between the two moves."""
+    query, key, value = heads(1 + 3 + 2)
+    slots = cache_slots(torch.tensor([0, 12, 13, 14, -1, -1]), BLOCK_SIZE)
+    prefill = prefill_batch(int32([[3]]), int32([1, 4]), int32([3]), 6, BLOCK_SIZE)
+    exact = AttentionInputs(slots, decode_batch(int32([[0]]), int32([1]), BLOCK_SIZE), prefill)
+    padded = AttentionInputs(slots, decode_batch(int32([[0]] * 4), int32([1, 0, 0, 0]), BLOCK_SIZE), prefill)
+    want = attention(query, key, value, empty_cache(), exact)
+    assert want[:4].isfinite().all()
+    assert torch.equal(attention(query, key, value, empty_cache(), padded)[:4], want[:4])

@@ -36,6 +36,6 @@ def logits(folder: Path, tokens: list[int]) -> Tensor:
         len(tokens),
         BLOCK_SIZE,
     )
-    inputs = AttentionInputs(cache_slots(positions, BLOCK_SIZE), 0, None, batch)
+    inputs = AttentionInputs(cache_slots(positions, BLOCK_SIZE), None, batch)
     with torch.inference_mode():
         return model.compute_logits(model(torch.tensor(tokens), positions, caches, inputs))

@@ -37,8 +37,19 @@ def load(
     on_progress: OnProgress | None = None,
     device: Literal["cpu", "cuda"] = "cpu",
     enforce_eager: bool = False,
+    max_num_seqs: int = 64,
 ) -> LoadedModel:
+    """Everything is prepared, also what a service would leave for its idle time."""
     cache = CacheConfig(block_size=block_size, memory_utilization=0.9, memory_bytes=memory_bytes)
-    return load_executor(
-        source(folder, dtype, device=device), folder, cache, 64, 2048, on_progress, enforce_eager=enforce_eager
+    loaded = load_executor(
+        source(folder, dtype, device=device),
+        folder,
+        cache,
+        max_num_seqs,
+        2048,
+        on_progress,
+        enforce_eager=enforce_eager,
     )
+    while loaded.idle_work.do_some():
+        pass
+    return loaded

@@ -7,12 +7,14 @@ import warnings
 from contextlib import contextmanager
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
+from service.config import CacheConfig
 from service.core.iteration_plan import BlockCopy, IterationPlan, Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
-from service.runner.cuda_graphs import LARGEST, graph_sizes
+from service.runner.cuda_graphs import MAX_DECODES, GraphSize, common_sizes, graph_sizes
 from service.runner.decode_inputs import DecodeInputs
 from service.runner.decode_rows import decode_rows
 from service.runner.device_block_table import DeviceBlockTable
@@ -23,10 +25,11 @@ from tests.runner.loading import load
 from tests.runner.plan_player import PlanPlayer, greedy
 
 PROMPTS = random_prompts(48)
+CACHE = CacheConfig(block_size=16, memory_utilization=0.9, memory_bytes=64 << 20)
 
 
 def decode_sizes(max_num_seqs):
-    return sorted(size.num_decodes for size in graph_sizes(max_num_seqs, 2048) if not size.num_tokens)
+    return sorted(size.num_decodes for size in graph_sizes(max_num_seqs, 2048) if not size.is_mixed)
 
 
 def test_sizes_of_decodes_are_few_below_8_and_reach_the_largest_batch():
@@ -34,16 +37,32 @@ def test_sizes_of_decodes_are_few_below_8_and_reach_the_largest_batch():
     assert decode_sizes(6) == [1, 2, 4, 6]
     assert decode_sizes(64) == [1, 2, 4, *range(8, 65, 8)]
     assert decode_sizes(300)[-4:] == [256, 272, 288, 300]
-    assert decode_sizes(4096)[-1] == LARGEST
+    assert decode_sizes(4096)[-2:] == [MAX_DECODES - 32, MAX_DECODES]
 
 
-def test_sizes_of_mixed_steps_stay_within_the_seats_and_the_budget():
-    mixed = [size for size in graph_sizes(20, 200) if size.num_tokens]
-    assert {size.num_decodes for size in mixed} == {8, 20}
-    assert {size.num_tokens for size in mixed} == {32, 64, 128, 192}
-    sizes = graph_sizes(256, 2048)
-    assert sizes == sorted(sizes, key=sum, reverse=True)
-    assert len(set(sizes)) == len(sizes) < 90
+@pytest.mark.parametrize(
+    ("seats", "budget"), [(1, 2), (1, 3), (5, 40), (64, 2048), (256, 2048), (1024, 2048), (700, 900)]
+)
+def test_any_mixed_step_within_seats_and_budget_finds_a_graph_with_little_padding(seats, budget):
+    mixed = [size for size in graph_sizes(seats, budget) if size.is_mixed]
+    assert all(size.num_decodes <= seats and size.num_tokens <= budget for size in mixed)
+    chance = random.Random(seats)
+    for _ in range(300):
+        num_tokens = chance.randint(2, budget)
+        num_decodes = chance.randint(0, min(seats, num_tokens - 2))
+        narrowest = min(n for n, d in mixed if n >= num_tokens and d >= num_decodes)
+        assert narrowest - num_tokens < (32 if num_tokens <= 64 else 64 if num_tokens <= 512 else 128)
+
+
+@pytest.mark.parametrize(("seats", "budget"), [(1, 2), (48, 2048), (256, 2048), (512, 2048), (1024, 2048), (700, 900)])
+def test_the_largest_graph_is_the_first_then_come_the_common_ones_and_any_step_finds_one(seats, budget):
+    sizes, common = graph_sizes(seats, budget), common_sizes(seats, budget)
+    assert sizes[0] == max(sizes)
+    assert len(set(sizes)) == len(sizes) < 160
+    assert set(sizes[: len(common)]) == common
+    assert len(common) < 50
+    assert GraphSize(min(seats, MAX_DECODES), min(seats, MAX_DECODES)) in common
+    assert GraphSize(budget, min(seats, budget - 2)) in common
 
 
 def random_params(count, seed):
@@ -79,7 +98,7 @@ def test_a_padded_step_draws_what_the_flat_batch_draws(mixed, tmp_path):
         batch = flatten(steps, runner._rows, 16)
         table = DeviceBlockTable(runner._rows, torch.device("cpu"))
         table.bring_up_to_date()
-        inputs = MixedInputs(6, 50, table.tensor, 16) if mixed else DecodeInputs(8, table.tensor, 16)
+        inputs = MixedInputs(56, 6, table.tensor, 16) if mixed else DecodeInputs(8, table.tensor, 16)
         if mixed:
             assert inputs.fits(batch)
             inputs.fill(batch)
@@ -151,7 +170,48 @@ def test_a_graph_computes_its_twin_bit_for_bit(dtype, tmp_path, monkeypatch):
     for count in (1, 2, 3, 7, 30, 48):
         player = PlanPlayer(runner, 1000, 16, seed=count)
         player.generate(PROMPTS[:count], random_params(count, count), chunk=50)
-    assert set(sizes) >= {1, 2, 4, 8, 32, 48, 8 + 32, 8 + 64, 8 + 128}
+    assert set(sizes) >= {1, 2, 4, 8, 32, 48, 64, 128, 192, 512}
+
+
+@pytest.mark.gpu
+def test_every_size_of_a_large_service_computes_its_twin_bit_for_bit(tmp_path, monkeypatch):
+    """Up to the whole token budget and all seats: one batch for each graph, which fills it but for a little padding."""
+    loaded = load(llama(tmp_path), dtype="bfloat16", device="cuda", max_num_seqs=MAX_DECODES, memory_bytes=1 << 30)
+    runner, graphs = loaded.runner, loaded.runner._graphs
+    run, replayed = graphs._run, []
+
+    def compared(step, num_draws):
+        outputs = run(step, num_draws)
+        logits, ids = outputs.logits.clone(), outputs.token_ids.clone()
+        twin = runner._step(step.inputs.step)
+        assert torch.equal(twin.logits[:num_draws], logits)
+        assert torch.equal(twin.token_ids[:num_draws], ids)
+        replayed.append(step.inputs)
+        return outputs
+
+    monkeypatch.setattr(graphs, "_run", compared)
+    for cache in runner._storage.layers:
+        cache.keys.normal_()
+        cache.values.normal_()
+    chance = random.Random(0)
+    params = random_params(5, 0)
+    for size in graph_sizes(MAX_DECODES, 2048):
+        num_decodes = size.num_decodes
+        lengths = [1] * num_decodes
+        if size.is_mixed:
+            left = size.num_tokens - num_decodes - chance.randint(0, min(3, size.num_tokens - num_decodes - 2))
+            lengths += [len(part) for part in np.array_split(np.arange(left), -(-left // 400))]
+        blocks = iter(range(loaded.num_blocks))
+        shares = []
+        for i, length in enumerate(lengths):
+            computed = chance.randint(1, 40)
+            table = tuple(next(blocks) for _ in range(-(-(computed + length) // 16)))
+            tokens = tuple(chance.randrange(3, 200) for _ in range(length))
+            shares.append(ScheduledSequence(i, tokens, computed, 0, table, params[i % 5], (Sample(i, i),)))
+        runner.launch(IterationPlan(tuple(shares))).wait()
+        runner.launch(IterationPlan((), released=tuple(range(len(lengths))))).wait()
+    assert len(replayed) == len(graph_sizes(MAX_DECODES, 2048))
+    assert len({id(inputs) for inputs in replayed}) == len(replayed)
 
 
 @contextmanager

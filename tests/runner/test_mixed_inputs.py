@@ -7,7 +7,7 @@ import torch
 
 from service.core.iteration_plan import Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
-from service.runner.mixed_inputs import MAX_PROMPTS, MixedInputs
+from service.runner.mixed_inputs import MixedInputs, most_prompts
 from service.runner.selective_batching import flatten
 from service.runner.sequence_rows import SequenceRows
 
@@ -24,10 +24,10 @@ def share(chance, sequence_id, num_tokens, samples=1):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_batch_stands_at_fixed_places_with_padding_behind_both_parts(device):
+def test_the_batch_stands_at_fixed_places_with_padding_behind_it(device):
     rows = SequenceRows(40, 12)
     table = torch.zeros(rows.block_table.shape, dtype=torch.int32, device=device)
-    inputs = MixedInputs(6, 40, table, 4)
+    inputs = MixedInputs(46, 6, table, 4)
     step, address = inputs.step, inputs.step.token_ids.data_ptr()
     for seed in range(12):
         chance = random.Random(seed)
@@ -38,23 +38,21 @@ def test_the_batch_stands_at_fixed_places_with_padding_behind_both_parts(device)
         assert inputs.fits(batch)
         inputs.fill(batch)
         nd, nt, nn = batch.num_decode, len(batch.token_ids), len(batch.seeds)
-        real = [*range(nd), *range(6, 6 + nt - nd)]
-        padding = [i for i in range(46) if i not in real]
         decode, prefill = step.attention.decode, step.attention.prefill
-        assert step.token_ids[real].tolist() == batch.token_ids.tolist()
-        assert step.positions[real].tolist() == batch.positions.tolist()
-        assert step.attention.slots.slot_mapping[real].tolist() == batch.slot_mapping.tolist()
-        assert (step.attention.slots.slot_mapping[padding] == -1).all()
+        assert step.token_ids[:nt].tolist() == batch.token_ids.tolist()
+        assert step.positions[:nt].tolist() == batch.positions.tolist()
+        assert step.attention.slots.slot_mapping[:nt].tolist() == batch.slot_mapping.tolist()
+        assert (step.attention.slots.slot_mapping[nt:] == -1).all()
         assert decode.context_lens.tolist() == [*batch.context_lens[:nd].tolist(), *[0] * (6 - nd)]
         assert decode.rows.tolist() == [*batch.rows[:nd].tolist(), *[0] * (6 - nd)]
         num_prompts = len(lengths) - nd
         assert prefill.context_lens.tolist()[:num_prompts] == batch.context_lens[nd:].tolist()
         assert prefill.rows.tolist()[:num_prompts] == batch.rows[nd:].tolist()
         starts = prefill.query_starts.tolist()
-        assert starts[: num_prompts + 1] == (batch.query_starts[nd:] - nd).tolist()
-        assert set(starts[num_prompts:]) == {nt - nd}
+        assert starts[: num_prompts + 1] == batch.query_starts[nd:].tolist()
+        assert set(starts[num_prompts:]) == {nt}
         assert (step.token_ids[step.logit_rows[:nn]]).tolist() == batch.token_ids[batch.logit_rows].tolist()
-        assert step.draw_rows.tolist() == [*batch.draw_rows.tolist(), *[0] * (6 + MAX_PROMPTS - nn)]
+        assert step.draw_rows.tolist() == [*batch.draw_rows.tolist(), *[0] * (6 + most_prompts(46) - nn)]
         assert step.sampling.seeds[:nn].tolist() == batch.seeds.tolist()
         assert step.sampling.top_k[:nn].tolist() == batch.top_k.tolist()
         assert (step.sampling.temperature[nn:] == 0).all()
@@ -63,7 +61,7 @@ def test_the_batch_stands_at_fixed_places_with_padding_behind_both_parts(device)
 
 def test_what_does_not_fit():
     chance, rows = random.Random(0), SequenceRows(60, 30)
-    inputs = MixedInputs(2, 40, torch.zeros(rows.block_table.shape, dtype=torch.int32), 4)
+    inputs = MixedInputs(42, 2, torch.zeros(rows.block_table.shape, dtype=torch.int32), 4)
 
     def fits(*lengths):
         return inputs.fits(flatten([share(chance, next(ids), n) for n in lengths], rows, 4))
@@ -71,6 +69,28 @@ def test_what_does_not_fit():
     ids = iter(range(1000))
     assert fits(1, 1, 40)
     assert not fits(1, 1, 1, 5)
-    assert not fits(1, 41)
-    assert fits(*[2] * MAX_PROMPTS)
-    assert not fits(*[2] * (MAX_PROMPTS + 1))
+    assert fits(42)
+    assert not fits(1, 42)
+    assert fits(*[2] * most_prompts(42))
+    assert not fits(*[2] * (most_prompts(42) + 1))
+
+
+def test_the_border_between_decodes_and_prompts_moves():
+    """As many tokens, few of them decodes or none: no padding but at the end."""
+    chance, rows = random.Random(0), SequenceRows(60, 30)
+    inputs = MixedInputs(24, 20, torch.zeros(rows.block_table.shape, dtype=torch.int32), 4)
+    for number, lengths in enumerate(([1] * 20 + [4], [1, 11, 12], [24])):
+        batch = flatten([share(chance, 100 * number + i, n) for i, n in enumerate(lengths)], rows, 4)
+        inputs.fill(batch)
+        assert inputs.step.token_ids.tolist() == batch.token_ids.tolist()
+        assert inputs.step.attention.prefill.query_starts.tolist()[: len(lengths) - batch.num_decode + 1] == (
+            batch.query_starts[batch.num_decode :].tolist()
+        )
+
+
+def test_a_step_of_prompts_alone_has_no_decodes():
+    rows = SequenceRows(4, 30)
+    inputs = MixedInputs(24, 0, torch.zeros(rows.block_table.shape, dtype=torch.int32), 4)
+    assert inputs.step.attention.decode is None
+    inputs.fill(flatten([share(random.Random(0), 1, 20)], rows, 4))
+    assert inputs.step.sampling.seeds.shape == (most_prompts(24),)

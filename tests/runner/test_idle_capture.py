@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from service.runner.cuda_graphs import GraphSize, common_sizes, graph_sizes
+from service.runner.idle_capture import IdleCapture
+from service.runner.load import load_executor
+from tests.models.checkpoints import llama, random_prompts
+from tests.runner.loading import load, source
+from tests.runner.plan_player import PlanPlayer
+from tests.runner.test_cuda_graphs import CACHE, random_params
+
+SIZES = [GraphSize(64, 8), GraphSize(32, 0), GraphSize(8, 8)]
+
+
+def test_a_piece_is_one_graph():
+    captured = []
+    work = IdleCapture(captured.append, SIZES)
+    assert [work.do_some() for _ in range(5)] == [True, True, False, False, False]
+    assert captured == [[size] for size in SIZES]
+
+
+@pytest.mark.parametrize("fault", [torch.OutOfMemoryError("no memory"), RuntimeError("capture failed")])
+def test_a_fault_is_told_and_the_next_graph_is_captured(fault, caplog):
+    captured = []
+
+    def capture(sizes):
+        if sizes == [SIZES[1]]:
+            raise fault
+        captured.extend(sizes)
+
+    work = IdleCapture(capture, SIZES)
+    with caplog.at_level(logging.WARNING):
+        while work.do_some():
+            pass
+    assert captured == [SIZES[0], SIZES[2]]
+    assert [record.getMessage() for record in caplog.records] == [
+        "no CUDA graph of 32 tokens, 0 decodes among them; serving goes on without it"
+    ]
+
+
+def captured_sizes(graphs):
+    decodes = [GraphSize(step.inputs.num_rows, step.inputs.num_rows) for step in graphs._decodes]
+    return sorted(decodes + [GraphSize(step.inputs.num_tokens, step.inputs.num_decodes) for step in graphs._mixed])
+
+
+@pytest.mark.gpu
+def test_requests_between_captures_get_the_same_tokens_and_in_the_end_all_are_captured(tmp_path):
+    folder = llama(tmp_path)
+    prompts, params = random_prompts(20), random_params(20, 3)
+    eager = load(folder, device="cuda", enforce_eager=True)
+    want = PlanPlayer(eager.runner, eager.num_blocks, 16).generate(prompts, params, chunk=40, max_seqs=9)
+    loaded = load_executor(source(folder, device="cuda"), folder, CACHE, 64, 2048)
+    graphs = loaded.runner._graphs
+    assert set(captured_sizes(graphs)) == common_sizes(64, 2048) < set(graph_sizes(64, 2048))
+    player, has_more = PlanPlayer(loaded.runner, loaded.num_blocks, 16), True
+    while has_more:
+        assert player.generate(prompts, params, chunk=40, max_seqs=9) == want
+        for _ in range(8):
+            has_more = loaded.idle_work.do_some()
+    assert captured_sizes(graphs) == sorted(graph_sizes(64, 2048))
+    assert player.generate(prompts, params, chunk=40, max_seqs=9) == want
+
+
+@pytest.mark.gpu
+def test_a_capture_that_fails_half_way_leaves_the_device_usable(tmp_path, monkeypatch, caplog):
+    folder = llama(tmp_path)
+    prompts, params = random_prompts(6), random_params(6, 0)
+    loaded = load_executor(source(folder, device="cuda"), folder, CACHE, 64, 2048)
+    player = PlanPlayer(loaded.runner, loaded.num_blocks, 16)
+    want = player.generate(prompts, params)
+    before = captured_sizes(loaded.runner._graphs)
+    compute_logits, calls = loaded.runner._model.compute_logits, []
+
+    def out_of_memory_in_the_capture(hidden):
+        calls.append(1)
+        if torch.cuda.is_current_stream_capturing():
+            raise torch.OutOfMemoryError("injected")
+        return compute_logits(hidden)
+
+    monkeypatch.setattr(loaded.runner._model, "compute_logits", out_of_memory_in_the_capture)
+    assert loaded.idle_work.do_some()
+    assert len(calls) == 2
+    assert "serving goes on without it" in caplog.text
+    assert captured_sizes(loaded.runner._graphs) == before
+    monkeypatch.undo()
+    assert loaded.idle_work.do_some()
+    assert len(captured_sizes(loaded.runner._graphs)) == len(before) + 1
+    assert player.generate(prompts, params) == want
