@@ -74,6 +74,7 @@ class ApiConfig:
     api_keys: accepted bearer keys, each as KEY or NAME:KEY; none means that the API is open. Keys of one name are one
     client's.
     guard_metrics: /metrics asks for a key too.
+    max_requests_per_key: of one key's name that run or wait; beyond, 429.
     allowed_origins: whose pages may call this server from a browser; `*` for anybody's.
     tool_call_parser: how the model writes tool calls; `auto` reads it from the chat template.
     reasoning_parser: `auto` splits reasoning from content if the chat template speaks of it.
@@ -85,6 +86,7 @@ class ApiConfig:
     served_model_names: tuple[str, ...]
     api_keys: tuple[str, ...] = ()
     guard_metrics: bool = False
+    max_requests_per_key: int | None = None
     allowed_origins: tuple[str, ...] = ()
     strict_params: bool = False
     tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "pythonic"] = "auto"

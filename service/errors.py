@@ -13,6 +13,7 @@
         MethodNotAllowed         405
         PayloadTooLarge          413
         UnsupportedMediaType     415
+        RateLimited              429
         ServerError              500
         Unavailable              503
           Overloaded
@@ -102,6 +103,15 @@ class PayloadTooLarge(RequestError):
 class UnsupportedMediaType(RequestError):
     status = 415
     error_type = "invalid_request_error"
+
+
+class RateLimited(RequestError):
+    """This API key has reached a limit of its own; others have not. `retry_after_s` as of Unavailable."""
+
+    status = 429
+    error_type = "requests"
+    code = "rate_limit_exceeded"
+    retry_after_s = 1.0
 
 
 class ServerError(RequestError):

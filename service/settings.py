@@ -74,6 +74,9 @@ class Settings(BaseSettings):
     api_key: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="accepted bearer keys, comma-separated, each KEY or NAME:KEY; open if left out"
     )
+    max_requests_per_key: int | None = Field(
+        None, ge=1, description="requests of one key that run or wait at most; beyond, 429; no limit if left out"
+    )
     guard_metrics: bool = Field(False, description="/metrics asks for a key too")
     allowed_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="origins whose pages may call from a browser, comma-separated; * for all; none if left out"
@@ -157,6 +160,12 @@ class Settings(BaseSettings):
         return keys
 
     @model_validator(mode="after")
+    def _check_key_limit(self) -> Settings:
+        if self.max_requests_per_key is not None and not self.api_key:
+            raise ValueError("max-requests-per-key means nothing without api-key")
+        return self
+
+    @model_validator(mode="after")
     def _check_budget(self) -> Settings:
         seats, budget = self.max_num_seqs, self.max_num_batched_tokens
         if seats is not None and budget is not None and budget <= seats:
@@ -234,6 +243,7 @@ class Settings(BaseSettings):
             served_model_names=self.served_model_name or (self.public_model_name(),),
             api_keys=self.api_key,
             guard_metrics=self.guard_metrics,
+            max_requests_per_key=self.max_requests_per_key,
             allowed_origins=self.allowed_origins,
             strict_params=self.strict_params,
             tool_call_parser=self.tool_call_parser,

@@ -175,3 +175,10 @@ def test_policies_are_told_by_name():
         "chunks": "inter-token-target",
         "prefix_cache": "on",
     }
+
+
+def test_a_limit_for_each_key_needs_keys():
+    with pytest.raises(ConfigError, match="max-requests-per-key"):
+        read_settings(["--max-requests-per-key", "2"])
+    settings = read_settings(["--max-requests-per-key", "2", "--api-key", "k"])
+    assert settings.api_config().max_requests_per_key == 2

@@ -19,6 +19,7 @@ from service.api.completions import Completions
 from service.api.context import ApiContext
 from service.api.error_responses import error_response, from_starlette
 from service.api.health import Health
+from service.api.key_limit import KeyLimit
 from service.api.metrics_endpoint import Metrics
 from service.api.middleware import BearerAuth, BodyLimits, ErrorBarrier, HttpFacts, RequestIds
 from service.api.models import Models
@@ -59,6 +60,7 @@ def create_app(
             *_cross_origin(config.allowed_origins),
             Middleware(ErrorBarrier, recorder=recorder),
             Middleware(BearerAuth, keys=config.api_keys, guards_metrics=config.guard_metrics),
+            *([] if config.max_requests_per_key is None else [Middleware(KeyLimit, most=config.max_requests_per_key)]),
             Middleware(BodyLimits, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s),
         ],
         exception_handlers={HTTPException: _refuse_route},

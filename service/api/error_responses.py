@@ -8,7 +8,7 @@ from http import HTTPStatus
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from service.errors import MethodNotAllowed, NotFound, RequestError, ServerError, Unavailable
+from service.errors import MethodNotAllowed, NotFound, RateLimited, RequestError, ServerError, Unavailable
 from service.protocol.error_body import ErrorBody, ErrorDetail
 
 _CLIENT_CLOSED_REQUEST = 499
@@ -25,7 +25,7 @@ def error_body(error: RequestError) -> bytes:
 def error_response(error: RequestError) -> Response:
     """The HTTP answer to a refused or failed request."""
     headers = {}
-    if isinstance(error, Unavailable):
+    if isinstance(error, Unavailable | RateLimited):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     if error.status == HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = "Bearer"

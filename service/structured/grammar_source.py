@@ -17,7 +17,7 @@ def grammar_source(spec: GrammarSpec) -> str:
     """Raises ValueError with the reason if it is not a schema, pattern or grammar at all."""
     match spec.kind:
         case "json_schema":
-            return LLMatcher.grammar_from_json_schema(spec.source, overrides=json_options(spec.whitespace))
+            return LLMatcher.grammar_from_json_schema(_as_object(spec.source), overrides=json_options(spec.whitespace))
         case "regex":
             return LLMatcher.grammar_from_regex(spec.source)
         case "choice":
@@ -26,6 +26,13 @@ def grammar_source(spec: GrammarSpec) -> str:
             return LLMatcher.grammar_from_lark(spec.source)
         case "grammar":
             return grammar_from("grammar", spec.source)
+
+
+def _as_object(schema: str) -> str:
+    """A schema may be `true`, which is any JSON, or `false`, which is none; llguidance's options need an object."""
+    if schema == "false":
+        raise ValueError("false: no output can satisfy it")
+    return "{}" if schema == "true" else schema
 
 
 def json_options(whitespace: str | None) -> JsonCompileOptions:

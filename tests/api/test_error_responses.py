@@ -34,6 +34,11 @@ def test_retry_after_is_whole_seconds(wait_s: float, header: str) -> None:
     assert error_response(errors.Overloaded("full", retry_after_s=wait_s)).headers["retry-after"] == header
 
 
+def test_who_has_reached_its_limit_is_told_when_to_come_back() -> None:
+    answer = error_response(errors.RateLimited("too many"))
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+
+
 def test_answers_before_the_end_of_the_body_close_the_connection() -> None:
     assert error_response(errors.PayloadTooLarge("big")).headers["connection"] == "close"
     assert "connection" not in error_response(errors.InvalidRequest("bad")).headers

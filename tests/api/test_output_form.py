@@ -82,6 +82,13 @@ def test_json_object(server: RunningServer, http: httpx.Client) -> None:
     assert choice["finish_reason"] == "stop"
 
 
+def test_a_schema_may_be_true(server: RunningServer, http: httpx.Client) -> None:
+    server.say('[1, {"b": null}]')
+    for fields in ({"guided_json": True}, {"response_format": json_schema(True)}):
+        choice = http.post(CHAT, json=chat(**fields)).json()["choices"][0]
+        assert json.loads(choice["message"]["content"]) == [1, {"b": None}]
+
+
 def test_what_is_cut_says_length(server: RunningServer, http: httpx.Client) -> None:
     wander(server)
     body = completion(max_tokens=3, response_format=json_schema(PERSON))
@@ -145,7 +152,8 @@ def test_a_stop_string_cuts_before_the_grammar_ends(server: RunningServer, http:
         ),
         ({"grammar": "start: A\nA: " + " & ".join(f"/.*{n}.*/" for n in range(14))}, "grammar", "&"),
         ({"regex": "a+", "min_tokens": 3}, "min_tokens", "form"),
-        ({"regex": "a+", "use_beam_search": True, "n": 2}, None, "form"),
+        ({"regex": "a+", "use_beam_search": True, "n": 2}, "regex", "beam"),
+        ({"guided_json": False}, "guided_json", "false"),
         ({"guided_json": {"enum": list(range(5001))}}, "guided_json", "5000"),
         ({"guided_json": {"enum": ["x" * 66_000]}}, "guided_json", "65536"),
         ({"guided_json": json.loads('{"items":' * 64 + "{}" + "}" * 64)}, "guided_json", "64"),
