@@ -45,10 +45,10 @@ def _contenders(stage: Stage, pool: KvPool, output_limit: int) -> list[Contender
         contenders += [
             Contender(lambda: reserve(pool, exact_limit, name="ORCA (Oracle)")),
             Contender(lambda: reserve(pool, power_of_two_limit, name="ORCA (Pow2)")),
+            Contender(lambda: reserve(pool, known, name="ORCA (Max)")),
         ]
     return [
         *contenders,
-        Contender(lambda: reserve(pool, known, name="ORCA (Max)"), 0.5),
         Contender(lambda: simple_req_manager(pool, known), 0.3),
         Contender(lambda: StaticBatching(pool, known, pool.max_num_seqs), 0.25),
     ]

@@ -23,6 +23,7 @@ from loadtest.workload import draw, fixed
 
 _BLOCK_SIZE = 16
 _STAGING_ROUNDS = 20
+_WARM_UP_LEN = 8
 _DETOKENIZED = 2000
 
 
@@ -43,11 +44,12 @@ class TimeShares:
 
 
 def measure_shares(base_url: str, num_requests: int, prompt_len: int, output_len: int, vocab_size: int) -> TimeShares:
-    """Sends the requests at once, after one that warms up. Raises RuntimeError if one fails."""
+    """Sends the requests at once, after a short one that warms up. Raises RuntimeError if one fails."""
     options = BodyOptions(fetch_server_facts(base_url, {}).model_id, vocab_size=vocab_size)
-    workload = fixed(prompt_len, output_len)
-    run_load(LoadPlan(base_url, tuple(draw(workload, 1, seed=1)), options))
+    short = fixed(prompt_len, min(output_len, _WARM_UP_LEN))
+    run_load(LoadPlan(base_url, tuple(draw(short, 1, seed=1)), options, warmup_requests=0))
     before = read_metrics(base_url)
+    workload = fixed(prompt_len, output_len)
     outcome = run_load(LoadPlan(base_url, tuple(draw(workload, num_requests, seed=0)), options, warmup_requests=0))
     after = read_metrics(base_url)
     failed = [record.error for record in outcome.records if record.error]
