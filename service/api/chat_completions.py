@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -18,12 +16,12 @@ from service.api.chat_prompting import CheckedChat, chat_prompt_ids, check_chat
 from service.api.choice_text import Piece
 from service.api.chunk_frames import ChunkFrames
 from service.api.context import ApiContext
-from service.api.generation import CollectedChoice, Generation
+from service.api.generation import CollectedChoice
 from service.api.json_body import read_json_object
-from service.api.middleware import client_of
 from service.api.output_form import compile_form
-from service.api.request_building import build_requests, truncated
+from service.api.request_building import truncated
 from service.api.serving_state import ServedModel
+from service.api.submission import call_head, submit
 from service.api.token_checks import check_range
 from service.api.token_logprobs import chat_logprobs, prompt_logprobs
 from service.api.tools import output_form
@@ -57,44 +55,33 @@ class ChatCompletions:
         prompt = truncated(await chat_prompt_ids(chat, model, self._context), call, model)
         thinking = self._reasoning(chat, prompt, model)
         form = output_form(chat.tools, call.form, model.tokenizer)
-        call_id, created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
-        grammar, grammar_s = await compile_form(form, model, thinking)
-        requests = build_requests(
+        head = call_head(http, "chatcmpl", arrival_s)
+        generation = submit(
+            self._context,
+            model,
             call,
             [prompt],
-            model,
-            call_id=call_id,
-            arrival_s=arrival_s,
+            head,
+            await compile_form(form, model, thinking),
             prompt_param="messages",
             default_max_tokens=None,
-            client=client_of(http.scope),
-            grammar=grammar,
             num_prompt_logprobs=call.prompt_logprobs,
-        )
-        make_output = self._output_maker(chat, thinking)
-        trace = self._context.traces.open(call_id, client_of(http.scope), call.model, created, requests, grammar_s)
-        generation = Generation(
-            model.engine,
-            model.tokenizer,
-            requests,
-            call.stops,
-            make_output,
-            note_end=trace.note_end,
-            skip_special_tokens=call.skip_special_tokens,
-            num_returned=call.sampling.num_returned,
+            make_output=self._output_maker(chat, thinking),
         )
         make_call_id = partial(new_call_id, chat.tools.style)
         if call.stream:
-            chunks = ChunkFrames(b"chat.completion.chunk", call, generation, call_id, created, model.system_fingerprint)
+            chunks = ChunkFrames(
+                b"chat.completion.chunk", call, generation, head.call_id, head.created, model.system_fingerprint
+            )
             logprobs_of = partial(_logprobs_json, model.tokenizer) if call.logprobs is not None else _no_logprobs
             frames = partial(chat_frames, chunks, make_call_id, logprobs_of=logprobs_of)
             return answer_stream(self._context, generation, call.ignored, frames, chunks.usage)
 
         def body(choices: list[CollectedChoice]) -> ChatResponse:
             answer = ChatResponse(
-                id=call_id,
+                id=head.call_id,
                 object="chat.completion",
-                created=created,
+                created=head.created,
                 model=call.model,
                 system_fingerprint=model.system_fingerprint,
                 choices=[_choice(choice, make_call_id, call, model.tokenizer) for choice in choices],

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import Sequence
 from functools import partial
 from typing import cast
@@ -15,12 +13,12 @@ from service.api.answering import answer_stream, answer_whole
 from service.api.chunk_frames import ChunkFrames
 from service.api.completion_texts import CompletionTexts
 from service.api.context import ApiContext
-from service.api.generation import CollectedChoice, Generation
+from service.api.generation import CollectedChoice
 from service.api.json_body import read_json_object
-from service.api.middleware import client_of
 from service.api.output_form import compile_form
-from service.api.request_building import build_requests, truncated
+from service.api.request_building import truncated
 from service.api.serving_state import GenerationDefaults, ServedModel
+from service.api.submission import call_head, submit
 from service.api.token_checks import check_range, check_token_ids
 from service.api.validation import CheckedCall, check_call, parse, tier_of
 from service.config import ApiConfig
@@ -44,45 +42,33 @@ class Completions:
         model.engine.check_accepts(len(prompts))
         prompt_ids = await self._prompt_ids(prompts, call, model)
         echo = bool(fields.echo)
-        call_id, created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
-        grammar, grammar_s = await compile_form(call.form, model)
-        requests = build_requests(
+        head = call_head(http, "cmpl", arrival_s)
+        generation = submit(
+            self._context,
+            model,
             call,
             prompt_ids,
-            model,
-            call_id=call_id,
-            arrival_s=arrival_s,
+            head,
+            await compile_form(call.form, model),
             prompt_param="prompt",
             default_max_tokens=_DEFAULT_MAX_TOKENS,
-            client=client_of(http.scope),
-            grammar=grammar,
             num_prompt_logprobs=_num_prompt_logprobs(call, echo),
-        )
-        trace = self._context.traces.open(call_id, client_of(http.scope), call.model, created, requests, grammar_s)
-        generation = Generation(
-            model.engine,
-            model.tokenizer,
-            requests,
-            call.stops,
-            note_end=trace.note_end,
-            skip_special_tokens=call.skip_special_tokens,
-            num_returned=call.sampling.num_returned,
         )
         texts = CompletionTexts(
             call, generation, model.tokenizer, _echoes(prompts, prompt_ids, call, model) if echo else None
         )
         fingerprint = model.system_fingerprint
         if call.stream:
-            chunks = ChunkFrames(b"text_completion", call, generation, call_id, created, fingerprint)
+            chunks = ChunkFrames(b"text_completion", call, generation, head.call_id, head.created, fingerprint)
             frames = partial(texts.frame, chunks)
             num_logprobs = texts.num_logprobs if echo and call.logprobs is not None else None
             return answer_stream(self._context, generation, call.ignored, frames, chunks.usage, num_logprobs)
 
         def body(choices: list[CollectedChoice]) -> CompletionResponse:
             return CompletionResponse(
-                id=call_id,
+                id=head.call_id,
                 object="text_completion",
-                created=created,
+                created=head.created,
                 model=call.model,
                 system_fingerprint=fingerprint,
                 choices=[texts.choice(choice) for choice in choices],

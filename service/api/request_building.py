@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from service.api.beam_rules import beam_sampling
 from service.api.draw_rules import sampling_fields
@@ -16,16 +17,25 @@ from service.core.sampling_params import SamplingParams
 from service.errors import InvalidRequest
 
 
+@dataclass(frozen=True, slots=True)
+class CallHead:
+    """What a call is known by: call_id and created (Unix seconds) in its answer, when it came (seconds on the engine's
+    clock), and the name of its API key."""
+
+    call_id: str
+    created: int
+    arrival_s: float
+    client: str
+
+
 def build_requests(
     call: CheckedCall,
     prompts: Sequence[Sequence[int]],
     model: ServedModel,
+    head: CallHead,
     *,
-    call_id: str,
-    arrival_s: float,
     prompt_param: str,
     default_max_tokens: int | None,
-    client: str,
     grammar: Grammar | None = None,
     num_prompt_logprobs: int | None = None,
 ) -> list[Request]:
@@ -79,13 +89,13 @@ def build_requests(
             )
         requests.append(
             Request(
-                f"{call_id}-{index}",
+                f"{head.call_id}-{index}",
                 tuple(prompt),
                 sampling,
-                arrival_s,
+                head.arrival_s,
                 call.cache_salt,
                 call.priority,
-                client,
+                head.client,
                 grammar,
             )
         )

@@ -1,0 +1,66 @@
+"""The way of a checked call into the engine, the same for every endpoint that generates."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+
+from starlette.requests import Request as HttpRequest
+
+from service.api.context import ApiContext
+from service.api.generation import Generation
+from service.api.middleware import client_of
+from service.api.request_building import CallHead, build_requests
+from service.api.serving_state import ServedModel
+from service.api.validation import CheckedCall
+from service.core.grammar import Grammar
+from service.text.chat_output import ChatOutput
+
+
+def call_head(http: HttpRequest, prefix: str, arrival_s: float) -> CallHead:
+    """A new id, and whose call it is. prefix: of the id, as OpenAI has one for each endpoint."""
+    return CallHead(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), arrival_s, client_of(http.scope))
+
+
+def submit(
+    context: ApiContext,
+    model: ServedModel,
+    call: CheckedCall,
+    prompts: Sequence[Sequence[int]],
+    head: CallHead,
+    form: tuple[Grammar | None, float | None],
+    *,
+    prompt_param: str,
+    default_max_tokens: int | None,
+    num_prompt_logprobs: int | None,
+    make_output: Callable[[], ChatOutput] | None = None,
+) -> Generation:
+    """Open the call's trace and submit one request per prompt. Whoever calls this calls `close` of what it returns.
+
+    form: the grammar of the output and the seconds that compiling it took. prompt_param: the field that the prompts
+    come from, to be named in refusals. num_prompt_logprobs: what the answer needs of the prompts' tokens. make_output:
+    what tells a choice's output apart. Raises ContextLengthExceeded, InvalidRequest, Overloaded, Unavailable.
+    """
+    grammar, grammar_s = form
+    requests = build_requests(
+        call,
+        prompts,
+        model,
+        head,
+        prompt_param=prompt_param,
+        default_max_tokens=default_max_tokens,
+        grammar=grammar,
+        num_prompt_logprobs=num_prompt_logprobs,
+    )
+    trace = context.traces.open(head.call_id, head.client, call.model, head.created, requests, grammar_s)
+    return Generation(
+        model.engine,
+        model.tokenizer,
+        requests,
+        call.stops,
+        make_output,
+        note_end=trace.note_end,
+        skip_special_tokens=call.skip_special_tokens,
+        num_returned=call.sampling.num_returned,
+    )

@@ -1,0 +1,40 @@
+"""What is drawn and said is tests/api/test_completions.py's and test_chat_completions.py's; here, who and when."""
+
+from __future__ import annotations
+
+import time
+
+import httpx
+import pytest
+from starlette.requests import Request as HttpRequest
+
+from service.api.submission import call_head
+from service.config import ApiConfig
+from tests.api.running_server import MODEL, Scene, running
+from tests.api.wire import CHAT, COMPLETIONS, chat, completion
+
+
+def test_every_call_has_an_id_of_its_own():
+    http = HttpRequest({"type": "http", "headers": []})
+    first, second = call_head(http, "cmpl", 1.5), call_head(http, "cmpl", 1.5)
+    assert first.call_id.startswith("cmpl-")
+    assert first.call_id != second.call_id
+    assert (first.arrival_s, first.client) == (1.5, "")
+    assert abs(first.created - time.time()) < 5
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "prefix"), [(COMPLETIONS, completion(), "cmpl-"), (CHAT, chat("hi"), "chatcmpl-")]
+)
+def test_a_call_reaches_the_engine_and_its_trace_under_its_keys_name(path, body, prefix):
+    config = ApiConfig(served_model_names=(MODEL,), api_keys=("ann:key-a", "bob:key-b"))
+    with running(Scene(config=config)) as server:
+        submit, seen = server.engine.submit, []
+        server.engine.submit = lambda request: (seen.append(request), submit(request))[1]
+        ann = {"authorization": "Bearer key-a"}
+        answer = httpx.post(server.base_url + path, json=body, headers=ann).json()
+        trace = f"{server.base_url}/v1/requests/{answer['id']}/trace"
+        assert httpx.get(trace, headers=ann).json()["created"] == answer["created"]
+        assert httpx.get(trace, headers={"authorization": "Bearer key-b"}).status_code == 404
+    assert answer["id"].startswith(prefix)
+    assert [(request.request_id, request.client) for request in seen] == [(f"{answer['id']}-0", "ann")]
