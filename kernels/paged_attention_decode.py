@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import no_type_check
 
@@ -47,10 +47,10 @@ from kernels.optional_triton import tl, triton
 _MAX_KV_HEADS = 256
 _MERGED_AT_ONCE = 2048  # partial results a warp holds in registers: 64 a thread
 _MAX_PADDED_CELLS = 16_384  # of one group in the reference: gathered keys and values stay in a CPU's cache
-_MANY_PRODUCTS = 32  # rows times kv heads
+_MANY_VECTORS = 4000  # rows times cells times kv heads
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DecodeGroup:
     """Rows that the reference pads to the blocks of the longest and attends in one go; lengths in tokens.
 
@@ -65,6 +65,23 @@ class DecodeGroup:
     block_ids: Tensor
     hidden: Tensor
     unread: Tensor
+    _vectors: dict[tuple[int, ...], tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def vectors(self, cache: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+        """[rows * K * G * cells] int64, where each cell's vector stands in `_as_vectors(cache)`, and at which of them a
+        query's begin. A cell that does not count has its sequence's first one in its place. Made once for all layers.
+        """
+        block_size, num_kv_heads, head_dim = cache.shape[1:]
+        key = (cache.stride(0), block_size, num_kv_heads, head_dim, group_size)
+        if key not in self._vectors:
+            blocks = self.block_ids[:, None] * (cache.stride(0) // head_dim)
+            offsets = torch.arange(block_size, device=blocks.device) * num_kv_heads
+            cells = (blocks + offsets).view(self.hidden.shape[0], 1, -1)
+            cells = torch.where(self.hidden[:, 0], cells[..., :1], cells)
+            heads = torch.arange(num_kv_heads, device=blocks.device)
+            vectors = (cells + heads[:, None]).repeat_interleave(group_size, 1).view(-1)
+            self._vectors[key] = vectors, torch.arange(0, len(vectors), cells.shape[-1], device=blocks.device)
+        return self._vectors[key]
 
 
 @dataclass(frozen=True)
@@ -148,9 +165,8 @@ def paged_attention_decode_reference(
         if logit_softcap is not None:
             keys, values = _gather(key_cache, group), _gather(value_cache, group)
             attended = capped_attention(grouped, keys, values, ~hidden, scale, logit_softcap)
-        elif query.dtype is not torch.float32 and rows.shape[0] * num_kv_heads >= _MANY_PRODUCTS:
-            keys, values = _gather(key_cache, group, wipes=False), _gather(value_cache, group)
-            attended = _attend_in_two_products(grouped, keys, values, hidden, scale)
+        elif query.dtype is not torch.float32 and _is_for_attend_many(grouped, group):
+            attended = _attend_many(grouped, key_cache, value_cache, group, hidden, scale)
         else:
             is_even = group.shortest == group.longest
             keys, values = (_gather(c, group, not is_even)[:, :, : group.longest] for c in (key_cache, value_cache))
@@ -159,18 +175,41 @@ def paged_attention_decode_reference(
         out[group.rows] = attended.reshape(rows.shape)
 
 
-def _attend_in_two_products(grouped: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, scale: float) -> Tensor:
-    """[rows, K, G, D]. All heads of all rows in one batched product, where SDPA takes one after the other.
+def _is_for_attend_many(grouped: Tensor, group: DecodeGroup) -> bool:
+    num_rows, num_kv_heads, group_size, _ = grouped.shape
+    return group_size == 1 or num_rows * num_kv_heads * group.longest >= _MANY_VECTORS
 
-    Unread keys may hold anything, unread values must be finite. Scores are rounded before the softmax, as in
-    transformers' eager attention. Measured on 2 cores with AVX512-bf16, 16 rows, microseconds with gathering
-    (SDPA / this): 9 heads in 3 groups of 64 dims, 161 tokens 350 / 308, 400 tokens 720 / 534; 12 heads alone, 4 rows
-    553 / 263. No faster for fewer than some 32 products.
+
+def _attend_many(
+    grouped: Tensor, key_cache: Tensor, value_cache: Tensor, group: DecodeGroup, hidden: Tensor, scale: float
+) -> Tensor:
+    """[rows, K, G, D], grouped likewise: all heads of all rows in one product, where SDPA takes one after the other,
+    and values summed where they lie, without a copy of them.
+
+    Scores are rounded before the softmax, as in transformers' eager attention. Measured
+    on one core with AVX512-bf16, milliseconds of 12 layers (SDPA, or for 32 products and more two of them / this), rows
+    x tokens:
+        heads in groups   1 x 168      1 x 1000    2 x 1000     4 x 168      8 x 168      16 x 168     16 x 400
+        9 in 3, 64 dims   0.92 / 1.5   3.5 / 3.4   6.6 / 5.1    2.8 / 2.6    5.3 / 4.0    8.5 / 6.7    19 / 14
+        12 alone, 64      4.1 / 2.3    28 / 7.4    72 / 14      6.3 / 5.4    14 / 10      32 / 20      84 / 53
+        32 in 8, 64       1.6 / 1.9    6.8 / 6.2   16 / 11      5.3 / 5.0    9.3 / 8.2    20 / 16      61 / 41
     """
-    query, keys, values = (x.reshape(-1, *x.shape[-2:]) for x in (grouped, keys, values))
-    scores = torch.baddbmm(query.new_empty(1), query, keys.mT, beta=0, alpha=scale).view(*grouped.shape[:3], -1)
-    weights = scores.masked_fill_(hidden, float("-inf")).softmax(-1)
-    return torch.bmm(weights.view(query.shape[0], -1, keys.shape[1]), values).view(grouped.shape)
+    keys = _gather(key_cache, group, wipes=grouped.requires_grad).contiguous().flatten(0, 1)
+    query = grouped.flatten(0, 1)
+    scores = torch.baddbmm(query.new_empty(1), query, keys.mT, beta=0, alpha=scale)
+    weights = scores.view(*grouped.shape[:3], -1).masked_fill_(hidden, float("-inf")).softmax(-1)
+    vectors, starts = group.vectors(value_cache, grouped.shape[2])
+    # One bag a query: the weighted sum of its cells' values.
+    summed = torch.embedding_bag(_as_vectors(value_cache), vectors, starts, mode=0, per_sample_weights=weights.view(-1))
+    return summed[0].view(grouped.shape)
+
+
+def _as_vectors(cache: Tensor) -> Tensor:
+    """[N, D]: the storage from this layer's first vector to its last; other layers' lie between."""
+    block_size, num_kv_heads, head_dim = cache.shape[1:]
+    assert cache.stride(0) % head_dim == 0
+    num_vectors = (len(cache) - 1) * (cache.stride(0) // head_dim) + block_size * num_kv_heads
+    return cache.as_strided((num_vectors, head_dim), (head_dim, 1))
 
 
 def _gather(cache: Tensor, group: DecodeGroup, wipes: bool = True) -> Tensor:
