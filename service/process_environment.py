@@ -13,6 +13,7 @@ from pathlib import Path
 _SPINS = 10_000  # about a tenth of a millisecond: the gap between two operations, not the gap between two iterations
 _HUGE_PAGES = "glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1"  # in one arena: those of threads take small pages
 _GPU = Path("/dev/nvidiactl")
+_CACHED_COMPUTATIONS = 128  # about half a megabyte each
 
 
 def limited_spinning(environment: Mapping[str, str]) -> dict[str, str]:
@@ -41,6 +42,18 @@ def huge_pages(environment: Mapping[str, str], libc: str | None, has_gpu: bool) 
     return {"GLIBC_TUNABLES": _HUGE_PAGES} if (int(major), int(minor)) >= (2, 35) else {}
 
 
+def bounded_caches(environment: Mapping[str, str]) -> dict[str, str]:
+    """Have torch's linears on a CPU remember few shapes of batches.
+
+    oneDNN and the layer above it each keep what they prepared for a shape, 1,024 of them, and a served batch is of
+    hundreds of sizes: memory grew with the traffic, by 650 MB in 5,000 requests to a model of 10 MB. Measured on one
+    core, linears of a 135M model, 200 sizes of batches in turn: 17 ms a step and 509 MB with 1,024, 20 ms and 94 MB
+    with 128; one size again and again: 12.4 and 12.7 ms.
+    """
+    names = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
+    return {name: str(_CACHED_COMPUTATIONS) for name in names if name not in environment}
+
+
 def libc_version() -> str | None:
     """ "glibc 2.36", or None where another library is."""
     try:
@@ -50,11 +63,15 @@ def libc_version() -> str | None:
 
 
 def restart_prepared() -> None:
-    """Start this process's program anew with both set; returns if they are. The process id stays.
+    """Start this process's program anew with all of it set; returns if it is. The process id stays.
 
     malloc reads its setting before any line of Python runs, so the program is executed a second time (some 20 ms).
     """
-    added = {**limited_spinning(os.environ), **huge_pages(os.environ, libc_version(), _GPU.exists())}
+    added = {
+        **limited_spinning(os.environ),
+        **bounded_caches(os.environ),
+        **huge_pages(os.environ, libc_version(), _GPU.exists()),
+    }
     if added:
         sys.stdout.flush()
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **added})

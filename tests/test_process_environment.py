@@ -5,9 +5,33 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
-from service.process_environment import huge_pages, libc_version, limited_spinning
+from service.layers.packed_weight import can_pack
+from service.process_environment import bounded_caches, huge_pages, libc_version, limited_spinning
 
+GROWTH_IN_BYTES = """
+import os
+from service.process_environment import restart_prepared
+restart_prepared()
+import torch
+from service.layers.packed_weight import can_pack, pack_weight
+assert can_pack(torch.bfloat16)
+weight = pack_weight(torch.ones(64, 64, dtype=torch.bfloat16), keeps_plain=False)
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+def use(sizes):
+    for size in sizes:
+        weight(torch.ones(size, 64, dtype=torch.bfloat16), None)
+
+use(range(2, 150))
+before = resident()
+use(range(150, 600))
+print(resident() - before)
+"""
+SET_BEFORE = {"GOMP_SPINCOUNT", "GLIBC_TUNABLES", "OMP_WAIT_POLICY", *bounded_caches({})}
 SHOWS_THE_RESTART = """
 import os, sys
 from service.process_environment import restart_prepared
@@ -49,13 +73,26 @@ def test_no_huge_pages_beside_a_gpu():
     assert huge_pages({}, "glibc 2.36", has_gpu=True) == {}
 
 
+def test_caches_are_bounded_unless_the_environment_says_how_large():
+    assert set(bounded_caches({})) == {"LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"}
+    assert set(bounded_caches({"LRU_CACHE_CAPACITY": "7"})) == {"ONEDNN_PRIMITIVE_CACHE_CAPACITY"}
+
+
+@pytest.mark.skipif(not can_pack(torch.bfloat16), reason="no packed bf16 linears on this machine")
+def test_memory_does_not_grow_with_the_number_of_batch_sizes():
+    plain = {k: v for k, v in os.environ.items() if k not in bounded_caches({})}
+    command = [sys.executable, "-c", GROWTH_IN_BYTES]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=plain, timeout=120)
+    assert int(done.stdout) < 40 * 2**20  # by the libraries' own bounds some 200 MB
+
+
 def test_the_library_is_named():
     version = libc_version()
     assert version is None or version.split()[0] == "glibc"
 
 
 def test_the_program_is_started_anew_once_with_its_arguments_and_options():
-    plain = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "GLIBC_TUNABLES", "OMP_WAIT_POLICY")}
+    plain = {k: v for k, v in os.environ.items() if k not in SET_BEFORE}
     command = [sys.executable, "-O", "-c", SHOWS_THE_RESTART, "a b", "--c"]
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=plain, timeout=60)
     first, second, last = done.stdout.splitlines()
