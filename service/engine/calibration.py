@@ -6,7 +6,7 @@ from service.core.clock import Clock
 from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
 from service.engine.ports import Executor
-from service.scheduler.iteration_time import IterationTime, Workload, num_attended_pairs
+from service.scheduler.iteration_time import IterationTime, Workload
 
 PROBE_SEQUENCE_ID = -2
 ROUNDS = 3
@@ -43,8 +43,7 @@ def calibrate(
             for round_number in range(ROUNDS):
                 seconds = _seconds(executor, clock, start, num_tokens, block_size)
                 if round_number > 0:  # the first of a size may compile or allocate
-                    workload = Workload(num_tokens, num_attended_pairs(start, num_tokens), 0)
-                    iteration_time.calibrate(workload, seconds)
+                    iteration_time.calibrate(Workload.of_chunk(start, num_tokens), seconds)
     iteration_time.fit()
 
 

@@ -10,6 +10,7 @@ ever, runs in the next larger graph, or kernel by kernel.
 from __future__ import annotations
 
 import gc
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -78,6 +79,7 @@ class StepGraphs:
         self._stream = torch.cuda.Stream(device)
         self._decodes: list[_CapturedStep[DecodeInputs]] = []
         self._mixed: list[_CapturedStep[MixedInputs]] = []
+        self._padded_sizes: tuple[list[int], list[int]] = ([], [])  # of decodes alone, and with prompts
 
     def capture(self, sizes: Sequence[GraphSize]) -> None:
         """Each size is computed once before, so that every kernel is compiled and loaded: neither may happen in a
@@ -92,6 +94,10 @@ class StepGraphs:
                 gc.enable()
             self._decodes.sort(key=lambda step: step.inputs.num_rows)
             self._mixed.sort(key=lambda step: (step.inputs.num_tokens, step.inputs.num_decodes))
+            self._padded_sizes = (
+                [step.inputs.num_rows for step in self._decodes],
+                sorted({step.inputs.num_tokens for step in self._mixed}),
+            )
 
     def can_replay(self, scheduled: Sequence[ScheduledSequence]) -> bool:
         """Whether a graph is large enough, and every sequence computes one token and draws one id."""
@@ -125,11 +131,8 @@ class StepGraphs:
 
     def padded_tokens(self, num_tokens: int, has_prompts: bool) -> int:
         """Tokens that a step of so many is computed as, if its decodes fit; as many, if no graph takes it."""
-        if has_prompts:
-            sizes = [step.inputs.num_tokens for step in self._mixed if step.inputs.num_tokens <= _widest(num_tokens)]
-        else:
-            sizes = [step.inputs.num_rows for step in self._decodes]
-        return min((size for size in sizes if size >= num_tokens), default=num_tokens)
+        most = _widest(num_tokens) if has_prompts else MAX_DECODES
+        return padded_size(self._padded_sizes[has_prompts], num_tokens, most)
 
     def _narrowest(self, batch: FlatBatch) -> _CapturedStep[MixedInputs] | None:
         widest = _widest(len(batch.token_ids))
@@ -149,6 +152,12 @@ class StepGraphs:
         self._table.bring_up_to_date()
         step.graph.replay()
         return StepOutputs(step.outputs.token_ids[:num_draws], step.outputs.logits[:num_draws])
+
+
+def padded_size(sizes: Sequence[int], num_tokens: int, most: int) -> int:
+    """The next of the rising sizes, if there is one up to `most`; else the tokens themselves."""
+    index = bisect_left(sizes, num_tokens)
+    return sizes[index] if index < len(sizes) and sizes[index] <= most else num_tokens
 
 
 def graph_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> list[GraphSize]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from service.core.iteration_plan import Transfer
 from service.core.iteration_result import FinishedTransfer
@@ -65,15 +66,16 @@ class KvTransfer:
 
     def start(self, transfer: Transfer) -> None:
         """Begin the copies: after everything that has been computed so far, and before nothing."""
+        device_blocks = [self._device_blocks[index] for index in transfer.device_blocks]  # host time that is no copying
         if self._stream is None:
             started_s = time.perf_counter()
-            self._copy(transfer)
+            self._copy(transfer, device_blocks)
             self._in_flight.append(_UnderWay(transfer.transfer_id, None, None, time.perf_counter() - started_s))
             return
         self._stream.wait_stream(torch.cuda.current_stream(self._device_blocks.device))
         with torch.cuda.stream(self._stream):
             began = self._stream.record_event(_new_event())
-            self._copy(transfer)
+            self._copy(transfer, device_blocks)
             ended = self._stream.record_event(_new_event())
         self._in_flight.append(_UnderWay(transfer.transfer_id, began, ended))
 
@@ -107,9 +109,8 @@ class KvTransfer:
         if self._stream is not None:
             self._device_blocks[: _WORK_BYTES // self._device_blocks[0].nbytes].zero_()
 
-    def _copy(self, transfer: Transfer) -> None:
-        for device_block, host_block in zip(transfer.device_blocks, transfer.host_blocks, strict=True):
-            block = self._device_blocks[device_block]
+    def _copy(self, transfer: Transfer, device_blocks: list[Tensor]) -> None:
+        for block, host_block in zip(device_blocks, transfer.host_blocks, strict=True):
             if transfer.to_host:
                 self._host_blocks.store(block, host_block)
             else:

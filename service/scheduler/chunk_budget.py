@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from service.core.iteration_plan import ScheduledSequence
-from service.scheduler.iteration_time import IterationTime, Workload, num_attended_pairs
+from service.scheduler.iteration_time import IterationTime, Workload
 
 MIN_CHUNK = 32
 """Prompt tokens that an iteration computes at least, if there are so many: prompts must end too."""
@@ -50,7 +50,7 @@ class InterTokenTarget:
         low, high = min(MIN_CHUNK, most), most
         while low < high:  # the most tokens that end in time; more tokens never take less
             middle = (low + high + 1) // 2
-            workload = Workload(len(decodes) + middle, num_attended_pairs(start, middle), num_read)
+            workload = Workload.of_chunk(start, middle, len(decodes), num_read)
             if self._iteration_time.seconds(workload) <= self._target_s:
                 low = middle
             else:

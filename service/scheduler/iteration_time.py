@@ -2,7 +2,8 @@
 
 The paper's predictor takes tokens, batch, layers and hidden size. The last two are constants of a process and end up in
 the coefficients: of an iteration, of a token (dearer past each knee, where a device goes from waiting for memory to
-computing), of a pair of a prompt's token and one that it attends to, and of a cached token that a decode reads. They
+computing), of a pair of a prompt's token and one that it attends to, of a token of the longest prompt's context (which
+few tokens wait for one after the other, however little they compute), and of a cached token that a decode reads. They
 are fitted to timings taken at start-up and refreshed while running.
 
 An executor with CUDA graphs computes a few sizes only, each step in the next larger one. So tokens are counted as it
@@ -20,7 +21,7 @@ from service.scheduler.least_squares import Moments, fit_nonnegative
 
 KNEES = (64, 256, 1024)
 """Tokens."""
-NUM_FEATURES = 4 + len(KNEES)
+NUM_FEATURES = 5 + len(KNEES)
 MIN_OBSERVED = 12
 REFIT_EVERY = 32
 KEEP = 1 - 1 / 256
@@ -38,24 +39,33 @@ class Workload(NamedTuple):
     """What decides an iteration's time.
 
     num_tokens: computed. num_pairs: pairs of a prompt's token and a token that it attends to. num_read: tokens that
-    the sequences with one token attend to.
+    the sequences with one token attend to. longest_context: tokens that the last token of a prompt attends to, of the
+    prompt with the most.
     """
 
     num_tokens: int
     num_pairs: int
     num_read: int
+    longest_context: int = 0
 
     @classmethod
     def of(cls, plan: IterationPlan) -> Workload:
-        tokens = pairs = read = 0
+        tokens = pairs = read = longest = 0
         for item in plan.scheduled:
-            count = len(item.token_ids)
+            count, end = len(item.token_ids), item.num_computed_tokens + len(item.token_ids)
             tokens += count
             if count == 1:
-                read += item.num_computed_tokens + 1
+                read += end
             else:
                 pairs += num_attended_pairs(item.num_computed_tokens, count)
-        return cls(tokens, pairs, read)
+                longest = max(longest, end)
+        return cls(tokens, pairs, read, longest)
+
+    @classmethod
+    def of_chunk(cls, start: int, num_tokens: int, num_decodes: int = 0, num_read: int = 0) -> Workload:
+        """Tokens start, start + 1, ... of one sequence, beside so many decodes."""
+        pairs = num_attended_pairs(start, num_tokens)
+        return cls(num_decodes + num_tokens, pairs, num_read, start + num_tokens)
 
 
 class IterationTime:
@@ -131,7 +141,8 @@ class IterationTime:
     def _features(self, workload: Workload) -> tuple[float, ...]:
         num_tokens, _ = self._size(workload)
         past_knees = (float(max(0, num_tokens - knee)) for knee in KNEES)
-        return (1.0, float(num_tokens), *past_knees, float(workload.num_pairs), float(workload.num_read))
+        of_attention = (float(workload.num_pairs), float(workload.num_read), float(workload.longest_context))
+        return (1.0, float(num_tokens), *past_knees, *of_attention)
 
 
 class _Correction:

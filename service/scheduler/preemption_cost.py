@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from service.scheduler.iteration_time import IterationTime, Workload, num_attended_pairs
+from service.scheduler.iteration_time import IterationTime, Workload
 from service.scheduler.swap_time import SwapTime
 
 
@@ -37,5 +37,5 @@ class PreemptionCost:
         seconds = 0.0
         for start in range(num_kept, num_tokens, self._max_tokens):
             chunk = min(self._max_tokens, num_tokens - start)
-            seconds += self.iteration_time.seconds(Workload(chunk, num_attended_pairs(start, chunk), 0))
+            seconds += self.iteration_time.seconds(Workload.of_chunk(start, chunk))
         return seconds

@@ -36,7 +36,7 @@ def test_the_predictor_is_right_after_calibration_and_nothing_is_left_behind():
     assert executor.alive == set()
     assert executor.longest_table <= 200
     expected = 0.004 + 2e-5 * 700 + 1e-9 * num_attended_pairs(0, 700)
-    assert iteration_time.seconds(Workload(700, num_attended_pairs(0, 700), 0)) == pytest.approx(expected, rel=1e-3)
+    assert iteration_time.seconds(Workload.of_chunk(0, 700)) == pytest.approx(expected, rel=1e-3)
 
 
 class WatchedTime(IterationTime):

@@ -14,7 +14,7 @@ import torch
 from service.config import CacheConfig
 from service.core.iteration_plan import BlockCopy, IterationPlan, Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
-from service.runner.cuda_graphs import MAX_DECODES, GraphSize, common_sizes, graph_sizes
+from service.runner.cuda_graphs import MAX_DECODES, GraphSize, common_sizes, graph_sizes, padded_size
 from service.runner.decode_inputs import DecodeInputs
 from service.runner.decode_rows import decode_rows
 from service.runner.device_block_table import DeviceBlockTable
@@ -38,6 +38,11 @@ def test_sizes_of_decodes_are_few_below_8_and_reach_the_largest_batch():
     assert decode_sizes(64) == [1, 2, 4, *range(8, 65, 8)]
     assert decode_sizes(300)[-4:] == [256, 272, 288, 300]
     assert decode_sizes(4096)[-2:] == [MAX_DECODES - 32, MAX_DECODES]
+
+
+def test_a_step_is_padded_to_the_next_size_if_that_is_not_too_far():
+    assert [padded_size((64, 128, 512), n, 512) for n in (3, 64, 65, 512, 600)] == [64, 64, 128, 512, 600]
+    assert padded_size((64, 512), 200, 400) == 200
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from service.core.iteration_plan import IterationPlan, ScheduledSequence
 from service.core.iteration_result import IterationResult
 from service.core.sampling_params import SamplingParams
 from service.scheduler.chunk_budget import MIN_CHUNK, FixedBudget, InterTokenTarget
-from service.scheduler.iteration_time import IterationTime, Workload, num_attended_pairs
+from service.scheduler.iteration_time import IterationTime, Workload
 from tests.engine.harness import Harness
 from tests.engine.toy_model import ToyExecutor
 
@@ -26,7 +26,7 @@ def learnt() -> IterationTime:
     iteration_time = IterationTime()
     for start in (0, 500):
         for num_tokens in (2, 30, 60, 100, 200, 400, 512, 1500):
-            workload = Workload(num_tokens, num_attended_pairs(start, num_tokens), 0)
+            workload = Workload.of_chunk(start, num_tokens)
             iteration_time.calibrate(workload, device_s(workload))
     for count in (1, 10, 50, 100):
         workload = Workload(count, 0, count * 500)
@@ -45,7 +45,7 @@ def test_the_chunk_is_the_largest_that_ends_in_time():
         chunk = budget.num_tokens(decodes(count), start)
         assert MIN_CHUNK < chunk < BUDGET - count
         for num_tokens, in_time in ((chunk - 2, True), (chunk + 3, False)):
-            workload = Workload(count + num_tokens, num_attended_pairs(start, num_tokens), count * 100)
+            workload = Workload.of_chunk(start, num_tokens, count, count * 100)
             assert (device_s(workload) <= 0.030) is in_time
 
 

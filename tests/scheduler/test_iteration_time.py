@@ -31,7 +31,7 @@ def some_workloads(count: int, seed: int) -> list[Workload]:
     for _ in range(count):
         decodes, chunk, start = chance.randint(0, 256), chance.randint(2, 2048), chance.randint(0, 4096)
         read = decodes * chance.randint(100, 2000)
-        workloads.append(Workload(decodes + chunk, num_attended_pairs(start, chunk), read))
+        workloads.append(Workload.of_chunk(start, chunk, decodes, read))
     return workloads
 
 
@@ -98,21 +98,22 @@ def staircase_s(workload: Workload) -> float:
     """A device with CUDA graphs, whose tiles fit some sizes better than others."""
     size = padded_tokens(workload.num_tokens, True)
     off_the_law = 1 + 0.06 * math.sin(size)
-    return off_the_law * device_s(Workload(size, 0, workload.num_read)) + 1e-9 * workload.num_pairs
+    attention_s = 1e-9 * workload.num_pairs + 5e-7 * workload.longest_context
+    return off_the_law * device_s(Workload(size, 0, workload.num_read)) + attention_s
 
 
 def calibrated(padded: PaddedTokens | None) -> IterationTime:
     iteration_time = IterationTime(padded)
     for size in SIZES:
         for start in (0, 2048):
-            workload = Workload(size, num_attended_pairs(start, size), 0)
+            workload = Workload.of_chunk(start, size)
             iteration_time.calibrate(workload, staircase_s(workload))
     iteration_time.fit()
     return iteration_time
 
 
 def mean_error(iteration_time: IterationTime) -> float:
-    workloads = [Workload(n, num_attended_pairs(0, n), 0) for n in (24, 48, 96, 200, 400, 700, 1000, 1500, 2000)]
+    workloads = [Workload.of_chunk(0, n) for n in (24, 48, 96, 200, 400, 700, 1000, 1500, 2000)]
     return fmean(abs(iteration_time.seconds(w) / staircase_s(w) - 1) for w in workloads)
 
 
@@ -123,11 +124,11 @@ def test_a_staircase_is_followed_where_the_padding_is_known():
 
 def test_a_size_that_was_not_timed_is_learnt_from_traffic():
     iteration_time = calibrated(padded_tokens)
-    workload = Workload(90, num_attended_pairs(0, 90), 0)
+    workload = Workload.of_chunk(0, 90)
     for _ in range(30):
         iteration_time.observe(workload, 1.2 * staircase_s(workload), is_decode=False)
     assert iteration_time.seconds(workload) == pytest.approx(1.2 * staircase_s(workload), rel=0.01)
-    larger = Workload(1000, num_attended_pairs(0, 1000), 0)
+    larger = Workload.of_chunk(0, 1000)
     assert iteration_time.seconds(larger) == pytest.approx(staircase_s(larger), rel=0.1)
 
 
@@ -138,4 +139,4 @@ def test_the_workload_of_a_plan():
         return ScheduledSequence(sequence_id, (0,) * num_tokens, start, 0, (), params, ())
 
     plan = IterationPlan((share(0, 1, 99), share(1, 1, 9), share(2, 4, 2)))
-    assert Workload.of(plan) == Workload(6, 3 + 4 + 5 + 6, 110)
+    assert Workload.of(plan) == Workload(6, 3 + 4 + 5 + 6, 110, 6)

@@ -12,7 +12,7 @@ def make_cost(*, max_tokens: int = 2048, block_s: float = 1e-4) -> PreemptionCos
     iteration_time, swap_time = IterationTime(), SwapTime()
     for start in (0, 512, 2048):
         for num_tokens in (2, 64, 256, 1024, 2048):
-            workload = Workload(num_tokens, num_attended_pairs(start, num_tokens), 0)
+            workload = Workload.of_chunk(start, num_tokens)
             iteration_time.calibrate(workload, seconds_of(start, num_tokens))
     iteration_time.fit()
     for to_host in (True, False):

@@ -6,7 +6,7 @@ from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
 from service.core.iteration_result import FinishedTransfer
 from service.core.sampling_params import SamplingParams
 from service.core.sequence_group import SequenceGroup
-from service.scheduler.iteration_time import Workload, num_attended_pairs
+from service.scheduler.iteration_time import Workload
 from service.scheduler.preemption import AlwaysRecompute, AlwaysSwap, Recovery
 from service.scheduler.preemption_cost import PreemptionCost, RecoveryCosts
 from service.scheduler.recovery_ledger import RecoveryLedger
@@ -68,7 +68,7 @@ def test_the_predictor_learns_from_what_it_is_told(cost: PreemptionCost):
     ledger = RecoveryLedger(cost)
     for num_tokens in (100, 300, 700) * 400:
         ledger.executed(plan(num_tokens), 2 * seconds_of(0, num_tokens))
-    workload = Workload(300, num_attended_pairs(0, 300), 0)
+    workload = Workload.of_chunk(0, 300)
     assert cost.iteration_time.seconds(workload) == pytest.approx(2 * seconds_of(0, 300), rel=0.05)
 
 
