@@ -144,48 +144,6 @@ def test_long_and_many(lane):
     assert_close(run(lane, case, query, 0.5), naive(case, query, 0.5))
 
 
-@pytest.mark.parametrize("sliding_window", [None, 130])
-@pytest.mark.parametrize("heads", [(12, 12), (9, 3)])
-def test_many_16_bit_vectors(heads, sliding_window):
-    """Enough for the reference to take all heads of all rows at once."""
-    num_heads, num_kv_heads = heads
-    context_lens = [140, 133, 148, 125, 140, 147, 126, 131, 132, 145, 144]
-    case = paged_case(context_lens, 16, num_kv_heads, 20, torch.bfloat16)
-    query = torch.randn(len(context_lens), num_heads, 20).to(torch.bfloat16)
-    got = run(Lane("reference"), case, query, 0.3, sliding_window=sliding_window)
-    want = [
-        naive_attention(q, k[-(sliding_window or 0) :], v[-(sliding_window or 0) :], 0.3)
-        for q, k, v in zip(query, case.keys, case.values, strict=True)
-    ]
-    assert_close(got, torch.stack(want))
-
-
-def test_many_16_bit_vectors_have_a_gradient():
-    """What other sequences left in unread cells, NaN here, does not reach it."""
-    case = paged_case([140, 133, 148], 16, 12, 20, torch.bfloat16)
-    query = torch.randn(3, 12, 20).to(torch.bfloat16).requires_grad_()
-    batch = decode_batch(case.block_table, case.context_lens, 16)
-    out = torch.zeros(3, 12, 20, dtype=torch.bfloat16)
-    paged_attention_decode(query, case.key_cache, case.value_cache, batch, 0.3, out)
-    out.float().square().sum().backward()
-    assert query.grad is not None
-    assert query.grad.isfinite().all()
-    assert query.grad.any()
-
-
-def test_one_batch_serves_caches_of_other_strides():
-    """What the reference remembers of a batch is right for each cache that it meets."""
-    case = paged_case([140, 133, 148], 16, 12, 20, torch.bfloat16)
-    query = torch.randn(3, 12, 20).to(torch.bfloat16)
-    batch = decode_batch(case.block_table, case.context_lens, 16)
-    dense = [cache.contiguous() for cache in (case.key_cache, case.value_cache)]
-    assert dense[0].stride() != case.key_cache.stride()
-    for caches in (dense, (case.key_cache, case.value_cache)):
-        out = torch.empty_like(query)
-        paged_attention_decode(query, *caches, batch, 0.3, out)
-        assert_close(out, naive(case, query, 0.3))
-
-
 @pytest.mark.parametrize(("lane", "dtype"), [*variants("interpret", FLOAT32), *ON_THE_GPU])
 @pytest.mark.parametrize("programs_per_sm", [1, 64])
 def test_few_and_many_splits(programs_per_sm, lane, dtype):
