@@ -67,8 +67,8 @@ def flatten(scheduled: Sequence[ScheduledSequence], rows: SequenceRows, block_si
     """The plan's sequences as one batch; `rows` takes over what has changed. At least one sequence."""
     num_seqs = len(scheduled)
     row = rows.update_all(scheduled)
-    query_lens = np.fromiter((len(s.token_ids) for s in scheduled), np.int64, num_seqs)
-    computed = np.fromiter((s.num_computed_tokens for s in scheduled), np.int64, num_seqs)
+    query_lens = np.array([len(s.token_ids) for s in scheduled], np.int64)
+    computed = np.array([s.num_computed_tokens for s in scheduled], np.int64)
     context_lens = computed + query_lens
 
     # Decodes first, longest first; prompts keep the plan's order.
@@ -79,19 +79,19 @@ def flatten(scheduled: Sequence[ScheduledSequence], rows: SequenceRows, block_si
     starts = np.zeros(num_seqs + 1, dtype=np.int64)
     np.cumsum(query_lens, out=starts[1:])
     num_tokens = int(starts[-1])
-    token_ids = np.fromiter(chain.from_iterable(scheduled[i].token_ids for i in order), np.int64, num_tokens)
+    ordered_ids = chain.from_iterable([scheduled[i].token_ids for i in order.tolist()])
+    token_ids = np.fromiter(ordered_ids, np.int64, num_tokens)
     positions = np.arange(num_tokens) - np.repeat(starts[:-1] - computed, query_lens)
     blocks = rows.block_table[np.repeat(row, query_lens), positions // block_size].astype(np.int64)
 
     place = np.empty(num_seqs, dtype=np.int64)
     place[order] = np.arange(num_seqs)
-    samples_per_seq = np.fromiter((len(s.samples) for s in scheduled), np.int64, num_seqs)
+    samples_per_seq = np.array([len(s.samples) for s in scheduled], np.int64)
     sampled = samples_per_seq > 0
     sampled_place = place[sampled]
     samples_per_row = samples_per_seq[sampled]
     draw_place = np.repeat(sampled_place, samples_per_row)
     draw_row = row[draw_place]
-    seeds = chain.from_iterable((d.seed for d in s.samples) for s in scheduled)
 
     num_decode = int(is_decode.sum())
     return FlatBatch(
@@ -112,6 +112,6 @@ def flatten(scheduled: Sequence[ScheduledSequence], rows: SequenceRows, block_si
         temperature=rows.temperature[draw_row],
         top_p=rows.top_p[draw_row],
         top_k=rows.top_k[draw_row],
-        seeds=np.fromiter(seeds, np.int64, len(draw_row)),
+        seeds=np.array([sample.seed for s in scheduled for sample in s.samples], np.int64),
         sample_positions=context_lens[draw_place],
     )
