@@ -51,32 +51,28 @@ class TokenBitmask:
         self._parallel: LLExecutor | None = None
 
     def begin(self, matchers: Sequence[Matcher], rows: Sequence[int]) -> BegunMasks:
-        """See `TokenMasker`. The matchers must be of this package."""
+        """See `TokenMasker`. The matchers must be of this package; those whose masks are the same share a row."""
+        different, stands_for = _different(cast(Sequence[StructuredMatcher], matchers))
         self._bits.reverse()
-        bits = self._bits[0][: len(matchers)]
-        return BegunMasks(rows, self._thread.submit(self._fill, cast(Sequence[StructuredMatcher], matchers), bits))
+        bits = self._bits[0][: len(different)]
+        shared = [-1 if row < 0 else stands_for[row] for row in rows]
+        return BegunMasks(shared, self._thread.submit(self._fill, different, bits))
 
     def _fill(self, matchers: Sequence[StructuredMatcher], bits: NDArray[np.int32]) -> memoryview:
-        constrained, same = list[tuple[LLMatcher, int]](), list[tuple[int, int]]()
-        by_key: dict[Hashable, int] = {}
+        constrained, unknown = list[tuple[LLMatcher, int]](), list[tuple[Hashable, int]]()
         for index, matcher in enumerate(matchers):
             constraint, key = matcher.constraint, matcher.mask_key
             if constraint is None:
                 bits[index] = self._free_row
-            elif key is None:
-                constrained.append((constraint, index))
-            elif (kept := self._kept.get(key)) is not None:
+            elif key is not None and (kept := self._kept.get(key)) is not None:
                 bits[index] = kept
-            elif (first := by_key.setdefault(key, index)) != index:
-                same.append((first, index))
             else:
                 constrained.append((constraint, index))
+                unknown += [] if key is None else [(key, index)]
         if constrained:
             self._compute(constrained, bits)
-        for key, index in by_key.items():
+        for key, index in unknown:
             self._kept.keep(key, bits[index])
-        for first, index in same:
-            bits[index] = bits[first]
         for index, matcher in enumerate(matchers):
             if matcher.also_allowed is not None:
                 bits[index] |= _only(matcher.also_allowed, self._num_words)
@@ -98,6 +94,19 @@ class TokenBitmask:
             matcher.unsafe_compute_mask_ptr(row.ctypes.data, self._num_words * 4)
         except BaseException:
             row[:] = 0
+
+
+def _different(matchers: Sequence[StructuredMatcher]) -> tuple[list[StructuredMatcher], list[int]]:
+    """Matchers of different masks, and for each of the given ones which of them has its mask."""
+    different, stands_for = list[StructuredMatcher](), list[int]()
+    index_of: dict[Hashable, int] = {}
+    for matcher in matchers:
+        key = None if matcher.constraint is None else matcher.mask_key or id(matcher)
+        index = index_of.setdefault((key, matcher.also_allowed), len(different))
+        if index == len(different):
+            different.append(matcher)
+        stands_for.append(index)
+    return different, stands_for
 
 
 class _KeptMasks:
