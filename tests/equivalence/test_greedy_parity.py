@@ -99,22 +99,24 @@ def test_all_at_once(case: Case, loaded: LoadedModel):
 def test_arriving_at_random_while_others_run(case: Case, loaded: LoadedModel, overlap: bool):
     harness = make_harness(loaded, overlap=overlap)
     chance = random.Random(1)
+    count = FEWER_PROMPTS if overlap else len(case.prompts)
     request_ids = []
-    for prompt in case.prompts:
+    for prompt in case.prompts[:count]:
         request_ids.append(add(harness, prompt))
         for _ in range(chance.randint(0, 3)):
             harness.step()
     harness.run()
-    assert outputs(harness, request_ids) == case.expected
+    assert outputs(harness, request_ids) == case.expected[:count]
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapped"])
 def test_preempted_and_recomputed(case: Case, loaded: LoadedModel, overlap: bool):
     harness = make_harness(loaded, num_blocks=-(-(LONGEST + MAX_TOKENS) // BLOCK_SIZE) + 2, overlap=overlap)
-    request_ids = [add(harness, prompt) for prompt in sorted(case.prompts, key=len)]
+    expected = dict(zip(case.prompts[:FEWER_PROMPTS], case.expected, strict=False))
+    prompts = sorted(expected, key=len)
+    request_ids = [add(harness, prompt) for prompt in prompts]
     harness.run()
-    expected = dict(zip(case.prompts, case.expected, strict=True))
-    assert outputs(harness, request_ids) == [expected[prompt] for prompt in sorted(case.prompts, key=len)]
+    assert outputs(harness, request_ids) == [expected[prompt] for prompt in prompts]
     assert sum(stats.num_preemptions for stats, _, _ in harness.sink.requests) > 0
 
 
