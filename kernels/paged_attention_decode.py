@@ -22,9 +22,10 @@ the values, and an fp32 product is three tf32 products in the kernel. The refere
 Offsets are int64. S may be 0. Rows may stand in any order; neighbours of similar length are fastest
 in the reference. The reference is differentiable in the query, except for `out`.
 
-The kernel is split-KV (Flash-Decoding): long sequences are cut into splits of about equal work for the whole batch,
-by lengths that only the device reads. The grid depends on shapes alone, so a CUDA graph may hold the launch. Whoever
-finishes a sequence's last split merges them all, by a count in `batch.arrivals`: one stream at a time per batch.
+The kernel is split-KV (kernels/split_kv.py): long sequences are cut into splits of about equal work for the whole
+batch, by lengths that only the device reads. The grid depends on shapes alone, so a CUDA graph may hold the launch.
+Whoever finishes a sequence's last split merges them all, by a count in `batch.arrivals`: one stream at a time per
+batch.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ from kernels.decode_groups import (
 )
 from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.optional_triton import tl, triton
+from kernels.split_kv import find_item
 
 _MAX_KV_HEADS = 256
 _MERGED_AT_ONCE = 2048  # partial results a warp holds in registers: 64 a thread
@@ -124,56 +126,6 @@ def paged_attention_decode_reference(
         out[group.rows] = attended.reshape(rows.shape)
 
 
-@triton.jit
-@no_type_check
-def _count_tiles(context_lens_ptr, seqs, num_seqs, SLIDING_WINDOW: tl.constexpr, BLOCK_KV: tl.constexpr):
-    """Of each sequence; 0 past the last one."""
-    lens = tl.load(context_lens_ptr + seqs, mask=seqs < num_seqs, other=0)
-    if SLIDING_WINDOW > 0:
-        lens = tl.minimum(lens, SLIDING_WINDOW)
-    return tl.cdiv(lens, BLOCK_KV)
-
-
-@triton.jit
-@no_type_check
-def _find_item(
-    item,
-    context_lens_ptr,
-    num_seqs,
-    splits_wanted,
-    min_tiles,
-    SLIDING_WINDOW: tl.constexpr,
-    BLOCK_KV: tl.constexpr,
-    BLOCK_SEQS: tl.constexpr,
-    ONE_LOOK: tl.constexpr,
-):
-    """Its sequence (num_seqs: there are fewer items), the first item of that sequence, and the most tiles a split
-    has. Every program finds it alone: what a step would prepare for all of them could be a step too old."""
-    all_tiles = 0
-    for base in range(0, 1 if ONE_LOOK else num_seqs, BLOCK_SEQS):
-        seqs = base + tl.arange(0, BLOCK_SEQS)
-        all_tiles += tl.sum(_count_tiles(context_lens_ptr, seqs, num_seqs, SLIDING_WINDOW, BLOCK_KV))
-    split_tiles = tl.maximum(tl.cdiv(all_tiles, splits_wanted), min_tiles)
-
-    seq = 0
-    first_item = 0
-    num_items = 0
-    for base in range(0, 1 if ONE_LOOK else num_seqs, BLOCK_SEQS):
-        seqs = base + tl.arange(0, BLOCK_SEQS)
-        tiles = _count_tiles(context_lens_ptr, seqs, num_seqs, SLIDING_WINDOW, BLOCK_KV)
-        splits = tl.maximum(tl.cdiv(tiles, split_tiles), 1)
-        ends = num_items + tl.cumsum(splits, 0)
-        is_before = (ends <= item) & (seqs < num_seqs)
-        # One reduction for two facts: the last sequence that ends before the item, and where.
-        last = tl.max(tl.where(is_before, (ends.to(tl.int64) << 32) + seqs + 1, 0))
-        if last > 0:
-            seq = (last & 0xFFFFFFFF).to(tl.int32)
-            first_item = (last >> 32).to(tl.int32)
-        if not ONE_LOOK:
-            num_items += tl.sum(splits)
-    return seq, first_item, split_tiles
-
-
 @triton.jit(
     do_not_specialize=["num_seqs", "splits_wanted", "min_tiles", "table_stride"],
     do_not_specialize_on_alignment=["block_table_ptr", "rows_ptr", "context_lens_ptr", "arrivals_ptr"],
@@ -219,7 +171,7 @@ def _paged_attention_decode_kernel(
     kv_head = tl.program_id(0)
     item = tl.program_id(1)
 
-    seq, first_item, split_tiles = _find_item(
+    seq, first_item, split_tiles = find_item(
         item,
         context_lens_ptr,
         num_seqs,
