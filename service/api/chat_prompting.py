@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.types import Receive
+
 from service.api.chat_messages import check_messages, num_characters, template_messages
 from service.api.context import ApiContext
 from service.api.serving_state import ServedModel
@@ -58,11 +60,13 @@ def check_chat(fields: ChatPromptFields, model: ServedModel, context: ApiContext
     return CheckedChat(template, messages, options, tools, num_characters(fields.messages))
 
 
-async def chat_prompt_ids(chat: CheckedChat, model: ServedModel, context: ApiContext) -> list[int]:
-    """Ids of the rendered prompt; InvalidRequest with the template's words if it refuses."""
+async def chat_prompt_ids(chat: CheckedChat, model: ServedModel, context: ApiContext, receive: Receive) -> list[int]:
+    """Ids of the rendered prompt; InvalidRequest with the template's words if it refuses. See `TextPool.run_prompt`."""
     try:
-        return await context.texts.run(
-            chat.num_characters, lambda: encode_chat(model.tokenizer, chat.template, chat.messages, chat.options)
+        return await context.texts.run_prompt(
+            receive,
+            chat.num_characters,
+            lambda: encode_chat(model.tokenizer, chat.template, chat.messages, chat.options),
         )
     except TemplateRefusal as error:
         raise InvalidRequest(

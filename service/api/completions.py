@@ -26,6 +26,8 @@ from service.errors import InvalidRequest
 from service.protocol.completions import CompletionRequest, CompletionResponse
 
 _DEFAULT_MAX_TOKENS = 16
+_IDS_A_CHARACTER = 16
+"""So many ids are checked in the time in which a character is tokenized."""
 _NO_TEXT = "prompt must not be empty."
 
 
@@ -40,7 +42,7 @@ class Completions:
         call = _check(fields, self._context.config, model.defaults)
         prompts = _check_prompts(fields, self._context.config)
         model.engine.check_accepts(len(prompts))
-        prompt_ids = await self._prompt_ids(prompts, call, model)
+        prompt_ids = await self._prompt_ids(http, prompts, call, model)
         echo = bool(fields.echo)
         head = call_head(http, "cmpl", arrival_s)
         generation = submit(
@@ -79,11 +81,13 @@ class Completions:
         return await answer_whole(http, self._context, generation, call.ignored, body)
 
     async def _prompt_ids(
-        self, prompts: Sequence[str | list[int]], call: CheckedCall, model: ServedModel
+        self, http: Request, prompts: Sequence[str | list[int]], call: CheckedCall, model: ServedModel
     ) -> list[list[int]]:
         """Ids of each prompt: text as the tokenizer does it, special tokens added; ids as they are."""
-        num_characters = sum(map(len, prompts))
-        ids = await self._context.texts.run(num_characters, lambda: [_encode(prompt, model) for prompt in prompts])
+        num_characters = sum(len(p) if isinstance(p, str) else len(p) // _IDS_A_CHARACTER for p in prompts)
+        ids = await self._context.texts.run_prompt(
+            http.receive, num_characters, lambda: [_encode(prompt, model) for prompt in prompts]
+        )
         return [truncated(each, call, model) for each in ids]
 
 

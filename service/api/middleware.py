@@ -16,6 +16,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.api.disconnect import ClientGone
 from service.api.error_responses import error_response, internal_error, nobody_there
 from service.errors import AuthenticationFailed, InvalidRequest, PayloadTooLarge, RequestError
 from service.metrics.recorder import Recorder
@@ -113,7 +114,7 @@ class ErrorBarrier:
 
         try:
             await self._app(scope, receive, send_and_note)
-        except ClientDisconnect:  # before its body was complete
+        except (ClientDisconnect, ClientGone):  # before its body was complete, or its prompt read
             await nobody_there()(scope, receive, send)
             return
         except RequestError as error:

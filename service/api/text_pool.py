@@ -1,4 +1,9 @@
-"""Runs tokenizing and templates: at once when short, on a small thread pool when they would hold up the loop."""
+"""Runs tokenizing and templates: at once when short, on threads when they would hold up the loop.
+
+Threads of their own for three kinds of work, so that none waits for another: answers and bodies, prompts, and prompts
+of so many characters that they take seconds. Only so many characters of prompts may wait; more is refused before any
+work on it.
+"""
 
 from __future__ import annotations
 
@@ -8,29 +13,77 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from starlette.types import Receive
+
+from service.api.disconnect import run_unless_disconnected
 from service.core.host_times import HostTimes
+from service.errors import Overloaded
 
 Result = TypeVar("Result")
 
 _INLINE_CHARACTERS = 4096
 """About 2 ms of byte-level BPE; a thread hop costs 0.1 ms and more under load."""
+_LONG_CHARACTERS = 1024 * 1024
+_MAX_WAITING_CHARACTERS = 16 * 1024 * 1024
+"""Of each kind of prompts: two bodies of the largest size. It takes 10 to 40 seconds."""
+_RETRY_AFTER_S = 5.0
 
 
 class TextPool:
     """Owned by the app; `close` it when the app ends."""
 
-    def __init__(self, num_threads: int, times: HostTimes) -> None:
+    def __init__(self, num_threads: int, times: HostTimes, max_waiting: int = _MAX_WAITING_CHARACTERS) -> None:
         self._times = times
-        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="headrace-text")
+        self._owed = ThreadPoolExecutor(num_threads, thread_name_prefix="headrace-text")
+        self._prompts = _Lane(num_threads, "headrace-prompt", max_waiting)
+        self._long_prompts = _Lane(1, "headrace-long-prompt", max_waiting)
 
     async def run(self, num_characters: int, work: Callable[[], Result]) -> Result:
-        """The result of `work`, which handles about `num_characters`."""
+        """The result of `work`, which handles about `num_characters`. Never refused: a body or an answer."""
         if num_characters <= _INLINE_CHARACTERS:
-            result, seconds = _timed(work)
-        else:
-            result, seconds = await asyncio.get_running_loop().run_in_executor(self._threads, _timed, work)
+            return self._note(_timed(work))
+        return self._note(await asyncio.get_running_loop().run_in_executor(self._owed, _timed, work))
+
+    async def run_prompt(self, receive: Receive, num_characters: int, work: Callable[[], Result]) -> Result:
+        """As `run`, of a prompt: Overloaded if too much of them waits; ClientGone, and if it still waited it is never
+        done, if its client leaves. `receive` is that of a request whose body was read."""
+        if num_characters <= _INLINE_CHARACTERS:
+            return self._note(_timed(work))
+        lane = self._prompts if num_characters <= _LONG_CHARACTERS else self._long_prompts
+        return self._note(await run_unless_disconnected(receive, lane.run(num_characters, lambda: _timed(work))))
+
+    def close(self) -> None:
+        self._prompts.close()
+        self._long_prompts.close()
+        self._owed.shutdown(wait=False, cancel_futures=True)
+
+    def _note(self, timed: tuple[Result, float]) -> Result:
+        result, seconds = timed
         self._times.tokenize += seconds
         return result
+
+
+class _Lane:
+    """Threads, and how many characters they have before them. Event-loop thread."""
+
+    def __init__(self, num_threads: int, name: str, max_waiting: int) -> None:
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
+        self._max_waiting = max_waiting
+        self._num_waiting = 0
+
+    async def run(self, num_characters: int, work: Callable[[], Result]) -> Result:
+        if self._num_waiting and self._num_waiting + num_characters > self._max_waiting:
+            raise Overloaded(
+                f"prompts of {self._num_waiting} characters wait to be read; the limit is {self._max_waiting}; "
+                "try again later",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        future = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        self._num_waiting += num_characters
+        try:
+            return await future
+        finally:
+            self._num_waiting -= num_characters
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive
 
 from service.api.answering import ignored_header
 from service.api.chat_messages import unknown_fields
@@ -39,9 +40,9 @@ class Tokenize:
         if ("prompt" in body) == ("messages" in body):
             raise InvalidRequest("Either prompt or messages is required.", param="prompt")
         if "messages" in body:
-            ids, ignored, with_strings = await self._chat_ids(body, model)
+            ids, ignored, with_strings = await self._chat_ids(body, model, http.receive)
         else:
-            ids, ignored, with_strings = await self._text_ids(body, model)
+            ids, ignored, with_strings = await self._text_ids(body, model, http.receive)
         answer = TokenizeResponse(count=len(ids), max_model_len=model.max_model_len, tokens=ids)
         if with_strings:
             answer.token_strs = [model.tokenizer.token_text(token_id) for token_id in ids]
@@ -58,20 +59,24 @@ class Tokenize:
 
         return _answer(DetokenizeResponse(prompt=await self._context.texts.run(len(fields.tokens), decode)), ignored)
 
-    async def _text_ids(self, body: dict[str, Any], model: ServedModel) -> tuple[list[int], tuple[str, ...], bool]:
+    async def _text_ids(
+        self, body: dict[str, Any], model: ServedModel, receive: Receive
+    ) -> tuple[list[int], tuple[str, ...], bool]:
         fields = parse(TokenizeRequest, body)
         ignored = self._check(fields, fields.model)
         special = fields.add_special_tokens is not False
-        ids = await self._context.texts.run(
-            len(fields.prompt), lambda: model.tokenizer.encode(fields.prompt, add_special_tokens=special)
+        ids = await self._context.texts.run_prompt(
+            receive, len(fields.prompt), lambda: model.tokenizer.encode(fields.prompt, add_special_tokens=special)
         )
         return ids, ignored, bool(fields.return_token_strs)
 
-    async def _chat_ids(self, body: dict[str, Any], model: ServedModel) -> tuple[list[int], tuple[str, ...], bool]:
+    async def _chat_ids(
+        self, body: dict[str, Any], model: ServedModel, receive: Receive
+    ) -> tuple[list[int], tuple[str, ...], bool]:
         fields = parse(TokenizeChatRequest, body)
         ignored = self._check(fields, fields.model, unknown_fields(fields.messages))
         chat = check_chat(fields, model, self._context)
-        return await chat_prompt_ids(chat, model, self._context), ignored, bool(fields.return_token_strs)
+        return await chat_prompt_ids(chat, model, self._context, receive), ignored, bool(fields.return_token_strs)
 
     def _check(self, fields: WireRequest, model: str | None, deeper: tuple[str, ...] = ()) -> tuple[str, ...]:
         if model is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 import time
 from dataclasses import replace
 from typing import Any
@@ -73,6 +74,29 @@ def test_a_queued_request_is_aborted(stream: bool) -> None:
             time.sleep(0.001)
         assert server.engine.snapshot.num_running == 1
         first.close()
+
+
+@pytest.mark.parametrize(
+    ("route", "body"), [(COMPLETIONS, completion(prompt="x" * 5000)), (CHAT, chat("x" * 5000))], ids=["text", "chat"]
+)
+def test_a_client_that_leaves_while_its_prompt_is_read_is_499(
+    server: RunningServer, route: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+    for name in ("encode", "encode_rendered"):
+        monkeypatch.setattr(server.tokenizer, name, lambda *args, **kwargs: gate.wait(5) and [5])
+    labels = {"route": route, "method": "POST", "status": "499"}
+    before = server.metric("headrace_http_requests_total", **labels)
+    connections = [send_raw(server, route, body) for _ in range(10)]
+    time.sleep(0.1)
+    for connection in connections:
+        connection.close()
+    deadline_s = time.monotonic() + 2
+    while server.metric("headrace_http_requests_total", **labels) < before + 10:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
+    gate.set()
+    server.check_idle()
 
 
 def test_a_storm_of_leaving_clients_leaves_nothing(server: RunningServer) -> None:

@@ -2,11 +2,27 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Awaitable
 
 import pytest
+from starlette.types import Message
 
+from service.api.disconnect import ClientGone
 from service.api.text_pool import TextPool
 from service.core.host_times import HostTimes
+from service.errors import Overloaded
+
+LONG = 2_000_000
+
+
+async def stays() -> Message:
+    """The `receive` of a client that waits for its answer."""
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def leaves() -> Message:
+    return {"type": "http.disconnect"}
 
 
 def test_short_work_is_done_at_once_and_long_work_elsewhere() -> None:
@@ -39,6 +55,54 @@ def test_the_loop_goes_on_meanwhile() -> None:
         assert not working.done()
         gate.set()
         assert await working
+        pool.close()
+
+    asyncio.run(scene())
+
+
+def test_neither_short_prompts_nor_answers_wait_for_long_prompts() -> None:
+    async def scene() -> None:
+        pool, gate = TextPool(1, HostTimes()), threading.Event()
+        held = [asyncio.create_task(pool.run_prompt(stays, LONG, lambda: gate.wait(5))) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        assert await asyncio.wait_for(pool.run_prompt(stays, 10_000, lambda: "ids"), 2) == "ids"
+        assert await asyncio.wait_for(pool.run(LONG, lambda: "answer"), 2) == "answer"
+        gate.set()
+        assert all(await asyncio.gather(*held))
+        pool.close()
+
+    asyncio.run(scene())
+
+
+def test_more_prompts_than_may_wait_are_refused_before_any_work() -> None:
+    async def scene() -> None:
+        pool, gate = TextPool(1, HostTimes(), max_waiting=3 * LONG), threading.Event()
+        held = [asyncio.create_task(pool.run_prompt(stays, LONG, lambda: gate.wait(5))) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        with pytest.raises(Overloaded, match="6000000 characters wait") as refusal:
+            await pool.run_prompt(stays, LONG, lambda: pytest.fail("was done"))
+        assert refusal.value.retry_after_s > 0
+        gate.set()
+        await asyncio.gather(*held)
+        assert await pool.run_prompt(stays, 5 * LONG, lambda: "alone, any size") == "alone, any size"
+        pool.close()
+
+    asyncio.run(scene())
+
+
+def test_a_prompt_whose_client_leaves_while_it_waits_is_never_read() -> None:
+    async def scene() -> None:
+        pool, gate = TextPool(1, HostTimes(), max_waiting=2 * LONG), threading.Event()
+        held: Awaitable[bool] = asyncio.create_task(pool.run_prompt(stays, LONG, lambda: gate.wait(5)))
+        await asyncio.sleep(0.01)
+        done: list[int] = []
+        for index in range(10):  # each makes room for the next
+            with pytest.raises(ClientGone):
+                await pool.run_prompt(leaves, LONG, lambda index=index: done.append(index))
+        gate.set()
+        assert await held
+        await pool.run_prompt(stays, LONG, lambda: None)
+        assert done == []
         pool.close()
 
     asyncio.run(scene())
