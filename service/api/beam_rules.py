@@ -41,6 +41,7 @@ def check_beams(
 ) -> BeamParams | None:
     """None if no beam search is asked for. Without beam_width, n is the width, as with vLLM.
 
+    logprobs: of each token of a choice, so many of the most probable ones; None: not asked for.
     form_param: the field that asks for a form of the output, if one does.
     """
     if not fields.use_beam_search:
@@ -51,8 +52,6 @@ def check_beams(
     for name, neutral_values in _NEUTRAL.items():
         if (value := getattr(fields, name)) is not None and value not in neutral_values:
             raise InvalidRequest(f"{name} means nothing to a beam search.", param=name)
-    if logprobs is not None:
-        raise InvalidRequest("logprobs are not given of beams.", param="logprobs")
     if form_param is not None:
         raise UnsupportedParameter(f"{form_param} is not supported in a beam search.", param=form_param)
     if 0 in (fields.max_tokens, fields.max_completion_tokens):
@@ -66,7 +65,7 @@ def check_beams(
     if math.isnan(length_penalty):
         raise InvalidRequest("length_penalty must be a number.", param="length_penalty")
     check_range("length_penalty", length_penalty, -_MAX_PENALTY, _MAX_PENALTY)
-    return BeamParams(width, length_penalty, fields.early_stopping or False)
+    return BeamParams(width, length_penalty, fields.early_stopping or False, logprobs)
 
 
 def beam_sampling(
@@ -78,7 +77,7 @@ def beam_sampling(
     vocab_size: int,
     num_prompt_logprobs: int | None,
 ) -> SamplingParams:
-    """Each beam is asked for so many next tokens that enough of them do not end it."""
+    """Each beam is asked for so many next tokens that enough of them do not end it, and for those to be shown."""
     return SamplingParams(
         max_tokens=max_tokens,
         n=n,
@@ -99,4 +98,4 @@ def _num_top(beam: BeamParams, stop_token_ids: Collection[int], vocab_size: int)
             f"{num_top}.",
             param="stop_token_ids",
         )
-    return num_top
+    return max(num_top, min(most, beam.num_logprobs or 0))

@@ -12,12 +12,14 @@ class BeamParams:
 
     width: beams, >= 2. length_penalty: finished beams are compared by their sum of log probabilities over
     length ** length_penalty. early_stopping: True ends with the width-th finished beam, False once no beam seems able
-    to become better than those, "never" once none can be.
+    to become better than those, "never" once none can be. num_logprobs: as of SamplingParams, for the beams that are
+    shown.
     """
 
     width: int
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
+    num_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,8 @@ class SamplingParams:
     num_prompt_logprobs: the same of the prompt's tokens. The prefix cache is then not asked.
 
     beam: then nothing is drawn, and n of its beams, at most width, are the choices. num_logprobs is then at least
-        width + the number of stop_token_ids, so that enough of the best next tokens do not end a beam.
+        width + the number of stop_token_ids, so that enough of the best next tokens do not end a beam, and no less than
+        the beam's own.
 
     max_tokens may be 0: then the prompt is computed and nothing is drawn.
     """

@@ -8,19 +8,26 @@ ways of `early_stopping`. Tokens and sums only: the blocks are forked by the sch
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from service.core.iteration_result import TokenLogprobs
 from service.core.request import FinishReason
 from service.core.sampling_params import BeamParams, SamplingParams
 
+Tops = Sequence[Sequence[tuple[int, float]]]
+"""Of each beam, the most probable next tokens with their log probabilities, the best first."""
+
 
 class Hypothesis(NamedTuple):
-    """A finished continuation. score: its sum of log probabilities, divided by its length to the penalty's power."""
+    """A finished continuation. score: its sum of log probabilities, divided by its length to the penalty's power.
+
+    logprobs: one entry a token, if they are wanted; else none.
+    """
 
     score: float
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class Continuation(NamedTuple):
@@ -30,10 +37,25 @@ class Continuation(NamedTuple):
     token_id: int
 
 
-@dataclass(slots=True)
-class _Beam:
+class _Beam(NamedTuple):
+    """logprob: the sum of its tokens'. logprobs: as of Hypothesis."""
+
     token_ids: tuple[int, ...]
     logprob: float
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+class _Candidate(NamedTuple):
+    """A beam and one token more, in the order of the sums, then of the beams. own: the token's logprob."""
+
+    logprob: float
+    negative_parent: int
+    token_id: int
+    own: float
+
+    @property
+    def parent(self) -> int:
+        return -self.negative_parent
 
 
 class BeamSearch:
@@ -47,42 +69,49 @@ class BeamSearch:
         self._beams = [_Beam((), 0.0)]
         self._finished: list[Hypothesis] = []
 
-    def advance(self, tops: Sequence[Sequence[tuple[int, float]]]) -> list[Continuation]:
+    def advance(self, tops: Tops) -> list[Continuation]:
         """The next step's beams, `width` of them; none if the search is over. A beam that goes on keeps its place.
 
-        tops: of each beam, the most probable next tokens with their log probabilities, the best first; at least
-        width + number of stop tokens of them.
+        tops: of each beam at least width + number of stop tokens.
         """
         length = len(self._beams[0].token_ids) + 1
         width = self._params.width
         candidates = sorted(
             (
-                (beam.logprob + logprob, -index, token_id)
+                _Candidate(beam.logprob + logprob, -index, token_id, logprob)
                 for index, beam in enumerate(self._beams)
                 for token_id, logprob in tops[index]
             ),
             reverse=True,
         )
         ends = length == self._max_tokens
-        going_on: list[tuple[float, int, int]] = []
-        for rank, (logprob, negative_index, token_id) in enumerate(candidates):
-            if ends or token_id in self._stops:
+        going_on: list[_Candidate] = []
+        for rank, candidate in enumerate(candidates):
+            if ends or candidate.token_id in self._stops:
                 if rank < width:
-                    self._finish(-negative_index, token_id, logprob, length)
+                    self._finish(self._continued(candidate, tops))
             elif len(going_on) < width:
-                going_on.append((logprob, -negative_index, token_id))
-        if ends or self._is_settled(going_on[0][0], length):
+                going_on.append(candidate)
+        if ends or self._is_settled(going_on[0].logprob, length):
             return []
-        return self._go_on(going_on)
+        return self._go_on(going_on, tops)
 
     def best(self, count: int) -> list[Hypothesis]:
         """Once the search is over."""
         return self._finished[:count]
 
-    def _finish(self, parent: int, token_id: int, logprob: float, length: int) -> None:
-        score = float(logprob / length**self._params.length_penalty)
-        reason = FinishReason.STOP if token_id in self._stops else FinishReason.LENGTH
-        self._finished.append(Hypothesis(score, (*self._beams[parent].token_ids, token_id), reason))
+    def _continued(self, candidate: _Candidate, tops: Tops) -> _Beam:
+        parent = self._beams[candidate.parent]
+        logprobs = parent.logprobs
+        if self._params.num_logprobs is not None:
+            top = tuple(tops[candidate.parent][: self._params.num_logprobs])
+            logprobs = (*logprobs, TokenLogprobs(candidate.own, top))
+        return _Beam((*parent.token_ids, candidate.token_id), candidate.logprob, logprobs)
+
+    def _finish(self, beam: _Beam) -> None:
+        score = float(beam.logprob / len(beam.token_ids) ** self._params.length_penalty)
+        reason = FinishReason.STOP if beam.token_ids[-1] in self._stops else FinishReason.LENGTH
+        self._finished.append(Hypothesis(score, beam.token_ids, reason, beam.logprobs))
         self._finished.sort(key=lambda hypothesis: -hypothesis.score)
         del self._finished[self._params.width :]
 
@@ -97,19 +126,17 @@ class BeamSearch:
             length = self._max_tokens
         return bool(best_logprob / length**penalty <= self._finished[-1].score)
 
-    def _go_on(self, chosen: list[tuple[float, int, int]]) -> list[Continuation]:
+    def _go_on(self, chosen: list[_Candidate], tops: Tops) -> list[Continuation]:
         """The first child of each beam takes its place; the others take the places of beams without a child."""
-        placed: dict[int, tuple[float, int, int]] = {}
+        placed: dict[int, _Candidate] = {}
         others = []
         for candidate in chosen:
-            if candidate[1] in placed:
+            if candidate.parent in placed:
                 others.append(candidate)
             else:
-                placed[candidate[1]] = candidate
+                placed[candidate.parent] = candidate
         free = (place for place in range(self._params.width) if place not in placed)
         placed.update(zip(free, others, strict=False))
         in_order = [placed[place] for place in range(self._params.width)]
-        self._beams = [
-            _Beam((*self._beams[parent].token_ids, token_id), logprob) for logprob, parent, token_id in in_order
-        ]
-        return [Continuation(parent, token_id) for _, parent, token_id in in_order]
+        self._beams = [self._continued(candidate, tops) for candidate in in_order]
+        return [Continuation(candidate.parent, candidate.token_id) for candidate in in_order]

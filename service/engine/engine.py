@@ -339,9 +339,9 @@ class Engine:
         """The best hypotheses are the choices; all their tokens come at once."""
         request = group.request
         for index, hypothesis in enumerate(search.best(request.sampling.n)):
-            *token_ids, last_id = hypothesis.token_ids
-            events = [TokenEvent(index, token_id, None) for token_id in token_ids]
-            events.append(TokenEvent(index, last_id, hypothesis.finish_reason))
+            token_ids, logprobs = hypothesis.token_ids, hypothesis.logprobs or repeat(None)
+            ends = (*repeat(None, len(token_ids) - 1), hypothesis.finish_reason)
+            events = [TokenEvent(index, *of_token) for of_token in zip(token_ids, ends, logprobs, strict=False)]
             self._events += [(request.request_id, event) for event in events]
             group.num_output_tokens += len(events)
             group.sequences[index].finish_reason = hypothesis.finish_reason

@@ -38,6 +38,23 @@ def test_chat_has_beams_too(http: httpx.Client) -> None:
     assert response.json()["usage"]["completion_tokens"] == 6
 
 
+def test_logprobs_are_those_of_the_beams_that_are_shown(http: httpx.Client) -> None:
+    fields = BEAMS | {"n": 2, "max_tokens": 3, "ignore_eos": True, "logprobs": 6, "return_token_ids": True}
+    for choice in post(http, **fields)["choices"]:
+        scores = choice["logprobs"]
+        assert scores["token_logprobs"] == pytest.approx([-token_id / 100 for token_id in choice["token_ids"]])
+        assert all(len(top) == 6 for top in scores["top_logprobs"]), "more than the search itself needs"
+
+
+def test_chat_has_logprobs_of_beams(http: httpx.Client) -> None:
+    asked = BEAMS | {"max_completion_tokens": 3, "ignore_eos": True, "logprobs": True, "top_logprobs": 0}
+    response = http.post(CHAT, json=chat("hi", **asked))
+    assert response.status_code == 200, response.text
+    (choice,) = response.json()["choices"]
+    assert [entry["logprob"] for entry in choice["logprobs"]["content"]] == [0.0, 0.0, 0.0]
+    assert [entry["top_logprobs"] for entry in choice["logprobs"]["content"]] == [[], [], []]
+
+
 def test_a_stream_brings_the_text_at_its_end(server: RunningServer, http: httpx.Client) -> None:
     whole = post(http, n=2, max_tokens=5, ignore_eos=True, **BEAMS)
     chunks = stream(http, n=2, max_tokens=5, ignore_eos=True, **BEAMS)
@@ -74,7 +91,7 @@ def test_stop_strings_cut_the_beams_that_are_shown(http: httpx.Client) -> None:
         ({"bad_words": ["x"]}, "bad_words"),
         ({"min_tokens": 2}, "min_tokens"),
         ({"best_of": 3}, "best_of"),
-        ({"logprobs": 1}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"regex": "a+"}, "regex"),
         ({"early_stopping": "soon"}, "early_stopping"),
@@ -96,9 +113,9 @@ def test_what_asks_for_nothing_is_accepted(http: httpx.Client) -> None:
 
 
 def test_each_beam_asks_for_enough_that_do_not_end_it() -> None:
-    def params(stops: int, vocab_size: int = 1000) -> int | None:
+    def params(stops: int, vocab_size: int = 1000, num_logprobs: int | None = None) -> int | None:
         return beam_sampling(
-            BeamParams(4),
+            BeamParams(4, num_logprobs=num_logprobs),
             n=1,
             max_tokens=5,
             stop_token_ids=frozenset(range(stops)),
@@ -107,6 +124,8 @@ def test_each_beam_asks_for_enough_that_do_not_end_it() -> None:
         ).num_logprobs
 
     assert params(2) == 6
+    assert params(2, num_logprobs=9) == 9
+    assert params(2, vocab_size=7, num_logprobs=9) == 7
     assert params(124) == 128
     for stops, vocab_size in ((125, 1000), (3, 6)):
         with pytest.raises(InvalidRequest):

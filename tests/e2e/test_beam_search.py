@@ -40,6 +40,8 @@ def test_equals_transformers(client: OpenAI, width: int):
         do_sample=False,
         length_penalty=0.8,
         pad_token_id=0,
+        return_dict_in_generate=True,
+        output_scores=True,
     )
     answer = client.completions.create(
         model="headrace-quickstart",
@@ -47,6 +49,7 @@ def test_equals_transformers(client: OpenAI, width: int):
         max_tokens=MAX_TOKENS,
         n=2,
         temperature=0,
+        logprobs=3,
         extra_body={
             "use_beam_search": True,
             "beam_width": width,
@@ -56,6 +59,9 @@ def test_equals_transformers(client: OpenAI, width: int):
         },
     )
     got = [choice.model_extra["token_ids"] for choice in answer.choices if choice.model_extra]
-    assert got == made[:, len(PROMPT) :].tolist()
+    assert got == made.sequences[:, len(PROMPT) :].tolist()
+    scored = [choice.logprobs for choice in answer.choices if choice.logprobs]
+    sums = [sum(value for value in each.token_logprobs or () if value is not None) for each in scored]
+    assert [total / MAX_TOKENS**0.8 for total in sums] == pytest.approx(made.sequences_scores.tolist(), abs=1e-4)
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 2 * MAX_TOKENS

@@ -94,6 +94,28 @@ def test_step_by_step_is_the_definition(width, max_tokens, length_penalty, early
     assert [list(h.token_ids) for h in search.best(width)] == beam_oracle(prompt, sampling)
 
 
+@pytest.mark.parametrize("num_logprobs", [0, 2])
+def test_every_token_of_a_hypothesis_has_its_logprob(num_logprobs: int):
+    search = BeamSearch(params(2, max_tokens=2, num_logprobs=num_logprobs))
+    search.advance([[(1, -0.1), (2, -0.5), (3, -2.0)]])
+    search.advance([[(4, -0.9), (EOS, -1.0), (6, -9.0)], [(4, -0.3), (5, -9.0), (6, -9.0)]])
+    best, second = search.best(2)
+    assert [entry.chosen for entry in best.logprobs] == [-0.5, -0.3]
+    assert [entry.chosen for entry in second.logprobs] == [-0.1, -0.9]
+    assert best.logprobs[1].top == ((4, -0.3), (5, -9.0))[:num_logprobs]
+    assert best.score == pytest.approx(sum(entry.chosen for entry in best.logprobs) / 2)
+
+
+def test_logprobs_come_with_the_tokens_at_the_end():
+    harness = Harness(num_blocks=64, block_size=4)
+    beam = BeamParams(3, num_logprobs=1)
+    harness.add(harness.request((1, 2, 3), 5, n=2, temperature=0.0, num_logprobs=3, beam=beam))
+    harness.run()
+    for choice in range(2):
+        harness.check_against_oracle("request-0", choice)
+        assert [len(entry.top) for entry in harness.logprobs["request-0", choice]] == [1] * 5
+
+
 def test_beams_share_what_they_have_in_common_and_give_all_back():
     harness = Harness(num_blocks=64, block_size=4)
     harness.add(harness.beam_request(tuple(range(8)), 12, width=4, n=2))
