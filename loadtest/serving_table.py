@@ -174,17 +174,27 @@ def offline_requests_per_s(model: str, row: Row, python: str, extra: Sequence[st
     return float(json.loads(done.stdout.splitlines()[-1])["requests_per_s"])
 
 
-def measure(base_url: str, row: Row, vocab_size: int, num_processes: int, pid: int | None = None) -> dict[str, Any]:
+def measure(
+    base_url: str,
+    row: Row,
+    vocab_size: int,
+    num_processes: int,
+    pid: int | None = None,
+    *,
+    warmup_requests: int = 1,
+) -> dict[str, Any]:
     """The row's result, as `loadtest run --save` writes it. Raises RuntimeError if a request failed.
 
-    pid: of the server, if it runs here: then its CPU time a token is in the result.
+    pid: of the server, if it runs here: then its CPU time a token is in the result, warm-up included.
     """
     process = AllAtOnce() if row.request_rate is None else PoissonArrivals(row.request_rate)
     times = process.arrival_times(row.num_requests, random_stream(_SEED, "arrivals"))
     requests = with_arrivals(draw(named(row.workload), row.num_requests, _SEED), times.tolist())
     options = BodyOptions(fetch_server_facts(base_url, {}).model_id, vocab_size=vocab_size)
     used_s = 0.0 if pid is None else cpu_seconds(pid)
-    outcome = run_load(LoadPlan(base_url, tuple(requests), options, num_processes=num_processes))
+    outcome = run_load(
+        LoadPlan(base_url, tuple(requests), options, num_processes=num_processes, warmup_requests=warmup_requests)
+    )
     labels = RunLabels(
         "openai", "headrace", options.model, row.name, workload=row.workload, num_processes=num_processes
     )
@@ -261,8 +271,9 @@ def _measure_model(model: str, rows: Sequence[Row], args: argparse.Namespace) ->
             yield start
             _print_all("start", [START], start)
             for row in rows:
-                result = without_long_arrays(measure(base_url, row, vocab_size, args.processes, server.pid))
-                results[row.name] = result
+                warm_up = int(row is rows[0])
+                measured = measure(base_url, row, vocab_size, args.processes, server.pid, warmup_requests=warm_up)
+                results[row.name] = result = without_long_arrays(measured)
                 yield result
                 _print_all(row.name, row.targets, result)
         output.seek(0)

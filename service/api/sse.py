@@ -22,6 +22,8 @@ from service.core.host_times import HostTimes
 DONE = b"data: [DONE]\n\n"
 ABORT_CONNECTION = "abort_connection"
 _KEEP_ALIVE = b": keep-alive\n\n"
+_WAITED_S = 0.01
+"""A send that took longer has waited for the client, and is no time of the host's."""
 _logger = logging.getLogger(__name__)
 
 
@@ -89,7 +91,8 @@ class TokenStreamResponse(Response):
                 self._sending, self._changed_s = True, began_s
                 await send({"type": "http.response.body", "body": frame, "more_body": True})
                 self._sending, self._changed_s = False, time.monotonic()
-                self._times.sse += self._changed_s - began_s
+                if self._changed_s - began_s < _WAITED_S:
+                    self._times.sse += self._changed_s - began_s
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _left_s(self) -> float:

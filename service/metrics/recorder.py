@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from prometheus_client import Counter, Histogram
+
 from service.core.events import Outcome
 from service.core.host_times import HostTimes
 from service.core.request import FinishReason
@@ -14,7 +16,7 @@ from service.metrics.instruments import Instruments
 class Recorder:
     """The engine's StatsSink, and the HTTP surface's. Thread-safe; never raises on facts.
 
-    Label children are bound once, here: an observation costs half of what it costs with `labels()`.
+    Label children are bound once: an observation costs half of what it costs with `labels()`.
     """
 
     def __init__(self, instruments: Instruments) -> None:
@@ -34,6 +36,7 @@ class Recorder:
         self._prediction_error = {
             predictor: instruments.prediction_error.labels(predictor) for predictor in ("recompute", "swap")
         }
+        self._http: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self._ended = {reason: instruments.requests.labels(reason) for reason in ("stop", "length", "abort", "error")}
 
     def record_iteration(self, stats: IterationStats) -> None:
@@ -104,8 +107,14 @@ class Recorder:
 
     def record_http(self, route: str, method: str, status: int, seconds: float) -> None:
         """`route` is a template, never a path."""
-        self._instruments.http_requests.labels(route, method, str(status)).inc()
-        self._instruments.http_seconds.labels(route).observe(seconds)
+        bound = self._http.get((route, method, status))
+        if bound is None:
+            instruments = self._instruments
+            bound = instruments.http_requests.labels(route, method, str(status)), instruments.http_seconds.labels(route)
+            self._http[route, method, status] = bound
+        requests, durations = bound
+        requests.inc()
+        durations.observe(seconds)
 
     def record_rejection(self, reason: str) -> None:
         """`reason` is an error code or type of ours, never a client's text."""

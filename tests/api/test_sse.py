@@ -21,12 +21,14 @@ FRAMES = [data_frame(b"1"), data_frame(b"2"), DONE]
 class Client:
     """An ASGI client that reads until it leaves (after `reads` chunks) or stops reading."""
 
-    def __init__(self, reads: int = 1000, stalls: bool = False) -> None:
+    def __init__(self, reads: int = 1000, stalls: bool = False, takes_s: float = 0.0) -> None:
+        self.times = HostTimes()
         self.messages: list[Message] = []
         self.reasons: list[str] = []
         self.finished = False
         self._reads = reads
         self._stalls = stalls
+        self._takes_s = takes_s
         self._left = asyncio.Event()
 
     async def receive(self) -> Message:
@@ -35,6 +37,8 @@ class Client:
 
     async def send(self, message: Message) -> None:
         self.messages.append(message)
+        if self._takes_s:
+            await asyncio.sleep(self._takes_s)
         if len(self.messages) > self._reads:
             if self._stalls:
                 await asyncio.Event().wait()
@@ -53,11 +57,19 @@ class Client:
         return TokenStreamResponse(
             self.frames(),
             self.reasons.append,
-            HostTimes(),
+            self.times,
             keepalive_s=keepalive_s,
             send_timeout_s=send_timeout_s,
             headers={"x-a": "b"},
         )
+
+
+def test_waiting_for_a_slow_client_is_no_time_of_the_hosts() -> None:
+    for takes_s, counts in ((0.0, True), (0.03, False)):
+        client = Client(takes_s=takes_s)
+        asyncio.run(run(client, client.read()))
+        assert client.messages[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
+        assert (client.times.sse > 0) == counts
 
 
 async def run(client: Client, response: TokenStreamResponse) -> None:

@@ -2,6 +2,7 @@ import os
 
 import pytest
 
+from loadtest import serving_table
 from loadtest.model_shapes import read_shape
 from loadtest.serving_table import ROWS, Row, Target, host_profile, lines, measure, readme_table
 from loadtest.stub_server import VOCAB_SIZE
@@ -61,6 +62,8 @@ def test_the_host_profile_is_found_in_what_the_server_prints() -> None:
     assert host_profile(f"some log\n{table}\nserver ended") == table
 
 
-def test_the_servers_cpu_is_in_the_result(stub_url: str) -> None:
+def test_the_servers_cpu_is_in_the_result(stub_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter((1.0, 3.0))
+    monkeypatch.setattr(serving_table, "cpu_seconds", lambda pid: next(seconds))
     result = measure(stub_url, ROW, VOCAB_SIZE, num_processes=1, pid=os.getpid())
-    assert result["host_us_per_token"] > 0
+    assert result["host_us_per_token"] == pytest.approx(2e6 / (4 * 5))
