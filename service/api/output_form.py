@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from service.api.schema_annotations import without_annotations
 from service.api.serving_state import ServedModel
 from service.config import ApiConfig
 from service.core.grammar import Grammar, GrammarSpec, Reasoning
@@ -48,12 +49,11 @@ async def compile_form(
 
 def schema_text(schema: object, param: str, config: ApiConfig) -> str:
     """A schema as JSON text; InvalidRequest if it is larger or deeper than any that is honoured."""
-    text = orjson.dumps(schema)
-    if len(text) > config.max_schema_bytes:
+    if len(orjson.dumps(schema)) > config.max_schema_bytes:
         raise InvalidRequest(f"{param} may have at most {config.max_schema_bytes} bytes.", param=param)
     _check_depth_and_enums(schema, param, config)
     _check_intersections(schema, param, config)
-    return text.decode()
+    return orjson.dumps(without_annotations(schema)).decode()
 
 
 def _of_response_format(format_: ResponseFormat | None, config: ApiConfig) -> list[GrammarSpec]:

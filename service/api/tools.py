@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from service.api.output_form import schema_text
+from service.api.schema_annotations import without_annotations
 from service.config import ApiConfig
 from service.core.grammar import GrammarSpec
 from service.errors import InvalidRequest, UnsupportedParameter
@@ -146,7 +147,8 @@ def _check_tool(tool: Tool, where: str, config: ApiConfig) -> None:
 
 
 def _callable(tool: Tool) -> CallableTool:
-    return CallableTool(tool.function.name, tool.function.parameters, bool(tool.function.strict))
+    parameters = without_annotations(tool.function.parameters)
+    return CallableTool(tool.function.name, parameters, bool(tool.function.strict))
 
 
 def _definition(tool: Tool) -> dict[str, object]:
