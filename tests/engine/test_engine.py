@@ -7,16 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.core.clock import ManualClock
-from service.core.events import FinalEvent, Outcome, TokenEvent
+from service.core.events import Outcome
 from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import INVALID_TOKEN_ID, IterationResult
-from service.core.request import FinishReason
+from service.core.iteration_result import IterationResult
 from service.core.sequence_group import SequenceGroup
 from service.errors import ServerError
 from service.scheduler.preemption import Recovery
 from service.scheduler.preemption_cost import RecoveryCosts
+from tests.engine.faulty_executor import FaultyExecutor
 from tests.engine.harness import VOCABULARY, Harness
-from tests.engine.late_executor import LateIteration
 from tests.engine.toy_model import ToyExecutor
 
 STOPS = frozenset(range(0, 1000, 9))
@@ -219,75 +218,6 @@ def test_blocks_that_are_on_their_way_come_back_also_when_nobody_is_left():
     assert harness.blocks.pool.num_used == harness.blocks.swap_space.num_used == 0
 
 
-def test_finish_reasons():
-    harness = Harness()
-    harness.add(harness.request((1,), 5))
-    harness.add(harness.request((1,), 100, stops=frozenset(range(0, 1000, 2))))
-    harness.run()
-    assert harness.reasons["request-0", 0] is FinishReason.LENGTH
-    assert harness.reasons["request-1", 0] is FinishReason.STOP
-    assert harness.tokens["request-1", 0][-1] % 2 == 0
-    assert {f.outcome for f in harness.finals.values()} == {Outcome.FINISHED}
-
-
-class FaultyExecutor(ToyExecutor):
-    """Fails as a whole in the given launches and waits, and gives no token for the sequences in `unlucky`.
-
-    hit: ids of the sequences that were in an iteration that failed.
-    """
-
-    def __init__(
-        self,
-        failing_waits: frozenset[int],
-        unlucky: frozenset[int] = frozenset(),
-        failing_launches: frozenset[int] = frozenset(),
-        num_blocks: int = 64,
-    ) -> None:
-        super().__init__(num_blocks, 4, VOCABULARY)
-        self.failing_waits = failing_waits
-        self.failing_launches = failing_launches
-        self.unlucky = unlucky
-        self.num_launched = 0
-        self.num_waited = 0
-        self.hit: set[int] = set()
-
-    def launch(self, plan: IterationPlan) -> LateIteration:
-        self.num_launched += 1
-        if self.num_launched in self.failing_launches:
-            self._fail(plan)
-        return super().launch(plan)
-
-    def execute(self, plan: IterationPlan) -> IterationResult:
-        self.num_waited += 1
-        result = super().execute(plan)
-        if self.num_waited in self.failing_waits:
-            self._fail(plan)
-        drawing = [sample.sequence_id for item in plan.scheduled for sample in item.samples]
-        pairs = zip(drawing, result.token_ids, strict=True)
-        token_ids = tuple(INVALID_TOKEN_ID if i in self.unlucky else token_id for i, token_id in pairs)
-        return IterationResult(token_ids, result.finished_transfers, result.logprobs)
-
-    def _fail(self, plan: IterationPlan) -> None:
-        self.hit |= {item.sequence_id for item in plan.scheduled}
-        raise RuntimeError("out of luck")
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-def test_a_failed_draw_ends_its_own_request_only(overlap: bool):
-    harness = Harness(executor=FaultyExecutor(frozenset(), unlucky=frozenset({1})), overlap=overlap)
-    for _ in range(3):
-        harness.add(harness.request((1, 2), 4))
-    harness.run()
-    assert [harness.finals[f"request-{i}"].outcome for i in range(3)] == [
-        Outcome.FINISHED,
-        Outcome.FAILED,
-        Outcome.FINISHED,
-    ]
-    harness.check_against_oracle("request-0")
-    harness.check_against_oracle("request-2")
-    assert harness.blocks.pool.num_used == 0
-
-
 def test_a_failed_iteration_ends_the_requests_in_it_and_no_others():
     executor = FaultyExecutor(frozenset({2}))
     harness = Harness(max_num_seqs=2, max_num_batched_tokens=8, executor=executor)
@@ -347,18 +277,6 @@ def test_an_iteration_is_launched_while_another_runs():
     assert not harness.engine.has_work
 
 
-def test_only_a_request_s_last_token_and_those_of_several_choices_are_told_in_full():
-    harness = Harness()
-    harness.add(harness.request((1, 2), 4))
-    harness.add(harness.request((1, 2), 3, n=2))
-    for _ in range(10):
-        harness.engine.step()
-    events = harness.engine.take_events()
-    kinds = [type(event) for request_id, event in events if request_id == "request-0"]
-    assert kinds == [int, int, int, TokenEvent, FinalEvent]
-    assert [type(event) for request_id, event in events if request_id == "request-1"] == [TokenEvent] * 6 + [FinalEvent]
-
-
 def test_who_needs_every_id_on_the_host_waits_and_holds_nobody_back():
     harness = Harness(overlap=True)
     for _ in range(2):
@@ -406,24 +324,6 @@ def test_the_snapshot_tells_what_is_held():
     harness.run()
     assert harness.engine.snapshot().used_blocks == 0
     assert harness.engine.snapshot().batch_size == 0
-
-
-def test_a_journal_tells_what_happened():
-    """Prompts in chunks, a wait for memory, preemptions with what they cost: bounded facts for the trace."""
-    harness = Harness(num_blocks=10, block_size=4, max_num_batched_tokens=16)
-    for seed in range(3):
-        assert harness.add(harness.request(tuple(range(50 * seed, 50 * seed + 20)), 16, seed=seed))
-    harness.run()
-    by_arrival = sorted((stats for stats, _, _ in harness.sink.requests), key=lambda stats: stats.finished_s)
-    assert sum(stats.num_preemptions for stats in by_arrival) == sum(len(stats.preemptions) for stats in by_arrival) > 0
-    for stats in by_arrival:
-        assert len(stats.waits) == 1 + stats.num_preemptions
-        assert stats.waits[0].until_s == stats.first_scheduled_s
-        assert sum(chunk.num_tokens for chunk in stats.chunks) >= 20
-        # From its first chunk to its last token it was in every iteration that it did not wait through.
-        assert stats.num_iterations >= stats.num_output_tokens
-    assert by_arrival[0].num_iterations == 2 + 15, "20 tokens by 16 an iteration, then one a token"
-    assert "memory" in {wait.reason for stats in by_arrival for wait in stats.waits}
 
 
 class SlowDevice(ToyExecutor):

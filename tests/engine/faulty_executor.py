@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from service.core.iteration_plan import IterationPlan
+from service.core.iteration_result import INVALID_TOKEN_ID, IterationResult
+from tests.engine.harness import VOCABULARY
+from tests.engine.late_executor import LateIteration
+from tests.engine.toy_model import ToyExecutor
+
+
+class FaultyExecutor(ToyExecutor):
+    """Fails as a whole in the given launches and waits, and gives no token for the sequences in `unlucky`.
+
+    hit: ids of the sequences that were in an iteration that failed.
+    """
+
+    def __init__(
+        self,
+        failing_waits: frozenset[int],
+        unlucky: frozenset[int] = frozenset(),
+        failing_launches: frozenset[int] = frozenset(),
+        num_blocks: int = 64,
+    ) -> None:
+        super().__init__(num_blocks, 4, VOCABULARY)
+        self.failing_waits = failing_waits
+        self.failing_launches = failing_launches
+        self.unlucky = unlucky
+        self.num_launched = 0
+        self.num_waited = 0
+        self.hit: set[int] = set()
+
+    def launch(self, plan: IterationPlan) -> LateIteration:
+        self.num_launched += 1
+        if self.num_launched in self.failing_launches:
+            self._fail(plan)
+        return super().launch(plan)
+
+    def execute(self, plan: IterationPlan) -> IterationResult:
+        self.num_waited += 1
+        result = super().execute(plan)
+        if self.num_waited in self.failing_waits:
+            self._fail(plan)
+        drawing = [sample.sequence_id for item in plan.scheduled for sample in item.samples]
+        pairs = zip(drawing, result.token_ids, strict=True)
+        token_ids = tuple(INVALID_TOKEN_ID if i in self.unlucky else token_id for i, token_id in pairs)
+        return IterationResult(token_ids, result.finished_transfers, result.logprobs)
+
+    def _fail(self, plan: IterationPlan) -> None:
+        self.hit |= {item.sequence_id for item in plan.scheduled}
+        raise RuntimeError("out of luck")

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import pytest
+
+from service.core.events import FinalEvent, Outcome, TokenEvent
+from service.core.request import FinishReason
+from service.errors import ServerError
+from tests.engine.faulty_executor import FaultyExecutor
+from tests.engine.harness import Harness
+
+
+def test_finish_reasons():
+    harness = Harness()
+    harness.add(harness.request((1,), 5))
+    harness.add(harness.request((1,), 100, stops=frozenset(range(0, 1000, 2))))
+    harness.run()
+    assert harness.reasons["request-0", 0] is FinishReason.LENGTH
+    assert harness.reasons["request-1", 0] is FinishReason.STOP
+    assert harness.tokens["request-1", 0][-1] % 2 == 0
+    assert {f.outcome for f in harness.finals.values()} == {Outcome.FINISHED}
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_failed_draw_ends_its_own_request_only(overlap: bool):
+    harness = Harness(executor=FaultyExecutor(frozenset(), unlucky=frozenset({1})), overlap=overlap)
+    for _ in range(3):
+        harness.add(harness.request((1, 2), 4))
+    harness.run()
+    assert [harness.finals[f"request-{i}"].outcome for i in range(3)] == [
+        Outcome.FINISHED,
+        Outcome.FAILED,
+        Outcome.FINISHED,
+    ]
+    harness.check_against_oracle("request-0")
+    harness.check_against_oracle("request-2")
+    assert harness.blocks.pool.num_used == 0
+
+
+def test_only_a_requests_last_token_and_those_of_several_choices_are_told_in_full():
+    harness = Harness()
+    harness.add(harness.request((1, 2), 4))
+    harness.add(harness.request((1, 2), 3, n=2))
+    for _ in range(10):
+        harness.engine.step()
+    events = harness.engine.take_events()
+    kinds = [type(event) for request_id, event in events if request_id == "request-0"]
+    assert kinds == [int, int, int, TokenEvent, FinalEvent]
+    assert [type(event) for request_id, event in events if request_id == "request-1"] == [TokenEvent] * 6 + [FinalEvent]
+
+
+def test_a_journal_tells_what_happened():
+    """Prompts in chunks, a wait for memory, preemptions with what they cost: bounded facts for the trace."""
+    harness = Harness(num_blocks=10, block_size=4, max_num_batched_tokens=16)
+    for seed in range(3):
+        assert harness.add(harness.request(tuple(range(50 * seed, 50 * seed + 20)), 16, seed=seed))
+    harness.run()
+    by_arrival = sorted((stats for stats, _, _ in harness.sink.requests), key=lambda stats: stats.finished_s)
+    assert sum(stats.num_preemptions for stats in by_arrival) == sum(len(stats.preemptions) for stats in by_arrival) > 0
+    for stats in by_arrival:
+        assert len(stats.waits) == 1 + stats.num_preemptions
+        assert stats.waits[0].until_s == stats.first_scheduled_s
+        assert sum(chunk.num_tokens for chunk in stats.chunks) >= 20
+        # From its first chunk to its last token it was in every iteration that it did not wait through.
+        assert stats.num_iterations >= stats.num_output_tokens
+    assert by_arrival[0].num_iterations == 2 + 15, "20 tokens by 16 an iteration, then one a token"
+    assert "memory" in {wait.reason for stats in by_arrival for wait in stats.waits}
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 3])
+def test_whatever_ends_a_request_ends_it_once_and_frees_what_it_held(num_steps: int):
+    harness = Harness()
+    harness.add(harness.request((1, 2, 3), 20, n=2))
+    for _ in range(num_steps):
+        harness.engine.step()
+    harness.engine.abort("request-0")
+    harness.engine.abort("request-0")
+    harness.engine.fail("request-0", ServerError("too late"))
+    harness.engine.stop_choice("request-0", 0)
+    while harness.engine.has_work:
+        harness.engine.step()
+    finals = [event for _, event in harness.engine.take_events() if isinstance(event, FinalEvent)]
+    assert [final.outcome for final in finals] == [Outcome.ABORTED]
+    assert harness.blocks.pool.num_used == 0
+    assert harness.engine.request_ids() == []
+
+
+def test_a_choice_whose_text_is_complete_ends_alone():
+    harness = Harness()
+    harness.add(harness.request((1, 2, 3), 9, n=2))
+    harness.engine.stop_choice("request-0", 0)  # before its first token: without effect
+    for _ in range(3):
+        harness.step()
+    harness.engine.stop_choice("request-0", 0)
+    harness.run()
+    assert len(harness.tokens["request-0", 0]) < 9
+    assert len(harness.tokens["request-0", 1]) == 9
+    assert harness.finals["request-0"].outcome is Outcome.FINISHED
