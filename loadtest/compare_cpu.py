@@ -1,7 +1,7 @@
 """Headrace beside transformers on one CPU machine, in one run, the sides taking turns.
 
-`python -m loadtest.compare_cpu`. A 135M-shape dummy Llama; prompts of 128 token ids, 64 new tokens (or
-`--output-len`), greedy.
+`python -m loadtest.compare_cpu`. A 135M-shape dummy Llama; prompts of 128 token ids, 64 new tokens (or other
+`--lengths`, several to be measured one after another), greedy.
 Rates are output tokens over the whole time, prompt processing included; for ours and for `transformers serve`
 HTTP and the client are in it, on the same cores. Medians over the rounds.
 
@@ -58,6 +58,21 @@ class Sizes:
     output_len: int = 64
     num_streams: int = 16
     rounds: int = 2
+    first_seed: int = 0
+
+    @classmethod
+    def parse(cls, lengths: str, num_streams: int, rounds: int, first_seed: int = 0) -> "Sizes":
+        """`lengths` such as 128x64: of prompt and output. Raises ValueError. The rounds' prompts are drawn with
+        `first_seed` and those after it."""
+        prompt_len, output_len = map(int, lengths.split("x"))
+        if prompt_len < 1 or output_len < 1:
+            raise ValueError(f"lengths must be at least 1, not {lengths}")
+        return cls(prompt_len, output_len, num_streams, rounds, first_seed)
+
+    @property
+    def lengths(self) -> str:
+        """As `parse` takes them."""
+        return f"{self.prompt_len}x{self.output_len}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +131,10 @@ class Measurements:
 
 def compare(folder: Path, servers: Sequence[HttpServer], sizes: Sizes, vocab_size: int, measured: Measurements) -> None:
     """Fills `measured`, every side once a round, by the names of the table's rows."""
-    options = BodyOptions("", vocab_size=vocab_size, min_token_id=NUM_SPECIAL_TOKENS)
+    options = _options(vocab_size)
     generators = {dtype: _Generate(folder, dtype, sizes.output_len) for dtype in ("bfloat16", "float32")}
     for number in range(sizes.rounds):
-        # New prompts each time: a server may keep what it computed for those that it has seen.
-        drawn = draw(fixed(sizes.prompt_len, sizes.output_len), 1 + sizes.num_streams, seed=number)
-        alone, many = drawn[:1], drawn[1:]
+        alone, many = _drawn(sizes, number)
         one, prompts = ([prompt_token_ids(request, options) for request in part] for part in (alone, many))
         for dtype, generate in generators.items():
             if number == 0:
@@ -133,6 +146,29 @@ def compare(folder: Path, servers: Sequence[HttpServer], sizes: Sizes, vocab_siz
         measured.take(f"generate {faster}, {len(prompts)} in turn", partial(generators[faster], prompts))
         for server in servers:
             measured.take(f"{server.name}, {len(prompts)} streams", partial(over_http, server, many, options))
+
+
+def compare_streams(servers: Sequence[HttpServer], sizes: Sizes, vocab_size: int, measured: Measurements) -> None:
+    """Fills `measured` by the servers' many streams alone."""
+    for number in range(sizes.rounds):
+        _, many = _drawn(sizes, number)
+        for server in servers:
+            side = partial(over_http, server, many, _options(vocab_size))
+            measured.take(f"{server.name}, {len(many)} streams", side)
+
+
+def _options(vocab_size: int) -> BodyOptions:
+    return BodyOptions("", vocab_size=vocab_size, min_token_id=NUM_SPECIAL_TOKENS)
+
+
+def _drawn(sizes: Sizes, number: int) -> tuple[list[TraceRequest], list[TraceRequest]]:
+    """One request and many, of a round.
+
+    Their prompts are new each time: a server may keep what it computed for those that it has seen.
+    """
+    lengths, seed = fixed(sizes.prompt_len, sizes.output_len), sizes.first_seed + number
+    drawn = draw(lengths, 1 + sizes.num_streams, seed=seed)
+    return drawn[:1], drawn[1:]
 
 
 class _Generate:
@@ -217,10 +253,10 @@ def summary(rates: dict[str, float], num_streams: int) -> dict[str, Any]:
     }
 
 
-def _print_table(rates: dict[str, float]) -> None:
-    reference = rates["generate bfloat16, 1 stream"]
-    width = max(map(len, rates))
-    print(f"{'':{width}}  tokens/s   x generate bf16")
+def _print_table(lengths: str, rates: dict[str, float]) -> None:
+    name_of_first, reference = next(iter(rates.items()))
+    width = max(map(len, (*rates, lengths)))
+    print(f"{lengths:{width}}  tokens/s   x {name_of_first}")
     for name, rate in rates.items():
         print(f"{name:{width}}  {format_figure(rate):>8}  {rate / reference:>8.2f}")
 
@@ -230,7 +266,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cache", type=Path, default=default_cache(), help="where the model folder is kept")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--streams", type=int, default=16)
-    parser.add_argument("--output-len", type=int, default=64, help="new tokens of each request")
+    parser.add_argument(
+        "--lengths", nargs="+", default=["128x64"], metavar="INxOUT", help="tokens of each prompt and of each output"
+    )
+    parser.add_argument("--streams-only", action="store_true", help="leave out generate, and one stream")
     parser.add_argument("--patience", type=float, default=60.0, help="seconds to wait for other work to end")
     parser.add_argument("--base-url", help="measure this server, already running, in place of starting ours")
     parser.add_argument("--without-headrace", action="store_true")
@@ -243,7 +282,10 @@ def main() -> None:
     """Measures, prints the table, and as the last line one JSON object."""
     args = _parser().parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    sizes = Sizes(output_len=args.output_len, num_streams=args.streams, rounds=args.rounds)
+    workloads = [
+        Sizes.parse(lengths, args.streams, args.rounds, first_seed=i * args.rounds)
+        for i, lengths in enumerate(args.lengths)
+    ]
     folder = dummy_llama(LLAMA_135M, args.cache)
     words = with_word_tokenizer(folder)
     reasons: dict[str, str] = {}
@@ -257,17 +299,27 @@ def main() -> None:
             servers.append(stack.enter_context(_transformers_serve(args.transformers_python, words)))
         except ServerDidNotStartError as error:
             reasons["transformers serve"] = str(error).splitlines()[-1]
-        measured = Measurements(args.patience, max_tries=3)
-        compare(folder, servers, sizes, LLAMA_135M.vocab_size, measured)
+        results = []
+        for sizes in workloads:
+            measured = Measurements(args.patience, max_tries=3)
+            if args.streams_only:
+                compare_streams(servers, sizes, LLAMA_135M.vocab_size, measured)
+            else:
+                compare(folder, servers, sizes, LLAMA_135M.vocab_size, measured)
+            _print_table(sizes.lengths, measured.medians)
+            results.append(_result(sizes, measured))
+    machine = {"cores": os.cpu_count(), "python": platform.python_version()}
+    print(json.dumps({"workloads": results, "not_measured": reasons, **machine}))
+
+
+def _result(sizes: Sizes, measured: Measurements) -> dict[str, Any]:
     rates = measured.medians
-    _print_table(rates)
-    machine = {
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
+    return {
+        "lengths": sizes.lengths,
+        "tokens_per_s": rates,
+        **summary(rates, sizes.num_streams),
         "greatest_share_of_others": measured.greatest_share_of_others,
     }
-    result = {"tokens_per_s": rates, **summary(rates, sizes.num_streams), "not_measured": reasons, **machine}
-    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.compare_cpu import HttpServer, Measurements, Sizes, compare, over_http, summary
+from loadtest.compare_cpu import HttpServer, Measurements, Sizes, compare, compare_streams, over_http, summary
 from loadtest.dummy_model import LLAMA_TINY, dummy_llama
 from loadtest.prompts import BodyOptions
 from loadtest.workload import draw, fixed
@@ -34,3 +34,17 @@ def test_every_side_is_measured(fast_stub_url: str, tmp_path: Path) -> None:
     assert ratios["one_stream_over_faster_generate"] > 0
     assert ratios["streams_over_generate_in_turn"] > 0
     assert ratios["streams_over_transformers_serve"] is None
+
+
+def test_servers_alone(fast_stub_url: str) -> None:
+    servers = [HttpServer("headrace", fast_stub_url, "stub"), HttpServer("transformers serve", fast_stub_url, "stub")]
+    measured = Measurements()
+    compare_streams(servers, Sizes.parse("8x4", num_streams=2, rounds=2), LLAMA_TINY.vocab_size, measured)
+    assert set(measured.medians) == {"headrace, 2 streams", "transformers serve, 2 streams"}
+    assert summary(measured.medians, 2)["streams_over_transformers_serve"] > 0
+
+
+@pytest.mark.parametrize("lengths", ["128", "128x0", "0x4", "axb", "1x2x3"])
+def test_lengths_that_are_none(lengths: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        Sizes.parse(lengths, num_streams=1, rounds=1)
