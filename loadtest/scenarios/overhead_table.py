@@ -42,7 +42,7 @@ def run(stage: Stage) -> Figure:
         )
         tables.append(_plain_table(LLAMA_135M, FINEINFER_ON_CPU, "FineInfer's, the longer answers cut to a quarter"))
     else:
-        tables.append(_overlapped_table(stage, [*FINEINFER, *batches]))
+        tables.append(_overlapped_table(stage, [*batches[::-1], *FINEINFER]))
     return Figure(
         NAME,
         "Overhead: shares of latency; FineInfer figures 3 and 4",
@@ -81,7 +81,10 @@ def _overlapped_table(stage: Stage, loads: Sequence[Load]) -> Table:
 
 
 def _measured(shape: str, loads: Sequence[Load], options: Sequence[str]) -> list[tuple[Load, TimeShares, float]]:
-    """Of one server: each load's shares, the quicker of two runs, and seconds for detokenizing it."""
+    """Of one server: each load's shares, the quicker of two runs, and seconds for detokenizing it.
+
+    Loads that a pause of 50 ms would show in come last: a server that has just started captures graphs when idle.
+    """
     vocab_size = read_shape(shape)["vocab_size"] - _NUM_SPECIAL_IDS
     token_s = detokenizing_seconds(read_shape(shape)["vocab_size"])
     with served(shape, sys.executable, options) as (base_url, _):

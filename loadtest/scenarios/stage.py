@@ -198,6 +198,8 @@ class Stage:
             raise ValueError(
                 f"a cache of {loaded.num_blocks} blocks, {loaded.num_host_blocks} on the host, is too small"
             )
+        while loaded.idle_work.do_some():
+            pass
         timings = loaded.runner.measure_swap() if num_host_blocks else ()
         return KvPool(
             loaded.runner,
