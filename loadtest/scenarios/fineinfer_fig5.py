@@ -29,8 +29,8 @@ def run(stage: Stage) -> Figure:
     contenders = [
         Contender(lambda: paged(blocks, known, name="paged (block size 16)")),
         Contender(lambda: paged(nopad, known, name="Nopad (block size 1)")),
-        Contender(lambda: simple_req_manager(blocks, known)),
-        Contender(lambda: simple_req_manager(concatenated, known, less)),
+        Contender(lambda: simple_req_manager(blocks, known), 0.3),
+        Contender(lambda: simple_req_manager(concatenated, known, less), 0.15),
     ]
     pairs = [compare(stage, workload, contenders) for workload in WORKLOADS]
     return Figure(

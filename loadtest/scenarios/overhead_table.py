@@ -23,6 +23,10 @@ Load = tuple[int, int, int]
 """Requests, tokens in, tokens out."""
 
 _NUM_SPECIAL_IDS = 300
+_START_TOGETHER = 2
+"""Iterations that the prompts may take; of more, the first requests decode while the last ones wait for theirs, and the
+mean latency is less than all forward passes in a row."""
+
 _SERVER_KV_MEMORY = "12GiB"
 """Enough for every load, and leaves room for a second model on the device."""
 
@@ -71,11 +75,13 @@ def _overlapped_table(stage: Stage, loads: Sequence[Load]) -> Table:
     shape = stage.form.shape
     measured = _measured(shape, loads, [f"--kv-cache-memory={_SERVER_KV_MEMORY}"])
     pool = stage.model_pool(max(number * (prompt + output) for number, prompt, output in loads))
-    rows = []
+    rows: list[list[float | None]] = []
     for load, shares, detokenizing_s in measured:
-        forward_s = forward_seconds(pool, *load)
-        overhead = 100 * (shares.latency_s - forward_s) / shares.latency_s
-        rows.append([*load, shares.latency_s * 1e3, forward_s * 1e3, overhead, *_percent(shares, detokenizing_s)])
+        cells: list[float | None] = [None, None]
+        if load[0] * load[1] <= _START_TOGETHER * pool.max_num_batched_tokens:
+            forward_s = forward_seconds(pool, *load)
+            cells = [forward_s * 1e3, 100 * (shares.latency_s - forward_s) / shares.latency_s]
+        rows.append([*load, shares.latency_s * 1e3, *cells, *_percent(shares, detokenizing_s)])
     columns = [*_COLUMNS, "forward alone, ms", "overhead, %", "waiting for the device, %", *_PARTS]
     return Table(f"{shape}: parts in % of the latency, most of them beside the device", columns, rows)
 
