@@ -252,6 +252,10 @@ def _warn(result: Mapping[str, Any], open_loop: bool) -> None:
         print(f"loadtest: {count} x {first}", file=sys.stderr)
     if result["num_other_length"]:
         print(f"loadtest: {result['num_other_length']} answers not of the length asked for", file=sys.stderr)
+    if result["total_cached_tokens"]:
+        share = result["total_cached_tokens"] / result["total_input_tokens"]
+        words = "of the prompt tokens were in the server's prefix cache; an earlier run's are not with another --seed"
+        print(f"loadtest: {share:.0%} {words}", file=sys.stderr)
     lag = result["p99_schedule_lag_ms"]
     if open_loop and lag is not None and lag > _LATE_MS:
         print(f"loadtest: the client sent late, p99 {lag:.0f} ms: use more --processes", file=sys.stderr)

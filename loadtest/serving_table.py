@@ -13,6 +13,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from loadtest.trace import with_arrivals
 from loadtest.workload import draw, named
 
 _SEED = 0
+_CACHED_AT_MOST = 0.01
 _NUM_SPECIAL_IDS = 300
 """The highest ids of these vocabularies are special; prompts stay below them."""
 
@@ -185,11 +187,14 @@ def measure(
 ) -> dict[str, Any]:
     """The row's result, as `loadtest run --save` writes it. Raises RuntimeError if a request failed.
 
+    Every row has prompts of its own: the server's prefix cache holds none of another row's.
+
     pid: of the server, if it runs here: then its CPU time a token is in the result, warm-up included.
     """
     process = AllAtOnce() if row.request_rate is None else PoissonArrivals(row.request_rate)
     times = process.arrival_times(row.num_requests, random_stream(_SEED, "arrivals"))
-    requests = with_arrivals(draw(named(row.workload), row.num_requests, _SEED), times.tolist())
+    drawn = draw(named(row.workload), row.num_requests, _SEED, prompt_seed=zlib.crc32(row.name.encode()))
+    requests = with_arrivals(drawn, times.tolist())
     options = BodyOptions(fetch_server_facts(base_url, {}).model_id, vocab_size=vocab_size)
     used_s = 0.0 if pid is None else cpu_seconds(pid)
     outcome = run_load(
@@ -201,6 +206,8 @@ def measure(
     result = summarize(outcome, labels)
     if result["failed"]:
         raise RuntimeError(f"{row.name}: {result['failed']} requests failed: {result['errors_by_kind']}")
+    if result["total_cached_tokens"] > _CACHED_AT_MOST * result["total_input_tokens"]:
+        raise RuntimeError(f"{row.name}: {result['total_cached_tokens']} prompt tokens came from the prefix cache")
     if pid is not None:
         result["host_us_per_token"] = (cpu_seconds(pid) - used_s) / result["total_output_tokens"] * 1e6
     return result

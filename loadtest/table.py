@@ -33,6 +33,7 @@ ROWS: tuple[Row, ...] = (
     Row("normalized latency, ms/token: mean", "mean_normalized_latency_ms", False),
     Row("normalized latency, ms/token: median", "median_normalized_latency_ms", False),
     Row("normalized latency, ms/token: p99", "p99_normalized_latency_ms", False),
+    Row("prompt tokens from a prefix cache", "total_cached_tokens", None),
     Row("tokens a chunk", "mean_tokens_per_chunk", None),
     Row("client: sent late, ms: p99", "p99_schedule_lag_ms", False),
 )

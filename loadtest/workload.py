@@ -177,9 +177,11 @@ def named(name: str) -> Workload:
     raise ValueError(f"no workload {name!r}; there are {', '.join(WORKLOADS)}, decode-B, fixed-IxO")
 
 
-def draw(workload: Workload, num_requests: int, seed: int) -> list[TraceRequest]:
+def draw(workload: Workload, num_requests: int, seed: int, prompt_seed: int | None = None) -> list[TraceRequest]:
     """`num_requests` requests, all with arrival time 0 (`trace.with_arrivals` sets it).
 
+    prompt_seed: of the prompts' ids, `seed` if None. Prompts of one seed begin alike whatever their lengths, so a
+    server with a prefix cache has those of an earlier run already: runs against one server want seeds of their own.
     Of a workload of conversations every turn is a request; the last conversation may be cut short.
     """
     lengths_in = workload.prompt.draw(num_requests, random_stream(seed, "prompt lengths"))
@@ -189,7 +191,7 @@ def draw(workload: Workload, num_requests: int, seed: int) -> list[TraceRequest]
             i,
             prompt_len=int(lengths_in[i]),
             output_len=int(lengths_out[i]),
-            prompt_seed=seed,
+            prompt_seed=seed if prompt_seed is None else prompt_seed,
             tools=workload.tools,
         )
         for i in range(num_requests)

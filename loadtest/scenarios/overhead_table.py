@@ -4,6 +4,7 @@ Batches of 1, 64 and 256 equal requests; and FineInfer's 3 copies of (1024 in, 1
 which it asks how much engine, server and client add to the forward pass. Over HTTP, the client on the same machine.
 """
 
+import itertools
 import sys
 from collections.abc import Sequence
 from operator import attrgetter
@@ -95,8 +96,9 @@ def _measured(shape: str, loads: Sequence[Load], options: Sequence[str]) -> list
     token_s = detokenizing_seconds(read_shape(shape)["vocab_size"])
     with served(shape, sys.executable, options) as (base_url, _):
         measured = []
+        prompt_seeds = itertools.count(1)
         for load in loads:
-            runs = [measure_shares(base_url, *load, vocab_size) for _ in range(2)]
+            runs = [measure_shares(base_url, *load, vocab_size, next(prompt_seeds)) for _ in range(2)]
             measured.append((load, min(runs, key=attrgetter("latency_s")), load[0] * load[2] * token_s))
         return measured
 

@@ -43,14 +43,20 @@ class TimeShares:
     outside_s: float
 
 
-def measure_shares(base_url: str, num_requests: int, prompt_len: int, output_len: int, vocab_size: int) -> TimeShares:
-    """Sends the requests at once, after a short one that warms up. Raises RuntimeError if one fails."""
+def measure_shares(
+    base_url: str, num_requests: int, prompt_len: int, output_len: int, vocab_size: int, prompt_seed: int
+) -> TimeShares:
+    """Sends the requests at once, after a short one that warms up. Raises RuntimeError if one fails.
+
+    prompt_seed: another one for each call, or the server's prefix cache spares it the prompts; 0 is the warm-up's.
+    """
     options = BodyOptions(fetch_server_facts(base_url, {}).model_id, vocab_size=vocab_size)
     short = fixed(prompt_len, min(output_len, _WARM_UP_LEN))
-    run_load(LoadPlan(base_url, tuple(draw(short, 1, seed=1)), options, warmup_requests=0))
+    run_load(LoadPlan(base_url, tuple(draw(short, 1, seed=0)), options, warmup_requests=0))
     before = read_metrics(base_url)
     workload = fixed(prompt_len, output_len)
-    outcome = run_load(LoadPlan(base_url, tuple(draw(workload, num_requests, seed=0)), options, warmup_requests=0))
+    requests = tuple(draw(workload, num_requests, seed=0, prompt_seed=prompt_seed))
+    outcome = run_load(LoadPlan(base_url, requests, options, warmup_requests=0))
     after = read_metrics(base_url)
     failed = [record.error for record in outcome.records if record.error]
     if failed:

@@ -4,6 +4,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from loadtest.prompts import BodyOptions, prompt_token_ids
 from loadtest.workload import WORKLOADS, draw, named
 
 
@@ -63,3 +64,11 @@ def test_priorities_keep_their_shares() -> None:
 def test_unknown_workload_is_named() -> None:
     with pytest.raises(ValueError, match="'nothing'"):
         named("nothing")
+
+
+def test_another_prompt_seed_changes_the_prompts_alone() -> None:
+    options = BodyOptions("m")
+    one, two = draw(named("orca"), 5, seed=0), draw(named("orca"), 5, seed=0, prompt_seed=7)
+    assert [(r.prompt_len, r.output_len) for r in one] == [(r.prompt_len, r.output_len) for r in two]
+    for a, b in zip(one, two, strict=True):
+        assert prompt_token_ids(a, options)[:8] != prompt_token_ids(b, options)[:8]
