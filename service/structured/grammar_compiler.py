@@ -17,7 +17,7 @@ from service.core.grammar import GrammarSpec, Reasoning
 from service.errors import InvalidRequest, Overloaded
 from service.structured.grammar_matcher import CompiledGrammar, ReasoningGrammar
 from service.structured.grammar_source import grammar_source
-from service.structured.regex_places import RegexPlaces, regex_places
+from service.structured.regex_places import MAX_BYTES, RegexPlaces, regex_places
 from service.structured.vocabulary import Vocabulary, VocabularyMaker
 
 _logger = logging.getLogger(__name__)
@@ -173,8 +173,9 @@ def compile_grammar(spec: GrammarSpec, vocabulary: Vocabulary) -> CompiledGramma
             raise ValueError(first.get_error())
     if prototype.is_error():
         raise ValueError(prototype.get_error())
-    num_bytes = _BASE_BYTES + _BYTES_A_CHARACTER * len(spec.source)
-    return CompiledGrammar(prototype, num_bytes, _places(spec, vocabulary))
+    places = _places(spec, vocabulary)
+    num_bytes = _BASE_BYTES + _BYTES_A_CHARACTER * len(spec.source) + (0 if places is None else MAX_BYTES)
+    return CompiledGrammar(prototype, num_bytes, places)
 
 
 def _places(spec: GrammarSpec, vocabulary: Vocabulary) -> RegexPlaces | None:

@@ -9,8 +9,10 @@ from collections.abc import Callable
 
 from service.structured.regex_syntax import CharAutomaton, char_automaton
 
-_MAX_PLACES = 5_000
-_MAX_MOVES = 50_000
+MAX_BYTES = 4 * 2**20
+"""About what one takes at most, its automaton included: measured, with all of the limits below reached."""
+_MAX_STATES_IN_ALL = 12_000
+_MAX_MOVES = 10_000
 _MAX_SUBSET = 100
 """States of the automaton at one place. Moving takes some 0.2 us for each and character, once a place and token."""
 
@@ -31,6 +33,7 @@ class RegexPlaces:
         self._last = len(automaton.moves) - 1 if ends_at_match else None
         self._subsets: list[tuple[frozenset[int], bytes]] = []
         self._numbers: dict[tuple[frozenset[int], bytes], int] = {}
+        self._num_states = 0
         self._moves: dict[tuple[int, int], Place] = {}
         self.first = self._number(self._closure({0}), b"")
 
@@ -83,7 +86,8 @@ class RegexPlaces:
         known = self._numbers.get((states, begun))
         if known is not None:
             return known
-        if len(self._subsets) == _MAX_PLACES or len(states) > _MAX_SUBSET:
+        self._num_states += len(states)
+        if self._num_states > _MAX_STATES_IN_ALL or len(states) > _MAX_SUBSET:
             return None
         self._subsets.append((states, begun))
         self._numbers[states, begun] = len(self._subsets) - 1

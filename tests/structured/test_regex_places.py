@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections.abc import Sequence
 
 import pytest
@@ -19,6 +20,7 @@ from tests.structured.patterns import PATTERNS
 from tests.structured.tiny_grammars import END_ID, VOCABULARY, ids, regex
 
 CALLS = r"(.|\n)*<call>"
+LETTERS = [token_id for token_id in range(400) if VOCABULARY.token_bytes(token_id).isalpha()]
 TEXT_OR_CALLS = f'start: block* text\nblock: open "x"\nopen[lazy]: /{CALLS}/\ntext: /(.|\\n)*/'
 
 
@@ -118,8 +120,27 @@ def test_after_the_match_nothing_is_known() -> None:
     assert place_of(places, ids("a<call> b")) is None
 
 
+def test_all_of_it_takes_no_more_than_it_says() -> None:
+    draws = random.Random(0)
+    tracemalloc.start()
+    try:
+        many_states = followed("[a-z]{1,990}" * 4)
+        many_places = followed("(.*a.{35}|.*b.{37}|.*c.{33})")
+        many_moves = followed(r"(.|\n)*")
+        for _ in range(10):
+            place = many_places.first
+            for _ in range(300):
+                place = many_places.after(place, draws.choice(LETTERS))
+        many_moves._moves = {(number, 1000 + number): 1000 + number for number in range(module._MAX_MOVES)}
+        assert many_places._num_states > module._MAX_STATES_IN_ALL
+        assert tracemalloc.get_traced_memory()[0] < module.MAX_BYTES
+    finally:
+        tracemalloc.stop()
+    assert len(many_states._automaton.moves) > 3_000
+
+
 def test_places_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MAX_PLACES", 3)
+    monkeypatch.setattr(module, "_MAX_STATES_IN_ALL", 3)
     monkeypatch.setattr(module, "_MAX_MOVES", 2)
     places = followed("abcdef")
     assert [place_of(places, ids(text)) for text in ("", "a", "ab", "abc")] == [0, 1, 2, None]
