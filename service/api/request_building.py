@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from service.api.beam_rules import beam_sampling
-from service.api.draw_rules import sampling_fields
+from service.api.draw_rules import SamplingFields, sampling_fields
 from service.api.serving_state import ServedModel
 from service.api.token_budget import kv_room, max_tokens_for
 from service.api.token_checks import check_token_ids
@@ -51,9 +51,6 @@ def build_requests(
     rules = sampling_fields(call.rules, model, stop_token_ids)
     if call.sampling.temperature == 0:
         rules["min_p"] = 0.0  # means nothing to the most probable token
-    num_logprobs = call.logprobs
-    if num_logprobs is None and call.sampling.n > call.sampling.num_returned:
-        num_logprobs = 0  # the best choices are found by them
     requests = []
     for index, prompt in enumerate(prompts):
         max_tokens = max_tokens_for(
@@ -65,33 +62,11 @@ def build_requests(
             prompt_param=prompt_param,
             param=call.max_tokens_param,
         )
-        if call.beam is not None:
-            sampling = beam_sampling(
-                call.beam,
-                n=call.sampling.n,
-                max_tokens=max_tokens,
-                stop_token_ids=stop_token_ids,
-                vocab_size=model.vocab_size,
-                num_prompt_logprobs=num_prompt_logprobs,
-            )
-        else:
-            sampling = SamplingParams(
-                max_tokens=max_tokens,
-                n=call.sampling.n,
-                temperature=call.sampling.temperature,
-                top_p=call.sampling.top_p,
-                top_k=call.sampling.top_k if call.sampling.top_k < model.vocab_size else 0,
-                seed=call.sampling.seed_of_prompt(),
-                stop_token_ids=stop_token_ids,
-                num_logprobs=num_logprobs,
-                num_prompt_logprobs=num_prompt_logprobs,
-                **rules,
-            )
         requests.append(
             Request(
                 f"{head.call_id}-{index}",
                 tuple(prompt),
-                sampling,
+                _sampling_params(call, model, rules, stop_token_ids, max_tokens, num_prompt_logprobs),
                 head.arrival_s,
                 call.cache_salt,
                 call.priority,
@@ -100,6 +75,41 @@ def build_requests(
             )
         )
     return requests
+
+
+def _sampling_params(
+    call: CheckedCall,
+    model: ServedModel,
+    rules: SamplingFields,
+    stop_token_ids: frozenset[int],
+    max_tokens: int,
+    num_prompt_logprobs: int | None,
+) -> SamplingParams:
+    """Of one prompt: each has a seed of its own."""
+    if call.beam is not None:
+        return beam_sampling(
+            call.beam,
+            n=call.sampling.n,
+            max_tokens=max_tokens,
+            stop_token_ids=stop_token_ids,
+            vocab_size=model.vocab_size,
+            num_prompt_logprobs=num_prompt_logprobs,
+        )
+    num_logprobs = call.logprobs
+    if num_logprobs is None and call.sampling.n > call.sampling.num_returned:
+        num_logprobs = 0  # the best choices are found by them
+    return SamplingParams(
+        max_tokens=max_tokens,
+        n=call.sampling.n,
+        temperature=call.sampling.temperature,
+        top_p=call.sampling.top_p,
+        top_k=call.sampling.top_k if call.sampling.top_k < model.vocab_size else 0,
+        seed=call.sampling.seed_of_prompt(),
+        stop_token_ids=stop_token_ids,
+        num_logprobs=num_logprobs,
+        num_prompt_logprobs=num_prompt_logprobs,
+        **rules,
+    )
 
 
 def _check_beside_grammar(call: CheckedCall) -> None:
