@@ -11,8 +11,8 @@ from service.structured.regex_syntax import CharAutomaton, char_automaton
 
 MAX_BYTES = 4 * 2**20
 """About what one takes at most, its automaton included: measured, with all of the limits below reached."""
-_MAX_STATES_IN_ALL = 12_000
-_MAX_MOVES = 10_000
+_MAX_STATES_IN_ALL = 10_000
+_MAX_MOVES = 6_000
 _MAX_SUBSET = 100
 """States of the automaton at one place. Moving takes some 0.2 us for each and character, once a place and token."""
 
