@@ -125,6 +125,10 @@ class IterationPlan:
     def is_empty(self) -> bool:
         return not (self.scheduled or self.transfers or self.awaits_transfer)
 
+    def token_counts(self) -> list[int]:
+        """How many tokens each of `scheduled` computes."""
+        return list(map(len, map(_TOKEN_IDS, self.scheduled)))
+
     @property
     def num_scheduled_tokens(self) -> int:
-        return sum(map(len, map(_TOKEN_IDS, self.scheduled)))
+        return sum(self.token_counts())

@@ -172,7 +172,7 @@ class Engine:
         except Exception:
             logger.exception("an iteration of %d sequences failed", len(plan.scheduled))
             self.num_failed_in_a_row += 1
-            self._requests.lose(self._scheduler.finish_iteration().groups)
+            self._requests.lose(self._scheduler.finish_iteration().groups())
             self._scheduler.release_again(plan.released)
             return
         self.num_failed_in_a_row = 0

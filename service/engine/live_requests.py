@@ -94,10 +94,10 @@ class LiveRequests:
         counts = TokenCounts()
         logprobs = result.logprobs or (None,) * len(result.token_ids)
         scored = dict(result.prompt_logprobs)
-        groups, end = whose.groups, whose.num_lockstep
+        end = len(whose.in_lockstep)
         if end:
             counts.generated += self._apply_lockstep(plan.scheduled[:end], result.token_ids, result.logprobs)
-        for item, group in zip(plan.scheduled[end:], groups[end:], strict=True):
+        for item, group in zip(plan.scheduled[end:], whose.apart, strict=True):
             first, end = end, end + len(item.samples)
             member = self._scheduler.pool.member(item.sequence_id)
             if member is None:

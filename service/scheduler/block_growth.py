@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import Append, BlockManager
-from service.scheduler.lockstep import Decode, Lockstep
+from service.scheduler.lockstep import Lockstep
+from service.scheduler.lockstep_decode import LockstepDecode
 from service.scheduler.memory_need import num_shared_tokens
 from service.scheduler.plan_draft import PlanDraft
 
@@ -14,7 +15,7 @@ class Lacking:
 
     __slots__ = ("apart", "in_lockstep")
 
-    def __init__(self, in_lockstep: list[Decode]) -> None:
+    def __init__(self, in_lockstep: list[LockstepDecode]) -> None:
         self.in_lockstep = in_lockstep
         self.apart: list[tuple[SequenceGroup, int]] = []
 

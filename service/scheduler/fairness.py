@@ -8,6 +8,7 @@ requests and the queue of new ones compete as a whole.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 from service.core.sequence_group import SequenceGroup
 
@@ -15,11 +16,12 @@ from service.core.sequence_group import SequenceGroup
 class Fair:
     def order(self, waiting: Sequence[SequenceGroup], now_s: float) -> Sequence[SequenceGroup]:
         """The queue of higher mean priority first, and within a queue the request of higher priority first."""
-        priority = {group.arrival_order: fair_priority(group, now_s) for group in waiting}
-        preempted = [group for group in waiting if group.num_preemptions > 0]
-        new = [group for group in waiting if group.num_preemptions == 0]
-        queues = sorted((preempted, new), key=lambda queue: -_mean([priority[g.arrival_order] for g in queue]))
-        return [g for queue in queues for g in sorted(queue, key=lambda group: -priority[group.arrival_order])]
+        preempted: list[tuple[float, SequenceGroup]] = []
+        new: list[tuple[float, SequenceGroup]] = []
+        for group in waiting:
+            (preempted if group.num_preemptions else new).append((fair_priority(group, now_s), group))
+        queues = sorted((preempted, new), key=_mean, reverse=True)
+        return [group for queue in queues for _, group in sorted(queue, key=itemgetter(0), reverse=True)]
 
     def victim(self, running: Sequence[SequenceGroup], now_s: float) -> SequenceGroup:
         return min(running, key=lambda group: (fair_priority(group, now_s), -group.arrival_order))
@@ -27,8 +29,10 @@ class Fair:
 
 def fair_priority(group: SequenceGroup, now_s: float) -> float:
     """Seconds since arrival for each token of the request's longest sequence."""
-    return (now_s - group.request.arrival_s) / max(sequence.num_tokens for sequence in group.live)
+    live = group.live
+    length = len(live[0].token_ids) if len(live) == 1 else max(len(sequence.token_ids) for sequence in live)
+    return (now_s - group.request.arrival_s) / length
 
 
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values) if values else float("-inf")
+def _mean(queue: list[tuple[float, SequenceGroup]]) -> float:
+    return sum(priority for priority, _ in queue) / len(queue) if queue else float("-inf")

@@ -238,7 +238,7 @@ class IterationScheduler:
         """What the draft computes counts as computed. The next iteration may go on before an id that it draws is
         known, unless that is what the choices fork with, or the host has to look at every id. Whose only choice draws
         has nothing but decodes before it."""
-        self._launched.begin(IterationGroups(draft.groups, draft.num_lockstep))
+        self._launched.begin(IterationGroups(draft.in_lockstep, [share.group for share in draft.shares]))
         for group, sequence, end, draws in draft.shares:
             sequence.num_computed_tokens = end
             sequence.last_iteration = draft.number

@@ -14,6 +14,7 @@ products make it be.
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import NamedTuple
 
 from service.core.iteration_plan import IterationPlan
@@ -30,6 +31,8 @@ CALIBRATION_WEIGHT = 0.1
 DECODE_EVERY = 16
 """Iterations that only decode are alike and many: so few of them are looked at."""
 CORRECTION_RATE = 1 / 8
+
+_START = attrgetter("num_computed_tokens")
 
 PaddedTokens = Callable[[int, bool], int]
 """Tokens that the executor computes for a step of so many; whether there are prompts among them."""
@@ -50,16 +53,17 @@ class Workload(NamedTuple):
 
     @classmethod
     def of(cls, plan: IterationPlan) -> Workload:
-        tokens = pairs = read = longest = 0
-        for item in plan.scheduled:
-            count, end = len(item.token_ids), item.num_computed_tokens + len(item.token_ids)
-            tokens += count
-            if count == 1:
-                read += end
-            else:
-                pairs += num_attended_pairs(item.num_computed_tokens, count)
-                longest = max(longest, end)
-        return cls(tokens, pairs, read, longest)
+        counts = plan.token_counts()
+        num_tokens = sum(counts)
+        num_read, pairs, longest = sum(map(_START, plan.scheduled)) + len(counts), 0, 0
+        if num_tokens > len(counts):  # else all of them decode, as most do
+            for item, count in zip(plan.scheduled, counts, strict=True):
+                if count > 1:
+                    start = item.num_computed_tokens
+                    num_read -= start + 1
+                    pairs += num_attended_pairs(start, count)
+                    longest = max(longest, start + count)
+        return cls(num_tokens, pairs, num_read, longest)
 
     @classmethod
     def of_chunk(cls, start: int, num_tokens: int, num_decodes: int = 0, num_read: int = 0) -> Workload:

@@ -9,13 +9,18 @@ from typing import NamedTuple
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager
+from service.scheduler.lockstep_decode import LockstepDecode
 
 
 class IterationGroups(NamedTuple):
-    """Whose an iteration is: the groups of its `scheduled`, in order; the first `num_lockstep` were in lockstep."""
+    """Whose an iteration is, in the order of its `scheduled`: those in lockstep, then the groups of the others."""
 
-    groups: list[SequenceGroup]
-    num_lockstep: int
+    in_lockstep: tuple[LockstepDecode, ...]
+    apart: list[SequenceGroup]
+
+    def groups(self) -> list[SequenceGroup]:
+        """All of them."""
+        return [*(decode.group for decode in self.in_lockstep), *self.apart]
 
 
 class LaunchedIterations:

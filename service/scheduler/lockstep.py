@@ -12,31 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from service.core.iteration_plan import PENDING_TOKEN_ID, Sample, ScheduledSequence
+from service.core.iteration_plan import PENDING_TOKEN_ID, ScheduledSequence
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager
-from service.kvcache.block_table import BlockTable
+from service.scheduler.lockstep_decode import LockstepDecode
 from service.scheduler.plan_draft import PlanDraft
 
 _scheduled_sequence: Callable[[tuple[object, ...]], ScheduledSequence] = partial(tuple.__new__, ScheduledSequence)
 """What the named tuple's own constructor ends in, at half the cost."""
-
-
-class Decode:
-    """One of them, with what its share of a plan is made of. table_start, block_ids: as in ScheduledSequence."""
-
-    __slots__ = ("block_ids", "group", "samples", "sequence", "sequence_id", "table", "table_start", "token_ids")
-
-    def __init__(self, group: SequenceGroup, sequence: Sequence, table: BlockTable) -> None:
-        self.group = group
-        self.sequence = sequence
-        self.sequence_id = sequence.sequence_id
-        self.token_ids = sequence.token_ids
-        self.samples: tuple[Sample, ...] = sequence.draws
-        self.table = table
-        self.table_start = len(table.block_ids)
-        self.block_ids: tuple[int, ...] = ()
 
 
 class Lockstep:
@@ -49,9 +33,9 @@ class Lockstep:
     def __init__(self, blocks: BlockManager) -> None:
         self.apart: dict[int, SequenceGroup] = {}
         self._blocks = blocks
-        self._members: dict[int, Decode] = {}
+        self._members: dict[int, LockstepDecode] = {}
         self._step = 0
-        self._calendar: dict[int, list[Decode]] = {}
+        self._calendar: dict[int, list[LockstepDecode]] = {}
 
     def __len__(self) -> int:
         return len(self._members)
@@ -74,16 +58,16 @@ class Lockstep:
     def join(self, group: SequenceGroup, sequence: Sequence) -> None:
         """The group's only sequence has begun all its tokens but the last, whose id may be pending."""
         del self.apart[group.arrival_order]
-        decode = Decode(group, sequence, self._blocks.table(sequence.sequence_id))
+        decode = LockstepDecode(group, sequence, self._blocks.table(sequence.sequence_id))
         self._members[group.arrival_order] = decode
         self._note([decode])
 
-    def lacking(self) -> list[Decode]:
+    def lacking(self) -> list[LockstepDecode]:
         """Those that need a block for their next token. Whose last token is drawn, or being drawn, is apart now."""
         due = self._calendar.get(self._step)
         if due is None:
             return []
-        members, lacking = self._members, list[Decode]()
+        members, lacking = self._members, list[LockstepDecode]()
         for decode in due:
             if members.get(decode.group.arrival_order) is not decode:
                 continue
@@ -99,7 +83,7 @@ class Lockstep:
         """Everybody computes its last token. The caller has seen that there are blocks for those that are `lacking`."""
         grown = self._grow()
         number, add = draft.number, draft.scheduled.append
-        members = self._members.values()
+        members = tuple(self._members.values())
         for decode in members:
             sequence, token_ids = decode.sequence, decode.token_ids
             start = sequence.num_computed_tokens
@@ -111,7 +95,7 @@ class Lockstep:
                         start,
                         decode.table_start,
                         decode.block_ids,
-                        decode.group.request.sampling,
+                        decode.sampling,
                         decode.samples,
                         None,
                         (),
@@ -121,8 +105,7 @@ class Lockstep:
             sequence.num_computed_tokens = start + 1
             sequence.last_iteration = number
             token_ids.append(PENDING_TOKEN_ID)
-        draft.groups += [decode.group for decode in members]
-        draft.num_lockstep = len(members)
+        draft.in_lockstep = members
         self._step += 1
         for decode in grown:
             decode.table_start += 1
@@ -141,7 +124,7 @@ class Lockstep:
             assert decode.token_ids is decode.sequence.token_ids
             assert len(decode.token_ids) + steps - 1 <= min(room, decode.sequence.max_num_tokens - 1)
 
-    def _grow(self) -> list[Decode]:
+    def _grow(self) -> list[LockstepDecode]:
         """One block for each that is `lacking`."""
         lacking = self._calendar.pop(self._step, [])
         new_blocks = self._blocks.append_each([decode.sequence_id for decode in lacking])
@@ -149,7 +132,7 @@ class Lockstep:
             decode.block_ids = (block_id,)
         return lacking
 
-    def _note(self, decodes: Iterable[Decode]) -> None:
+    def _note(self, decodes: Iterable[LockstepDecode]) -> None:
         """In the calendar, under the step at which their tokens are more than their blocks hold, or all that they may
         have. The executor knows their tables as they are now."""
         block_size, calendar, step = self._blocks.block_size, self._calendar, self._step

@@ -9,6 +9,7 @@ from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_table import BlockTable
 from service.scheduler.decision_tally import DecisionTally
+from service.scheduler.lockstep_decode import LockstepDecode
 
 
 class Share(NamedTuple):
@@ -23,17 +24,16 @@ class Share(NamedTuple):
 class PlanDraft:
     """Of the iteration of that number, decided at `now_s`; counted in `tally`.
 
-    budget: prompt tokens left to schedule. groups: of `scheduled`, in its order; the first `num_lockstep` are in
-    lockstep. shares: those of `scheduled` that have not begun yet. sitting_out: groups, by order of arrival, that find
-    no blocks before transfers have finished.
+    budget: prompt tokens left to schedule. in_lockstep: whose the first of `scheduled` are; they have begun. shares:
+    the others, which have not. sitting_out: groups, by order of arrival, that find no blocks before transfers have
+    finished.
     """
 
     __slots__ = (
         "budget",
         "copies",
-        "groups",
+        "in_lockstep",
         "now_s",
-        "num_lockstep",
         "number",
         "scheduled",
         "shares",
@@ -47,9 +47,8 @@ class PlanDraft:
         self.now_s = now_s
         self.tally = tally
         self.budget = 0
-        self.num_lockstep = 0
+        self.in_lockstep: tuple[LockstepDecode, ...] = ()
         self.scheduled: list[ScheduledSequence] = []
-        self.groups: list[SequenceGroup] = []
         self.shares: list[Share] = []
         self.copies: list[BlockCopy] = []
         self.transfers: list[Transfer] = []
@@ -74,7 +73,6 @@ class PlanDraft:
         if end - start > 1:
             group.journal.note_chunk(self.now_s, end - start, draws=bool(draws))
         self.budget -= end - start
-        self.groups.append(group)
         self.shares.append(Share(group, sequence, end, draws))
         self.scheduled.append(
             ScheduledSequence(

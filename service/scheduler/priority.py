@@ -11,10 +11,14 @@ class ByPriority:
     """A flood of important requests starves the others: that is what was asked for."""
 
     def order(self, waiting: Sequence[SequenceGroup], now_s: float) -> Sequence[SequenceGroup]:
-        return sorted(waiting, key=_rank)
+        return sorted(waiting, key=_urgency, reverse=True)  # stable, so equal ones stay as they came
 
     def victim(self, running: Sequence[SequenceGroup], now_s: float) -> SequenceGroup:
         return max(running, key=_rank)
+
+
+def _urgency(group: SequenceGroup) -> int:
+    return group.request.priority
 
 
 def _rank(group: SequenceGroup) -> tuple[int, int]:

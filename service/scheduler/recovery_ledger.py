@@ -91,7 +91,7 @@ class RecoveryLedger:
         return tuple(predictions)
 
     def _learn(self, plan: IterationPlan, seconds: float) -> None:
-        is_decode = all(len(item.token_ids) == 1 for item in plan.scheduled)
+        is_decode = plan.num_scheduled_tokens == len(plan.scheduled)
         if is_decode:
             self._num_decodes += 1
             if self._num_decodes % DECODE_EVERY:

@@ -15,7 +15,8 @@ class TokenShares:
         self._history = history
 
     def order(self, waiting: Sequence[SequenceGroup], now_s: float) -> Sequence[SequenceGroup]:
-        return sorted(waiting, key=self._rank)
+        served = {client: self._history.served(client) for client in {group.request.client for group in waiting}}
+        return sorted(waiting, key=lambda group: served[group.request.client])  # stable: equal ones stay as they came
 
     def victim(self, running: Sequence[SequenceGroup], now_s: float) -> SequenceGroup:
         return max(running, key=self._rank)

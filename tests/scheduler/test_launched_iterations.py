@@ -3,7 +3,8 @@ from __future__ import annotations
 from service.core.sequence import Sequence
 from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import NoPrefixCache
-from service.scheduler.launched_iterations import LaunchedIterations
+from service.scheduler.launched_iterations import IterationGroups, LaunchedIterations
+from service.scheduler.lockstep_decode import LockstepDecode
 from tests.scheduler.test_request_pool import make_group
 
 
@@ -15,13 +16,13 @@ def make_launched() -> tuple[LaunchedIterations, BlockManager, Sequence]:
 
 def test_what_a_running_iteration_touches_is_kept_until_it_has_finished():
     launched, blocks, sequence = make_launched()
-    groups = [make_group("a")]
+    whose = IterationGroups((), [make_group("a")])
     sequence.last_iteration = launched.next_number
-    launched.begin(groups)
-    launched.begin([])
+    launched.begin(whose)
+    launched.begin(IterationGroups((), []))
     launched.free(sequence)
     assert blocks.pool.num_used == 2
-    assert launched.finish() == groups
+    assert launched.finish() == whose
     assert blocks.pool.num_used == 0, "the second iteration knows nothing of it"
     assert len(launched) == 1
 
@@ -45,3 +46,11 @@ def test_who_holds_nothing_is_not_told_of():
     blocks.free(0)
     launched.free(sequence)
     assert launched.take_released() == ()
+
+
+def test_the_groups_of_an_iteration_are_in_the_order_of_its_plan():
+    blocks = BlockManager(4, 2, NoPrefixCache())
+    blocks.allocate(0, 4, [])
+    together, apart = make_group("a"), make_group("b")
+    decode = LockstepDecode(together, together.leader, blocks.table(0))
+    assert IterationGroups((decode,), [apart]).groups() == [together, apart]
