@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gc
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -41,6 +41,13 @@ MIXED_DECODES = (0, FEW_DECODES, 256, 512, MAX_DECODES)
 NARROW_TOKENS = 512
 """A step of fewer tokens may be padded up to so many, as the device takes hardly longer than the host to launch them
 one by one; a larger one to twice its size."""
+
+
+_FARTHEST = 1.25
+"""So that what an outrun graph held is not too narrow for the one that replaces it."""
+
+_CLEARLY = 0.98
+"""Beyond what two timings of one graph differ by."""
 
 
 class GraphSize(NamedTuple):
@@ -92,8 +99,8 @@ class StepGraphs:
         finally:
             if was_collecting:
                 gc.enable()
-            self._decodes.sort(key=lambda step: step.inputs.num_rows)
-            self._mixed.sort(key=lambda step: (step.inputs.num_tokens, step.inputs.num_decodes))
+            self._decodes = _worth_keeping(self._decodes)
+            self._mixed = _worth_keeping(self._mixed)
             self._padded_sizes = (
                 [step.inputs.num_rows for step in self._decodes],
                 sorted({step.inputs.num_tokens for step in self._mixed}),
@@ -143,15 +150,36 @@ class StepGraphs:
         table = self._table.tensor
         if size.is_mixed:
             mixed = MixedInputs(size.num_tokens, size.num_decodes, table, self._block_size)
-            self._mixed.append(_CapturedStep(self._compute, mixed, self._pool, self._stream))
+            self._mixed.append(_CapturedStep(size, self._compute, mixed, self._pool, self._stream))
         else:
             decode = DecodeInputs(size.num_decodes, table, self._block_size)
-            self._decodes.append(_CapturedStep(self._compute, decode, self._pool, self._stream))
+            self._decodes.append(_CapturedStep(size, self._compute, decode, self._pool, self._stream))
 
     def _run(self, step: _CapturedStep[Inputs], num_draws: int) -> StepOutputs:
         self._table.bring_up_to_date()
         step.graph.replay()
         return StepOutputs(step.outputs.token_ids[:num_draws], step.outputs.logits[:num_draws])
+
+
+def outrun(timed: Mapping[GraphSize, float]) -> set[GraphSize]:
+    """Of the sizes with their seconds, those that take longer than another with room for all that they hold: a matrix
+    product of some numbers of rows is slow, as the library chose badly for them (448 rows of Llama-8B's gate and up
+    projections take 1.7 times as long as 512, by cuBLAS on one H200)."""
+    return {
+        size
+        for size, seconds in timed.items()
+        for other, its_seconds in timed.items()
+        if size.num_tokens < other.num_tokens <= max(NARROW_TOKENS, _FARTHEST * size.num_tokens)
+        and size.num_decodes <= other.num_decodes
+        and its_seconds < _CLEARLY * seconds
+    }
+
+
+def _worth_keeping(steps: list[_CapturedStep[Inputs]]) -> list[_CapturedStep[Inputs]]:
+    """The smallest first."""
+    by_size = {step.size: step for step in steps}
+    slow = outrun({size: step.seconds for size, step in by_size.items()})
+    return [by_size[size] for size in sorted(by_size) if size not in slow]
 
 
 def padded_size(sizes: Sequence[int], num_tokens: int, most: int) -> int:
@@ -210,9 +238,10 @@ def _mixed_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> list[GraphSi
 
 
 class _CapturedStep(Generic[Inputs]):
-    """A graph, and where it reads and writes."""
+    """A graph, where it reads and writes, and the seconds that it takes with nothing but padding."""
 
-    def __init__(self, compute: Compute, inputs: Inputs, pool: Any, stream: torch.cuda.Stream) -> None:
+    def __init__(self, size: GraphSize, compute: Compute, inputs: Inputs, pool: Any, stream: torch.cuda.Stream) -> None:
+        self.size = size
         self.inputs = inputs
         self.graph = torch.cuda.CUDAGraph()
         compute(inputs.step)
@@ -226,9 +255,21 @@ class _CapturedStep(Generic[Inputs]):
                     self.graph.capture_end()
                 raise
             self.graph.capture_end()
+        self.seconds = _replay_seconds(self.graph)
         # The ids are kept for this graph alone. Nobody holds the logits' memory, so the next capture may use it too:
         # they are the largest tensor by far.
         self.outputs = StepOutputs(outputs.token_ids, _without_holding(outputs.logits))
+
+
+def _replay_seconds(graph: torch.cuda.CUDAGraph) -> float:
+    """Of the second replay: the first one brings the graph to the device."""
+    graph.replay()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) * 1e-3
 
 
 def _without_holding(tensor: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from service.config import CacheConfig
 from service.core.iteration_plan import BlockCopy, IterationPlan, Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
-from service.runner.cuda_graphs import MAX_DECODES, GraphSize, common_sizes, graph_sizes, padded_size
+from service.runner.cuda_graphs import MAX_DECODES, GraphSize, common_sizes, graph_sizes, outrun, padded_size
 from service.runner.decode_inputs import DecodeInputs
 from service.runner.decode_rows import decode_rows
 from service.runner.device_block_table import DeviceBlockTable
@@ -43,6 +43,12 @@ def test_sizes_of_decodes_are_few_below_8_and_reach_the_largest_batch():
 def test_a_step_is_padded_to_the_next_size_if_that_is_not_too_far():
     assert [padded_size((64, 128, 512), n, 512) for n in (3, 64, 65, 512, 600)] == [64, 64, 128, 512, 600]
     assert padded_size((64, 512), 200, 400) == 200
+
+
+def test_a_size_that_takes_longer_than_a_larger_one_nearby_is_not_kept():
+    timed = {GraphSize(448, 0): 14.0, GraphSize(448, 32): 14.0, GraphSize(512, 16): 11.0, GraphSize(640, 16): 10.9}
+    assert outrun(timed) == {GraphSize(448, 0)}, "512 has no room for 32 decodes, and 10.9 is no better than 11.0"
+    assert outrun({GraphSize(1024, 0): 30.0, GraphSize(2048, 0): 20.0}) == set(), "a step would be padded too far"
 
 
 @pytest.mark.parametrize(
