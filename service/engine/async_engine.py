@@ -10,13 +10,20 @@ from typing import TypeVar
 
 from service.config import SchedulerConfig
 from service.core.clock import Clock
-from service.core.events import Addressed
+from service.core.events import Addressed, FinalEvent, Outcome
 from service.core.request import Request
-from service.core.stats import EngineSnapshot
+from service.core.stats import EngineSnapshot, RequestStats
 from service.engine.engine import Engine
 from service.engine.engine_loop import Abort, EngineLoop, Stop, StopChoice, Submit
 from service.engine.streams import RequestStream, StreamPacing
-from service.errors import ContextLengthExceeded, InvalidRequest, Overloaded, Unavailable
+from service.errors import (
+    ContextLengthExceeded,
+    InvalidRequest,
+    Overloaded,
+    RequestError,
+    ServerError,
+    Unavailable,
+)
 from service.kvcache.block_manager import BlockManager
 from service.scheduler.admission import fits_ever
 from service.scheduler.memory_need import num_blocks_at_most
@@ -29,7 +36,8 @@ MAX_RETRY_AFTER_S = 60.0
 class AsyncEngine:
     """Every method belongs to the event-loop thread.
 
-    on_death(fault) is called there if the engine's thread dies; every live stream has then ended.
+    on_death(fault) is called there if the engine's thread dies; every live stream has then ended, also of a request
+    that the thread had not taken yet.
     stuck_after_s: an iteration that has run longer makes the engine unhealthy. stream_interval_s: where many streams
     are open, each gets its tokens at most so often (`StreamPacing`).
     """
@@ -50,6 +58,7 @@ class AsyncEngine:
         self._stuck_after_s = stuck_after_s
         self._event_loop = asyncio.get_running_loop()
         self._streams: dict[str, RequestStream] = {}
+        self._requests: dict[str, Request] = {}
         self._pacing = StreamPacing(self._streams, stream_interval_s, clock)
         self._finish_times_s: deque[float] = deque(maxlen=64)
         self._accepting = True
@@ -59,8 +68,9 @@ class AsyncEngine:
             engine,
             clock,
             publish=lambda events: self._call_on_loop(self._deliver, events),
-            on_death=lambda fault: self._call_on_loop(on_death, fault),
+            on_death=lambda fault: self._call_on_loop(self._die, fault),
         )
+        self._on_death = on_death
 
     def start(self) -> None:
         self._loop.start()
@@ -110,6 +120,7 @@ class AsyncEngine:
         self.check_accepts()
         stream = RequestStream()
         self._streams[request.request_id] = stream
+        self._requests[request.request_id] = request
         self._idle.clear()
         self._loop.send(Submit(request))
         return stream
@@ -125,14 +136,19 @@ class AsyncEngine:
             self._loop.send(StopChoice(request_id, choice_index))
 
     async def drain(self, timeout_s: float) -> None:
-        """Refuse new requests, let the live ones finish, fail those that have not after `timeout_s`."""
+        """Refuse new requests, let the live ones finish, fail those that have not after `timeout_s`.
+
+        Also where the thread is stuck: then its streams end `stuck_after_s` later.
+        """
         self._accepting = False
         if self._loop.is_alive:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), timeout_s)
-            self._loop.send(Stop(Unavailable("the server is shutting down", code="draining")))
+            error = Unavailable("the server is shutting down", code="draining")
+            self._loop.send(Stop(error))
             await asyncio.to_thread(self._loop.join, self._stuck_after_s)
             await asyncio.sleep(0)
+            self._fail_left(error)
 
     def _check_fits_ever(self, request: Request) -> None:
         if fits_ever(request, self._blocks, self._config.max_num_seqs):
@@ -162,11 +178,43 @@ class AsyncEngine:
     def _deliver(self, events: list[Addressed]) -> None:
         now_s = self._clock.now_s()
         for request_id in self._pacing.deliver(events, now_s):
-            del self._streams[request_id]
+            del self._streams[request_id], self._requests[request_id]
             self._finish_times_s.append(now_s)
         if not self._streams:
             self._idle.set()
 
+    def _die(self, fault: BaseException) -> None:
+        self._accepting = False
+        self._fail_left(ServerError("the engine has stopped after a fault"))
+        self._on_death(fault)
+
+    def _fail_left(self, error: RequestError) -> None:
+        """End the streams that the thread will not end: it is stuck, or died with their requests in its inbox."""
+        now_s = self._clock.now_s()
+        self._deliver(
+            [
+                (request_id, FinalEvent(Outcome.FAILED, _stats_of_lost(request, now_s), error))
+                for request_id, request in self._requests.items()
+            ]
+        )
+
     def _call_on_loop(self, function: Callable[[_T], None], argument: _T) -> None:
         if not self._event_loop.is_closed():
             self._event_loop.call_soon_threadsafe(function, argument)
+
+
+def _stats_of_lost(request: Request, now_s: float) -> RequestStats:
+    """What is known without the thread."""
+    sampling = request.sampling
+    return RequestStats(
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_cached_tokens=0,
+        num_output_tokens=0,
+        n=sampling.n,
+        max_tokens=sampling.max_tokens,
+        arrival_s=request.arrival_s,
+        first_scheduled_s=None,
+        first_token_s=None,
+        finished_s=now_s,
+        num_preemptions=0,
+    )

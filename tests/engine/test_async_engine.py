@@ -164,6 +164,42 @@ def test_drain_fails_what_has_not_finished_in_time():
     run(scenario, executor)
 
 
+def test_drain_tells_the_streams_of_a_stuck_thread():
+    executor = GatedExecutor()
+
+    async def scenario(engine: AsyncEngine, harness: Harness) -> None:
+        executor.gate.clear()
+        stream = engine.submit(harness.request((1,), 5))
+        await asyncio.sleep(0.05)
+        await engine.drain(0.05)
+        tokens, final = await asyncio.wait_for(collect(stream), 1)
+        assert (tokens, final.outcome) == ([], Outcome.FAILED)
+        assert isinstance(final.error, Unavailable)
+        executor.gate.set()
+
+    run(scenario, executor, stuck_after_s=0.1)
+
+
+def test_a_request_that_the_thread_dies_before_taking_is_told():
+    class DyingExecutor(GatedExecutor):
+        def execute(self, plan: IterationPlan) -> IterationResult:
+            assert self.gate.wait(10)
+            raise KeyboardInterrupt  # what no barrier in the step stops
+
+    executor = DyingExecutor()
+
+    async def scenario(engine: AsyncEngine, harness: Harness) -> None:
+        executor.gate.clear()
+        streams = [engine.submit(harness.request((1,), 5))]
+        await asyncio.sleep(0.05)
+        streams.append(engine.submit(harness.request((1,), 5)))
+        executor.gate.set()
+        for stream in streams:
+            assert (await asyncio.wait_for(collect(stream), 2))[1].outcome is Outcome.FAILED
+
+    assert len(run(scenario, executor)) == 1
+
+
 def test_abort_and_stop_choice():
     async def scenario(engine: AsyncEngine, harness: Harness) -> None:
         aborted = harness.request((1,), 200)
