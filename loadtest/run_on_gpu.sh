@@ -39,10 +39,12 @@ if [[ $parts == *http* ]]; then
     server=$!
     trap 'kill $server' EXIT
     until curl -sf "http://127.0.0.1:$port/ready" >/dev/null || ! kill -0 $server 2>/dev/null; do sleep 0.5; done
+    seed=0 # another for each, or the prefix cache has the prompts of the one before
     for workload in decode-1 decode-8 decode-64 prefill; do
+        seed=$((seed + 1))
         case $workload in decode-*) number=${workload#decode-} ;; *) number=100 ;; esac
         "$python" -m loadtest run --base-url "http://127.0.0.1:$port" --workload "$workload" --num-prompts "$number" \
-            --vocab-size 128000 --arrival at-once --label "$workload" 2>/dev/null |
+            --vocab-size 128000 --seed "$seed" --arrival at-once --label "$workload" 2>/dev/null |
             grep -E "requests completed|output tokens/s|all tokens/s|TTFT, ms: median|TPOT, ms: median" |
             sed "s/^/$workload: /"
     done
