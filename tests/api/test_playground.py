@@ -76,22 +76,41 @@ setInterval(() => {
 </script></body>"""
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
-def test_in_a_browser(server: RunningServer, tmp_path: Path) -> None:
-    """The page, driven by a script that is put into a copy of it: it lists the models and streams an answer."""
+STOP_AND_FAIL = """<img src="STAGE/image" hidden><script>
+const steps = [
+  [() => $("model").value, () => document.querySelector("#examples button").click()],
+  [() => document.querySelector(".turn.assistant .text")?.textContent.length > 20,
+   () => document.dispatchEvent(new KeyboardEvent("keydown", {key: "Escape"}))],
+  [() => document.querySelector(".facts")?.textContent.includes("stopped"),
+   () => { $("max-tokens").value = "99999999"; box.value = "and more?"; $("form").requestSubmit(); }],
+  [() => document.querySelector(".error"),
+   () => { document.title = `asks again: ${box.value}`; fetch("STAGE/finished", {mode: "no-cors"}); }],
+];
+setInterval(() => { if (steps.length && steps[0][0]()) steps.shift()[1](); }, 50);
+</script></body>"""
+
+
+def dom_after(script: str, server: RunningServer, folder: Path) -> str:
+    """The page when a script that is put into a copy of it says that it has finished."""
     assert CHROMIUM is not None
-    server.say("<b>four</b> **bold** and ```py\nprint(4)\n```")
-    server.executor.delay_s = 0.005
     with Stagehand() as stage:
         page = PAGE.replace('fetch("', f'fetch("{server.base_url}/').replace(
-            "</body>", PLAY.replace("STAGE", stage.url)
+            "</body>", script.replace("STAGE", stage.url)
         )
-        (tmp_path / "page.html").write_text(page, encoding="utf-8")
+        (folder / "page.html").write_text(page, encoding="utf-8")
         command = [
             CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-web-security", "--dump-dom",
-            f"--user-data-dir={tmp_path / 'profile'}", f"file://{tmp_path / 'page.html'}",
+            f"--user-data-dir={folder / 'profile'}", f"file://{folder / 'page.html'}",
         ]  # fmt: skip
-        shown = subprocess.run(command, capture_output=True, text=True, timeout=90).stdout
+        return subprocess.run(command, capture_output=True, text=True, timeout=90).stdout
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
+def test_in_a_browser(server: RunningServer, tmp_path: Path) -> None:
+    """It lists the models and streams an answer."""
+    server.say("<b>four</b> **bold** and ```py\nprint(4)\n```")
+    server.executor.delay_s = 0.005
+    shown = dom_after(PLAY, server, tmp_path)
     assert 'value="tiny/model"' in shown
     assert '<button type="button">Explain continuous batching in two sentences.</button>' not in shown, "chatting now"
     assert '<div class="text">two and two?</div>' in shown
@@ -99,3 +118,15 @@ def test_in_a_browser(server: RunningServer, tmp_path: Path) -> None:
     assert "<code>print(4)</code>" in shown
     assert "first token" in shown
     assert "tokens/s" in shown
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
+def test_in_a_browser_an_answer_is_stopped_and_an_error_is_shown(server: RunningServer, tmp_path: Path) -> None:
+    server.play(lambda prompt, so_far, seed: 75)
+    server.executor.delay_s = 0.01
+    shown = dom_after(STOP_AND_FAIL, server, tmp_path)
+    assert '<div class="text">Explain continuous batching in two sentences.</div>' in shown
+    assert "ended by stopped" in shown
+    assert '<div class="error" role="alert">This model&#39;s maximum context' in shown.replace("model's", "model&#39;s")
+    assert "<title>asks again: and more?</title>" in shown, "the question that was not answered is in the box"
+    server.check_idle()
