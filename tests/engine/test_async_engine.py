@@ -12,6 +12,7 @@ from service.core.events import FinalEvent, Outcome, TokenEvent, as_token_event
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
 from service.engine.async_engine import AsyncEngine
+from service.engine.engine_loop import MAX_FAILED_IN_A_ROW
 from service.engine.streams import RequestStream
 from service.errors import ContextLengthExceeded, InvalidRequest, Overloaded, Unavailable
 from tests.engine.harness import VOCABULARY, Harness
@@ -181,17 +182,24 @@ def test_drain_tells_the_streams_of_a_stuck_thread():
 
 
 def test_a_request_that_the_thread_dies_before_taking_is_told():
-    class DyingExecutor(GatedExecutor):
-        def execute(self, plan: IterationPlan) -> IterationResult:
-            assert self.gate.wait(10)
-            raise KeyboardInterrupt  # what no barrier in the step stops
+    in_the_last = threading.Event()
 
-    executor = DyingExecutor()
+    class BrokenExecutor(GatedExecutor):
+        num_iterations = 0
+
+        def execute(self, plan: IterationPlan) -> IterationResult:
+            self.num_iterations += 1
+            if self.num_iterations == MAX_FAILED_IN_A_ROW:
+                in_the_last.set()
+                assert self.gate.wait(10)
+            raise RuntimeError("broken")
+
+    executor = BrokenExecutor()
 
     async def scenario(engine: AsyncEngine, harness: Harness) -> None:
         executor.gate.clear()
-        streams = [engine.submit(harness.request((1,), 5))]
-        await asyncio.sleep(0.05)
+        streams = [engine.submit(harness.request((1,), 5)) for _ in range(2 * MAX_FAILED_IN_A_ROW)]
+        assert await asyncio.to_thread(in_the_last.wait, 5)
         streams.append(engine.submit(harness.request((1,), 5)))
         executor.gate.set()
         for stream in streams:
