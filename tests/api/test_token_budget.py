@@ -32,12 +32,14 @@ def test_budget() -> None:
     assert budget(90, default=16) == 10
     assert budget(10) == 90
     assert budget(99) == 1
+    assert budget(100, asked=0) == 0  # a prompt that nothing is to follow may fill the context
     assert budget(10, room=7) == budget(10, default=16, room=7) == 7
     assert budget(10, asked=50, room=7) == 50  # what was asked for is the engine's to refuse
 
 
 @pytest.mark.parametrize(
-    ("prompt", "asked", "param"), [(100, None, "prompt"), (10, 91, "max_tokens"), (200, 1, "prompt")]
+    ("prompt", "asked", "param"),
+    [(100, None, "prompt"), (10, 91, "max_tokens"), (200, 1, "prompt"), (100, 1, "prompt"), (101, 0, "prompt")],
 )
 def test_what_does_not_fit_is_refused_with_the_numbers(prompt: int, asked: int | None, param: str) -> None:
     with pytest.raises(ContextLengthExceeded) as refusal:
@@ -45,6 +47,8 @@ def test_what_does_not_fit_is_refused_with_the_numbers(prompt: int, asked: int |
     assert refusal.value.param == param
     assert "100" in refusal.value.message
     assert str(prompt) in refusal.value.message
+    if param == "max_tokens":
+        assert "101 were requested (10 in the prompt, 91 in max_tokens)" in refusal.value.message
 
 
 @given(st.integers(1, 60), st.integers(1, 5), st.integers(1, 40), st.sampled_from([1, 2, 4, 16]))
