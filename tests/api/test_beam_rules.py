@@ -9,8 +9,7 @@ from service.api.beam_rules import beam_sampling
 from service.core.sampling_params import BeamParams
 from service.errors import InvalidRequest
 from tests.api.running_server import RunningServer
-from tests.api.test_completions import post, stream
-from tests.api.wire import CHAT, COMPLETIONS, chat, completion, error_of
+from tests.api.wire import CHAT, COMPLETIONS, chat, completion, error_of, post, stream
 
 BEAMS: dict[str, Any] = {"use_beam_search": True, "beam_width": 3, "temperature": 0}
 

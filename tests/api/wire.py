@@ -44,3 +44,17 @@ def events_of(text: str) -> list[Any]:
     data = [frame for frame in frames if not frame.startswith(":")]
     assert all(frame.startswith("data: ") and "\n" not in frame for frame in data)
     return [json.loads(frame.removeprefix("data: ")) for frame in data]
+
+
+def post(http: httpx.Client, **fields: Any) -> dict[str, Any]:
+    """A completion's whole answer."""
+    response = http.post(COMPLETIONS, json=completion(**fields))
+    assert response.status_code == 200, response.text
+    return dict(response.json())
+
+
+def stream(http: httpx.Client, **fields: Any) -> list[Any]:
+    """A completion's events."""
+    response = http.post(COMPLETIONS, json=completion(stream=True, **fields))
+    assert response.status_code == 200, response.text
+    return events_of(response.text)

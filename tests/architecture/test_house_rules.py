@@ -15,9 +15,6 @@ MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 80
 """Not of Triton kernels, which are one function each by nature."""
 
-STILL_LONGER = {"tests/api/test_completions.py"}
-"""Whoever cuts one takes it off."""
-
 EXCEPTION = re.compile(r"# (?:type: ignore|noqa).*")
 WITH_REASON = re.compile(r"# (?:type: ignore\[[\w-]+\]  # |noqa: \w+ - )\w.*")
 SOMEBODYS_MACHINE = re.compile(r"""(?<![\w.~/-])/(?:home|root|work|Users)/""")
@@ -44,8 +41,7 @@ def _is_kernel(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 def test_a_file_is_no_longer_than_a_reader_can_hold():
     long = {name_of(f) for f in python_files() if len(f.read_text(encoding="utf-8").splitlines()) > MAX_FILE_LINES}
-    assert sorted(long - STILL_LONGER) == []
-    assert sorted(STILL_LONGER - long) == [], "these are short now"
+    assert sorted(long) == []
 
 
 def test_a_function_is_no_longer_than_a_screen_or_two():
