@@ -62,7 +62,7 @@ class Form:
 
 
 SMALL = Form("small", LLAMA_2_LAYERS, "float32", 1024, 64, True, 4, 400, 3.0, (0.15, 0.4, 0.7, 0.9, 1.1))
-FULL = Form("full", LLAMA_8B, "bfloat16", MAX_MODEL_LEN, MAX_NUM_SEQS, False, 4, 200, 3.0, (0.5, 1.0))
+FULL = Form("full", LLAMA_8B, "bfloat16", MAX_MODEL_LEN, MAX_NUM_SEQS, False, 4, 400, 3.0, (0.5, 1.0))
 
 
 class Stage:
