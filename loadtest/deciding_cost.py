@@ -1,19 +1,23 @@
 """What an iteration costs on the host besides the model: deciding it, and applying its result.
 
     python -m loadtest.deciding_cost [--seqs 256,1024] [--context 2048] [--block-sizes 1,16]
+    python -m loadtest.deciding_cost --traffic [--seqs 256,1024]
 
 The engine's own scheduler and block manager, and an executor that answers at once. Times are of the thread on its core,
-so that others who use the machine do not count; the least of many iterations is told, and the median.
+so that others who use the machine do not count; the least of many iterations is told, and the median. First with
+sequences that only decode; with --traffic where requests end, and others start in their seats, while more wait.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from loadtest.baselines.iteration_log import IterationLog
 from service.core.iteration_plan import IterationPlan
@@ -25,17 +29,35 @@ from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
 from service.scheduler.admission import OnDemandAdmission
 from service.scheduler.chunk_budget import FixedBudget
+from service.scheduler.fairness import Fair
 from service.scheduler.fcfs import FirstComeFirstServed
 from service.scheduler.history import History
 from service.scheduler.iteration_scheduler import IterationScheduler
 from service.scheduler.iteration_time import IterationTime
 from service.scheduler.preemption import AlwaysRecompute
 from service.scheduler.preemption_cost import PreemptionCost
+from service.scheduler.priority import ByPriority
 from service.scheduler.recovery_ledger import RecoveryLedger
+from service.scheduler.scheduling_policy import SchedulingPolicy
 from service.scheduler.swap_time import SwapTime
+from service.scheduler.token_shares import TokenShares
 
 MAX_TOKENS = 65_536
 NUM_OUTPUT_TOKENS = 400
+NUM_WAITING = 1000
+"""With --traffic; about as many as the service lets wait."""
+
+
+MakePolicy = Callable[[History], SchedulingPolicy]
+
+POLICIES: Mapping[str, MakePolicy] = MappingProxyType(
+    {
+        "fcfs": lambda history: FirstComeFirstServed(),
+        "priority": lambda history: ByPriority(),
+        "shares": TokenShares,
+        "fair": lambda history: Fair(),
+    }
+)
 
 
 class ThreadClock:
@@ -58,17 +80,25 @@ class AnsweringExecutor:
         return Answer(plan)
 
 
-def make_engine(num_seqs: int, num_blocks: int, block_size: int, *, caching: bool, sink: IterationLog) -> Engine:
+def make_engine(
+    num_seqs: int,
+    num_blocks: int,
+    block_size: int,
+    *,
+    caching: bool,
+    sink: IterationLog,
+    make_policy: MakePolicy = lambda history: FirstComeFirstServed(),
+) -> Engine:
     cache = ChainedPrefixCache(block_size, max(1, 16 // block_size)) if caching else NoPrefixCache()
-    cost = PreemptionCost(IterationTime(), SwapTime(), MAX_TOKENS)
+    cost, history = PreemptionCost(IterationTime(), SwapTime(), MAX_TOKENS), History()
     scheduler = IterationScheduler(
         BlockManager(num_blocks, block_size, cache),
         OnDemandAdmission(0),
-        FirstComeFirstServed(),
+        make_policy(history),
         AlwaysRecompute(),
         RecoveryLedger(cost),
         FixedBudget(MAX_TOKENS),
-        History(),
+        history,
         ThreadClock(),
         max_num_seqs=num_seqs,
         max_preemptions=8,
@@ -111,20 +141,58 @@ def measure(num_seqs: int, context: int, block_size: int, *, caching: bool) -> C
     return Cost(1e3 * min(decide), 1e3 * statistics.median(decide), 1e3 * min(applied), 1e3 * prefill_s)
 
 
+def measure_traffic(num_seqs: int, make_policy: MakePolicy, num_iterations: int) -> tuple[float, float]:
+    """Median ms of deciding and of applying, with all seats taken and others waiting. Prompts and answers of 16 to 300
+    tokens, of seven clients."""
+    chance, sink = random.Random(0), IterationLog()
+    engine = make_engine(num_seqs, 40 * num_seqs, 16, caching=True, sink=sink, make_policy=make_policy)
+    num_added = 0
+    for number in range(num_iterations + 300):  # the first ones fill the seats
+        num_to_add = num_seqs + NUM_WAITING - len(engine.request_ids()) if number % 16 == 0 else 0
+        for _ in range(num_to_add):
+            prompt = tuple(range(num_added, num_added + chance.randint(16, 300)))
+            params = SamplingParams(chance.randint(16, 300), temperature=0.0)
+            client = f"client-{num_added % 7}"
+            engine.add(Request(f"r{num_added}", prompt, params, time.thread_time(), client=client))
+            num_added += 1
+        engine.step()
+        engine.take_events()
+    full = [stats for stats in sink.iterations[300:] if stats.batch_size > 0.9 * num_seqs]
+    decide, applied = (statistics.median(getattr(s, name) for s in full) for name in ("schedule_s", "apply_s"))
+    return 1e3 * decide, 1e3 * applied
+
+
+def print_traffic(all_num_seqs: Sequence[int], num_iterations: int) -> None:
+    """A row for each scheduling policy."""
+    print("| sequences | policy | decide, median ms | apply, median ms |\n|---|---|---|---|")
+    for num_seqs in all_num_seqs:
+        for name, make_policy in POLICIES.items():
+            decide_ms, apply_ms = measure_traffic(num_seqs, make_policy, num_iterations)
+            print(f"| {num_seqs} | {name} | {decide_ms:.3f} | {apply_ms:.3f} |", flush=True)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seqs", default="256,1024")
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--block-sizes", default="1,16")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument(
+        "--traffic", action="store_true", help="with ends and starts, and a queue, by scheduling policy"
+    )
+    parser.add_argument("--iterations", type=int, default=1000, help="with --traffic")
     options = parser.parse_args(arguments)
+    all_num_seqs = [int(number) for number in options.seqs.split(",")]
+    if options.traffic:
+        print_traffic(all_num_seqs, options.iterations)
+        return
     if options.context <= NUM_OUTPUT_TOKENS // 2:
         parser.error(
             f"--context {options.context}: more than {NUM_OUTPUT_TOKENS // 2}, which are generated to get there"
         )
     print("| sequences | block size | prefix cache | decide, least ms | median | apply, least ms | all prompts ms |")
     print("|---|---|---|---|---|---|---|")
-    for num_seqs in map(int, options.seqs.split(",")):
+    for num_seqs in all_num_seqs:
         for block_size in map(int, options.block_sizes.split(",")):
             for caching in (False, True):
                 costs = [measure(num_seqs, options.context, block_size, caching=caching) for _ in range(options.rounds)]

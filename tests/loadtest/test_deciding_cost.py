@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from loadtest import deciding_cost
 from loadtest.deciding_cost import main, measure
 
 
@@ -26,3 +27,11 @@ def test_a_context_too_short_to_be_generated_is_refused(capsys: pytest.CaptureFi
     with pytest.raises(SystemExit):
         main(["--context", "200"])
     assert "--context 200: more than 200" in capsys.readouterr().err
+
+
+def test_every_policy_is_measured_in_traffic(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(deciding_cost, "NUM_WAITING", 5)
+    main(["--traffic", "--seqs", "4", "--iterations", "40"])
+    rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [row[1].strip() for row in rows] == ["fcfs", "priority", "shares", "fair"]
+    assert all(float(cell) > 0 for row in rows for cell in row[2:])
