@@ -54,7 +54,8 @@ class SchedulerConfig:
 
     max_num_batched_tokens: tokens in one iteration at most; long prompts are cut into chunks of it.
     watermark: share of the blocks that an admission leaves free, so that running sequences can grow.
-    max_waiting_requests, max_waiting_tokens: beyond either, a new request is refused as overloaded.
+    max_waiting_requests, max_waiting_tokens: beyond either, a new request is refused as overloaded. max_waiting_s: so
+    is one that has waited so long for its first iteration.
     max_preemptions: a request preempted so often is spared as long as another can be preempted.
     """
 
@@ -64,6 +65,7 @@ class SchedulerConfig:
     max_waiting_requests: int
     max_waiting_tokens: int
     max_preemptions: int = 8
+    max_waiting_s: float = 600.0
 
 
 @dataclass(frozen=True, slots=True)

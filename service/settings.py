@@ -129,6 +129,9 @@ class Settings(BaseSettings):
     watermark: float = Field(0.01, ge=0, lt=1, description="share of KV blocks that admissions leave free")
     max_waiting_requests: int = Field(1024, ge=1, description="beyond so many waiting requests, 503")
     max_waiting_tokens: int = Field(2_000_000, ge=1, description="beyond so many waiting prompt tokens, 503")
+    max_waiting_seconds: FiniteFloat = Field(
+        600.0, gt=0, description="a request that waits longer for its turn gets 503"
+    )
 
     block_size: int = Field(16, ge=1, le=256, description="tokens in a KV block")
     enable_prefix_caching: bool = Field(True, description="reuse the KV blocks of prompts that begin alike")
@@ -225,6 +228,7 @@ class Settings(BaseSettings):
             watermark=self.watermark,
             max_waiting_requests=self.max_waiting_requests,
             max_waiting_tokens=self.max_waiting_tokens,
+            max_waiting_s=self.max_waiting_seconds,
             max_preemptions=self.max_preemptions,
         )
 

@@ -14,7 +14,7 @@ from service.core.events import Addressed, FinalEvent, Outcome
 from service.core.request import Request
 from service.core.stats import EngineSnapshot, RequestStats
 from service.engine.engine import Engine
-from service.engine.engine_loop import Abort, EngineLoop, Stop, StopChoice, Submit
+from service.engine.engine_loop import Abort, EngineLoop, Expire, Stop, StopChoice, Submit
 from service.engine.streams import RequestStream, StreamPacing
 from service.errors import (
     ContextLengthExceeded,
@@ -59,6 +59,7 @@ class AsyncEngine:
         self._event_loop = asyncio.get_running_loop()
         self._streams: dict[str, RequestStream] = {}
         self._requests: dict[str, Request] = {}
+        self._expiries: dict[str, asyncio.TimerHandle] = {}
         self._pacing = StreamPacing(self._streams, stream_interval_s, clock)
         self._finish_times_s: deque[float] = deque(maxlen=64)
         self._accepting = True
@@ -121,6 +122,9 @@ class AsyncEngine:
         stream = RequestStream()
         self._streams[request.request_id] = stream
         self._requests[request.request_id] = request
+        self._expiries[request.request_id] = self._event_loop.call_later(
+            self._config.max_waiting_s, self._expire, request.request_id
+        )
         self._idle.clear()
         self._loop.send(Submit(request))
         return stream
@@ -165,6 +169,10 @@ class AsyncEngine:
             param="max_tokens",
         )
 
+    def _expire(self, request_id: str) -> None:
+        limit_s = self._config.max_waiting_s
+        self._loop.send(Expire(request_id, self._overloaded(f"the request has waited for {limit_s:g} s, the limit")))
+
     def _overloaded(self, message: str) -> Overloaded:
         return Overloaded(f"{message}; try again later", retry_after_s=self._seconds_to_drain())
 
@@ -179,6 +187,7 @@ class AsyncEngine:
         now_s = self._clock.now_s()
         for request_id in self._pacing.deliver(events, now_s):
             del self._streams[request_id], self._requests[request_id]
+            self._expiries.pop(request_id).cancel()
             self._finish_times_s.append(now_s)
         if not self._streams:
             self._idle.set()

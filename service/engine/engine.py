@@ -88,6 +88,10 @@ class Engine:
         """End the request with an error; nothing happens if it has ended."""
         self._requests.fail(request_id, error)
 
+    def fail_unless_started(self, request_id: str, error: RequestError) -> None:
+        """As `fail`, of a request that was in no iteration yet."""
+        self._requests.fail_unless_started(request_id, error)
+
     def stop_choice(self, request_id: str, choice_index: int) -> None:
         """End one choice because its text is complete (`LiveRequests.stop_choice`)."""
         self._requests.stop_choice(request_id, choice_index)

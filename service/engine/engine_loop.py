@@ -35,6 +35,14 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class Expire:
+    """Its time in the queue is over: it ends with `error` unless it has started."""
+
+    request_id: str
+    error: RequestError
+
+
+@dataclass(frozen=True, slots=True)
 class StopChoice:
     request_id: str
     choice_index: int
@@ -47,7 +55,7 @@ class Stop:
     error: RequestError
 
 
-Command = Submit | Abort | StopChoice | Stop
+Command = Submit | Abort | Expire | StopChoice | Stop
 
 
 class EngineLoop:
@@ -149,6 +157,8 @@ class EngineLoop:
                     self._num_taken.add(request)
                 case Abort(request_id):
                     self._engine.abort(request_id)
+                case Expire(request_id, error):
+                    self._engine.fail_unless_started(request_id, error)
                 case StopChoice(request_id, choice_index):
                     self._engine.stop_choice(request_id, choice_index)
                 case Stop(error):

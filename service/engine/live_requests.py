@@ -66,6 +66,12 @@ class LiveRequests:
         if group is not None:
             self._end_group(group, Outcome.FAILED, error)
 
+    def fail_unless_started(self, request_id: str, error: RequestError) -> None:
+        """As `fail`, of a request that was in no iteration yet."""
+        group = self._scheduler.pool.get(request_id)
+        if group is not None and group.first_scheduled_s is None:
+            self._end_group(group, Outcome.FAILED, error)
+
     def stop_choice(self, request_id: str, choice_index: int) -> None:
         """End one choice because its text is complete. Without effect before its first token, and on beams: their
         tokens come when all is over."""

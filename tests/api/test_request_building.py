@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import httpx
 import pytest
 
@@ -43,6 +45,20 @@ def test_a_full_queue_is_refused_with_retry_after() -> None:
         assert error_of(response)["code"] == "overloaded"
         assert int(response.headers["retry-after"]) >= 1
         server.executor.gate.set()
+
+
+def test_a_request_that_waits_too_long_is_refused_with_retry_after() -> None:
+    scheduler = replace(Scene().scheduler, max_num_seqs=1, max_waiting_s=0.1)
+    with running(Scene(scheduler=scheduler)) as server, httpx.Client(base_url=server.base_url) as http:
+        server.play(lambda prompt, so_far, seed: 75)
+        server.executor.delay_s = 0.005
+        with http.stream("POST", COMPLETIONS, json=completion(stream=True, max_tokens=2000)):
+            response = http.post(COMPLETIONS, json=completion())
+            lines = http.post(COMPLETIONS, json=completion(stream=True)).text.split("\n\n")
+        assert (response.status_code, error_of(response)["code"]) == (503, "overloaded")
+        assert int(response.headers["retry-after"]) >= 1
+        assert '"code":"overloaded"' in lines[-3]
+        assert lines[-2:] == ["data: [DONE]", ""]
 
 
 def test_a_request_carries_its_owner_priority_and_salt() -> None:

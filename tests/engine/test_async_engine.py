@@ -48,13 +48,14 @@ def run(
     executor: ToyExecutor | None = None,
     max_waiting_requests: int = 100,
     stuck_after_s: float = 10.0,
+    max_waiting_s: float = 600.0,
 ) -> list[BaseException]:
     """Run the scenario against a started engine, drain it, return the faults that it died of."""
     deaths: list[BaseException] = []
 
     async def scene() -> None:
         harness = Harness(max_num_seqs=2, executor=executor)
-        config = SchedulerConfig(2, 16, 0.0, max_waiting_requests, 1000)
+        config = SchedulerConfig(2, 16, 0.0, max_waiting_requests, 1000, max_waiting_s=max_waiting_s)
         engine = AsyncEngine(
             harness.engine, harness.blocks, config, MonotonicClock(), deaths.append, stuck_after_s=stuck_after_s
         )
@@ -106,6 +107,25 @@ def test_overload_is_refused_with_a_time_to_come_back():
         engine.submit(harness.request((1,), 2))
 
     run(scenario, executor, max_waiting_requests=3)
+
+
+def test_who_waits_too_long_for_a_first_iteration_is_told_to_come_back():
+    executor = GatedExecutor()
+
+    async def scenario(engine: AsyncEngine, harness: Harness) -> None:
+        executor.gate.clear()
+        started = [engine.submit(harness.request((1,), 3)) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        waiting = engine.submit(harness.request((1,), 3))
+        await asyncio.sleep(0.3)
+        executor.gate.set()
+        _, final = await collect(waiting)
+        assert isinstance(final.error, Overloaded)
+        assert "waited for 0.2 s" in str(final.error)
+        for stream in started:
+            assert (await collect(stream))[1].outcome is Outcome.FINISHED
+
+    run(scenario, executor, max_waiting_s=0.2)
 
 
 def test_more_prompts_than_may_ever_wait_is_the_callers_mistake():
