@@ -99,6 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--streams", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--workload", default="fixed-32x512", help="of each stream; `orca` for a burst of short ones")
     parser.add_argument("--step-ms", type=float, default=10.0)
+    parser.add_argument("--launch-ms", type=float, default=0.0, help="of the processor, for each launch")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--idle-connections", type=int, default=0)
     args, flags = parser.parse_known_args(arguments)
@@ -106,7 +107,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(_CONFIG))
-        command = [sys.executable, "-m", "loadtest.host_server", "--step-ms", str(args.step_ms), "--"]
+        command = [sys.executable, "-m", "loadtest.host_server", "--step-ms", str(args.step_ms)]
+        command += ["--launch-ms", str(args.launch_ms), "--"]
         command += [folder, "--load-format", "dummy", "--device", "cpu", "--dtype", "float32", "--port", str(port)]
         command += ["--max-num-seqs", "512", "--max-num-batched-tokens", "8192", "--kv-cache-memory", "256MiB"]
         serving = running_server([*command, *flags], f"{url}/ready")

@@ -3,11 +3,14 @@
     python -m loadtest.host_server --step-ms 10 -- MODEL --load-format dummy [other flags of `headrace serve`]
 
 Each iteration takes `--step-ms` from the end of the one before it, as on a device, and every draw gives some id.
+`--launch-ms` of the processor go before it, as a runner spends them: on Python, and on short calls without the
+interpreter's lock.
 The engine's thread calls itself `engine`, so that its share of the CPU can be told (`host_benchmark.py` does).
 """
 
 import argparse
 import ctypes
+import hashlib
 import sys
 import time
 from dataclasses import dataclass
@@ -20,6 +23,8 @@ from service.settings import read_settings
 ENGINE_THREAD = "engine"
 _SET_THREAD_NAME = 15  # PR_SET_NAME of prctl(2)
 _FIRST_ID, _NUM_IDS = 300, 1000
+_HASHED_WITHOUT_LOCK = bytes(16_384)
+"""Some 10 us; hashlib lets other threads run while it hashes more than 2 KiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,25 +40,35 @@ class TimedIteration:
 class TimedExecutor:
     """The engine's Executor: one iteration after the other, each of the same time."""
 
-    def __init__(self, step_s: float) -> None:
+    def __init__(self, step_s: float, launch_s: float = 0.0) -> None:
         self._step_s = step_s
+        self._launch_s = launch_s
         self._free_s = 0.0
         self._num_launched = 0
 
     def launch(self, plan: IterationPlan) -> TimedIteration:
         if self._num_launched == 0:
             ctypes.CDLL(None).prctl(_SET_THREAD_NAME, ENGINE_THREAD.encode())
+        self._compute()
         self._free_s = max(self._free_s, time.monotonic()) + self._step_s
         self._num_launched += 1
         num_draws = sum(len(item.samples) for item in plan.scheduled)
         return TimedIteration(self._free_s, (_FIRST_ID + self._num_launched % _NUM_IDS,) * num_draws)
 
+    def _compute(self) -> None:
+        end_s = time.thread_time() + self._launch_s
+        while time.thread_time() < end_s:
+            hashlib.sha256(_HASHED_WITHOUT_LOCK)
+            sum(range(500))
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--step-ms", type=float, default=10.0)
+    parser.add_argument("--launch-ms", type=float, default=0.0)
     args, settings = parser.parse_known_args()
-    return serve(read_settings([a for a in settings if a != "--"]), TimedExecutor(args.step_ms / 1e3))
+    executor = TimedExecutor(args.step_ms / 1e3, args.launch_ms / 1e3)
+    return serve(read_settings([a for a in settings if a != "--"]), executor)
 
 
 if __name__ == "__main__":

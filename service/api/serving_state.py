@@ -59,6 +59,7 @@ class ServedModel:
     for `system_fingerprint`. Shown to clients: no paths.
     grammars: compile what outputs must match; None if this server cannot, then asking for it is refused.
     clock: the engine's.
+    system_fingerprint: changes when answers to the same request with the same seed may change.
     """
 
     engine: AsyncEngine
@@ -73,12 +74,11 @@ class ServedModel:
     build: Mapping[str, str] = field(default_factory=dict)
     grammars: Grammars | None = None
     clock: Clock = field(default_factory=MonotonicClock)
+    system_fingerprint: str = field(init=False)
 
-    @property
-    def system_fingerprint(self) -> str:
-        """Changes when answers to the same request with the same seed may change."""
+    def __post_init__(self) -> None:
         facts = "\n".join(f"{name}={value}" for name, value in sorted(self.build.items()))
-        return f"fp_{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
+        object.__setattr__(self, "system_fingerprint", f"fp_{hashlib.sha256(facts.encode()).hexdigest()[:12]}")
 
 
 class ServingState:
