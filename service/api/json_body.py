@@ -20,6 +20,7 @@ async def read_json_object(http: Request, texts: TextPool) -> dict[str, Any]:
     An integer beyond 64 bits arrives as a float, which the wire shapes refuse where they want an integer.
     """
     _check_content_type(http.headers.get("content-type", ""))
+    _check_not_encoded(http.headers.get("content-encoding", ""))
     try:
         body = await http.body()
         large = len(body) > LARGE_BYTES
@@ -37,3 +38,8 @@ def _check_content_type(content_type: str) -> None:
         media_type.startswith("application/") and media_type.endswith("+json")
     ):
         raise UnsupportedMediaType("The body must be sent with Content-Type: application/json.")
+
+
+def _check_not_encoded(encoding: str) -> None:
+    if encoding.strip().lower() not in {"", "identity"}:
+        raise UnsupportedMediaType("The body must be sent as it is, without a Content-Encoding.")

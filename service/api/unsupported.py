@@ -36,6 +36,7 @@ _DEFAULTS: dict[str, tuple[object, ...]] = {
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
     "chat_template": (),
+    "prompt_embeds": (),
     "add_special_tokens": (),
     "documents": ([],),
     # handling

@@ -47,3 +47,11 @@ def test_content_types_that_are_not(http: httpx.Client, content_type: str) -> No
     response = http.post(COMPLETIONS, content=body, headers={"content-type": content_type})
     assert response.status_code == 415
     assert "application/json" in error_of(response)["message"]
+
+
+@pytest.mark.parametrize(("encoding", "status"), [("gzip", 415), ("br", 415), ("identity", 200), ("", 200)])
+def test_a_body_may_not_be_compressed(http: httpx.Client, encoding: str, status: int) -> None:
+    response = http.post(COMPLETIONS, json=completion(), headers={"content-encoding": encoding})
+    assert response.status_code == status
+    if status != 200:
+        assert "Content-Encoding" in error_of(response)["message"]

@@ -11,6 +11,7 @@ from tests.api.wire import CHAT, COMPLETIONS, chat, completion, error_of
 
 ASKING = {
     "suffix": "x",
+    "prompt_embeds": "eA==",
     "tools": [{"type": "function", "function": {"name": "now"}}],
     "service_tier": "flex",
     "priority": 1,
