@@ -115,9 +115,13 @@ class LiveRequests:
                     continue
                 self._apply_one(item, draws, group, member[1], counts)
             except Exception:
-                logger.exception("request %s failed", group.request.request_id)
-                self._end_group(group, Outcome.FAILED, ServerError("the request failed inside the engine"))
+                self._fail_inside(group)
         return counts
+
+    def _fail_inside(self, group: SequenceGroup) -> None:
+        """To be called where its fault is handled: a fault of ours, which costs this request only."""
+        logger.exception("request %s failed", group.request.request_id)
+        self._end_group(group, Outcome.FAILED, ServerError("the request failed inside the engine"))
 
     def _apply_lockstep(
         self,
@@ -138,23 +142,26 @@ class LiveRequests:
             group, sequence = member
             request = group.request
             decoded.append(group)
-            if token_id == INVALID_TOKEN_ID:
-                self._end_group(group, Outcome.FAILED, _failed_draw(request))
-                continue
-            position = item[2] + 1
-            if position % block_size == 0:
-                scheduler.cache_full_block(group, sequence, position)
-            if (
-                token_id in request.sampling.stop_token_ids
-                or position + 1 == sequence.max_num_tokens
-                or scores is not None
-                or len(group.sequences) > 1
-            ):
-                self._append_token(group, sequence, position, token_id, scores)
-                continue
-            sequence.set_drawn(position, token_id)
-            group.num_output_tokens += 1
-            events.append((request.request_id, token_id))
+            try:
+                if token_id == INVALID_TOKEN_ID:
+                    self._end_group(group, Outcome.FAILED, _failed_draw(request))
+                    continue
+                position = item[2] + 1
+                if position % block_size == 0:
+                    scheduler.cache_full_block(group, sequence, position)
+                if (
+                    token_id in request.sampling.stop_token_ids
+                    or position + 1 == sequence.max_num_tokens
+                    or scores is not None
+                    or len(group.sequences) > 1
+                ):
+                    self._append_token(group, sequence, position, token_id, scores)
+                    continue
+                sequence.set_drawn(position, token_id)
+                group.num_output_tokens += 1
+                events.append((request.request_id, token_id))
+            except Exception:
+                self._fail_inside(group)
         scheduler.note_decoded(decoded)
         return len(decoded)
 

@@ -78,7 +78,10 @@ class Harness:
     ) -> None:
         self.clock = ManualClock()
         self.blocks = BlockManager(
-            num_blocks, block_size, prefix_cache or ChainedPrefixCache(block_size), num_host_blocks
+            num_blocks,
+            block_size,
+            ChainedPrefixCache(block_size) if prefix_cache is None else prefix_cache,
+            num_host_blocks,
         )
         self.toy = ToyExecutor(num_blocks, block_size, VOCABULARY, transfer_delay)
         self.sink = ListSink()

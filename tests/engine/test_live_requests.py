@@ -4,7 +4,9 @@ import pytest
 
 from service.core.events import FinalEvent, Outcome, TokenEvent
 from service.core.request import FinishReason
+from service.core.sequence import Sequence
 from service.errors import ServerError
+from service.kvcache.prefix_cache import ChainedPrefixCache
 from tests.engine.faulty_executor import FaultyExecutor
 from tests.engine.harness import Harness
 
@@ -33,6 +35,28 @@ def test_a_failed_draw_ends_its_own_request_only(overlap: bool):
     ]
     harness.check_against_oracle("request-0")
     harness.check_against_oracle("request-2")
+    assert harness.blocks.pool.num_used == 0
+
+
+class BrokenForOne(ChainedPrefixCache):
+    """Breaks at the output of one sequence, as a fault of ours would."""
+
+    def insert(self, sequence: Sequence, salt: str, block_ids: list[int], num_tokens: int) -> None:
+        if sequence.sequence_id == 1 and num_tokens > 6:
+            raise RuntimeError("broken")
+        super().insert(sequence, salt, block_ids, num_tokens)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_fault_at_one_requests_token_costs_that_request_only(overlap: bool):
+    harness = Harness(prefix_cache=BrokenForOne(4), overlap=overlap)
+    for seed in range(3):
+        harness.add(harness.request((1, 2), 12, seed=seed))
+    harness.run()
+    outcomes = [harness.finals[f"request-{i}"].outcome for i in range(3)]
+    assert outcomes == [Outcome.FINISHED, Outcome.FAILED, Outcome.FINISHED]
+    for i in range(3):
+        harness.check_against_oracle(f"request-{i}", complete=i != 1)
     assert harness.blocks.pool.num_used == 0
 
 
