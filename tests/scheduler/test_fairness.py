@@ -40,6 +40,13 @@ def test_the_queue_of_higher_mean_goes_first_as_a_whole():
     assert [g.arrival_order for g in order] == [2, 3, 0, 1]
 
 
+def test_a_queue_does_not_go_first_for_being_long():
+    preempted = [make_group(number, 20, 0.0, num_preemptions=1) for number in range(5)]
+    new = [make_group(5, 15, 0.0)]
+    order = Fair().order([*preempted, *new], 10.0)
+    assert [g.arrival_order for g in order] == [5, 0, 1, 2, 3, 4]
+
+
 def weighted_turnaround(policy: str) -> float:
     """AdaptiveLLM's measure over one long request and many short ones on one seat."""
     harness = Harness(num_blocks=400, max_num_seqs=1, max_num_batched_tokens=4, policy=policy)
