@@ -53,7 +53,7 @@ class Settings(BaseSettings):
     model: CliPositionalArg[str] = Field(
         QUICKSTART_NAME,
         min_length=1,
-        description="local folder or hub id; left out, the model that comes with Headrace",
+        description="local folder or hub id; the model that comes with Headrace if left out",
     )
     revision: str | None = Field(None, description="branch, tag or commit of a hub id")
     tokenizer: str | None = Field(None, description="folder or hub id of the tokenizer, if not the model's")
@@ -72,7 +72,7 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on; 0.0.0.0 for all")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     api_key: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), description="accepted bearer keys, comma-separated, each KEY or NAME:KEY; open if left out"
+        (), description="accepted bearer keys, comma-separated, each KEY or NAME:KEY; open to all if left out"
     )
     max_requests_per_key: int | None = Field(
         None, ge=1, description="requests of one key that run or wait at most; beyond, 429; no limit if left out"
@@ -90,10 +90,12 @@ class Settings(BaseSettings):
     )
     max_connections: int = Field(10_000, ge=1, description="open connections at most")
     max_body_bytes: ByteSize = Field(ByteSize(8 * 1024**2), gt=0, description="largest request body")
-    shutdown_timeout: FiniteFloat = Field(30.0, ge=0, description="seconds that running requests get after SIGTERM")
+    shutdown_timeout: FiniteFloat = Field(30.0, ge=0, description="seconds that running requests have after SIGTERM")
     metrics_compat: Literal["vllm", "none"] = Field("vllm", description="also export the vllm:* metric names")
     stream_interval_ms: FiniteFloat = Field(
-        30.0, ge=0, description="many streams: each gets its new tokens at most so often; 0 sends every token at once"
+        30.0,
+        ge=0,
+        description="time between a stream's events while more than 16 streams are open; 0 sends every token at once",
     )
     access_log: bool = Field(False, description="log a line per request")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe level logged")
@@ -104,9 +106,7 @@ class Settings(BaseSettings):
     max_num_batched_tokens: int | None = Field(
         None, ge=2, description="tokens in one iteration at most (2048 on a GPU, 512 on a CPU); more than max-num-seqs"
     )
-    overlap: bool | None = Field(
-        None, description="launch an iteration while another runs; left out, yes on a GPU and no on a CPU"
-    )
+    overlap: bool | None = Field(None, description="launch an iteration while another runs; on a GPU if left out")
     inter_token_target_ms: FiniteFloat | None = Field(
         None, gt=0, description="prompt chunks shrink so that decodes wait no longer for a token; no target if left out"
     )
@@ -120,15 +120,15 @@ class Settings(BaseSettings):
         "recompute", description="how a preempted request returns: computed again, from host memory, or the cheaper"
     )
     max_preemptions: int = Field(
-        8, ge=1, description="a request preempted so often is spared as long as another can be preempted"
+        8, ge=1, description="preemptions after which a request is spared as long as another can be preempted"
     )
     swap_space: ByteSize = Field(ByteSize(4 * 1024**3), ge=0, description="host memory for swapped requests, if any")
     swap_compression: Literal["none", "fp8"] = Field(
         "none", description="fp8 swaps half the bytes of bf16; keys and values come back off by up to 1/16"
     )
     watermark: float = Field(0.01, ge=0, lt=1, description="share of KV blocks that admissions leave free")
-    max_waiting_requests: int = Field(1024, ge=1, description="beyond so many waiting requests, 503")
-    max_waiting_tokens: int = Field(2_000_000, ge=1, description="beyond so many waiting prompt tokens, 503")
+    max_waiting_requests: int = Field(1024, ge=1, description="waiting requests at most; beyond, 503")
+    max_waiting_tokens: int = Field(2_000_000, ge=1, description="waiting prompt tokens at most; beyond, 503")
     max_waiting_seconds: FiniteFloat = Field(
         600.0, gt=0, description="a request that waits longer for its turn gets 503"
     )
