@@ -86,9 +86,9 @@ class RegexPlaces:
         known = self._numbers.get((states, begun))
         if known is not None:
             return known
-        self._num_states += len(states)
-        if self._num_states > _MAX_STATES_IN_ALL or len(states) > _MAX_SUBSET:
+        if len(states) > min(_MAX_SUBSET, _MAX_STATES_IN_ALL - self._num_states):
             return None
+        self._num_states += len(states)
         self._subsets.append((states, begun))
         self._numbers[states, begun] = len(self._subsets) - 1
         return len(self._subsets) - 1

@@ -171,7 +171,9 @@ class _Reader:
         while not self._take("]"):
             member = self._member()
             kinds |= member.kinds
-            if self._peek() == "-" and self._text[self._at + 1 : self._at + 2] != "]":
+            if self._text.startswith("--", self._at):
+                raise _NotPlain
+            if self._peek() == "-" and not self._text.startswith("-]", self._at):
                 self._at += 1
                 last = self._member()
                 if member.kinds or last.kinds or last.ranges < member.ranges:

@@ -32,11 +32,17 @@ def closure(automaton: CharAutomaton, states: set[int]) -> set[int]:
 @example("[a-c-]", "-")
 @example("a{2,3}", "aaaa")
 @example("[^\\D]", "1")
+@example("[a--]", "")
 @settings(max_examples=400, deadline=None)
 def test_matches_what_re_matches(pattern: str, text: str) -> None:
     automaton = char_automaton(pattern)
+    try:
+        expected = re.fullmatch(pattern, text, re.ASCII) is not None
+    except (FutureWarning, re.error):  # an operator in some dialects; a range that goes backwards
+        assert automaton is None
+        return
     if automaton is not None:
-        assert matches(automaton, text) == (re.fullmatch(pattern, text, re.ASCII) is not None)
+        assert matches(automaton, text) == expected
 
 
 @pytest.mark.parametrize(
@@ -62,7 +68,7 @@ def test_reads_ordinary_patterns(pattern: str, inside: list[str], outside: list[
     "pattern",
     [
         *("a*?", "a++", "a**", "a{2}{3}", "a{,3}", "a{3,2}", "a{x}", "a{1001}", "{", "*", "(", ")", "(a", "a)", "a]"),
-        *("[", "[]", "[]a]", "[[:alpha:]]", "[a&&b]", "[a--b]", "[a~~b]", "[b-a]", r"[a-\d]", "[a", "\\"),
+        *("[", "[]", "[]a]", "[[:alpha:]]", "[a&&b]", "[a--b]", "[a--]", "[a~~b]", "[b-a]", r"[a-\d]", "[a", "\\"),
         *(r"\b", r"\p{L}", r"\x41", r"\1", r"\A", r"\<", "(?i)a", "(?=a)", "(?P<n>a)", "^a|b", "a|b$", "a^b", "a$b"),
         *("(" * 41 + ")" * 41, "(a{100}){100}", "((a?){1000}){1000}"),
     ],
