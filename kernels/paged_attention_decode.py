@@ -107,15 +107,16 @@ def paged_attention_decode_reference(
         num_kv_heads, head_dim = key_cache.shape[2:]
         # The query heads of one kv head form the rows of one small product: its keys are read once.
         grouped = rows.reshape(rows.shape[0], num_kv_heads, -1, head_dim)
-        hidden = group.hidden
+        hidden, outside_window = group.hidden, None
         if sliding_window is not None:
             cell = torch.arange(hidden.shape[-1], device=query.device)
-            hidden = hidden | (cell < batch.context_lens[group.rows, None, None, None] - sliding_window)
+            outside_window = cell < batch.context_lens[group.rows, None, None, None] - sliding_window
+            hidden = hidden | outside_window
         if logit_softcap is not None:
             keys, values = gather_group(key_cache, group), gather_group(value_cache, group)
             attended = capped_attention(grouped, keys, values, ~hidden, scale, logit_softcap)
         elif query.dtype is not torch.float32 and pays_to_attend_many(grouped, group):
-            attended = attend_many(grouped, key_cache, value_cache, group, hidden, scale)
+            attended = attend_many(grouped, key_cache, value_cache, group, scale, outside_window)
         else:
             is_even = group.shortest == group.longest
             keys, values = (

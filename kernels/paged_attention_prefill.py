@@ -22,7 +22,7 @@ Tensors (T query tokens, S sequences, H query heads, K kv heads, D head dim, B b
 P from 1 up; any G; in the kernel D up to 256, and scale > 0. Cells at or past context_lens[s] do not count: they may
 hold another request's remains, NaN included.
 Rounding: fp32 scores and accumulation, rounded once when written; 16-bit probabilities are rounded before they meet
-the values, and an fp32 product is three tf32 products in the kernel.
+the values, and an fp32 product is three tf32 products in the kernel. The reference may round 16-bit scores.
 Offsets are int64. S and T may be 0. The reference is differentiable in the query, except for `out`.
 
 The kernel's grid depends on shapes and max_query_len alone, so a CUDA graph may hold the launch.
@@ -44,8 +44,11 @@ from kernels.attention_config import PrefillConfig, num_multiprocessors, prefill
 from kernels.capped_attention import capped_attention
 from kernels.optional_triton import tl, triton
 
+_FEWEST_SCORES = 4096
+_MOST_SCORES = 1 << 24  # bounds the memory that they take: 32 MB, and as much for the probabilities
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class PrefillSequence:
     """One sequence as the reference sees it: its query rows, its blocks, and the causal mask [N, C] if it has a
     prefix (None: rows and context are the same tokens)."""
@@ -54,6 +57,12 @@ class PrefillSequence:
     context_len: int
     block_ids: Tensor
     mask: Tensor | None
+
+    @cached_property
+    def hidden(self) -> Tensor:
+        """[N, C] bf16: -inf where the query does not see the cell, else 0."""
+        visible = _visible(self.rows.stop - self.rows.start, self.context_len, None, self.block_ids.device)
+        return torch.zeros(visible.shape, dtype=torch.bfloat16, device=visible.device).masked_fill_(~visible, -math.inf)
 
 
 @dataclass(frozen=True)
@@ -122,7 +131,10 @@ def paged_attention_prefill_reference(
         keys, values, mask = _gather(key_cache, sequence), _gather(value_cache, sequence), sequence.mask
         if sliding_window is not None and sliding_window < sequence.context_len:
             mask = _visible(rows.shape[2], sequence.context_len, sliding_window, query.device)
-        if logit_softcap is None:
+        is_windowed = mask is not sequence.mask
+        if logit_softcap is None and not is_windowed and _pays_to_keep_scores(rows, sequence.context_len):
+            attended = _attend_by_scores(rows, keys, values, sequence.hidden, scale)
+        elif logit_softcap is None:
             attended = F.scaled_dot_product_attention(
                 rows, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
             )
@@ -132,6 +144,25 @@ def paged_attention_prefill_reference(
             keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
             attended = capped_attention(rows, keys, values, mask, scale, logit_softcap)
         out[sequence.rows] = attended[0].transpose(0, 1)
+
+
+def _pays_to_keep_scores(rows: Tensor, context_len: int) -> bool:
+    """rows [1, H, N, D]."""
+    num_pairs = rows.shape[2] * context_len
+    return rows.dtype is torch.bfloat16 and num_pairs >= _FEWEST_SCORES and rows.shape[1] * num_pairs <= _MOST_SCORES
+
+
+def _attend_by_scores(rows: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, scale: float) -> Tensor:
+    """rows [1, H, N, D], keys and values [1, K, C, D] -> [1, H, N, D]: with all scores at once, unlike SDPA.
+
+    Measured with AVX512-bf16, 9 heads of 64 dims in 3 groups, SDPA / this, milliseconds, queries x context: one core
+    128 x 128 0.65 / 0.41, 512 x 512 8.8 / 5.8; two 0.52 / 0.32, 5.5 / 2.9, 128 x 640 2.3 / 1.1. Slower below 64 x 64.
+    """
+    num_kv_heads, context_len = keys.shape[1:3]
+    query, keys, values = rows.reshape(num_kv_heads, -1, rows.shape[-1]), keys[0].contiguous(), values[0].contiguous()
+    scores = torch.baddbmm(query.new_empty(1), query, keys.mT, beta=0, alpha=scale)
+    weights = scores.view(-1, *hidden.shape).add_(hidden).softmax(-1).view(num_kv_heads, -1, context_len)
+    return torch.bmm(weights, values).view(rows.shape)
 
 
 def _visible(num_queries: int, context_len: int, sliding_window: int | None, device: torch.device) -> Tensor:
