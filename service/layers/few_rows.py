@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.compile_ahead import compile_ahead
 from kernels.skinny_linear import MAX_ROWS, skinny_linear
 
 _TIMED_ROWS = (1, 8, MAX_ROWS)
@@ -30,7 +31,7 @@ def most_skinny_rows(weights: Sequence[Tensor]) -> int:
     On a CPU, and for types that the kernel does not know, 0. On a GPU some milliseconds, beside compiling.
     """
     first = weights[0]
-    if not first.is_cuda or first.dtype not in (torch.bfloat16, torch.float32):
+    if not _is_known(first):
         return 0
     num_weights = min(len(weights), max(1, _TIMED_BYTES // first.nbytes))
     num_rounds = max(1, min(_MAX_LAUNCHES, _TIMED_BYTES // first.nbytes) // num_weights)
@@ -42,6 +43,19 @@ def most_skinny_rows(weights: Sequence[Tensor]) -> int:
             break
         most = num_rows
     return most
+
+
+def compile_skinny(weights: Sequence[Tensor]) -> None:
+    """What `most_skinny_rows` would compile for weights of these shapes, one after the other."""
+    known = [weight for weight in weights if _is_known(weight)]
+    rows = [weight.new_empty(num_rows, weight.shape[1]) for weight in known for num_rows in _TIMED_ROWS]
+    if known:
+        compile_ahead(lambda: [skinny_linear(x, w) for x in rows for w in known if x.shape[1] == w.shape[1]])
+
+
+def _is_known(weight: Tensor) -> bool:
+    """To the kernel."""
+    return weight.is_cuda and weight.dtype in (torch.bfloat16, torch.float32)
 
 
 def _seconds(multiply: Multiply, x: Tensor, weights: Sequence[Tensor]) -> float:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from service.layers.attention import AttentionInputs, LayerCache
 from service.layers.embedding import OutputHead
-from service.layers.few_rows import most_skinny_rows
+from service.layers.few_rows import compile_skinny, most_skinny_rows
 from service.layers.layer import Layer
 from service.layers.linear import Linear
 from service.layers.packed_weight import choose_one_row_way
@@ -80,6 +80,7 @@ def _choose_skinny_rows(linears: Sequence[Linear | OutputHead]) -> None:
     by_shape = defaultdict(list)
     for linear in linears:
         by_shape[linear.plain_weight.shape].append(linear)
+    compile_skinny([alike[0].plain_weight for alike in by_shape.values()])
     for alike in by_shape.values():
         most = most_skinny_rows([linear.plain_weight for linear in alike])
         for linear in alike:

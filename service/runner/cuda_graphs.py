@@ -147,13 +147,11 @@ class StepGraphs:
         return next((step for step in steps if step.inputs.num_tokens <= widest), None)
 
     def _capture(self, size: GraphSize) -> None:
-        table = self._table.tensor
-        if size.is_mixed:
-            mixed = MixedInputs(size.num_tokens, size.num_decodes, table, self._block_size)
-            self._mixed.append(_CapturedStep(size, self._compute, mixed, self._pool, self._stream))
+        inputs = inputs_of(size, self._table.tensor, self._block_size)
+        if isinstance(inputs, MixedInputs):
+            self._mixed.append(_CapturedStep(size, self._compute, inputs, self._pool, self._stream))
         else:
-            decode = DecodeInputs(size.num_decodes, table, self._block_size)
-            self._decodes.append(_CapturedStep(size, self._compute, decode, self._pool, self._stream))
+            self._decodes.append(_CapturedStep(size, self._compute, inputs, self._pool, self._stream))
 
     def _run(self, step: _CapturedStep[Inputs], num_draws: int) -> StepOutputs:
         self._table.bring_up_to_date()
@@ -186,6 +184,13 @@ def padded_size(sizes: Sequence[int], num_tokens: int, most: int) -> int:
     """The next of the rising sizes, if there is one up to `most`; else the tokens themselves."""
     index = bisect_left(sizes, num_tokens)
     return sizes[index] if index < len(sizes) and sizes[index] <= most else num_tokens
+
+
+def inputs_of(size: GraphSize, block_table: Tensor, block_size: int) -> DecodeInputs | MixedInputs:
+    """For a step of this size; all of it is padding yet. block_table: as of DeviceBlockTable."""
+    if size.is_mixed:
+        return MixedInputs(size.num_tokens, size.num_decodes, block_table, block_size)
+    return DecodeInputs(size.num_decodes, block_table, block_size)
 
 
 def graph_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> list[GraphSize]:

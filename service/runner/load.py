@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 
+from kernels.compile_ahead import compile_ahead
 from service.config import CacheConfig, ModelSource
 from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
@@ -100,8 +101,7 @@ def load_executor(
     layout = KvLayout.of(config, cache.block_size, dtype)
     graphs = graph_sizes(max_num_seqs, max_num_batched_tokens) if device.type == "cuda" and not enforce_eager else []
     sizes = _Sizes(max_num_seqs, max_num_batched_tokens, max_model_len, config.vocab_size, graphs)
-    memory = _profile(model, layout, device, weights_bytes, cache, sizes)
-    phases.end("profile")
+    memory = _profile(model, layout, device, weights_bytes, cache, sizes, phases)
     num_blocks = _num_blocks(memory, layout, sizes)
     storage = KvStorage(layout, num_blocks, device)
     host_blocks = _host_blocks(layout, cache, num_blocks, pinned=device.type == "cuda")
@@ -184,43 +184,61 @@ def _profile(
     weights_bytes: int,
     cache: CacheConfig,
     sizes: _Sizes,
+    phases: LoadPhases,
 ) -> MemoryLedger:
     if device.type == "cpu":
         return profile_cpu(weights_bytes, cache.memory_bytes)
 
-    memory = _profile_gpu(model, layout, device, weights_bytes, cache, sizes)
-    gc.collect()  # the runner that was measured and its graphs know each other
-    torch.cuda.empty_cache()
-    return memory
-
-
-def _profile_gpu(
-    model: CausalLM, layout: KvLayout, device: torch.device, weights_bytes: int, cache: CacheConfig, sizes: _Sizes
-) -> MemoryLedger:
-    num_seqs = min(sizes.max_num_seqs, sizes.max_num_batched_tokens)
-    length = min(sizes.max_num_batched_tokens // num_seqs, sizes.max_model_len)
-    storage = KvStorage(layout, -(-length // layout.block_size), device)
-    runner = ModelRunner(model, storage, device, num_seqs, sizes.max_model_len, sizes.vocab_size)
-    return profile_cuda(
+    worst_case = _WorstCase(model, layout, device, sizes)
+    _compile_kernels(worst_case, sizes.graphs)
+    phases.end("kernels")
+    memory = profile_cuda(
         device,
         weights_bytes,
         cache.memory_utilization,
         cache.memory_bytes,
-        lambda: _run_worst_case(runner, num_seqs, length, storage.num_blocks),
-        runner.capture_graphs,
+        worst_case.run,
+        worst_case.runner.capture_graphs,
         sizes.graphs,
     )
+    del worst_case
+    gc.collect()  # the runner that was measured and its graphs know each other
+    torch.cuda.empty_cache()
+    phases.end("profile")
+    return memory
 
 
-def _run_worst_case(runner: ModelRunner, num_seqs: int, length: int, num_blocks: int) -> None:
-    """As many tokens as an iteration may have, in as many sequences, each of which draws from all its logits.
+class _WorstCase:
+    """An iteration of as many tokens as one may have, in as many sequences, each of which draws from all its logits.
 
-    All sequences share the blocks of one: the profile needs the shapes, not the values.
+    All sequences share the blocks of one: the shapes count, not the values.
     """
-    params = SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9)
-    blocks = tuple(range(num_blocks))
-    shares = (ScheduledSequence(i, (0,) * length, 0, 0, blocks, params, (Sample(i, i),)) for i in range(num_seqs))
-    runner.launch(IterationPlan(tuple(shares))).wait()
+
+    def __init__(self, model: CausalLM, layout: KvLayout, device: torch.device, sizes: _Sizes) -> None:
+        self._num_seqs = min(sizes.max_num_seqs, sizes.max_num_batched_tokens)
+        self._length = min(sizes.max_num_batched_tokens // self._num_seqs, sizes.max_model_len)
+        self._num_blocks = -(-self._length // layout.block_size)
+        storage = KvStorage(layout, max(2, self._num_blocks), device)  # two: what warming up needs
+        self.runner = ModelRunner(model, storage, device, self._num_seqs, sizes.max_model_len, sizes.vocab_size)
+
+    def run(self) -> None:
+        params = SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9)
+        blocks, token_ids = tuple(range(self._num_blocks)), (0,) * self._length
+        shares = (ScheduledSequence(i, token_ids, 0, 0, blocks, params, (Sample(i, i),)) for i in range(self._num_seqs))
+        self.runner.launch(IterationPlan(tuple(shares))).wait()
+        self.runner.launch(IterationPlan((), released=tuple(range(self._num_seqs)))).wait()
+
+
+def _compile_kernels(worst_case: _WorstCase, graphs: Sequence[GraphSize]) -> None:
+    """All that iterations need: what follows would compile them one after the other."""
+
+    def launch() -> None:
+        worst_case.run()
+        worst_case.runner.warm_up()
+        for size in graphs[:1]:
+            worst_case.runner.compute_padding(size)
+
+    compile_ahead(launch)
 
 
 def _num_blocks(memory: MemoryLedger, layout: KvLayout, sizes: _Sizes) -> int:

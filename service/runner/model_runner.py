@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from statistics import median
 
 import torch
@@ -18,9 +19,11 @@ from service.core.iteration_result import IterationResult
 from service.core.sampling_params import SamplingParams
 from service.models.causal_lm import CausalLM
 from service.runner.attention_inputs import attention_inputs
-from service.runner.cuda_graphs import GraphSize, StepGraphs, StepOutputs
+from service.runner.cuda_graphs import GraphSize, StepGraphs, StepOutputs, inputs_of
 from service.runner.decode_rows import decode_rows
+from service.runner.device_block_table import DeviceBlockTable
 from service.runner.drawn_ids import DrawnIds
+from service.runner.draws import LogitsOf, draw_all
 from service.runner.grammar_masks import with_grammar_masks
 from service.runner.halving import halves, parts_of, places
 from service.runner.host_blocks import HostBlocks, PlainHostBlocks
@@ -32,7 +35,7 @@ from service.runner.selective_batching import FlatBatch, flatten
 from service.runner.sequence_rows import SequenceRows
 from service.runner.staging import IdsOnTheirWay, to_device
 from service.runner.step_inputs import StepInputs
-from service.sampling.sampler import Drawn, SamplingBatch, SamplingExtras, draw, sample
+from service.sampling.sampler import SamplingBatch, sample
 
 logger = logging.getLogger(__name__)
 
@@ -166,6 +169,12 @@ class ModelRunner:
             self._graphs = StepGraphs(self._step, self._rows, self._block_size, self._device)
         self._graphs.capture(sizes)
 
+    @torch.inference_mode()
+    def compute_padding(self, size: GraphSize) -> None:
+        """The step that a graph of this size holds, of padding alone, kernel by kernel."""
+        table = DeviceBlockTable(self._rows, self._device)
+        self._step(inputs_of(size, table.tensor, self._block_size).step)
+
     def _compute(self, scheduled: Sequence[ScheduledSequence], masks: TokenMasks | None) -> Outputs:
         graphs, decodes = self._graphs, None
         if graphs is not None and graphs.can_replay(scheduled):
@@ -183,7 +192,8 @@ class ModelRunner:
         if not batch.is_plain:
             self._sampling_rows.update(scheduled, batch, tensors["token_ids"])
         if graphs is not None and decodes is not None:
-            return self._sample(scheduled, batch, tensors, graphs.replay(decodes).logits, masks)
+            logits = graphs.replay(decodes).logits  # kept as they are: drawing again begins with them
+            return self._sample(scheduled, batch, tensors, lambda first, stop: logits[first:stop].clone(), masks)
 
         hidden = self._hidden(scheduled, batch, tensors)
         prompt_logprobs = None
@@ -193,8 +203,11 @@ class ModelRunner:
             )
         if not len(batch.logit_rows):
             return Outputs(prompt_logprobs=prompt_logprobs)
-        logits = self._model.compute_logits(hidden.index_select(0, tensors["logit_rows"]))
-        return self._sample(scheduled, batch, tensors, logits, masks, prompt_logprobs)
+
+        def logits_of(first: int, stop: int) -> Tensor:
+            return self._model.compute_logits(hidden.index_select(0, tensors["logit_rows"][first:stop]))
+
+        return self._sample(scheduled, batch, tensors, logits_of, masks, prompt_logprobs)
 
     def _hidden(
         self, scheduled: Sequence[ScheduledSequence], batch: FlatBatch, tensors: Mapping[str, Tensor]
@@ -235,15 +248,16 @@ class ModelRunner:
         scheduled: Sequence[ScheduledSequence],
         batch: FlatBatch,
         tensors: Mapping[str, Tensor],
-        logits: Tensor,
+        logits_of: LogitsOf,
         masks: TokenMasks | None,
         prompt_logprobs: PromptLogprobs | None = None,
     ) -> Outputs:
-        """logits: of the batch's `logit_rows`; they may be written."""
         extras, num_logprobs = None, list[int | None]()
         if not batch.is_plain:
             extras, num_logprobs = self._sampling_rows.extras(scheduled)
-        drawn = self._draw(batch, tensors, logits, with_grammar_masks(extras, masks, self._device))
+        extras_of = cache(partial(with_grammar_masks, extras, masks, self._device))
+        parameters = SamplingBatch.of(tensors, is_greedy=not batch.temperature.any())
+        drawn = draw_all(batch, logits_of, parameters, extras_of)
         self._drawn.note(tensors["draw_rows"], drawn.token_ids)
         logprobs = None if drawn.logprobs is None else DrawLogprobs(drawn.logprobs, num_logprobs)
         return Outputs(IdsOnTheirWay(drawn.token_ids), logprobs, prompt_logprobs)
@@ -258,16 +272,3 @@ class ModelRunner:
         token_ids = sample(logits, inputs.sampling)
         self._drawn.note(inputs.draw_rows, token_ids)
         return StepOutputs(token_ids, logits)
-
-    def _draw(
-        self, batch: FlatBatch, tensors: Mapping[str, Tensor], logits: Tensor, extras: SamplingExtras | None
-    ) -> Drawn:
-        """N ids. tensors: the batch's arrays on the device. logits: of its `logit_rows`; written if `extras` say so.
-
-        One row's logits may serve several draws (the n choices of a prompt).
-        """
-        num_draws = len(batch.seeds)
-        if num_draws != len(batch.logit_rows):
-            logits = logits.repeat_interleave(tensors["samples_per_row"], dim=0, output_size=num_draws)
-        parameters = SamplingBatch.of(tensors, is_greedy=not batch.temperature.any())
-        return Drawn(sample(logits, parameters)) if extras is None else draw(logits, parameters, extras)

@@ -58,6 +58,18 @@ class SamplingBatch:
             is_greedy=is_greedy,
         )
 
+    def part(self, first: int, stop: int) -> SamplingBatch:
+        """Of those draws alone."""
+        part = slice(first, stop)
+        return SamplingBatch(
+            _dense(self.temperature[part]),
+            _dense(self.top_k[part]),
+            _dense(self.top_p[part]),
+            _dense(self.seeds[part]),
+            _dense(self.positions[part]),
+            self.is_greedy,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
@@ -101,9 +113,31 @@ class SamplingExtras:
     min_p: Tensor | None = None
     num_top: int | None = None
 
+    def part(self, first: int, stop: int) -> SamplingExtras:
+        """Of those draws alone. Waits for the device if there is a bias."""
+        penalties, bias, part = self.penalties, self.bias, slice(first, stop)
+        if penalties is not None:
+            of_draws = (penalties.slots, penalties.repetition, penalties.presence, penalties.frequency)
+            penalties = Penalties(penalties.token_counts, *(_dense(tensor[part]) for tensor in of_draws))
+        if bias is not None:
+            is_part = (bias.rows >= first) & (bias.rows < stop)
+            bias = LogitBias(bias.rows[is_part] - first, bias.token_ids[is_part], bias.values[is_part])
+        return SamplingExtras(
+            penalties,
+            bias,
+            tuple(TokenBitmask(mask.bitmask, _dense(mask.mask_rows[part])) for mask in self.bitmasks),
+            None if self.min_p is None else _dense(self.min_p[part]),
+            self.num_top,
+        )
+
     @property
     def changes_logits(self) -> bool:
         return self.penalties is not None or self.bias is not None or bool(self.bitmasks)
+
+
+def _dense(part: Tensor) -> Tensor:
+    """At an address as of a whole tensor, which Triton has compiled for."""
+    return part.clone()
 
 
 @dataclass(frozen=True, slots=True)

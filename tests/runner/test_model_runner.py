@@ -7,7 +7,7 @@ import torch
 
 from service.core.iteration_plan import BlockCopy, IterationPlan, Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
-from service.runner import model_runner
+from service.runner import draws
 from tests.models.checkpoints import (
     generate,
     gpt2,
@@ -107,7 +107,7 @@ def test_bf16_differs_only_between_near_ties(save, device, tmp_path, monkeypatch
     ours = player.generate(prompts, greedy(NUM_TOKENS))
     seen = []
     monkeypatch.setattr(loaded.runner, "_graphs", None)  # they do not call what is put in its place here
-    monkeypatch.setattr(model_runner, "sample", lambda logits, batch: (seen.append(logits), logits.argmax(-1))[1])
+    monkeypatch.setattr(draws, "sample", lambda logits, batch: (seen.append(logits), logits.argmax(-1))[1])
     for prompt, made in zip(prompts, ours, strict=True):
         want = generate(theirs, prompt, NUM_TOKENS)
         at = next((i for i in range(NUM_TOKENS) if made[i] != want[i]), None)

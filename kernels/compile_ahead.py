@@ -1,0 +1,63 @@
+"""Compiles kernels side by side. A kernel is compiled when it is first launched, which takes up to a second; a model
+needs some thirty, one after the other if nothing is done about it.
+
+Triton asks a hook before it compiles for a launch. Here the hook notes what would be compiled and says that it has been
+seen to, so that neither the compilation nor that launch takes place; then threads compile all that was noted (the
+compiler releases the interpreter, and ptxas is a process of its own). The results are where later launches look.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+from kernels.optional_triton import triton
+
+logger = logging.getLogger(__name__)
+
+_MAX_THREADS = 32
+
+Noted = dict[tuple[int, str], tuple[Any, str]]
+"""(function, key) -> the function, and the arguments' types and constants in Triton's own notation."""
+
+
+def compile_ahead(launch: Callable[[], object]) -> int:
+    """Compile whatever the launches in `launch` need and is not compiled yet; how many kernels that was.
+
+    On a GPU. launch: what it computes is worthless, as launches of such kernels are left out: it may use results as
+    values, but not as indices. A kernel that fails to compile is left to its first launch, which tells why.
+    """
+    noted: Noted = {}
+    with _noting(noted):
+        launch()
+    num_threads = min(_MAX_THREADS, os.cpu_count() or 1, max(1, len(noted)))
+    with ThreadPoolExecutor(num_threads, thread_name_prefix="compile") as pool:
+        return sum(pool.map(_compile, noted.values()))
+
+
+@contextmanager
+def _noting(noted: Noted) -> Iterator[None]:
+    def note(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
+        noted[id(fn.jit_function), str(compile["key"])] = fn.jit_function, compile["specialization_data"]
+        return True
+
+    runtime = triton.knobs.runtime
+    before, runtime.jit_cache_hook = runtime.jit_cache_hook, note
+    try:
+        yield
+    finally:
+        runtime.jit_cache_hook = before
+
+
+def _compile(noted: tuple[Any, str]) -> bool:
+    function, specialization = noted
+    try:
+        function.preload(specialization)
+    except Exception:
+        logger.warning("%s was not compiled ahead", function, exc_info=True)
+        return False
+    return True

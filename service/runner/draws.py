@@ -1,0 +1,70 @@
+"""The draws of an iteration: all at once, or in parts if their logits do not fit the device's memory.
+
+Nothing of it depends on the cut: a draw depends on its own row, parameters, seed and position alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.token_logprobs import TokenLogprobs
+from service.runner.selective_batching import FlatBatch, Int64Array
+from service.runner.staging import to_device
+from service.sampling.sampler import Drawn, SamplingBatch, SamplingExtras, draw, sample
+
+logger = logging.getLogger(__name__)
+
+LogitsOf = Callable[[int, int], Tensor]
+"""(first, stop) of a batch's `logit_rows` -> their logits [stop - first, vocab_size], the caller's to write; asked for
+again after memory has run out."""
+
+ExtrasOf = Callable[[], SamplingExtras | None]
+"""Of all draws; asked for when logits have been launched, for it may wait for masks."""
+
+
+def draw_all(batch: FlatBatch, logits_of: LogitsOf, parameters: SamplingBatch, extras_of: ExtrasOf) -> Drawn:
+    """One id for each of the batch's N draws, whose parameters these are. One row's logits may serve several draws
+    (the n choices of a prompt)."""
+    row_of = np.repeat(np.arange(len(batch.logit_rows)), batch.samples_per_row)
+    waiting, drawn = deque([(0, len(row_of))]), list[Drawn]()
+    while waiting:
+        first, stop = waiting.popleft()
+        try:
+            logits = _logits(row_of[first:stop], logits_of)
+            drawn.append(_draw(logits, parameters, extras_of(), first, stop))
+        except torch.OutOfMemoryError:
+            if stop - first == 1:
+                raise
+            logger.warning("no memory for the logits of %d draws: they are drawn in parts", stop - first)
+            torch.cuda.empty_cache()
+            middle = (first + stop) // 2
+            waiting.extendleft(((middle, stop), (first, middle)))
+    return drawn[0] if len(drawn) == 1 else _joined(drawn)
+
+
+def _logits(rows: Int64Array, logits_of: LogitsOf) -> Tensor:
+    """One row a draw."""
+    first, stop = int(rows[0]), int(rows[-1]) + 1
+    logits = logits_of(first, stop)
+    if len(rows) == stop - first:
+        return logits
+    return logits.index_select(0, to_device({"rows": rows - first}, logits.device)["rows"])
+
+
+def _draw(logits: Tensor, parameters: SamplingBatch, extras: SamplingExtras | None, first: int, stop: int) -> Drawn:
+    if (first, stop) != (0, len(parameters.seeds)):
+        parameters = parameters.part(first, stop)
+        extras = None if extras is None else extras.part(first, stop)
+    return Drawn(sample(logits, parameters)) if extras is None else draw(logits, parameters, extras)
+
+
+def _joined(drawn: list[Drawn]) -> Drawn:
+    token_ids = torch.cat([part.token_ids for part in drawn])
+    logprobs = [part.logprobs for part in drawn if part.logprobs is not None]
+    return Drawn(token_ids, TokenLogprobs(*map(torch.cat, zip(*logprobs, strict=True))) if logprobs else None)

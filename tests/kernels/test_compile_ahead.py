@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from kernels.compile_ahead import compile_ahead
+from kernels.optional_triton import triton
+
+knobs = pytest.importorskip("triton").knobs
+
+
+class Function:
+    """As much of a Triton function as a launch's hook shows; two compile at once or wait for each other in vain."""
+
+    def __init__(self, together=None, fault=None):
+        self.compiled = []
+        self._together, self._fault = together, fault
+
+    def launch(self, key):
+        """What a launch of a kernel does that is not compiled: True if it is left out."""
+        info = SimpleNamespace(jit_function=self, module="m", name="f")
+        return knobs.runtime.jit_cache_hook(
+            key=key,
+            repr="f",
+            fn=info,
+            compile={"key": key, "specialization_data": f"data of {key}"},
+            is_manual_warmup=False,
+            already_compiled=False,
+        )
+
+    def preload(self, data):
+        if self._together is not None:
+            self._together.wait(timeout=10)
+        if self._fault is not None:
+            raise self._fault
+        self.compiled.append(data)
+
+
+def test_each_kernel_is_compiled_once_and_side_by_side(monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    together = threading.Barrier(2)
+    first, second = Function(together), Function(together)
+    left_out = []
+    num = compile_ahead(lambda: left_out.extend(f.launch(key) for f in (first, second, first) for key in ("a", "b")))
+    assert num == 4
+    assert left_out == [True] * 6
+    assert sorted(first.compiled) == sorted(second.compiled) == ["data of a", "data of b"]
+
+
+def test_the_hook_is_as_before_even_after_a_fault():
+    before = knobs.runtime.jit_cache_hook
+    with pytest.raises(ValueError, match="no"):
+        compile_ahead(lambda: (_ for _ in ()).throw(ValueError("no")))
+    assert knobs.runtime.jit_cache_hook is before
+
+
+def test_a_kernel_that_fails_is_left_to_its_launch(caplog):
+    bad, good = Function(fault=RuntimeError("no such instruction")), Function()
+    assert compile_ahead(lambda: (bad.launch("a"), good.launch("a"))) == 1
+    assert good.compiled == ["data of a"]
+    assert "was not compiled ahead" in caplog.text
+
+
+@pytest.mark.gpu
+def test_what_was_compiled_ahead_is_not_compiled_again(tmp_path, monkeypatch):
+    from kernels.rms_norm import rms_norm, rms_norm_reference
+    from kernels.silu_and_mul import silu_and_mul
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    x, weight = torch.randn(5, 1744, device="cuda"), torch.randn(1744, device="cuda")
+    num = compile_ahead(lambda: (rms_norm(x, weight, 1e-5), rms_norm(x[:2], weight, 1e-5), silu_and_mul(x)))
+    assert num >= 2
+    compiled = []
+    monkeypatch.setattr(triton.knobs.runtime, "jit_cache_hook", lambda *, repr, **_: compiled.append(repr))
+    out = rms_norm(x, weight, 1e-5)
+    silu_and_mul(x)
+    assert compiled == []
+    torch.testing.assert_close(out, rms_norm_reference(x, weight, 1e-5), atol=1e-5, rtol=1e-5)
