@@ -54,6 +54,7 @@ from kernels.optional_triton import tl, triton
 from kernels.split_kv import find_item
 
 _MAX_KV_HEADS = 256
+_MOST_AT_ONE_LOOK = 1024  # sequences whose lengths a program reads together
 _MERGED_AT_ONCE = 2048  # partial results a warp holds in registers: 64 a thread
 
 
@@ -317,7 +318,7 @@ def paged_attention_decode_triton(
     num_items = min(num_seqs * most_splits, num_seqs + splits_wanted)
     partial = torch.empty((num_items, num_heads, head_dim), dtype=torch.float32, device=query.device)
     lse = torch.empty((num_items, num_heads), dtype=torch.float32, device=query.device)
-    block_seqs = 32 if num_seqs <= 32 else 256
+    block_seqs = 32 if num_seqs <= 32 else min(max(256, triton.next_power_of_2(num_seqs)), _MOST_AT_ONE_LOOK)
     merge_g = triton.next_power_of_2(group)
     _paged_attention_decode_kernel[(num_kv_heads, num_items)](
         query,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 
 import torch
+
+from kernels.replay_timing import seconds_by_replay
 
 Launch = Callable[[], object]
 _ROUNDS = 7
@@ -22,26 +23,8 @@ def seconds_of_launch(launches: Sequence[Launch]) -> float:
     for launch in launches:
         launch()
     if bench_device().type == "cuda":
-        return statistics.median(_replays(launches)) / len(launches)
+        return seconds_by_replay(launches, _ROUNDS)
     return min(_runs(launches)) / len(launches)
-
-
-def _replays(launches: Sequence[Launch]) -> list[float]:
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for launch in launches:
-            launch()
-    graph.replay()
-    seconds = []
-    for _ in range(_ROUNDS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        seconds.append(float(begin.elapsed_time(end)) * 1e-3)
-    return seconds
 
 
 def _runs(launches: Sequence[Launch]) -> list[float]:

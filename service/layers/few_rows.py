@@ -5,19 +5,21 @@ The answer depends on the shape and the device, so at load each shape of a model
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.compile_ahead import compile_ahead
+from kernels.replay_timing import seconds_by_replay
 from kernels.skinny_linear import MAX_ROWS, skinny_linear
 
 _TIMED_ROWS = (1, 8, MAX_ROWS)
 _TIMED_BYTES = 256 << 20  # several times a GPU's L2 cache
 _MAX_LAUNCHES = 64
+_ROUNDS = 5
 _MAY_COST = 1.03
 """The kernels beside it in a step gain a microsecond or two from its dependent launch (kernels/dependent_launch.py),
 which timing the products alone does not show."""
@@ -59,21 +61,6 @@ def _is_known(weight: Tensor) -> bool:
 
 
 def _seconds(multiply: Multiply, x: Tensor, weights: Sequence[Tensor]) -> float:
-    """Of one product, when launches cost nothing: by a graph of them all."""
-    stream, graph = torch.cuda.Stream(x.device), torch.cuda.CUDAGraph()
-    with torch.cuda.stream(stream):
-        multiply(x, weights[0])
-        torch.cuda.synchronize()
-        graph.capture_begin()
-        for weight in weights:
-            multiply(x, weight)
-        graph.capture_end()
-        times = []
-        for _ in range(5):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(float(start.elapsed_time(end)) / 1e3)
-    return statistics.median(times) / len(weights)
+    """Of one product."""
+    multiply(x, weights[0])
+    return seconds_by_replay([partial(multiply, x, weight) for weight in weights], _ROUNDS)

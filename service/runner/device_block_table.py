@@ -18,6 +18,10 @@ class DeviceBlockTable:
         self._rows = rows
         self.tensor = torch.zeros(rows.block_table.shape, dtype=torch.int32, device=device)
 
+    @staticmethod
+    def num_bytes(num_rows: int, max_blocks: int) -> int:
+        return num_rows * max_blocks * torch.int32.itemsize
+
     @property
     def is_complete(self) -> bool:
         return len(self._rows.block_table) == len(self.tensor)

@@ -24,6 +24,7 @@ from service.models.weight_loader import load_weights
 from service.models.weights_revision import weights_revision
 from service.runner.cuda_graphs import GraphSize, common_sizes, graph_sizes
 from service.runner.device import choose_device, choose_dtype, use_cores
+from service.runner.device_block_table import DeviceBlockTable
 from service.runner.host_blocks import Fp8HostBlocks, HostBlocks, PlainHostBlocks
 from service.runner.host_memory import keep_freed_memory
 from service.runner.idle_capture import IdleCapture
@@ -31,6 +32,7 @@ from service.runner.kv_storage import KvLayout, KvStorage
 from service.runner.load_phases import LoadPhases
 from service.runner.memory_profile import GIBIBYTE, MemoryLedger, cpu_memory, profile_cpu, profile_cuda
 from service.runner.model_runner import ModelRunner
+from service.sampling.token_counts import TokenCounts
 
 OnProgress = Callable[[str, int, int], None]
 """Called with (phase, bytes done, bytes in all), from any thread, one call at a time."""
@@ -200,12 +202,22 @@ def _profile(
         worst_case.run,
         worst_case.runner.capture_graphs,
         sizes.graphs,
+        _table_bytes(layout, sizes),
     )
     del worst_case
     gc.collect()  # the runner that was measured and its graphs know each other
     torch.cuda.empty_cache()
     phases.end("profile")
     return memory
+
+
+def _table_bytes(layout: KvLayout, sizes: _Sizes) -> int:
+    """Of what grows with the sequences beside their blocks: a row each of the block table (twice, as in ModelRunner)
+    and of the token counts."""
+    max_blocks = -(-sizes.max_model_len // layout.block_size)
+    return DeviceBlockTable.num_bytes(2 * sizes.max_num_seqs + 1, max_blocks) + TokenCounts.num_bytes(
+        sizes.max_num_seqs, sizes.vocab_size
+    )
 
 
 class _WorstCase:

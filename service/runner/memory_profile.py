@@ -20,18 +20,20 @@ class MemoryLedger:
 
     total: of the device. weights: the parameters, once (a CPU may hold them in a second form). activations: peak of
     a worst-case iteration beyond what was held before it; 0 where it was not measured. graphs: CUDA graphs and their
-    memory pool. other: held by other processes or outside torch's allocator. kv_cache: for the blocks.
+    memory pool. tables: the block table and the penalties' token counts of all sequences. other: held by other
+    processes or outside torch's allocator. kv_cache: for the blocks.
     """
 
     total_bytes: int
     weights_bytes: int
     activations_bytes: int
     graphs_bytes: int
+    tables_bytes: int
     other_bytes: int
     kv_cache_bytes: int
 
     def __str__(self) -> str:
-        names = ("weights", "activations", "graphs", "other", "kv_cache")
+        names = ("weights", "activations", "graphs", "tables", "other", "kv_cache")
         parts = (f"{name.replace('_', ' ')} {getattr(self, f'{name}_bytes') / GIBIBYTE:.2f}" for name in names)
         return f"{', '.join(parts)} of {self.total_bytes / GIBIBYTE:.2f} GiB"
 
@@ -40,7 +42,7 @@ def profile_cpu(weights_bytes: int, memory_bytes: int | None) -> MemoryLedger:
     """A quarter of what is free, at most 4 GiB, unless `memory_bytes` says how much."""
     total, available = cpu_memory()
     kv_cache = memory_bytes if memory_bytes is not None else min(available // 4, 4 * GIBIBYTE)
-    return MemoryLedger(total, weights_bytes, 0, 0, max(0, total - available - weights_bytes), kv_cache)
+    return MemoryLedger(total, weights_bytes, 0, 0, 0, max(0, total - available - weights_bytes), kv_cache)
 
 
 def profile_cuda(
@@ -51,6 +53,7 @@ def profile_cuda(
     worst_case_iteration: Callable[[], None],
     capture: Callable[[Sequence[Size]], None],
     graph_sizes: Sequence[Size],
+    tables_bytes: int,
 ) -> MemoryLedger:
     """Run the worst case, capture some graphs, and give the blocks what is left of `memory_utilization` of the device.
 
@@ -67,9 +70,9 @@ def profile_cuda(
     free, total = torch.cuda.mem_get_info(device)
     other = total - free - torch.cuda.memory_reserved(device)
     graphs = _graph_bytes(device, capture, graph_sizes)
-    measured = int(total * memory_utilization) - held - activations - graphs - other
+    measured = int(total * memory_utilization) - held - activations - graphs - tables_bytes - other
     kv_cache = measured if memory_bytes is None else memory_bytes
-    return MemoryLedger(total, weights_bytes, activations, graphs, other, kv_cache)
+    return MemoryLedger(total, weights_bytes, activations, graphs, tables_bytes, other, kv_cache)
 
 
 def _graph_bytes(device: torch.device, capture: Callable[[Sequence[Size]], None], sizes: Sequence[Size]) -> int:

@@ -20,6 +20,11 @@ class TokenCounts:
         self.table = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
         self._free: list[int] = []
 
+    @staticmethod
+    def num_bytes(num_slots: int, vocab_size: int) -> int:
+        """Of a table of so many slots."""
+        return num_slots * vocab_size * torch.int32.itemsize
+
     def take(self) -> int:
         """A slot of zeros."""
         if not self._free:

@@ -249,7 +249,7 @@ def test_caches_of_more_than_2_to_the_31_elements(lane, dtype):
 @pytest.mark.parametrize(("lane", "dtype"), GPU_ONLY)
 def test_serving_never_compiles_again(lane, dtype):
     """Whatever the batch size, the table's width, the offset of its first row: a batch of each tuned kind, and of each
-    kind of search (up to 32, 256, more sequences), has been compiled before."""
+    kind of search (up to 32, 256, 512, 1,024, more sequences), has been compiled before."""
     from kernels.paged_attention_decode import _paged_attention_decode_kernel as kernel
 
     def step(num_seqs, first, width):
@@ -263,7 +263,7 @@ def test_serving_never_compiles_again(lane, dtype):
     def compiled():
         return sum(len(caches[0]) for caches in kernel.device_caches.values())
 
-    for num_seqs in (3, 17, 40, 260, 600):
+    for num_seqs in (3, 17, 40, 260, 600, 1100):
         step(num_seqs, 0, 4)
     before = compiled()
     for num_seqs, first, width in [
@@ -275,6 +275,7 @@ def test_serving_never_compiles_again(lane, dtype):
         (300, 1, 7),
         (511, 1, 2),
         (700, 3, 9),
+        (1500, 3, 9),
     ]:
         step(num_seqs, first, width)
     assert compiled() == before

@@ -37,3 +37,9 @@ def test_rows_that_were_added_are_missing():
         rows.update(share(i, (i + 1,)))
     table.bring_up_to_date()
     assert not table.is_complete
+
+
+def test_its_bytes_are_known_before():
+    rows = SequenceRows(6, 12)
+    table = DeviceBlockTable(rows, torch.device("cpu")).tensor
+    assert DeviceBlockTable.num_bytes(rows.num_rows, 12) == table.nbytes

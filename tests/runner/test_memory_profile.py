@@ -48,8 +48,8 @@ def test_what_was_given_is_taken():
 
 
 def test_the_ledger_reads_as_one_line():
-    ledger = MemoryLedger(8 * GIBIBYTE, 2 * GIBIBYTE, GIBIBYTE // 4, GIBIBYTE // 2, 0, GIBIBYTE)
-    text = "weights 2.00, activations 0.25, graphs 0.50, other 0.00, kv cache 1.00 of 8.00 GiB"
+    ledger = MemoryLedger(8 * GIBIBYTE, 2 * GIBIBYTE, GIBIBYTE // 4, GIBIBYTE // 2, GIBIBYTE // 8, 0, GIBIBYTE)
+    text = "weights 2.00, activations 0.25, graphs 0.50, tables 0.12, other 0.00, kv cache 1.00 of 8.00 GiB"
     assert str(ledger) == text
 
 
@@ -63,9 +63,11 @@ def test_what_the_blocks_get_is_what_the_rest_leaves():
     def capture(sizes):
         kept.append(torch.empty((100 if len(kept) == 0 else 20) << 20, dtype=torch.uint8, device=device))
 
-    ledger = profile_cuda(device, 1000, 0.5, None, iteration, capture, [1, 2, 4])
+    ledger = profile_cuda(device, 1000, 0.5, None, iteration, capture, [1, 2, 4], 7 << 20)
     assert ledger.activations_bytes == 300 << 20
     assert abs(ledger.graphs_bytes - (140 << 20)) <= 64 << 20  # other processes may use the device
-    spent = ledger.kv_cache_bytes + ledger.activations_bytes + ledger.graphs_bytes + ledger.other_bytes
+    spent = ledger.kv_cache_bytes + ledger.activations_bytes + ledger.graphs_bytes + ledger.tables_bytes
+    spent += ledger.other_bytes
+    assert ledger.tables_bytes == 7 << 20
     assert 0 <= int(ledger.total_bytes * 0.5) - spent < 2 << 30
-    assert profile_cuda(device, 1000, 0.5, 12345, iteration, capture, []).kv_cache_bytes == 12345
+    assert profile_cuda(device, 1000, 0.5, 12345, iteration, capture, [], 0).kv_cache_bytes == 12345

@@ -25,3 +25,9 @@ def test_slots_grow_and_are_clean_when_taken_again():
     counts.release(slots[7])
     assert counts.take() == slots[7]
     assert not counts.table[slots[7]].any()
+
+
+def test_its_bytes_are_known_before():
+    counts = TokenCounts(10, torch.device("cpu"))
+    counts.take()
+    assert TokenCounts.num_bytes(len(counts.table), 10) == counts.table.nbytes
