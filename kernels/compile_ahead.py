@@ -3,7 +3,8 @@ needs some thirty, one after the other if nothing is done about it.
 
 Triton asks a hook before it compiles for a launch. Here the hook notes what would be compiled and says that it has been
 seen to, so that neither the compilation nor that launch takes place; then threads compile all that was noted (the
-compiler releases the interpreter, and ptxas is a process of its own). The results are where later launches look.
+compiler releases the interpreter, and ptxas is a process of its own), make each kernel's launcher, which Triton up to
+3.6 has a C compiler for, and load it. The results are where later launches look.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def _noting(noted: Noted) -> Iterator[None]:
 def _compile(noted: tuple[Any, str]) -> bool:
     function, specialization = noted
     try:
-        function.preload(specialization)
+        _ = function.preload(specialization).run  # made, and the kernel loaded, by being asked for
     except Exception:
         logger.warning("%s was not compiled ahead", function, exc_info=True)
         return False

@@ -37,6 +37,7 @@ class Function:
         if self._fault is not None:
             raise self._fault
         self.compiled.append(data)
+        return SimpleNamespace(run=self)
 
 
 def test_each_kernel_is_compiled_once_and_side_by_side(monkeypatch):

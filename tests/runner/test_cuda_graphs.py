@@ -36,8 +36,8 @@ def test_sizes_of_decodes_are_few_below_8_and_reach_the_largest_batch():
     assert decode_sizes(1) == [1]
     assert decode_sizes(6) == [1, 2, 4, 6]
     assert decode_sizes(64) == [1, 2, 4, *range(8, 65, 8)]
-    assert decode_sizes(300)[-4:] == [256, 272, 288, 300]
-    assert decode_sizes(4096)[-2:] == [MAX_DECODES - 32, MAX_DECODES]
+    assert decode_sizes(300)[-3:] == [248, 256, 300]
+    assert decode_sizes(4096)[-2:] == [896, MAX_DECODES]
 
 
 def test_a_step_is_padded_to_the_next_size_if_that_is_not_too_far():
@@ -62,7 +62,7 @@ def test_any_mixed_step_within_seats_and_budget_finds_a_graph_with_little_paddin
         num_tokens = chance.randint(2, budget)
         num_decodes = chance.randint(0, min(seats, num_tokens - 2))
         narrowest = min(n for n, d in mixed if n >= num_tokens and d >= num_decodes)
-        assert narrowest - num_tokens < (32 if num_tokens <= 64 else 64 if num_tokens <= 512 else 128)
+        assert narrowest - num_tokens < (32 if num_tokens <= 64 else 128 if num_tokens <= 1280 else 256)
 
 
 @pytest.mark.parametrize(("seats", "budget"), [(1, 2), (48, 2048), (256, 2048), (512, 2048), (1024, 2048), (700, 900)])
