@@ -5,6 +5,7 @@ import logging
 import pytest
 import torch
 
+from service.runner import cuda_graphs
 from service.runner.cuda_graphs import GraphSize, common_sizes, graph_sizes
 from service.runner.idle_capture import IdleCapture
 from service.runner.load import load_executor
@@ -48,7 +49,8 @@ def captured_sizes(graphs):
 
 
 @pytest.mark.gpu
-def test_requests_between_captures_get_the_same_tokens_and_in_the_end_all_are_captured(tmp_path):
+def test_requests_between_captures_get_the_same_tokens_and_in_the_end_all_are_captured(tmp_path, monkeypatch):
+    monkeypatch.setattr(cuda_graphs, "outrun", lambda timed: set())  # timings of so small a model say nothing
     folder = llama(tmp_path)
     prompts, params = random_prompts(20), random_params(20, 3)
     eager = load(folder, device="cuda", enforce_eager=True)
@@ -67,6 +69,7 @@ def test_requests_between_captures_get_the_same_tokens_and_in_the_end_all_are_ca
 
 @pytest.mark.gpu
 def test_a_capture_that_fails_half_way_leaves_the_device_usable(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(cuda_graphs, "outrun", lambda timed: set())
     folder = llama(tmp_path)
     prompts, params = random_prompts(6), random_params(6, 0)
     loaded = load_executor(source(folder, device="cuda"), folder, CACHE, 64, 2048)
@@ -86,7 +89,7 @@ def test_a_capture_that_fails_half_way_leaves_the_device_usable(tmp_path, monkey
     assert len(calls) == 2
     assert "serving goes on without it" in caplog.text
     assert captured_sizes(loaded.runner._graphs) == before
-    monkeypatch.undo()
+    monkeypatch.setattr(loaded.runner._model, "compute_logits", compute_logits)
     assert loaded.idle_work.do_some()
     assert len(captured_sizes(loaded.runner._graphs)) == len(before) + 1
     assert player.generate(prompts, params) == want
