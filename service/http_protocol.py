@@ -25,7 +25,7 @@ _GRACE_S = 1.0
 
 
 _LINGER_S = 2.0
-"""So long a client that was answered early may go on sending what nobody reads."""
+"""How long a client that was answered early may go on sending; what it sends is dropped."""
 
 
 class BoundedProtocol(HttpToolsProtocol):

@@ -6,11 +6,11 @@ import gc
 import sys
 
 SWITCH_INTERVAL_S = 0.0001
-"""So long a thread that has the interpreter may keep it from one that wants it. Python's own 5 ms is as long as an
+"""How long a thread that has the interpreter may keep it from one that wants it. Python's own 5 ms is as long as an
 iteration: the engine, woken by the device, would wait as long for the event loop. Measured: loadtest/LOG.md."""
 
 GC_THRESHOLDS = (20_000, 20, 20)
-"""Collections come after so many new objects, not after every 700; what a stream makes is gone by itself."""
+"""New objects between collections; Python's own threshold is 700. What a stream makes is freed without them."""
 
 
 def settle() -> None:

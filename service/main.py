@@ -168,6 +168,6 @@ class _Service:
         return None if self._engine is None else self._engine.snapshot
 
     def _host_profile(self) -> str:
-        """Of the time since the model was ready."""
+        """The table of host times since the model was ready."""
         wall_s, process_s = time.monotonic() - self._ready_s, time.process_time() - self._ready_process_s
         return host_table(self._recorder.times, process_s, wall_s, self._recorder.num_generated)

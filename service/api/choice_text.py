@@ -52,7 +52,7 @@ class Piece(NamedTuple):
 class StopRules:
     """What the client wants its choices to end with: strings and token ids, and whether their text is shown.
 
-    min_tokens: strings are not looked for in the text of so many first tokens.
+    min_tokens: strings are not looked for in the text of the first `min_tokens` tokens.
     """
 
     strings: tuple[str, ...] = ()

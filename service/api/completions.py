@@ -27,7 +27,7 @@ from service.protocol.completions import CompletionRequest, CompletionResponse
 
 _DEFAULT_MAX_TOKENS = 16
 _IDS_A_CHARACTER = 16
-"""So many ids are checked in the time in which a character is tokenized."""
+"""Ids that are checked in the time in which one character is tokenized."""
 _NO_TEXT = "prompt must not be empty."
 
 

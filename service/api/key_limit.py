@@ -1,4 +1,4 @@
-"""So many requests of one API key at a time, so that no client takes all the seats."""
+"""A limit on the requests of one API key at a time, so that no client takes all the seats."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def _sampling_params(
     max_tokens: int,
     num_prompt_logprobs: int | None,
 ) -> SamplingParams:
-    """Of one prompt: each has a seed of its own."""
+    """The parameters of one prompt; each prompt has a seed of its own."""
     if call.beam is not None:
         return beam_sampling(
             call.beam,

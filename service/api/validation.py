@@ -67,8 +67,8 @@ class CheckedCall:
 
     max_tokens: None when the client gave none.
     form: what the output must be; None: any text. beam: the choices are the best beams instead of draws.
-    logprobs: of generated tokens, and so many of the most probable ones; None: not wanted. prompt_logprobs: likewise.
-    truncate_prompt_tokens: so many of a prompt's last tokens are kept; -1: as many as leave room for max_tokens.
+    logprobs: of generated tokens, and how many of the most probable ones; None: not wanted. prompt_logprobs: likewise.
+    truncate_prompt_tokens: how many of a prompt's last tokens are kept; -1: as many as leave room for max_tokens.
     ignored: unknown fields, to be named in the answer's header.
     """
 

@@ -66,5 +66,5 @@ class ModelCosts:
         return prompt_flops / limits.flops_per_s + max(weights_s, products_s) + seen * self.kv_token_s(limits)
 
     def seen_tokens(self, context_len: float) -> float:
-        """Of a context, how many tokens a layer sees, on the average of the layers."""
+        """How many tokens of a context a layer sees, on average over the layers."""
         return sum(min(context_len, window or context_len) for window in self.windows) / len(self.windows)

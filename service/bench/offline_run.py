@@ -31,7 +31,7 @@ class OfflineRun:
         return self.ticks[-1][0] - self.started_s
 
     def steps_of(self, num_tokens: int) -> list[float]:
-        """Seconds of each iteration that gave exactly so many tokens, as did the one before it."""
+        """Seconds of each iteration that gave exactly `num_tokens` tokens, as did the one before it."""
         pairs = zip(self.ticks, self.ticks[1:], strict=False)
         return [end - start for (start, before), (end, here) in pairs if before == here == num_tokens]
 

@@ -17,7 +17,7 @@ from service.settings import Settings
 from service.structured.token_bitmask import TokenBitmask
 
 PREFIX_ENTRY_TOKENS = 16
-"""Smaller blocks enter the prefix cache in groups of so many tokens: each entry costs a digest."""
+"""Smaller blocks enter the prefix cache in groups of this many tokens: each entry costs a digest."""
 
 
 def make_engine(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from service.bench.model_bench import BenchTarget
 
 FEW_PROMPTS = 8
-"""Of a throughput benchmark on a CPU."""
+"""Prompts of a throughput benchmark on a CPU."""
 
 
 def bench(settings: Settings, options: LatencyOptions | ThroughputOptions) -> int:

@@ -48,13 +48,13 @@ class RequestJournal:
         self._waiting_since_s = now_s
 
     def note_chunk(self, now_s: float, num_tokens: int, *, draws: bool) -> None:
-        """An iteration computes so many tokens of it; whether it then draws one."""
+        """An iteration computes `num_tokens` tokens of it. draws: and then draws one."""
         self.num_chunks += 1
         self._num_drawing += draws
         self.chunks.append(Chunk(now_s, num_tokens))
 
     def num_iterations(self, num_tokens_of_longest: int) -> int:
-        """Iterations that computed something of it, where its longest choice has so many tokens.
+        """Iterations that computed something of it. num_tokens_of_longest: output tokens of its longest choice.
 
         All but the chunks compute one token and draw the next, so they need not be counted one by one.
         """

@@ -40,8 +40,8 @@ class SamplingParams:
     logit_bias: (token id, addend) pairs, each id once.
     allowed_token_ids: sorted, not empty; nothing else may be drawn. None: anything may.
     bad_words: sequences of ids that must not be generated; none is empty.
-    min_tokens: no stop_token_id is drawn before so many tokens are generated.
-    num_logprobs: log probabilities of each drawn token and of so many of the most probable ones; None: not wanted.
+    min_tokens: tokens generated before a stop_token_id may be drawn.
+    num_logprobs: log probabilities of each drawn token and of this many most probable ones; None: not wanted.
     num_prompt_logprobs: the same of the prompt's tokens. The prefix cache is then not asked.
 
     beam: then nothing is drawn, and n of its beams, at most width, are the choices. num_logprobs is then at least

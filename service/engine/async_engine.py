@@ -92,7 +92,7 @@ class AsyncEngine:
         return self._loop.is_alive and not stuck
 
     def check_accepts(self, num_requests: int = 1) -> None:
-        """Raise Unavailable or Overloaded if so many new requests would be refused. Costs no tokenizing.
+        """Raise Unavailable or Overloaded if `num_requests` new requests would be refused. Costs no tokenizing.
 
         More at once than may ever wait can never succeed: that is InvalidRequest.
         """

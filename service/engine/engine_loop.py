@@ -18,7 +18,7 @@ from service.errors import RequestError, ServerError
 logger = logging.getLogger(__name__)
 
 MAX_FAILED_IN_A_ROW = 3
-"""So many failed iterations without one good one between them mean that the executor is broken."""
+"""After this many failed iterations in a row the executor counts as broken."""
 
 IDLE_BEFORE_WORK_S = 0.01
 """Without a command for so long, the engine does a piece of idle work: not in the pause between a client's calls."""

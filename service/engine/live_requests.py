@@ -119,7 +119,7 @@ class LiveRequests:
         return counts
 
     def _fail_inside(self, group: SequenceGroup) -> None:
-        """To be called where its fault is handled: a fault of ours, which costs this request only."""
+        """A fault of ours, which ends this request only. Called where the exception is handled, to log it."""
         logger.exception("request %s failed", group.request.request_id)
         self._end_group(group, Outcome.FAILED, ServerError("the request failed inside the engine"))
 

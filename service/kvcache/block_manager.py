@@ -52,7 +52,7 @@ class BlockManager:
 
     @property
     def tables(self) -> Mapping[int, BlockTable]:
-        """Of the sequences on the device, by id."""
+        """Block tables of the sequences on the device, by sequence id."""
         return self._tables
 
     def table(self, sequence_id: int) -> BlockTable:

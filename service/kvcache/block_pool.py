@@ -37,7 +37,7 @@ class BlockPool:
         return block_id
 
     def allocate_many(self, count: int) -> list[int]:
-        """So many at once, in the order of `allocate`."""
+        """`count` blocks at once, in the order of `allocate`."""
         pop, counts = self._free.popitem, self._reference_counts
         block_ids = [pop(last=False)[0] for _ in range(count)]
         for block_id in block_ids:

@@ -18,7 +18,7 @@ from service.core.sequence import Sequence
 class PrefixCache(Protocol):
     """Which blocks hold which prefix. Knows nothing of reference counts: a known block may be used or free.
 
-    tokens_per_entry: so many computed tokens more are worth an `insert`.
+    tokens_per_entry: tokens in an entry; `insert` is worth calling once as many more are computed.
     """
 
     tokens_per_entry: int
@@ -101,7 +101,7 @@ class ChainedPrefixCache:
                     del entry_of[held_id]
 
     def _tokens(self, sequence: Sequence, first: int, end: int) -> bytes:
-        """Of the entries from `first` to `end`."""
+        """The token ids of the entries from `first` to `end`, as bytes."""
         size = self.tokens_per_entry
         return array("i", sequence.token_ids[first * size : end * size]).tobytes()
 

@@ -1,7 +1,7 @@
 """Blocks on the host, and the blocks that are on their way (PagedAttention, section 4.5: swapping).
 
-Who is moved keeps its sharing: a block that several tables hold moves once. Memory on both sides is given back only
-when the copy that touches it has finished, whatever became of its owner meanwhile.
+Sequences that move keep their sharing: a block that several tables hold moves once. Memory on both sides is given
+back only when the copy that touches it has finished, whatever became of its owner meanwhile.
 """
 
 from __future__ import annotations

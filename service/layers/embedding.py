@@ -11,7 +11,7 @@ from service.layers.layer import Layer
 from service.layers.packed_weight import PackedWeight, pack_weight
 
 _HEAD_NAME = "lm_head.weight"
-"""Of a head with a weight of its own, in the checkpoints of every family."""
+"""The name that a head with a weight of its own has in the checkpoints of every family."""
 
 
 class TokenEmbedding(Layer):

@@ -17,7 +17,7 @@ from service.models.config_fields import ConfigFields
 
 
 def parse_rope(fields: ConfigFields, head_dim: int, max_positions: int) -> RopeConfig:
-    """Of all layers. Raises ModelLoadError for a scaling, or a field of one, that is not served."""
+    """Rotary positions of all layers. Raises ModelLoadError for a scaling, or a field of one, that is not served."""
     name = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
     given = fields.get(name) or {}
     if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):

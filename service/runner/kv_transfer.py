@@ -25,7 +25,7 @@ launched."""
 
 
 class TransferTiming(NamedTuple):
-    """So many blocks took so long, one way. launch_s: what who waits for them waits beside, on the host."""
+    """A timed transfer of `num_blocks` blocks, one way. launch_s: what the host takes to launch it, beside the copy."""
 
     to_host: bool
     num_blocks: int

@@ -153,7 +153,7 @@ class _Draft:
         self._masks: list[Tensor] = []
 
     def add(self, index: int, row: SamplingRow, num_tokens: int) -> None:
-        """Draw `index` is the row's, and its sequence has so many tokens."""
+        """Draw `index` is the row's. num_tokens: of its sequence, before the draw."""
         sampling = row.sampling
         self.asked[index] = sampling.num_logprobs
         if row.slot >= 0:

@@ -103,7 +103,7 @@ class IdsOnTheirWay:
 
 
 def _sleeping_event() -> torch.cuda.Event:
-    """Who waits for it sleeps; for the default kind of event a thread spins."""
+    """A thread that waits for it sleeps; for the default kind of event it would spin."""
     return torch.cuda.Event(blocking=True)
 
 

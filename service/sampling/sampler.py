@@ -104,7 +104,7 @@ class SamplingExtras:
     """What some of N draws ask for beyond `SamplingBatch`; None where nobody does.
 
     min_p [N] fp32. bitmasks are applied one after the other.
-    num_top: logprobs of the drawn tokens and of so many of the most probable ones.
+    num_top: logprobs of the drawn tokens and of this many most probable ones.
     """
 
     penalties: Penalties | None = None

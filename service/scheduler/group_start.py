@@ -75,7 +75,7 @@ class GroupStart:
             draft.add_chunk(group, group.leader, self._blocks.table(group.leader.sequence_id))
 
     def _num_seated(self, draft: PlanDraft) -> int:
-        """Whose last token is being drawn has left its seat, unless that happens in this very iteration."""
+        """Sequences that hold a seat. One whose last token is being drawn by an earlier iteration holds none."""
         apart = (sequence for group in self._lockstep.apart.values() for sequence in group.live)
         return len(self._lockstep) + sum(not s.is_drawn_out or s.last_iteration == draft.number for s in apart)
 

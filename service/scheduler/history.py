@@ -34,7 +34,7 @@ class History:
         self._served[client] += COMPUTED_WEIGHT * num_tokens
 
     def decoded(self, client: str, num_tokens: int) -> None:
-        """So many tokens were computed, and as many generated."""
+        """`num_tokens` tokens were computed, and as many generated."""
         self._served[client] += (COMPUTED_WEIGHT + GENERATED_WEIGHT) * num_tokens
 
     def generated(self, client: str, num_tokens: int) -> None:

@@ -139,7 +139,7 @@ class IterationScheduler:
         self.blocks.cache_prefix(sequence, group.request.cache_salt, end)
 
     def note_generated(self, group: SequenceGroup, num_tokens: int) -> None:
-        """So many tokens of the group were drawn."""
+        """`num_tokens` tokens of the group were drawn."""
         self._history.generated(group.request.client, num_tokens)
 
     def fork_choices(self, group: SequenceGroup) -> None:
@@ -213,7 +213,7 @@ class IterationScheduler:
         return len(pool.running) < num_running
 
     def _schedule_apart(self, draft: PlanDraft) -> None:
-        """Who is not in lockstep: first those with one token to compute, then chunks of prompts."""
+        """The sequences that are not in lockstep: first those with one token to compute, then chunks of prompts."""
         blocks = self.blocks
         prefilling: list[tuple[SequenceGroup, Sequence]] = []
         for group in self.lockstep.apart.values():

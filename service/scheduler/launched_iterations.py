@@ -13,7 +13,7 @@ from service.scheduler.lockstep_decode import LockstepDecode
 
 
 class IterationGroups(NamedTuple):
-    """Whose an iteration is, in the order of its `scheduled`: those in lockstep, then the groups of the others."""
+    """An iteration's requests, in the order of its `scheduled`: those in lockstep, then the groups of the others."""
 
     in_lockstep: tuple[LockstepDecode, ...]
     apart: list[SequenceGroup]

@@ -22,10 +22,10 @@ class Share(NamedTuple):
 
 
 class PlanDraft:
-    """Of the iteration of that number, decided at `now_s`; counted in `tally`.
+    """The plan of iteration `number`, decided at `now_s`; what is done for it is counted in `tally`.
 
-    budget: prompt tokens left to schedule. in_lockstep: whose the first of `scheduled` are; they have begun. shares:
-    the others, which have not. sitting_out: groups, by order of arrival, that find no blocks before transfers have
+    budget: prompt tokens left to schedule. in_lockstep: the first of `scheduled`, which have begun. shares: the
+    others, which have not. sitting_out: groups, by order of arrival, that find no blocks before transfers have
     finished.
     """
 

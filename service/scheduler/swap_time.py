@@ -29,7 +29,7 @@ class SwapTime:
         self._ways[to_host].observe(num_blocks, seconds)
 
     def observe_launch(self, *, to_host: bool, seconds: float) -> None:
-        """Of one transfer, what passed on the host beside the copy."""
+        """What one transfer took on the host, beside the copy."""
         self._ways[to_host].observe_launch(seconds)
 
     def one_way_s(self, *, to_host: bool, num_blocks: int) -> float | None:

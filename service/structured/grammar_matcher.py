@@ -15,7 +15,7 @@ class StructuredMatcher(Protocol):
 
     @property
     def constraint(self) -> LLMatcher | None:
-        """Whose mask holds now; None: anything but the end of the text."""
+        """The matcher whose mask holds now; None: anything but the end of the text."""
         ...
 
     @property
