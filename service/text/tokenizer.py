@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import tokenizers
+from tokenizers import decoders, normalizers
 
 from service.errors import ModelLoadError
 from service.text.byte_level_bpe import MERGES, VOCABULARY, byte_level_bpe, has_byte_level_bpe
@@ -36,6 +37,7 @@ class Tokenizer:
         self.special_texts = SpecialTexts(token.content for token in special.values())
         self.token_bytes: TokenBytes | None = byte_level_token_bytes(tokenizer, self.special_ids)
         self.spelled_bytes = SpelledBytes(tokenizer)
+        self._most_characters_a_token = _most_characters_a_token(tokenizer)
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
@@ -56,6 +58,11 @@ class Tokenizer:
     def num_tokens(self) -> int:
         """Number of ids that have a text, added tokens included."""
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+
+    def least_num_tokens(self, num_characters: int) -> int:
+        """No text of so many characters has fewer tokens. Costs no tokenizing; 0 where nothing is known."""
+        most = self._most_characters_a_token
+        return 0 if most is None else -(-num_characters // most)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Ids of text written by whoever may write special tokens: a completion prompt, a rendered template.
@@ -94,3 +101,16 @@ class Tokenizer:
     def to_json(self) -> str:
         """The tokenizer as `tokenizer.json` has it, without truncation and padding."""
         return str(self._tokenizer.to_str())
+
+
+def _most_characters_a_token(tokenizer: tokenizers.Tokenizer) -> int | None:
+    """Characters of a text that one token can stand for; None where some may be lost on the way to the tokens.
+
+    A token of a byte-level tokenizer is written with a character a byte, and a character has a byte at least. NFC makes
+    one character of four at most.
+    """
+    normalizer = tokenizer.normalizer
+    is_plain = normalizer is None or isinstance(normalizer, normalizers.NFC)
+    if not is_plain or not isinstance(tokenizer.decoder, decoders.ByteLevel):
+        return None
+    return max(map(len, tokenizer.get_vocab())) * (1 if normalizer is None else 4)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -386,3 +387,19 @@ def test_a_priority_that_nothing_heeds_is_refused(http: httpx.Client, name: str,
 def test_a_cache_salt_that_cannot_be(http: httpx.Client, salt: object) -> None:
     assert error_of(http.post(COMPLETIONS, json=completion(cache_salt=salt)))["param"] == "cache_salt"
     assert http.post(COMPLETIONS, json=completion(cache_salt="tenant")).status_code == 200
+
+
+def test_a_text_that_can_never_fit_is_refused_without_reading_it(
+    server: RunningServer, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    encode = server.tokenizer.encode
+    monkeypatch.setattr(server.tokenizer, "encode", lambda *args, **kw: (read.append(1), encode(*args, **kw))[1])
+    long = "x " * 2_000_000
+    response = http.post(COMPLETIONS, json=completion(prompt=["short", long]))
+    error = error_of(response)
+    assert (response.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "prompt")
+    assert re.search(r"maximum context length is 2048 tokens, but the prompt has at least \d+ tokens", error["message"])
+    assert read == []
+    cut = http.post(COMPLETIONS, json=completion(prompt="x " * 50_000, truncate_prompt_tokens=5, max_tokens=1))
+    assert cut.json()["usage"]["prompt_tokens"] == 5

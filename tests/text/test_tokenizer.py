@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import pre_tokenizers
+from tokenizers import normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from service.errors import ModelLoadError
@@ -102,3 +102,20 @@ def test_special_tokens_can_be_shown() -> None:
     assert tokenizer.decode([1, 75], skip_special_tokens=False) == "<|im_start|>" + tokenizer.decode([75])
     assert tokenizer.token_text(1) == "<|im_start|>"
     assert tokenizer.token_text(10**6) == ""
+
+
+@given(st.text(max_size=200))
+def test_no_text_has_fewer_tokens_than_the_least(text: str) -> None:
+    least = BYTE_LEVEL.least_num_tokens(len(text))
+    assert (least > 0) == bool(text)
+    assert least <= len(BYTE_LEVEL.encode(text, add_special_tokens=False))
+
+
+def test_nothing_is_known_of_the_least_where_a_normalizer_may_drop_text() -> None:
+    inner = tiny_tokenizers.byte_level()
+    plain = Tokenizer(inner).least_num_tokens(10**6)
+    inner.normalizer = normalizers.NFC()
+    assert 0 < Tokenizer(inner).least_num_tokens(10**6) <= -(-plain // 4)
+    inner.normalizer = normalizers.StripAccents()
+    assert Tokenizer(inner).least_num_tokens(10**6) == 0
+    assert Tokenizer(tiny_tokenizers.byte_fallback()).least_num_tokens(10**6) == 0
