@@ -25,7 +25,7 @@ launched."""
 
 
 class TransferTiming(NamedTuple):
-    """A timed transfer of `num_blocks` blocks, one way. launch_s: what the host takes to launch it, beside the copy."""
+    """Transfer of `num_blocks` blocks, one way. launch_s: what waiting for it costs the host besides the copy."""
 
     to_host: bool
     num_blocks: int

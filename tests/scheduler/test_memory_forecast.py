@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.scheduler.admission import Admission
 from service.scheduler.history import ENOUGH_LENGTHS, History
-from service.scheduler.memory_forecast import ForecastAdmission, peak_num_tokens
+from service.scheduler.memory_forecast import ForecastAdmission, ReserveAdmission, peak_num_tokens
 from tests.engine.harness import Harness
 
 
@@ -69,3 +73,23 @@ def test_short_outputs_in_the_past_let_more_requests_in():
     for _ in range(ENOUGH_LENGTHS):
         history.choice_ended(5)
     assert admission.fit(b, [], harness.blocks, [a]).name == "OK"
+
+
+@pytest.mark.parametrize(("num_blocks", "answer"), [(10, "OK"), (9, "LATER")])
+@pytest.mark.parametrize("make", [ReserveAdmission, lambda: ForecastAdmission(History())], ids=["reserve", "forecast"])
+def test_what_fits_to_the_last_block_starts(make: Callable[[], Admission], num_blocks: int, answer: str):
+    """Two requests of 2 + 8 tokens in blocks of 2."""
+    harness = Harness(num_blocks, block_size=2)
+    for seed in range(2):
+        harness.engine.add(harness.request((1, 2), 8, seed=seed))
+    running, waiting = harness.scheduler.pool.groups()
+    assert make().fit(waiting, [], harness.blocks, [running]).name == answer
+
+
+def test_what_a_request_has_generated_is_not_to_come_again():
+    harness = Harness(num_blocks=7, block_size=2)
+    for seed in range(2):
+        harness.engine.add(harness.request((1, 2), 8, seed=seed))
+    running, waiting = harness.scheduler.pool.groups()
+    running.leader.token_ids.extend([5] * 6)  # 8 tokens now and 2 to come: 14 at the peak
+    assert ForecastAdmission(History()).fit(waiting, [], harness.blocks, [running]).name == "OK"
