@@ -30,7 +30,9 @@ def ids_of(engine: Engine, request_id: str, max_tokens: int = 4) -> tuple[list[i
     while engine.has_work:
         engine.step()
         events += [event for _, event in engine.take_events()]
-    return [event.token_id for event in events if isinstance(event, TokenEvent)], events[-1]
+    *tokens, final = events
+    assert isinstance(final, FinalEvent)
+    return [event.token_id if isinstance(event, TokenEvent) else event for event in tokens], final
 
 
 class Sevens:
