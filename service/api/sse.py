@@ -68,7 +68,8 @@ class TokenStreamResponse(Response):
         reason = "client_disconnected"
         try:
             while not (sending.done() or watching.done()):
-                await asyncio.wait((sending, watching), timeout=self._left_s(), return_when=asyncio.FIRST_COMPLETED)
+                left_s = min(self._left_s(), self._send_timeout_s)  # a send may begin, and stall, meanwhile
+                await asyncio.wait((sending, watching), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
                 if self._left_s() <= 0 and not sending.done():
                     await self._act_on_silence(send)
             if sending.done():

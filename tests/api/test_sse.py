@@ -124,7 +124,9 @@ def test_closes_although_the_frames_were_never_begun() -> None:
 def test_gives_up_on_a_client_that_does_not_read() -> None:
     async def scene() -> None:
         client = Client(1, stalls=True)
+        began_s = time.monotonic()
         await run(client, client.read(send_timeout_s=0.02))
+        assert time.monotonic() - began_s < 10, "not only when a keep-alive is due"
         assert client.reasons == ["send_timeout"]
         assert client.finished
 
