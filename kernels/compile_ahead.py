@@ -16,11 +16,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+from torch.overrides import TorchFunctionMode
+
 from kernels.optional_triton import triton
 
 logger = logging.getLogger(__name__)
 
 _MAX_THREADS = 32
+
+_WITHOUT_VALUES = frozenset({torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty})
 
 Noted = dict[tuple[int, str], tuple[Any, str]]
 """(function, key) -> the function, and the arguments' types and constants in Triton's own notation."""
@@ -29,15 +34,24 @@ Noted = dict[tuple[int, str], tuple[Any, str]]
 def compile_ahead(launch: Callable[[], object]) -> int:
     """Compile whatever the launches in `launch` need and is not compiled yet; how many kernels that was.
 
-    On a GPU. launch: what it computes is worthless, as launches of such kernels are left out: it may use results as
-    values, but not as indices. A kernel that fails to compile is left to its first launch, which tells why.
+    On a GPU. launch: what it computes is worthless, as launches of such kernels are left out. New tensors hold zeros
+    meanwhile, so that a kernel which is compiled already and reads what another should have written, ids and places
+    too, stays within its tensors. A kernel that fails to compile is left to its first launch, which tells why.
     """
     noted: Noted = {}
-    with _noting(noted):
+    with _noting(noted), _ZeroedMemory():
         launch()
     num_threads = min(_MAX_THREADS, os.cpu_count() or 1, max(1, len(noted)))
     with ThreadPoolExecutor(num_threads, thread_name_prefix="compile") as pool:
         return sum(pool.map(_compile, noted.values()))
+
+
+class _ZeroedMemory(TorchFunctionMode):
+    """No tensor is made without values. Of the thread that enters it."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return result.zero_() if func in _WITHOUT_VALUES else result
 
 
 @contextmanager

@@ -51,6 +51,22 @@ def test_each_kernel_is_compiled_once_and_side_by_side(monkeypatch):
     assert sorted(first.compiled) == sorted(second.compiled) == ["data of a", "data of b"]
 
 
+def test_what_a_launch_that_is_left_out_would_have_written_is_zero():
+    """Else a compiled kernel that reads it as ids looks outside its tensors."""
+    made = []
+
+    def launch():
+        like = torch.ones(7, dtype=torch.int64)
+        made.extend([torch.empty(7, dtype=torch.int64), torch.empty_like(like), like.new_empty(7, 2)])
+
+    for _ in range(3):  # freed memory comes back with what it held
+        torch.full((7,), 2**60)
+        compile_ahead(launch)
+    assert not any(tensor.any() for tensor in made)
+    with torch.inference_mode():
+        compile_ahead(launch)
+
+
 def test_the_hook_is_as_before_even_after_a_fault():
     before = knobs.runtime.jit_cache_hook
     with pytest.raises(ValueError, match="no"):
