@@ -130,7 +130,7 @@ class _Service:
         self._state.set_ready(make_served_model(settings, parts, self._engine, clock))
         self._ready_s, self._ready_process_s = time.monotonic(), time.process_time()
         recorder.record_startup("total", self._ready_s - self._started_s)
-        settle()
+        settle(is_gpu=parts.loaded.device != "cpu" or self._stand_in is not None)
 
     async def _drain(self) -> None:
         self._state.set_draining()

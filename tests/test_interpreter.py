@@ -5,15 +5,16 @@ import sys
 
 import pytest
 
-from service.interpreter import SWITCH_INTERVAL_S, settle, unsettle
+from service.interpreter import SWITCH_INTERVAL_ON_CPU_S, SWITCH_INTERVAL_S, settle, unsettle
 
 
-def test_settling_freezes_what_lives_and_shortens_the_switch():
+@pytest.mark.parametrize(("is_gpu", "switch_s"), [(True, SWITCH_INTERVAL_S), (False, SWITCH_INTERVAL_ON_CPU_S)])
+def test_settling_freezes_what_lives_and_shortens_the_switch(is_gpu, switch_s):
     thresholds, interval_s = gc.get_threshold(), sys.getswitchinterval()
     try:
-        settle()
+        settle(is_gpu=is_gpu)
         assert gc.get_freeze_count() > 1000
-        assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL_S, abs=2e-6)
+        assert sys.getswitchinterval() == pytest.approx(switch_s, abs=2e-6)
         assert gc.get_threshold()[0] > thresholds[0]
     finally:
         unsettle()

@@ -35,7 +35,7 @@ def bench(settings: Settings, options: LatencyOptions | ThroughputOptions) -> in
 
     workload = _workload_of_lengths(options.workload) if isinstance(options, ThroughputOptions) else None
     target = _load_target(settings)
-    settle()
+    settle(is_gpu=target.is_gpu)
     try:
         if isinstance(options, LatencyOptions):
             bench_latency(target, options)
