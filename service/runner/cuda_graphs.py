@@ -18,6 +18,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from kernels.replay_timing import replay_seconds
 from service.core.iteration_plan import ScheduledSequence
 from service.runner.decode_inputs import DecodeInputs
 from service.runner.decode_rows import DecodeRows, is_decode
@@ -267,21 +268,10 @@ class _CapturedStep(Generic[Inputs]):
                     self.graph.capture_end()
                 raise
             self.graph.capture_end()
-        self.seconds = _replay_seconds(self.graph)
+        self.seconds = replay_seconds(self.graph, rounds=1)
         # The ids are kept for this graph alone. Nobody holds the logits' memory, so the next capture may use it too:
         # they are the largest tensor by far.
         self.outputs = StepOutputs(outputs.token_ids, _without_holding(outputs.logits))
-
-
-def _replay_seconds(graph: torch.cuda.CUDAGraph) -> float:
-    """Of the second replay: the first one brings the graph to the device."""
-    graph.replay()
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    graph.replay()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) * 1e-3
 
 
 def _without_holding(tensor: Tensor) -> Tensor:

@@ -162,37 +162,9 @@ def test_500_random_mixed_batches(save, tmp_path, monkeypatch):
     assert len(mixed) > 30
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_a_graph_computes_its_twin_bit_for_bit(dtype, tmp_path, monkeypatch):
-    monkeypatch.setattr(cuda_graphs, "outrun", lambda timed: set())
-    runner = load(llama(tmp_path), dtype=dtype, device="cuda").runner
-    graphs = runner._graphs
-    run, sizes = graphs._run, []
-
-    def compared(step, num_draws):
-        outputs = run(step, num_draws)
-        logits, ids = outputs.logits.clone(), outputs.token_ids.clone()
-        twin = runner._step(step.inputs.step)
-        assert torch.equal(twin.logits[:num_draws], logits)
-        assert torch.equal(twin.token_ids[:num_draws], ids)
-        sizes.append(len(step.inputs.step.token_ids))
-        return outputs
-
-    monkeypatch.setattr(graphs, "_run", compared)
-    for count in (1, 2, 3, 7, 30, 48):
-        player = PlanPlayer(runner, 1000, 16, seed=count)
-        player.generate(PROMPTS[:count], random_params(count, count), chunk=50)
-    assert set(sizes) >= {1, 2, 4, 8, 32, 48, 64, 128, 192, 512}
-
-
-@pytest.mark.gpu
-def test_every_size_of_a_large_service_computes_its_twin_bit_for_bit(tmp_path, monkeypatch):
-    """Up to the whole token budget and all seats: one batch for each graph, which fills it but for a little padding."""
-    monkeypatch.setattr(cuda_graphs, "outrun", lambda timed: set())  # timings of so small a model say nothing
-    loaded = load(llama(tmp_path), dtype="bfloat16", device="cuda", max_num_seqs=MAX_DECODES, memory_bytes=1 << 30)
-    runner, graphs = loaded.runner, loaded.runner._graphs
-    run, replayed = graphs._run, []
+def compare_with_twins(runner, monkeypatch):
+    """Every replay from now on must give its eager twin's results bit for bit. Returns the replayed inputs."""
+    run, replayed = runner._graphs._run, []
 
     def compared(step, num_draws):
         outputs = run(step, num_draws)
@@ -203,7 +175,30 @@ def test_every_size_of_a_large_service_computes_its_twin_bit_for_bit(tmp_path, m
         replayed.append(step.inputs)
         return outputs
 
-    monkeypatch.setattr(graphs, "_run", compared)
+    monkeypatch.setattr(runner._graphs, "_run", compared)
+    return replayed
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_graph_computes_its_twin_bit_for_bit(dtype, tmp_path, monkeypatch):
+    monkeypatch.setattr(cuda_graphs, "outrun", lambda timed: set())
+    runner = load(llama(tmp_path), dtype=dtype, device="cuda").runner
+    replayed = compare_with_twins(runner, monkeypatch)
+    for count in (1, 2, 3, 7, 30, 48):
+        player = PlanPlayer(runner, 1000, 16, seed=count)
+        player.generate(PROMPTS[:count], random_params(count, count), chunk=50)
+    sizes = {len(inputs.step.token_ids) for inputs in replayed}
+    assert sizes >= {1, 2, 4, 8, 32, 48, 64, 128, 192, 512}
+
+
+@pytest.mark.gpu
+def test_every_size_of_a_large_service_computes_its_twin_bit_for_bit(tmp_path, monkeypatch):
+    """Up to the whole token budget and all seats: one batch for each graph, which fills it but for a little padding."""
+    monkeypatch.setattr(cuda_graphs, "outrun", lambda timed: set())  # timings of so small a model say nothing
+    loaded = load(llama(tmp_path), dtype="bfloat16", device="cuda", max_num_seqs=MAX_DECODES, memory_bytes=1 << 30)
+    runner = loaded.runner
+    replayed = compare_with_twins(runner, monkeypatch)
     for cache in runner._storage.layers:
         cache.keys.normal_()
         cache.values.normal_()
