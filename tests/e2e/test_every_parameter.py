@@ -16,6 +16,7 @@ from openai import OpenAI
 from service.protocol.chat import ChatRequest
 from service.protocol.completions import CompletionRequest
 from tests.e2e.server_process import ServerProcess
+from tests.e2e.strict_client import strict_client
 
 MODEL = "headrace-quickstart"
 QUESTION = [{"role": "user", "content": "What is Headrace?"}]
@@ -97,8 +98,7 @@ def server() -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def strict(server: ServerProcess) -> Iterator[OpenAI]:
-    url = f"{server.url}/v1"
-    with OpenAI(base_url=url, api_key="none", max_retries=0, _strict_response_validation=True) as client:
+    with strict_client(server.url) as client:
         yield client
 
 

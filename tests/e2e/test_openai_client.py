@@ -10,6 +10,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from tests.api.running_server import MODEL, RunningServer, running
+from tests.e2e.strict_client import strict_client
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -30,9 +31,7 @@ def server(shared: RunningServer) -> Iterator[RunningServer]:
 
 @pytest.fixture
 def client(server: RunningServer) -> Iterator[OpenAI]:
-    with OpenAI(
-        base_url=f"{server.base_url}/v1", api_key="none", max_retries=0, _strict_response_validation=True
-    ) as client:
+    with strict_client(server.base_url) as client:
         yield client
 
 

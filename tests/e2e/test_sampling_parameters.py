@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from service.settings import QUICKSTART_MODEL
 from service.text.tokenizer import Tokenizer
 from tests.e2e.server_process import ServerProcess
+from tests.e2e.strict_client import strict_client
 
 MODEL = "headrace-quickstart"
 QUESTION: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is Headrace?"}]
@@ -31,8 +32,7 @@ def server() -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def strict(server: ServerProcess) -> Iterator[OpenAI]:
-    url = f"{server.url}/v1"
-    with OpenAI(base_url=url, api_key="none", max_retries=0, _strict_response_validation=True) as client:
+    with strict_client(server.url) as client:
         yield client
     server.wait_for_gauge("headrace_kv_blocks_used", 0)
 

@@ -13,6 +13,7 @@ from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolPara
 from pydantic import BaseModel, Field
 
 from tests.api.running_server import MODEL, RunningServer, Scene, running
+from tests.e2e.strict_client import strict_client
 from tests.text import tiny_tokenizers
 
 QUESTION: list[ChatCompletionMessageParam] = [{"role": "user", "content": "How warm is it in Oslo?"}]
@@ -36,8 +37,7 @@ def server() -> Iterator[RunningServer]:
 
 @pytest.fixture
 def client(server: RunningServer) -> Iterator[OpenAI]:
-    url = f"{server.base_url}/v1"
-    with OpenAI(base_url=url, api_key="none", max_retries=0, _strict_response_validation=True) as client:
+    with strict_client(server.base_url) as client:
         yield client
 
 

@@ -11,6 +11,7 @@ from openai import OpenAI
 from openai.types import CompletionUsage
 
 from tests.e2e.server_process import ServerProcess
+from tests.e2e.strict_client import strict_client
 
 MODEL = "headrace-quickstart"
 LONG = "One process batches requests at the iteration level over a paged KV cache. " * 6
@@ -26,8 +27,7 @@ def server() -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def client(server: ServerProcess) -> Iterator[OpenAI]:
-    url = f"{server.url}/v1"
-    with OpenAI(base_url=url, api_key="none", max_retries=0, _strict_response_validation=True) as client:
+    with strict_client(server.url) as client:
         yield client
 
 
