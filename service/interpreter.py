@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 SWITCH_INTERVAL_S = 0.0001
 SWITCH_INTERVAL_ON_CPU_S = 0.0005
@@ -15,17 +17,21 @@ GC_THRESHOLDS = (20_000, 20, 20)
 """New objects between collections; Python's own threshold is 700. What a stream makes is freed without them."""
 
 
-def settle(*, is_gpu: bool) -> None:
-    """Once all that lives for ever has been made: collections need not look at it again.
+@contextmanager
+def settled(*, is_gpu: bool) -> Iterator[None]:
+    """From where all that lives for ever has been made, collections need not look at it again; at the end Python has
+    its own habits back. What is never looked at looks like a leak to libraries, and at the process's end they say so.
 
     is_gpu: a device of its own runs the model.
     """
+    switch_interval_s, thresholds = sys.getswitchinterval(), gc.get_threshold()
     sys.setswitchinterval(SWITCH_INTERVAL_S if is_gpu else SWITCH_INTERVAL_ON_CPU_S)
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
-
-
-def unsettle() -> None:
-    """Before the process ends: what is never looked at again looks like a leak to libraries, and they say so."""
-    gc.unfreeze()
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(switch_interval_s)
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import ExitStack
 
 import uvloop
 from prometheus_client import CollectorRegistry
@@ -26,7 +27,7 @@ from service.engine.async_engine import AsyncEngine
 from service.engine.ports import Executor
 from service.errors import ConfigError
 from service.http_server import HttpServer
-from service.interpreter import settle, unsettle
+from service.interpreter import settled
 from service.metrics.event_loop_lag import watch_event_loop
 from service.metrics.host_seconds import HostSeconds
 from service.metrics.instruments import Instruments
@@ -51,11 +52,11 @@ def serve(settings: Settings, stand_in: Executor | None = None) -> int:
     changed = settings.non_default()
     logger.info("settings: %s", ", ".join(f"{k}={v}" for k, v in changed.items()) or "all at their defaults")
     try:
-        status = uvloop.run(_Service(settings, stand_in).run())
+        with ExitStack() as at_end:
+            status = uvloop.run(_Service(settings, stand_in, at_end).run())
     except ConfigError as fault:
         logger.critical("%s", fault)
         status = 1
-    unsettle()
     if threading.active_count() > 1:
         # A thread that is still loading, or stuck on the device, would crash in the interpreter's clean-up.
         logging.shutdown()
@@ -64,11 +65,15 @@ def serve(settings: Settings, stand_in: Executor | None = None) -> int:
 
 
 class _Service:
-    """What lives as long as the process: the app and its server, metrics, the engine once the model is loaded."""
+    """What lives as long as the process: the app and its server, metrics, the engine once the model is loaded.
 
-    def __init__(self, settings: Settings, stand_in: Executor | None) -> None:
+    at_end: what is to be undone when the event loop has ended.
+    """
+
+    def __init__(self, settings: Settings, stand_in: Executor | None, at_end: ExitStack) -> None:
         self._settings = settings
         self._stand_in = stand_in
+        self._at_end = at_end
         self._started_s = self._ready_s = time.monotonic()
         self._ready_process_s = time.process_time()
         self._clock = MonotonicClock()
@@ -130,7 +135,7 @@ class _Service:
         self._state.set_ready(make_served_model(settings, parts, self._engine, clock))
         self._ready_s, self._ready_process_s = time.monotonic(), time.process_time()
         recorder.record_startup("total", self._ready_s - self._started_s)
-        settle(is_gpu=parts.loaded.device != "cpu" or self._stand_in is not None)
+        self._at_end.enter_context(settled(is_gpu=parts.loaded.device != "cpu" or self._stand_in is not None))
 
     async def _drain(self) -> None:
         self._state.set_draining()

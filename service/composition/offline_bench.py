@@ -14,7 +14,7 @@ from service.composition.model_parts import load_model_parts
 from service.core.clock import MonotonicClock
 from service.core.version import distribution_version
 from service.errors import ConfigError
-from service.interpreter import settle, unsettle
+from service.interpreter import settled
 from service.metrics.instruments import Instruments
 from service.metrics.recorder import Recorder
 from service.settings import Settings
@@ -35,16 +35,13 @@ def bench(settings: Settings, options: LatencyOptions | ThroughputOptions) -> in
 
     workload = _workload_of_lengths(options.workload) if isinstance(options, ThroughputOptions) else None
     target = _load_target(settings)
-    settle(is_gpu=target.is_gpu)
-    try:
+    with settled(is_gpu=target.is_gpu):
         if isinstance(options, LatencyOptions):
             bench_latency(target, options)
         elif workload is not None:
             num_prompts = options.num_prompts or (workload.num_requests if target.is_gpu else FEW_PROMPTS)
             requests = draw(workload, num_prompts, settings.seed)
             bench_throughput(target, workload.name, [(r.prompt_len, r.output_len) for r in requests])
-    finally:
-        unsettle()
     return 0
 
 
