@@ -1,4 +1,4 @@
-"""The HTTP app: a list of routes, middleware and error handlers."""
+"""The HTTP app: a list of routes, middleware (pure ASGI, the outermost first) and error handlers."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from service.api.bearer_auth import BearerAuth
+from service.api.body_limits import BodyLimits
 from service.api.chat_completions import ChatCompletions
 from service.api.completions import Completions
 from service.api.context import ApiContext
+from service.api.error_barrier import ErrorBarrier
 from service.api.error_responses import error_response, from_starlette
 from service.api.health import Health
+from service.api.http_facts import HttpFacts
 from service.api.key_limit import KeyLimit
 from service.api.metrics_endpoint import Metrics
-from service.api.middleware import BearerAuth, BodyLimits, ErrorBarrier, HttpFacts, RequestIds
 from service.api.models import Models
 from service.api.openapi import OpenApi
 from service.api.playground import Playground
+from service.api.request_ids import RequestIds
 from service.api.serving_state import ServingState
 from service.api.text_pool import TextPool
 from service.api.tokenize import Tokenize

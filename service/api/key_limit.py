@@ -6,7 +6,7 @@ from collections import Counter
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.api.middleware import client_of
+from service.api.bearer_auth import client_of
 from service.errors import RateLimited
 
 _GENERATING = frozenset({"/v1/completions", "/v1/chat/completions"})

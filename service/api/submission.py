@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 
 from starlette.requests import Request as HttpRequest
 
+from service.api.bearer_auth import client_of
 from service.api.context import ApiContext
 from service.api.generation import Generation
-from service.api.middleware import client_of
 from service.api.request_building import CallHead, build_requests
 from service.api.serving_state import ServedModel
 from service.api.validation import CheckedCall

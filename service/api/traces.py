@@ -5,8 +5,8 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
+from service.api.bearer_auth import client_of
 from service.api.context import ApiContext
-from service.api.middleware import client_of
 from service.api.trace_store import MAX_TRACES
 from service.errors import NotFound
 

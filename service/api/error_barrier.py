@@ -1,0 +1,50 @@
+"""What goes wrong in a request becomes its answer, and nothing else."""
+
+from __future__ import annotations
+
+import logging
+
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.api.disconnect import ClientGone
+from service.api.error_responses import error_response, internal_error, nobody_there
+from service.errors import RequestError
+from service.metrics.recorder import Recorder
+
+_logger = logging.getLogger(__name__)
+
+
+class ErrorBarrier:
+    """Nothing that goes wrong in one request leaves it: errors become OpenAI error bodies, surprises are logged."""
+
+    def __init__(self, app: ASGIApp, recorder: Recorder) -> None:
+        self._app = app
+        self._recorder = recorder
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = False
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_and_note)
+        except (ClientDisconnect, ClientGone):  # before its body was complete, or its prompt read
+            await nobody_there()(scope, receive, send)
+            return
+        except RequestError as error:
+            refusal = error
+        except Exception:
+            _logger.exception("request %s failed", scope["state"]["request_id"])
+            refusal = internal_error()
+        else:
+            return
+        self._recorder.record_rejection(refusal.code or refusal.error_type)
+        if not started:
+            await error_response(refusal)(scope, receive, send)

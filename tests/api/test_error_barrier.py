@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
+
+from service.api.body_limits import BodyLimits
+from service.api.error_barrier import ErrorBarrier
+from service.api.http_facts import HttpFacts
+from service.api.request_ids import RequestIds
+from tests.api.running_server import RunningServer
+from tests.api.wire import COMPLETIONS, completion, error_of
+
+
+def test_counts_rejections(server: RunningServer, http: httpx.Client) -> None:
+    before = server.metric("headrace_rejections_total", reason="unsupported_parameter")
+    http.post(COMPLETIONS, json=completion(suffix="x"))
+    assert server.metric("headrace_rejections_total", reason="unsupported_parameter") == before + 1
+
+
+async def _fail(http: Request) -> Response:
+    raise RuntimeError("secret: /etc/passwd")
+
+
+def test_a_surprise_is_a_500_that_says_nothing(server: RunningServer, caplog: pytest.LogCaptureFixture) -> None:
+    app = Starlette(
+        routes=[Route("/fail", _fail)],
+        middleware=[
+            Middleware(RequestIds),
+            Middleware(HttpFacts, recorder=server.recorder, routes={_fail: "/fail"}, access_log=True),
+            Middleware(ErrorBarrier, recorder=server.recorder),
+            Middleware(BodyLimits, max_bytes=10, timeout_s=1),
+        ],
+    )
+
+    async def get(path: str) -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
+            return await client.get(path, headers={"x-request-id": "find-me"})
+
+    caplog.set_level(logging.INFO, "headrace.access")
+    response = asyncio.run(get("/fail"))
+    assert response.status_code == 500
+    assert error_of(response)["type"] == "server_error"
+    assert "secret" not in response.text
+    assert "find-me" in caplog.text and "secret" in caplog.text
+    assert "GET /fail 500" in caplog.text
+
+
+def test_a_surprise_after_the_answer_began_adds_nothing_to_it(server: RunningServer) -> None:
+    async def fail_late(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise RuntimeError("late")
+
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "state": {"request_id": "x"}}
+    asyncio.run(ErrorBarrier(fail_late, server.recorder)(scope, receive, send))
+    assert [message["type"] for message in sent] == ["http.response.start"]
