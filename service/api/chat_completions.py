@@ -25,7 +25,8 @@ from service.api.submission import call_head, submit
 from service.api.token_checks import check_range
 from service.api.token_logprobs import chat_logprobs, prompt_logprobs
 from service.api.tools import output_form
-from service.api.validation import CheckedCall, check_call, parse, tier_of
+from service.api.validation import CheckedCall, check_call, tier_of
+from service.api.wire_parsing import parse
 from service.config import ApiConfig
 from service.core.grammar import Reasoning
 from service.errors import InvalidRequest

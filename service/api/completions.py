@@ -20,7 +20,8 @@ from service.api.request_building import truncated
 from service.api.serving_state import GenerationDefaults, ServedModel
 from service.api.submission import call_head, submit
 from service.api.token_checks import check_range, check_token_ids
-from service.api.validation import CheckedCall, check_call, parse, tier_of
+from service.api.validation import CheckedCall, check_call, tier_of
+from service.api.wire_parsing import parse
 from service.config import ApiConfig
 from service.errors import ContextLengthExceeded, InvalidRequest
 from service.protocol.completions import CompletionRequest, CompletionResponse

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from starlette.requests import Request as HttpRequest
 
 from service.api.bearer_auth import client_of
+from service.api.call_trace import CallTrace
 from service.api.context import ApiContext
 from service.api.generation import Generation
 from service.api.request_building import CallHead, build_requests
@@ -53,7 +54,8 @@ def submit(
         grammar=grammar,
         num_prompt_logprobs=num_prompt_logprobs,
     )
-    trace = context.traces.open(head.call_id, head.client, call.model, head.created, requests, grammar_s)
+    trace = CallTrace(head, call.model, requests, grammar_s)
+    context.traces.add(trace)
     return Generation(
         model.engine,
         model.tokenizer,

@@ -16,7 +16,8 @@ from service.api.context import ApiContext
 from service.api.json_body import read_json_object
 from service.api.serving_state import ServedModel
 from service.api.token_checks import check_token_ids
-from service.api.validation import check_model, ignored_fields, parse
+from service.api.validation import check_model, ignored_fields
+from service.api.wire_parsing import parse
 from service.errors import InvalidRequest
 from service.protocol.generation import WireRequest
 from service.protocol.tokenize import (

@@ -1,108 +1,12 @@
-"""The traces of the last calls: opened when a call is accepted, filled in as its prompts end."""
+"""The traces of the last calls."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import NamedTuple
 
-from service.core.events import FinalEvent
-from service.core.request import Request
-from service.core.stats import RequestStats
-from service.protocol.trace import ChunkTrace, PreemptionTrace, PromptTrace, RequestTrace, TraceOutcome, WaitTrace
+from service.api.call_trace import CallTrace
 
 MAX_TRACES = 1000
-
-
-class _Prompt(NamedTuple):
-    num_tokens: int
-    n: int
-    max_tokens: int
-
-
-class CallTrace:
-    """One call's trace and whose it is. Only facts are kept; who asks pays for their shape."""
-
-    def __init__(
-        self,
-        call_id: str,
-        client: str,
-        model: str,
-        created: int,
-        requests: Sequence[Request],
-        grammar_s: float | None = None,
-    ) -> None:
-        self.client = client
-        self._facts = (call_id, created, model)
-        self._grammar_s = grammar_s
-        self._prompts = [_Prompt(r.num_prompt_tokens, r.sampling.n, r.sampling.max_tokens) for r in requests]
-        self._ends: dict[int, FinalEvent | None] = {}
-
-    def note_end(self, prompt_index: int, event: FinalEvent | None) -> None:
-        """The prompt's request has ended; None: we stopped listening, and it is being aborted."""
-        self._ends[prompt_index] = event
-
-    def show(self) -> RequestTrace:
-        call_id, created, model = self._facts
-        prompts = [self._show_prompt(index) for index in range(len(self._prompts))]
-        return RequestTrace(id=call_id, created=created, model=model, outcome=_worst(prompts), prompts=prompts)
-
-    def _show_prompt(self, index: int) -> PromptTrace:
-        known = self._prompts[index]
-        prompt = PromptTrace(
-            index=index,
-            outcome="running" if index not in self._ends else "aborted",
-            prompt_tokens=known.num_tokens,
-            n=known.n,
-            max_tokens=known.max_tokens,
-            grammar_s=self._grammar_s,
-        )
-        event = self._ends.get(index)
-        if event is not None:
-            prompt.outcome = event.outcome.value
-            _add_stats(prompt, event.stats)
-        return prompt
-
-
-def _worst(prompts: Sequence[PromptTrace]) -> TraceOutcome:
-    outcomes = {prompt.outcome for prompt in prompts}
-    order: tuple[TraceOutcome, ...] = ("failed", "aborted", "running", "finished")
-    return next(outcome for outcome in order if outcome in outcomes)
-
-
-def _add_stats(prompt: PromptTrace, stats: RequestStats) -> None:
-    """What is known of a request that has ended."""
-
-    def since_arrival(time_s: float) -> float:
-        return round(time_s - stats.arrival_s, 6)
-
-    def after_arrival(time_s: float | None) -> float | None:
-        return None if time_s is None else since_arrival(time_s)
-
-    prompt.cached_tokens = stats.num_cached_tokens
-    prompt.output_tokens = stats.num_output_tokens
-    prompt.first_scheduled_s = after_arrival(stats.first_scheduled_s)
-    prompt.first_token_s = after_arrival(stats.first_token_s)
-    prompt.finished_s = after_arrival(stats.finished_s)
-    prompt.iterations = stats.num_iterations
-    prompt.num_chunks = stats.num_chunks
-    prompt.preemptions = stats.num_preemptions
-    prompt.waits = [
-        WaitTrace(since_s=since_arrival(wait.since_s), until_s=since_arrival(wait.until_s), reason=wait.reason)
-        for wait in stats.waits
-    ]
-    prompt.chunks = [ChunkTrace(at_s=since_arrival(chunk.at_s), tokens=chunk.num_tokens) for chunk in stats.chunks]
-    prompt.preempted = [
-        PreemptionTrace(
-            at_s=since_arrival(each.at_s),
-            recovery=each.recovery,
-            tokens=each.num_tokens,
-            blocks=each.num_blocks,
-            predicted_s=each.predicted_s,
-            actual_s=each.actual_s,
-        )
-        for each in stats.preemptions
-    ]
 
 
 class TraceStore:
@@ -112,22 +16,12 @@ class TraceStore:
         self._max_traces = max_traces
         self._traces: OrderedDict[str, CallTrace] = OrderedDict()
 
-    def open(
-        self,
-        call_id: str,
-        client: str,
-        model: str,
-        created: int,
-        requests: Sequence[Request],
-        grammar_s: float | None = None,
-    ) -> CallTrace:
-        trace = CallTrace(call_id, client, model, created, requests, grammar_s)
-        self._traces[call_id] = trace
+    def add(self, trace: CallTrace) -> None:
+        self._traces[trace.head.call_id] = trace
         if len(self._traces) > self._max_traces:
             self._traces.popitem(last=False)
-        return trace
 
     def get(self, call_id: str, client: str) -> CallTrace | None:
         """None if there is none, or if it is somebody else's."""
         trace = self._traces.get(call_id)
-        return trace if trace is not None and trace.client == client else None
+        return trace if trace is not None and trace.head.client == client else None

@@ -1,14 +1,11 @@
-"""Wire shape -> checked call: the barrier at the door. Every refusal names the field, and the limit if there is one."""
+"""Wire fields -> checked call: the barrier at the door. Every refusal names the field, and the limit if one is set."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict, TypeVar
-
-from pydantic import ValidationError
-from pydantic_core import ErrorDetails
+from typing import TypedDict
 
 from service.api.beam_rules import check_beams
 from service.api.choice_text import StopRules
@@ -21,9 +18,7 @@ from service.config import ApiConfig
 from service.core.grammar import GrammarSpec
 from service.core.sampling_params import BeamParams
 from service.errors import InvalidRequest, ModelNotFound, UnsupportedParameter
-from service.protocol.generation import GenerationFields, WireRequest
-
-Wire = TypeVar("Wire", bound=WireRequest)
+from service.protocol.generation import GenerationFields
 
 _INT64_MAX = 2**63 - 1
 _GREEDY_TEMPERATURE = 1e-5
@@ -32,14 +27,6 @@ _GREEDY_TOP_P = 1e-6
 """The likeliest of fewer than a million tokens is a nucleus of this size by itself."""
 _MAX_PRIORITY = 1_000_000
 _PRIORITY_OF_TIER = {"flex": -1, "auto": 0, "default": 0, "priority": 1}
-
-_EXPECTED = {
-    "prompt": "must be a string, a list of strings, a list of token ids or a list of lists of token ids",
-    "stop": "must be a string or a list of strings",
-    "content": "must be a string or a list of content parts",
-    "early_stopping": 'must be true, false or "never"',
-}
-"""Said of fields that may have several types, where pydantic would report on each type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +82,6 @@ class CheckedCall:
     ignored: tuple[str, ...]
 
 
-def parse(shape: type[Wire], value: Mapping[str, Any]) -> Wire:
-    """The body in its wire shape; InvalidRequest naming the first field that does not fit."""
-    try:
-        return shape.model_validate(value)
-    except ValidationError as error:
-        details = error.errors(include_url=False, include_input=False, include_context=False)
-        raise _refusal(details) from error
-
-
 def check_call(
     fields: GenerationFields,
     config: ApiConfig,
@@ -119,19 +97,13 @@ def check_call(
     """
     check_model(fields.model, config)
     ignored = _check_unknown(fields, config, unknown)
-    stream = bool(fields.stream)
-    if fields.stream_options is not None and not stream:
+    options, stream = fields.stream_options, bool(fields.stream)
+    if options is not None and not stream:
         raise InvalidRequest("stream_options is only allowed when stream is true.", param="stream_options")
-    options = fields.stream_options
-    use_new_name = fields.max_completion_tokens is not None
-    max_tokens = fields.max_completion_tokens if use_new_name else fields.max_tokens
-    max_tokens_param = "max_completion_tokens" if use_new_name else "max_tokens"
+    max_tokens_param = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
+    max_tokens = getattr(fields, max_tokens_param)
     check_range(max_tokens_param, max_tokens, least_max_tokens, _INT64_MAX)
-    check_range("prompt_logprobs", fields.prompt_logprobs, 0, config.max_logprobs)
-    if fields.prompt_logprobs is not None and stream:
-        raise InvalidRequest("prompt_logprobs is not for streams.", param="prompt_logprobs")
-    if fields.truncate_prompt_tokens != -1:
-        check_range("truncate_prompt_tokens", fields.truncate_prompt_tokens, 1, _INT64_MAX)
+    _check_prompt_fields(fields, config)
     form = check_output_form(fields, config)
     return CheckedCall(
         model=fields.model,
@@ -182,6 +154,14 @@ class _Tier(TypedDict, total=False):
 def tier_of(call: CheckedCall) -> _Tier:
     """The answer says the tier that it was served at, if the client spoke of one."""
     return {} if call.service_tier is None else {"service_tier": call.service_tier.replace("auto", "default")}
+
+
+def _check_prompt_fields(fields: GenerationFields, config: ApiConfig) -> None:
+    check_range("prompt_logprobs", fields.prompt_logprobs, 0, config.max_logprobs)
+    if fields.prompt_logprobs is not None and fields.stream:
+        raise InvalidRequest("prompt_logprobs is not for streams.", param="prompt_logprobs")
+    if fields.truncate_prompt_tokens != -1:
+        check_range("truncate_prompt_tokens", fields.truncate_prompt_tokens, 1, _INT64_MAX)
 
 
 def _check_unknown(fields: GenerationFields, config: ApiConfig, deeper: Sequence[str]) -> tuple[str, ...]:
@@ -263,31 +243,3 @@ def _check_cache_salt(salt: str | None, config: ApiConfig) -> str:
     if not salt or len(salt.encode()) > config.max_cache_salt_bytes:
         raise InvalidRequest(f"cache_salt must have 1 to {config.max_cache_salt_bytes} bytes.", param="cache_salt")
     return salt
-
-
-def _refusal(details: Sequence[ErrorDetails]) -> InvalidRequest:
-    """The refusal for pydantic's findings: the first field at fault, at its deepest place."""
-    same_field = [detail for detail in details if detail["loc"][:1] == details[0]["loc"][:1]]
-    detail = max(same_field, key=lambda each: len(each["loc"]))
-    path, has_several_types = _field_path(detail["loc"])
-    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
-    name = next((part for part in reversed(path) if isinstance(part, str)), "")
-    if detail["type"] == "missing":
-        return InvalidRequest(f"{param} is required.", param=param, code="missing_required_parameter")
-    if has_several_types and name in _EXPECTED:
-        return InvalidRequest(f"{param} {_EXPECTED[name]}.", param=param)
-    return InvalidRequest(f"{param}: {detail['msg']}.", param=param)
-
-
-def _field_path(location: tuple[int | str, ...]) -> tuple[tuple[int | str, ...], bool]:
-    """The way to the field, without pydantic's names for the members of a union; whether it ends in a union."""
-    members = [index for index, part in enumerate(location) if _names_a_type(part)]
-    if not members:
-        return location, False
-    if any(isinstance(part, str) for part in location[members[-1] + 1 :]):
-        return tuple(part for part in location if not _names_a_type(part)), False
-    return location[: members[0]], True
-
-
-def _names_a_type(part: int | str) -> bool:
-    return isinstance(part, str) and (part in ("str", "int", "bool") or "[" in part)

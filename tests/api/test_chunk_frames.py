@@ -19,7 +19,8 @@ from service.api.chunk_frames import ChunkFrames
 from service.api.completion_texts import CompletionTexts
 from service.api.generation import Generation
 from service.api.serving_state import GenerationDefaults
-from service.api.validation import CheckedCall, check_call, parse
+from service.api.validation import CheckedCall, check_call
+from service.api.wire_parsing import parse
 from service.config import ApiConfig
 from service.core.request import FinishReason
 from service.engine.async_engine import AsyncEngine

@@ -1,67 +1,27 @@
 from __future__ import annotations
 
+from service.api.call_trace import CallTrace
+from service.api.request_building import CallHead
 from service.api.trace_store import TraceStore
-from service.core.events import FinalEvent, Outcome
 from service.core.request import Request
-from service.core.request_journal import Chunk, Wait
 from service.core.sampling_params import SamplingParams
-from service.core.stats import PreemptionStats, RequestStats
-from service.errors import ServerError
-
-REQUESTS = [Request(f"r{index}", (1, 2), SamplingParams(max_tokens=5), 10.0) for index in range(2)]
-STATS = RequestStats(
-    num_prompt_tokens=2,
-    num_cached_tokens=1,
-    num_output_tokens=4,
-    n=1,
-    max_tokens=5,
-    arrival_s=10.0,
-    first_scheduled_s=10.5,
-    first_token_s=None,
-    finished_s=12.25,
-    num_preemptions=3,
-    preemptions=(PreemptionStats("swap", 70, 5, 11.0, 0.01, None),),
-    waits=(Wait(10.0, 10.5, "memory"),),
-    chunks=(Chunk(10.5, 2),),
-    num_chunks=1,
-    num_iterations=4,
-)
 
 
-def test_a_trace_fills_as_prompts_end() -> None:
-    trace = TraceStore().open("c", "", "m", 1, REQUESTS)
-    assert trace.show().outcome == "running"
-    trace.note_end(0, FinalEvent(Outcome.FINISHED, STATS))
-    first, second = trace.show().prompts
-    assert (first.first_scheduled_s, first.first_token_s, first.finished_s) == (0.5, None, 2.25)
-    assert (first.cached_tokens, first.output_tokens, first.preemptions) == (1, 4, 3)
-    assert first.waits[0].model_dump() == {"since_s": 0.0, "until_s": 0.5, "reason": "memory"}
-    assert first.chunks[0].model_dump() == {"at_s": 0.5, "tokens": 2}
-    preempted = {"at_s": 1.0, "recovery": "swap", "tokens": 70, "blocks": 5, "predicted_s": 0.01, "actual_s": None}
-    assert first.preempted[0].model_dump() == preempted
-    assert (first.num_chunks, first.iterations) == (1, 4)
-    assert (second.outcome, second.finished_s, second.prompt_tokens) == ("running", None, 2)
-    assert trace.show().outcome == "running"
-
-
-def test_the_worst_outcome_is_the_calls() -> None:
-    trace = TraceStore().open("c", "", "m", 1, REQUESTS)
-    trace.note_end(0, None)
-    assert trace.show().outcome == "aborted"
-    trace.note_end(1, FinalEvent(Outcome.FAILED, STATS, ServerError("x")))
-    assert trace.show().outcome == "failed"
+def trace(call_id: str, client: str) -> CallTrace:
+    head = CallHead(call_id, created=1, arrival_s=10.0, client=client)
+    return CallTrace(head, "m", [Request("r0", (1, 2), SamplingParams(max_tokens=5), 10.0)])
 
 
 def test_keeps_the_last_ones() -> None:
     store = TraceStore(max_traces=3)
     for index in range(5):
-        store.open(f"c{index}", "", "m", 1, REQUESTS)
+        store.add(trace(f"c{index}", ""))
     assert [store.get(f"c{index}", "") is not None for index in range(5)] == [False, False, True, True, True]
 
 
 def test_shows_a_trace_to_its_owner_only() -> None:
     store = TraceStore()
-    store.open("c", "ann", "m", 1, REQUESTS)
+    store.add(trace("c", "ann"))
     assert store.get("c", "ann") is not None
     assert store.get("c", "bob") is None
     assert store.get("c", "") is None

@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from service.api.serving_state import GenerationDefaults
-from service.api.validation import check_call, parse, quote
+from service.api.validation import check_call
+from service.api.wire_parsing import parse
 from service.config import ApiConfig
-from service.errors import InvalidRequest
 from service.protocol.completions import CompletionRequest
 from tests.api.running_server import MODEL, RunningServer, Scene, running
 from tests.api.wire import CHAT, COMPLETIONS, chat, completion, error_of
@@ -151,13 +151,6 @@ def test_checks_alone() -> None:
     assert call.stops.strings == ("end",)
     assert call.max_tokens is None
     assert call.sampling.seed_of_prompt() == 7
-    with pytest.raises(InvalidRequest):
-        parse(CompletionRequest, {})
-
-
-def test_quoted_text_is_cut_short() -> None:
-    assert quote("short") == "'short'"
-    assert len(quote("x" * 1000)) < 70
 
 
 def test_a_refused_request_costs_the_engine_nothing(server: RunningServer, http: httpx.Client) -> None:
