@@ -82,6 +82,7 @@ class ApiConfig:
     reasoning_parser: `auto` splits reasoning from content if the chat template speaks of it.
     max_patterns_at_once: patterns that one text must match together (allOf, & of a grammar): the time to compile them
         doubles with each.
+    max_logprob_entries: of one call, over all its tokens; a default max_tokens is cut to it.
     strict_params: unknown request fields are refused instead of listed in `x-ignored-params`.
     """
 
@@ -104,6 +105,7 @@ class ApiConfig:
     max_best_of: int = 20
     max_beam_width: int = 20
     max_logprobs: int = 20
+    max_logprob_entries: int = 4_000_000
     max_logit_bias: int = 1024
     max_bad_words: int = 128
     max_allowed_token_ids: int = 65_536

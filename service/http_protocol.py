@@ -10,18 +10,23 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
 
 import orjson
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from service.config import ConnectionLimits
 
 _GRACE_S = 1.0
 """The app has a deadline of its own for bodies and for streams, and says more when it passes; ours comes after."""
+
+
+_MAX_PIPELINED = 8
+"""Requests behind one that is being answered; up to here the connection is read, so that its end is seen."""
 
 
 _LINGER_S = 2.0
@@ -47,6 +52,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_message = False
         self._is_lingering = False
         self._is_last = False  # what came after the newest request is not HTTP: nothing more is read
+        self._unanswered: deque[RequestResponseCycle] = deque()
         self._num_headers = 0
         self._num_head_bytes = 0  # fed since the parser last gave us a body or the end of a head
 
@@ -61,6 +67,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect_no_input()
         self._expect_no_output()
+        for cycle in self._unanswered:  # uvicorn tells the newest request only
+            cycle.disconnected = True
+            cycle.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -88,6 +97,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._num_headers += 1
         if self._num_headers > self._limits.max_headers:
             self._refuse_head(f"There may be at most {self._limits.max_headers} headers.")
+        if name.lower() == b"transfer-encoding" and value.strip().lower() != b"chunked":
+            self._refuse(501, "The only transfer encoding that is understood is chunked.")
         if not self._is_over():
             super().on_header(name, value)
 
@@ -100,8 +111,11 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is not None:
             self.cycle.transport = cast(asyncio.Transport, _LingeringTransport(self.transport, self._close))
-        if not self.flow.read_paused:  # it is while an earlier answer is under way: then we are the ones to wait for
+            self._unanswered.append(self.cycle)
+        if not self.pipeline:
             self._expect_input(self._limits.body_timeout_s + _GRACE_S)
+        elif len(self.pipeline) <= _MAX_PIPELINED:  # an earlier answer is under way: we are the ones to wait for
+            self.flow.resume_reading()
 
     def on_body(self, body: bytes) -> None:
         self._num_head_bytes = 0
@@ -117,6 +131,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        self._unanswered.popleft()
         super().on_response_complete()
         if self.transport.is_closing():
             self._expect_output()

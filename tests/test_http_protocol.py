@@ -154,6 +154,31 @@ def test_what_is_not_http_is_400_in_our_shape(bounded: RunningServer, request_by
 
 
 @pytest.mark.parametrize(
+    "encoding",
+    [b"gzip, chunked", b"gzip", b"identity", b"chunked, chunked", b"chunked\r\nTransfer-Encoding: gzip"],
+)
+def test_a_transfer_encoding_that_is_not_understood_is_refused(bounded: RunningServer, encoding: bytes) -> None:
+    """Read as chunked alone, the body would be the compressed bytes, or end where the sender did not end it."""
+    body = json.dumps(completion(max_tokens=1)).encode()
+    with connect(bounded) as connection:
+        connection.sendall(
+            POST_HEAD + b"Transfer-Encoding: %s\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (encoding, len(body), body)
+        )
+        answer = read_to_end(connection)
+    assert answer.count(b"HTTP/1.1") == 1
+    status, error = status_and_error(answer)
+    assert status in (400, 501)
+    assert error["type"] == "invalid_request_error"
+
+
+def test_a_chunked_body_is_read(bounded: RunningServer) -> None:
+    body = json.dumps(completion(max_tokens=1)).encode()
+    with connect(bounded) as connection:
+        connection.sendall(POST_HEAD + b"Transfer-Encoding: Chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(body), body))
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(
     "after",
     [b"garbage\r\n\r\n", b"}", b"GET /health HTTP/1.1\r\nHost : x\r\n\r\n", b"x" * 300_000],
     ids=["garbage", "length too short", "broken head", "much"],

@@ -53,7 +53,9 @@ class ChatCompletions:
         call = check_call(fields, config, model.defaults, logprobs=logprobs, unknown=unknown_fields(fields.messages))
         chat = check_chat(fields, model, self._context)
         model.engine.check_accepts()
-        prompt = truncated(await chat_prompt_ids(chat, model, self._context, http.receive), call, model)
+        must_fit = call.truncate_prompt_tokens is None
+        prompt_ids = await chat_prompt_ids(chat, model, self._context, http.receive, must_fit=must_fit)
+        prompt = truncated(prompt_ids, call, model)
         thinking = self._reasoning(chat, prompt, model)
         form = output_form(chat.tools, call.form, model.tokenizer)
         head = call_head(http, "chatcmpl", arrival_s)

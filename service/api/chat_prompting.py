@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.types import Receive
@@ -11,6 +12,7 @@ from starlette.types import Receive
 from service.api.chat_messages import check_messages, num_characters, template_messages
 from service.api.context import ApiContext
 from service.api.serving_state import ServedModel
+from service.api.token_budget import check_can_fit
 from service.api.tools import ToolUse, check_tools
 from service.errors import InvalidRequest
 from service.protocol.chat import ChatPromptFields
@@ -60,13 +62,19 @@ def check_chat(fields: ChatPromptFields, model: ServedModel, context: ApiContext
     return CheckedChat(template, messages, options, tools, num_characters(fields.messages))
 
 
-async def chat_prompt_ids(chat: CheckedChat, model: ServedModel, context: ApiContext, receive: Receive) -> list[int]:
-    """Ids of the rendered prompt; InvalidRequest with the template's words if it refuses. See `TextPool.run_prompt`."""
+async def chat_prompt_ids(
+    chat: CheckedChat, model: ServedModel, context: ApiContext, receive: Receive, *, must_fit: bool
+) -> list[int]:
+    """Ids of the rendered prompt; InvalidRequest with the template's words if it refuses. See `TextPool.run_prompt`.
+
+    must_fit: ContextLengthExceeded, before they are tokenized, if so many characters cannot fit the context.
+    """
+    check = partial(check_can_fit, model=model, param="messages") if must_fit else None
     try:
         return await context.texts.run_prompt(
             receive,
             chat.num_characters,
-            lambda: encode_chat(model.tokenizer, chat.template, chat.messages, chat.options),
+            lambda: encode_chat(model.tokenizer, chat.template, chat.messages, chat.options, check),
         )
     except TemplateRefusal as error:
         raise InvalidRequest(

@@ -19,11 +19,12 @@ from service.api.output_form import compile_form
 from service.api.request_building import truncated
 from service.api.serving_state import GenerationDefaults, ServedModel
 from service.api.submission import call_head, submit
+from service.api.token_budget import check_can_fit
 from service.api.token_checks import check_range, check_token_ids
 from service.api.validation import CheckedCall, check_call, tier_of
 from service.api.wire_parsing import parse
 from service.config import ApiConfig
-from service.errors import ContextLengthExceeded, InvalidRequest
+from service.errors import InvalidRequest
 from service.protocol.completions import CompletionRequest, CompletionResponse
 
 _DEFAULT_MAX_TOKENS = 16
@@ -86,7 +87,7 @@ class Completions:
     ) -> list[list[int]]:
         """Ids of each prompt: text as the tokenizer does it, special tokens added; ids as they are."""
         if call.truncate_prompt_tokens is None:
-            _check_can_fit(prompts, model)
+            check_can_fit(max((len(p) for p in prompts if isinstance(p, str)), default=0), model, "prompt")
         num_characters = sum(len(p) if isinstance(p, str) else len(p) // _IDS_A_CHARACTER for p in prompts)
         ids = await self._context.texts.run_prompt(
             http.receive, num_characters, lambda: [_encode(prompt, model) for prompt in prompts]
@@ -98,17 +99,6 @@ def _check(fields: CompletionRequest, config: ApiConfig, defaults: GenerationDef
     check_range("logprobs", fields.logprobs, 0, config.max_logprobs)
     least = 0 if fields.echo or fields.prompt_logprobs is not None else 1
     return check_call(fields, config, defaults, logprobs=fields.logprobs, least_max_tokens=least)
-
-
-def _check_can_fit(prompts: Sequence[str | list[int]], model: ServedModel) -> None:
-    """Refuse a text that is too long however it is tokenized: reading 8 MB takes seconds and a gigabyte."""
-    least = max((model.tokenizer.least_num_tokens(len(p)) for p in prompts if isinstance(p, str)), default=0)
-    if least > model.max_model_len:
-        raise ContextLengthExceeded(
-            f"This model's maximum context length is {model.max_model_len} tokens, but the prompt has at least {least} "
-            "tokens. Please shorten it.",
-            param="prompt",
-        )
 
 
 def _num_prompt_logprobs(call: CheckedCall, echo: bool) -> int | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from service.api.beam_rules import beam_sampling
 from service.api.draw_rules import SamplingFields, sampling_fields
+from service.api.logprob_budget import logprob_room
 from service.api.serving_state import ServedModel
 from service.api.token_budget import kv_room, max_tokens_for
 from service.api.token_checks import check_token_ids
@@ -37,11 +38,12 @@ def build_requests(
     prompt_param: str,
     default_max_tokens: int | None,
     grammar: Grammar | None = None,
+    max_logprob_entries: int,
     num_prompt_logprobs: int | None = None,
 ) -> list[Request]:
     """One engine request per prompt; ContextLengthExceeded if one does not fit.
 
-    num_prompt_logprobs: what the answer needs of the prompts' tokens.
+    max_logprob_entries: of the call. num_prompt_logprobs: what the answer needs of the prompts' tokens.
     """
     if grammar is not None:
         _check_beside_grammar(call)
@@ -51,6 +53,8 @@ def build_requests(
     rules = sampling_fields(call.rules, model, stop_token_ids)
     if call.sampling.temperature == 0:
         rules["min_p"] = 0.0  # means nothing to the most probable token
+    room = logprob_room(call, prompts, num_prompt_logprobs, max_logprob_entries)
+    num_choices = call.sampling.n if call.beam is None else call.beam.width
     requests = []
     for index, prompt in enumerate(prompts):
         max_tokens = max_tokens_for(
@@ -58,7 +62,7 @@ def build_requests(
             asked=call.max_tokens,
             default=default_max_tokens,
             max_model_len=model.max_model_len,
-            kv_room=kv_room(snapshot, len(prompt), call.sampling.n if call.beam is None else call.beam.width),
+            room=min(room, kv_room(snapshot, len(prompt), num_choices)),
             prompt_param=prompt_param,
             param=call.max_tokens_param,
         )

@@ -52,6 +52,7 @@ def submit(
         prompt_param=prompt_param,
         default_max_tokens=default_max_tokens,
         grammar=grammar,
+        max_logprob_entries=context.config.max_logprob_entries,
         num_prompt_logprobs=num_prompt_logprobs,
     )
     trace = CallTrace(head, call.model, requests, grammar_s)

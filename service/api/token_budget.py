@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from service.api.serving_state import ServedModel
 from service.core.stats import EngineSnapshot
 from service.errors import ContextLengthExceeded
+
+
+def check_can_fit(num_characters: int, model: ServedModel, param: str) -> None:
+    """Refuse a text that is too long however it is tokenized: reading 8 MB takes seconds and a gigabyte."""
+    least = model.tokenizer.least_num_tokens(num_characters)
+    if least > model.max_model_len:
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {model.max_model_len} tokens, but the prompt has at least {least} "
+            "tokens. Please shorten it.",
+            param=param,
+        )
 
 
 def kv_room(snapshot: EngineSnapshot, num_prompt_tokens: int, n: int) -> int:
@@ -22,14 +34,14 @@ def max_tokens_for(
     asked: int | None,
     default: int | None,
     max_model_len: int,
-    kv_room: int,
+    room: int,
     prompt_param: str,
     param: str,
 ) -> int:
     """Tokens to generate at most.
 
     asked: what the client wrote; with the prompt it must fit the context, or ContextLengthExceeded with both
-    numbers. default: used when the client wrote nothing, cut to the context and to `kv_room`; None is the rest of
+    numbers. default: used when the client wrote nothing, cut to the context and to `room`; None is the rest of
     the context. A prompt that nothing is to follow may fill the context.
     """
     rest = max_model_len - num_prompt_tokens
@@ -40,7 +52,7 @@ def max_tokens_for(
             param=prompt_param,
         )
     if asked is None:
-        return min(rest, kv_room, rest if default is None else default)
+        return min(rest, room, rest if default is None else default)
     if asked > rest:
         raise ContextLengthExceeded(
             f"This model's maximum context length is {max_model_len} tokens, but {num_prompt_tokens + asked} were "

@@ -77,7 +77,8 @@ class Tokenize:
         fields = parse(TokenizeChatRequest, body)
         ignored = self._check(fields, fields.model, unknown_fields(fields.messages))
         chat = check_chat(fields, model, self._context)
-        return await chat_prompt_ids(chat, model, self._context, receive), ignored, bool(fields.return_token_strs)
+        ids = await chat_prompt_ids(chat, model, self._context, receive, must_fit=False)
+        return ids, ignored, bool(fields.return_token_strs)
 
     def _check(self, fields: WireRequest, model: str | None, deeper: tuple[str, ...] = ()) -> tuple[str, ...]:
         if model is not None:

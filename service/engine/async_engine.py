@@ -97,7 +97,7 @@ class AsyncEngine:
         More at once than may ever wait can never succeed: that is InvalidRequest.
         """
         if not self._accepting:
-            raise Unavailable("the server is shutting down", code="draining")
+            raise Unavailable("the server is shutting down", code="shutting_down")
         if not self._loop.is_alive:
             raise Unavailable("the engine has stopped", code="engine_stopped")
         if num_requests > self._config.max_waiting_requests:
@@ -148,7 +148,7 @@ class AsyncEngine:
         if self._loop.is_alive:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), timeout_s)
-            error = Unavailable("the server is shutting down", code="draining")
+            error = Unavailable("the server is shutting down", code="shutting_down")
             self._loop.send(Stop(error))
             await asyncio.to_thread(self._loop.join, self._stuck_after_s)
             await asyncio.sleep(0)

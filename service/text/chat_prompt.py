@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from service.text.chat_template import ChatTemplate, Message, TemplateRefusal
@@ -26,11 +26,16 @@ class PromptOptions:
 
 
 def encode_chat(
-    tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Message], options: PromptOptions | None = None
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    options: PromptOptions | None = None,
+    check_length: Callable[[int], None] | None = None,
 ) -> list[int]:
     """Ids of the rendered messages, with the prompt for the assistant's turn at the end.
 
-    The template writes the special tokens, so none are added again (no double BOS). Raises TemplateRefusal.
+    The template writes the special tokens, so none are added again (no double BOS). check_length: is told how many
+    characters were rendered before they are tokenized, and may raise. Raises TemplateRefusal.
     """
     options = options or PromptOptions()
     shield = Shield(tokenizer.special_texts)
@@ -51,4 +56,6 @@ def encode_chat(
         text, found, _ = text.rpartition(end)
         if not found:
             raise TemplateRefusal("the final message cannot be continued")
+    if check_length is not None:
+        check_length(len(shield.reveal(text)))
     return tokenizer.encode_rendered(text, shield.literals)

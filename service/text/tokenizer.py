@@ -107,10 +107,11 @@ def _most_characters_a_token(tokenizer: tokenizers.Tokenizer) -> int | None:
     """Characters of a text that one token can stand for; None where some may be lost on the way to the tokens.
 
     A token of a byte-level tokenizer is written with a character a byte, and a character has a byte at least. NFC makes
-    one character of four at most.
+    one character of four at most. Some special tokens swallow all the white space beside them.
     """
     normalizer = tokenizer.normalizer
     is_plain = normalizer is None or isinstance(normalizer, normalizers.NFC)
-    if not is_plain or not isinstance(tokenizer.decoder, decoders.ByteLevel):
+    swallows = any(token.lstrip or token.rstrip for token in tokenizer.get_added_tokens_decoder().values())
+    if not is_plain or swallows or not isinstance(tokenizer.decoder, decoders.ByteLevel):
         return None
     return max(map(len, tokenizer.get_vocab())) * (1 if normalizer is None else 4)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import httpx
@@ -108,6 +109,20 @@ def test_a_conversation_that_does_not_fit(server: RunningServer, http: httpx.Cli
     assert response.status_code == 400
     assert error_of(response)["code"] == "context_length_exceeded"
     assert error_of(response)["param"] == "messages"
+
+
+def test_a_conversation_that_can_never_fit_is_refused_without_reading_it(
+    server: RunningServer, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    encode = server.tokenizer.encode_rendered
+    monkeypatch.setattr(server.tokenizer, "encode_rendered", lambda *args: (read.append(1), encode(*args))[1])
+    error = error_of(http.post(CHAT, json=chat("x " * 2_000_000)))
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+    assert re.search(r"maximum context length is \d+ tokens, but the prompt has at least \d+ tokens", error["message"])
+    assert read == []
+    cut = http.post(CHAT, json=chat("x " * 50_000, truncate_prompt_tokens=5, max_tokens=1))
+    assert cut.json()["usage"]["prompt_tokens"] == 5
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,23 @@ def test_a_running_request_is_aborted(server: RunningServer, route: str, body: d
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("num_behind", [1, 3, 8])
+def test_a_request_with_others_behind_it_is_aborted(server: RunningServer, stream: bool, num_behind: int) -> None:
+    """Sent on one connection before the first was answered."""
+    server.play(lambda prompt, so_far, seed: 75)
+    server.executor.delay_s = 0.005
+    connection = send_raw(server, COMPLETIONS, completion(max_tokens=2000, stream=stream))
+    wait_until_running(server)
+    connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * num_behind)
+    time.sleep(0.02)
+    connection.close()
+    left_s = time.monotonic()
+    server.check_idle()
+    assert time.monotonic() - left_s < 0.5
+    assert server.executor.num_iterations < 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_a_queued_request_is_aborted(stream: bool) -> None:
     scheduler = Scene().scheduler.__class__(1, 512, 0.0, 64, 100_000)
     with running(Scene(scheduler=scheduler)) as server:

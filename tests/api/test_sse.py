@@ -13,7 +13,7 @@ from service.api.sse import DONE, TokenStreamResponse, data_frame
 from service.core.host_times import HostTimes
 from service.errors import ServerError
 from tests.api.running_server import RunningServer, Scene, running
-from tests.api.wire import CHAT, COMPLETIONS, chat, completion, events_of
+from tests.api.wire import CHAT, COMPLETIONS, chat, completion, error_of, events_of
 
 FRAMES = [data_frame(b"1"), data_frame(b"2"), DONE]
 
@@ -194,4 +194,6 @@ def test_draining_ends_every_stream_in_order(timeout_s: float) -> None:
         else:
             assert chunks
             assert "shutting down" in last["error"]["message"]
-        assert http.post(COMPLETIONS, json=completion()).status_code == 503
+            assert last["error"]["code"] == "shutting_down"
+        refusal = http.post(COMPLETIONS, json=completion())
+        assert (refusal.status_code, error_of(refusal)["code"]) == (503, "shutting_down")

@@ -20,7 +20,7 @@ def budget(num_prompt_tokens: int, asked: int | None = None, default: int | None
         asked=asked,
         default=default,
         max_model_len=100,
-        kv_room=room,
+        room=room,
         prompt_param="prompt",
         param="max_tokens",
     )

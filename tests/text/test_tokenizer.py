@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import normalizers, pre_tokenizers
+from tokenizers import AddedToken, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from service.errors import ModelLoadError
@@ -109,6 +109,13 @@ def test_no_text_has_fewer_tokens_than_the_least(text: str) -> None:
     least = BYTE_LEVEL.least_num_tokens(len(text))
     assert (least > 0) == bool(text)
     assert least <= len(BYTE_LEVEL.encode(text, add_special_tokens=False))
+
+
+def test_nothing_is_known_of_the_least_where_a_special_token_swallows_spaces() -> None:
+    inner = tiny_tokenizers.byte_level()
+    inner.add_special_tokens([AddedToken("<|end|>", rstrip=True)])
+    text = "<|end|>" + " " * 1000
+    assert Tokenizer(inner).least_num_tokens(len(text)) <= len(Tokenizer(inner).encode(text, add_special_tokens=False))
 
 
 def test_nothing_is_known_of_the_least_where_a_normalizer_may_drop_text() -> None:
