@@ -25,6 +25,7 @@ def make_engine(
 ) -> tuple[Engine, BlockManager]:
     """An engine at rest, and the blocks that it hands out. stand_in: computes in the loaded model's place."""
     loaded, config = parts.loaded, parts.scheduler
+    recorder.record_host_block_bytes(loaded.host_block_bytes)
     blocks = _make_blocks(settings, loaded.num_blocks, loaded.num_host_blocks)
     history = History()
     scheduler = IterationScheduler(

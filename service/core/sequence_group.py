@@ -37,6 +37,7 @@ class SequenceGroup:
         "is_forked",
         "is_ordinary",
         "journal",
+        "last_token_s",
         "live",
         "num_cached_tokens",
         "num_output_tokens",
@@ -74,6 +75,7 @@ class SequenceGroup:
         self.journal = RequestJournal(request.arrival_s)
         self.first_scheduled_s: float | None = None
         self.first_token_s: float | None = None
+        self.last_token_s: float | None = None
         self.num_preemptions = 0
         self.preemptions: deque[PreemptionStats] = deque(maxlen=MAX_PREEMPTIONS_KEPT)
         self.num_output_tokens = 0

@@ -46,6 +46,7 @@ class IterationStats:
     applying it. device_s: what it took on the device, as the host sees it. Where iterations overlap, others are
     decided, launched and applied between the launch and the wait.
     predictions: of the predictors of recomputation and swapping that came true since the last iteration.
+    token_gaps: seconds since the token before of the same request, and how many of its tokens came after that long.
     """
 
     batch_size: int
@@ -63,6 +64,7 @@ class IterationStats:
     device_s: float
     apply_s: float
     predictions: tuple[Prediction, ...] = ()
+    token_gaps: tuple[tuple[float, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class RequestStats:
     """One request at its end. `first_scheduled_s` and `first_token_s` are None if that never happened.
 
     preemptions: the last few of its `num_preemptions`. waits, chunks: see core/request_journal.py; num_chunks counts
-    all. num_iterations: that computed something of it.
+    all. num_iterations: that computed something of it. num_tokens_of_longest: output tokens of the longest choice.
     """
 
     num_prompt_tokens: int
@@ -88,6 +90,7 @@ class RequestStats:
     chunks: tuple[Chunk, ...] = ()
     num_chunks: int = 0
     num_iterations: int = 0
+    num_tokens_of_longest: int = 0
 
     @property
     def e2e_s(self) -> float:
@@ -98,12 +101,21 @@ class RequestStats:
         """End-to-end seconds per output token (ORCA section 6.2); None without output."""
         return self.e2e_s / self.num_output_tokens if self.num_output_tokens else None
 
+    @property
+    def weighted_turnaround(self) -> float | None:
+        """End-to-end seconds over those since its first iteration (AdaptiveLLM); 1 without a wait. None if it never
+        ran."""
+        if self.first_scheduled_s is None or self.finished_s <= self.first_scheduled_s:
+            return None
+        return self.e2e_s / (self.finished_s - self.first_scheduled_s)
+
 
 @dataclass(frozen=True, slots=True)
 class EngineSnapshot:
     """The engine's state after an iteration; replaced whole, so any thread may read the latest.
 
-    num_running, num_waiting: requests. batch_size: sequences in the last iteration, 0 when idle.
+    num_running, num_waiting: requests. num_swapped: of the waiting ones, those whose blocks are on the host, or on
+    their way there. batch_size: sequences in the last iteration, 0 when idle.
     waiting_tokens: tokens that the waiting requests still have to compute.
     kv_tokens: tokens that the used blocks hold, those of a shared block counted once.
     """
@@ -116,3 +128,4 @@ class EngineSnapshot:
     total_blocks: int = 0
     block_size: int = 1
     kv_tokens: int = 0
+    num_swapped: int = 0

@@ -133,7 +133,14 @@ class Engine:
             total_blocks=blocks.pool.num_blocks,
             block_size=blocks.block_size,
             kv_tokens=self._count_kv_tokens(),
+            num_swapped=self._count_swapped(),
         )
+
+    def _count_swapped(self) -> int:
+        swap_space = self._scheduler.blocks.swap_space
+        if not swap_space.num_used:
+            return 0
+        return sum(swap_space.holds(group.leader.sequence_id) for group in self._scheduler.pool.preempted)
 
     def _count_kv_tokens(self) -> int:
         """Looks at every running sequence, so not after every iteration."""
@@ -212,6 +219,7 @@ class Engine:
                 device_s=device_s,
                 apply_s=self._clock.now_s() - executed_s,
                 predictions=tally.predictions,
+                token_gaps=self._requests.take_token_gaps(),
             )
         )
 

@@ -20,6 +20,7 @@ from service.core.sequence_group import SequenceGroup
 from service.core.stats import RequestStats
 from service.engine.beam_search import BeamSearch
 from service.engine.ports import StatsSink
+from service.engine.token_gaps import TokenGaps
 from service.errors import InvalidRequest, RequestError, ServerError
 from service.scheduler.iteration_scheduler import IterationScheduler
 from service.scheduler.launched_iterations import IterationGroups
@@ -43,6 +44,8 @@ class LiveRequests:
         self._next_sequence_id = 0
         self._events: list[Addressed] = []
         self._searches: dict[str, BeamSearch] = {}
+        self._gaps = TokenGaps()
+        self._result_s = 0.0
         self.num_constrained = 0
 
     def add(self, request: Request) -> None:
@@ -88,6 +91,10 @@ class LiveRequests:
         events, self._events = self._events, []
         return events
 
+    def take_token_gaps(self) -> tuple[tuple[float, int], ...]:
+        """Of the tokens since the last call (`IterationStats.token_gaps`)."""
+        return self._gaps.take()
+
     def request_ids(self) -> list[str]:
         """Ids of the requests that have not ended."""
         return [g.request.request_id for g in self._scheduler.pool.groups()]
@@ -98,6 +105,7 @@ class LiveRequests:
         whose: the groups of its `scheduled`, as the scheduler noted them at the launch.
         """
         counts = TokenCounts()
+        self._result_s = self._clock.now_s()
         logprobs = result.logprobs or (None,) * len(result.token_ids)
         scored = dict(result.prompt_logprobs)
         end = len(whose.in_lockstep)
@@ -163,6 +171,7 @@ class LiveRequests:
             except Exception:
                 self._fail_inside(group)
         scheduler.note_decoded(decoded)
+        self._gaps.note(decoded, self._result_s)
         return len(decoded)
 
     def _apply_one(
@@ -196,6 +205,7 @@ class LiveRequests:
             if group.live:  # a grammar's failure ends all choices at once
                 self._append_token(group, receiver, end, token_id, logprobs)
         self._scheduler.note_generated(group, len(draws))
+        self._gaps.note((group,), self._result_s)
 
     def _note_prompt_logprobs(
         self, group: SequenceGroup, item: ScheduledSequence, logprobs: tuple[TokenLogprobs, ...]
@@ -286,6 +296,7 @@ class LiveRequests:
 
     def _request_stats(self, group: SequenceGroup) -> RequestStats:
         request, journal = group.request, group.journal
+        longest = max(s.num_output_tokens for s in group.sequences)
         return RequestStats(
             num_prompt_tokens=request.num_prompt_tokens,
             num_cached_tokens=group.num_cached_tokens,
@@ -301,7 +312,8 @@ class LiveRequests:
             waits=tuple(journal.waits),
             chunks=tuple(journal.chunks),
             num_chunks=journal.num_chunks,
-            num_iterations=journal.num_iterations(max(s.num_output_tokens for s in group.sequences)),
+            num_iterations=journal.num_iterations(longest),
+            num_tokens_of_longest=longest,
         )
 
 

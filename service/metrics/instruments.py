@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
 
+from service.metrics.inter_token_latency import InterTokenLatency
+
 _MILLISECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05)
 _ITERATION_SECONDS = (*_MILLISECONDS, 0.1, 0.25, 0.5, 1.0, 2.5)
 _TOKEN_SECONDS = (
@@ -19,7 +21,7 @@ _FIRST_TOKEN_SECONDS = (
     160.0, 640.0, 2560.0,
 )  # fmt: skip
 _REQUEST_SECONDS = (
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0,
+    0.001, 0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0,
     40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
 )  # fmt: skip
 _HTTP_SECONDS = (0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -30,6 +32,7 @@ _ITERATION_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 81
 _ERROR_RATIOS = (0.01, 0.02, 0.04, 0.1, 0.3, 1.0)
 _SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _CHOICES = (1, 2, 5, 10, 20)
+_TURNAROUND_RATIOS = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0)
 
 
 class Instruments:
@@ -39,13 +42,13 @@ class Instruments:
         # A switch of the library's, for the whole process: the `_created` series double every counter's cost.
         disable_created_metrics()  # type: ignore[no-untyped-call]  # of the library
 
-        def histogram(name: str, meaning: str, buckets: tuple[float, ...], labels: tuple[str, ...] = ()) -> Histogram:
-            return Histogram(name, meaning, labels, registry=registry, buckets=buckets)
+        self._registry = registry
+        self._make_those_of_iterations()
+        self._make_those_of_requests()
+        self._make_those_of_the_process()
 
-        def counter(name: str, meaning: str, labels: tuple[str, ...] = ()) -> Counter:
-            return Counter(name, meaning, labels, registry=registry)
-
-        # iterations
+    def _make_those_of_iterations(self) -> None:
+        histogram, counter = self._histogram, self._counter
         self.iteration_batch_size = histogram(
             "headrace_iteration_batch_size", "Sequences scheduled in an iteration.", _SEQUENCES
         )
@@ -53,11 +56,15 @@ class Instruments:
             "headrace_iteration_tokens", "Tokens computed in an iteration.", _ITERATION_TOKENS
         )
         self.iteration_seconds = histogram(
-            "headrace_iteration_seconds", "Host seconds of an iteration, by phase.", _ITERATION_SECONDS, ("phase",)
+            "headrace_iteration_seconds",
+            "Seconds of an iteration, by phase of the host; device: what it took there, as the host sees it.",
+            _ITERATION_SECONDS,
+            ("phase",),
         )
         self.tokens = counter("headrace_tokens_total", "Tokens by kind.", ("kind",))
         self.preemptions = counter("headrace_preemptions_total", "Requests preempted, by kind.", ("kind",))
         self.swapped_blocks = counter("headrace_swapped_blocks_total", "KV blocks moved to or from the host.")
+        self.swapped_bytes = counter("headrace_swapped_bytes_total", "The same in bytes, as the host keeps them.")
         self.prefix_queried_tokens = counter(
             "headrace_prefix_cache_queried_tokens_total", "Tokens of starting requests, sought in the prefix cache."
         )
@@ -76,7 +83,9 @@ class Instruments:
         self.actual_seconds = counter(
             "headrace_predicted_actual_seconds_total", "Seconds that what was predicted then took.", ("predictor",)
         )
-        # requests
+
+    def _make_those_of_requests(self) -> None:
+        histogram, counter = self._histogram, self._counter
         self.requests = counter("headrace_requests_total", "Requests ended, by reason.", ("reason",))
         self.normalized_latency = histogram(
             "headrace_normalized_latency_seconds", "End-to-end seconds per output token.", _TOKEN_SECONDS
@@ -89,23 +98,35 @@ class Instruments:
             "Mean seconds between a request's tokens after the first.",
             _TOKEN_SECONDS,
         )
+        self.inter_token_latency = InterTokenLatency(_TOKEN_SECONDS)
+        self._registry.register(self.inter_token_latency)
         self.e2e = histogram("headrace_request_seconds", "Arrival to end.", _REQUEST_SECONDS)
         self.queue = histogram("headrace_queue_seconds", "Arrival to first iteration.", _REQUEST_SECONDS)
         self.prefill = histogram("headrace_prefill_seconds", "First iteration to first token.", _REQUEST_SECONDS)
         self.decode = histogram("headrace_decode_seconds", "First token to end.", _REQUEST_SECONDS)
-        self.inference = histogram("headrace_inference_seconds", "First iteration to end.", _REQUEST_SECONDS)
         self.prompt_tokens = histogram("headrace_prompt_tokens", "Prompt tokens of a request.", _REQUEST_TOKENS)
         self.output_tokens = histogram("headrace_output_tokens", "Output tokens of a request.", _REQUEST_TOKENS)
-        self.max_tokens = histogram("headrace_max_tokens", "max_tokens of a request.", _REQUEST_TOKENS)
-        self.choices = histogram("headrace_choices", "Choices (n) of a request.", _CHOICES)
-        # HTTP
+        self.weighted_turnaround = histogram(
+            "headrace_weighted_turnaround_ratio",
+            "Arrival to end over first iteration to end (AdaptiveLLM); 1 without a wait.",
+            _TURNAROUND_RATIOS,
+        )
+        # in no registry, so exported under vLLM's names alone (vllm_names.py): every series costs a Prometheus memory
+        self.inference = _unregistered("inference_seconds", "First iteration to end.", _REQUEST_SECONDS)
+        self.longest_output_tokens = _unregistered(
+            "longest_output_tokens", "Output tokens of a request's longest choice.", _REQUEST_TOKENS
+        )
+        self.max_tokens = _unregistered("max_tokens", "max_tokens of a request.", _REQUEST_TOKENS)
+        self.choices = _unregistered("choices", "Choices (n) of a request.", _CHOICES)
+
+    def _make_those_of_the_process(self) -> None:
+        histogram, counter, registry = self._histogram, self._counter, self._registry
         self.http_requests = counter("headrace_http_requests_total", "HTTP requests.", ("route", "method", "status"))
         self.http_seconds = histogram(
             "headrace_http_request_seconds", "HTTP request to end of answer.", _HTTP_SECONDS, ("route",)
         )
         self.rejections = counter("headrace_rejections_total", "Requests refused, by error code.", ("reason",))
         self.aborts = counter("headrace_aborts_total", "Calls aborted by the HTTP side, by reason.", ("reason",))
-        # process
         self.event_loop_lag = histogram(
             "headrace_event_loop_lag_seconds", "By how much the event loop is late.", _ITERATION_SECONDS
         )
@@ -113,3 +134,15 @@ class Instruments:
         self.startup_seconds = Gauge(
             "headrace_startup_seconds", "Seconds of start-up, by phase.", ("phase",), registry=registry
         )
+
+    def _histogram(
+        self, name: str, meaning: str, buckets: tuple[float, ...], labels: tuple[str, ...] = ()
+    ) -> Histogram:
+        return Histogram(name, meaning, labels, registry=self._registry, buckets=buckets)
+
+    def _counter(self, name: str, meaning: str, labels: tuple[str, ...] = ()) -> Counter:
+        return Counter(name, meaning, labels, registry=self._registry)
+
+
+def _unregistered(name: str, meaning: str, buckets: tuple[float, ...]) -> Histogram:
+    return Histogram(name, meaning, registry=None, buckets=buckets)

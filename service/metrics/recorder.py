@@ -27,6 +27,8 @@ class Recorder:
         self._launch_s = instruments.iteration_seconds.labels("launch")
         self._wait_s = instruments.iteration_seconds.labels("wait")
         self._apply_s = instruments.iteration_seconds.labels("apply")
+        self._device_s = instruments.iteration_seconds.labels("device")
+        self._host_block_bytes = 0
         self._prompt = instruments.tokens.labels("prompt")
         self._cached = instruments.tokens.labels("cached")
         self._recomputed = instruments.tokens.labels("recomputed")
@@ -53,14 +55,17 @@ class Recorder:
         self._launch_s.observe(stats.launch_s)
         self._wait_s.observe(stats.wait_s)
         self._apply_s.observe(stats.apply_s)
+        self._device_s.observe(stats.device_s)
         self._prompt.inc(stats.prompt_tokens)
         self._recomputed.inc(stats.recomputed_tokens)
         self._generated.inc(stats.generated_tokens)
         self._dropped.inc(stats.num_dropped)
         self._swapped.inc(stats.num_swapped)
         instruments.swapped_blocks.inc(stats.swapped_blocks)
+        instruments.swapped_bytes.inc(stats.swapped_blocks * self._host_block_bytes)
         instruments.prefix_queried_tokens.inc(stats.prefix_queried_tokens)
         instruments.prefix_hit_tokens.inc(stats.prefix_hit_tokens)
+        instruments.inter_token_latency.observe(stats.token_gaps)
         for prediction in stats.predictions:
             self._record_prediction(prediction)
 
@@ -76,9 +81,12 @@ class Recorder:
         instruments = self._instruments
         instruments.prompt_tokens.observe(stats.num_prompt_tokens)
         instruments.output_tokens.observe(stats.num_output_tokens)
+        instruments.longest_output_tokens.observe(stats.num_tokens_of_longest)
         instruments.max_tokens.observe(stats.max_tokens)
         instruments.choices.observe(stats.n)
         instruments.e2e.observe(stats.e2e_s)
+        if stats.weighted_turnaround is not None:
+            instruments.weighted_turnaround.observe(stats.weighted_turnaround)
         if stats.normalized_latency_s is not None:
             instruments.normalized_latency.observe(stats.normalized_latency_s)
         if stats.first_scheduled_s is not None:
@@ -129,6 +137,10 @@ class Recorder:
     def record_policies(self, policies: Mapping[str, str]) -> None:
         """What decides -> the name of the policy that decides it."""
         self._instruments.policies.info(dict(policies))
+
+    def record_host_block_bytes(self, num_bytes: int) -> None:
+        """What a swapped block takes on the host; before the first iteration."""
+        self._host_block_bytes = num_bytes
 
     def record_startup(self, phase: str, seconds: float) -> None:
         self._instruments.startup_seconds.labels(phase).set(seconds)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter
 from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from service.core.stats import EngineSnapshot
 from service.metrics.instruments import Instruments
@@ -53,6 +54,7 @@ class VllmNames:
         of = self._instruments
         yield self._copy("vllm:iteration_tokens_total", of.iteration_tokens)
         yield self._copy("vllm:time_to_first_token_seconds", of.time_to_first_token)
+        yield self._copy("vllm:inter_token_latency_seconds", of.inter_token_latency)
         yield self._copy("vllm:request_time_per_output_token_seconds", of.time_per_output_token)
         yield self._copy("vllm:e2e_request_latency_seconds", of.e2e)
         yield self._copy("vllm:request_queue_time_seconds", of.queue)
@@ -61,6 +63,7 @@ class VllmNames:
         yield self._copy("vllm:request_inference_time_seconds", of.inference)
         yield self._copy("vllm:request_prompt_tokens", of.prompt_tokens)
         yield self._copy("vllm:request_generation_tokens", of.output_tokens)
+        yield self._copy("vllm:request_max_num_generation_tokens", of.longest_output_tokens)
         yield self._copy("vllm:request_params_max_tokens", of.max_tokens)
         yield self._copy("vllm:request_params_n", of.choices)
 
@@ -76,7 +79,7 @@ class VllmNames:
             metric.add_sample(f"{name}_total", {**self._labels, **labels}, value)
         return metric
 
-    def _copy(self, name: str, source: Histogram) -> Metric:
+    def _copy(self, name: str, source: Collector) -> Metric:
         (original,) = source.collect()
         metric = Metric(name, original.documentation, "histogram")
         for sample in original.samples:

@@ -42,7 +42,8 @@ OnProgress = Callable[[str, int, int], None]
 class LoadedModel:
     """A model ready to serve, and the facts measured on the way.
 
-    idle_work: graphs that the first requests can do without.
+    idle_work: graphs that the first requests can do without. block_bytes, host_block_bytes: of a KV block on the
+    device, and of one that is swapped.
     max_model_len: tokens that one sequence may have by the model and the configuration (the cache may hold fewer).
     num_threads: of torch's operations on the CPU. weights: a name that changes with the weights. phases: seconds of
     each part of loading, in order.
@@ -56,6 +57,7 @@ class LoadedModel:
     num_blocks: int
     num_host_blocks: int
     block_bytes: int
+    host_block_bytes: int
     dtype: Literal["bfloat16", "float32"]
     device: str
     num_threads: int
@@ -124,6 +126,7 @@ def load_executor(
         num_blocks=num_blocks,
         num_host_blocks=len(host_blocks),
         block_bytes=layout.block_bytes,
+        host_block_bytes=host_blocks.block_bytes(layout),
         dtype="bfloat16" if dtype is torch.bfloat16 else "float32",
         device=str(device),
         num_threads=num_threads,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from service.core.sequence import Sequence
 from service.core.sequence_group import GroupStatus, SequenceGroup
@@ -41,6 +41,11 @@ class RequestPool:
         """Tokens that the waiting groups have to compute. Asked for in every iteration, so those that have never run,
         which may be a thousand, are not looked at: theirs stay as many as they were."""
         return self._num_fresh_tokens + sum(group.num_tokens_to_compute for group in self._paused.values())
+
+    @property
+    def preempted(self) -> Collection[SequenceGroup]:
+        """Of the waiting groups those that have run before."""
+        return self._paused.values()
 
     def groups(self) -> list[SequenceGroup]:
         return list(self._groups.values())

@@ -350,3 +350,19 @@ def test_iterations_whose_end_was_not_seen_teach_nothing(overlap: bool, wait_s: 
     harness.run()
     harness.cost.iteration_time.fit()
     assert harness.cost.iteration_time.is_known is learns
+
+
+def test_a_snapshot_counts_the_requests_that_are_on_the_host():
+    harness = Harness(
+        num_blocks=11, block_size=2, max_num_batched_tokens=32, preemption=SometimesSwap(1.0), num_host_blocks=12
+    )
+    for seed in range(4):
+        harness.add(harness.request((1, 2, 3), 8, seed=seed))
+    seen = set()
+    while harness.engine.has_work:
+        harness.step()
+        swapped = harness.engine.snapshot().num_swapped
+        ids = [group.live[0].sequence_id for group in harness.scheduler.pool.waiting]
+        assert swapped == sum(harness.blocks.swap_space.holds(sequence_id) for sequence_id in ids)
+        seen.add(swapped)
+    assert seen > {0}

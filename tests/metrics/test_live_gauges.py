@@ -14,6 +14,7 @@ BUSY = EngineSnapshot(
     total_blocks=40,
     block_size=16,
     kv_tokens=120,
+    num_swapped=1,
 )
 
 
@@ -28,6 +29,7 @@ def test_reads_the_engine() -> None:
         "headrace_batch_size": 4,
         "headrace_requests_running": 3,
         "headrace_requests_waiting": 2,
+        "headrace_requests_swapped": 1,
         "headrace_waiting_tokens": 50,
         "headrace_kv_blocks_used": 10,
         "headrace_kv_blocks_total": 40,

@@ -26,6 +26,7 @@ ITERATION = IterationStats(
     wait_s=0.008,
     device_s=0.009,
     apply_s=0.002,
+    token_gaps=((0.02, 2), (0.5, 1)),
 )
 REQUEST = RequestStats(
     num_prompt_tokens=10,
@@ -38,6 +39,7 @@ REQUEST = RequestStats(
     first_token_s=103.0,
     finished_s=111.0,
     num_preemptions=0,
+    num_tokens_of_longest=5,
 )
 
 
@@ -61,9 +63,13 @@ def test_an_iteration(recording: Recording) -> None:
     assert recording("headrace_iteration_tokens_sum") == 10
     kinds = {kind: recording("headrace_tokens_total", kind=kind) for kind in ("prompt", "recomputed", "generated")}
     assert kinds == {"prompt": 5, "recomputed": 2, "generated": 3}
-    names = ("schedule", "launch", "wait", "apply")
+    names = ("schedule", "launch", "wait", "apply", "device")
     phases = [recording("headrace_iteration_seconds_sum", phase=name) for name in names]
-    assert phases == [0.001, 0.002, 0.008, 0.002]
+    assert phases == [0.001, 0.002, 0.008, 0.002, 0.009]
+    assert recording("headrace_inter_token_latency_seconds_sum") == pytest.approx(0.54)
+    assert recording("headrace_inter_token_latency_seconds_bucket", le="0.02") is None
+    assert recording("headrace_inter_token_latency_seconds_bucket", le="0.025") == 2
+    assert recording("headrace_inter_token_latency_seconds_count") == 3
     assert recording("headrace_preemptions_total", kind="recompute") == 1
 
 
@@ -88,11 +94,9 @@ def test_a_finished_request(recording: Recording) -> None:
         "queue_seconds": 1.0,
         "prefill_seconds": 2.0,
         "decode_seconds": 8.0,
-        "inference_seconds": 10.0,
         "prompt_tokens": 10,
         "output_tokens": 5,
-        "max_tokens": 20,
-        "choices": 1,
+        "weighted_turnaround_ratio": 1.1,
     }
     assert {name: recording(f"headrace_{name}_sum") for name in sums} == sums
     assert all(recording(f"headrace_{name}_count") == 1 for name in sums)
@@ -124,6 +128,7 @@ def test_a_request_that_never_ran(recording: Recording) -> None:
     for outcome in Outcome:
         recording.recorder.record_request(never, outcome, ())
     assert recording("headrace_normalized_latency_seconds_count") == 0
+    assert recording("headrace_weighted_turnaround_ratio_count") == 0
     assert recording("headrace_time_to_first_token_seconds_count") == 0
 
 
@@ -148,6 +153,7 @@ def test_http_and_start_up(recording: Recording) -> None:
 def test_preemptions_by_kind_and_the_prefix_cache_are_counted():
     registry = CollectorRegistry()
     recorder = Recorder(Instruments(registry))
+    recorder.record_host_block_bytes(1000)
     recorder.record_iteration(ITERATION)
     recorder.record_iteration(ITERATION)
 
@@ -157,6 +163,7 @@ def test_preemptions_by_kind_and_the_prefix_cache_are_counted():
     assert value("preemptions", kind="recompute") == 2
     assert value("preemptions", kind="swap") == 4
     assert value("swapped_blocks") == 12
+    assert value("swapped_bytes") == 12_000
     assert value("prefix_cache_queried_tokens") == 80
     assert value("prefix_cache_hit_tokens") == 64
 

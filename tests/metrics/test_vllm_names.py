@@ -23,6 +23,7 @@ EXPECTED = {
     "vllm:generation_tokens_total": 3,
     "vllm:iteration_tokens_total_count": 1,
     "vllm:time_to_first_token_seconds_sum": 3.0,
+    "vllm:inter_token_latency_seconds_count": 3,
     "vllm:request_time_per_output_token_seconds_sum": 2.0,
     "vllm:e2e_request_latency_seconds_sum": 11.0,
     "vllm:request_queue_time_seconds_sum": 1.0,
@@ -31,6 +32,7 @@ EXPECTED = {
     "vllm:request_inference_time_seconds_sum": 10.0,
     "vllm:request_prompt_tokens_sum": 10,
     "vllm:request_generation_tokens_sum": 5,
+    "vllm:request_max_num_generation_tokens_sum": 5,
     "vllm:request_params_max_tokens_sum": 20,
     "vllm:request_params_n_sum": 1,
 }

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import random
+
+from prometheus_client import CollectorRegistry, Histogram
+
+from service.metrics.inter_token_latency import InterTokenLatency
+
+BOUNDS = (0.01, 0.05, 0.1, 1.0)
+NAME = "headrace_inter_token_latency_seconds"
+
+
+def test_is_the_librarys_histogram_of_the_same_observations():
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    latency = InterTokenLatency(BOUNDS)
+    ours.register(latency)
+    histogram = Histogram(NAME, "Time between a request's tokens, each of them.", registry=theirs, buckets=BOUNDS)
+    draws = random.Random(0)
+    for _ in range(50):
+        gaps = [(draws.choice([0.0, 0.01, 0.02, 0.05, 0.1, 0.5, 3.0]), draws.randint(1, 300)) for _ in range(3)]
+        latency.observe(gaps)
+        for seconds, count in gaps:
+            for _ in range(count):
+                histogram.observe(seconds)
+
+    def samples(registry: CollectorRegistry) -> dict[tuple[str, str], float]:
+        found = (sample for metric in registry.collect() for sample in metric.samples)
+        return {(s.name, s.labels.get("le", "")): round(s.value, 6) for s in found if not s.name.endswith("_created")}
+
+    assert samples(ours) == samples(theirs)
+
+
+def test_is_there_before_the_first_token():
+    registry = CollectorRegistry()
+    registry.register(InterTokenLatency(BOUNDS))
+    assert registry.get_sample_value(f"{NAME}_count") == 0
+    assert registry.get_sample_value(f"{NAME}_bucket", {"le": "+Inf"}) == 0
