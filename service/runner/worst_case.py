@@ -1,0 +1,111 @@
+"""An iteration as large as one can be: what it compiles, and how much memory it leaves for the KV cache."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kernels.compile_ahead import compile_ahead
+from service.config import CacheConfig
+from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
+from service.core.sampling_params import SamplingParams
+from service.models.causal_lm import CausalLM
+from service.runner.cuda_graphs import GraphSize
+from service.runner.device_block_table import DeviceBlockTable
+from service.runner.kv_storage import KvLayout, KvStorage
+from service.runner.load_phases import LoadPhases
+from service.runner.memory_profile import MemoryLedger, profile_cpu, profile_cuda
+from service.runner.model_runner import ModelRunner
+from service.sampling.token_counts import TokenCounts
+
+
+@dataclass(frozen=True, slots=True)
+class StepSizes:
+    """What bounds an iteration. graphs: those that will be captured, the largest first; none without CUDA graphs."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    vocab_size: int
+    graphs: Sequence[GraphSize]
+
+
+class WorstCase:
+    """An iteration of as many tokens as one may have, in as many sequences, each of which draws from all its logits.
+
+    All sequences share the blocks of one: the shapes count, not the values.
+    """
+
+    def __init__(self, model: CausalLM, layout: KvLayout, device: torch.device, sizes: StepSizes) -> None:
+        self._num_seqs = min(sizes.max_num_seqs, sizes.max_num_batched_tokens)
+        self._length = min(sizes.max_num_batched_tokens // self._num_seqs, sizes.max_model_len)
+        self._num_blocks = -(-self._length // layout.block_size)
+        storage = KvStorage(layout, max(2, self._num_blocks), device)  # two: what warming up needs
+        self.runner = ModelRunner(model, storage, device, self._num_seqs, sizes.max_model_len, sizes.vocab_size)
+
+    def plan(self) -> IterationPlan:
+        params = SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9)
+        blocks, token_ids = tuple(range(self._num_blocks)), (0,) * self._length
+        shares = (ScheduledSequence(i, token_ids, 0, 0, blocks, params, (Sample(i, i),)) for i in range(self._num_seqs))
+        return IterationPlan(tuple(shares))
+
+    def run(self) -> None:
+        """Compute it, and forget its sequences."""
+        self.runner.launch(self.plan()).wait()
+        self.runner.launch(IterationPlan((), released=tuple(range(self._num_seqs)))).wait()
+
+
+def measure_memory(
+    model: CausalLM,
+    layout: KvLayout,
+    device: torch.device,
+    weights_bytes: int,
+    cache: CacheConfig,
+    sizes: StepSizes,
+    phases: LoadPhases,
+) -> MemoryLedger:
+    """Where the device's memory goes, by the worst case on a GPU, whose kernels are compiled on the way."""
+    if device.type == "cpu":
+        return profile_cpu(weights_bytes, cache.memory_bytes)
+    worst_case = WorstCase(model, layout, device, sizes)
+    _compile_kernels(worst_case, sizes.graphs)
+    phases.end("kernels")
+    memory = profile_cuda(
+        device,
+        weights_bytes,
+        cache.memory_utilization,
+        cache.memory_bytes,
+        worst_case.run,
+        worst_case.runner.capture_graphs,
+        sizes.graphs,
+        _table_bytes(layout, sizes),
+    )
+    del worst_case
+    gc.collect()  # the runner that was measured and its graphs know each other
+    torch.cuda.empty_cache()
+    phases.end("profile")
+    return memory
+
+
+def _compile_kernels(worst_case: WorstCase, graphs: Sequence[GraphSize]) -> None:
+    """All that iterations need: what follows would compile them one after the other."""
+
+    def launch() -> None:
+        worst_case.run()
+        worst_case.runner.warm_up()
+        for size in graphs[:1]:
+            worst_case.runner.compute_padding(size)
+
+    compile_ahead(launch)
+
+
+def _table_bytes(layout: KvLayout, sizes: StepSizes) -> int:
+    """Of what grows with the sequences beside their blocks: a row each of the block table (twice, as in ModelRunner)
+    and of the token counts."""
+    max_blocks = -(-sizes.max_model_len // layout.block_size)
+    return DeviceBlockTable.num_bytes(2 * sizes.max_num_seqs + 1, max_blocks) + TokenCounts.num_bytes(
+        sizes.max_num_seqs, sizes.vocab_size
+    )

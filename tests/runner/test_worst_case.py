@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from service.config import CacheConfig
+from service.models.model_config import parse_model_config
+from service.models.registry import build_model
+from service.runner.kv_storage import KvLayout
+from service.runner.load_phases import LoadPhases
+from service.runner.worst_case import StepSizes, WorstCase, measure_memory
+from tests.models.test_model_config import FIELDS
+
+CPU = torch.device("cpu")
+
+
+def parts(block_size=16):
+    config = parse_model_config({**FIELDS, "vocab_size": 300})
+    model = build_model(config)
+    model.materialize(torch.float32, CPU)
+    for parameter in model.parameters():
+        parameter.zero_()
+    model.prepare(64, CPU)
+    return model, KvLayout.of(config, block_size, torch.float32)
+
+
+@pytest.mark.parametrize("block_size", [1, 16])
+@pytest.mark.parametrize(
+    ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "num_tokens"),
+    [(4, 64, 64, 64), (3, 64, 64, 63), (64, 7, 64, 7), (2, 500, 30, 60), (1, 9, 64, 9)],
+)
+def test_as_many_tokens_and_draws_as_an_iteration_can_have(
+    block_size, max_num_seqs, max_num_batched_tokens, max_model_len, num_tokens
+):
+    model, layout = parts(block_size)
+    sizes = StepSizes(max_num_seqs, max_num_batched_tokens, max_model_len, 300, [])
+    worst = WorstCase(model, layout, CPU, sizes)
+    plan = worst.plan()
+    assert plan.num_scheduled_tokens == num_tokens
+    assert len(plan.scheduled) == min(max_num_seqs, max_num_batched_tokens)
+    assert all(len(share.samples) == 1 for share in plan.scheduled)
+    assert all(len(share.block_ids) * block_size >= len(share.token_ids) for share in plan.scheduled)
+    worst.run()
+    worst.run()
+
+
+def test_a_cpu_is_asked_for_its_free_memory_alone():
+    model, layout = parts()
+    cache = CacheConfig(16, 0.9, 12345)
+    ledger = measure_memory(model, layout, CPU, 1000, cache, StepSizes(4, 64, 64, 300, []), LoadPhases())
+    assert (ledger.weights_bytes, ledger.activations_bytes, ledger.kv_cache_bytes) == (1000, 0, 12345)
