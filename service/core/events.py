@@ -62,8 +62,3 @@ events are that, so they cost no object."""
 
 Addressed = tuple[str, StreamEvent]
 """An event and the id of the request that it is for."""
-
-
-def as_token_event(event: StreamEvent) -> StreamEvent:
-    """A plain token in full; any other event as it is."""
-    return TokenEvent(0, event, None) if isinstance(event, int) else event

@@ -65,7 +65,6 @@ class FlatBatch:
 
 def flatten(scheduled: Sequence[ScheduledSequence], rows: SequenceRows, block_size: int) -> FlatBatch:
     """The plan's sequences as one batch; `rows` takes over what has changed. At least one sequence."""
-    num_seqs = len(scheduled)
     row = rows.update_all(scheduled)
     query_lens = np.array([len(s.token_ids) for s in scheduled], np.int64)
     computed = np.array([s.num_computed_tokens for s in scheduled], np.int64)
@@ -76,21 +75,19 @@ def flatten(scheduled: Sequence[ScheduledSequence], rows: SequenceRows, block_si
     order = np.argsort(np.where(is_decode, -context_lens, 1), kind="stable")
     row, query_lens, computed, context_lens = (a[order] for a in (row, query_lens, computed, context_lens))
 
-    starts = np.zeros(num_seqs + 1, dtype=np.int64)
+    starts = np.zeros(len(scheduled) + 1, dtype=np.int64)
     np.cumsum(query_lens, out=starts[1:])
-    num_tokens = int(starts[-1])
     ordered_ids = chain.from_iterable([scheduled[i].token_ids for i in order.tolist()])
-    token_ids = np.fromiter(ordered_ids, np.int64, num_tokens)
-    positions = np.arange(num_tokens) - np.repeat(starts[:-1] - computed, query_lens)
+    token_ids = np.fromiter(ordered_ids, np.int64, starts[-1])
+    positions = np.arange(len(token_ids)) - np.repeat(starts[:-1] - computed, query_lens)
     blocks = rows.block_table[np.repeat(row, query_lens), positions // block_size].astype(np.int64)
 
-    place = np.empty(num_seqs, dtype=np.int64)
-    place[order] = np.arange(num_seqs)
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
     samples_per_seq = np.array([len(s.samples) for s in scheduled], np.int64)
-    sampled = samples_per_seq > 0
-    sampled_place = place[sampled]
-    samples_per_row = samples_per_seq[sampled]
-    draw_place = np.repeat(sampled_place, samples_per_row)
+    is_sampled = samples_per_seq > 0
+    samples_per_row = samples_per_seq[is_sampled]
+    draw_place = np.repeat(place[is_sampled], samples_per_row)
     draw_row = row[draw_place]
 
     num_decode = int(is_decode.sum())
@@ -106,7 +103,7 @@ def flatten(scheduled: Sequence[ScheduledSequence], rows: SequenceRows, block_si
         has_pending=bool((token_ids[:num_decode] == PENDING_TOKEN_ID).any()),
         token_starts=starts[place],
         is_plain=not rows.asks_more[row].any(),
-        logit_rows=starts[sampled_place + 1] - 1,
+        logit_rows=starts[place[is_sampled] + 1] - 1,
         samples_per_row=samples_per_row,
         draw_rows=draw_row,
         temperature=rows.temperature[draw_row],

@@ -42,6 +42,5 @@ class OnDemandAdmission:
 
 def fits_ever(request: Request, blocks: BlockManager, max_num_seqs: int) -> bool:
     """Whether the request could run to its end with the whole cache and all seats to itself."""
-    return (
-        request.sampling.num_sequences <= max_num_seqs and num_blocks_at_most(request, blocks) <= blocks.pool.num_blocks
-    )
+    has_seats = request.sampling.num_sequences <= max_num_seqs
+    return has_seats and blocks.fit(num_blocks_at_most(request, blocks)) is not Fit.NEVER

@@ -86,11 +86,9 @@ class IterationScheduler:
         preempted = self._make_room(lacking, draft)
         self.lockstep.advance(draft)
         self._schedule_apart(draft)
-        if not self.pool.waiting:
-            pass
-        elif preempted or draft.sitting_out:
+        if self.pool.waiting and (preempted or draft.sitting_out):
             self._start.let_wait("memory")
-        else:
+        elif self.pool.waiting:
             self._start.admit(draft)
         awaits_transfer = not (draft.scheduled or self._launched) and self.blocks.swap_space.has_transfers
         if not (draft.scheduled or draft.transfers or awaits_transfer):

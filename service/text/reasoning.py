@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -92,6 +91,6 @@ class ReasoningSplitter:
         return text if self._state is _State.SAYING else ""
 
 
-def begins_inside(prompt_end: Sequence[str] | str) -> bool:
+def begins_inside(prompt_end: str) -> bool:
     """Whether a prompt that ends so has already opened the reasoning."""
-    return "".join(prompt_end).rstrip().endswith(OPEN)
+    return prompt_end.rstrip().endswith(OPEN)

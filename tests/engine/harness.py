@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import Any, Literal
 
 from service.core.clock import ManualClock
-from service.core.events import FinalEvent, Outcome, PromptEvent, TokenEvent, as_token_event
+from service.core.events import FinalEvent, Outcome, PromptEvent, StreamEvent, TokenEvent
 from service.core.grammar import TokenMasker
 from service.core.iteration_plan import PENDING_TOKEN_ID
 from service.core.iteration_result import TokenLogprobs
@@ -36,6 +36,11 @@ from service.scheduler.token_shares import TokenShares
 from tests.engine.toy_model import ToyExecutor, beam_oracle, oracle
 
 VOCABULARY = 1000
+
+
+def as_token_event(event: StreamEvent) -> StreamEvent:
+    """A plain token in full; any other event as it is."""
+    return TokenEvent(0, event, None) if isinstance(event, int) else event
 
 
 class ListSink:

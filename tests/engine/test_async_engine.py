@@ -8,14 +8,14 @@ import pytest
 
 from service.config import SchedulerConfig
 from service.core.clock import MonotonicClock
-from service.core.events import FinalEvent, Outcome, TokenEvent, as_token_event
+from service.core.events import FinalEvent, Outcome, TokenEvent
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
 from service.engine.async_engine import AsyncEngine
 from service.engine.engine_loop import MAX_FAILED_IN_A_ROW
 from service.engine.streams import RequestStream
 from service.errors import ContextLengthExceeded, InvalidRequest, Overloaded, Unavailable
-from tests.engine.harness import VOCABULARY, Harness
+from tests.engine.harness import VOCABULARY, Harness, as_token_event
 from tests.engine.test_engine import FaultyExecutor
 from tests.engine.toy_model import ToyExecutor
 

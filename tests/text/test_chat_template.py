@@ -87,20 +87,6 @@ def test_a_template_that_cannot_cope_refuses(source: str) -> None:
         ChatTemplate(source, {}).render([{"role": "user", "content": ""}], add_generation_prompt=True)
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{{ ''.__class__.__mro__ }}",
-        "{{ messages.__class__.__base__.__subclasses__() }}",
-        "{% set ns = namespace(__init__=1) %}",
-        "{% set ns = namespace() %}{% set ns._x = 1 %}",
-    ],
-)
-def test_the_sandbox_holds(source: str) -> None:
-    with pytest.raises(TemplateRefusal):
-        ChatTemplate(source, {}).render([], add_generation_prompt=True)
-
-
 def test_syntax_errors_name_the_line() -> None:
     with pytest.raises(ModelLoadError, match="line 2"):
         ChatTemplate("ok\n{% if %}", {})
@@ -162,13 +148,6 @@ def test_rendering_has_limits() -> None:
         ChatTemplate(endless, {}, RenderLimits(max_characters=10_000)).render([], add_generation_prompt=True)
     with pytest.raises(TemplateRefusal, match="takes too long"):
         ChatTemplate(endless, {}, RenderLimits(max_s=0.05)).render([], add_generation_prompt=True)
-
-
-@pytest.mark.parametrize("source", ["{{ 'a' * 10**9 }}", "{{ [1] * 99999999 }}", "{{ 9 ** 9 ** 9 }}"])
-def test_small_operands_make_nothing_huge(source: str) -> None:
-    with pytest.raises(TemplateRefusal):
-        ChatTemplate(source, {}).render([], add_generation_prompt=True)
-    assert ChatTemplate("{{ 'ab' * 3 }}{{ 2 ** 10 }}", {}).render([], add_generation_prompt=True) == "ababab1024"
 
 
 def test_tools_and_options_reach_the_template() -> None:
