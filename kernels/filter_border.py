@@ -295,23 +295,9 @@ def _filter_border_kernel(
                 keys = tl.where(group < num_groups, _key(maxima, SHIFT), low - 1)
                 low = _kth_key(keys, top_k, low, high)
             low = _border_key(
-                logits_row_ptr,
-                active_row_ptr,
-                maxima,
-                size,
-                num_groups,
-                low,
-                high,
-                top_k,
-                largest,
-                scale,
-                largest - 32,
-                False,
-                SHIFT,
-                GROUP,
-                BLOCK_GROUPS,
-                TILE_GROUPS,
-            )
+                logits_row_ptr, active_row_ptr, maxima, size, num_groups, low, high, top_k, largest, scale,
+                largest - 32, False, SHIFT, GROUP, BLOCK_GROUPS, TILE_GROUPS,
+            )  # fmt: skip
         floor = largest - float("inf")
         if HAS_MIN_P:
             floor = tl.log(tl.load(min_p_ptr + row))
@@ -321,23 +307,9 @@ def _filter_border_kernel(
             low = tl.minimum(tl.maximum(low, smallest_key), high - 1)
         if top_p < 1:
             low = _border_key(
-                logits_row_ptr,
-                active_row_ptr,
-                maxima,
-                size,
-                num_groups,
-                low,
-                high,
-                top_p,
-                largest,
-                scale,
-                largest - NEGLIGIBLE * temperature,
-                True,
-                SHIFT,
-                GROUP,
-                BLOCK_GROUPS,
-                TILE_GROUPS,
-            )
+                logits_row_ptr, active_row_ptr, maxima, size, num_groups, low, high, top_p, largest, scale,
+                largest - NEGLIGIBLE * temperature, True, SHIFT, GROUP, BLOCK_GROUPS, TILE_GROUPS,
+            )  # fmt: skip
         # A filter that is off leaves -inf. In min-p's case x itself decides, as in the reference.
         border = (_value(low, SHIFT) - largest) * scale
         if HAS_MIN_P:

@@ -1,4 +1,4 @@
-"""Blocks out of the storage into a dense staging buffer: the first half of a swap out (vLLM section 4.5).
+"""Blocks out of the storage into a dense staging buffer, in one launch (vLLM section 4.5: half of a swap out).
 
     staging[i] = storage[block_ids[i]]      for i < N
 
@@ -8,6 +8,9 @@ Tensors (B blocks):
     staging    [>= N, ...] like storage, contiguous. Its first N blocks are written, the others left alone
 
 Bit for bit. Offsets are int64. N may be 0, and up to 65535 in the kernel. kernels/scatter_blocks.py is the way back.
+
+The service's swap does without: in block-major storage a block is one piece and the host's blocks lie apart, so each is
+one copy either way (service/runner/kv_transfer.py). It is for blocks whose other side is dense.
 """
 
 from __future__ import annotations

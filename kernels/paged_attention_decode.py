@@ -51,6 +51,7 @@ from kernels.decode_groups import (
 )
 from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.optional_triton import tl, triton
+from kernels.paged_tensors import check_paged_tensors
 from kernels.split_kv import find_item
 
 _MAX_KV_HEADS = 256
@@ -296,15 +297,9 @@ def paged_attention_decode_triton(
     """On CUDA tensors, or on any in Triton's interpreter. `config` is for measuring: None takes the table's."""
     num_seqs, num_heads, head_dim = query.shape
     num_kv_heads = key_cache.shape[2]
-    assert query.stride()[1:] == (head_dim, 1) and out.is_contiguous() and out.shape == query.shape
-    assert num_heads % num_kv_heads == 0 and key_cache.shape[1:] == (batch.block_size, num_kv_heads, head_dim)
-    assert key_cache.shape == value_cache.shape and key_cache.stride() == value_cache.stride()
-    assert key_cache.stride()[1:] == (num_kv_heads * head_dim, head_dim, 1)
-    assert key_cache.stride(0) % head_dim == 0 and key_cache.shape[0] * key_cache.stride(0) < head_dim * 2**31
-    assert query.dtype == key_cache.dtype == value_cache.dtype == out.dtype
+    check_paged_tensors(query, key_cache, value_cache, batch.block_size, out)
     assert batch.context_lens.shape == (num_seqs,)
-    assert head_dim <= 256 and num_kv_heads <= _MAX_KV_HEADS
-    assert scale > 0 and (sliding_window is None or sliding_window > 0)
+    assert num_kv_heads <= _MAX_KV_HEADS and scale > 0 and (sliding_window is None or sliding_window > 0)
     if num_seqs == 0:
         return
     config = config or decode_config(head_dim, query.dtype, num_seqs * num_kv_heads)

@@ -43,6 +43,7 @@ from torch import Tensor
 from kernels.attention_config import PrefillConfig, num_multiprocessors, prefill_config
 from kernels.capped_attention import capped_attention
 from kernels.optional_triton import tl, triton
+from kernels.paged_tensors import check_paged_tensors
 
 _FEWEST_SCORES = 4096
 _MOST_SCORES = 1 << 24  # bounds the memory that they take: 32 MB, and as much for the probabilities
@@ -370,13 +371,8 @@ def paged_attention_prefill_triton(
     num_tokens, num_heads, head_dim = query.shape
     num_kv_heads = key_cache.shape[2]
     num_seqs = batch.context_lens.shape[0]
-    assert query.stride()[1:] == (head_dim, 1) and out.is_contiguous() and out.shape == query.shape
-    assert num_heads % num_kv_heads == 0 and key_cache.shape[1:] == (batch.block_size, num_kv_heads, head_dim)
-    assert key_cache.shape == value_cache.shape and key_cache.stride() == value_cache.stride()
-    assert key_cache.stride()[1:] == (num_kv_heads * head_dim, head_dim, 1)
-    assert key_cache.stride(0) % head_dim == 0 and key_cache.shape[0] * key_cache.stride(0) < head_dim * 2**31
-    assert query.dtype == key_cache.dtype == value_cache.dtype == out.dtype
-    assert head_dim <= 256 and scale > 0 and (sliding_window is None or sliding_window > 0)
+    check_paged_tensors(query, key_cache, value_cache, batch.block_size, out)
+    assert scale > 0 and (sliding_window is None or sliding_window > 0)
     if num_tokens == 0 or num_seqs == 0:
         return
     group = num_heads // num_kv_heads

@@ -1,4 +1,4 @@
-"""Blocks out of a dense staging buffer into the storage: the second half of a swap in (vLLM section 4.5).
+"""Blocks out of a dense staging buffer into the storage, in one launch (vLLM section 4.5: half of a swap in).
 
     storage[block_ids[i]] = staging[i]      for i < N
 
@@ -7,7 +7,8 @@ Tensors (B blocks):
     block_ids  [N]        int64, distinct
     storage    [B, ...]   like staging, contiguous; block-major, so a block is one piece. Other blocks are left alone
 
-Bit for bit. Offsets are int64. N may be 0, and up to 65535 in the kernel. kernels/gather_blocks.py is the way there.
+Bit for bit. Offsets are int64. N may be 0, and up to 65535 in the kernel. kernels/gather_blocks.py is the way there and
+says who does without.
 """
 
 from __future__ import annotations

@@ -33,7 +33,10 @@ def test_small_operands_make_nothing_huge(source: str) -> None:
 
 
 def test_a_namespace_keeps_what_a_loop_finds() -> None:
-    assert render("{% set ns = namespace(n=1) %}{% for _ in range(3) %}{% set ns.n = ns.n * 2 %}{% endfor %}{{ ns.n }}") == "8"
+    assert (
+        render("{% set ns = namespace(n=1) %}{% for _ in range(3) %}{% set ns.n = ns.n * 2 %}{% endfor %}{{ ns.n }}")
+        == "8"
+    )
 
 
 def test_json_is_written_without_escapes_for_html() -> None:
