@@ -5,6 +5,7 @@ replays of one trace differ only by how long the iterations took.
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from loadtest.offline.serving_system import Completion, IterationFacts, OfflineRequest, ReplayOutcome, ServingSystem
@@ -23,8 +24,12 @@ def offline_requests(trace: Sequence[TraceRequest], vocab_size: int, n: int = 1)
     ]
 
 
-def replay(system: ServingSystem, requests: Sequence[OfflineRequest]) -> ReplayOutcome:
-    """Runs the trace to its end, its first arrival now. Raises RuntimeError if a request is lost."""
+def replay(system: ServingSystem, requests: Sequence[OfflineRequest], share: float = 1.0) -> ReplayOutcome:
+    """Runs the trace until that share of its requests has ended, its first arrival now.
+
+    A share below 1 spares the time in which a system that was full runs empty. Raises RuntimeError if a request is
+    lost.
+    """
     clock = system.clock
     start_s = clock.now_s() - min(request.arrival_s for request in requests)
     due = sorted(
@@ -34,8 +39,9 @@ def replay(system: ServingSystem, requests: Sequence[OfflineRequest]) -> ReplayO
     completions: list[Completion] = []
     iterations: list[IterationFacts] = []
     num_submitted = 0
+    num_wanted = math.ceil(share * len(due))
     try:
-        while num_submitted < len(due) or system.has_work:
+        while len(completions) < num_wanted and (num_submitted < len(due) or system.has_work):
             if not system.has_work:
                 clock.skip_to(due[num_submitted].arrival_s)
             while num_submitted < len(due) and due[num_submitted].arrival_s <= clock.now_s():
@@ -45,7 +51,7 @@ def replay(system: ServingSystem, requests: Sequence[OfflineRequest]) -> ReplayO
             completions += system.take_completions()
     finally:
         system.close()
-    if len(completions) != len(due):
+    if len(completions) < num_wanted:
         raise RuntimeError(f"{system.name}: {len(due)} requests, {len(completions)} answers")
     completions.sort(key=lambda completion: completion.request_id)
     return ReplayOutcome(system.name, completions, iterations)

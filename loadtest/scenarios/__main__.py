@@ -1,12 +1,15 @@
 """Draws the papers' figures: `python -m loadtest.scenarios [NAME ...] [--form small|full] [--out FOLDER]`.
 
-Without names all of them. Each is printed and written as it comes; the folder's index.html shows them together.
+Without names all of them. Each is printed and written as it comes; the folder's index.html shows them together. With
+`--limit-s` a scenario that takes longer is given up.
 """
 
 import argparse
+import contextlib
+import signal
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -52,23 +55,44 @@ SCENARIOS: Mapping[str, Callable[[Stage], Figure]] = MappingProxyType(
 )
 
 
-def draw(names: list[str], stage: Stage, folder: Path) -> list[str]:
-    """Runs the scenarios; gives the names of those that failed, after which the others still run."""
-    figures = []
+def draw(names: list[str], stage: Stage, folder: Path, limit_s: float = 0.0) -> list[str]:
+    """Runs the scenarios; gives the names of those that failed or took longer than `limit_s` (0: no limit).
+
+    The others still run.
+    """
+    figures: list[Figure] = []
     failed = []
     for name in names:
         began = time.monotonic()
         try:
-            figure = SCENARIOS[name](stage)
+            with _time_limit(limit_s):
+                figure = SCENARIOS[name](stage)
         except Exception:
             traceback.print_exc()
+            print(f"{name} failed ({time.monotonic() - began:.0f} s)\n", flush=True)
             failed.append(name)
             continue
         figures.append(figure)
         write_figure(figure, folder)
         print(f"{figure_text(figure)}\n({time.monotonic() - began:.0f} s)\n", flush=True)
-    write_page(figures, stage.describe(), folder / "index.html")
+        write_page(figures, stage.describe(), folder / "index.html")
     return failed
+
+
+@contextlib.contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raises TimeoutError in the main thread, as soon as Python runs there."""
+
+    def give_up(signal_number: int, frame: object) -> None:
+        raise TimeoutError(f"took longer than {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def main() -> int:
@@ -77,6 +101,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(SCENARIOS)}")
     parser.add_argument("--form", choices=("small", "full"), default="small", help="small: CPU, full: one GPU")
     parser.add_argument("--out", type=Path, default=Path("figures"), help="folder to write to")
+    parser.add_argument("--limit-s", type=float, default=0.0, help="seconds that a scenario may take; 0: no limit")
     args = parser.parse_args()
     unknown = [name for name in args.names if name not in SCENARIOS]
     if unknown:
@@ -84,7 +109,7 @@ def main() -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     stage = Stage(SMALL if args.form == "small" else FULL)
     print(f"{stage.describe()}\n", flush=True)
-    failed = draw(args.names or list(SCENARIOS), stage, args.out)
+    failed = draw(args.names or list(SCENARIOS), stage, args.out, args.limit_s)
     if failed:
         print(f"failed: {', '.join(failed)}")
     return 1 if failed else 0

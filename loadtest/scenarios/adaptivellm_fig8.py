@@ -28,7 +28,7 @@ def run(stage: Stage) -> Figure:
     rows: list[list[object]] = []
     curves: list[Curve] = []
     for name in DATA_SETS:
-        requests = data_set(stage, name)
+        requests = data_set(stage, name, 400 if stage.form.models_policies else 100)
         turnarounds: dict[str, list[float]] = {"fcfs": [], "fair": []}
         for limit in limits:
             rates = {}
@@ -40,10 +40,11 @@ def run(stage: Stage) -> Figure:
                 turnarounds[kind].append(mean_weighted_turnaround(outcome))
                 rates[kind] = output_throughput(outcome)
             fcfs, fair = turnarounds["fcfs"][-1], turnarounds["fair"][-1]
-            rows.append([name, limit, fcfs, fair, 100 * (1 - fair / fcfs), rates["fair"] / rates["fcfs"]])
+            lower = 100 * (1 - fair / fcfs)
+            rows.append([name, len(requests), limit, fcfs, fair, lower, rates["fair"] / rates["fcfs"]])
         for kind, values in turnarounds.items():
             curves.append(Curve(f"{name}, {kind}", limits, values, len(curves), markers=True))
-    columns = ["lengths", "batch limit", "fcfs", "fair", "fair lower by, %", "throughput, fair / fcfs"]
+    columns = ["lengths", "requests", "batch limit", "fcfs", "fair", "fair lower by, %", "throughput, fair / fcfs"]
     return Figure(
         NAME,
         "AdaptiveLLM figure 8: mean weighted turnaround",

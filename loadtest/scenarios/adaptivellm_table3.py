@@ -28,10 +28,13 @@ def scarce_pool(stage: Stage) -> KvPool:
     return stage.pool(NUM_DEVICE_BLOCKS * BLOCK_SIZE, BLOCK_SIZE, NUM_HOST_BLOCKS)
 
 
-def data_set(stage: Stage, name: str) -> list[OfflineRequest]:
-    """Requests with the lengths of one of its data sets, prompts cut to what the pool holds."""
+def data_set(stage: Stage, name: str, num_summaries: int = 400) -> list[OfflineRequest]:
+    """Requests with the lengths of one of its data sets, prompts cut to what the pool holds.
+
+    num_summaries: before the form divides it; few of the long ones run at once, so they take long.
+    """
     longest = NUM_DEVICE_BLOCKS * BLOCK_SIZE - 2 * OUTPUT_LIMIT
-    num = stage.num_requests(400 if name == "summary" else 1000)
+    num = stage.num_requests(num_summaries if name == "summary" else 1000)
     return stage.cut_trace(name, num, longest, OUTPUT_LIMIT)
 
 

@@ -6,7 +6,7 @@ trace: 32 to 512 tokens in, 1 to 128 out. Memory is not scarce in it, as it was 
 
 from loadtest.scenarios.figure import Figure
 from loadtest.scenarios.orca_batching import latency_table, sweep_by_size
-from loadtest.scenarios.rate_sweep import latency_plot
+from loadtest.scenarios.rate_sweep import latency_plot, requests_note
 from loadtest.scenarios.stage import MAX_NUM_SEQS, Stage
 
 NAME = "orca_fig10"
@@ -17,7 +17,7 @@ def run(stage: Stage) -> Figure:
     """The figure."""
     pool = stage.pool(MAX_NUM_SEQS * 640)
     sizes = (8, 32, 128) if stage.form.models_policies else (16, 128)
-    sweeps = sweep_by_size(stage, pool, WORKLOAD, sizes, num_batches=16)
+    sweeps = sweep_by_size(stage, pool, WORKLOAD, sizes)
     unloaded = min(point.median_normalized_s for one in sweeps for point in one.points)
     best = {kind: max(o.capacity for o in sweeps if o.system.startswith(kind)) for kind in ("orca", "static")}
     return Figure(
@@ -28,6 +28,7 @@ def run(stage: Stage) -> Figure:
         [latency_plot("ORCA's trace", sweeps, lambda p: p.median_normalized_s, "median ms/token")],
         [
             f"throughput under full load, orca over static batching: {best['orca'] / best['static']:.2f}",
+            requests_note(sweeps),
             f"the least normalized latency is {unloaded * 1e3:.3g} ms, so twice that is {2 * unloaded * 1e3:.3g} ms",
         ],
     )

@@ -6,21 +6,23 @@ to end. Latencies are not normalized: all requests are alike.
 
 from loadtest.scenarios.figure import Figure
 from loadtest.scenarios.orca_batching import latency_table, sweep_by_size
-from loadtest.scenarios.rate_sweep import latency_plot
+from loadtest.scenarios.rate_sweep import latency_plot, requests_note
 from loadtest.scenarios.stage import MAX_NUM_SEQS, Stage
 
 NAME = "orca_fig11"
 WORKLOAD = "fixed-128x64"
-SIZES = (1, 8, 32)
+SIZES, FULL_SIZES = (1, 8, 32), (8, 32)
 
 
 def run(stage: Stage) -> Figure:
-    """The figure."""
-    sweeps = sweep_by_size(stage, stage.pool(MAX_NUM_SEQS * 192), WORKLOAD, SIZES)
+    """The figure. On a GPU without size 1, at which both systems serve one request after another."""
+    sizes = SIZES if stage.form.models_policies else FULL_SIZES
+    sweeps = sweep_by_size(stage, stage.pool(MAX_NUM_SEQS * 192), WORKLOAD, sizes)
     return Figure(
         NAME,
         "ORCA figure 11: median latency and throughput, equal requests",
         f"the offline engine on {stage.policy_device}",
         [latency_table(stage, f"Median latency, {WORKLOAD}", sweeps, lambda point: point.median_latency_s)],
         [latency_plot("Equal requests", sweeps, lambda point: point.median_latency_s, "median ms")],
+        [requests_note(sweeps)],
     )

@@ -25,9 +25,11 @@ def run(stage: Stage) -> Figure:
     pool = stage.pool(block_size=block_size)
     tables = []
     for workload, limit in WORKLOADS.items():
+        if workload == "sharegpt" and not stage.form.models_policies:
+            continue  # three minutes of a GPU
         rows = []
+        single = stage.trace(workload, stage.num_requests(1000))
         for n in NUM_ANSWERS:
-            single = stage.trace(workload, stage.num_requests(1000))
             policies = EnginePolicies(on_demand(pool), constant_limit(limit), temperature=1.0)
             shared = replay(
                 EngineSystem("shared", pool, policies),
@@ -37,7 +39,7 @@ def run(stage: Stage) -> Figure:
             rates = output_throughput(shared), output_throughput(apart)
             rows.append([n, 100 * memory_shares(shared).saved, *rates, rates[0] / rates[1]])
         columns = ["n", "saved by sharing, %", "shared, tokens/s", "apart, tokens/s", "shared over apart"]
-        tables.append(Table(f"{workload}, parallel sampling", columns, rows))
+        tables.append(Table(f"{workload}, parallel sampling, {len(single)} requests", columns, rows))
     tables.append(_beams(stage))
     return Figure(
         NAME,
@@ -55,15 +57,14 @@ def run(stage: Stage) -> Figure:
 def _beams(stage: Stage) -> Table:
     """Beams branch by what the model computes, so this needs one."""
     pool = stage.model_pool(stage.form.max_num_seqs * 128)
+    requests = stage.cut_trace("alpaca", stage.num_requests(100), 128, 128)
     rows = []
     for width in BEAM_WIDTHS:
-        requests = [
-            dataclasses.replace(request, beam_width=width)
-            for request in stage.cut_trace("alpaca", stage.num_requests(100), 128, 128)
-        ]
-        outcome = replay(EngineSystem("beams", pool, EnginePolicies(on_demand(pool))), requests)
+        of_width = [dataclasses.replace(request, beam_width=width) for request in requests]
+        outcome = replay(EngineSystem("beams", pool, EnginePolicies(on_demand(pool))), of_width)
         rows.append([width, 100 * memory_shares(outcome).saved, mean_batch_size(outcome)])
-    return Table("alpaca, beam search", ["width", "saved by sharing, %", "sequences/iteration"], rows)
+    columns = ["width", "saved by sharing, %", "sequences/iteration"]
+    return Table(f"alpaca, beam search, {len(requests)} requests", columns, rows)
 
 
 def _as_requests(requests: list[OfflineRequest], n: int) -> list[OfflineRequest]:

@@ -21,7 +21,7 @@ from loadtest.svg_plot import Axes, Curve
 
 NAME = "pagedattention_fig18"
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-KERNEL_BLOCK_SIZES = (1, 4, 16, 64, 256)
+KERNEL_BLOCK_SIZES = (1, 16, 64, 256)
 WORKLOADS = {"sharegpt": 1024, "alpaca": 512}
 SEQUENCES = {"sharegpt": (128, 384), "alpaca": (256, 64)}
 """Number and cached tokens of sequences that decode together."""

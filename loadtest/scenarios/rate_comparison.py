@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from loadtest.offline.serving_system import ServingSystem
 from loadtest.scenarios.figure import Plot, Table
-from loadtest.scenarios.rate_sweep import Sweep, latency_plot, sweep
+from loadtest.scenarios.rate_sweep import Sweep, latency_plot, requests_note, sweep
 from loadtest.scenarios.stage import Stage
 
 LATENCY_FACTORS = (3.0, 10.0)
@@ -17,17 +17,31 @@ LATENCY_FACTORS = (3.0, 10.0)
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """make: a fresh system. probe_share: of the form's number of requests, fewer for a slow system on a real device."""
+    """make: a fresh system. share_of_requests: of the form's number, fewer for a slow system on a real device."""
 
     make: Callable[[], ServingSystem]
-    probe_share: float = 1.0
+    share_of_requests: float = 1.0
 
 
-def compare(stage: Stage, workload: str, contenders: Sequence[Contender]) -> tuple[Table, Plot]:
-    """Sweeps them one after another."""
-    sweeps = [sweep(stage, one.make, workload, probe_share=one.probe_share) for one in contenders]
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Of one workload. note: on how many requests it stands."""
+
+    table: Table
+    plot: Plot
+    note: str
+
+
+def compare(stage: Stage, workload: str, contenders: Sequence[Contender]) -> Comparison:
+    """Sweeps them one after another. On a real device the first at every rate, the others at the highest."""
+    sweeps: list[Sweep] = []
+    for contender in contenders:
+        share, rates = 1.0, stage.form.rate_factors
+        if not stage.form.models_policies:
+            share, rates = contender.share_of_requests, rates if not sweeps else rates[-1:]
+        sweeps.append(sweep(stage, contender.make, workload, round(share * stage.form.num_probes), rates))
     plot = latency_plot(workload, sweeps, lambda point: point.mean_normalized_s, "mean ms/token")
-    return comparison_table(workload, sweeps), plot
+    return Comparison(comparison_table(workload, sweeps), plot, requests_note(sweeps))
 
 
 def comparison_table(workload: str, sweeps: Sequence[Sweep]) -> Table:

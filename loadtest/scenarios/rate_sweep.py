@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import quantiles
 
 from loadtest.offline.figures_of_merit import (
     mean_batch_size,
@@ -18,11 +17,15 @@ from loadtest.scenarios.figure import Plot
 from loadtest.scenarios.stage import Stage
 from loadtest.svg_plot import Axes, Curve
 
+_FULL_UNTIL = 0.8
+"""Share of the requests sent at once after whose ends the throughput is known: then the system runs empty."""
+
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One replay at one offered rate (requests a second; seconds)."""
+    """One replay of so many requests at one offered rate (requests a second; seconds)."""
 
+    num_requests: int
     offered: float
     throughput: float
     mean_normalized_s: float
@@ -32,12 +35,13 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """One system: what it does under full load, and its points in order of rate.
+    """One system: what it does under full load of so many requests, and its points in order of rate.
 
     token_state: share of the memory that it holds which holds tokens, None if it does not tell.
     """
 
     system: str
+    num_requests: int
     capacity: float
     batch_size: float
     points: Sequence[Point]
@@ -66,26 +70,27 @@ class Sweep:
 
 
 def sweep(
-    stage: Stage, make: Callable[[], ServingSystem], workload: str, at_least: int = 0, probe_share: float = 1.0
+    stage: Stage,
+    make: Callable[[], ServingSystem],
+    workload: str,
+    num_requests: int,
+    rate_factors: Sequence[float],
 ) -> Sweep:
-    """Measures what the system does under full load, with the form's number of requests at once, then each rate.
+    """Measures what the system does under full load, with so many requests at once, then each rate.
 
-    `at_least` requests are sent at once where fewer would not fill the system; on a real device, `probe_share` of the
-    form's number are enough. The rates are multiples of what it does under full load, and each lasts the form's time,
-    or a quarter of the first number of requests.
+    The rates are these multiples of what it does under full load, and each lasts the form's time, or a quarter of the
+    number of requests.
     """
-    form = stage.form
-    share = 1.0 if form.models_policies else probe_share
-    num_probes = max(round(share * form.num_probes), at_least // form.request_divisor)
-    full_load = replay(make(), stage.trace(workload, num_probes))
-    capacity = steady_throughput(full_load)
+    full_load = replay(make(), stage.trace(workload, num_requests), _FULL_UNTIL)
+    capacity = steady_throughput(full_load, num_requests)
     points = []
-    for factor in form.rate_factors:
+    for factor in rate_factors:
         rate = factor * capacity
-        num_requests = max(num_probes // 4, round(rate * form.sweep_s))
-        outcome = replay(make(), stage.trace(workload, num_requests, rate))
+        num = max(num_requests // 4, round(rate * stage.form.sweep_s))
+        outcome = replay(make(), stage.trace(workload, num, rate))
         points.append(
             Point(
+                num,
                 rate,
                 request_throughput(outcome),
                 mean_normalized_latency_s(outcome),
@@ -93,7 +98,7 @@ def sweep(
                 median_latency_s(outcome),
             )
         )
-    return Sweep(full_load.system, capacity, mean_batch_size(full_load), points, _token_state(full_load))
+    return Sweep(full_load.system, num_requests, capacity, mean_batch_size(full_load), points, _token_state(full_load))
 
 
 def _token_state(outcome: ReplayOutcome) -> float | None:
@@ -102,13 +107,25 @@ def _token_state(outcome: ReplayOutcome) -> float | None:
     return memory_shares(outcome).token_state
 
 
-def steady_throughput(outcome: ReplayOutcome) -> float:
-    """Requests a second between the first and the last fifth of the ends: without filling up and running empty."""
+def steady_throughput(outcome: ReplayOutcome, num_requests: int) -> float:
+    """Requests a second after the first fifth of the ends, up to the fourth: without filling up and running empty.
+
+    What ends at the same time as the first fifth's last is not counted, so whole batches are.
+    """
     ends = sorted(completion.finished_s for completion in outcome.completions)
-    fifths = quantiles(ends, n=5, method="inclusive")
-    if fifths[3] == fifths[0]:
+    first, last = ends[num_requests // 5], ends[4 * num_requests // 5 - 1]
+    if first == last:
         return request_throughput(outcome)
-    return 0.6 * len(ends) / (fifths[3] - fifths[0])
+    return sum(first < end <= last for end in ends) / (last - first)
+
+
+def requests_note(sweeps: Sequence[Sweep]) -> str:
+    """How many requests the figures stand on."""
+    counts = (
+        f"{one.system} {one.num_requests} ({', '.join(str(point.num_requests) for point in one.points)})"
+        for one in sweeps
+    )
+    return f"requests at once for the full load (at each rate): {'; '.join(counts)}"
 
 
 def rate_columns(stage: Stage) -> list[str]:

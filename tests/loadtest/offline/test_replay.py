@@ -85,6 +85,13 @@ def test_a_lost_request_is_an_error_and_the_system_is_closed() -> None:
     assert system.is_closed
 
 
+def test_ends_when_the_share_has_ended() -> None:
+    system = OneAtATime()
+    outcome = replay(system, requests(0.0, 0.0, 0.0, 0.0), share=0.6)
+    assert len(outcome.completions) == 3
+    assert system.is_closed
+
+
 def test_prompts_have_the_traces_lengths() -> None:
     trace = [replace(request, arrival_s=0.5) for request in draw(fixed(9, 4), 3, seed=0)]
     made = offline_requests(trace, vocab_size=100, n=2)

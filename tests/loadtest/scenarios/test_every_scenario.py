@@ -1,6 +1,7 @@
 """Each scenario is drawn in a tiny form: not its figures are looked at, but that it runs and tells what it should."""
 
 import dataclasses
+import time
 from pathlib import Path
 
 import pytest
@@ -44,3 +45,16 @@ def test_a_scenario_that_fails_does_not_stop_the_others(
     monkeypatch.setattr(command, "SCENARIOS", {"bad": fails, "good": lambda stage: good})
     assert command.draw(["bad", "good"], stage, tmp_path) == ["bad"]
     assert "Good" in (tmp_path / "index.html").read_text()
+
+
+def test_a_scenario_that_takes_too_long_is_given_up(
+    tmp_path: Path, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never_ends(stage: Stage) -> Figure:
+        while True:
+            time.sleep(0.01)
+
+    good = Figure("good", "Good", "nothing", [])
+    monkeypatch.setattr(command, "SCENARIOS", {"endless": never_ends, "good": lambda stage: good})
+    assert command.draw(["endless", "good"], stage, tmp_path, limit_s=0.05) == ["endless"]
+    assert (tmp_path / "good.txt").exists()

@@ -1,11 +1,15 @@
 import pytest
 
 from loadtest.offline.serving_system import Completion, ReplayOutcome
-from loadtest.scenarios.rate_sweep import Point, Sweep, latency_plot, steady_throughput
+from loadtest.scenarios.rate_sweep import Point, Sweep, latency_plot, requests_note, steady_throughput
 
 
 def sweep(*points: tuple[float, float]) -> Sweep:
-    return Sweep("any", 10.0, 1.0, [Point(rate, rate, latency, latency, latency) for rate, latency in points])
+    return Sweep("any", 9, 10.0, 1.0, [Point(4, rate, rate, latency, latency, latency) for rate, latency in points])
+
+
+def ended(*ends: float) -> ReplayOutcome:
+    return ReplayOutcome("any", [Completion(i, 0.0, 0.0, end, 1) for i, end in enumerate(ends)])
 
 
 def test_sustained_rate_lies_on_the_line_between_two_points() -> None:
@@ -23,8 +27,24 @@ def test_no_rate_above_the_throughput_under_full_load_is_sustained() -> None:
 
 def test_steady_throughput_leaves_out_filling_up_and_running_empty() -> None:
     ends = [5.0] * 2 + [5.0 + 0.1 * i for i in range(1, 17)] + [100.0] * 2
-    completions = [Completion(i, 0.0, 0.0, end, 1) for i, end in enumerate(ends)]
-    assert steady_throughput(ReplayOutcome("any", completions)) == pytest.approx(10, rel=0.1)
+    assert steady_throughput(ended(*ends), len(ends)) == pytest.approx(10, rel=0.1)
+
+
+def test_what_ends_in_batches_is_counted_in_whole_batches() -> None:
+    """20 every 5 s, whether the fifths' borders fall on a batch's or not, and whether the last ones are known."""
+    ends = [5.0 * (1 + i // 20) for i in range(100)]
+    assert steady_throughput(ended(*ends), 100) == pytest.approx(4)
+    assert steady_throughput(ended(*ends[:80]), 100) == pytest.approx(4)
+    assert steady_throughput(ended(*ends[:70]), 70) == pytest.approx(4)
+
+
+def test_one_batch_has_the_throughput_of_the_whole() -> None:
+    assert steady_throughput(ended(2.0, 2.0, 2.0), 3) == 1.5
+
+
+def test_the_note_tells_how_many_requests_there_were() -> None:
+    note = requests_note([sweep((1.0, 0.1), (2.0, 0.3))])
+    assert note == "requests at once for the full load (at each rate): any 9 (4, 4)"
 
 
 def test_the_plot_cuts_what_runs_away() -> None:
