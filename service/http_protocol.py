@@ -12,6 +12,7 @@ import asyncio
 import uuid
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import orjson
@@ -34,7 +35,7 @@ _LINGER_S = 2.0
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol with `limits`. Puts `abort_connection` into each request's `state`."""
+    """uvicorn's protocol with `limits`. Puts `abort_connection` and `write_now` into each request's `state`."""
 
     def __init__(
         self,
@@ -112,6 +113,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.cycle is not None:
             self.cycle.transport = cast(asyncio.Transport, _LingeringTransport(self.transport, self._close))
             self._unanswered.append(self.cycle)
+            self.scope["state"]["write_now"] = partial(_write_now, self.cycle)
         if not self.pipeline:
             self._expect_input(self._limits.body_timeout_s + _GRACE_S)
         elif len(self.pipeline) <= _MAX_PIPELINED:  # an earlier answer is under way: we are the ones to wait for
@@ -242,12 +244,23 @@ class BoundedProtocol(HttpToolsProtocol):
             self._output_deadline = None
 
 
+def _write_now(cycle: RequestResponseCycle, piece: bytes) -> bool:
+    """Write a piece of the answer's body, which more follow, as `cycle.send` would; False if `send` must, because there
+    is something to wait for, or because the answer has not begun or is no chunked one."""
+    if cycle.flow.write_paused or not cycle.chunked_encoding or cycle.response_complete:
+        return False
+    if not cycle.disconnected:
+        cycle.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+    return True
+
+
 class _LingeringTransport:
     """A connection's transport as uvicorn's side of a request sees it; closing it is left to `close`."""
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
         self._transport = transport
         self.close = close
+        self.write = transport.write
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import http.client
 import json
 import socket
 import time
@@ -299,6 +300,23 @@ def test_a_client_that_does_not_read_is_cut_off(stream: bool) -> None:
             while server.num_connections() and time.monotonic() < deadline_s:
                 time.sleep(0.05)
             assert server.num_connections() == 0
+
+
+def test_a_client_that_reads_late_gets_its_whole_stream() -> None:
+    with running(Scene(max_model_len=200_000, num_blocks=60_000)) as server:
+        server.play(lambda prompt, so_far, seed: 75 + len(so_far) % 2)
+        with connect(server, receive_buffer=4096) as connection:
+            content = json.dumps(completion(stream=True, n=16, max_tokens=1000, return_token_ids=True)).encode()
+            connection.sendall(POST_HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(content) + content)
+            time.sleep(0.3)
+            answer = http.client.HTTPResponse(connection)
+            answer.begin()
+            *events, done = answer.read().split(b"\n\n")[:-1]
+    assert done == b"data: [DONE]"
+    choices = [json.loads(event.removeprefix(b"data: "))["choices"][0] for event in events]
+    for index in range(16):
+        ids = [token_id for c in choices if c["index"] == index for token_id in c["token_ids"]]
+        assert ids == [75, 76] * 500
 
 
 def test_an_upgrade_is_not_made(bounded: RunningServer) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -74,52 +73,67 @@ def answer_stream(
 
     num_logprobs: entries that a piece's frame writes, where they may be so many that they would hold up the event loop.
     """
-
-    times = context.recorder.times
-
-    def write(pieces: Sequence[Piece]) -> bytes:
-        began_s = time.perf_counter()
-        written = b"".join([frames(piece) for piece in pieces])
-        times.sse += time.perf_counter() - began_s
-        return written
-
-    async def join(pieces: Sequence[Piece]) -> bytes:
-        num_entries = 0 if num_logprobs is None else sum(map(num_logprobs, pieces))
-        if not num_entries:
-            return write(pieces)
-        return await context.texts.run(num_entries * _CHARACTERS_OF_A_LOGPROB, lambda: write(pieces))
-
-    def close(reason: str) -> None:
-        times.detokenize += generation.text_s
-        if generation.close():
-            context.recorder.record_abort(reason)
-
+    stream = _Stream(context, generation, frames, last_frame, num_logprobs)
     return TokenStreamResponse(
-        _frames(generation, join, last_frame),
-        close,
-        times,
+        stream.frames(),
+        stream.close,
+        context.recorder.times,
         keepalive_s=context.config.stream_keepalive_s,
         send_timeout_s=context.config.stream_send_timeout_s,
         headers=ignored_header(ignored),
     )
 
 
-async def _frames(
-    generation: Generation,
-    join: Callable[[Sequence[Piece]], Awaitable[bytes]],
-    last_frame: Callable[[], bytes],
-) -> AsyncGenerator[bytes, None]:
-    """Frames that are ready together go out together. An error becomes an event; [DONE] comes in any case."""
-    try:
-        async with aclosing(generation.pieces()) as batches:
-            async for pieces in batches:
-                yield await join(pieces)
-        yield last_frame() + DONE
-    except RequestError as error:
-        yield data_frame(error_body(error)) + DONE
-    except Exception:
-        _logger.exception("a stream failed")
-        yield data_frame(error_body(internal_error())) + DONE
+class _Stream:
+    """A generation's pieces as frames. Those that are ready together go out together, the last ones with the end."""
+
+    def __init__(
+        self,
+        context: ApiContext,
+        generation: Generation,
+        frame: Callable[[Piece], bytes],
+        last_frame: Callable[[], bytes],
+        num_logprobs: Callable[[Piece], int] | None,
+    ) -> None:
+        self._context = context
+        self._times = context.recorder.times
+        self._generation = generation
+        self._frame = frame
+        self._last_frame = last_frame
+        self._num_logprobs = num_logprobs
+
+    async def frames(self) -> AsyncGenerator[bytes, None]:
+        """An error becomes an event; [DONE] comes in any case."""
+        generation, written = self._generation, b""
+        try:
+            while not generation.is_done:
+                if written:
+                    yield written
+                written = await self._written(await generation.next_pieces())
+            yield written + self._last_frame() + DONE
+        except RequestError as error:
+            yield data_frame(error_body(error)) + DONE
+        except Exception:
+            _logger.exception("a stream failed")
+            yield data_frame(error_body(internal_error())) + DONE
+
+    def close(self, reason: str) -> None:
+        """The stream is over; reason: why, if it is not complete."""
+        self._times.detokenize += self._generation.text_s
+        if self._generation.close():
+            self._context.recorder.record_abort(reason)
+
+    async def _written(self, pieces: Sequence[Piece]) -> bytes:
+        if self._num_logprobs is None:
+            return self._write(pieces)
+        num_entries = sum(map(self._num_logprobs, pieces))
+        return await self._context.texts.run(num_entries * _CHARACTERS_OF_A_LOGPROB, lambda: self._write(pieces))
+
+    def _write(self, pieces: Sequence[Piece]) -> bytes:
+        began_s = time.perf_counter()
+        written = b"".join([self._frame(piece) for piece in pieces])
+        self._times.sse += time.perf_counter() - began_s
+        return written
 
 
 def ignored_header(names: Sequence[str]) -> dict[str, str]:

@@ -43,10 +43,6 @@ class Piece(NamedTuple):
     has_calls: bool = False
     scored: Sequence[ScoredToken] = ()
 
-    @property
-    def says_nothing(self) -> bool:
-        return not (self.text or self.deltas or self.finish_reason)
-
 
 @dataclass(frozen=True, slots=True)
 class StopRules:
@@ -96,12 +92,13 @@ class ChoiceText:
         self._unsent_scored: list[ScoredToken] = []
         self._num_characters = 0  # of text from the detokenizer
         self._is_first = True
+        self._has_only_text = output is None and not stops.strings
 
     def push(self, tokens: Sequence[int | TokenEvent]) -> str:
         """Text to show after these tokens; an int is an id of which no more is to be said. Tokens after a text-side
         stop are dropped."""
-        num_plain = _num_ids(tokens) if self._is_plain else 0
-        text = self._push_plain(cast(Sequence[int], tokens[:num_plain])) if num_plain else ""
+        num_plain = _num_ids(tokens) if self.is_plain else 0
+        text = self.push_ids(cast(Sequence[int], tokens[:num_plain])) if num_plain else ""
         for token in tokens[num_plain:]:
             event = TokenEvent(self.index, token, None) if isinstance(token, int) else token
             if self.finish_reason is not None:
@@ -118,8 +115,10 @@ class ChoiceText:
         """The choice was to have no tokens."""
         self.finish_reason = FinishReason.LENGTH
 
-    def take(self, text: str) -> Piece:
-        """A piece of `text` and all that was not sent yet."""
+    def take(self, text: str) -> Piece | None:
+        """A piece of `text` and all that was not sent yet; None if it would say nothing."""
+        if not (text or self._deltas or self.finish_reason):
+            return None
         piece = Piece(
             self.index,
             self.prompt_index,
@@ -132,17 +131,16 @@ class ChoiceText:
             self._output is not None and self._output.has_calls,
             self._unsent_scored,
         )
-        if not piece.says_nothing:
-            self._unsent, self._unsent_scored, self._deltas, self._is_first = [], [], [], False
+        self._unsent, self._unsent_scored, self._deltas, self._is_first = [], [], [], False
         return piece
 
     @property
-    def _is_plain(self) -> bool:
+    def is_plain(self) -> bool:
         """Whether text is text, and nothing but an event can end it."""
-        return self._output is None and not self._rules.strings and self.finish_reason is None
+        return self._has_only_text and self.finish_reason is None
 
-    def _push_plain(self, token_ids: Sequence[int]) -> str:
-        """Tokens that are neither looked at nor the last: all at once."""
+    def push_ids(self, token_ids: Sequence[int]) -> str:
+        """As `push`, where the choice `is_plain`: tokens that are not looked at go all at once."""
         self._unsent += token_ids
         self.num_tokens += len(token_ids)
         text = self._detokenizer.push(token_ids)

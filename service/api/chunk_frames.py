@@ -6,7 +6,6 @@ import orjson
 
 from service.api.choice_text import Piece
 from service.api.generation import Generation
-from service.api.sse import data_frame
 from service.api.validation import CheckedCall
 
 NOT_ENDED = b'"finish_reason":null'
@@ -30,7 +29,8 @@ class ChunkFrames:
     ) -> None:
         self._call = call
         self._generation = generation
-        self._head = b'{"id":%s,"object":"%s","created":%d,"model":%s,"system_fingerprint":%s,"choices":[' % (
+        self._has_usage = call.include_usage or call.continuous_usage
+        self._head = b'data: {"id":%s,"object":"%s","created":%d,"model":%s,"system_fingerprint":%s,"choices":[' % (
             orjson.dumps(call_id),
             kind,
             created,
@@ -43,10 +43,8 @@ class ChunkFrames:
     ) -> bytes:
         """One choice's chunk. `content` is its `"text": ...` or `"delta": ...`, `end` and `ids` come from `end_of` and
         `ids_of`."""
-        return data_frame(
-            b'%s{"index":%d,%s,"logprobs":%s,%s%s}]%s}'
-            % (self._head, index, content, logprobs, end, ids, self._usage_so_far())
-        )
+        usage = self._usage_so_far() if self._has_usage else b""
+        return b'%s{"index":%d,%s,"logprobs":%s,%s%s}]%s}\n\n' % (self._head, index, content, logprobs, end, ids, usage)
 
     def end_of(self, piece: Piece, finish_reason: str | None = None) -> bytes:
         """Whether the choice has ended and by what; `finish_reason` if the API has another word than the engine."""
@@ -68,12 +66,12 @@ class ChunkFrames:
         """The chunk after the last piece, if the client asked for it."""
         if not self._call.include_usage:
             return b""
-        return data_frame(b'%s],"usage":%s}' % (self._head, self._usage_json()))
+        return b'%s],"usage":%s}\n\n' % (self._head, self._usage_json())
 
     def _usage_so_far(self) -> bytes:
         if self._call.continuous_usage:
             return b',"usage":' + self._usage_json()
-        return b',"usage":null' if self._call.include_usage else b""
+        return b',"usage":null'
 
     def _usage_json(self) -> bytes:
-        return self._generation.usage.model_dump_json(exclude_unset=True).encode()
+        return orjson.dumps(self._generation.usage_fields())

@@ -29,11 +29,14 @@ class CompletionTexts:
 
     def frame(self, chunks: ChunkFrames, piece: Piece) -> bytes:
         """A piece as a chunk of the stream."""
-        echo = self._echo(piece.prompt_index) if piece.is_first else ""
-        text = b'"text":' + orjson.dumps(echo + piece.text)
-        logprobs = self._logprobs(piece.prompt_index, piece.scored, begins=piece.is_first)
-        as_json = b"null" if logprobs is None or not logprobs["tokens"] else orjson.dumps(logprobs)
-        return chunks.choice(piece.choice_index, text, chunks.end_of(piece), chunks.ids_of(piece), as_json)
+        if piece.is_first and self._echoes is not None:
+            text = orjson.dumps(self._echoes[piece.prompt_index] + piece.text)
+        else:
+            text = orjson.dumps(piece.text)
+        logprobs = b"null" if self._call.logprobs is None else self._logprobs_json(piece)
+        return chunks.choice(
+            piece.choice_index, b'"text":' + text, chunks.end_of(piece), chunks.ids_of(piece), logprobs
+        )
 
     def num_logprobs(self, piece: Piece) -> int:
         """Entries that the piece's frame writes."""
@@ -63,6 +66,10 @@ class CompletionTexts:
 
     def _echo(self, prompt_index: int) -> str:
         return "" if self._echoes is None else self._echoes[prompt_index]
+
+    def _logprobs_json(self, piece: Piece) -> bytes:
+        logprobs = self._logprobs(piece.prompt_index, piece.scored, begins=piece.is_first)
+        return b"null" if logprobs is None or not logprobs["tokens"] else orjson.dumps(logprobs)
 
     def _logprobs(self, prompt_index: int, tokens: Sequence[ScoredToken], *, begins: bool) -> dict[str, Any] | None:
         """begins: these are the choice's first tokens, so that an echoed prompt's stand before them."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 from service.api.choice_text import ChoiceText, Piece, ScoredToken, StopRules
 from service.core.events import FinalEvent, Outcome, PromptEvent, StreamEvent, TokenEvent
@@ -18,10 +17,12 @@ from service.core.stats import RequestStats
 from service.engine.async_engine import AsyncEngine
 from service.engine.streams import RequestStream
 from service.errors import RequestError, Unavailable
-from service.protocol.usage import CompletionTokensDetails, PromptTokensDetails, Usage
+from service.protocol.usage import Usage
 from service.text.chat_output import ChatOutput, OutputDelta
 from service.text.detokenizer import make_detokenizer
 from service.text.tokenizer import Tokenizer
+
+_IDS_ONLY = {int}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,24 +92,30 @@ class Generation:
 
     @property
     def is_done(self) -> bool:
-        return not self._streams
+        """Whether all that was to be told is told."""
+        return not self._streams and self._error is None
 
     @property
     def usage(self) -> Usage:
-        """A prompt is counted once, its completions all. What was cached is known when the call is done."""
-        prompt_tokens = sum(request.num_prompt_tokens for request in self._requests)
-        completion_tokens = sum(choice.num_tokens for choice in self._choices)
-        cached_tokens = sum(stats.num_cached_tokens for stats in self._stats)
-        usage = Usage(
-            prompt_tokens=prompt_tokens,
-            completion_tokens=completion_tokens,
-            total_tokens=prompt_tokens + completion_tokens,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens) if self.is_done else None,
-        )
+        """As `usage_fields` has it."""
+        return Usage(**self.usage_fields())
+
+    def usage_fields(self) -> dict[str, Any]:
+        """What `Usage` is made of. A prompt is counted once, its completions all. What was cached is known when the
+        call is done."""
+        prompt_tokens = sum([request.num_prompt_tokens for request in self._requests])
+        completion_tokens = sum([choice.num_tokens for choice in self._choices])
+        cached_tokens = sum([stats.num_cached_tokens for stats in self._stats])
+        fields: dict[str, Any] = {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+            "prompt_tokens_details": None if self._streams else {"cached_tokens": cached_tokens},
+        }
         if self._counts_reasoning:
-            num_reasoning_tokens = sum(choice.num_reasoning_tokens for choice in self._choices)
-            usage.completion_tokens_details = CompletionTokensDetails(reasoning_tokens=num_reasoning_tokens)
-        return usage
+            num_reasoning_tokens = sum([choice.num_reasoning_tokens for choice in self._choices])
+            fields["completion_tokens_details"] = {"reasoning_tokens": num_reasoning_tokens}
+        return fields
 
     def prompt_token_ids(self, prompt_index: int) -> list[int]:
         return list(self._requests[prompt_index].prompt_token_ids)
@@ -127,34 +134,32 @@ class Generation:
         """Of each of the prompt's tokens but the first, if asked for; known from the prompt's first piece on."""
         return self._prompt_logprobs[prompt_index]
 
-    async def pieces(self) -> AsyncGenerator[list[Piece], None]:
-        """All pieces, as they come; pieces that arrive together come together.
+    async def next_pieces(self) -> list[Piece]:
+        """What the next events say, perhaps nothing. While not `is_done`.
 
-        Raises the RequestError that one of the requests failed with, Unavailable if the server aborted one.
+        Raises the RequestError that one of the requests failed with, Unavailable if the server aborted one; what was
+        said before that has been returned by then.
         """
-        while self._streams:
-            prompt_index, events = await self._next_events()
-            began_s = time.perf_counter()
-            pieces = self._read(prompt_index, events)
-            self.text_s += time.perf_counter() - began_s
-            if pieces:
-                yield pieces
-            if self._error is not None:
-                raise self._error
+        if self._error is not None:
+            raise self._error
+        prompt_index, events = await self._next_events()
+        began_s = time.perf_counter()
+        pieces = self._read(prompt_index, events)
+        self.text_s += time.perf_counter() - began_s
+        return pieces
 
     async def collect(self) -> list[CollectedChoice]:
-        """The choices to be shown, complete, in order of their index. Raises as `pieces` does."""
+        """The choices to be shown, complete, in order of their index. Raises as `next_pieces` does."""
         texts = [""] * len(self._choices)
         token_ids: list[list[int]] = [[] for _ in self._choices]
         deltas: list[list[OutputDelta]] = [[] for _ in self._choices]
         scored: list[list[ScoredToken]] = [[] for _ in self._choices]
-        async with aclosing(self.pieces()) as batches:
-            async for pieces in batches:
-                for piece in pieces:
-                    texts[piece.choice_index] += piece.text
-                    token_ids[piece.choice_index] += piece.token_ids
-                    deltas[piece.choice_index] += piece.deltas
-                    scored[piece.choice_index] += piece.scored
+        while not self.is_done:
+            for piece in await self.next_pieces():
+                texts[piece.choice_index] += piece.text
+                token_ids[piece.choice_index] += piece.token_ids
+                deltas[piece.choice_index] += piece.deltas
+                scored[piece.choice_index] += piece.scored
         parts = zip(self._choices, texts, token_ids, deltas, scored, strict=True)
         return self._best([self._collected(*part) for part in parts])
 
@@ -195,9 +200,9 @@ class Generation:
         return self._reading.pop(task), task.result()
 
     def _read(self, prompt_index: int, events: Sequence[StreamEvent]) -> list[Piece]:
-        if set(map(type, events)) == {int}:
-            piece = self._push(prompt_index, 0, cast(Sequence[int], events))
-            return [] if piece.says_nothing else [piece]
+        if set(map(type, events)) == _IDS_ONLY:
+            piece = self._push_ids(prompt_index, cast(Sequence[int], events))
+            return [] if piece is None else [piece]
         by_choice: defaultdict[int, list[int | TokenEvent]] = defaultdict(list)
         for event in events:
             if isinstance(event, int):
@@ -211,9 +216,16 @@ class Generation:
         pieces = [self._push(prompt_index, index, tokens) for index, tokens in by_choice.items()]
         if prompt_index not in self._streams and self._requests[prompt_index].sampling.max_tokens == 0:
             pieces += self._unwritten(prompt_index)
-        return [piece for piece in pieces if not piece.says_nothing]
+        return [piece for piece in pieces if piece is not None]
 
-    def _push(self, prompt_index: int, choice_index: int, tokens: Sequence[int | TokenEvent]) -> Piece:
+    def _push_ids(self, prompt_index: int, token_ids: Sequence[int]) -> Piece | None:
+        """What nearly all pieces are: plain tokens of a prompt's only choice."""
+        choice = self._choices[prompt_index * self._requests[prompt_index].sampling.n]
+        if choice.is_plain:
+            return choice.take(choice.push_ids(token_ids))
+        return self._push(prompt_index, 0, token_ids)
+
+    def _push(self, prompt_index: int, choice_index: int, tokens: Sequence[int | TokenEvent]) -> Piece | None:
         request = self._requests[prompt_index]
         choice = self._choices[prompt_index * request.sampling.n + choice_index]
         was_running = choice.finish_reason is None
@@ -225,9 +237,9 @@ class Generation:
             self._engine.stop_choice(request.request_id, choice_index)
         return choice.take(text)
 
-    def _unwritten(self, prompt_index: int) -> list[Piece]:
+    def _unwritten(self, prompt_index: int) -> list[Piece | None]:
         """A prompt whose choices have no tokens has ended."""
-        pieces = []
+        pieces: list[Piece | None] = []
         for choice in self._choices:
             if choice.prompt_index == prompt_index and self._error is None:
                 choice.end_unwritten()

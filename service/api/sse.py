@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 
 from starlette.responses import Response
@@ -21,6 +21,12 @@ from service.core.host_times import HostTimes
 
 DONE = b"data: [DONE]\n\n"
 ABORT_CONNECTION = "abort_connection"
+WRITE_NOW = "write_now"
+_HEADERS = (
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+)
 _KEEP_ALIVE = b": keep-alive\n\n"
 _WAITED_S = 0.01
 """A send that took longer has waited for the client, and is no time of the host's."""
@@ -37,10 +43,9 @@ class TokenStreamResponse(Response):
 
     Whenever nothing was sent for `keepalive_s`, a comment is. Whatever happens, the frames are closed and then
     `close` is called once, at the end, with the reason for stopping if frames were left. The connection of a client
-    that does not read is aborted, if the server says how (`abort_connection`).
+    that does not read is aborted, if the server says how (`abort_connection`). Where the server takes a frame without
+    being waited for (`write_now`), it goes there past all middleware: that saves a third of a frame's cost.
     """
-
-    media_type = "text/event-stream"
 
     def __init__(
         self,
@@ -52,8 +57,7 @@ class TokenStreamResponse(Response):
         send_timeout_s: float,
         headers: dict[str, str],
     ) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
-        del self.headers["content-length"]
+        super().__init__(headers=headers)
         self._frames = frames
         self._close = close
         self._times = times
@@ -62,8 +66,13 @@ class TokenStreamResponse(Response):
         self._sending = False
         self._changed_s = time.monotonic()  # when the last send began or ended
 
+    def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
+        """Ours and the given ones; Starlette would look for a length, too."""
+        given = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in (headers or {}).items()]
+        self.raw_headers = [*_HEADERS, *given]
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.ensure_future(self._send_all(send))
+        sending = asyncio.ensure_future(self._send_all(send, scope.get("state", {}).get(WRITE_NOW)))
         watching = asyncio.ensure_future(disconnected(receive))
         reason = "client_disconnected"
         try:
@@ -84,14 +93,16 @@ class TokenStreamResponse(Response):
             await asyncio.gather(sending, watching, return_exceptions=True)
             self._close(reason)
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, send: Send, write_now: Callable[[bytes], bool] | None) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async with aclosing(self._frames) as frames:
             async for frame in frames:
                 began_s = time.monotonic()
-                self._sending, self._changed_s = True, began_s
-                await send({"type": "http.response.body", "body": frame, "more_body": True})
-                self._sending, self._changed_s = False, time.monotonic()
+                if write_now is None or not write_now(frame):
+                    self._sending, self._changed_s = True, began_s
+                    await send({"type": "http.response.body", "body": frame, "more_body": True})
+                    self._sending = False
+                self._changed_s = time.monotonic()
                 if self._changed_s - began_s < _WAITED_S:
                     self._times.sse += self._changed_s - began_s
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -35,7 +35,7 @@ def test_text_comes_with_its_tokens() -> None:
 def test_tokens_without_text_go_with_the_next_piece() -> None:
     choice = choice_of()
     first, *rest = events_of("你")
-    assert choice.take(choice.push([first])).says_nothing
+    assert choice.take(choice.push([first])) is None
     piece = choice.take(choice.push(rest))
     assert piece.is_first
     assert len(piece.token_ids) == 3

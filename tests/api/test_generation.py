@@ -114,8 +114,8 @@ def test_one_failure_fails_the_call_after_the_text_before_it(end: FinalEvent, ra
         engine.put("r0", TokenEvent(0, A, None), end)
         texts = []
         with pytest.raises(raised):
-            async for pieces in generation.pieces():
-                texts += [piece.text for piece in pieces]
+            while not generation.is_done:
+                texts += [piece.text for piece in await generation.next_pieces()]
         assert texts == ["a"]
         assert generation.close()
         assert engine.aborted == ["r1"]

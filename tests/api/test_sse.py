@@ -9,7 +9,7 @@ import httpx
 import pytest
 from starlette.types import Message
 
-from service.api.sse import DONE, TokenStreamResponse, data_frame
+from service.api.sse import DONE, WRITE_NOW, TokenStreamResponse, data_frame
 from service.core.host_times import HostTimes
 from service.errors import ServerError
 from tests.api.running_server import RunningServer, Scene, running
@@ -90,6 +90,25 @@ def test_sends_all_frames_and_then_ends() -> None:
         assert b"".join(body["body"] for body in bodies) == b"data: 1\n\ndata: 2\n\ndata: [DONE]\n\n"
         assert not bodies[-1]["more_body"]
         assert len(client.reasons) == 1
+
+    asyncio.run(scene())
+
+
+def test_frames_that_the_server_takes_at_once_go_past_send_and_keep_their_order() -> None:
+    async def scene() -> None:
+        client = Client()
+        takes = iter([True, False, True])
+
+        def write_now(frame: bytes) -> bool:
+            if taken := next(takes):
+                client.messages.append({"type": "written", "body": frame})
+            return taken
+
+        scope = {"type": "http", "method": "POST", "state": {WRITE_NOW: write_now}}
+        await client.read()(scope, client.receive, client.send)
+        _, *bodies = client.messages
+        assert [body["body"] for body in bodies] == [*FRAMES, b""]
+        assert [body["type"] == "written" for body in bodies] == [True, False, True, False]
 
     asyncio.run(scene())
 
