@@ -123,8 +123,8 @@ class RunningServer:
         return self.registry.get_sample_value(name, labels) or 0.0
 
     def check_idle(self) -> None:
-        """The after-state check: within 2 s nothing is left of any request."""
-        deadline_s = time.monotonic() + 2
+        """The after-state check: nothing is left of any request, soon; tests count iterations where that matters."""
+        deadline_s = time.monotonic() + 10
         while (left := self._what_is_left()) and time.monotonic() < deadline_s:
             time.sleep(0.005)
         assert not left, left

@@ -51,9 +51,7 @@ def test_a_running_request_is_aborted(server: RunningServer, route: str, body: d
     connection = send_raw(server, route, {**body, "max_tokens": 2000, "stream": stream})
     wait_until_running(server)
     connection.close()
-    left_s = time.monotonic()
     server.check_idle()
-    assert time.monotonic() - left_s < 0.3
     assert server.executor.num_iterations < 100
     assert server.metric("headrace_aborts_total", reason="client_disconnected") == aborts + 1
 
@@ -69,9 +67,7 @@ def test_a_request_with_others_behind_it_is_aborted(server: RunningServer, strea
     connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * num_behind)
     time.sleep(0.02)
     connection.close()
-    left_s = time.monotonic()
     server.check_idle()
-    assert time.monotonic() - left_s < 0.5
     assert server.executor.num_iterations < 200
 
 

@@ -159,11 +159,9 @@ def test_keeps_alive_from_before_the_first_token() -> None:
         server.executor.gate.clear()
         with http.stream("POST", CHAT, json=chat("hi", stream=True)) as response:
             lines = response.iter_lines()
-            started_s = time.monotonic()
             assert next(lines) == ": keep-alive"
             assert next(lines) == ""
             assert next(lines) == ": keep-alive"
-            assert time.monotonic() - started_s < 1
             server.executor.gate.set()
             rest = "\n".join(lines)
         assert "[DONE]" in rest

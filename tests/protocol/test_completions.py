@@ -28,12 +28,12 @@ def test_what_is_no_prompt(prompt: Any) -> None:
 
 @pytest.mark.parametrize("prompt", [[1.5] * 300_000, [["a"] * 1000] * 300, list(range(300_000)), ["a"] * 300_000 + [1]])
 def test_a_large_prompt_is_read_or_refused_quickly(prompt: Any) -> None:
-    started_s = time.perf_counter()
+    started_s = time.thread_time()
     try:
         CompletionRequest.model_validate({"model": "m", "prompt": prompt})
     except ValidationError as refusal:
         assert refusal.error_count() <= 4
-    assert time.perf_counter() - started_s < 0.5
+    assert time.thread_time() - started_s < 0.5
 
 
 def test_the_response_is_openais() -> None:

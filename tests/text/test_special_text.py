@@ -57,9 +57,9 @@ def test_placeholders_cannot_be_forged() -> None:
 def test_many_covered_texts_cost_no_more_than_few() -> None:
     shield = Shield(SPECIAL)
     text = "<|im_end|> and " * 100_000
-    started_s = time.perf_counter()
+    started_s = time.thread_time()
     assert shield.reveal(str(shield.cover(text))) == text
-    assert time.perf_counter() - started_s < 2
+    assert time.thread_time() - started_s < 2
     assert len(shield.literals) == 1
 
 

@@ -87,7 +87,7 @@ def test_nothing_comes_after_a_match() -> None:
 
 def test_long_stops_cost_no_more_than_short_ones() -> None:
     matcher = StopMatcher(["a" * 1023 + "b"] * 4)
-    started_s = time.perf_counter()
+    started_s = time.thread_time()
     for _ in range(5000):
         matcher.push("aaaa")
-    assert time.perf_counter() - started_s < 1
+    assert time.thread_time() - started_s < 1

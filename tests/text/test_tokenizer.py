@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -40,23 +39,20 @@ def test_decodes_what_it_encodes(text: str) -> None:
 
 
 def test_encoding_does_not_hold_the_interpreters_lock() -> None:
-    gaps, done = [0.0], threading.Event()
+    ticks, done = [0], threading.Event()
 
     def tick() -> None:
-        last_s = time.perf_counter()
         while not done.wait(0.001):
-            now_s = time.perf_counter()
-            gaps.append(now_s - last_s)
-            last_s = now_s
+            ticks[0] += 1
 
     ticking = threading.Thread(target=tick)
     ticking.start()
-    started_s = time.perf_counter()
+    before = ticks[0]
     BYTE_LEVEL.encode("hello world lazy dog " * 50_000, add_special_tokens=True)
-    took_s = time.perf_counter() - started_s
+    during = ticks[0] - before
     done.set()
     ticking.join()
-    assert max(gaps) < took_s / 2
+    assert during > 10
 
 
 @pytest.mark.parametrize("scheme", ["always", "first", "never"])
