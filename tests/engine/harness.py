@@ -12,6 +12,7 @@ from service.core.iteration_plan import PENDING_TOKEN_ID
 from service.core.iteration_result import TokenLogprobs
 from service.core.request import FinishReason, Request
 from service.core.sampling_params import BeamParams, SamplingParams
+from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.core.stats import IterationStats, RequestStats
 from service.engine.engine import Engine
@@ -246,15 +247,18 @@ class Harness:
 
     def _check_sharing(self) -> None:
         """Tables share a block only where salt, position and every token up to the block's end agree."""
-        holders: dict[int, tuple[str, int, list[int]]] = {}
+        holders: dict[int, tuple[str, int, Sequence]] = {}
         for group in self.scheduler.pool.running:
             for sequence in group.computing:
                 for index, block_id in enumerate(self.blocks.table(sequence.sequence_id).block_ids):
-                    end = min((index + 1) * self.blocks.block_size, sequence.num_computed_tokens)
-                    held = (group.request.cache_salt, index, sequence.token_ids[:end])
-                    salt, position, tokens = holders.setdefault(block_id, held)
+                    held = (group.request.cache_salt, index, sequence)
+                    salt, position, other = holders.setdefault(block_id, held)
                     assert (salt, position) == held[:2]
-                    pairs = zip(tokens, held[2], strict=False)
+                    if other is sequence:
+                        continue
+                    computed = min(sequence.num_computed_tokens, other.num_computed_tokens)
+                    end = min((index + 1) * self.blocks.block_size, computed)
+                    pairs = zip(other.token_ids[:end], sequence.token_ids[:end], strict=True)
                     assert all(a == b or PENDING_TOKEN_ID in (a, b) for a, b in pairs)
 
     def _check_running(self, group: SequenceGroup) -> None:
