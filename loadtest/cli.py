@@ -34,7 +34,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="headrace loadtest", description="Send a workload to an OpenAI-compatible server and measure it.")
+    parser = argparse.ArgumentParser(
+        prog="headrace loadtest", description="Send a workload to an OpenAI-compatible server and measure it."
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_run(commands.add_parser("run", help="send load to a server and measure it"))
     _add_trace(commands.add_parser("trace", help="write the trace of a workload"))
