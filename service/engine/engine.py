@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 from service.core.clock import Clock
@@ -96,12 +97,20 @@ class Engine:
         """End one choice because its text is complete (`LiveRequests.stop_choice`)."""
         self._requests.stop_choice(request_id, choice_index)
 
-    def step(self) -> None:
+    @property
+    def has_launched(self) -> bool:
+        """Whether an iteration still runs; the next step waits for it."""
+        return bool(self._launched)
+
+    def step(self, before_wait: Callable[[], None] | None = None) -> None:
         """Decide and launch the next iteration; apply the oldest if as many run as may, or all if none was launched.
 
-        A fault of the executor ends the requests that were in that iteration, and no others.
+        A fault of the executor ends the requests that were in that iteration, and no others. before_wait: called
+        when all is launched that may be, before the wait for a result.
         """
         may_run = self._max_launched - 1 if self._launch_next() else 0
+        if before_wait is not None:
+            before_wait()
         while len(self._launched) > may_run:
             self._complete(self._launched.popleft())
 

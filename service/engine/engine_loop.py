@@ -61,7 +61,8 @@ Command = Submit | Abort | Expire | StopChoice | Stop
 class EngineLoop:
     """Commands come in by `send`, events go out by `publish`; nothing else is shared with other threads.
 
-    publish(events): called on the engine thread, once an iteration, with everything that happened in it.
+    publish(events): called on the engine thread with everything that has happened, once an iteration: as soon as the
+        one behind it is launched.
     on_death(error): called on the engine thread, last, if the thread ends by a fault.
     """
 
@@ -130,8 +131,10 @@ class EngineLoop:
             self._take_commands()
             self.snapshot = self._engine.snapshot()
             self._engine.note_commands(self._clock.now_s() - self.busy_since_s)
-        self._engine.step()
-        self._hand_over()
+        self._engine.step(self._hand_over)
+        self.snapshot = self._engine.snapshot()
+        if not self._engine.has_launched:
+            self._hand_over()
         if self._engine.num_failed_in_a_row >= MAX_FAILED_IN_A_ROW:
             raise RuntimeError(f"{MAX_FAILED_IN_A_ROW} iterations in a row have failed")
 
@@ -168,10 +171,12 @@ class EngineLoop:
     def _fail_all(self, error: RequestError) -> None:
         for request_id in self._engine.request_ids():
             self._engine.fail(request_id, error)
+        self.snapshot = self._engine.snapshot()
         self._hand_over()
 
     def _hand_over(self) -> None:
-        self.snapshot = self._engine.snapshot()
+        """Called when this thread is about to wait: the event loop works on the events, and while it does, every launch
+        would have to wait for the interpreter."""
         events = self._engine.take_events()
         if events:
             self._publish(events)

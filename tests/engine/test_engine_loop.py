@@ -1,10 +1,16 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
+
+import pytest
 
 from service.core.events import FinalEvent, Outcome
+from service.core.iteration_plan import IterationPlan
+from service.core.iteration_result import IterationResult
 from service.engine.engine import Addressed
 from service.engine.engine_loop import MAX_FAILED_IN_A_ROW, Abort, EngineLoop, Stop, Submit
+from service.engine.ports import Executor, PendingIteration
 from service.errors import ServerError, Unavailable
 from tests.engine.harness import Harness
 from tests.engine.test_engine import FaultyExecutor
@@ -44,6 +50,52 @@ def test_requests_are_served_and_the_thread_stops_in_order():
     loop.send(Stop(Unavailable("bye")))
     assert loop.join(10)
     assert outbox.deaths == []
+
+
+class ToldExecutor:
+    """Tells of every launch and of the beginning of every wait."""
+
+    def __init__(self, inner: Executor, order: list[str]) -> None:
+        self._inner = inner
+        self._order = order
+
+    def launch(self, plan: IterationPlan) -> PendingIteration:
+        self._order.append("launch")
+        pending = self._inner.launch(plan)
+        return ToldIteration(pending, self._order)
+
+
+@dataclass(frozen=True)
+class ToldIteration:
+    pending: PendingIteration
+    order: list[str]
+
+    def wait(self) -> IterationResult:
+        self.order.append("wait")
+        return self.pending.wait()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_tokens_are_handed_over_when_all_is_launched_that_may_be(overlap: bool):
+    """The thread waits next, so that the event loop has the interpreter to itself."""
+    order: list[str] = []
+    toy = Harness().toy
+    harness = Harness(executor=ToldExecutor(toy, order), overlap=overlap)
+    outbox = Outbox()
+
+    def publish(events: list[Addressed]) -> None:
+        order.append("publish")
+        outbox.publish(events)
+
+    loop = EngineLoop(harness.engine, harness.clock, publish, outbox.deaths.append)
+    loop.send(Submit(harness.request((1, 2), 4)))
+    loop.start()
+    outbox.wait_for("request-0")
+    loop.send(Stop(Unavailable("bye")))
+    assert loop.join(10)
+    plain = ["launch", "wait", "publish"] * 4
+    ahead = ["launch", "launch", "wait", *["launch", "publish", "wait"] * 2, "publish", "wait", "publish"]
+    assert order == (ahead if overlap else plain)
 
 
 def test_stopping_fails_what_still_runs():
