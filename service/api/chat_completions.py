@@ -16,10 +16,10 @@ from service.api.chat_prompting import CheckedChat, chat_prompt_ids, check_chat
 from service.api.choice_text import Piece
 from service.api.chunk_frames import ChunkFrames
 from service.api.context import ApiContext
-from service.api.generation import CollectedChoice
+from service.api.generation import CollectedChoice, Generation
 from service.api.json_body import read_json_object
 from service.api.output_form import compile_form
-from service.api.request_building import truncated
+from service.api.request_building import CallHead, CallPrompts, truncated
 from service.api.serving_state import ServedModel
 from service.api.submission import call_head, submit
 from service.api.token_checks import check_range
@@ -57,20 +57,10 @@ class ChatCompletions:
         prompt_ids = await chat_prompt_ids(chat, model, self._context, http.receive, must_fit=must_fit)
         prompt = truncated(prompt_ids, call, model)
         thinking = self._reasoning(chat, prompt, model)
-        form = output_form(chat.tools, call.form, model.tokenizer)
+        form = await compile_form(output_form(chat.tools, call.form, model.tokenizer), model, thinking)
         head = call_head(http, "chatcmpl", arrival_s)
-        generation = submit(
-            self._context,
-            model,
-            call,
-            [prompt],
-            head,
-            await compile_form(form, model, thinking),
-            prompt_param="messages",
-            default_max_tokens=None,
-            num_prompt_logprobs=call.prompt_logprobs,
-            make_output=self._output_maker(chat, thinking),
-        )
+        prompts = CallPrompts([prompt], "messages", num_logprobs=call.prompt_logprobs)
+        generation = submit(self._context, model, call, prompts, head, form, self._output_maker(chat, thinking))
         make_call_id = partial(new_call_id, chat.tools.style)
         if call.stream:
             chunks = ChunkFrames(
@@ -79,22 +69,7 @@ class ChatCompletions:
             logprobs_of = partial(_logprobs_json, model.tokenizer) if call.logprobs is not None else _no_logprobs
             frames = partial(chat_frames, chunks, make_call_id, logprobs_of=logprobs_of)
             return answer_stream(self._context, generation, call.ignored, frames, chunks.usage)
-
-        def body(choices: list[CollectedChoice]) -> ChatResponse:
-            answer = ChatResponse(
-                id=head.call_id,
-                object="chat.completion",
-                created=head.created,
-                model=call.model,
-                system_fingerprint=model.system_fingerprint,
-                choices=[_choice(choice, make_call_id, call, model.tokenizer) for choice in choices],
-                usage=generation.usage,
-                **tier_of(call),
-            )
-            if call.prompt_logprobs is not None:
-                answer.prompt_logprobs = prompt_logprobs(model.tokenizer, prompt, generation.prompt_logprobs(0))
-            return answer
-
+        body = partial(_answer, generation, call, head, model, make_call_id)
         return await answer_whole(http, self._context, generation, call.ignored, body)
 
     def _reasoning(self, chat: CheckedChat, prompt: Sequence[int], model: ServedModel) -> Reasoning:
@@ -136,6 +111,31 @@ def _logprobs_json(tokenizer: Tokenizer, piece: Piece) -> bytes:
 
 def _no_logprobs(piece: Piece) -> bytes:
     return b"null"
+
+
+def _answer(
+    generation: Generation,
+    call: CheckedCall,
+    head: CallHead,
+    model: ServedModel,
+    make_call_id: Callable[[], str],
+    choices: list[CollectedChoice],
+) -> ChatResponse:
+    """The whole answer."""
+    answer = ChatResponse(
+        id=head.call_id,
+        object="chat.completion",
+        created=head.created,
+        model=call.model,
+        system_fingerprint=model.system_fingerprint,
+        choices=[_choice(choice, make_call_id, call, model.tokenizer) for choice in choices],
+        usage=generation.usage,
+        **tier_of(call),
+    )
+    if call.prompt_logprobs is not None:
+        prompt, scores = generation.prompt_token_ids(0), generation.prompt_logprobs(0)
+        answer.prompt_logprobs = prompt_logprobs(model.tokenizer, prompt, scores)
+    return answer
 
 
 def _choice(

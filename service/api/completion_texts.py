@@ -10,9 +10,10 @@ import orjson
 from service.api.choice_text import Piece, ScoredToken
 from service.api.chunk_frames import ChunkFrames
 from service.api.generation import CollectedChoice, Generation
+from service.api.request_building import CallHead
 from service.api.token_logprobs import completion_logprobs, prompt_logprobs, scored_prompt
-from service.api.validation import CheckedCall
-from service.protocol.completions import CompletionChoice, CompletionLogprobs
+from service.api.validation import CheckedCall, tier_of
+from service.protocol.completions import CompletionChoice, CompletionLogprobs, CompletionResponse
 from service.text.tokenizer import Tokenizer
 
 
@@ -44,6 +45,19 @@ class CompletionTexts:
         if piece.is_first and self._echoes is not None:
             num_tokens += len(self._generation.prompt_token_ids(piece.prompt_index))
         return num_tokens * ((self._call.logprobs or 0) + 1)
+
+    def answer(self, head: CallHead, fingerprint: str, choices: Sequence[CollectedChoice]) -> CompletionResponse:
+        """The whole answer."""
+        return CompletionResponse(
+            id=head.call_id,
+            object="text_completion",
+            created=head.created,
+            model=self._call.model,
+            system_fingerprint=fingerprint,
+            choices=[self.choice(choice) for choice in choices],
+            usage=self._generation.usage,
+            **tier_of(self._call),
+        )
 
     def choice(self, choice: CollectedChoice) -> CompletionChoice:
         """A whole choice."""

@@ -13,19 +13,18 @@ from service.api.answering import answer_stream, answer_whole
 from service.api.chunk_frames import ChunkFrames
 from service.api.completion_texts import CompletionTexts
 from service.api.context import ApiContext
-from service.api.generation import CollectedChoice
 from service.api.json_body import read_json_object
 from service.api.output_form import compile_form
-from service.api.request_building import truncated
+from service.api.request_building import CallPrompts, truncated
 from service.api.serving_state import GenerationDefaults, ServedModel
 from service.api.submission import call_head, submit
 from service.api.token_budget import check_can_fit
 from service.api.token_checks import check_range, check_token_ids
-from service.api.validation import CheckedCall, check_call, tier_of
+from service.api.validation import CheckedCall, check_call
 from service.api.wire_parsing import parse
 from service.config import ApiConfig
 from service.errors import InvalidRequest
-from service.protocol.completions import CompletionRequest, CompletionResponse
+from service.protocol.completions import CompletionRequest
 
 _DEFAULT_MAX_TOKENS = 16
 _IDS_A_CHARACTER = 16
@@ -47,39 +46,16 @@ class Completions:
         prompt_ids = await self._prompt_ids(http, prompts, call, model)
         echo = bool(fields.echo)
         head = call_head(http, "cmpl", arrival_s)
-        generation = submit(
-            self._context,
-            model,
-            call,
-            prompt_ids,
-            head,
-            await compile_form(call.form, model),
-            prompt_param="prompt",
-            default_max_tokens=_DEFAULT_MAX_TOKENS,
-            num_prompt_logprobs=_num_prompt_logprobs(call, echo),
-        )
-        texts = CompletionTexts(
-            call, generation, model.tokenizer, _echoes(prompts, prompt_ids, call, model) if echo else None
-        )
-        fingerprint = model.system_fingerprint
+        to_submit = CallPrompts(prompt_ids, "prompt", _DEFAULT_MAX_TOKENS, _num_prompt_logprobs(call, echo))
+        generation = submit(self._context, model, call, to_submit, head, await compile_form(call.form, model))
+        echoes = _echoes(prompts, prompt_ids, call, model) if echo else None
+        texts, fingerprint = CompletionTexts(call, generation, model.tokenizer, echoes), model.system_fingerprint
         if call.stream:
             chunks = ChunkFrames(b"text_completion", call, generation, head.call_id, head.created, fingerprint)
             frames = partial(texts.frame, chunks)
             num_logprobs = texts.num_logprobs if echo and call.logprobs is not None else None
             return answer_stream(self._context, generation, call.ignored, frames, chunks.usage, num_logprobs)
-
-        def body(choices: list[CollectedChoice]) -> CompletionResponse:
-            return CompletionResponse(
-                id=head.call_id,
-                object="text_completion",
-                created=head.created,
-                model=call.model,
-                system_fingerprint=fingerprint,
-                choices=[texts.choice(choice) for choice in choices],
-                usage=generation.usage,
-                **tier_of(call),
-            )
-
+        body = partial(texts.answer, head, fingerprint)
         return await answer_whole(http, self._context, generation, call.ignored, body)
 
     async def _prompt_ids(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -33,18 +33,24 @@ def check_output_form(fields: GenerationFields, config: ApiConfig) -> GrammarSpe
     return specs[0] if specs else None
 
 
+class CompiledForm(NamedTuple):
+    """The grammar that the engine holds the output to, and the seconds that it took to get it; None: any text."""
+
+    grammar: Grammar | None = None
+    seconds: float | None = None
+
+
 async def compile_form(
     spec: GrammarSpec | None, model: ServedModel, reasoning: Reasoning = Reasoning.NONE
-) -> tuple[Grammar | None, float | None]:
-    """The grammar that the engine holds the output to, and the seconds that it took to get it. InvalidRequest if there
-    is none that does what is asked for."""
+) -> CompiledForm:
+    """InvalidRequest if there is no grammar that does what is asked for."""
     if spec is None:
-        return None, None
+        return CompiledForm()
     if model.grammars is None:
         raise UnsupportedParameter(f"{spec.param} is not supported by this server.", param=spec.param)
     started_s = model.clock.now_s()
     grammar = await model.grammars.compile(spec, reasoning)
-    return grammar, model.clock.now_s() - started_s
+    return CompiledForm(grammar, model.clock.now_s() - started_s)
 
 
 def schema_text(schema: object, param: str, config: ApiConfig) -> str:

@@ -29,22 +29,30 @@ class CallHead:
     client: str
 
 
+@dataclass(frozen=True, slots=True)
+class CallPrompts:
+    """The ids of each of a call's prompts.
+
+    param: the field that they come from, to be named in refusals. default_max_tokens: for a call that says nothing;
+    None: the rest of the context. num_logprobs: what the answer needs of the prompts' tokens.
+    """
+
+    token_ids: Sequence[Sequence[int]]
+    param: str
+    default_max_tokens: int | None = None
+    num_logprobs: int | None = None
+
+
 def build_requests(
     call: CheckedCall,
-    prompts: Sequence[Sequence[int]],
+    prompts: CallPrompts,
     model: ServedModel,
     head: CallHead,
     *,
-    prompt_param: str,
-    default_max_tokens: int | None,
     grammar: Grammar | None = None,
     max_logprob_entries: int,
-    num_prompt_logprobs: int | None = None,
 ) -> list[Request]:
-    """One engine request per prompt; ContextLengthExceeded if one does not fit.
-
-    max_logprob_entries: of the call. num_prompt_logprobs: what the answer needs of the prompts' tokens.
-    """
+    """One engine request per prompt; ContextLengthExceeded if one does not fit. max_logprob_entries: of the call."""
     if grammar is not None:
         _check_beside_grammar(call)
     check_token_ids(list(call.stops.token_ids), model.vocab_size, "stop_token_ids")
@@ -53,30 +61,23 @@ def build_requests(
     rules = sampling_fields(call.rules, model, stop_token_ids)
     if call.sampling.temperature == 0:
         rules["min_p"] = 0.0  # means nothing to the most probable token
-    room = logprob_room(call, prompts, num_prompt_logprobs, max_logprob_entries)
+    room = logprob_room(call, prompts.token_ids, prompts.num_logprobs, max_logprob_entries)
     num_choices = call.sampling.n if call.beam is None else call.beam.width
     requests = []
-    for index, prompt in enumerate(prompts):
+    for index, prompt in enumerate(prompts.token_ids):
         max_tokens = max_tokens_for(
             num_prompt_tokens=len(prompt),
             asked=call.max_tokens,
-            default=default_max_tokens,
+            default=prompts.default_max_tokens,
             max_model_len=model.max_model_len,
             room=min(room, kv_room(snapshot, len(prompt), num_choices)),
-            prompt_param=prompt_param,
+            prompt_param=prompts.param,
             param=call.max_tokens_param,
         )
+        sampling = _sampling_params(call, model, rules, stop_token_ids, max_tokens, prompts.num_logprobs)
+        call_id, ids = f"{head.call_id}-{index}", tuple(prompt)
         requests.append(
-            Request(
-                f"{head.call_id}-{index}",
-                tuple(prompt),
-                _sampling_params(call, model, rules, stop_token_ids, max_tokens, num_prompt_logprobs),
-                head.arrival_s,
-                call.cache_salt,
-                call.priority,
-                head.client,
-                grammar,
-            )
+            Request(call_id, ids, sampling, head.arrival_s, call.cache_salt, call.priority, head.client, grammar)
         )
     return requests
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from starlette.requests import Request as HttpRequest
 
@@ -12,10 +12,10 @@ from service.api.bearer_auth import client_of
 from service.api.call_trace import CallTrace
 from service.api.context import ApiContext
 from service.api.generation import Generation
-from service.api.request_building import CallHead, build_requests
+from service.api.output_form import CompiledForm
+from service.api.request_building import CallHead, CallPrompts, build_requests
 from service.api.serving_state import ServedModel
 from service.api.validation import CheckedCall
-from service.core.grammar import Grammar
 from service.text.chat_output import ChatOutput
 
 
@@ -28,34 +28,19 @@ def submit(
     context: ApiContext,
     model: ServedModel,
     call: CheckedCall,
-    prompts: Sequence[Sequence[int]],
+    prompts: CallPrompts,
     head: CallHead,
-    form: tuple[Grammar | None, float | None],
-    *,
-    prompt_param: str,
-    default_max_tokens: int | None,
-    num_prompt_logprobs: int | None,
+    form: CompiledForm,
     make_output: Callable[[], ChatOutput] | None = None,
 ) -> Generation:
     """Open the call's trace and submit one request per prompt. Whoever calls this calls `close` of what it returns.
 
-    form: the grammar of the output and the seconds that compiling it took. prompt_param: the field that the prompts
-    come from, to be named in refusals. num_prompt_logprobs: what the answer needs of the prompts' tokens. make_output:
-    what tells a choice's output apart. Raises ContextLengthExceeded, InvalidRequest, Overloaded, Unavailable.
+    make_output: what tells a choice's output apart. Raises ContextLengthExceeded, InvalidRequest, Overloaded,
+    Unavailable.
     """
-    grammar, grammar_s = form
-    requests = build_requests(
-        call,
-        prompts,
-        model,
-        head,
-        prompt_param=prompt_param,
-        default_max_tokens=default_max_tokens,
-        grammar=grammar,
-        max_logprob_entries=context.config.max_logprob_entries,
-        num_prompt_logprobs=num_prompt_logprobs,
-    )
-    trace = CallTrace(head, call.model, requests, grammar_s)
+    max_entries = context.config.max_logprob_entries
+    requests = build_requests(call, prompts, model, head, grammar=form.grammar, max_logprob_entries=max_entries)
+    trace = CallTrace(head, call.model, requests, form.seconds)
     context.traces.add(trace)
     return Generation(
         model.engine,
