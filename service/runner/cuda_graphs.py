@@ -72,7 +72,8 @@ class GraphSize(NamedTuple):
 
 
 class StepOutputs(NamedTuple):
-    """token_ids [N] int64, drawn from logits [N, vocab_size]. A graph's are overwritten by the next replay of any."""
+    """token_ids [N] int64, drawn from logits [N, vocab_size]. A graph's are overwritten by the next replay of any, and
+    end in what padding drew."""
 
     token_ids: Tensor
     logits: Tensor
@@ -129,7 +130,7 @@ class StepGraphs:
         """Of sequences that `can_replay`, in their order."""
         num_seqs = len(decodes.rows)
         step = next(step for step in self._decodes if step.inputs.num_rows >= num_seqs)
-        step.inputs.fill(decodes)
+        step.inputs.fill(decodes, self._table.take_changes(step.inputs.most_changes))
         return self._run(step, num_seqs)
 
     def can_replay_mixed(self, batch: FlatBatch) -> bool:
@@ -143,7 +144,7 @@ class StepGraphs:
         """Of a batch that `can_replay_mixed`; one row a draw, in the plan's order."""
         step = self._narrowest(batch)
         assert step is not None
-        step.inputs.fill(batch)
+        step.inputs.fill(batch, self._table.take_changes(step.inputs.most_changes))
         return self._run(step, len(batch.seeds))
 
     def padded_tokens(self, num_tokens: int, has_prompts: bool) -> int:
@@ -159,14 +160,20 @@ class StepGraphs:
     def _capture(self, size: GraphSize) -> None:
         inputs = inputs_of(size, self._table.tensor, self._block_size)
         if isinstance(inputs, MixedInputs):
-            self._mixed.append(_CapturedStep(size, self._compute, inputs, self._pool, self._stream))
+            self._mixed.append(_CapturedStep(size, self._compute_by_table, inputs, self._pool, self._stream))
         else:
-            self._decodes.append(_CapturedStep(size, self._compute, inputs, self._pool, self._stream))
+            self._decodes.append(_CapturedStep(size, self._compute_by_table, inputs, self._pool, self._stream))
+
+    def _compute_by_table(self, inputs: DecodeInputs | MixedInputs) -> StepOutputs:
+        """The step, once the table has the changes that come with it."""
+        self._table.write(inputs.table_places, inputs.table_values)
+        return self._compute(inputs.step)
 
     def _run(self, step: _CapturedStep[Inputs], num_draws: int) -> StepOutputs:
-        self._table.bring_up_to_date()
+        """num_draws: what is wanted of the outputs; nothing is cut off, as that would cost the host two more calls."""
+        assert num_draws <= len(step.outputs.token_ids)
         step.graph.replay()
-        return StepOutputs(step.outputs.token_ids[:num_draws], step.outputs.logits[:num_draws])
+        return step.outputs
 
 
 def outrun(timed: Mapping[GraphSize, float]) -> set[GraphSize]:
@@ -253,16 +260,23 @@ def _mixed_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> list[GraphSi
 class _CapturedStep(Generic[Inputs]):
     """A graph, where it reads and writes, and the seconds that it takes with nothing but padding."""
 
-    def __init__(self, size: GraphSize, compute: Compute, inputs: Inputs, pool: Any, stream: torch.cuda.Stream) -> None:
+    def __init__(
+        self,
+        size: GraphSize,
+        compute: Callable[[Inputs], StepOutputs],
+        inputs: Inputs,
+        pool: Any,
+        stream: torch.cuda.Stream,
+    ) -> None:
         self.size = size
         self.inputs = inputs
         self.graph = torch.cuda.CUDAGraph()
-        compute(inputs.step)
+        compute(inputs)
         torch.cuda.synchronize()
         with torch.cuda.stream(stream):
             self.graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
-                outputs = compute(inputs.step)
+                outputs = compute(inputs)
             except BaseException:
                 with suppress(RuntimeError):  # the capture's own complaint, after the fault that ended it
                     self.graph.capture_end()

@@ -8,18 +8,26 @@ from kernels.paged_attention_decode import decode_batch
 from kernels.reshape_and_cache import cache_slots
 from service.layers.attention import AttentionInputs
 from service.runner.decode_rows import DecodeRows, empty_rows, pad_into
-from service.runner.staging import FixedTensors
+from service.runner.device_block_table import NO_CHANGES, empty_changes, pad_changes_into
+from service.runner.sequence_rows import TableChanges
+from service.runner.staging import Array, FixedTensors
 from service.runner.step_inputs import StepInputs
 from service.sampling.sampler import SamplingBatch
 
 
 class DecodeInputs:
-    """For `num_rows` sequences at most. block_table: as of DeviceBlockTable."""
+    """For `num_rows` sequences at most, and as many changes of the block table (as of DeviceBlockTable).
+
+    table_places, table_values: what the step has to write to the table first.
+    """
 
     def __init__(self, num_rows: int, block_table: Tensor, block_size: int) -> None:
-        fixed = FixedTensors(empty_rows(num_rows)._asdict(), block_table.device)
+        like: dict[str, Array] = {**empty_rows(num_rows)._asdict(), **empty_changes(num_rows)._asdict()}
+        fixed = FixedTensors(like, block_table.device)
         decode = decode_batch(block_table, fixed["context_lens"], block_size, fixed["rows"])
         self.num_rows = num_rows
+        self.most_changes = num_rows
+        self.table_places, self.table_values = fixed["places"], fixed["values"]
         self._fixed = fixed
         self.step = StepInputs(
             token_ids=fixed["token_ids"],
@@ -32,6 +40,11 @@ class DecodeInputs:
         )
         self.fill(empty_rows(0))
 
-    def fill(self, values: DecodeRows) -> None:
+    def fill(self, values: DecodeRows, changes: TableChanges = NO_CHANGES) -> None:
         """At most `num_rows` of them; the others are padding."""
-        self._fixed.fill(lambda arrays: pad_into(DecodeRows(**arrays), values))
+
+        def write(arrays: dict[str, Array]) -> None:
+            pad_into(DecodeRows(*map(arrays.__getitem__, DecodeRows._fields)), values)
+            pad_changes_into(TableChanges(arrays["places"], arrays["values"]), changes)
+
+        self._fixed.fill(write)

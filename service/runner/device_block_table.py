@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from service.runner.sequence_rows import SequenceRows
+from service.runner.sequence_rows import SequenceRows, TableChanges
 from service.runner.staging import to_device
+
+
+def empty_changes(num: int) -> TableChanges:
+    """Room for so many, without values."""
+    return TableChanges(np.empty(num, np.int64), np.empty(num, np.int32))
+
+
+NO_CHANGES = empty_changes(0)
 
 
 class DeviceBlockTable:
@@ -26,8 +36,22 @@ class DeviceBlockTable:
     def is_complete(self) -> bool:
         return len(self._rows.block_table) == len(self.tensor)
 
-    def bring_up_to_date(self) -> None:
-        places, values = self._rows.take_changes(self.tensor.shape[0])
-        if len(places):
-            changes = to_device({"places": places, "values": values}, self.tensor.device)
-            self.tensor.view(-1).scatter_(0, changes["places"], changes["values"])
+    def take_changes(self, most: int) -> TableChanges:
+        """What the next step has to `write`. More entries than `most` are sent at once, and nothing is left to write."""
+        changes = self._rows.take_changes(self.tensor.shape[0])
+        if len(changes.places) <= most:
+            return changes
+        there = to_device(changes._asdict(), self.tensor.device)
+        self.write(there["places"], there["values"])
+        return NO_CHANGES
+
+    def write(self, places: Tensor, values: Tensor) -> None:
+        """places, values: TableChanges on the device."""
+        self.tensor.view(-1).scatter_(0, places, values)
+
+
+def pad_changes_into(padded: TableChanges, changes: TableChanges) -> None:
+    """Write the changes to the first places; the others become a 0 at place 0, in the row that is nobody's."""
+    num = len(changes.places)
+    padded.places[:num], padded.places[num:] = changes.places, 0
+    padded.values[:num], padded.values[num:] = changes.values, 0

@@ -11,7 +11,9 @@ from kernels.paged_attention_decode import decode_batch
 from kernels.paged_attention_prefill import prefill_batch
 from kernels.reshape_and_cache import cache_slots
 from service.layers.attention import AttentionInputs
+from service.runner.device_block_table import NO_CHANGES, empty_changes, pad_changes_into
 from service.runner.selective_batching import FlatBatch
+from service.runner.sequence_rows import TableChanges
 from service.runner.staging import Array, FixedTensors
 from service.runner.step_inputs import StepInputs
 from service.sampling.sampler import SamplingBatch
@@ -27,6 +29,8 @@ class MixedInputs:
 
     The flat batch keeps its places, and padding stands behind it: wherever the border between decodes and prompts
     lies, the products of all tokens are as many.
+
+    table_places, table_values: what the step has to write to the block table first, `num_tokens` entries at most.
     """
 
     def __init__(self, num_tokens: int, num_decodes: int, block_table: Tensor, block_size: int) -> None:
@@ -44,6 +48,7 @@ class MixedInputs:
             "prompt_rows": np.empty(num_prompts, np.int64),
             "prompt_lens": np.empty(num_prompts, np.int32),
             "query_starts": np.empty(num_prompts + 1, np.int32),
+            **empty_changes(num_tokens)._asdict(),
         }
         fixed = FixedTensors(like, block_table.device)
         decode = None
@@ -58,6 +63,8 @@ class MixedInputs:
             rows=fixed["prompt_rows"],
         )
         self.num_tokens, self.num_decodes, self._num_prompts = num_tokens, num_decodes, num_prompts
+        self.most_changes = num_tokens
+        self.table_places, self.table_values = fixed["places"], fixed["values"]
         self._fixed = fixed
         self.step = StepInputs(
             token_ids=fixed["token_ids"],
@@ -77,9 +84,14 @@ class MixedInputs:
             and len(batch.rows) - batch.num_decode <= self._num_prompts
         )
 
-    def fill(self, batch: FlatBatch) -> None:
+    def fill(self, batch: FlatBatch, changes: TableChanges = NO_CHANGES) -> None:
         """A batch that `fits` and draws at most once from each sequence."""
-        self._fixed.fill(lambda arrays: self._write(arrays, batch))
+
+        def write(arrays: dict[str, Array]) -> None:
+            self._write(arrays, batch)
+            pad_changes_into(TableChanges(arrays["places"], arrays["values"]), changes)
+
+        self._fixed.fill(write)
 
     def _write_padding(self, arrays: dict[str, Array]) -> None:
         for name, array in arrays.items():

@@ -44,7 +44,8 @@ _SWAP_ROUNDS = 7
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What a batch computed, on its way to the host; None where nothing is."""
+    """What a batch computed, on its way to the host; None where nothing is. Also where nothing was drawn, `token_ids`
+    come when the batch is computed."""
 
     token_ids: IdsOnTheirWay | None = None
     logprobs: DrawLogprobs | None = None
@@ -180,11 +181,10 @@ class ModelRunner:
         if graphs is not None and graphs.can_replay(scheduled):
             decodes = decode_rows(scheduled, self._rows, self._block_size)
             if masks is None and not self._rows.asks_more[decodes.rows].any():
-                return Outputs(IdsOnTheirWay(graphs.replay(decodes).token_ids))
+                return Outputs(IdsOnTheirWay(graphs.replay(decodes).token_ids, len(scheduled)))
         batch = flatten(scheduled, self._rows, self._block_size)
         if graphs is not None and masks is None and batch.is_plain and graphs.can_replay_mixed(batch):
-            token_ids = graphs.replay_mixed(batch).token_ids
-            return Outputs(IdsOnTheirWay(token_ids) if len(token_ids) else None)
+            return Outputs(IdsOnTheirWay(graphs.replay_mixed(batch).token_ids, len(batch.seeds)))
         tensors = to_device(batch.arrays(), self._device)
         self._drawn.grow(self._rows.num_rows)
         if batch.has_pending:
@@ -202,7 +202,7 @@ class ModelRunner:
                 scheduled, batch, hidden, self._model.compute_logits, self._vocab_size, self._device
             )
         if not len(batch.logit_rows):
-            return Outputs(prompt_logprobs=prompt_logprobs)
+            return Outputs(IdsOnTheirWay(tensors["token_ids"], 0), prompt_logprobs=prompt_logprobs)
 
         def logits_of(first: int, stop: int) -> Tensor:
             return self._model.compute_logits(hidden.index_select(0, tensors["logit_rows"][first:stop]))
@@ -260,7 +260,7 @@ class ModelRunner:
         drawn = draw_all(batch, logits_of, parameters, extras_of)
         self._drawn.note(tensors["draw_rows"], drawn.token_ids)
         logprobs = None if drawn.logprobs is None else DrawLogprobs(drawn.logprobs, num_logprobs)
-        return Outputs(IdsOnTheirWay(drawn.token_ids), logprobs, prompt_logprobs)
+        return Outputs(IdsOnTheirWay(drawn.token_ids, len(batch.seeds)), logprobs, prompt_logprobs)
 
     def _step(self, inputs: StepInputs) -> StepOutputs:
         """What a graph holds; by itself its plain twin."""

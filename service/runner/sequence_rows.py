@@ -6,6 +6,7 @@ Rows are numpy, so that a batch is gathered by one fancy index and no Python obj
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,13 @@ from service.core.iteration_plan import ScheduledSequence
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
+
+
+class TableChanges(NamedTuple):
+    """Entries of the flattened block table to be written: places [C] int64, values [C] int32."""
+
+    places: Int64Array
+    values: Int32Array
 
 
 class SequenceRows:
@@ -80,11 +88,8 @@ class SequenceRows:
             self._changed_to[at] = np.maximum(self._changed_to[at], place + 1)
         return np.array(rows, dtype=np.int64)
 
-    def take_changes(self, num_rows: int) -> tuple[Int64Array, Int32Array]:
-        """(place, value) of what has changed since the last call in the first rows of the flattened block table.
-
-        Some of the values may be as before.
-        """
+    def take_changes(self, num_rows: int) -> TableChanges:
+        """What has changed since the last call in the first rows. Some of the values may be as before."""
         rows = np.flatnonzero(self._changed_to[:num_rows])
         starts, stops = self._changed_from[rows], self._changed_to[rows]
         counts = stops - starts
@@ -92,7 +97,7 @@ class SequenceRows:
         first = rows * max_blocks + starts - (np.cumsum(counts) - counts)
         places = np.repeat(first, counts) + np.arange(counts.sum())
         self._changed_from[rows], self._changed_to[rows] = max_blocks, 0
-        return places, self.block_table.reshape(-1)[places]
+        return TableChanges(places, self.block_table.reshape(-1)[places])
 
     def release(self, sequence_id: int) -> None:
         """Forget the sequence; one never seen is fine."""

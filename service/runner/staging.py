@@ -92,14 +92,15 @@ class OnTheirWay:
 
 
 class IdsOnTheirWay:
-    """[N] int64 ids of the device, on their way to the host."""
+    """[N] int64 ids of the device, on their way to the host; the first `num` of them count."""
 
-    def __init__(self, token_ids: Tensor) -> None:
+    def __init__(self, token_ids: Tensor, num: int) -> None:
         self._copy = OnTheirWay(token_ids)
+        self._num = num
 
     def wait(self) -> tuple[int, ...]:
         (token_ids,) = self._copy.wait()
-        return tuple(token_ids.tolist())
+        return tuple(token_ids.tolist()[: self._num])
 
 
 def _sleeping_event() -> torch.cuda.Event:

@@ -5,7 +5,11 @@ import torch
 
 from service.core.iteration_plan import ScheduledSequence
 from service.core.sampling_params import SamplingParams
-from service.runner.device_block_table import DeviceBlockTable
+from service.runner.decode_inputs import DecodeInputs
+from service.runner.decode_rows import empty_rows
+from service.runner.device_block_table import NO_CHANGES, DeviceBlockTable
+from service.runner.mixed_inputs import MixedInputs
+from service.runner.selective_batching import flatten
 from service.runner.sequence_rows import SequenceRows
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -16,17 +20,39 @@ def share(sequence_id, block_ids, start=0):
     return ScheduledSequence(sequence_id, (0,), 0, start, tuple(block_ids), params, ())
 
 
+NO_PROMPT = flatten([share(7, ())], SequenceRows(1, 6), 4)
+CHANGES = ([share(0, (4, 5)), share(1, (9,))], [], [share(0, (7,), 2), share(1, (8, 3), 0)], [share(2, (1,))])
+
+
 @pytest.mark.parametrize("device", DEVICES)
-def test_follows_the_rows(device):
+def test_follows_the_rows_at_once_where_there_is_no_room_for_changes(device):
     rows = SequenceRows(3, 6)
     table = DeviceBlockTable(rows, torch.device(device))
     address = table.tensor.data_ptr()
-    for changes in ([share(0, (4, 5)), share(1, (9,))], [], [share(0, (7,), 2), share(1, (8, 3), 0)], [share(2, (1,))]):
+    for changes in CHANGES:
         for change in changes:
             rows.update(change)
-        table.bring_up_to_date()
+        assert table.take_changes(0) is NO_CHANGES or not changes
         assert table.tensor.tolist() == rows.block_table.tolist()
     assert table.tensor.data_ptr() == address
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("is_mixed", [False, True], ids=["decodes", "mixed"])
+def test_follows_the_rows_by_what_comes_with_a_step(is_mixed, device):
+    """Whatever an earlier step wrote is padding in the next one."""
+    rows = SequenceRows(3, 6)
+    table = DeviceBlockTable(rows, torch.device(device))
+    inputs = MixedInputs(6, 1, table.tensor, 4) if is_mixed else DecodeInputs(6, table.tensor, 4)
+    for changes in CHANGES:
+        before = rows.block_table.tolist()
+        for change in changes:
+            rows.update(change)
+        taken = table.take_changes(inputs.most_changes)
+        assert table.tensor.tolist() == before
+        inputs.fill(NO_PROMPT if is_mixed else empty_rows(0), taken)
+        table.write(inputs.table_places, inputs.table_values)
+        assert table.tensor.tolist() == rows.block_table.tolist()
 
 
 def test_rows_that_were_added_are_missing():
@@ -35,7 +61,7 @@ def test_rows_that_were_added_are_missing():
     assert table.is_complete
     for i in range(3):
         rows.update(share(i, (i + 1,)))
-    table.bring_up_to_date()
+    table.take_changes(0)
     assert not table.is_complete
 
 

@@ -49,9 +49,10 @@ def test_a_part_has_the_type_and_shape_of_its_array():
 @pytest.mark.parametrize("device", DEVICES)
 def test_ids_come_back(device):
     ids = torch.tensor([3, -1, 2**40], device=device)
-    on_their_way = IdsOnTheirWay(ids)
+    all_of_them, some = IdsOnTheirWay(ids, 3), IdsOnTheirWay(ids, 1)
     ids.fill_(0) if device == "cuda" else None  # behind the copy
-    assert on_their_way.wait() == (3, -1, 2**40)
+    assert all_of_them.wait() == (3, -1, 2**40)
+    assert some.wait() == (3,)
 
 
 @pytest.mark.parametrize("device", DEVICES)
