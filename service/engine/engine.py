@@ -7,6 +7,7 @@ never waits for the host. Decoding needs no result for that. The executor has th
 in the plan), and lengths and blocks are known beforehand. Only a stop is seen one iteration late: the token that was
 drawn meanwhile is dropped, and blocks stay until that iteration is over (`IterationScheduler.finish_iteration`). What
 needs the result, as the several choices of a prompt do, sits out one iteration; preemption waits until nothing runs.
+And it need not be launched before the device is nearly free (`spare_s`): who arrives until then is in it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from service.core.iteration_result import IterationResult
 from service.core.request import Request
 from service.core.stats import EngineSnapshot, IterationStats
 from service.engine.grammar_masks import with_masks
+from service.engine.launch_timing import LaunchTiming
 from service.engine.live_requests import LiveRequests, TokenCounts
 from service.engine.ports import Executor, IdleWork, NoIdleWork, PendingIteration, StatsSink
 from service.errors import RequestError
@@ -66,6 +68,8 @@ class Engine:
         self._batch_size = 0
         self._launched: deque[_Launched] = deque()
         self._max_launched = 2 if overlap else 1
+        self._launch_timing = LaunchTiming()
+        self._timed: _Launched | None = None
         self._executed_s = 0.0
         self._kv_tokens = 0
         self._kv_tokens_due_s = 0.0
@@ -101,6 +105,20 @@ class Engine:
     def has_launched(self) -> bool:
         """Whether an iteration still runs; the next step waits for it."""
         return bool(self._launched)
+
+    def spare_s(self) -> float:
+        """Seconds by which the next step may be put off, so that who comes until then is in it. 0 while anybody waits:
+        then nobody new would be."""
+        if self._max_launched == 1 or len(self._launched) != 1 or self._scheduler.pool.waiting:
+            return 0.0
+        running = self._launched[0]
+        predicted_s = self._scheduler.predicted_s(running.plan)
+        if predicted_s is None:
+            return 0.0
+        self._timed = running
+        has_prompts = running.plan.num_scheduled_tokens > len(running.plan.scheduled)
+        started_s = max(running.scheduled_s, self._executed_s)
+        return self._launch_timing.spare_s(started_s, predicted_s, self._clock.now_s(), has_prompts=has_prompts)
 
     def step(self, before_wait: Callable[[], None] | None = None) -> None:
         """Decide and launch the next iteration; apply the oldest if as many run as may, or all if none was launched.
@@ -180,13 +198,17 @@ class Engine:
         except Exception as fault:  # told by `wait`, in its turn
             pending = _FailedLaunch(fault)
         tally = self._scheduler.take_tally()
-        self._launched.append(_Launched(plan, pending, tally, started_s, scheduled_s, self._clock.now_s()))
+        launched_s = self._clock.now_s()
+        if self._timed is not None:
+            self._launch_timing.launched(launched_s)
+        self._launched.append(_Launched(plan, pending, tally, started_s, scheduled_s, launched_s))
         return not isinstance(pending, _FailedLaunch)
 
     def _complete(self, launched: _Launched) -> None:
         """Wait for the iteration and apply it."""
         started_s = self._clock.now_s()
-        plan = launched.plan
+        plan, is_timed = launched.plan, launched is self._timed
+        self._timed = None
         try:
             result = launched.pending.wait()
         except Exception:
@@ -203,6 +225,8 @@ class Engine:
         # Where a later iteration was launched first and the result was there by then, this one ended some time before.
         is_exact = not self._launched or executed_s - started_s > _NOTICEABLE_WAIT_S
         self._scheduler.observe(plan, device_s, is_exact=is_exact)
+        if is_timed:
+            self._launch_timing.ended(device_s, is_exact=is_exact)
         self._executed_s = executed_s
         counts = self._requests.apply(plan, result, whose)
         self._record(launched, counts, started_s, executed_s, device_s)

@@ -1,9 +1,10 @@
-"""The engine's thread: take commands, step, publish; when idle, prepare what can wait, then sleep."""
+"""The engine's thread: take commands as late as may be, step, publish; when idle, prepare what can wait, then sleep."""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -62,8 +63,9 @@ class EngineLoop:
     """Commands come in by `send`, events go out by `publish`; nothing else is shared with other threads.
 
     publish(events): called on the engine thread with everything that has happened, once an iteration: as soon as the
-        one behind it is launched.
+        one behind it is launched, or before that launch is put off.
     on_death(error): called on the engine thread, last, if the thread ends by a fault.
+    sleep(seconds): passes the time before a launch that is put off; the only wait while there is work but the engine's.
     """
 
     def __init__(
@@ -72,11 +74,13 @@ class EngineLoop:
         clock: Clock,
         publish: Callable[[list[Addressed]], None],
         on_death: Callable[[BaseException], None],
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._engine = engine
         self._clock = clock
         self._publish = publish
         self._on_death = on_death
+        self._sleep = sleep
         self._inbox: deque[Command] = deque()
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -127,16 +131,26 @@ class EngineLoop:
             self._rest()
         self._wake.clear()
         self.busy_since_s = self._clock.now_s()
+        self._put_off()
         if self._inbox:
+            started_s = self._clock.now_s()
             self._take_commands()
             self.snapshot = self._engine.snapshot()
-            self._engine.note_commands(self._clock.now_s() - self.busy_since_s)
+            self._engine.note_commands(self._clock.now_s() - started_s)
         self._engine.step(self._hand_over)
         self.snapshot = self._engine.snapshot()
         if not self._engine.has_launched:
             self._hand_over()
         if self._engine.num_failed_in_a_row >= MAX_FAILED_IN_A_ROW:
             raise RuntimeError(f"{MAX_FAILED_IN_A_ROW} iterations in a row have failed")
+
+    def _put_off(self) -> None:
+        """Let the time pass until the next launch is due; the event loop has the interpreter meanwhile."""
+        spare_s = self._engine.spare_s()
+        if spare_s > 0.0:
+            due_s = self._clock.now_s() + spare_s
+            self._hand_over()
+            self._sleep(max(0.0, due_s - self._clock.now_s()))
 
     def _rest(self) -> None:
         """Until a command comes, which waits for one piece of idle work at most."""

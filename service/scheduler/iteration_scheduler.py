@@ -122,6 +122,10 @@ class IterationScheduler:
         """The plan took so long to execute. Not exact: nobody saw when it ended, only that it had."""
         self._ledger.executed(plan, seconds, is_exact=is_exact)
 
+    def predicted_s(self, plan: IterationPlan) -> float | None:
+        """What the plan should take to execute; None before enough has been observed."""
+        return self._ledger.iteration_s(plan)
+
     def note_computed(self, group: SequenceGroup, sequence: Sequence, start: int, end: int) -> None:
         """Tokens `start` to `end` of the sequence are there; its full blocks may serve others from now on."""
         self._history.computed(group.request.client, end - start)

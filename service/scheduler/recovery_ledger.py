@@ -30,6 +30,11 @@ class RecoveryLedger:
     def predict(self, num_tokens: int, num_kept: int, num_blocks: int) -> RecoveryCosts:
         return self._cost.predict(num_tokens, num_kept, num_blocks)
 
+    def iteration_s(self, plan: IterationPlan) -> float | None:
+        """What the plan is predicted to take; None before enough has been seen."""
+        iteration_time = self._cost.iteration_time
+        return iteration_time.seconds(Workload.of(plan)) if iteration_time.is_known else None
+
     def preempted(
         self,
         group: SequenceGroup,

@@ -1,0 +1,62 @@
+"""When to launch the next iteration behind the one that runs: just before the device would run dry, not sooner.
+
+Who arrives in between is in that iteration; launched at once, it would have shut them out for all of its time. Both
+guesses are taken at their worst of late: the device ends as early, against its prediction, and the launch takes as
+long, as they did recently. Where that goes wrong all the same, the device waits by as much as the guess was off, and
+the next ones are more careful.
+"""
+
+from __future__ import annotations
+
+MARGIN_S = 2e-4
+"""Between the end of the launch and the end of the iteration, by both guesses."""
+
+LEAST_SPARE_S = 3e-4
+"""Less is not worth a sleep."""
+
+FIRST_SHARE, FIRST_LEAD_S = 0.8, 2e-3
+"""Before anything was seen."""
+
+LATE = 0.95
+"""To a share that has turned out too large; by how much, nobody saw."""
+
+LEAST_SHARE = 0.25
+FORGET = 1 / 64
+
+
+class LaunchTiming:
+    """Engine thread. Times in seconds on the engine's clock.
+
+    For each iteration: `spare_s` while it runs, `launched` once there is another behind it, `ended`.
+    """
+
+    def __init__(self) -> None:
+        self._shares = {False: FIRST_SHARE, True: FIRST_SHARE}  # of the predicted seconds, by whether prompts are in it
+        self._lead_s = FIRST_LEAD_S
+        self._predicted_s = 0.0
+        self._has_prompts = False
+        self._begins_s = 0.0
+        self._is_put_off = False
+
+    def spare_s(self, started_s: float, predicted_s: float, now_s: float, *, has_prompts: bool) -> float:
+        """For how long the launch behind the iteration that runs may be put off; 0 if it should be done at once."""
+        self._predicted_s, self._has_prompts = predicted_s, has_prompts
+        due_s = started_s + self._shares[has_prompts] * predicted_s - self._lead_s - MARGIN_S
+        self._is_put_off = due_s >= now_s + LEAST_SPARE_S
+        self._begins_s = due_s if self._is_put_off else now_s
+        return due_s - now_s if self._is_put_off else 0.0
+
+    def launched(self, now_s: float) -> None:
+        """The launch is done: from when it was to begin, it has taken until now."""
+        took_s = now_s - self._begins_s
+        self._lead_s = max(took_s, self._lead_s + (took_s - self._lead_s) * FORGET)
+
+    def ended(self, seconds: float, *, is_exact: bool) -> None:
+        """The iteration took so long. Not exact: it had ended before the launch behind it was done."""
+        share = self._shares[self._has_prompts]
+        if is_exact:
+            seen = seconds / self._predicted_s
+            share = min(seen, share + (seen - share) * FORGET)
+        elif self._is_put_off:
+            share *= LATE
+        self._shares[self._has_prompts] = max(share, LEAST_SHARE)
