@@ -34,7 +34,9 @@ def make_engine(
         make_scheduling_policy(settings, history),
         make_preemption(settings),
         RecoveryLedger(parts.cost),
-        make_chunk_budget(settings, parts.cost.iteration_time, config.max_num_batched_tokens),
+        make_chunk_budget(
+            settings, parts.cost.iteration_time, config.max_num_batched_tokens, is_gpu=loaded.device != "cpu"
+        ),
         history,
         clock,
         max_num_seqs=config.max_num_seqs,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from service.scheduler.admission import Admission, OnDemandAdmission
-from service.scheduler.chunk_budget import ChunkBudget, FixedBudget, InterTokenTarget
+from service.scheduler.chunk_budget import ChunkBudget, FixedBudget, InPieces, InterTokenTarget
 from service.scheduler.fairness import Fair
 from service.scheduler.fcfs import FirstComeFirstServed
 from service.scheduler.history import History
@@ -51,9 +51,11 @@ def make_preemption(settings: Settings) -> Preemption:
             return AdaptivePreemption()
 
 
-def make_chunk_budget(settings: Settings, iteration_time: IterationTime, max_num_batched_tokens: int) -> ChunkBudget:
+def make_chunk_budget(
+    settings: Settings, iteration_time: IterationTime, max_num_batched_tokens: int, *, is_gpu: bool
+) -> ChunkBudget:
     """How many tokens an iteration may have."""
     target_ms = settings.inter_token_target_ms
     if target_ms is None:
-        return FixedBudget(max_num_batched_tokens)
+        return InPieces(max_num_batched_tokens) if is_gpu else FixedBudget(max_num_batched_tokens)
     return InterTokenTarget(iteration_time, target_ms / 1000, max_num_batched_tokens)

@@ -12,10 +12,15 @@ MIN_CHUNK = 32
 """Prompt tokens that an iteration computes at least, if there are so many: prompts must end too."""
 
 
+PIECE = 256
+"""Tokens; a GPU reads weights for as long as it multiplies some 300 rows with them. Up to there a prompt beside decodes
+costs less than by itself; beyond, an iteration of twice the tokens takes twice the time."""
+
+
 class ChunkBudget(Protocol):
-    def num_tokens(self, decodes: Sequence[ScheduledSequence], start: int) -> int:
-        """Prompt tokens to compute in the iteration of these decodes, the first of them at position `start`. At least
-        1, with the decodes never more than fit an iteration."""
+    def num_tokens(self, decodes: Sequence[ScheduledSequence], start: int, num_waiting: int) -> int:
+        """Prompt tokens to compute in the iteration of these decodes, the first of them at position `start`, of
+        `num_waiting` that are to be computed by now. At least 1, with the decodes never more than fit an iteration."""
         ...
 
 
@@ -25,8 +30,24 @@ class FixedBudget:
     def __init__(self, max_num_batched_tokens: int) -> None:
         self._max_tokens = max_num_batched_tokens
 
-    def num_tokens(self, decodes: Sequence[ScheduledSequence], start: int) -> int:
+    def num_tokens(self, decodes: Sequence[ScheduledSequence], start: int, num_waiting: int) -> int:
         return self._max_tokens - len(decodes)
+
+
+class InPieces:
+    """Beside decodes, while one iteration could compute all that waits: a piece of it, such that the iteration has the
+    next multiple of PIECE that leaves it a PIECE. All of it at once would take no less time, and meanwhile each decode
+    would get one token instead of several. If more waits, throughput counts, or if nobody decodes: the whole budget.
+    """
+
+    def __init__(self, max_num_batched_tokens: int) -> None:
+        self._max_tokens = max_num_batched_tokens
+
+    def num_tokens(self, decodes: Sequence[ScheduledSequence], start: int, num_waiting: int) -> int:
+        num_decodes, most = len(decodes), self._max_tokens
+        if num_decodes and num_waiting <= most:
+            most = min(most, (num_decodes // PIECE + 2) * PIECE)
+        return most - num_decodes
 
 
 class InterTokenTarget:
@@ -42,7 +63,7 @@ class InterTokenTarget:
         self._target_s = target_s
         self._max_tokens = max_num_batched_tokens
 
-    def num_tokens(self, decodes: Sequence[ScheduledSequence], start: int) -> int:
+    def num_tokens(self, decodes: Sequence[ScheduledSequence], start: int, num_waiting: int) -> int:
         most = self._max_tokens - len(decodes)
         if not decodes or not self._iteration_time.is_known:
             return most

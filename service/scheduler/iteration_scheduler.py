@@ -231,7 +231,8 @@ class IterationScheduler:
                     prefilling.append((group, sequence))
         if prefilling or self.pool.waiting:
             start = prefilling[0][1].num_computed_tokens if prefilling else 0
-            draft.budget = self._chunk_budget.num_tokens(draft.scheduled, start)
+            num_waiting = self.pool.waiting_tokens + sum(s.num_tokens_to_compute for _, s in prefilling)
+            draft.budget = self._chunk_budget.num_tokens(draft.scheduled, start, num_waiting)
         for group, sequence in prefilling:
             if draft.budget > 0:
                 draft.add_chunk(group, sequence, blocks.table(sequence.sequence_id))

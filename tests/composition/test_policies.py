@@ -6,7 +6,7 @@ import pytest
 
 from service.composition.policies import make_admission, make_chunk_budget, make_preemption, make_scheduling_policy
 from service.scheduler.admission import OnDemandAdmission
-from service.scheduler.chunk_budget import FixedBudget, InterTokenTarget
+from service.scheduler.chunk_budget import FixedBudget, InPieces, InterTokenTarget
 from service.scheduler.fairness import Fair
 from service.scheduler.fcfs import FirstComeFirstServed
 from service.scheduler.history import History
@@ -40,6 +40,7 @@ def test_a_name_makes_the_policy_of_that_name():
 
 
 def test_an_inter_token_target_makes_the_budget_follow_it():
-    assert isinstance(make_chunk_budget(Settings(), IterationTime(), 512), FixedBudget)
-    targeted = make_chunk_budget(Settings(inter_token_target_ms=20), IterationTime(), 512)
+    assert isinstance(make_chunk_budget(Settings(), IterationTime(), 512, is_gpu=False), FixedBudget)
+    assert isinstance(make_chunk_budget(Settings(), IterationTime(), 512, is_gpu=True), InPieces)
+    targeted = make_chunk_budget(Settings(inter_token_target_ms=20), IterationTime(), 512, is_gpu=True)
     assert isinstance(targeted, InterTokenTarget)

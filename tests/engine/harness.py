@@ -81,8 +81,9 @@ class Harness:
         overlap: bool = False,
         masker: TokenMasker | None = None,
         idle_work: IdleWork | None = None,
+        clock: ManualClock | None = None,
     ) -> None:
-        self.clock = ManualClock()
+        self.clock = clock or ManualClock()
         self.blocks = BlockManager(
             num_blocks,
             block_size,

@@ -4,7 +4,7 @@ from service.core.clock import ManualClock
 from service.core.iteration_plan import IterationPlan, ScheduledSequence
 from service.core.iteration_result import IterationResult
 from service.core.sampling_params import SamplingParams
-from service.scheduler.chunk_budget import MIN_CHUNK, FixedBudget, InterTokenTarget
+from service.scheduler.chunk_budget import MIN_CHUNK, PIECE, FixedBudget, InPieces, InterTokenTarget
 from service.scheduler.iteration_time import IterationTime, Workload
 from tests.engine.harness import Harness
 from tests.engine.toy_model import ToyExecutor
@@ -36,13 +36,39 @@ def learnt() -> IterationTime:
 
 
 def test_without_a_target_prompts_get_what_decodes_leave():
-    assert FixedBudget(BUDGET).num_tokens(decodes(20), 0) == BUDGET - 20
+    assert FixedBudget(BUDGET).num_tokens(decodes(20), 0, 9999) == BUDGET - 20
+
+
+def test_a_few_prompts_beside_decodes_are_computed_in_pieces():
+    budget = InPieces(2048)
+    for count in (1, 13, PIECE - 1, PIECE, 600, 1024):
+        num_tokens = budget.num_tokens(decodes(count), 0, 2048)
+        assert (num_tokens + count) % PIECE == 0
+        assert PIECE <= num_tokens <= 2 * PIECE
+    assert budget.num_tokens(decodes(13), 0, 2049) == 2048 - 13, "more waits than an iteration computes"
+    assert budget.num_tokens([], 0, 300) == 2048, "nobody waits for a token"
+    assert InPieces(400).num_tokens(decodes(13), 0, 300) == 400 - 13
+    assert InPieces(400).num_tokens(decodes(399), 0, 300) == 1
+
+
+def test_answers_go_on_between_the_pieces_of_a_prompt():
+    executor = TimedExecutor()
+    harness = Harness(400, 16, max_num_batched_tokens=2048, executor=executor, chunk_budget=InPieces(2048))
+    executor.clock = harness.clock
+    harness.add(harness.request((1, 2, 3), 2000))
+    harness.step()
+    executor.seconds.clear()
+    name = harness.request(tuple(range(1800)), 1).request_id
+    harness.add(harness.requests[name])
+    while name not in harness.finals:
+        harness.step()
+    assert [num_tokens for _, num_tokens in executor.seconds if num_tokens] == [511, 511, 511, 267]
 
 
 def test_the_chunk_is_the_largest_that_ends_in_time():
     budget = InterTokenTarget(learnt(), 0.030, BUDGET)
     for count, start in ((1, 0), (20, 0), (20, 400), (100, 0)):
-        chunk = budget.num_tokens(decodes(count), start)
+        chunk = budget.num_tokens(decodes(count), start, 9999)
         assert MIN_CHUNK < chunk < BUDGET - count
         for num_tokens, in_time in ((chunk - 2, True), (chunk + 3, False)):
             workload = Workload.of_chunk(start, num_tokens, count, count * 100)
@@ -50,14 +76,14 @@ def test_the_chunk_is_the_largest_that_ends_in_time():
 
 
 def test_with_nobody_decoding_or_nothing_known_the_budget_is_whole():
-    assert InterTokenTarget(learnt(), 0.001, BUDGET).num_tokens([], 0) == BUDGET
-    assert InterTokenTarget(IterationTime(), 0.001, BUDGET).num_tokens(decodes(5), 0) == BUDGET - 5
+    assert InterTokenTarget(learnt(), 0.001, BUDGET).num_tokens([], 0, 9999) == BUDGET
+    assert InterTokenTarget(IterationTime(), 0.001, BUDGET).num_tokens(decodes(5), 0, 9999) == BUDGET - 5
 
 
 def test_never_below_the_minimum_and_never_above_the_token_budget():
-    assert InterTokenTarget(learnt(), 0.001, BUDGET).num_tokens(decodes(5), 0) == MIN_CHUNK
-    assert InterTokenTarget(learnt(), 0.001, BUDGET).num_tokens(decodes(500), 0) == BUDGET - 500
-    assert InterTokenTarget(learnt(), 9.0, BUDGET).num_tokens(decodes(5), 0) == BUDGET - 5
+    assert InterTokenTarget(learnt(), 0.001, BUDGET).num_tokens(decodes(5), 0, 9999) == MIN_CHUNK
+    assert InterTokenTarget(learnt(), 0.001, BUDGET).num_tokens(decodes(500), 0, 9999) == BUDGET - 500
+    assert InterTokenTarget(learnt(), 9.0, BUDGET).num_tokens(decodes(5), 0, 9999) == BUDGET - 5
 
 
 class TimedExecutor(ToyExecutor):

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from service.core.clock import ManualClock
+from service.core.iteration_plan import IterationPlan
+from service.core.iteration_result import IterationResult
+from service.core.request import Request
+from service.engine.engine_loop import EngineLoop, Submit
+from service.engine.launch_timing import LEAST_SPARE_S, MARGIN_S, LaunchTiming
+from tests.engine.harness import Harness
+from tests.engine.late_executor import LateIteration
+from tests.engine.toy_model import ToyExecutor
+
+STEP_S, LAUNCH_S, SPREAD = 5e-3, 8e-4, 0.03
+
+
+def seen(timing: LaunchTiming, took_s: float, launch_s: float = LAUNCH_S, rounds: int = 400) -> None:
+    """Iterations that should have taken STEP_S and took `took_s`, each with a launch behind it."""
+    for _ in range(rounds):
+        spare_s = timing.spare_s(0.0, STEP_S, 0.0, has_prompts=False)
+        timing.launched(spare_s + launch_s)
+        timing.ended(took_s, is_exact=spare_s + launch_s <= took_s)
+
+
+@pytest.mark.parametrize("took_s", [0.5 * STEP_S, STEP_S, 1.4 * STEP_S])
+def test_the_launch_ends_just_before_the_iteration(took_s: float):
+    timing = LaunchTiming()
+    seen(timing, took_s)
+    spare_s = timing.spare_s(1.0, STEP_S, 1.0, has_prompts=False)
+    assert spare_s + LAUNCH_S == pytest.approx(took_s - MARGIN_S, rel=0.02)
+
+
+def test_after_a_short_iteration_or_a_long_launch_it_is_careful_for_a_while():
+    timing = LaunchTiming()
+    seen(timing, STEP_S)
+    usual_s = timing.spare_s(0.0, STEP_S, 0.0, has_prompts=False)
+    # How much too short an iteration was that had ended before the launch, nobody saw.
+    for took_s, launch_s, rounds in ((0.7 * STEP_S, LAUNCH_S, 5), (STEP_S, LAUNCH_S + 0.3 * STEP_S, 1)):
+        seen(timing, took_s, launch_s, rounds)
+        assert timing.spare_s(0.0, STEP_S, 0.0, has_prompts=False) <= usual_s - 0.2 * STEP_S
+        seen(timing, STEP_S)
+        assert timing.spare_s(0.0, STEP_S, 0.0, has_prompts=False) == pytest.approx(usual_s, rel=0.05)
+
+
+def test_iterations_with_prompts_are_guessed_apart():
+    timing = LaunchTiming()
+    seen(timing, STEP_S)
+    usual_s = timing.spare_s(0.0, STEP_S, 0.0, has_prompts=True)
+    seen(timing, 0.5 * STEP_S, rounds=3)
+    assert timing.spare_s(0.0, STEP_S, 0.0, has_prompts=True) == pytest.approx(usual_s, rel=0.1)
+
+
+def test_a_launch_that_takes_as_long_as_the_iteration_is_never_put_off():
+    timing = LaunchTiming()
+    seen(timing, STEP_S, launch_s=STEP_S)
+    assert timing.spare_s(0.0, STEP_S, 0.0, has_prompts=False) == 0.0
+    assert timing.spare_s(0.0, STEP_S, -LEAST_SPARE_S, has_prompts=False) == 0.0
+
+
+class Arrivals(ManualClock):
+    """A clock at whose times requests come, as from another thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: list[tuple[float, Request]] = []
+        self.send: Callable[[Request], None] = lambda request: None
+
+    def advance(self, seconds: float) -> None:
+        end_s = self.now_s() + seconds
+        while self.requests and self.requests[0][0] <= end_s:
+            at_s, request = self.requests.pop(0)
+            super().advance(max(0.0, at_s - self.now_s()))
+            self.send(request)
+        super().advance(max(0.0, end_s - self.now_s()))
+
+
+class TimedDevice(ToyExecutor):
+    """STEP_S an iteration and some for each token, more or less by SPREAD, from the end of the one before."""
+
+    def __init__(self, clock: ManualClock, chance: random.Random) -> None:
+        super().__init__(4000, 4, 1000)
+        self._clock, self._chance = clock, chance
+        self._free_s = 0.0
+        self.gaps_s: list[float] = []
+        self.began_s: dict[int, float] = {}  # by sequence
+        self.ends_s: list[tuple[float, float]] = []
+        self._due_s: dict[int, float] = {}
+
+    def launch(self, plan: IterationPlan) -> LateIteration:
+        begun_s = self._clock.now_s()
+        self._clock.advance(LAUNCH_S)
+        start_s = max(self._free_s, self._clock.now_s())
+        self.gaps_s.append(start_s - self._free_s)
+        self._free_s = start_s + (STEP_S + 1e-5 * plan.num_scheduled_tokens) * self._chance.uniform(
+            1 - SPREAD, 1 + SPREAD
+        )
+        self.ends_s.append((begun_s, self._free_s))
+        self._due_s[id(plan)] = self._free_s
+        for item in plan.scheduled:
+            self.began_s.setdefault(item.sequence_id, begun_s)
+        return super().launch(plan)
+
+    def execute(self, plan: IterationPlan) -> IterationResult:
+        self._clock.advance(max(0.0, self._due_s.pop(id(plan)) - self._clock.now_s()))
+        return super().execute(plan)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_who_arrives_while_an_iteration_runs_is_in_the_next_one_and_the_device_does_not_wait(seed: int):
+    chance, clock = random.Random(seed), Arrivals()
+    device = TimedDevice(clock, chance)
+    harness = Harness(4000, max_num_seqs=64, max_num_batched_tokens=256, executor=device, clock=clock, overlap=True)
+    loop = EngineLoop(harness.engine, clock, lambda events: None, lambda fault: None, sleep=clock.advance)
+    clock.send = lambda request: loop.send(Submit(request))
+    at_s = 0.0
+    for number in range(160):
+        prompt = tuple(chance.randrange(3, 900) for _ in range(chance.randint(4, 60)))
+        clock.requests.append((at_s, harness.request(prompt, 600 if number == 0 else chance.randint(1, 30))))
+        at_s += chance.expovariate(100.0)
+    arrivals_s = [arrival_s for arrival_s, _ in clock.requests]
+    clock.advance(0.0)
+    while clock.requests or harness.engine.has_work:
+        assert harness.engine.has_work or loop.num_queued().requests, "one request lives as long as others come"
+        loop._iterate()
+
+    # By then everything is learnt.
+    ends_s = [(begun_s, end_s) for begun_s, end_s in device.ends_s if begun_s > 0.5]
+    busy_s = ends_s[-1][1] - ends_s[0][1]
+    assert sum(device.gaps_s[-len(ends_s) :]) < 0.005 * busy_s
+    for sequence_id, arrival_s in enumerate(arrivals_s):
+        if arrival_s <= 0.5:
+            continue
+        # The iteration that ran at the arrival, and when the one behind it was launched.
+        launched_s = next(begun_s for begun_s, _ in ends_s if begun_s > arrival_s)
+        assert device.began_s[sequence_id] == launched_s
+    waits_s = [end_s - begun_s for (begun_s, _), (_, end_s) in zip(ends_s[1:], ends_s, strict=False)]
+    assert sorted(waits_s)[len(waits_s) // 2] < LAUNCH_S + MARGIN_S + 0.25 * STEP_S
