@@ -24,6 +24,7 @@ from service.engine.token_gaps import TokenGaps
 from service.errors import InvalidRequest, RequestError, ServerError
 from service.scheduler.iteration_scheduler import IterationScheduler
 from service.scheduler.launched_iterations import IterationGroups
+from service.scheduler.lockstep_decode import LockstepDecode
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class LiveRequests:
         self._events: list[Addressed] = []
         self._searches: dict[str, BeamSearch] = {}
         self._gaps = TokenGaps()
-        self._result_s = 0.0
+        self._result_s = self._last_result_s = 0.0  # when the present iteration's result came, and the one's before
         self.num_constrained = 0
 
     def add(self, request: Request) -> None:
@@ -105,12 +106,13 @@ class LiveRequests:
         whose: the groups of its `scheduled`, as the scheduler noted them at the launch.
         """
         counts = TokenCounts()
-        self._result_s = self._clock.now_s()
+        self._last_result_s, self._result_s = self._result_s, self._clock.now_s()
         logprobs = result.logprobs or (None,) * len(result.token_ids)
         scored = dict(result.prompt_logprobs)
         end = len(whose.in_lockstep)
         if end:
-            counts.generated += self._apply_lockstep(plan.scheduled[:end], result.token_ids, result.logprobs)
+            decodes = whose.in_lockstep
+            counts.generated += self._apply_lockstep(decodes, plan.scheduled, result.token_ids, result.logprobs)
         for item, group in zip(plan.scheduled[end:], whose.apart, strict=True):
             first, end = end, end + len(item.samples)
             member = self._scheduler.pool.member(item.sequence_id)
@@ -133,46 +135,56 @@ class LiveRequests:
 
     def _apply_lockstep(
         self,
+        decodes: tuple[LockstepDecode, ...],
         scheduled: tuple[ScheduledSequence, ...],
         token_ids: tuple[int, ...],
         logprobs: tuple[TokenLogprobs | None, ...],
     ) -> int:
-        """`_apply_one` and `_append_token` for decodes in lockstep, which nearly all are (scheduler/lockstep.py): spelt
-        out, since it happens some ten thousand times a second. Returns how many tokens were generated.
+        """Tokens of decodes in lockstep, which nearly all are (scheduler/lockstep.py). What is done with one of which
+        nothing is to be told but its id is spelt out: it happens some ten thousand times a second. Returns how many
+        tokens were generated.
         """
-        scheduler, events = self._scheduler, self._events
-        members, block_size = scheduler.pool.members, scheduler.blocks.block_size
-        decoded: list[SequenceGroup] = []
-        for item, token_id, scores in zip(scheduled, token_ids, logprobs or repeat(None)):  # noqa: B905 - more ids may follow
-            member = members.get(item[0])
-            if member is None:
-                continue  # it ended after the launch; what it drew since is dropped
-            group, sequence = member
-            request = group.request
-            decoded.append(group)
+        now_s, tell = self._result_s, self._events.append
+        dropped: list[LockstepDecode] = []
+        # More ids may follow than there are decodes in lockstep.
+        for decode, item, token_id, scores in zip(
+            decodes, scheduled, token_ids, logprobs or repeat(None), strict=False
+        ):
             try:
-                if token_id == INVALID_TOKEN_ID:
-                    self._end_group(group, Outcome.FAILED, _failed_draw(request))
-                    continue
                 position = item[2] + 1
-                if position % block_size == 0:
-                    scheduler.cache_full_block(group, sequence, position)
-                if (
-                    token_id in request.sampling.stop_token_ids
-                    or position + 1 == sequence.max_num_tokens
-                    or scores is not None
-                    or len(group.sequences) > 1
-                ):
-                    self._append_token(group, sequence, position, token_id, scores)
+                if position >= decode.looked_at_from or token_id in decode.watched_ids or scores is not None:
+                    if not self._apply_looked_at(decode, position, token_id, scores):
+                        dropped.append(decode)
                     continue
-                sequence.set_drawn(position, token_id)
+                decode.token_ids[position] = token_id
+                group = decode.group
                 group.num_output_tokens += 1
-                events.append((request.request_id, token_id))
+                group.last_token_s = now_s
+                tell((decode.request_id, token_id))
             except Exception:
-                self._fail_inside(group)
-        scheduler.note_decoded(decoded)
-        self._gaps.note(decoded, self._result_s)
+                self._fail_inside(decode.group)
+        decoded = [decode for decode in decodes if decode not in dropped] if dropped else decodes
+        self._scheduler.note_decoded(decoded)
+        self._gaps.note_lockstep(len(decoded), self._last_result_s, now_s)
         return len(decoded)
+
+    def _apply_looked_at(
+        self, decode: LockstepDecode, position: int, token_id: int, logprobs: TokenLogprobs | None
+    ) -> bool:
+        """False if the request ended after the launch: what it drew since is dropped."""
+        group, sequence = decode.group, decode.sequence
+        if self._scheduler.pool.member(decode.sequence_id) is None:
+            return False
+        group.last_token_s = self._result_s
+        if token_id == INVALID_TOKEN_ID:
+            self._end_group(group, Outcome.FAILED, _failed_draw(group.request))
+            return True
+        block_size = self._scheduler.blocks.block_size
+        if position % block_size == 0:
+            self._scheduler.cache_full_block(group, sequence, position)
+        decode.looked_at(position, block_size)
+        self._append_token(group, sequence, position, token_id, logprobs)
+        return True
 
     def _apply_one(
         self,

@@ -28,6 +28,12 @@ class TokenGaps:
             if last_s is not None and last_s != now_s:
                 num_since[last_s] = num_since.get(last_s, 0) + 1
 
+    def note_lockstep(self, num_groups: int, last_s: float, now_s: float) -> None:
+        """As `note`, of so many groups that all drew a token in the iteration before, whose result came at `last_s`."""
+        self._now_s = now_s
+        if num_groups:
+            self._num_since[last_s] = self._num_since.get(last_s, 0) + num_groups
+
     def take(self) -> tuple[tuple[float, int], ...]:
         """Seconds, and how many tokens came after so many; since the last call."""
         taken = tuple((self._now_s - since_s, count) for since_s, count in self._num_since.items())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from operator import attrgetter
 
 from service.core.clock import Clock
 from service.core.iteration_plan import PENDING_TOKEN_ID, IterationPlan
@@ -21,11 +22,14 @@ from service.scheduler.group_start import GroupStart
 from service.scheduler.history import History
 from service.scheduler.launched_iterations import IterationGroups, LaunchedIterations
 from service.scheduler.lockstep import Lockstep
+from service.scheduler.lockstep_decode import LockstepDecode
 from service.scheduler.plan_draft import PlanDraft
 from service.scheduler.preemption import Preemption
 from service.scheduler.recovery_ledger import RecoveryLedger
 from service.scheduler.request_pool import RequestPool
 from service.scheduler.scheduling_policy import SchedulingPolicy
+
+_CLIENT = attrgetter("client")
 
 
 class IterationScheduler:
@@ -131,9 +135,9 @@ class IterationScheduler:
         self._history.computed(group.request.client, end - start)
         self.blocks.cache_prefix(sequence, group.request.cache_salt, end)
 
-    def note_decoded(self, groups: Iterable[SequenceGroup]) -> None:
+    def note_decoded(self, decodes: Iterable[LockstepDecode]) -> None:
         """For each of them one token is computed, and one is drawn."""
-        for client, num_tokens in Counter([group.request.client for group in groups]).items():
+        for client, num_tokens in Counter(map(_CLIENT, decodes)).items():
             self._history.decoded(client, num_tokens)
 
     def cache_full_block(self, group: SequenceGroup, sequence: Sequence, end: int) -> None:

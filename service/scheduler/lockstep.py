@@ -47,10 +47,14 @@ class Lockstep:
     def stop(self, group: SequenceGroup) -> None:
         """The group runs no more."""
         if self.apart.pop(group.arrival_order, None) is None:
-            self._members.pop(group.arrival_order, None)
+            decode = self._members.pop(group.arrival_order, None)
+            if decode is not None:
+                decode.leave()
 
     def dissolve(self, running: Iterable[SequenceGroup]) -> None:
         """Everybody is apart. running: all groups, in order of start."""
+        for decode in self._members.values():
+            decode.leave()
         self._members.clear()
         self._calendar.clear()
         self.apart = {group.arrival_order: group for group in running}
@@ -73,6 +77,7 @@ class Lockstep:
                 continue
             if len(decode.token_ids) >= decode.sequence.max_num_tokens:
                 del members[decode.group.arrival_order]
+                decode.leave()
                 self.apart[decode.group.arrival_order] = decode.group
             else:
                 lacking.append(decode)

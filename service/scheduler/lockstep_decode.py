@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from service.core.iteration_plan import Sample
+from service.core.iteration_result import INVALID_TOKEN_ID
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_table import BlockTable
 
+_FAILED = frozenset((INVALID_TOKEN_ID,))
+
 
 class LockstepDecode:
-    """table_start, block_ids: as in ScheduledSequence. Changed by Lockstep only."""
+    """table_start, block_ids: as in ScheduledSequence.
+
+    For the engine's apply: a token needs a look if it is drawn at position `looked_at_from` or later (a block is full,
+    it is the last one, or the decode may have ended), or is one of `watched_ids` (a stop, or a draw that failed).
+    Nothing is to be told of any other but its id. Else changed by Lockstep only.
+    """
 
     __slots__ = (
         "block_ids",
+        "client",
         "group",
+        "is_member",
+        "looked_at_from",
+        "request_id",
         "samples",
         "sampling",
         "sequence",
@@ -21,6 +33,7 @@ class LockstepDecode:
         "table",
         "table_start",
         "token_ids",
+        "watched_ids",
     )
 
     def __init__(self, group: SequenceGroup, sequence: Sequence, table: BlockTable) -> None:
@@ -33,3 +46,20 @@ class LockstepDecode:
         self.table = table
         self.table_start = len(table.block_ids)
         self.block_ids: tuple[int, ...] = ()
+        self.request_id = group.request.request_id
+        self.client = group.request.client
+        self.watched_ids = self.sampling.stop_token_ids | _FAILED
+        self.looked_at_from = 0
+        self.is_member = True
+
+    def leave(self) -> None:
+        """It is in lockstep no more. Tokens may still be under way, and the request may end before they are there."""
+        self.is_member = False
+        self.looked_at_from = 0
+
+    def looked_at(self, position: int, block_size: int) -> None:
+        """The token at `position` was. The next one is where a block is full, or the last one; each, once it has left,
+        or if it is to be told of which choice they are."""
+        if self.is_member and len(self.group.sequences) == 1:
+            full = (position // block_size + 1) * block_size
+            self.looked_at_from = min(full, self.sequence.max_num_tokens - 1)
