@@ -23,9 +23,9 @@ from service.core.host_times import host_table
 from service.core.stats import EngineSnapshot
 from service.core.version import distribution_version
 from service.daemon_thread import in_daemon_thread
-from service.engine.async_engine import AsyncEngine
+from service.engine.async_engine import STUCK_AFTER_S, AsyncEngine
 from service.engine.ports import Executor
-from service.errors import ConfigError
+from service.errors import ConfigError, ServerError
 from service.http_server import HttpServer
 from service.interpreter import settled
 from service.metrics.event_loop_lag import watch_event_loop
@@ -36,6 +36,7 @@ from service.metrics.recorder import Recorder
 from service.metrics.vllm_names import VllmNames
 from service.settings import Settings
 from service.shutdown import Shutdown
+from service.watchdog import watch_for_hangs
 
 logger = logging.getLogger("headrace")
 
@@ -79,6 +80,7 @@ class _Service:
         self._clock = MonotonicClock()
         self._shutdown = Shutdown()
         self._engine: AsyncEngine | None = None
+        self._watchdog: asyncio.Task[None] | None = None
         self._registry = CollectorRegistry()
         self._recorder = self._make_recorder()
         self._state = ServingState()
@@ -123,19 +125,23 @@ class _Service:
             self._state.set_failed()
             raise
         engine, blocks = make_engine(settings, parts, recorder, clock, self._stand_in)
+        is_gpu = parts.loaded.device != "cpu" or self._stand_in is not None
+        hangs_after_s = settings.hangs_after_s(is_gpu=is_gpu)
         self._engine = AsyncEngine(
             engine,
             blocks,
             parts.scheduler,
             clock,
             self._on_engine_death,
+            stuck_after_s=min(STUCK_AFTER_S, hangs_after_s / 2),  # /health tells before the process ends
             stream_interval_s=settings.stream_interval_ms / 1e3,
         )
         self._engine.start()
+        self._watchdog = asyncio.create_task(watch_for_hangs(self._engine, hangs_after_s, self._on_hang))
         self._state.set_ready(make_served_model(settings, parts, self._engine, clock))
         self._ready_s, self._ready_process_s = time.monotonic(), time.process_time()
         recorder.record_startup("total", self._ready_s - self._started_s)
-        self._at_end.enter_context(settled(is_gpu=parts.loaded.device != "cpu" or self._stand_in is not None))
+        self._at_end.enter_context(settled(is_gpu=is_gpu))
 
     async def _drain(self) -> None:
         self._state.set_draining()
@@ -156,6 +162,12 @@ class _Service:
     def _on_engine_death(self, fault: BaseException) -> None:
         self._state.set_failed()
         self._shutdown.fail(f"the engine has stopped: {fault}")
+
+    def _on_hang(self, seconds: float) -> None:
+        assert self._engine is not None
+        self._state.set_failed()
+        self._engine.give_up(ServerError("the engine hangs"))
+        self._shutdown.fail(f"an iteration has not come to an end for {seconds:.0f} s")
 
     def _make_recorder(self) -> Recorder:
         instruments = Instruments(self._registry)

@@ -97,6 +97,11 @@ class Settings(BaseSettings):
         ge=0,
         description="time between a stream's events while more than 16 streams are open; 0 sends every token at once",
     )
+    watchdog_timeout: FiniteFloat | None = Field(
+        None,
+        ge=2,
+        description="seconds of an iteration after which the process ends itself (60 on a GPU, 600 on a CPU)",
+    )
     access_log: bool = Field(False, description="log a line per request")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe level logged")
 
@@ -231,6 +236,10 @@ class Settings(BaseSettings):
             max_waiting_s=self.max_waiting_seconds,
             max_preemptions=self.max_preemptions,
         )
+
+    def hangs_after_s(self, *, is_gpu: bool) -> float:
+        """Seconds after which an iteration counts as hanging. On a CPU one of a large model may take minutes."""
+        return self.watchdog_timeout or (60.0 if is_gpu else 600.0)
 
     def policies(self) -> dict[str, str]:
         """The policies that decide, by name, for the metrics."""

@@ -31,6 +31,7 @@ from service.scheduler.memory_need import num_blocks_at_most
 _T = TypeVar("_T")
 
 MAX_RETRY_AFTER_S = 60.0
+STUCK_AFTER_S = 10.0
 
 
 class AsyncEngine:
@@ -49,7 +50,7 @@ class AsyncEngine:
         config: SchedulerConfig,
         clock: Clock,
         on_death: Callable[[BaseException], None],
-        stuck_after_s: float = 10.0,
+        stuck_after_s: float = STUCK_AFTER_S,
         stream_interval_s: float = 0.0,
     ) -> None:
         self._blocks = blocks
@@ -63,6 +64,7 @@ class AsyncEngine:
         self._pacing = StreamPacing(self._streams, stream_interval_s, clock)
         self._finish_times_s: deque[float] = deque(maxlen=64)
         self._accepting = True
+        self._given_up = False
         self._idle = asyncio.Event()
         self._idle.set()
         self._loop = EngineLoop(
@@ -89,7 +91,18 @@ class AsyncEngine:
         """Whether a new short request would be served: the thread lives and no iteration is stuck."""
         busy_since_s = self._loop.busy_since_s
         stuck = busy_since_s is not None and self._clock.now_s() - busy_since_s > self._stuck_after_s
-        return self._loop.is_alive and not stuck
+        return self._loop.is_alive and not stuck and not self._given_up
+
+    @property
+    def busy_since_s(self) -> float | None:
+        """When the present iteration began, on the engine's clock; None while there is nothing to do."""
+        return self._loop.busy_since_s
+
+    def give_up(self, error: RequestError) -> None:
+        """The thread will not come back: no more requests, and every live one ends with `error` now."""
+        self._accepting = False
+        self._given_up = True
+        self._fail_left(error)
 
     def check_accepts(self, num_requests: int = 1) -> None:
         """Raise Unavailable or Overloaded if `num_requests` new requests would be refused. Costs no tokenizing.
@@ -142,10 +155,10 @@ class AsyncEngine:
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests, let the live ones finish, fail those that have not after `timeout_s`.
 
-        Also where the thread is stuck: then its streams end `stuck_after_s` later.
+        Also where the thread is stuck: then its streams end `stuck_after_s` later, or at once if it was given up.
         """
         self._accepting = False
-        if self._loop.is_alive:
+        if self._loop.is_alive and not self._given_up:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), timeout_s)
             error = Unavailable("the server is shutting down", code="shutting_down")

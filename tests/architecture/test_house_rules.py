@@ -60,7 +60,9 @@ def test_an_exception_from_a_rule_says_why(top: str):
 
 
 def test_nothing_tells_of_the_machine_that_it_was_written_on():
-    prose = [*ROOT.glob("*.md"), *ROOT.glob("*.toml"), ROOT / "Makefile"]
+    prose = [*ROOT.glob("*.md"), *ROOT.glob("*.toml"), *ROOT.glob("docker*.yml")]
+    prose += [ROOT / "Makefile", ROOT / "Dockerfile", ROOT / ".env"]
+    prose += [f for f in (ROOT / "deploy").rglob("*") if f.is_file()]
     prose += [f for top in TOPS for f in (ROOT / top).rglob("*") if f.suffix in {".md", ".sh", ".yaml", ".html"}]
     for file in [*python_files(), *prose]:
         if file != Path(__file__):

@@ -23,6 +23,7 @@ OURS = {
     "http_server": {"http_protocol", "config", "errors"},
     "http_protocol": {"config"},
     "shutdown": set(),
+    "watchdog": {"engine"},
     "daemon_thread": set(),
     "process_environment": set(),
     "interpreter": set(),

@@ -40,13 +40,16 @@ def write_dummy_folder(folder: Path) -> Path:
 
 
 class ServerProcess:
-    """`headrace serve ARGUMENTS` on a free port. A context manager: the process is gone when it ends."""
+    """`headrace serve ARGUMENTS` on a free port. A context manager: the process is gone when it ends.
 
-    def __init__(self, *arguments: str, wait_until_ready: bool = True) -> None:
+    module: is run in its place, with the same arguments.
+    """
+
+    def __init__(self, *arguments: str, wait_until_ready: bool = True, module: str | None = None) -> None:
         self._wait_until_ready = wait_until_ready
         environment = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "service", "serve", "--port", "0", *arguments],
+            [sys.executable, "-m", *([module] if module else ["service", "serve"]), "--port", "0", *arguments],
             stderr=subprocess.PIPE,
             text=True,
             env=environment,

@@ -12,9 +12,9 @@ from service.core.events import FinalEvent, Outcome, TokenEvent
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
 from service.engine.async_engine import AsyncEngine
-from service.engine.engine_loop import MAX_FAILED_IN_A_ROW
+from service.engine.engine_loop import MAX_FAILED_IN_A_ROW, Stop
 from service.engine.streams import RequestStream
-from service.errors import ContextLengthExceeded, InvalidRequest, Overloaded, Unavailable
+from service.errors import ContextLengthExceeded, InvalidRequest, Overloaded, ServerError, Unavailable
 from tests.engine.harness import VOCABULARY, Harness, as_token_event
 from tests.engine.test_engine import FaultyExecutor
 from tests.engine.toy_model import ToyExecutor
@@ -199,6 +199,29 @@ def test_drain_tells_the_streams_of_a_stuck_thread():
         executor.gate.set()
 
     run(scenario, executor, stuck_after_s=0.1)
+
+
+def test_a_thread_that_is_given_up_has_no_streams_left_and_takes_no_requests():
+    executor = GatedExecutor()
+
+    async def scenario(engine: AsyncEngine, harness: Harness) -> None:
+        executor.gate.clear()
+        stream = engine.submit(harness.request((1,), 5))
+        await asyncio.sleep(0.05)
+        assert engine.busy_since_s is not None
+        engine.give_up(ServerError("the engine hangs"))
+        assert (await asyncio.wait_for(collect(stream), 1))[1].outcome is Outcome.FAILED
+        assert not engine.is_healthy()
+        with pytest.raises(Unavailable):
+            engine.submit(harness.request((1,), 5))
+        await asyncio.wait_for(engine.drain(30), 1)
+        executor.gate.set()  # what it says now, nobody hears
+        engine._loop.send(Stop(ServerError("over")))
+        assert await asyncio.to_thread(engine._loop.join, 10.0)
+        await asyncio.sleep(0)
+        assert stream.events == []
+
+    run(scenario, executor)
 
 
 def test_a_request_that_the_thread_dies_before_taking_is_told():

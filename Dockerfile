@@ -1,0 +1,72 @@
+# The service in a container. Two targets, `cuda` (the default) and `cpu`:
+#
+#   docker build -t headrace .
+#   docker build -t headrace:cpu --target cpu .
+#
+# torch's wheels carry CUDA and triton's an assembler, so a plain Python image is base enough. The model that comes
+# with Headrace is inside; the weights of all others are mounted.
+ARG BASE=python:3.12-slim
+
+FROM ${BASE} AS build
+# Of torch without CUDA. Empty: from where everything else comes.
+ARG CPU_TORCH_INDEX=https://download.pytorch.org/whl/cpu
+WORKDIR /build
+RUN python3 -m venv /opt/headrace
+ENV PATH=/opt/headrace/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+# The dependencies first, and alone: layers of gigabytes, which a change of the code leaves as they are.
+COPY pyproject.toml ./
+RUN python3 -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
+        > requirements.txt \
+    && grep '^torch' requirements.txt > torch.txt
+
+FROM build AS cpu-build
+RUN pip install -r torch.txt ${CPU_TORCH_INDEX:+--index-url ${CPU_TORCH_INDEX}} && pip install -r requirements.txt
+COPY README.md LICENSE ./
+COPY service service
+COPY kernels kernels
+COPY loadtest loadtest
+RUN pip install --no-deps .
+
+FROM build AS cuda-build
+RUN pip install -r requirements.txt
+COPY README.md LICENSE ./
+COPY service service
+COPY kernels kernels
+COPY loadtest loadtest
+RUN pip install --no-deps .
+
+# What both targets are when they run.
+FROM ${BASE} AS run
+RUN useradd --uid 1000 --create-home headrace \
+    && mkdir -p /models /cache/triton /cache/huggingface \
+    && chown -R headrace /cache
+COPY deploy/healthcheck.py /opt/healthcheck.py
+ENV PATH=/opt/headrace/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    HF_HOME=/cache/huggingface \
+    TRITON_CACHE_DIR=/cache/triton \
+    HEADRACE_HOST=0.0.0.0 \
+    HEADRACE_PORT=8000
+VOLUME ["/cache/triton", "/cache/huggingface"]
+WORKDIR /models
+EXPOSE 8000
+STOPSIGNAL SIGTERM
+# Unhealthy for half a minute: an iteration is stuck, or the event loop. Loading a large model may take minutes.
+HEALTHCHECK --start-period=15m --interval=10s --timeout=5s --retries=3 \
+    CMD ["python", "/opt/healthcheck.py"]
+# What follows the image's name are the arguments of `headrace serve`: none serves the model that comes with Headrace.
+ENTRYPOINT ["headrace", "serve"]
+
+FROM run AS cpu
+COPY --from=cpu-build /opt/headrace /opt/headrace
+USER 1000
+
+FROM run AS cuda
+# Triton compiles a kernel's launcher, in C, when the kernel is first used. Which compiler does not matter.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+COPY --from=cuda-build /opt/headrace /opt/headrace
+USER 1000

@@ -1,0 +1,107 @@
+"""The Dockerfile is sound, and the commands in it are those that work."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from service.settings import Settings, read_settings
+from tests.deploy.deployment import DOCKERFILE, ROOT, environment_of_the_image, health_check_command
+from tests.deploy.health_check import check_health
+from tests.e2e.server_process import ServerProcess, write_dummy_folder
+
+LINES = DOCKERFILE.read_text().replace("\\\n", " ").splitlines()
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def stages() -> dict[str, list[str]]:
+    """Instructions by stage, those of the stage that it is built on first."""
+    built: dict[str, list[str]] = {}
+    for line in LINES:
+        if line.startswith("FROM"):
+            _, base, _, name = line.split()
+            lines = built[name] = [*built.get(base, [])]
+        elif built and not line.startswith("#"):
+            lines.append(line)
+    return built
+
+
+def test_the_linter_finds_nothing():
+    hadolint = Path(sys.executable).parent / "hadolint"
+    done = subprocess.run([hadolint, DOCKERFILE], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_last_target_is_the_default_and_for_gpus():
+    assert [*stages()][-2:] == ["cpu", "cuda"]
+    assert any("gcc libc6-dev" in line for line in stages()["cuda"]), "triton compiles when it runs"
+    assert not any(line.startswith("RUN apt-get") for line in stages()["cpu"])
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+def test_a_target_runs_as_somebody_who_is_not_root_and_starts_the_service(target: str):
+    lines = stages()[target]
+    assert [line for line in lines if line.startswith("USER")] == ["USER 1000"]
+    (entry_point,) = [json.loads(line.removeprefix("ENTRYPOINT ")) for line in lines if line.startswith("ENTRYPOINT")]
+    assert entry_point == ["headrace", "serve"]
+    assert entry_point[0] in PROJECT["project"]["scripts"]
+    volumes = [json.loads(line.removeprefix("VOLUME ")) for line in lines if line.startswith("VOLUME")]
+    image = environment_of_the_image()
+    assert volumes == [[image["TRITON_CACHE_DIR"], image["HF_HOME"]]]
+
+
+def test_the_image_holds_what_it_copies_and_nothing_else():
+    copied = {line.split()[1] for line in LINES if line.startswith("COPY") and "--from" not in line}
+    copied |= {name for line in LINES if line.startswith("COPY README.md") for name in line.split()[1:-1]}
+    ignore = (ROOT / ".dockerignore").read_text().splitlines()
+    assert ignore[1] == "*"
+    assert {line.removeprefix("!") for line in ignore if line.startswith("!")} == copied
+    assert set(PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]) <= copied
+
+
+def test_dependencies_are_those_of_the_project(tmp_path: Path):
+    (command,) = [line for line in LINES if line.startswith("RUN python3 -c")]
+    script = command.removeprefix("RUN ").replace("python3", sys.executable)
+    (tmp_path / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
+    subprocess.run(script, shell=True, check=True, cwd=tmp_path, timeout=60)
+    assert (tmp_path / "requirements.txt").read_text().splitlines() == PROJECT["project"]["dependencies"]
+    (torch,) = (tmp_path / "torch.txt").read_text().splitlines()
+    assert torch.startswith("torch>=")
+
+
+def test_what_the_image_sets_are_settings(monkeypatch: pytest.MonkeyPatch):
+    for variable, value in environment_of_the_image().items():
+        if variable.startswith("HEADRACE_"):
+            monkeypatch.setenv(variable, value)
+    settings = read_settings([])
+    assert settings.non_default() == {"host": "0.0.0.0"}
+    assert f"EXPOSE {Settings.model_fields['port'].default}" in LINES
+
+
+def test_the_health_check_is_in_the_image():
+    _, file = health_check_command()
+    assert f"COPY deploy/{Path(file).name} {file}" in LINES
+
+
+def test_healthy_while_it_serves_unhealthy_when_it_hangs_or_is_gone(tmp_path: Path):
+    flags = "--load-format dummy --device cpu --kv-cache-memory 8MiB".split()
+    with ServerProcess(str(write_dummy_folder(tmp_path / "dummy")), *flags) as server:
+        assert check_health(server.url) == 0
+        server.process.send_signal(signal.SIGSTOP)
+        started_s = time.monotonic()
+        assert check_health(server.url) == 1
+        within_s = float(re.search(r"--timeout=(\d+)s", DOCKERFILE.read_text())[1])
+        assert time.monotonic() - started_s < within_s + 5, "the check itself gives up, before it is killed"
+        server.process.send_signal(signal.SIGCONT)
+        assert check_health(server.url) == 0
+        server.terminate()
+        assert server.wait(30) == 0
+        assert check_health(server.url) == 1
