@@ -92,6 +92,7 @@ class ToyExecutor(LateExecutor):
         for sequence_id in plan.released:
             self.tables.pop(sequence_id, None)
             self._last_drawn.pop(sequence_id, None)
+        self._check_transfers(plan)
         self._in_flight += [(len(self.plans) + self._transfer_delay, transfer) for transfer in plan.transfers]
         if self._transfer_delay == 0:
             finished = self._finish_transfers(plan)
@@ -110,6 +111,18 @@ class ToyExecutor(LateExecutor):
             finished = self._finish_transfers(plan)
         logprobs = tuple(self._logprobs(item) for item in plan.scheduled for _ in item.samples)
         return IterationResult(token_ids, finished, logprobs if any(logprobs) else ())
+
+    def _check_transfers(self, plan: IterationPlan) -> None:
+        """What moves is touched by no plan before it has finished, on neither side (core/iteration_plan.py)."""
+        moving = [transfer for _, transfer in self._in_flight]
+        for transfer in plan.transfers:
+            for other in moving:
+                assert set(transfer.device_blocks).isdisjoint(other.device_blocks), "what moves is not moved again"
+                assert set(transfer.host_blocks).isdisjoint(other.host_blocks), "what moves is not moved again"
+            moving.append(transfer)
+        on_the_way = {block_id for transfer in moving for block_id in transfer.device_blocks}
+        assert on_the_way.isdisjoint(block_id for copy in plan.copies for block_id in copy)
+        assert on_the_way.isdisjoint(block_id for item in plan.scheduled for block_id in item.block_ids)
 
     def _logprobs(self, item: ScheduledSequence) -> TokenLogprobs | None:
         """Those that a beam asks for; choices get none."""
