@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from tests.engine.harness import Harness
 
 
@@ -52,3 +54,16 @@ def test_a_cached_beginning_is_counted_once():
     assert [stats.num_cached_tokens for stats, _, _ in harness.sink.requests] == [0, 4]
     assert sum(i.prefix_hit_tokens for i in harness.sink.iterations) == 4
     assert sum(i.prefix_queried_tokens for i in harness.sink.iterations) == 10
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 5])
+def test_a_seat_is_free_from_when_its_last_token_is_being_drawn(max_tokens: int):
+    harness = Harness(max_num_seqs=1, overlap=True)
+    for number in range(3):
+        harness.add(harness.request((number, 1, 2), max_tokens))
+    num_launched = []
+    while harness.engine.has_work:
+        harness.step()
+        num_launched.append(len(harness.engine._launched))
+    assert len(harness.toy.plans) == 3 * max_tokens
+    assert num_launched == [*[1] * (3 * max_tokens), 0], "an iteration runs after every step, until the last"

@@ -6,6 +6,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from service.scheduler.preemption import AlwaysSwap
 from tests.engine.harness import Harness
 
 
@@ -96,3 +97,30 @@ def test_after_a_preemption_choices_share_the_prompt_again():
     assert harness.sink.requests[-1][0].num_preemptions + harness.sink.requests[0][0].num_preemptions > 0
     for request_id, choice in (("request-0", 0), ("request-1", 0), ("request-1", 1)):
         harness.check_against_oracle(request_id, choice)
+
+
+def test_who_is_on_its_way_back_is_not_taken_again():
+    """The oldest outgrows the memory before the youngest is there: it sits out, and then takes its blocks."""
+    harness = Harness(24, 1, preemption=AlwaysSwap(), num_host_blocks=24, transfer_delay=14, max_num_batched_tokens=64)
+    for prompt, max_tokens in (((1, 2, 3), 21), (tuple(range(5, 15)), 6), ((9, 8, 7, 6), 14)):
+        harness.add(harness.request(prompt, max_tokens))
+    sat_out = 0
+    while harness.engine.has_work:
+        swap_space, running = harness.blocks.swap_space, harness.scheduler.pool.running
+        returning = [g for g in running if swap_space.is_moving(g.leader.sequence_id)]
+        harness.step()
+        sat_out += bool(returning) and not harness.toy.plans[-1].scheduled
+        held = sum(s.num_computed_tokens for g in harness.scheduler.pool.running for s in g.live)
+        assert harness.scheduler.num_cached_tokens() == held, "what is on its way to the host is not counted"
+    assert sat_out > 0
+    for request_id in harness.requests:
+        harness.check_against_oracle(request_id)
+
+
+def test_who_lives_is_not_released_for_a_plan_that_failed():
+    harness = Harness()
+    harness.add(harness.request((1, 2, 3), 10))
+    harness.step()
+    harness.scheduler.release_again((0, 99))
+    harness.step()
+    assert harness.toy.plans[-1].released == (99,)
