@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from loadtest.offline.work_clock import WorkClock
 from service.engine.ports import Executor
-from service.scheduler.iteration_time import PaddedTokens
+from service.scheduler.iteration_time import PaddedStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,9 +14,9 @@ class KvPool:
     clock: tells what the executor's work takes.
     max_model_len: tokens that one sequence may have, which is what reserving the maximum reserves.
     max_num_seqs, max_num_batched_tokens: what the executor takes in one plan. num_spare_blocks: the executor's blocks
-    after `num_blocks`, which no request gets. swap_timings: (to the host, blocks, seconds, seconds of launching)
-    as measured, where there are host blocks. overlap: whether an iteration is launched while another runs.
-    padded_tokens: as of IterationTime.
+    after `num_blocks`, which no request gets. swap_timings: as `SwapTime.calibrate` takes them, where there are host
+    blocks. overlap: whether an iteration is launched while another runs.
+    padded_step: as of IterationTime.
     """
 
     executor: Executor
@@ -28,9 +28,9 @@ class KvPool:
     max_num_batched_tokens: int
     num_host_blocks: int = 0
     num_spare_blocks: int = 0
-    swap_timings: tuple[tuple[bool, int, float, float], ...] = ()
+    swap_timings: tuple[tuple[bool, int, float, bool, float | None], ...] = ()
     overlap: bool = False
-    padded_tokens: PaddedTokens | None = None
+    padded_step: PaddedStep | None = None
 
     @property
     def num_tokens(self) -> int:

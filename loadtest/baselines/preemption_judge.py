@@ -12,14 +12,15 @@ from service.scheduler.recovery_ledger import RecoveryLedger
 
 _SEQUENCE_ID = -3
 _TRANSFER_ID = -3
+_PAUSE_S = 3e-3
+"""As between two iterations."""
 
 
 def fitted_cost(pool: KvPool) -> PreemptionCost:
     """As the service makes it at start-up; inside `pool.clock.working()`. The pool's blocks are overwritten."""
     cost = unfitted_cost(pool)
-    for to_host, num_blocks, seconds, launch_s in pool.swap_timings:
-        cost.swap_time.observe(to_host=to_host, num_blocks=num_blocks, seconds=seconds)
-        cost.swap_time.observe_launch(to_host=to_host, seconds=launch_s)
+    for timing in pool.swap_timings:
+        cost.swap_time.calibrate(*timing)
     calibrate(
         pool.executor,
         cost.iteration_time,
@@ -28,6 +29,7 @@ def fitted_cost(pool: KvPool) -> PreemptionCost:
         block_size=pool.block_size,
         max_tokens=pool.max_num_batched_tokens,
         max_model_len=pool.max_model_len,
+        max_num_seqs=pool.max_num_seqs,
     )
     return cost
 
@@ -95,12 +97,15 @@ def recompute_beside_seconds(pool: KvPool, num_tokens: int, num_decodes: int) ->
 
 
 def swap_seconds(pool: KvPool, num_blocks: int) -> float:
-    """Measured seconds to move so many blocks to the host and back."""
-    blocks = tuple(range(num_blocks))
+    """Measured seconds to move so many blocks, which lie apart, to the host and, some iterations later, back."""
+    device, host = (tuple(range(0, n, n // num_blocks))[:num_blocks] for n in (pool.num_blocks, pool.num_host_blocks))
+    return sum(_moved_s(pool, Transfer(_TRANSFER_ID, to_host, device, host)) for to_host in (True, False))
+
+
+def _moved_s(pool: KvPool, transfer: Transfer) -> float:
+    time.sleep(_PAUSE_S)
     began = pool.clock.now_s()
-    for to_host in (True, False):
-        transfer = Transfer(_TRANSFER_ID, to_host, blocks, blocks)
-        result = pool.executor.launch(IterationPlan((), transfers=(transfer,), awaits_transfer=True)).wait()
-        while not any(finished.transfer_id == _TRANSFER_ID for finished in result.finished_transfers):
-            result = pool.executor.launch(IterationPlan((), awaits_transfer=True)).wait()
+    result = pool.executor.launch(IterationPlan((), transfers=(transfer,), awaits_transfer=True)).wait()
+    while not any(finished.transfer_id == _TRANSFER_ID for finished in result.finished_transfers):
+        result = pool.executor.launch(IterationPlan((), awaits_transfer=True)).wait()
     return pool.clock.now_s() - began

@@ -5,10 +5,10 @@ been fitted at start-up and have not seen these lengths. Beside it what recomput
 chunked prefill has it: there it is cheaper than by itself.
 """
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Sequence
 from statistics import fmean, median
 
+from loadtest.baselines.kv_pool import KvPool
 from loadtest.baselines.preemption_judge import (
     fitted_cost,
     recompute_beside_seconds,
@@ -33,17 +33,15 @@ def run(stage: Stage) -> Figure:
     with pool.clock.working():
         cost = fitted_cost(pool)
         num_decodes = min(_NUM_DECODES, pool.num_blocks // 2, pool.max_num_seqs - 1)
-        rows = []
-        for length in lengths:
-            num_blocks = -(-length // block_size)
-            recompute = _median(partial(recompute_seconds, pool, length))
-            beside = _median(partial(recompute_beside_seconds, pool, length, num_decodes))
-            swap = _median(partial(swap_seconds, pool, num_blocks))
-            costs = cost.predict(length, 0, num_blocks)
-            assert costs.recompute_s is not None and costs.swap_s is not None
-            rows.append((length, recompute, costs.recompute_s, swap, costs.swap_s, beside))
+        measured = _measured(pool, lengths, num_decodes)
+    rows = []
+    for length in lengths:
+        recompute, swap, beside = (median(seconds) for seconds in zip(*measured[length], strict=True))
+        costs = cost.predict(length, 0, _num_blocks(pool, length))
+        assert costs.recompute_s is not None and costs.swap_s is not None
+        rows.append((length, recompute, costs.recompute_s, swap, costs.swap_s, beside))
     errors = [
-        [100 * abs(predicted - measured) / measured for measured, predicted in pairs]
+        [100 * abs(predicted - taken) / taken for taken, predicted in pairs]
         for pairs in ([(row[1], row[2]) for row in rows], [(row[3], row[4]) for row in rows])
     ]
     cells = [
@@ -86,8 +84,25 @@ def run(stage: Stage) -> Figure:
     )
 
 
-def _median(measure: Callable[[], float]) -> float:
-    return median([measure() for _ in range(_ROUNDS + 1)][1:])
+def _measured(pool: KvPool, lengths: Sequence[int], num_decodes: int) -> dict[int, list[tuple[float, float, float]]]:
+    """Of each length, seconds of recomputing, of swapping, and of recomputing beside decodes, in every round but the
+    first. All lengths take turns: a GPU's clock wanders by 10 % within tenths of a second."""
+    rounds = [
+        [
+            (
+                recompute_seconds(pool, length),
+                swap_seconds(pool, _num_blocks(pool, length)),
+                recompute_beside_seconds(pool, length, num_decodes),
+            )
+            for length in lengths
+        ]
+        for _ in range(_ROUNDS + 1)
+    ]
+    return {length: [taken[i] for taken in rounds[1:]] for i, length in enumerate(lengths)}
+
+
+def _num_blocks(pool: KvPool, num_tokens: int) -> int:
+    return -(-num_tokens // pool.block_size)
 
 
 def _crossover(rows: list[tuple[int, float, float]]) -> str:

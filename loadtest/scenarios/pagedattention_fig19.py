@@ -85,7 +85,7 @@ def _moved(stage: Stage, block_size: int, length: int) -> tuple[float, float]:
 
     def seconds(*, to_host: bool) -> float:
         began_s = time.perf_counter()
-        transfer.start(Transfer(0, to_host, on_device, on_host))
+        transfer.start((Transfer(0, to_host, on_device, on_host),))
         transfer.take_finished(wait=True)
         return time.perf_counter() - began_s
 

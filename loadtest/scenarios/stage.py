@@ -113,7 +113,9 @@ class Stage:
             MAX_NUM_BATCHED_TOKENS,
             num_host_blocks,
             MAX_MODEL_LEN // block_size,
-            tuple((to_host, num, swap_s(num, block_size), 0.0) for num in (1, 16, 64) for to_host in (True, False)),
+            tuple(
+                (to_host, num, swap_s(num, block_size), True, 0.0) for num in (1, 16, 64) for to_host in (True, False)
+            ),
         )
 
     def model_pool(self, num_tokens: int, block_size: int = 16, num_host_blocks: int = 0) -> KvPool:
@@ -214,7 +216,7 @@ class Stage:
             MAX_NUM_BATCHED_TOKENS,
             loaded.num_host_blocks,
             swap_timings=tuple(timings),
-            padded_tokens=loaded.runner.padded_tokens,
+            padded_step=loaded.runner.padded_step,
             overlap=loaded.device != "cpu",
         )
 

@@ -85,31 +85,31 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock) -> Mo
         tokenizer = dummy_tokenizer(loaded.model_config.vocab_size)
     else:
         tokenizer = Tokenizer.from_folder(text_folder)
-    cost = _make_cost(settings, loaded, scheduler.max_num_batched_tokens, recorder, clock)
+    cost = _make_cost(settings, loaded, scheduler, recorder, clock)
     return ModelParts(loaded, tokenizer, template, scheduler, cost)
 
 
 def _make_cost(
-    settings: Settings, loaded: LoadedModel, max_num_batched_tokens: int, recorder: Recorder, clock: Clock
+    settings: Settings, loaded: LoadedModel, scheduler: SchedulerConfig, recorder: Recorder, clock: Clock
 ) -> PreemptionCost:
     """The predictors; timed now if something depends on them from the first request on, else learnt on the way."""
-    iteration_time, swap_time = IterationTime(loaded.runner.padded_tokens), SwapTime()
+    iteration_time, swap_time = IterationTime(loaded.runner.padded_step), SwapTime()
     if settings.preemption == "adaptive" or settings.inter_token_target_ms is not None:
         started_s = time.monotonic()
         for timing in loaded.runner.measure_swap():
-            swap_time.observe(to_host=timing.to_host, num_blocks=timing.num_blocks, seconds=timing.seconds)
-            swap_time.observe_launch(to_host=timing.to_host, seconds=timing.launch_s)
+            swap_time.calibrate(*timing)
         calibrate(
             loaded.runner,
             iteration_time,
             clock,
             num_blocks=loaded.num_blocks,
             block_size=settings.block_size,
-            max_tokens=max_num_batched_tokens,
+            max_tokens=scheduler.max_num_batched_tokens,
             max_model_len=loaded.max_model_len,
+            max_num_seqs=scheduler.max_num_seqs,
         )
         recorder.record_startup("calibration", time.monotonic() - started_s)
-    return PreemptionCost(iteration_time, swap_time, max_num_batched_tokens)
+    return PreemptionCost(iteration_time, swap_time, scheduler.max_num_batched_tokens)
 
 
 def _log_sizes(loaded: LoadedModel, scheduler: SchedulerConfig, block_size: int) -> None:

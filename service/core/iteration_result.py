@@ -10,10 +10,13 @@ INVALID_TOKEN_ID = -1
 
 
 class FinishedTransfer(NamedTuple):
-    """A transfer whose copies are done. seconds: how long they took on the way, None where nobody measured it."""
+    """A transfer whose copies are done. seconds: how long they took, from the end of those that were started before
+    them in the same plan; None where nobody measured it. is_first: of its plan, so that it had to wait for its launch.
+    """
 
     transfer_id: int
     seconds: float | None
+    is_first: bool = True
 
 
 class TokenLogprobs(NamedTuple):

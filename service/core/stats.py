@@ -9,7 +9,13 @@ from service.core.request_journal import Chunk, Wait
 
 
 class Prediction(NamedTuple):
-    """What a predictor said and what it then took: of an iteration that computes prompts, or of a transfer."""
+    """What a predictor said, and what was then measured of the same thing.
+
+    recompute: the whole iteration, of those that compute prompts; as the engine sees it, from its launch, or from the
+    end of the one before it if that still ran then, to its end. Left out are those whose end nobody saw, and those that
+    begin transfers: launching these takes time, too. swap: the copies of one transfer, one way. The prediction knows
+    everything that was learnt before this ended.
+    """
 
     predictor: Literal["recompute", "swap"]
     predicted_s: float
@@ -21,8 +27,10 @@ class PreemptionStats:
     """One preemption of a request, and what it cost to undo.
 
     recovery: how it returned. num_tokens, num_blocks: what it had computed and held. at_s: when.
-    predicted_s: None before the predictor knew enough. actual_s: seconds of the transfers out and in; or, of the
-    iterations that recomputed it, its share by tokens. None if the request ended before anything was known.
+    predicted_s: when it was preempted, by itself: of the transfers out and in, or of iterations with nothing else; None
+    before the predictor knew enough. actual_s: seconds of the transfers out and in; or what the iterations that
+    recomputed it took beyond what they were predicted to take without that, shared by tokens: less than predicted where
+    others run beside it. None if the request ended before anything was known.
     """
 
     recovery: Literal["recompute", "swap"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from service.core.clock import Clock
 from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
@@ -9,10 +11,15 @@ from service.engine.ports import Executor
 from service.scheduler.iteration_time import IterationTime, Workload
 
 PROBE_SEQUENCE_ID = -2
-ROUNDS = 3
+"""Of the first sequence of a plan; the next ones count down."""
+ROUNDS = 4
 SHARES = (128, 64, 32, 16, 8, 4, 2, 1)
+DECODES = (16, 96)
+CHUNKS_BESIDE_DECODES = (0, 24, 200)
+DECODED_CONTEXT = 320
+"""Tokens."""
 TIME_LIMIT_S = 3.0
-"""A slow machine calibrates on the shorter prompts only: start-up in seconds matters more."""
+"""A slow machine calibrates on the smaller iterations only: start-up in seconds matters more."""
 
 
 def calibrate(
@@ -24,36 +31,78 @@ def calibrate(
     block_size: int,
     max_tokens: int,
     max_model_len: int,
+    max_num_seqs: int,
 ) -> None:
     """Let the executor compute prompts of several lengths, with and without a context, and of every size that it pads
-    to, and fit to the times.
+    to, and decodes with and without a prompt beside them, and fit to the times.
 
     Before serving: it overwrites blocks. max_tokens: the token budget of an iteration. max_model_len: tokens that a
-    sequence may have.
+    sequence may have. max_num_seqs: sequences in an iteration.
     """
-    most = min(max_model_len, num_blocks * block_size)
-    longest = min(max_tokens, most)
-    halvings = {max(2, longest // share) for share in SHARES}
+    probes = _Probes(num_blocks, block_size, min(max_model_len, num_blocks * block_size))
+    plans = [
+        *probes.prompts(min(max_tokens, probes.longest), iteration_time),
+        *probes.beside_decodes(min(max_tokens, probes.longest), max_num_seqs),
+    ]
+    plans.sort(key=lambda plan: plan.num_scheduled_tokens)
     stop_s = clock.now_s() + TIME_LIMIT_S
-    for num_tokens in sorted(halvings.union(iteration_time.sizes(longest))):
-        if clock.now_s() > stop_s:
-            break
-        starts = (0, min(longest, most - num_tokens)) if num_tokens in halvings else (0,)
-        for start in starts:
-            for round_number in range(ROUNDS):
-                seconds = _seconds(executor, clock, start, num_tokens, block_size)
-                if round_number > 0:  # the first of a size may compile or allocate
-                    iteration_time.calibrate(Workload.of_chunk(start, num_tokens), seconds)
+    # Round by round: a GPU's clock wanders by 10 % within tenths of a second, so what follows each other is alike.
+    for round_number in range(ROUNDS):
+        for plan in plans:
+            if clock.now_s() > stop_s:
+                break
+            if round_number == 0:  # the first of a size may compile or allocate
+                _seconds(executor, clock, plan)
+            iteration_time.calibrate(Workload.of(plan), _seconds(executor, clock, plan))
     iteration_time.fit()
 
 
-def _seconds(executor: Executor, clock: Clock, start: int, num_tokens: int, block_size: int) -> float:
-    block_ids = tuple(range(-(-(start + num_tokens) // block_size)))
-    params = SamplingParams(max_tokens=1)
-    draws = (Sample(PROBE_SEQUENCE_ID, 0),)  # who draws, waits for the result
-    scheduled = ScheduledSequence(PROBE_SEQUENCE_ID, (0,) * num_tokens, start, 0, block_ids, params, draws)
+class _Probes:
+    """Plans to be timed. longest: tokens that a sequence may have and that fit the blocks."""
+
+    def __init__(self, num_blocks: int, block_size: int, longest: int) -> None:
+        self._num_blocks = num_blocks
+        self._block_size = block_size
+        self.longest = longest
+
+    def prompts(self, most: int, iteration_time: IterationTime) -> Iterator[IterationPlan]:
+        """One chunk of up to `most` tokens each."""
+        halvings = {max(2, most // share) for share in SHARES}
+        for num_tokens in sorted(halvings.union(iteration_time.sizes(most))):
+            yield IterationPlan((self._chunk(0, num_tokens),))
+            start = min(most, self.longest - num_tokens)
+            if num_tokens in halvings and start > 0:
+                yield IterationPlan((self._chunk(start, num_tokens),))
+
+    def beside_decodes(self, most: int, max_num_seqs: int) -> Iterator[IterationPlan]:
+        """Up to `most` tokens each: decodes with short and with long contexts, and a chunk with some of them."""
+        for num_decodes in sorted({min(count, max_num_seqs - 1, most) for count in DECODES} - {0}):
+            for context in sorted({1, min(DECODED_CONTEXT, self.longest)}):
+                decodes = [self._decode(i, context) for i in range(1, num_decodes + 1)]
+                for num_tokens in sorted({min(n, most - num_decodes) for n in CHUNKS_BESIDE_DECODES}):
+                    chunk = (self._chunk(0, num_tokens),) if num_tokens > 0 else ()
+                    yield IterationPlan((*decodes, *chunk))
+
+    def _chunk(self, start: int, num_tokens: int) -> ScheduledSequence:
+        return _probe(0, start, num_tokens, tuple(range(-(-(start + num_tokens) // self._block_size))))
+
+    def _decode(self, number: int, context: int) -> ScheduledSequence:
+        """The blocks of different ones are different as far as there are enough: a cache would hold what is shared."""
+        of_one = -(-context // self._block_size)
+        blocks = tuple((number * of_one + i) % self._num_blocks for i in range(of_one))
+        return _probe(number, context - 1, 1, blocks)
+
+
+def _probe(number: int, start: int, num_tokens: int, blocks: tuple[int, ...]) -> ScheduledSequence:
+    sequence_id = PROBE_SEQUENCE_ID - number
+    draws = (Sample(sequence_id, 0),)  # who draws, waits for the result
+    return ScheduledSequence(sequence_id, (0,) * num_tokens, start, 0, blocks, SamplingParams(max_tokens=1), draws)
+
+
+def _seconds(executor: Executor, clock: Clock, plan: IterationPlan) -> float:
     started_s = clock.now_s()
-    executor.launch(IterationPlan((scheduled,))).wait()
+    executor.launch(plan).wait()
     seconds = clock.now_s() - started_s
-    executor.launch(IterationPlan((), released=(PROBE_SEQUENCE_ID,))).wait()
+    released = tuple(item.sequence_id for item in plan.scheduled)
+    executor.launch(IterationPlan((), released=released)).wait()
     return max(seconds, 1e-9)

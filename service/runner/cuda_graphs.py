@@ -23,7 +23,7 @@ from service.core.iteration_plan import ScheduledSequence
 from service.runner.decode_inputs import DecodeInputs
 from service.runner.decode_rows import DecodeRows, is_decode
 from service.runner.device_block_table import DeviceBlockTable
-from service.runner.mixed_inputs import MixedInputs
+from service.runner.mixed_inputs import MixedInputs, most_prompts
 from service.runner.selective_batching import FlatBatch
 from service.runner.sequence_rows import SequenceRows
 from service.runner.step_inputs import StepInputs
@@ -70,6 +70,11 @@ class GraphSize(NamedTuple):
     def is_mixed(self) -> bool:
         return self.num_decodes < self.num_tokens
 
+    def takes(self, num_tokens: int, num_decodes: int, num_prompts: int) -> bool:
+        """Whether a step of so many tokens, so many of them of decodes, the others of so many prompts, has room."""
+        most = most_prompts(self.num_tokens) if self.is_mixed else 0
+        return num_tokens <= self.num_tokens and num_decodes <= self.num_decodes and num_prompts <= most
+
 
 class StepOutputs(NamedTuple):
     """token_ids [N] int64, drawn from logits [N, vocab_size]. A graph's are overwritten by the next replay of any, and
@@ -95,9 +100,10 @@ class StepGraphs:
         self._table = DeviceBlockTable(rows, device)
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)
-        self._decodes: list[_CapturedStep[DecodeInputs]] = []
-        self._mixed: list[_CapturedStep[MixedInputs]] = []
-        self._padded_sizes: tuple[list[int], list[int]] = ([], [])  # of decodes alone, and with prompts
+        self._decodes: dict[GraphSize, _CapturedStep[DecodeInputs]] = {}
+        self._mixed: dict[GraphSize, _CapturedStep[MixedInputs]] = {}
+        self._decode_sizes: list[GraphSize] = []
+        self._mixed_sizes: list[GraphSize] = []
 
     def capture(self, sizes: Sequence[GraphSize]) -> None:
         """Each size is computed once before, so that every kernel is compiled and loaded: neither may happen in a
@@ -110,18 +116,13 @@ class StepGraphs:
         finally:
             if was_collecting:
                 gc.enable()
-            self._decodes = _worth_keeping(self._decodes)
-            self._mixed = _worth_keeping(self._mixed)
-            self._padded_sizes = (
-                [step.inputs.num_rows for step in self._decodes],
-                sorted({step.inputs.num_tokens for step in self._mixed}),
-            )
+            self._decodes, self._mixed = _worth_keeping(self._decodes), _worth_keeping(self._mixed)
+            self._decode_sizes, self._mixed_sizes = sorted(self._decodes), sorted(self._mixed)
 
     def can_replay(self, scheduled: Sequence[ScheduledSequence]) -> bool:
         """Whether a graph is large enough, and every sequence computes one token and draws one id."""
         return (
-            bool(self._decodes)
-            and len(scheduled) <= self._decodes[-1].inputs.num_rows
+            self.padded_step(len(scheduled), len(scheduled), 0) is not None
             and self._table.is_complete
             and is_decode(scheduled)
         )
@@ -129,7 +130,9 @@ class StepGraphs:
     def replay(self, decodes: DecodeRows) -> StepOutputs:
         """Of sequences that `can_replay`, in their order."""
         num_seqs = len(decodes.rows)
-        step = next(step for step in self._decodes if step.inputs.num_rows >= num_seqs)
+        size = self.padded_step(num_seqs, num_seqs, 0)
+        assert size is not None
+        step = self._decodes[size]
         step.inputs.fill(decodes, self._table.take_changes(step.inputs.most_changes))
         return self._run(step, num_seqs)
 
@@ -137,32 +140,33 @@ class StepGraphs:
         """Whether some graph has room for the batch's decodes and prompts, and not far too much, and no sequence draws
         twice."""
         return (
-            len(batch.seeds) == len(batch.logit_rows) and self._table.is_complete and self._narrowest(batch) is not None
+            len(batch.seeds) == len(batch.logit_rows) and self._table.is_complete and self._size_of(batch) is not None
         )
 
     def replay_mixed(self, batch: FlatBatch) -> StepOutputs:
         """Of a batch that `can_replay_mixed`; one row a draw, in the plan's order."""
-        step = self._narrowest(batch)
-        assert step is not None
+        size = self._size_of(batch)
+        assert size is not None
+        step = self._mixed[size]
         step.inputs.fill(batch, self._table.take_changes(step.inputs.most_changes))
         return self._run(step, len(batch.seeds))
 
-    def padded_tokens(self, num_tokens: int, has_prompts: bool) -> int:
-        """Tokens that a step of so many is computed as, if its decodes fit; as many, if no graph takes it."""
-        most = _widest(num_tokens) if has_prompts else MAX_DECODES
-        return padded_size(self._padded_sizes[has_prompts], num_tokens, most)
+    def padded_step(self, num_tokens: int, num_decodes: int, num_prompts: int) -> GraphSize | None:
+        """Of the graph for a step of so many tokens, so many of them of decodes, the others of so many prompts; None if
+        there is none."""
+        sizes = self._mixed_sizes if num_prompts else self._decode_sizes
+        return narrowest(sizes, num_tokens, num_decodes, num_prompts)
 
-    def _narrowest(self, batch: FlatBatch) -> _CapturedStep[MixedInputs] | None:
-        widest = _widest(len(batch.token_ids))
-        steps = (step for step in self._mixed if step.inputs.fits(batch))
-        return next((step for step in steps if step.inputs.num_tokens <= widest), None)
+    def _size_of(self, batch: FlatBatch) -> GraphSize | None:
+        num_prompts = len(batch.rows) - batch.num_decode
+        return narrowest(self._mixed_sizes, len(batch.token_ids), batch.num_decode, num_prompts)
 
     def _capture(self, size: GraphSize) -> None:
         inputs = inputs_of(size, self._table.tensor, self._block_size)
         if isinstance(inputs, MixedInputs):
-            self._mixed.append(_CapturedStep(size, self._compute_by_table, inputs, self._pool, self._stream))
+            self._mixed[size] = _CapturedStep(self._compute_by_table, inputs, self._pool, self._stream)
         else:
-            self._decodes.append(_CapturedStep(size, self._compute_by_table, inputs, self._pool, self._stream))
+            self._decodes[size] = _CapturedStep(self._compute_by_table, inputs, self._pool, self._stream)
 
     def _compute_by_table(self, inputs: DecodeInputs | MixedInputs) -> StepOutputs:
         """The step, once the table has the changes that come with it."""
@@ -190,17 +194,19 @@ def outrun(timed: Mapping[GraphSize, float]) -> set[GraphSize]:
     }
 
 
-def _worth_keeping(steps: list[_CapturedStep[Inputs]]) -> list[_CapturedStep[Inputs]]:
-    """The smallest first."""
-    by_size = {step.size: step for step in steps}
-    slow = outrun({size: step.seconds for size, step in by_size.items()})
-    return [by_size[size] for size in sorted(by_size) if size not in slow]
+def _worth_keeping(steps: dict[GraphSize, _CapturedStep[Inputs]]) -> dict[GraphSize, _CapturedStep[Inputs]]:
+    slow = outrun({size: step.seconds for size, step in steps.items()})
+    return {size: step for size, step in steps.items() if size not in slow}
 
 
-def padded_size(sizes: Sequence[int], num_tokens: int, most: int) -> int:
-    """The next of the rising sizes, if there is one up to `most`; else the tokens themselves."""
-    index = bisect_left(sizes, num_tokens)
-    return sizes[index] if index < len(sizes) and sizes[index] <= most else num_tokens
+def narrowest(sizes: Sequence[GraphSize], num_tokens: int, num_decodes: int, num_prompts: int) -> GraphSize | None:
+    """The first of the rising sizes that takes such a step, unless it would be padded too far."""
+    widest = max(NARROW_TOKENS, 2 * num_tokens)
+    for index in range(bisect_left(sizes, (num_tokens, num_decodes)), len(sizes)):
+        size = sizes[index]
+        if size.takes(num_tokens, num_decodes, num_prompts):
+            return size if not size.is_mixed or size.num_tokens <= widest else None
+    return None
 
 
 def inputs_of(size: GraphSize, block_table: Tensor, block_size: int) -> DecodeInputs | MixedInputs:
@@ -233,10 +239,6 @@ def common_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> set[GraphSiz
     }
 
 
-def _widest(num_tokens: int) -> int:
-    return max(NARROW_TOKENS, 2 * num_tokens)
-
-
 def _is_power_of_two(number: int) -> bool:
     return number & (number - 1) == 0
 
@@ -261,14 +263,8 @@ class _CapturedStep(Generic[Inputs]):
     """A graph, where it reads and writes, and the seconds that it takes with nothing but padding."""
 
     def __init__(
-        self,
-        size: GraphSize,
-        compute: Callable[[Inputs], StepOutputs],
-        inputs: Inputs,
-        pool: Any,
-        stream: torch.cuda.Stream,
+        self, compute: Callable[[Inputs], StepOutputs], inputs: Inputs, pool: Any, stream: torch.cuda.Stream
     ) -> None:
-        self.size = size
         self.inputs = inputs
         self.graph = torch.cuda.CUDAGraph()
         compute(inputs)

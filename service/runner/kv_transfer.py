@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import NamedTuple
 
 import torch
@@ -18,26 +19,29 @@ from service.runner.kv_storage import KvStorage
 _PROBE_BLOCKS = (1, 4, 16, 64)
 _PROBE_ROUNDS = 5
 
-
 _WORK_BYTES = 1 << 30
 """Device memory that is written before a copy that is timed: some tenths of a millisecond, in which all of it is
 launched."""
 
 
 class TransferTiming(NamedTuple):
-    """Transfer of `num_blocks` blocks, one way. launch_s: what waiting for it costs the host besides the copy."""
+    """Transfer of `num_blocks` blocks, one way. is_first: it began as soon as the device heard of it, else behind other
+    work. launch_s: what waiting for it costs the host besides the copy; None where nobody measured it."""
 
     to_host: bool
     num_blocks: int
     seconds: float
-    launch_s: float = 0.0
+    is_first: bool
+    launch_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _UnderWay:
-    """On a GPU, the events before and after the copies; else the seconds that they took."""
+    """On a GPU, the events before and after the copies; else the seconds that they took. The event after one transfer
+    is the event before the next that was started with it."""
 
     transfer_id: int
+    is_first: bool
     began: torch.cuda.Event | None
     ended: torch.cuda.Event | None
     seconds: float = 0.0
@@ -48,8 +52,8 @@ class _UnderWay:
 
     def finished(self) -> FinishedTransfer:
         if self.began is None or self.ended is None:
-            return FinishedTransfer(self.transfer_id, self.seconds)
-        return FinishedTransfer(self.transfer_id, self.began.elapsed_time(self.ended) / 1000)
+            return FinishedTransfer(self.transfer_id, self.seconds, self.is_first)
+        return FinishedTransfer(self.transfer_id, self.began.elapsed_time(self.ended) / 1000, self.is_first)
 
 
 class KvTransfer:
@@ -62,22 +66,28 @@ class KvTransfer:
         self._device_blocks = storage.blocks
         self._host_blocks = host_blocks
         self._stream = _new_stream(storage.blocks.device) if storage.blocks.is_cuda else None
+        self._num_blocks = len(storage.blocks), len(host_blocks)
         self._in_flight: list[_UnderWay] = []
 
-    def start(self, transfer: Transfer) -> None:
-        """Begin the copies: after everything that has been computed so far, and before nothing."""
-        device_blocks = [self._device_blocks[index] for index in transfer.device_blocks]  # host time that is no copying
+    def start(self, transfers: Sequence[Transfer]) -> None:
+        """Begin the copies, one transfer after another: after everything that has been computed so far, and before
+        nothing."""
+        blocks = [[self._device_blocks[index] for index in transfer.device_blocks] for transfer in transfers]
         if self._stream is None:
-            started_s = time.perf_counter()
-            self._copy(transfer, device_blocks)
-            self._in_flight.append(_UnderWay(transfer.transfer_id, None, None, time.perf_counter() - started_s))
+            for number, (transfer, device_blocks) in enumerate(zip(transfers, blocks, strict=True)):
+                started_s = time.perf_counter()
+                self._copy(transfer, device_blocks)
+                seconds = time.perf_counter() - started_s
+                self._in_flight.append(_UnderWay(transfer.transfer_id, number == 0, None, None, seconds))
             return
         self._stream.wait_stream(torch.cuda.current_stream(self._device_blocks.device))
         with torch.cuda.stream(self._stream):
             began = self._stream.record_event(_new_event())
-            self._copy(transfer, device_blocks)
-            ended = self._stream.record_event(_new_event())
-        self._in_flight.append(_UnderWay(transfer.transfer_id, began, ended))
+            for number, (transfer, device_blocks) in enumerate(zip(transfers, blocks, strict=True)):
+                self._copy(transfer, device_blocks)
+                ended = self._stream.record_event(_new_event())
+                self._in_flight.append(_UnderWay(transfer.transfer_id, number == 0, began, ended))
+                began = ended
 
     def take_finished(self, wait: bool) -> tuple[FinishedTransfer, ...]:
         """Transfers that have finished since the last call; with `wait`, at least one if any is under way."""
@@ -90,20 +100,25 @@ class KvTransfer:
         return tuple(under_way.finished() for under_way in done)
 
     def measure(self) -> tuple[TransferTiming, ...]:
-        """Timings of several numbers of blocks, each way. Before serving: it overwrites blocks."""
-        most = min(len(self._host_blocks), len(self._device_blocks))
+        """Timings of several numbers of blocks, each way, behind other work: all of a copy is launched before it
+        begins. Before serving: it overwrites blocks."""
+        most = min(self._num_blocks)
         sizes = sorted({min(count, most) for count in _PROBE_BLOCKS} - {0})
         return tuple(self._time(count, to_host=to_host) for count in sizes for to_host in (True, False))
 
+    def probe(self, num_blocks: int, *, to_host: bool) -> Transfer:
+        """A transfer of so many blocks, apart from each other as they are after a while of serving."""
+        device, host = (tuple(range(0, n, n // num_blocks))[:num_blocks] for n in self._num_blocks)
+        return Transfer(-1, to_host, device, host)
+
     def _time(self, num_blocks: int, *, to_host: bool) -> TransferTiming:
-        """As it runs in traffic: behind other work, so that all of it is launched before it begins."""
-        blocks, best_s = tuple(range(num_blocks)), math.inf
+        transfer, seconds = self.probe(num_blocks, to_host=to_host), list[float]()
         for _ in range(_PROBE_ROUNDS):
             self._occupy()
-            self.start(Transfer(-1, to_host, blocks, blocks))
+            self.start((transfer,))
             (finished,) = self.take_finished(wait=True)
-            best_s = min(best_s, finished.seconds or 0.0)
-        return TransferTiming(to_host, num_blocks, best_s)
+            seconds.append(finished.seconds or 0.0)
+        return TransferTiming(to_host, num_blocks, median(seconds), is_first=False)
 
     def _occupy(self) -> None:
         if self._stream is not None:

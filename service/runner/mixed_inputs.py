@@ -62,7 +62,7 @@ class MixedInputs:
             block_size=block_size,
             rows=fixed["prompt_rows"],
         )
-        self.num_tokens, self.num_decodes, self._num_prompts = num_tokens, num_decodes, num_prompts
+        self.num_tokens, self.num_decodes = num_tokens, num_decodes
         self.most_changes = num_tokens
         self.table_places, self.table_values = fixed["places"], fixed["values"]
         self._fixed = fixed
@@ -77,15 +77,8 @@ class MixedInputs:
         )
         self._fixed.fill(self._write_padding)
 
-    def fits(self, batch: FlatBatch) -> bool:
-        return (
-            batch.num_decode <= self.num_decodes
-            and len(batch.token_ids) <= self.num_tokens
-            and len(batch.rows) - batch.num_decode <= self._num_prompts
-        )
-
     def fill(self, batch: FlatBatch, changes: TableChanges = NO_CHANGES) -> None:
-        """A batch that `fits` and draws at most once from each sequence."""
+        """A batch that there is room for (`GraphSize.takes`) and that draws at most once from each sequence."""
 
         def write(arrays: dict[str, Array]) -> None:
             self._write(arrays, batch)

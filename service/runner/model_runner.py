@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from service.core.grammar import TokenMasks
-from service.core.iteration_plan import BlockCopy, IterationPlan, Past, Sample, ScheduledSequence, Transfer
+from service.core.iteration_plan import BlockCopy, IterationPlan, Past, Sample, ScheduledSequence
 from service.core.iteration_result import IterationResult
 from service.core.sampling_params import SamplingParams
 from service.models.causal_lm import CausalLM
@@ -40,6 +40,8 @@ from service.sampling.sampler import SamplingBatch, sample
 logger = logging.getLogger(__name__)
 
 _SWAP_ROUNDS = 7
+_PAUSE_S = 3e-3
+"""As between two iterations: meanwhile the host's caches lose what launching needs, which makes it slower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,32 +109,37 @@ class ModelRunner:
         for sequence_id in plan.released:
             self._rows.release(sequence_id)
             self._sampling_rows.release(sequence_id)
-        for transfer in plan.transfers:
-            self._transfer.start(transfer)
+        if plan.transfers:
+            self._transfer.start(plan.transfers)
         if plan.copies:
             self._storage.copy(plan.copies)
         outputs = self._compute(plan.scheduled, plan.masks) if plan.scheduled else Outputs()
         return LaunchedIteration(outputs, self._transfer, plan.awaits_transfer)
 
     @property
-    def padded_tokens(self) -> Callable[[int, bool], int] | None:
-        """Tokens that a step of so many is computed as, with prompts among them or not; None: always as many."""
-        return None if self._graphs is None else self._graphs.padded_tokens
+    def padded_step(self) -> Callable[[int, int, int], GraphSize | None] | None:
+        """The size that a step of so many tokens, decodes among them, and prompts is computed as, None for as it is;
+        None if no step is padded."""
+        return None if self._graphs is None else self._graphs.padded_step
 
     def measure_swap(self) -> tuple[TransferTiming, ...]:
-        """Timings to the host and back. Before serving: the blocks' contents are lost."""
-        timings = self._transfer.measure()
-        return tuple(timing._replace(launch_s=self._swap_launch_s(timing)) for timing in timings)
+        """Timings to the host and back, behind other work and by themselves. Before serving: the blocks' contents are
+        lost."""
+        behind_others = self._transfer.measure()
+        return (*behind_others, *(self._by_itself(timing.num_blocks, timing.to_host) for timing in behind_others))
 
-    def _swap_launch_s(self, timing: TransferTiming) -> float:
-        """Seconds on the host beside the copy, of a plan that waits for such a transfer."""
-        blocks, waited_s = tuple(range(timing.num_blocks)), list[float]()
-        transfer = Transfer(-1, timing.to_host, blocks, blocks)
+    def _by_itself(self, num_blocks: int, to_host: bool) -> TransferTiming:
+        """Of a plan with such a transfer alone, which is waited for."""
+        transfer = self._transfer.probe(num_blocks, to_host=to_host)
+        copied_s, launched_s = list[float](), list[float]()
         for _ in range(_SWAP_ROUNDS):
+            time.sleep(_PAUSE_S)
             began_s = time.perf_counter()
-            self.launch(IterationPlan((), transfers=(transfer,), awaits_transfer=True)).wait()
-            waited_s.append(time.perf_counter() - began_s)
-        return max(0.0, median(waited_s) - timing.seconds)
+            result = self.launch(IterationPlan((), transfers=(transfer,), awaits_transfer=True)).wait()
+            waited_s = time.perf_counter() - began_s
+            copied_s += [finished.seconds or 0.0 for finished in result.finished_transfers]
+            launched_s.append(waited_s - copied_s[-1])
+        return TransferTiming(to_host, num_blocks, median(copied_s), True, max(0.0, median(launched_s)))
 
     def warm_up(self) -> None:
         """Compute small iterations of every kind, so that the first request finds all kernels compiled and loaded.

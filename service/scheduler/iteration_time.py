@@ -3,18 +3,19 @@
 The paper's predictor takes tokens, batch, layers and hidden size. The last two are constants of a process and end up in
 the coefficients: of an iteration, of a token (dearer past each knee, where a device goes from waiting for memory to
 computing), of a pair of a prompt's token and one that it attends to, of a token of the longest prompt's context (which
-few tokens wait for one after the other, however little they compute), and of a cached token that a decode reads. They
-are fitted to timings taken at start-up and refreshed while running.
+few tokens wait for one after the other, however little they compute), of a sequence that decodes, and of a cached token
+that it reads. They are fitted to timings taken at start-up and refreshed while running.
 
-An executor with CUDA graphs computes a few sizes only, each step in the next larger one. So tokens are counted as it
-counts them, and each of its sizes has a correction of its own: how far it is off the law, as the tiles of matrix
-products make it be.
+An executor with CUDA graphs computes a few sizes only, each step in the next one with room for it. So tokens and
+sequences that decode are counted as it counts them, and each of its sizes has a correction of its own: how far it is
+off the law, as the tiles of matrix products make it be, and lately the device's clock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import attrgetter
+from operator import attrgetter, mul
+from statistics import median
 from typing import NamedTuple
 
 from service.core.iteration_plan import IterationPlan
@@ -22,7 +23,7 @@ from service.scheduler.least_squares import Moments, fit_nonnegative
 
 KNEES = (64, 256, 1024)
 """Tokens."""
-NUM_FEATURES = 5 + len(KNEES)
+NUM_FEATURES = 6 + len(KNEES)
 MIN_OBSERVED = 12
 REFIT_EVERY = 32
 KEEP = 1 - 1 / 256
@@ -31,11 +32,20 @@ CALIBRATION_WEIGHT = 0.1
 DECODE_EVERY = 16
 """Iterations that only decode are alike and many: so few of them are looked at."""
 CORRECTION_RATE = 1 / 8
+SETTLED = 8
+FARTHEST = 0.25
+"""Once so many iterations of a size were seen, one that is farther off than this had something else happen in it: it
+counts as so far off."""
 
 _START = attrgetter("num_computed_tokens")
+_UNPADDED = -1
 
-PaddedTokens = Callable[[int, bool], int]
-"""Tokens that the executor computes for a step of so many; whether there are prompts among them."""
+StepSize = tuple[int, int]
+"""Tokens, and decodes among them, that the executor computes for every step that it pads to this size."""
+
+PaddedStep = Callable[[int, int, int], StepSize | None]
+"""Of tokens, decodes among them, and prompts: the size that such a step is padded to; None if it is computed as it is.
+"""
 
 
 class Workload(NamedTuple):
@@ -43,19 +53,21 @@ class Workload(NamedTuple):
 
     num_tokens: computed. num_pairs: pairs of a prompt's token and a token that it attends to. num_read: tokens that
     the sequences with one token attend to. longest_context: tokens that the last token of a prompt attends to, of the
-    prompt with the most.
+    prompt with the most. num_decodes, num_prompts: sequences that compute one token, and more.
     """
 
     num_tokens: int
     num_pairs: int
     num_read: int
-    longest_context: int = 0
+    longest_context: int
+    num_decodes: int
+    num_prompts: int
 
     @classmethod
     def of(cls, plan: IterationPlan) -> Workload:
         counts = plan.token_counts()
         num_tokens = sum(counts)
-        num_read, pairs, longest = sum(map(_START, plan.scheduled)) + len(counts), 0, 0
+        num_read, pairs, longest, num_prompts = sum(map(_START, plan.scheduled)) + len(counts), 0, 0, 0
         if num_tokens > len(counts):  # else all of them decode, as most do
             for item, count in zip(plan.scheduled, counts, strict=True):
                 if count > 1:
@@ -63,27 +75,28 @@ class Workload(NamedTuple):
                     num_read -= start + 1
                     pairs += num_attended_pairs(start, count)
                     longest = max(longest, start + count)
-        return cls(num_tokens, pairs, num_read, longest)
+                    num_prompts += 1
+        return cls(num_tokens, pairs, num_read, longest, len(counts) - num_prompts, num_prompts)
 
     @classmethod
     def of_chunk(cls, start: int, num_tokens: int, num_decodes: int = 0, num_read: int = 0) -> Workload:
         """Tokens start, start + 1, ... of one sequence, beside so many decodes."""
         pairs = num_attended_pairs(start, num_tokens)
-        return cls(num_decodes + num_tokens, pairs, num_read, start + num_tokens)
+        return cls(num_decodes + num_tokens, pairs, num_read, start + num_tokens, num_decodes, 1)
 
 
 class IterationTime:
-    """Engine thread only. padded_tokens: None for an executor that computes as many tokens as it is given."""
+    """Engine thread only. padded_step: None for an executor that pads nothing."""
 
-    def __init__(self, padded_tokens: PaddedTokens | None = None) -> None:
-        self._padded_tokens = padded_tokens
+    def __init__(self, padded_step: PaddedStep | None = None) -> None:
+        self._padded_step = padded_step
         self._calibration = Moments(NUM_FEATURES)
         self._prefills = Moments(NUM_FEATURES, KEEP)
         self._decodes = Moments(NUM_FEATURES, KEEP)
         self._coefficients: list[float] | None = None
         self._num_since_fit = 0
         self._timings: list[tuple[Workload, float]] = []
-        self._corrections: dict[tuple[int, bool], _Correction] = {}
+        self._corrections: dict[StepSize, _Correction] = {}
 
     @property
     def is_known(self) -> bool:
@@ -91,25 +104,27 @@ class IterationTime:
         return self._coefficients is not None
 
     def sizes(self, most: int) -> list[int]:
-        """Numbers of tokens, up to `most`, that steps with prompts are padded to; none if they are not padded."""
-        if self._padded_tokens is None:
+        """Tokens, up to `most`, that steps of one prompt are padded to; none if they are not padded."""
+        if self._padded_step is None:
             return []
-        padded = {self._padded_tokens(num_tokens, True) for num_tokens in range(2, most + 1)}
+        padded = {size[0] for n in range(2, most + 1) if (size := self._padded_step(n, 0, 1)) is not None}
         return sorted(size for size in padded if size <= most)
 
     def calibrate(self, workload: Workload, seconds: float) -> None:
         """A timing taken on purpose; `fit` once all are in."""
-        self._calibration.add(self._features(workload), seconds)
+        self._calibration.add(_features(workload, self._size(workload)), seconds)
         self._timings.append((workload, seconds))
 
     def observe(self, workload: Workload, seconds: float, *, is_decode: bool) -> None:
         """An iteration of the traffic took so long. Refreshes the coefficients now and then."""
-        (self._decodes if is_decode else self._prefills).add(self._features(workload), seconds)
+        size = self._size(workload)
+        features = _features(workload, size)
+        (self._decodes if is_decode else self._prefills).add(features, seconds)
         self._num_since_fit += 1
         if self._num_since_fit >= REFIT_EVERY:
             self.fit()
-        if self.is_known:
-            self._correct(workload, seconds)
+        if self.is_known and self._padded_step is not None:
+            self._corrections.setdefault(size, _Correction()).observe(seconds / self._by_law(features))
 
     def fit(self) -> None:
         self._num_since_fit = 0
@@ -118,35 +133,43 @@ class IterationTime:
             return
         self._coefficients = fit_nonnegative(seen)
         timings, self._timings = self._timings, []
-        for workload, seconds in timings:
-            self._correct(workload, seconds)
+        if self._padded_step is not None:
+            self._correct_by(timings)
 
     def seconds(self, workload: Workload) -> float:
         """Predicted; only once `is_known`."""
-        correction = self._corrections.get(self._size(workload)) if self._corrections else None
-        return self._by_law(workload) * (1.0 if correction is None else correction.ratio)
+        size = self._size(workload)
+        by_law = self._by_law(_features(workload, size))
+        correction = self._corrections.get(size)
+        return by_law if correction is None else by_law * correction.ratio
 
-    def _by_law(self, workload: Workload) -> float:
+    def _by_law(self, features: tuple[float, ...]) -> float:
         assert self._coefficients is not None
-        return sum(c * f for c, f in zip(self._coefficients, self._features(workload), strict=True))
+        seconds: float = sum(map(mul, self._coefficients, features))
+        return seconds
 
-    def _correct(self, workload: Workload, seconds: float) -> None:
-        if self._padded_tokens is not None:
-            correction = self._corrections.setdefault(self._size(workload), _Correction())
-            correction.observe(seconds / self._by_law(workload))
+    def _correct_by(self, timings: list[tuple[Workload, float]]) -> None:
+        """Of each size those with the fewest pairs count: what attention costs is for the law to tell."""
+        by_size: dict[StepSize, list[tuple[Workload, float]]] = {}
+        for workload, seconds in timings:
+            by_size.setdefault(self._size(workload), []).append((workload, seconds))
+        for size, of_size in by_size.items():
+            fewest = min(workload.num_pairs for workload, _ in of_size)
+            ratios = [s / self._by_law(_features(w, size)) for w, s in of_size if w.num_pairs == fewest]
+            self._corrections[size] = _Correction(median(ratios), len(ratios))
 
-    def _size(self, workload: Workload) -> tuple[int, bool]:
-        """As the executor counts tokens, and whether there are prompts among them."""
-        has_prompts = workload.num_pairs > 0
-        if self._padded_tokens is None:
-            return workload.num_tokens, has_prompts
-        return self._padded_tokens(workload.num_tokens, has_prompts), has_prompts
+    def _size(self, workload: Workload) -> StepSize:
+        """As the executor pads it. What is not padded shares a correction with what is half to twice as large."""
+        num_tokens, _, _, _, num_decodes, num_prompts = workload
+        if self._padded_step is None:
+            return num_tokens, num_decodes
+        return self._padded_step(num_tokens, num_decodes, num_prompts) or (1 << num_tokens.bit_length(), _UNPADDED)
 
-    def _features(self, workload: Workload) -> tuple[float, ...]:
-        num_tokens, _ = self._size(workload)
-        past_knees = (float(max(0, num_tokens - knee)) for knee in KNEES)
-        of_attention = (float(workload.num_pairs), float(workload.num_read), float(workload.longest_context))
-        return (1.0, float(num_tokens), *past_knees, *of_attention)
+
+def _features(workload: Workload, size: StepSize) -> tuple[float, ...]:
+    num_tokens, num_decodes = (workload.num_tokens, workload.num_decodes) if size[1] == _UNPADDED else size
+    past_knees = [max(0, num_tokens - knee) for knee in KNEES]
+    return (1.0, num_tokens, *past_knees, num_decodes, *workload[1:4])
 
 
 class _Correction:
@@ -154,13 +177,16 @@ class _Correction:
 
     __slots__ = ("num_observed", "ratio")
 
-    def __init__(self) -> None:
-        self.ratio = 1.0
-        self.num_observed = 0
+    def __init__(self, ratio: float = 1.0, num_observed: int = 1) -> None:
+        self.ratio = ratio
+        self.num_observed = num_observed
 
     def observe(self, ratio: float) -> None:
         self.num_observed += 1
-        self.ratio += (ratio - self.ratio) * max(CORRECTION_RATE, 1 / self.num_observed)
+        farther = ratio / self.ratio - 1
+        if self.num_observed > SETTLED:
+            farther = min(FARTHEST, max(-FARTHEST, farther))
+        self.ratio *= 1 + farther * max(CORRECTION_RATE, 1 / self.num_observed)
 
 
 def num_attended_pairs(start: int, num_tokens: int) -> int:

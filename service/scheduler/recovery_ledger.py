@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from service.core.iteration_plan import IterationPlan, Transfer
+from service.core.iteration_plan import IterationPlan, ScheduledSequence, Transfer
 from service.core.iteration_result import FinishedTransfer
+from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.core.stats import Prediction, PreemptionStats
 from service.scheduler.iteration_time import DECODE_EVERY, Workload
@@ -21,7 +22,7 @@ class RecoveryLedger:
 
     def __init__(self, cost: PreemptionCost) -> None:
         self._cost = cost
-        self._recomputing: dict[int, SequenceGroup] = {}  # by sequence id
+        self._recomputing: dict[int, tuple[SequenceGroup, Sequence]] = {}  # by sequence id
         self._transfers: dict[int, tuple[SequenceGroup, Transfer]] = {}
         self._predictions: list[Prediction] = []
         self._num_decodes = 0
@@ -48,7 +49,7 @@ class RecoveryLedger:
             group.preemptions.append(PreemptionStats("swap", num_tokens, num_blocks, now_s, costs.swap_s))
             return
         group.preemptions.append(PreemptionStats("recompute", num_tokens, num_blocks, now_s, costs.recompute_s))
-        self._recomputing.update((sequence.sequence_id, group) for sequence in group.live)
+        self._recomputing.update((sequence.sequence_id, (group, sequence)) for sequence in group.live)
 
     def moves(self, group: SequenceGroup, transfer: Transfer) -> None:
         """The transfer carries the group's blocks, out or in."""
@@ -60,10 +61,11 @@ class RecoveryLedger:
             return
         num_blocks = len(transfer.device_blocks)
         swap_time = self._cost.swap_time
-        predicted_s = swap_time.one_way_s(to_host=transfer.to_host, num_blocks=num_blocks)
+        is_first = finished.is_first
+        predicted_s = swap_time.one_way_s(to_host=transfer.to_host, num_blocks=num_blocks, is_first=is_first)
         if predicted_s is not None:
             self._predictions.append(Prediction("swap", predicted_s, finished.seconds))
-        swap_time.observe(to_host=transfer.to_host, num_blocks=num_blocks, seconds=finished.seconds)
+        swap_time.observe(to_host=transfer.to_host, num_blocks=num_blocks, is_first=is_first, seconds=finished.seconds)
         _add_actual(group, "swap", finished.seconds)
 
     def lost_transfers(self) -> None:
@@ -74,12 +76,12 @@ class RecoveryLedger:
         """The plan took so long. Told of every plan, in order. Not exact: nobody saw when it ended, so neither its time
         nor that of the next one says anything."""
         if self._recomputing:
-            self._share_out(plan, seconds)
+            self._share_out(plan, max(seconds, 1e-9))
         # Where nothing is drawn the executor need not have waited for the device, and the next one waits for both.
         is_awaited = is_exact and any(item.samples for item in plan.scheduled)
         is_timed = is_awaited and self._last_was_awaited
         self._last_was_awaited = is_awaited or (is_exact and not plan.scheduled)
-        if is_timed:
+        if is_timed and not plan.transfers:  # launching these takes time, too
             self._learn(plan, seconds)
 
     def forget(self, group: SequenceGroup) -> None:
@@ -108,18 +110,37 @@ class RecoveryLedger:
         iteration_time.observe(workload, seconds, is_decode=is_decode)
 
     def _share_out(self, plan: IterationPlan, seconds: float) -> None:
-        num_tokens = plan.num_scheduled_tokens
+        """What the plan took longer for the tokens that it computes again."""
+        again: list[tuple[SequenceGroup, int]] = []
+        others: list[ScheduledSequence] = []
         for item in plan.scheduled:
-            group = self._recomputing.get(item.sequence_id)
-            if group is None:
-                continue
-            sequence = next(s for s in group.sequences if s.sequence_id == item.sequence_id)
-            end = item.num_computed_tokens + len(item.token_ids)
-            again = min(end, sequence.recompute_until) - item.num_computed_tokens
-            if again > 0:
-                _add_actual(group, "recompute", seconds * again / num_tokens)
-            if end >= sequence.recompute_until:
-                del self._recomputing[item.sequence_id]
+            num_again = 0
+            if item.sequence_id in self._recomputing:
+                group, sequence = self._recomputing[item.sequence_id]
+                num_again = min(len(item.token_ids), max(0, sequence.recompute_until - item.num_computed_tokens))
+                again.append((group, num_again))
+                if item.num_computed_tokens + len(item.token_ids) >= sequence.recompute_until:
+                    del self._recomputing[item.sequence_id]
+            if num_again < len(item.token_ids):
+                others.append(_after(item, num_again) if num_again else item)
+        num_tokens = sum(num_again for _, num_again in again)
+        if num_tokens:
+            more_s = max(0.0, seconds - self._predicted_without(others))
+            for group, num_again in again:
+                _add_actual(group, "recompute", more_s * num_again / num_tokens)
+
+    def _predicted_without(self, others: list[ScheduledSequence]) -> float:
+        """Seconds of an iteration of these alone; none as long as nothing is known."""
+        iteration_time = self._cost.iteration_time
+        if not others or not iteration_time.is_known:
+            return 0.0
+        return iteration_time.seconds(Workload.of(IterationPlan(tuple(others))))
+
+
+def _after(item: ScheduledSequence, num_tokens: int) -> ScheduledSequence:
+    """Without its first tokens."""
+    start, rest = item.num_computed_tokens + num_tokens, item.token_ids[num_tokens:]
+    return item._replace(num_computed_tokens=start, token_ids=rest)
 
 
 def _add_actual(group: SequenceGroup, recovery: str, seconds: float) -> None:

@@ -1,10 +1,11 @@
 """How long blocks take to the host and back, predicted (AdaptiveLLM, section 3.1.2).
 
 The paper divides bytes by a bandwidth. Blocks of one process are equally large, so that is a time for each block; the
-time to begin comes on top. Both are fitted each way to transfers measured at start-up, and refreshed while running.
+time to begin comes on top, and more of it for the first transfer of a plan: the others are launched while it runs. All
+are fitted each way to transfers measured at start-up, and refreshed while running.
 
-These are times of the copies themselves. Who waits for one also waits until it is launched and its end is noticed:
-a constant each way, measured at start-up.
+These are times of the copies themselves. Who waits for one also waits until its blocks are looked up, it is launched
+and its end is noticed: fitted to what was measured at start-up.
 """
 
 from __future__ import annotations
@@ -19,51 +20,52 @@ class SwapTime:
     """Engine thread only. Knows nothing until each way has been observed at least once."""
 
     def __init__(self) -> None:
-        self._ways = {True: _OneWay(), False: _OneWay()}
+        self._copies = {True: _OneWay(), False: _OneWay()}
+        self._launches = {True: _OneWay(), False: _OneWay()}
 
     @property
     def is_known(self) -> bool:
-        return all(way.is_known for way in self._ways.values())
+        return all(copies.is_known for copies in self._copies.values())
 
-    def observe(self, *, to_host: bool, num_blocks: int, seconds: float) -> None:
-        self._ways[to_host].observe(num_blocks, seconds)
+    def calibrate(self, to_host: bool, num_blocks: int, seconds: float, is_first: bool, launch_s: float | None) -> None:
+        """A timing taken on purpose. launch_s: what waiting for it took on the host, beside the copy."""
+        self._copies[to_host].observe(num_blocks, is_first, seconds)
+        if launch_s is not None:
+            self._launches[to_host].observe(num_blocks, is_first, launch_s)
 
-    def observe_launch(self, *, to_host: bool, seconds: float) -> None:
-        """What one transfer took on the host, beside the copy."""
-        self._ways[to_host].observe_launch(seconds)
+    def observe(self, *, to_host: bool, num_blocks: int, is_first: bool, seconds: float) -> None:
+        """A transfer of the traffic. Refreshes the coefficients now and then."""
+        self._copies[to_host].observe(num_blocks, is_first, seconds)
 
-    def one_way_s(self, *, to_host: bool, num_blocks: int) -> float | None:
+    def one_way_s(self, *, to_host: bool, num_blocks: int, is_first: bool) -> float | None:
         """Predicted seconds of one transfer's copy; None before this way is known."""
-        return self._ways[to_host].seconds(num_blocks)
+        return self._copies[to_host].seconds(num_blocks, is_first)
 
     def seconds(self, num_blocks: int) -> float:
-        """Predicted seconds out and back in, for who waits for both; only once `is_known`."""
-        return sum((way.seconds(num_blocks) or 0.0) + way.launch_s for way in self._ways.values())
+        """Predicted seconds out and back in, each by itself, for who waits for both; only once `is_known`."""
+        parts = (*self._copies.values(), *self._launches.values())
+        return sum(part.seconds(num_blocks, is_first=True) or 0.0 for part in parts)
 
 
 class _OneWay:
+    """Seconds to begin, more of them for the first transfer of a plan, and seconds a block."""
+
     def __init__(self) -> None:
-        self._moments = Moments(2, KEEP)
+        self._moments = Moments(3, KEEP)
         self._coefficients: list[float] | None = None
-        self._num_launches = 0
-        self.launch_s = 0.0
 
     @property
     def is_known(self) -> bool:
         return self._coefficients is not None
 
-    def observe(self, num_blocks: int, seconds: float) -> None:
-        self._moments.add((1.0, float(num_blocks)), max(seconds, 1e-9))
+    def observe(self, num_blocks: int, is_first: bool, seconds: float) -> None:
+        self._moments.add((1.0, float(is_first), float(num_blocks)), max(seconds, 1e-9))
         num_observed = self._moments.num_observed
         if num_observed < REFIT_EVERY or num_observed % REFIT_EVERY == 0:  # start-up takes few timings: each counts
             self._coefficients = fit_nonnegative([(self._moments, 1.0)])
 
-    def observe_launch(self, seconds: float) -> None:
-        self._num_launches += 1
-        self.launch_s += (seconds - self.launch_s) / self._num_launches
-
-    def seconds(self, num_blocks: int) -> float | None:
+    def seconds(self, num_blocks: int, is_first: bool) -> float | None:
         if self._coefficients is None:
             return None
-        per_transfer, per_block = self._coefficients
-        return per_transfer + per_block * num_blocks
+        to_begin, if_first, per_block = self._coefficients
+        return to_begin + if_first * is_first + per_block * num_blocks

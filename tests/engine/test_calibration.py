@@ -24,7 +24,8 @@ class LinearExecutor(LateExecutor):
             self.alive.add(item.sequence_id)
             self.longest_table = max(self.longest_table, len(item.block_ids))
             pairs = num_attended_pairs(item.num_computed_tokens, len(item.token_ids))
-            self._clock.advance(0.004 + 2e-5 * len(item.token_ids) + 1e-9 * pairs)
+            self._clock.advance(2e-5 * len(item.token_ids) + 1e-9 * pairs)
+        self._clock.advance(0.004)
         return IterationResult(tuple(0 for item in plan.scheduled for _ in item.samples))
 
 
@@ -32,7 +33,16 @@ def test_the_predictor_is_right_after_calibration_and_nothing_is_left_behind():
     clock = ManualClock()
     executor = LinearExecutor(clock)
     iteration_time = IterationTime()
-    calibrate(executor, iteration_time, clock, num_blocks=200, block_size=16, max_tokens=1024, max_model_len=2048)
+    calibrate(
+        executor,
+        iteration_time,
+        clock,
+        num_blocks=200,
+        block_size=16,
+        max_tokens=1024,
+        max_model_len=2048,
+        max_num_seqs=64,
+    )
     assert executor.alive == set()
     assert executor.longest_table <= 200
     expected = 0.004 + 2e-5 * 700 + 1e-9 * num_attended_pairs(0, 700)
@@ -51,8 +61,17 @@ class WatchedTime(IterationTime):
 
 def test_every_size_that_is_padded_to_is_timed():
     clock = ManualClock()
-    iteration_time = WatchedTime(lambda num_tokens, has_prompts: -(-num_tokens // 96) * 96)
+    iteration_time = WatchedTime(lambda num_tokens, num_decodes, num_prompts: (-(-num_tokens // 96) * 96, 0))
     executor = LinearExecutor(clock)
-    calibrate(executor, iteration_time, clock, num_blocks=200, block_size=16, max_tokens=400, max_model_len=2048)
+    calibrate(
+        executor,
+        iteration_time,
+        clock,
+        num_blocks=200,
+        block_size=16,
+        max_tokens=400,
+        max_model_len=2048,
+        max_num_seqs=64,
+    )
     assert {96, 192, 288, 384, 400, 200} <= set(iteration_time.timed)
     assert max(iteration_time.timed) == 400

@@ -15,11 +15,11 @@ from service.config import CacheConfig
 from service.core.iteration_plan import BlockCopy, IterationPlan, Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
 from service.runner import cuda_graphs
-from service.runner.cuda_graphs import MAX_DECODES, GraphSize, common_sizes, graph_sizes, outrun, padded_size
+from service.runner.cuda_graphs import MAX_DECODES, GraphSize, common_sizes, graph_sizes, narrowest, outrun
 from service.runner.decode_inputs import DecodeInputs
 from service.runner.decode_rows import decode_rows
 from service.runner.device_block_table import DeviceBlockTable
-from service.runner.mixed_inputs import MixedInputs
+from service.runner.mixed_inputs import MixedInputs, most_prompts
 from service.runner.selective_batching import flatten
 from tests.models.checkpoints import llama, qwen3, random_prompts
 from tests.runner.loading import load
@@ -41,9 +41,29 @@ def test_sizes_of_decodes_are_few_below_8_and_reach_the_largest_batch():
     assert decode_sizes(4096)[-2:] == [896, MAX_DECODES]
 
 
-def test_a_step_is_padded_to_the_next_size_if_that_is_not_too_far():
-    assert [padded_size((64, 128, 512), n, 512) for n in (3, 64, 65, 512, 600)] == [64, 64, 128, 512, 600]
-    assert padded_size((64, 512), 200, 400) == 200
+def test_what_a_graph_has_room_for():
+    size = GraphSize(42, 2)
+    assert size.takes(42, 2, 1)
+    assert size.takes(42, 0, most_prompts(42))
+    assert not size.takes(42, 0, most_prompts(42) + 1)
+    assert not size.takes(8, 3, 1)
+    assert not size.takes(43, 1, 1)
+    assert GraphSize(8, 8).takes(5, 5, 0)
+    assert not GraphSize(8, 8).takes(5, 3, 1)
+
+
+def test_a_step_is_padded_to_the_next_size_that_takes_it_if_that_is_not_too_far():
+    sizes = sorted(GraphSize(num_tokens, d) for num_tokens in (64, 128, 512, 2048) for d in (0, 32))
+    assert [narrowest(sizes, n, 0, 1) for n in (3, 64, 65, 513, 1100)] == [
+        (64, 0), (64, 0), (128, 0), None, (2048, 0)
+    ]  # fmt: skip
+    assert narrowest(sizes, 60, 20, 1) == (64, 32)
+    assert narrowest(sizes, 60, 33, 1) is None
+    assert narrowest(sizes, 100, 0, 16) == (128, 0)
+    assert narrowest(sizes, 100, 0, 17) is None, "2048 has room for so many prompts, and is too far"
+    assert narrowest(sizes, 20, 20, 0) == (64, 32), "prompts of one token are computed like decodes"
+    decodes = [GraphSize(n, n) for n in (1, 8, 300)]
+    assert [narrowest(decodes, n, n, 0) for n in (1, 2, 9, 300, 301)] == [(1, 1), (8, 8), (300, 300), (300, 300), None]
 
 
 def test_a_size_that_takes_longer_than_a_larger_one_nearby_is_not_kept():
@@ -112,7 +132,6 @@ def test_a_padded_step_draws_what_the_flat_batch_draws(mixed, tmp_path):
         table.take_changes(0)
         inputs = MixedInputs(56, 6, table.tensor, 16) if mixed else DecodeInputs(8, table.tensor, 16)
         if mixed:
-            assert inputs.fits(batch)
             inputs.fill(batch)
         else:
             inputs.fill(decode_rows(steps, runner._rows, 16))

@@ -31,21 +31,41 @@ def finished_ids(transfer: KvTransfer) -> list[int]:
 def test_blocks_come_back_as_they_went_into_other_places(storage: KvStorage):
     transfer = KvTransfer(storage, host_blocks(storage, 4))
     before = storage.blocks.clone()
-    transfer.start(Transfer(7, True, (5, 2), (0, 3)))
+    transfer.start([Transfer(7, True, (5, 2), (0, 3))])
     assert finished_ids(transfer) == [7]
     storage.blocks[5].fill_(float("nan"))
     storage.blocks[2].fill_(float("nan"))
-    transfer.start(Transfer(8, False, (1, 5), (0, 3)))
+    transfer.start([Transfer(8, False, (1, 5), (0, 3))])
     assert finished_ids(transfer) == [8]
     assert torch.equal(storage.blocks[1], before[5])
     assert torch.equal(storage.blocks[5], before[2])
     assert torch.equal(storage.blocks[0], before[0])
 
 
+def test_transfers_of_one_plan_run_one_after_another(storage: KvStorage):
+    transfer = KvTransfer(storage, host_blocks(storage, 4))
+    before = storage.blocks.clone()
+    transfer.start([Transfer(1, True, (0, 1), (3, 2)), Transfer(2, True, (4,), (1,))])
+    finished = []
+    while len(finished) < 2:
+        finished += transfer.take_finished(wait=True)
+    assert [(f.transfer_id, f.is_first) for f in finished] == [(1, True), (2, False)]
+    assert all(f.seconds is not None and f.seconds > 0 for f in finished)
+    transfer.start([Transfer(3, False, (5, 3, 2), (1, 2, 3))])
+    assert finished_ids(transfer) == [3]
+    assert torch.equal(storage.blocks[[5, 3, 2]], before[[4, 1, 0]])
+
+
+def test_blocks_of_a_probe_lie_apart(storage: KvStorage):
+    probe = KvTransfer(storage, host_blocks(storage, 4)).probe(2, to_host=True)
+    assert probe == Transfer(-1, True, (0, 3), (0, 2))
+    assert KvTransfer(storage, host_blocks(storage, 4)).probe(4, to_host=False).device_blocks == (0, 1, 2, 3)
+
+
 def test_a_finished_transfer_is_told_once(storage: KvStorage):
     transfer = KvTransfer(storage, host_blocks(storage, 4))
     assert transfer.take_finished(wait=True) == ()
-    transfer.start(Transfer(1, True, (0,), (0,)))
+    transfer.start([Transfer(1, True, (0,), (0,))])
     assert finished_ids(transfer) == [1]
     assert transfer.take_finished(wait=True) == ()
 
@@ -63,9 +83,9 @@ def test_without_host_blocks_nothing_is_timed(storage: KvStorage):
 def test_compressed_blocks_come_back_within_the_stated_error(storage: KvStorage):
     transfer = KvTransfer(storage, Fp8HostBlocks(storage.layout, 4, pinned=storage.blocks.is_cuda))
     before = storage.blocks.clone()
-    transfer.start(Transfer(1, True, (5, 2), (0, 3)))
+    transfer.start([Transfer(1, True, (5, 2), (0, 3))])
     assert finished_ids(transfer) == [1]
-    transfer.start(Transfer(2, False, (1, 5), (0, 3)))
+    transfer.start([Transfer(2, False, (1, 5), (0, 3))])
     assert finished_ids(transfer) == [2]
     for here, was in ((1, 5), (5, 2)):
         error = (storage.blocks[here] - before[was]).abs()

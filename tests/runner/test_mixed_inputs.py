@@ -35,7 +35,6 @@ def test_the_batch_stands_at_fixed_places_with_padding_behind_it(device):
         chance.shuffle(lengths)
         scheduled = [share(chance, 10 * seed + i, n, chance.randint(0, 1)) for i, n in enumerate(lengths)]
         batch = flatten(scheduled, rows, 4)
-        assert inputs.fits(batch)
         inputs.fill(batch)
         nd, nt, nn = batch.num_decode, len(batch.token_ids), len(batch.seeds)
         decode, prefill = step.attention.decode, step.attention.prefill
@@ -57,22 +56,6 @@ def test_the_batch_stands_at_fixed_places_with_padding_behind_it(device):
         assert step.sampling.top_k[:nn].tolist() == batch.top_k.tolist()
         assert (step.sampling.temperature[nn:] == 0).all()
     assert step.token_ids.data_ptr() == address
-
-
-def test_what_does_not_fit():
-    chance, rows = random.Random(0), SequenceRows(60, 30)
-    inputs = MixedInputs(42, 2, torch.zeros(rows.block_table.shape, dtype=torch.int32), 4)
-
-    def fits(*lengths):
-        return inputs.fits(flatten([share(chance, next(ids), n) for n in lengths], rows, 4))
-
-    ids = iter(range(1000))
-    assert fits(1, 1, 40)
-    assert not fits(1, 1, 1, 5)
-    assert fits(42)
-    assert not fits(1, 42)
-    assert fits(*[2] * most_prompts(42))
-    assert not fits(*[2] * (most_prompts(42) + 1))
 
 
 def test_the_border_between_decodes_and_prompts_moves():

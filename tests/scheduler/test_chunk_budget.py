@@ -29,8 +29,9 @@ def learnt() -> IterationTime:
             workload = Workload.of_chunk(start, num_tokens)
             iteration_time.calibrate(workload, device_s(workload))
     for count in (1, 10, 50, 100):
-        workload = Workload(count, 0, count * 500)
-        iteration_time.observe(workload, device_s(workload), is_decode=True)
+        for context in (1, 500):
+            workload = Workload(count, 0, count * context, 0, count, 0)
+            iteration_time.observe(workload, device_s(workload), is_decode=True)
     iteration_time.fit()
     return iteration_time
 
@@ -136,6 +137,6 @@ def test_the_budget_follows_the_machine():
     for _ in range(60):
         chunks = chunks_of_a_prompt()
     assert all(seconds <= 0.033 for seconds, _ in chunks[:-1])
-    assert MIN_CHUNK <= max(chunk for _, chunk in chunks) < 120
+    assert MIN_CHUNK <= max(chunk for _, chunk in chunks) < 130
     harness.run()
     harness.check_against_oracle("request-0")

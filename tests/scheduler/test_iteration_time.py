@@ -13,7 +13,8 @@ from service.core.sampling_params import SamplingParams
 from service.scheduler.iteration_time import (
     MIN_OBSERVED,
     IterationTime,
-    PaddedTokens,
+    PaddedStep,
+    StepSize,
     Workload,
     num_attended_pairs,
 )
@@ -42,7 +43,7 @@ def learnt(noise: float = 0.0) -> IterationTime:
         seconds = device_s(workload) * (1 + chance.uniform(-noise, noise))
         iteration_time.observe(workload, seconds, is_decode=False)
     for decodes in range(1, 256, 8):
-        workload = Workload(decodes, 0, decodes * 1000)
+        workload = Workload(decodes, 0, decodes * 1000, 0, decodes, 0)
         iteration_time.observe(workload, device_s(workload) * (1 + chance.uniform(-noise, noise)), is_decode=True)
     return iteration_time
 
@@ -70,7 +71,7 @@ def test_nothing_is_predicted_before_enough_was_seen():
         iteration_time.calibrate(workload, 1.0)
     iteration_time.fit()
     assert not iteration_time.is_known
-    iteration_time.calibrate(Workload(5, 15, 0), 1.0)
+    iteration_time.calibrate(Workload(5, 15, 0, 5, 0, 1), 1.0)
     iteration_time.fit()
     assert iteration_time.is_known
 
@@ -80,7 +81,7 @@ def test_a_machine_that_has_become_slower_is_noticed():
     for workload in some_workloads(1500, 5):
         iteration_time.observe(workload, 2 * device_s(workload), is_decode=False)
     for decodes in range(1, 256):
-        workload = Workload(decodes, 0, decodes * 1000)
+        workload = Workload(decodes, 0, decodes * 1000, 0, decodes, 0)
         for _ in range(4):
             iteration_time.observe(workload, 2 * device_s(workload), is_decode=True)
     for workload in some_workloads(20, 6):
@@ -90,46 +91,76 @@ def test_a_machine_that_has_become_slower_is_noticed():
 SIZES = (32, 64, 128, 256, 512, 1024, 2048)
 
 
-def padded_tokens(num_tokens: int, has_prompts: bool) -> int:
-    return next(size for size in SIZES if size >= num_tokens)
+def padded_step(num_tokens: int, num_decodes: int, num_prompts: int) -> StepSize:
+    return next(size for size in SIZES if size >= num_tokens), -(-num_decodes // 32) * 32
 
 
 def staircase_s(workload: Workload) -> float:
     """A device with CUDA graphs, whose tiles fit some sizes better than others."""
-    size = padded_tokens(workload.num_tokens, True)
+    size, num_decodes = padded_step(workload.num_tokens, workload.num_decodes, 1)
     off_the_law = 1 + 0.06 * math.sin(size)
-    attention_s = 1e-9 * workload.num_pairs + 5e-7 * workload.longest_context
-    return off_the_law * device_s(Workload(size, 0, workload.num_read)) + attention_s
+    attention_s = 1e-9 * workload.num_pairs + 5e-7 * workload.longest_context + 8e-6 * num_decodes
+    return off_the_law * device_s(Workload(size, 0, workload.num_read, 0, 0, 1)) + attention_s
 
 
-def calibrated(padded: PaddedTokens | None) -> IterationTime:
+def calibrated(padded: PaddedStep | None) -> IterationTime:
     iteration_time = IterationTime(padded)
     for size in SIZES:
         for start in (0, 2048):
             workload = Workload.of_chunk(start, size)
             iteration_time.calibrate(workload, staircase_s(workload))
+    for num_decodes in (16, 100):
+        for num_read in (num_decodes, 300 * num_decodes):
+            workload = Workload.of_chunk(0, 24, num_decodes, num_read)
+            iteration_time.calibrate(workload, staircase_s(workload))
     iteration_time.fit()
     return iteration_time
 
 
-def mean_error(iteration_time: IterationTime) -> float:
-    workloads = [Workload.of_chunk(0, n) for n in (24, 48, 96, 200, 400, 700, 1000, 1500, 2000)]
+def mean_error(iteration_time: IterationTime, num_decodes: int = 0) -> float:
+    lengths = (24, 48, 96, 200, 400, 700, 1000, 1500, 1900)
+    workloads = [Workload.of_chunk(0, n, num_decodes, 100 * num_decodes) for n in lengths]
     return fmean(abs(iteration_time.seconds(w) / staircase_s(w) - 1) for w in workloads)
 
 
 def test_a_staircase_is_followed_where_the_padding_is_known():
-    assert mean_error(calibrated(padded_tokens)) < 0.01
+    iteration_time = calibrated(padded_step)
+    assert mean_error(iteration_time) < 0.01
+    assert mean_error(iteration_time, num_decodes=60) < 0.02
     assert mean_error(calibrated(None)) > 0.1, "and cannot be without"
 
 
 def test_a_size_that_was_not_timed_is_learnt_from_traffic():
-    iteration_time = calibrated(padded_tokens)
+    iteration_time = calibrated(padded_step)
     workload = Workload.of_chunk(0, 90)
     for _ in range(30):
         iteration_time.observe(workload, 1.2 * staircase_s(workload), is_decode=False)
     assert iteration_time.seconds(workload) == pytest.approx(1.2 * staircase_s(workload), rel=0.01)
     larger = Workload.of_chunk(0, 1000)
     assert iteration_time.seconds(larger) == pytest.approx(staircase_s(larger), rel=0.1)
+
+
+def test_one_iteration_in_which_something_else_happened_counts_little():
+    iteration_time = calibrated(padded_step)
+    workload = Workload.of_chunk(0, 90)
+    for _ in range(10):
+        iteration_time.observe(workload, staircase_s(workload), is_decode=False)
+    iteration_time.observe(workload, 9 * staircase_s(workload), is_decode=False)
+    assert iteration_time.seconds(workload) == pytest.approx(staircase_s(workload), rel=0.05)
+
+
+def test_steps_that_are_not_padded_share_a_correction_with_those_about_as_large():
+    iteration_time = calibrated(
+        lambda tokens, decodes, prompts: None if prompts > 16 else padded_step(tokens, decodes, 1)
+    )
+    eager = Workload(264, 2000, 1400, 36, 38, 17)
+    larger, padded = eager._replace(num_tokens=300), eager._replace(num_prompts=4)
+    by_law = [iteration_time.seconds(workload) for workload in (eager, larger, padded)]
+    for _ in range(30):
+        iteration_time.observe(eager, 2 * by_law[0], is_decode=False)
+    now = [iteration_time.seconds(workload) for workload in (eager, larger, padded)]
+    assert now[:2] == pytest.approx([2 * by_law[0], 2 * by_law[1]], rel=0.1)
+    assert now[2] < 1.2 * by_law[2]
 
 
 def test_the_workload_of_a_plan():
@@ -139,4 +170,4 @@ def test_the_workload_of_a_plan():
         return ScheduledSequence(sequence_id, (0,) * num_tokens, start, 0, (), params, ())
 
     plan = IterationPlan((share(0, 1, 99), share(1, 1, 9), share(2, 4, 2)))
-    assert Workload.of(plan) == Workload(6, 3 + 4 + 5 + 6, 110, 6)
+    assert Workload.of(plan) == Workload(6, 3 + 4 + 5 + 6, 110, 6, 2, 1)

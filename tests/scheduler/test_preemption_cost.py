@@ -16,7 +16,7 @@ def make_cost(*, max_tokens: int = 2048, block_s: float = 1e-4) -> PreemptionCos
             iteration_time.calibrate(workload, seconds_of(start, num_tokens))
     iteration_time.fit()
     for to_host in (True, False):
-        swap_time.observe(to_host=to_host, num_blocks=1, seconds=block_s)
+        swap_time.observe(to_host=to_host, num_blocks=1, is_first=True, seconds=block_s)
     return PreemptionCost(iteration_time, swap_time, max_tokens)
 
 

@@ -94,16 +94,36 @@ def test_a_transfer_that_nobody_timed_is_no_measurement(cost: PreemptionCost):
     assert ledger.take_predictions() == ()
 
 
-def test_a_recomputation_costs_its_share_of_the_iterations(cost: PreemptionCost):
+def test_a_recomputation_costs_what_its_iterations_take_beyond_the_rest(cost: PreemptionCost):
     ledger, group = RecoveryLedger(cost), preempted(make_group("a"), 30)
     ledger.preempted(group, Recovery.RECOMPUTE, 30, 3, RecoveryCosts(1.0, 0.5), 7.0)
     other = plan(20, sequence_id=5).scheduled[0]
     ledger.executed(IterationPlan((*plan(20).scheduled, other)), 0.4)
+    rest = 0.4 - seconds_of(0, 20)
     ledger.executed(plan(20, start=20), 0.6)  # ten of them again, ten for the first time
+    rest += 0.6 - seconds_of(30, 10)
     ledger.executed(plan(1, start=40), 9.0)
     (kept,) = group.preemptions
     assert kept.predicted_s == 1.0
-    assert kept.actual_s == pytest.approx(0.2 + 0.3)
+    assert kept.actual_s == pytest.approx(rest, rel=1e-3)
+
+
+def test_a_recomputation_by_itself_costs_all_of_its_iteration_and_never_less_than_nothing(cost: PreemptionCost):
+    ledger, groups = RecoveryLedger(cost), [preempted(make_group("a"), 30), preempted(make_group("b"), 30)]
+    for number, group in enumerate(groups):
+        group.live[0].sequence_id = number
+        ledger.preempted(group, Recovery.RECOMPUTE, 30, 3, UNKNOWN, 7.0)
+    ledger.executed(plan(30), 0.4)
+    beside = (*plan(30, sequence_id=1).scheduled, *plan(500, sequence_id=5).scheduled)
+    ledger.executed(IterationPlan(beside), seconds_of(0, 500) / 2)
+    assert [group.preemptions[0].actual_s for group in groups] == [0.4, 0.0]
+
+
+def test_a_plan_that_begins_transfers_teaches_nothing(cost: PreemptionCost):
+    ledger = RecoveryLedger(cost)
+    ledger.executed(IterationPlan(plan(100).scheduled, transfers=(OUT,)), 5.0)
+    assert ledger.take_predictions() == ()
+    assert cost.predict(100, 0, 1).recompute_s == pytest.approx(seconds_of(0, 100), rel=1e-3)
 
 
 def test_the_last_preemptions_of_a_request_are_kept_and_all_are_counted():
