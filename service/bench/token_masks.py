@@ -54,6 +54,24 @@ _WEATHER = CallableTool(
     is_strict=True,
 )
 _CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris, Texas"}}\n</tool_call>'
+_SELECT = r"""
+start: "SELECT"i columns "FROM"i NAME join* ["WHERE"i condition] ["ORDER"i "BY"i NAME ("ASC"i | "DESC"i)?] ";"
+columns: "*" | column ("," column)*
+column: (NAME ".")? NAME ["AS"i NAME] | ("COUNT" | "SUM" | "MAX") "(" NAME ")"
+join: "JOIN"i NAME "ON"i NAME "." NAME "=" NAME "." NAME
+condition: test (("AND"i | "OR"i) test)*
+test: NAME ("=" | "<" | ">" | "<=" | ">=") value | "(" condition ")"
+value: NUMBER | STRING | NAME
+NAME: /[a-z_][a-z0-9_]*/
+STRING: /'[^'\n]*'/
+%import common.NUMBER
+%import common.WS
+%ignore WS
+"""
+_QUERY = (
+    "SELECT name, t.height, COUNT(visitors) FROM towers JOIN cities ON towers.city = cities.name WHERE height >= 330"
+    " AND (city = 'Paris, Texas' OR year < finished_in AND kind = 'tower') AND height > 12 ORDER BY height DESC;"
+)
 _MAY_CALL = CallRules(must_call=False, parallel=True)
 CASES = {
     "json_object": (GrammarSpec("json_schema", '{"type":"object"}', "x"), _TEXT),
@@ -75,8 +93,13 @@ CASES = {
         _WORDS * 4 + _CALL,
     ),
     "names": (
-        GrammarSpec("lark", 'start: NAME ("+" NAME)*\nNAME: /[a-z_][a-z0-9_]*/\n%ignore / /', "x"),
+        GrammarSpec("grammar", 'start: NAME ("+" NAME)*\nNAME: /[a-z_][a-z0-9_]*/\n%ignore / /', "x"),
         "the_height + the_number_of_towers + " * 12 + "one",
+    ),
+    "queries": (GrammarSpec("grammar", _SELECT, "x"), _QUERY),
+    "sums": (
+        GrammarSpec("grammar", 'root ::= term (" "? [-+*/] " "? term)*\nterm ::= [0-9]+ | [a-z]+ | "(" root ")"', "x"),
+        "(the + 12) * (of - (a * 330 + many)) + " * 8 + "words",
     ),
 }
 

@@ -16,8 +16,10 @@ from llguidance import LLMatcher, LLParserLimits
 from service.core.grammar import GrammarSpec, Reasoning
 from service.errors import InvalidRequest, Overloaded
 from service.structured.grammar_matcher import CompiledGrammar, ReasoningGrammar
-from service.structured.grammar_source import grammar_source
-from service.structured.regex_places import MAX_BYTES, RegexPlaces, regex_places
+from service.structured.grammar_source import as_lark, grammar_source
+from service.structured.lark_places import lark_places
+from service.structured.places import MAX_BYTES, AnyPlaces
+from service.structured.regex_places import regex_places
 from service.structured.vocabulary import Vocabulary, VocabularyMaker
 
 _logger = logging.getLogger(__name__)
@@ -178,11 +180,13 @@ def compile_grammar(spec: GrammarSpec, vocabulary: Vocabulary) -> CompiledGramma
     return CompiledGrammar(prototype, num_bytes, places)
 
 
-def _places(spec: GrammarSpec, vocabulary: Vocabulary) -> RegexPlaces | None:
+def _places(spec: GrammarSpec, vocabulary: Vocabulary) -> AnyPlaces | None:
     if spec.kind == "regex":
         return regex_places(spec.source, vocabulary.token_bytes)
     if spec.beginning is not None:
         return regex_places(spec.beginning, vocabulary.token_bytes, ends_at_match=True)
+    if spec.kind == "grammar":
+        return lark_places(as_lark(spec.source), vocabulary.token_bytes)
     return None
 
 

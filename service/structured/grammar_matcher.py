@@ -7,7 +7,7 @@ from typing import Protocol
 
 from llguidance import LLMatcher
 
-from service.structured.regex_places import Place, RegexPlaces
+from service.structured.places import AnyPlaces, Place
 
 
 class StructuredMatcher(Protocol):
@@ -32,10 +32,10 @@ class StructuredMatcher(Protocol):
 class CompiledGrammar:
     """A grammar that is ready.
 
-    num_bytes: about what it takes, its lexer's tables included. places: of a regex whose texts can be followed.
+    num_bytes: about what it takes, its lexer's tables included. places: where texts stand, if they can be followed.
     """
 
-    def __init__(self, prototype: LLMatcher, num_bytes: int, places: RegexPlaces | None = None) -> None:
+    def __init__(self, prototype: LLMatcher, num_bytes: int, places: AnyPlaces | None = None) -> None:
         self._prototype = prototype
         self.num_bytes = num_bytes
         self.places = places

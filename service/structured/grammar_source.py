@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from llguidance import LLMatcher, grammar_from
+from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import any_to_lark
 
 from service.core.grammar import STANDARD_WHITESPACE, GrammarSpec
 
@@ -25,7 +26,17 @@ def grammar_source(spec: GrammarSpec) -> str:
         case "lark":
             return LLMatcher.grammar_from_lark(spec.source)
         case "grammar":
-            return grammar_from("grammar", spec.source)
+            return LLMatcher.grammar_from_lark(as_lark(spec.source))
+
+
+def as_lark(grammar: str) -> str:
+    """A client's Lark as it is, its GBNF as Lark. Raises ValueError."""
+    if "::=" not in grammar:
+        return grammar
+    try:
+        return any_to_lark(grammar)
+    except Exception as error:  # the library's own have no family
+        raise ValueError(f"it is neither Lark nor GBNF: {error}") from error
 
 
 def _as_object(schema: str) -> str:

@@ -7,10 +7,12 @@ around the whole. Of `\\d`, `\\w` and `\\s` only the ASCII members are known; Un
 from __future__ import annotations
 
 import string
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
 
-_MAX_STATES = 4_000
+from service.structured.automaton import Automaton, Part, TooLarge, any_of, one, one_after_another, repetition
+
 _MAX_DEPTH = 40
 _MAX_REPEAT = 1_000
 _KINDS = {
@@ -44,43 +46,43 @@ class CharSet:
         return self.negated != any((char in _KINDS[kind.lower()]) == kind.islower() for kind in self.kinds)
 
 
-@dataclass(slots=True)
-class CharAutomaton:
-    """States 0 to n - 1; 0 is the first, the last accepts.
-
-    moves: of each state, which characters lead where. free_moves: where each leads without any.
-    """
-
-    moves: list[list[tuple[CharSet, int]]] = field(default_factory=list)
-    free_moves: list[list[int]] = field(default_factory=list)
-
-    def add_state(self) -> int:
-        if len(self.moves) == _MAX_STATES:
-            raise _NotPlain
-        self.moves.append([])
-        self.free_moves.append([])
-        return len(self.moves) - 1
+CharAutomaton: TypeAlias = Automaton[CharSet]
+CharPart: TypeAlias = Part[CharSet]
 
 
 def char_automaton(pattern: str) -> CharAutomaton | None:
-    """None: the pattern is not plain, or large."""
+    """From state 0 to the last. None: the pattern is not plain, or large."""
     automaton = CharAutomaton()
     try:
-        part = _Reader(pattern).whole()
+        part = pattern_part(pattern)
         part(automaton, automaton.add_state(), automaton.add_state())
-    except _NotPlain:
+        last = automaton.add_state()
+    except (NotPlain, TooLarge):
         return None
-    last = automaton.add_state()
     automaton.free_moves[1].append(last)
     return automaton
 
 
-class _NotPlain(Exception):
+def pattern_part(pattern: str) -> CharPart:
+    """The texts that match; raises NotPlain."""
+    return _Reader(pattern).whole()
+
+
+def step(automaton: CharAutomaton, states: Iterable[int], char: str) -> set[int] | None:
+    """The states that these lead to by a character. None: it depends on the version of Unicode."""
+    reached = set[int]()
+    for state in states:
+        for chars, end in automaton.moves[state]:
+            has = chars.has(char)
+            if has is None:
+                return None
+            if has:
+                reached.add(end)
+    return automaton.closure(reached)
+
+
+class NotPlain(Exception):
     """Read differently by different dialects, or too much to follow."""
-
-
-_Part = Callable[[CharAutomaton, int, int], None]
-"""Adds what leads from one state to another by the texts of a part of the pattern."""
 
 
 class _Reader:
@@ -91,62 +93,62 @@ class _Reader:
         self._at = 0
         self._depth = 0
 
-    def whole(self) -> _Part:
+    def whole(self) -> CharPart:
         anchored = self._take("^")
         part, num_branches = self._branches()
         if self._take("$"):
             anchored = True
         if self._at < len(self._text) or (anchored and num_branches > 1):
-            raise _NotPlain
+            raise NotPlain
         return part
 
-    def _branches(self) -> tuple[_Part, int]:
+    def _branches(self) -> tuple[CharPart, int]:
         parts = [self._sequence()]
         while self._take("|"):
             parts.append(self._sequence())
-        return (parts[0] if len(parts) == 1 else _any_of(parts)), len(parts)
+        return (parts[0] if len(parts) == 1 else any_of(parts)), len(parts)
 
-    def _sequence(self) -> _Part:
+    def _sequence(self) -> CharPart:
         parts = []
         while self._peek() not in ("", "|", ")", "$"):
             parts.append(self._repeated(self._single()))
-        return _one_after_another(parts)
+        return one_after_another(parts)
 
-    def _single(self) -> _Part:
+    def _single(self) -> CharPart:
         char = self._next()
         if char == "(":
             return self._group()
         if char == "[":
-            return _one_of(self._set())
+            return one(self._set())
         if char == ".":
-            return _one_of(CharSet((("\n", "\n"),), negated=True))
+            return one(CharSet((("\n", "\n"),), negated=True))
         if char == "\\":
-            return _one_of(self._escaped())
+            return one(self._escaped())
         if char in _SPECIAL:
-            raise _NotPlain
-        return _one_of(CharSet(((char, char),)))
+            raise NotPlain
+        return one(CharSet(((char, char),)))
 
-    def _group(self) -> _Part:
+    def _group(self) -> CharPart:
         if self._take("?") and not self._take(":"):
-            raise _NotPlain
+            raise NotPlain
         self._depth += 1
         if self._depth > _MAX_DEPTH:
-            raise _NotPlain
+            raise NotPlain
         part, _ = self._branches()
         self._depth -= 1
         if not self._take(")"):
-            raise _NotPlain
+            raise NotPlain
         return part
 
-    def _repeated(self, part: _Part) -> _Part:
+    def _repeated(self, part: CharPart) -> CharPart:
         sign = self._peek()
         if sign not in ("*", "+", "?", "{"):
             return part
         self._at += 1
         least, most = {"*": (0, None), "+": (1, None), "?": (0, 1)}.get(sign) or self._bounds()
         if self._peek() in ("*", "+", "?", "{"):
-            raise _NotPlain  # lazy, possessive, or repeated again
-        return _repetition(part, least, most)
+            raise NotPlain  # lazy, possessive, or repeated again
+        return repetition(part, least, most)
 
     def _bounds(self) -> tuple[int, int | None]:
         least = self._number()
@@ -154,7 +156,7 @@ class _Reader:
         if self._take(","):
             most = None if self._peek() == "}" else self._number()
         if not self._take("}") or max(least, most or 0) > _MAX_REPEAT or (most is not None and most < least):
-            raise _NotPlain
+            raise NotPlain
         return least, most
 
     def _number(self) -> int:
@@ -162,7 +164,7 @@ class _Reader:
         while (char := self._peek()) != "" and char in string.digits:
             digits += self._next()
         if not 0 < len(digits) <= 6:
-            raise _NotPlain
+            raise NotPlain
         return int(digits)
 
     def _set(self) -> CharSet:
@@ -172,17 +174,17 @@ class _Reader:
             member = self._member()
             kinds |= member.kinds
             if self._text.startswith("--", self._at):
-                raise _NotPlain
+                raise NotPlain
             if self._peek() == "-" and not self._text.startswith("-]", self._at):
                 self._at += 1
                 last = self._member()
                 if member.kinds or last.kinds or last.ranges < member.ranges:
-                    raise _NotPlain
+                    raise NotPlain
                 ranges.append((member.ranges[0][0], last.ranges[0][0]))
             else:
                 ranges += member.ranges
         if not ranges and not kinds:
-            raise _NotPlain
+            raise NotPlain
         return CharSet(tuple(ranges), frozenset(kinds), negated)
 
     def _member(self) -> CharSet:
@@ -190,7 +192,7 @@ class _Reader:
         if char == "\\":
             return self._escaped()
         if char in "[]" or (char in _DOUBLED and self._peek() == char):
-            raise _NotPlain
+            raise NotPlain
         return CharSet(((char, char),))
 
     def _escaped(self) -> CharSet:
@@ -199,7 +201,7 @@ class _Reader:
             return CharSet((), frozenset({char}))
         char = _CONTROLS.get(char, char if char in _ESCAPABLE else "")
         if not char:
-            raise _NotPlain
+            raise NotPlain
         return CharSet(((char, char),))
 
     def _peek(self) -> str:
@@ -208,7 +210,7 @@ class _Reader:
     def _next(self) -> str:
         char = self._peek()
         if not char:
-            raise _NotPlain
+            raise NotPlain
         self._at += 1
         return char
 
@@ -216,47 +218,3 @@ class _Reader:
         found = self._peek() == char
         self._at += found
         return found
-
-
-def _one_of(chars: CharSet) -> _Part:
-    def add(automaton: CharAutomaton, start: int, end: int) -> None:
-        automaton.moves[start].append((chars, end))
-
-    return add
-
-
-def _one_after_another(parts: list[_Part]) -> _Part:
-    def add(automaton: CharAutomaton, start: int, end: int) -> None:
-        for part in parts:
-            after = automaton.add_state()
-            part(automaton, start, after)
-            start = after
-        automaton.free_moves[start].append(end)
-
-    return add
-
-
-def _any_of(parts: list[_Part]) -> _Part:
-    def add(automaton: CharAutomaton, start: int, end: int) -> None:
-        for part in parts:
-            first = automaton.add_state()
-            automaton.free_moves[start].append(first)
-            part(automaton, first, end)
-
-    return add
-
-
-def _repetition(part: _Part, least: int, most: int | None) -> _Part:
-    def add(automaton: CharAutomaton, start: int, end: int) -> None:
-        at = automaton.add_state()
-        automaton.free_moves[start].append(at)
-        for count in range(max(least, 1) if most is None else most):
-            if count >= least:
-                automaton.free_moves[at].append(end)
-            before, at = at, automaton.add_state()
-            part(automaton, before, at)
-        if most is None:
-            automaton.free_moves[at].append(before)  # the last one again
-        automaton.free_moves[at].append(end)
-
-    return add

@@ -32,6 +32,8 @@ def test_white_space_may_be_forbidden_or_described() -> None:
         ("choice", '["a\\nb", "\\u00fc"]', "a\nb", "u"),
         ("grammar", 'root ::= "a" | "b" root', "bba", "bb"),
         ("grammar", 'start: "a" start | "."', "aa.", "aa"),
+        ("grammar", '?start: "a" start | "."', "aa.", "aa"),
+        ("grammar", 'start: "a" start | "::="', "aa::=", "aa"),
         ("regex", "^a.c$", "abc", "a\nc"),
     ],
 )

@@ -2,66 +2,35 @@
 
 from __future__ import annotations
 
-import random
-import tracemalloc
 from collections.abc import Sequence
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from llguidance import LLMatcher
 
 from service.core.grammar import GrammarSpec
-from service.structured import regex_places as module
 from service.structured.grammar_compiler import compile_grammar
-from service.structured.regex_places import RegexPlaces, regex_places
-from tests.structured.masks import allowed_ids
+from service.structured.places import AnyPlaces
+from service.structured.regex_places import regex_places
+from tests.structured.one_place_one_mask import check_one_place_one_mask
 from tests.structured.patterns import PATTERNS
-from tests.structured.tiny_grammars import END_ID, VOCABULARY, ids, regex
+from tests.structured.tiny_grammars import VOCABULARY, ids, regex
 
 CALLS = r"(.|\n)*<call>"
-LETTERS = [token_id for token_id in range(400) if VOCABULARY.token_bytes(token_id).isalpha()]
 TEXT_OR_CALLS = f'start: block* text\nblock: open "x"\nopen[lazy]: /{CALLS}/\ntext: /(.|\\n)*/'
 
 
-def followed(pattern: str, *, ends_at_match: bool = False) -> RegexPlaces:
+def followed(pattern: str, *, ends_at_match: bool = False) -> AnyPlaces:
     places = regex_places(pattern, VOCABULARY.token_bytes, ends_at_match=ends_at_match)
     assert places is not None
     return places
 
 
-def place_of(places: RegexPlaces, tokens: Sequence[int]) -> int | None:
+def place_of(places: AnyPlaces, tokens: Sequence[int]) -> int | None:
     place = places.first
     for token_id in tokens:
         place = places.after(place, token_id)
     return place
-
-
-def mask_of(matcher: LLMatcher) -> bytes:
-    return matcher.deep_copy().compute_bitmask()
-
-
-def check_one_place_one_mask(places: RegexPlaces, prototype: LLMatcher, seed: int) -> int:
-    """Random walks; how many places came twice."""
-    draws, masks, num_met_again = random.Random(seed), dict[int, bytes](), 0
-    for _ in range(4):
-        matcher, place = prototype.deep_copy(), places.first
-        for _ in range(20):
-            mask = mask_of(matcher)
-            if place is not None:
-                num_met_again += place in masks
-                assert masks.setdefault(place, mask) == mask
-            allowed = [token_id for token_id in allowed_ids(_words(mask)) if token_id != END_ID]
-            if not allowed or matcher.is_stopped():
-                break
-            token_id = draws.choice(allowed)
-            assert matcher.consume_token(token_id)
-            place = places.after(place, token_id)
-    return num_met_again
-
-
-def _words(mask: bytes) -> Sequence[int]:
-    return memoryview(mask).cast("i").tolist()
 
 
 @given(pattern=PATTERNS, seed=st.integers(0, 99))
@@ -118,32 +87,3 @@ def test_after_the_match_nothing_is_known() -> None:
     assert place_of(places, ids("<call")) is not None
     assert place_of(places, ids("<call>")) is None
     assert place_of(places, ids("a<call> b")) is None
-
-
-def test_all_of_it_takes_no_more_than_it_says() -> None:
-    draws = random.Random(0)
-    tracemalloc.start()
-    try:
-        many_states = followed("[a-z]{1,990}" * 4)
-        many_places = followed("(.*a.{35}|.*b.{37}|.*c.{33})")
-        many_moves = followed(r"(.|\n)*")
-        for _ in range(10):
-            place = many_places.first
-            for _ in range(300):
-                place = many_places.after(place, draws.choice(LETTERS))
-        many_moves._moves = {(number, 1000 + number): 1000 + number for number in range(module._MAX_MOVES)}
-        assert many_places._num_states > module._MAX_STATES_IN_ALL - module._MAX_SUBSET
-        assert tracemalloc.get_traced_memory()[0] < module.MAX_BYTES
-    finally:
-        tracemalloc.stop()
-    assert len(many_states._automaton.moves) > 3_000
-
-
-def test_places_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MAX_STATES_IN_ALL", 3)
-    monkeypatch.setattr(module, "_MAX_MOVES", 2)
-    places = followed("abcdef")
-    assert [place_of(places, ids(text)) for text in ("", "a", "ab", "abc")] == [0, 1, 2, None]
-    assert len(places._moves) <= 2
-    wide = followed("(a?){300}")
-    assert wide.first is None
