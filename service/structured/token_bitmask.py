@@ -1,12 +1,18 @@
-"""Allowed next ids as bits, for kernels/apply_token_bitmask.py; computed in a thread beside the forward pass."""
+"""Allowed next ids as bits, for kernels/apply_token_bitmask.py; computed in a thread beside the forward pass.
+
+One or two rows are computed by whoever waits for them, once the forward pass has been launched: the way to a thread and
+back costs as much as a row.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache, partial
+from threading import Lock
 from typing import cast
 
 import numpy as np
@@ -24,13 +30,14 @@ class BegunMasks:
     """See `TokenMasks` in core/grammar.py."""
 
     rows: Sequence[int]
-    bits: Future[memoryview]
+    bits: Callable[[], memoryview]
 
     def wait(self) -> memoryview:
-        return self.bits.result()
+        return self.bits()
 
 
 _KEPT_BYTES = 64 * 2**20
+_FEW_ROWS = 2
 
 
 class TokenBitmask:
@@ -48,6 +55,7 @@ class TokenBitmask:
         self._free_row = _all_but(eos_token_ids, self._num_words)
         self._kept = _KeptMasks(kept_bytes // (4 * self._num_words))
         self._thread = ThreadPoolExecutor(1, "bitmask")
+        self._filling = Lock()  # masks that nobody waits for, after a fault, may still be under way
         self._parallel: LLExecutor | None = None
 
     def begin(self, matchers: Sequence[Matcher], rows: Sequence[int]) -> BegunMasks:
@@ -56,9 +64,15 @@ class TokenBitmask:
         self._bits.reverse()
         bits = self._bits[0][: len(different)]
         shared = [-1 if row < 0 else stands_for[row] for row in rows]
-        return BegunMasks(shared, self._thread.submit(self._fill, different, bits))
+        if len(different) <= _FEW_ROWS:
+            return BegunMasks(shared, cache(partial(self._fill, different, bits)))
+        return BegunMasks(shared, self._thread.submit(self._fill, different, bits).result)
 
     def _fill(self, matchers: Sequence[StructuredMatcher], bits: NDArray[np.int32]) -> memoryview:
+        with self._filling:
+            return self._fill_alone(matchers, bits)
+
+    def _fill_alone(self, matchers: Sequence[StructuredMatcher], bits: NDArray[np.int32]) -> memoryview:
         constrained, unknown = list[tuple[LLMatcher, int]](), list[tuple[Hashable, int]]()
         for index, matcher in enumerate(matchers):
             constraint, key = matcher.constraint, matcher.mask_key
@@ -79,12 +93,16 @@ class TokenBitmask:
         return bits.data
 
     def _compute(self, constrained: list[tuple[LLMatcher, int]], bits: NDArray[np.int32]) -> None:
+        if len(constrained) <= _FEW_ROWS:
+            for matcher, index in constrained:
+                self._compute_alone(matcher, bits[index])
+            return
         if self._parallel is None:
             self._parallel = LLExecutor()  # its threads start with the first grammar
         try:
             self._parallel.unsafe_compute_mask_ptr(constrained, bits.ctypes.data, self._num_words * 4, len(bits))
         except BaseException:  # a panic of the library is one
-            _logger.exception("masks of %d grammars failed", len(constrained))
+            _logger.exception("masks of %d grammars failed together", len(constrained))
             for matcher, index in constrained:
                 self._compute_alone(matcher, bits[index])
 
@@ -93,6 +111,7 @@ class TokenBitmask:
         try:
             matcher.unsafe_compute_mask_ptr(row.ctypes.data, self._num_words * 4)
         except BaseException:
+            _logger.exception("a mask failed")
             row[:] = 0
 
 
@@ -110,7 +129,7 @@ def _different(matchers: Sequence[StructuredMatcher]) -> tuple[list[StructuredMa
 
 
 class _KeptMasks:
-    """Masks by key, the least used goes first. The masks' own thread."""
+    """Masks by key, the least used goes first."""
 
     def __init__(self, max_num_masks: int) -> None:
         self._max_num_masks = max_num_masks

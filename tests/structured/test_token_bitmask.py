@@ -61,17 +61,20 @@ def test_masks_stay_while_the_next_are_computed() -> None:
     assert allowed_ids(np.asarray(second.wait())[0]) == ids("b")
 
 
-def test_a_grammar_whose_mask_fails_spoils_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    masker = TokenBitmask(2, SIZE, frozenset({END_ID}))
+@pytest.mark.parametrize("num_others", [0, 3])
+def test_a_grammar_whose_mask_fails_spoils_no_other(caplog: pytest.LogCaptureFixture, num_others: int) -> None:
+    masker = TokenBitmask(5, SIZE, frozenset({END_ID}))
     good, bad = regex("a").start(), regex("b").start()
+    others = [regex("[a-z]*" + letter).start() for letter in "xyz"[:num_others]]
 
     class Broken:
         def unsafe_compute_mask_ptr(self, *arguments: object) -> None:
             raise RuntimeError("broken")
 
     bad._state = Broken()
-    bits = np.asarray(masker.begin([good, bad], [0, 1]).wait())
+    bits = np.asarray(masker.begin([good, bad, *others], range(2 + num_others)).wait())
     assert allowed_ids(bits[0]) == ids("a")
+    assert all(allowed_ids(row) for row in bits[2:])
     assert allowed_ids(bits[1]) == []
     assert "failed" in caplog.text
 
@@ -151,3 +154,15 @@ def test_one_place_after_the_reasoning_is_another_while_thinking() -> None:
     assert rows[0] == ids("a")
     assert len(rows[1]) > 300
     assert sorted(rows[2]) == sorted([*ids("a"), 31])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_few_rows_are_what_many_are(count: int) -> None:
+    """Whoever waits computes one or two; waiting again gives the same."""
+    masker = TokenBitmask(5, SIZE, frozenset({END_ID}))
+    grammars = [schema(f'{{"type":"array","maxItems":{number}}}') for number in range(1, count + 1)]
+    begun = masker.begin([grammar.start() for grammar in grammars], range(count))
+    rows = np.asarray(begun.wait()).tolist()
+    assert rows == np.asarray(begun.wait()).tolist()
+    for grammar, row in zip(grammars, rows, strict=True):
+        assert row == list(memoryview(grammar.start().constraint.compute_bitmask()).cast("i"))[: len(row)]
