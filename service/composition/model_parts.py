@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from service.composition.default_seats import SEATS, default_seats
 from service.config import SchedulerConfig
 from service.core.clock import Clock
 from service.engine.calibration import calibrate
@@ -29,14 +30,6 @@ DEFAULT_BUDGET_ON_GPU = 2048
 DEFAULT_BUDGET_ON_CPU = 512
 """Tokens an iteration: what a device computes in some tens of milliseconds, so that prompts do not stall decodes."""
 
-DEFAULT_SEATS = 256
-DEFAULT_SEATS_WITH_MUCH_MEMORY = 512
-MUCH_MEMORY_BYTES = 64 << 30
-"""Sequences an iteration: more of them share one reading of the weights, if their keys and values find room (a sequence
-of 500 tokens of an 8B model takes 65 MB). On one H200 matrix products of 512 rows give 20 % more tokens a second than
-those of 256, and those of 1,024 no more than that; with so many streams the host is what limits a small model
-(loadtest/LOG.md)."""
-
 
 @dataclass(frozen=True, slots=True)
 class ModelParts:
@@ -55,6 +48,7 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock) -> Mo
     # Not imported above: torch takes seconds, and HTTP already answers 503 meanwhile.
     from service.runner.device import choose_device, memory_bytes
     from service.runner.load import load_executor
+    from service.runner.model_size import ModelSize
 
     recorder.record_startup("imports", time.monotonic() - started_s)
     source = settings.model_source()
@@ -63,7 +57,7 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock) -> Mo
     template = load_chat_template(text_folder, source.chat_template)
     device = choose_device(source.device)
     scheduler = settings.scheduler_config(
-        DEFAULT_SEATS_WITH_MUCH_MEMORY if memory_bytes(device) >= MUCH_MEMORY_BYTES else DEFAULT_SEATS,
+        default_seats(memory_bytes(device), *ModelSize.of(source, folder, device)) if device.type == "cuda" else SEATS,
         DEFAULT_BUDGET_ON_GPU if device.type == "cuda" else DEFAULT_BUDGET_ON_CPU,
     )
     started_s = time.monotonic()

@@ -1,0 +1,29 @@
+"""How large a model is, before anything of it is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from service.config import ModelSource
+from service.models.model_config import load_model_config
+from service.models.registry import build_model
+from service.runner.device import choose_dtype
+from service.runner.kv_storage import KvLayout
+
+
+class ModelSize(NamedTuple):
+    """Bytes of all weights, and of one token's keys and values."""
+
+    weights_bytes: int
+    kv_token_bytes: int
+
+    @classmethod
+    def of(cls, source: ModelSource, folder: Path, device: torch.device) -> ModelSize:
+        """As it would be on the device. Raises ModelLoadError naming the file or field."""
+        config = load_model_config(folder)
+        dtype = choose_dtype(source.dtype, device, config.checkpoint_dtype)
+        weights = build_model(config).checkpoint_tensors().values()
+        return cls(sum(t.numel() for t in weights) * dtype.itemsize, KvLayout.of(config, 1, dtype).block_bytes)
