@@ -150,9 +150,12 @@ def _check_depth_and_enums(schema: object, param: str, config: ApiConfig) -> Non
             values = value.get("enum")
             if isinstance(values, list) and len(values) > config.max_enum_values:
                 raise InvalidRequest(f"{param}: an enum may hold at most {config.max_enum_values} values.", param=param)
-            pattern = value.get("pattern")
-            if isinstance(pattern, str):
-                _check_regex_size(pattern, f"{param}: pattern", config)
+            if values == []:
+                raise InvalidRequest(f"{param}: an enum must hold at least one value.", param=param)
+            by_pattern = value.get("patternProperties")
+            for pattern in (value.get("pattern"), *(by_pattern if isinstance(by_pattern, dict) else ())):
+                if isinstance(pattern, str):
+                    _check_regex_size(pattern, f"{param}: pattern", config)
             waiting += [(member, depth + 1) for member in value.values()]
         elif isinstance(value, list):
             waiting += [(member, depth + 1) for member in value]

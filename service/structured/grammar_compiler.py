@@ -191,7 +191,12 @@ def _places(spec: GrammarSpec, vocabulary: Vocabulary) -> AnyPlaces | None:
 
 
 def _reason(error: str) -> str:
-    """llguidance's first line, cut short; the others show the grammar."""
+    """What is wrong, by its keyword and cut short: llguidance's first line, for the others show the grammar."""
     lines = [line.strip() for line in error.splitlines() if line.strip() and not line.startswith("<non-verbose")]
     text = lines[0] if lines else "no output can satisfy it"
+    faults = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    if text.endswith("regex parse error:") and faults:
+        text = f"pattern {lines[1]}: {faults[0]}"
+    elif text.startswith(("Pointer '", "Resource '")):
+        text = f"$ref: {text}"
     return text if len(text) <= 200 else text[:197] + "..."
