@@ -3,9 +3,10 @@
     python -m loadtest.host_benchmark --streams 64 256 --step-ms 10 [--idle-connections 5000] [flags of headrace serve]
     python -m loadtest.host_benchmark --streams 1000 --workload orca --step-ms 3 --overlap
 
-The server is `host_server.py`, so no device is needed; the client is `headrace loadtest run`, in processes of its own.
-CPU time is the kernel's count for the server's threads from the first token's time to the last, for the engine's thread
-and for the rest apart; it hardly depends on what else the machine does. Tokens a second do.
+The server is `host_server.py`, so no device is needed; the client is the load generator, in a process of its own.
+CPU time is the kernel's count for the server's threads while the run's requests are sent and answered, without a
+warm-up, for the engine's thread and for the rest apart. It depends less on what else the machine does than tokens a
+second do.
 """
 
 import argparse
@@ -13,7 +14,6 @@ import contextlib
 import json
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -22,8 +22,14 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from loadtest.host_server import ENGINE_THREAD
-from loadtest.process_cpu import cpu_seconds_by_thread
+from loadtest.metrics import RunLabels, summarize
+from loadtest.process_cpu import CpuUse
+from loadtest.prompts import BodyOptions
+from loadtest.runner import LoadPlan, run_load
+from loadtest.server_facts import fetch_server_facts
 from loadtest.server_process import free_port, running_server
+from loadtest.trace import with_arrivals
+from loadtest.workload import draw, named
 
 VOCAB_SIZE = 32_000
 _CONFIG = {
@@ -60,24 +66,22 @@ class HostCost:
         return self.engine_us + self.rest_us
 
 
-def measure(url: str, pid: int, num_streams: int, workload: str) -> HostCost:
-    """One run: so many streams at once."""
-    command = [sys.executable, "-m", "loadtest", "run", "--base-url", url, "--arrival", "at-once", "--processes", "1"]
-    command += ["--workload", workload, "--num-prompts", str(num_streams)]
-    command += ["--vocab-size", str(VOCAB_SIZE - 1)]
-    before = cpu_seconds_by_thread(pid)
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    after = cpu_seconds_by_thread(pid)
-    result = json.loads(done.stdout.splitlines()[-1])
+def measure(url: str, pid: int, num_streams: int, workload: str, prompt_seed: int) -> HostCost:
+    """One run: so many streams at once, behind a warm-up that is not counted."""
+    requests = draw(named(workload), num_streams, seed=0, prompt_seed=prompt_seed)
+    options = BodyOptions(fetch_server_facts(url, {}).model_id, vocab_size=VOCAB_SIZE - 1)
+    use = CpuUse(pid)
+    outcome = run_load(LoadPlan(url, tuple(with_arrivals(requests, [0.0] * num_streams)), options), around=use)
+    labels = RunLabels("openai", "headrace", options.model, workload, workload=workload, num_processes=1)
+    result = summarize(outcome, labels)
     num_tokens = result["total_output_tokens"]
-    used = {name: after[name] - before.get(name, 0.0) for name in after}
-    engine_s = used.pop(ENGINE_THREAD)
+    engine_s = use.by_thread[ENGINE_THREAD]
     return HostCost(
         streams=num_streams,
         requests_per_s=result["request_throughput"],
         tokens_per_s=result["output_throughput"],
         engine_us=engine_s / num_tokens * 1e6,
-        rest_us=sum(used.values()) / num_tokens * 1e6,
+        rest_us=(use.seconds - engine_s) / num_tokens * 1e6,
         tpot_ms=result["median_tpot_ms"],
     )
 
@@ -114,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         serving = running_server([*command, *flags], f"{url}/ready")
         with serving as server, idle_connections(url, args.idle_connections):
             for streams in args.streams:
-                runs = [measure(url, server.pid, streams, args.workload) for _ in range(args.rounds)]
+                runs = [measure(url, server.pid, streams, args.workload, seed) for seed in range(args.rounds)]
                 best = min(runs, key=lambda cost: cost.total_us)
                 median_us = statistics.median(cost.total_us for cost in runs)
                 print(

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Self
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -16,6 +17,26 @@ def cpu_seconds_by_thread(pid: int) -> dict[str, float]:
     return seconds
 
 
-def cpu_seconds(pid: int) -> float:
-    """Of all its threads that live."""
-    return sum(cpu_seconds_by_thread(pid).values())
+class CpuUse:
+    """What a process uses while this context is entered.
+
+    by_thread: seconds, once it is left; those of threads of one name together.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._before: dict[str, float] = {}
+        self.by_thread: dict[str, float] = {}
+
+    @property
+    def seconds(self) -> float:
+        """Of all threads that live."""
+        return sum(self.by_thread.values())
+
+    def __enter__(self) -> Self:
+        self._before = cpu_seconds_by_thread(self._pid)
+        return self
+
+    def __exit__(self, *fault: object) -> None:
+        after = cpu_seconds_by_thread(self._pid)
+        self.by_thread = {name: after[name] - self._before.get(name, 0.0) for name in after}

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from ctypes import c_long
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -68,9 +69,14 @@ def default_num_processes() -> int:
     return max(1, min(8, (os.cpu_count() or 1) // 2))
 
 
-def run_load(plan: LoadPlan, on_progress: Callable[[int], None] = lambda finished: None) -> LoadOutcome:
+def run_load(
+    plan: LoadPlan,
+    on_progress: Callable[[int], None] = lambda finished: None,
+    around: AbstractContextManager[object] | None = None,
+) -> LoadOutcome:
     """Runs the plan to its end. `on_progress` gets the number of finished requests about ten times a second.
 
+    around: entered when every client is ready, its warm-up done, and left when the last answer is there.
     Client processes are spawned: a script that calls this needs the `if __name__ == "__main__"` guard.
     Raises LoadError; the processes are ended whatever happens.
     """
@@ -82,12 +88,15 @@ def run_load(plan: LoadPlan, on_progress: Callable[[int], None] = lambda finishe
     try:
         for client in clients:
             _receive(client, "ready", lambda: None)
-        start_s = time.perf_counter() + _START_DELAY_S
-        for client in clients:
-            client.pipe.send(start_s)
-        records = [
-            record for client in clients for record in _receive(client, "records", lambda: on_progress(sum(finished)))
-        ]
+        with around or nullcontext():
+            start_s = time.perf_counter() + _START_DELAY_S
+            for client in clients:
+                client.pipe.send(start_s)
+            records = [
+                record
+                for client in clients
+                for record in _receive(client, "records", lambda: on_progress(sum(finished)))
+            ]
     finally:
         for client in clients:
             client.end()

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 from loadtest.arrivals import AllAtOnce, PoissonArrivals
 from loadtest.metrics import RunLabels, summarize, without_long_arrays
 from loadtest.model_shapes import LLAMA_8B, QWEN3_06B, read_shape, shape_folder
-from loadtest.process_cpu import cpu_seconds
+from loadtest.process_cpu import CpuUse
 from loadtest.prompts import BodyOptions
 from loadtest.random_streams import random_stream
 from loadtest.runner import LoadPlan, default_num_processes, run_load
@@ -189,17 +189,16 @@ def measure(
 
     Every row has prompts of its own: the server's prefix cache holds none of another row's.
 
-    pid: of the server, if it runs here: then its CPU time a token is in the result, warm-up included.
+    pid: of the server, if it runs here: then its CPU time a token is in the result, without the warm-up's.
     """
     process = AllAtOnce() if row.request_rate is None else PoissonArrivals(row.request_rate)
     times = process.arrival_times(row.num_requests, random_stream(_SEED, "arrivals"))
     drawn = draw(named(row.workload), row.num_requests, _SEED, prompt_seed=zlib.crc32(row.name.encode()))
     requests = with_arrivals(drawn, times.tolist())
     options = BodyOptions(fetch_server_facts(base_url, {}).model_id, vocab_size=vocab_size)
-    used_s = 0.0 if pid is None else cpu_seconds(pid)
-    outcome = run_load(
-        LoadPlan(base_url, tuple(requests), options, num_processes=num_processes, warmup_requests=warmup_requests)
-    )
+    use = None if pid is None else CpuUse(pid)
+    plan = LoadPlan(base_url, tuple(requests), options, num_processes=num_processes, warmup_requests=warmup_requests)
+    outcome = run_load(plan, around=use)
     labels = RunLabels(
         "openai", "headrace", options.model, row.name, workload=row.workload, num_processes=num_processes
     )
@@ -208,8 +207,8 @@ def measure(
         raise RuntimeError(f"{row.name}: {result['failed']} requests failed: {result['errors_by_kind']}")
     if result["total_cached_tokens"] > _CACHED_AT_MOST * result["total_input_tokens"]:
         raise RuntimeError(f"{row.name}: {result['total_cached_tokens']} prompt tokens came from the prefix cache")
-    if pid is not None:
-        result["host_us_per_token"] = (cpu_seconds(pid) - used_s) / result["total_output_tokens"] * 1e6
+    if use is not None:
+        result["host_us_per_token"] = use.seconds / result["total_output_tokens"] * 1e6
     return result
 
 

@@ -1,5 +1,6 @@
 import dataclasses
 import statistics
+import time
 
 import pytest
 
@@ -78,6 +79,26 @@ def test_conversations_grow_by_prompt_and_answer(fast_stub_url: str, with_ids: b
         expected = (expected if request.turn else 0) + request.prompt_len
         assert record.input_tokens == expected
         expected += request.output_len
+
+
+class Moments:
+    """When this context was entered, and left."""
+
+    entered_s = left_s = 0.0
+
+    def __enter__(self) -> None:
+        self.entered_s = time.perf_counter()
+
+    def __exit__(self, *fault: object) -> None:
+        self.left_s = time.perf_counter()
+
+
+def test_what_is_put_around_a_run_sees_no_warm_up(fast_stub_url: str) -> None:
+    around = Moments()
+    began_s = time.perf_counter()
+    outcome = run_load(LoadPlan(fast_stub_url, _spaced(3, 0.0), OPTIONS, warmup_requests=20), around=around)
+    assert began_s < around.entered_s < outcome.start_s < outcome.start_s + outcome.duration_s < around.left_s
+    assert around.entered_s - began_s > outcome.duration_s, "twenty requests, one after the other"
 
 
 def test_turns_after_a_failed_one_are_skipped_and_named(fast_stub_url: str) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from loadtest import serving_table
 from loadtest.model_shapes import read_shape
+from loadtest.process_cpu import CpuUse
 from loadtest.prompts import prompt_token_ids
 from loadtest.runner import LoadOutcome, LoadPlan, run_load
 from loadtest.serving_table import ROWS, Row, Target, host_profile, lines, measure, readme_table
@@ -86,7 +87,6 @@ def test_the_host_profile_is_found_in_what_the_server_prints() -> None:
 
 
 def test_the_servers_cpu_is_in_the_result(stub_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = iter((1.0, 3.0))
-    monkeypatch.setattr(serving_table, "cpu_seconds", lambda pid: next(seconds))
+    monkeypatch.setattr(CpuUse, "seconds", 2.0)
     result = measure(stub_url, ROW, VOCAB_SIZE, num_processes=1, pid=os.getpid())
     assert result["host_us_per_token"] == pytest.approx(2e6 / (4 * 5))
