@@ -1,4 +1,5 @@
 import os
+from typing import Any
 
 import pytest
 
@@ -35,9 +36,9 @@ def test_every_row_has_prompts_of_its_own(stub_url: str, monkeypatch: pytest.Mon
     """Else a later row would find an earlier one's in the prefix cache."""
     plans: list[LoadPlan] = []
 
-    def recorded(plan: LoadPlan) -> LoadOutcome:
+    def recorded(plan: LoadPlan, **options: Any) -> LoadOutcome:
         plans.append(plan)
-        return run_load(plan)
+        return run_load(plan, **options)
 
     monkeypatch.setattr(serving_table, "run_load", recorded)
     for row in (Row("at once", "fixed-8x2", 3, ()), Row("paced", "fixed-8x2", 3, (), request_rate=100.0)):
