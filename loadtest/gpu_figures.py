@@ -50,7 +50,7 @@ class Figure:
 def decode_step_ms(model: str, batch_size: int, input_len: int = 128) -> Callable[[Sequence[Result]], Reading | None]:
     def read(results: Sequence[Result]) -> Reading | None:
         row = _latency_row(results, model, batch_size, input_len)
-        return None if row is None else (row["step_ms"], row["step_limit_ms"])
+        return None if row is None or row["step_ms"] is None else (row["step_ms"], row["step_limit_ms"])
 
     return read
 

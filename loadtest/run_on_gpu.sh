@@ -23,7 +23,7 @@ if [[ $parts == *kernels* ]]; then
 fi
 if [[ $parts == *latency* ]]; then
     bench llama-latency latency $llama --load-format dummy
-    bench llama-latency-2k latency $llama --load-format dummy --batch-sizes 64 --input-len 2016 --output-len 64
+    bench llama-latency-2k latency $llama --load-format dummy --batch-sizes 64 --input-len 2016 --output-len 128
     bench qwen3-latency latency $qwen3 --load-format dummy --max-model-len 8192
 fi
 if [[ $parts == *throughput* ]]; then

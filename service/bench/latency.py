@@ -19,16 +19,17 @@ _WARM_UP_TOKENS = 6
 @dataclass(frozen=True, slots=True)
 class LatencyRow:
     """Times in milliseconds. prefill: until every sequence has its first token. step: median of the steps in which
-    all sequences decode. tpot: of a token after the first, mean over the sequences, the others' prompts included.
+    all sequences decode; None, and so is tokens_per_s, if there were none: the first sequence had ended before the
+    last prompt was computed. tpot: of a token after the first, mean over the sequences, the others' prompts included.
     slope: what a step gains by one more token of context in one sequence; None if there were too few steps.
     """
 
     batch_size: int
     prefill_ms: float
-    step_ms: float
+    step_ms: float | None
     step_limit_ms: float
     tpot_ms: float
-    tokens_per_s: float
+    tokens_per_s: float | None
     slope_ms: float | None
     slope_limit_ms: float
 
@@ -69,11 +70,11 @@ def print_latency(rows: Sequence[LatencyRow]) -> None:
         [
             [
                 str(row.batch_size),
-                f"{row.step_ms:.3f}",
+                "-" if row.step_ms is None else f"{row.step_ms:.3f}",
                 f"{row.step_limit_ms:.3f}",
-                percent(row.step_limit_ms, row.step_ms),
+                "-" if row.step_ms is None else percent(row.step_limit_ms, row.step_ms),
                 f"{row.tpot_ms:.3f}",
-                f"{row.tokens_per_s:.0f}",
+                "-" if row.tokens_per_s is None else f"{row.tokens_per_s:.0f}",
                 "-" if row.slope_ms is None else f"{row.slope_ms * 1e6:.1f}",
                 f"{row.slope_limit_ms * 1e6:.1f}",
                 f"{row.prefill_ms:.1f}",
@@ -81,27 +82,33 @@ def print_latency(rows: Sequence[LatencyRow]) -> None:
             for row in rows
         ],
     )
+    for row in rows:
+        if row.step_ms is None:
+            print(f"batch {row.batch_size}: in no step did all sequences decode; it takes a larger --output-len")
 
 
 def latency_json(rows: Sequence[LatencyRow]) -> list[dict[str, object]]:
-    return [{**asdict(row), "share_of_limit": row.step_limit_ms / row.step_ms} for row in rows]
+    """share_of_limit: None where step_ms is."""
+    return [
+        {**asdict(row), "share_of_limit": None if row.step_ms is None else row.step_limit_ms / row.step_ms}
+        for row in rows
+    ]
 
 
 def _row(
     run: OfflineRun, batch_size: int, lengths: tuple[int, int], costs: ModelCosts, limits: DeviceLimits
 ) -> LatencyRow:
     prompt, output = lengths
-    # A single prompt's token, or the first of a batch that one iteration holds, has no step before it.
-    steps = run.steps_of(batch_size) or [run.duration_s / output]
-    step_s = median(steps)
+    steps = run.steps_of(batch_size)
+    step_s = median(steps) if steps else None
     slope = slope_of(steps)
     return LatencyRow(
         batch_size=batch_size,
         prefill_ms=1e3 * (max(run.first_s.values()) - run.started_s),
-        step_ms=1e3 * step_s,
+        step_ms=None if step_s is None else 1e3 * step_s,
         step_limit_ms=1e3 * costs.decode_step_s(limits, batch_size, prompt + output / 2),
         tpot_ms=1e3 * fmean((run.last_s[i] - run.first_s[i]) / max(1, output - 1) for i in run.first_s),
-        tokens_per_s=batch_size / step_s,
+        tokens_per_s=None if step_s is None else batch_size / step_s,
         slope_ms=None if slope is None else 1e3 * slope / batch_size,
         slope_limit_ms=1e3 * costs.kv_token_s(limits),
     )

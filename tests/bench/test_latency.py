@@ -36,6 +36,18 @@ def test_a_run_too_short_for_a_slope_has_none():
     assert row.step_ms > 0
 
 
+def test_a_batch_of_which_no_step_decodes_all_has_no_step(capsys):
+    """Five prompts of 60 tokens take five iterations, and the first sequence ends in the third."""
+    engine = Harness(num_blocks=200, max_num_batched_tokens=64).engine
+    rows = measure_latency(engine, COSTS, LIMITS, (5,), (60, 3), vocab_size=1000)
+    assert rows[0].step_ms is rows[0].tokens_per_s is rows[0].slope_ms is None
+    assert latency_json(rows)[0]["share_of_limit"] is None
+    print_latency(rows)
+    _, row, note = capsys.readouterr().out.splitlines()
+    assert row.split()[1] == "-"
+    assert "--output-len" in note
+
+
 def test_slope_of_a_line_in_spite_of_outliers():
     steps = [1.0 + 0.25 * step for step in range(160)]
     assert slope_of(steps) == pytest.approx(0.25)

@@ -55,6 +55,11 @@ def test_figures_without_a_result_have_no_line():
     assert len(lines_of({**LATENCY, "rows": [{**row, "slope_ms": None}]})) == 2
 
 
+def test_a_row_in_which_no_step_was_measured_has_no_line():
+    row = {**LATENCY_ROW, "step_ms": None, "slope_ms": None}
+    assert len(lines_of({**LATENCY, "rows": [row]})) == 1
+
+
 def test_reads_the_json_among_what_was_printed_and_the_latest_counts(tmp_path):
     newer = {**LATENCY, "rows": [{**LATENCY_ROW, "step_ms": 4.1}]}
     (tmp_path / "a.txt").write_text(f"batch  step ms\n{json.dumps(LATENCY)}\n{{}}\n")
