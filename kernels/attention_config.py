@@ -42,13 +42,15 @@ class PrefillConfig:
 
 
 def decode_config(head_dim: int, dtype: torch.dtype, num_pairs: int) -> DecodeConfig:
-    """num_pairs: sequences x kv heads, what there is to do before anything is split. The table as wide as 8k tokens.
+    """num_pairs: sequences x kv heads, what there is to do before anything is split. The table as wide as the longest.
 
-    sequences x context            1 x 392   1 x 2048   1 x 32k   8 x 392   64 x 392   64 x 2048   256 x 392
-    128, 4 warps, 5 stages, 1, 1       8.2       10.0      40.5      11.8       45.6       133.8       148.9
-    128, 4 warps, 3 stages, 2, 1       8.2       10.6      46.3      12.5       38.7       128.7       127.3
-     64, 2 warps, 3 stages, 4, 2       8.4       11.5      48.4      11.1       33.5       127.7       113.4
-     64, 2 warps, 5 stages, 2, 1       6.9       13.2      43.0      11.2       40.0       144.0       107.6
+    sequences x context            1 x 392   1 x 32k   8 x 392   8 x 4096   32 x 1024   64 x 392   256 x 128   256 x 392
+    128, 4 warps, 5 stages, 1, 1       7.0      40.0      10.5       39.8        39.7       42.7        67.9       139.9
+    128, 4 warps, 3 stages, 2, 1       8.4      46.2      11.4       42.7        38.7       37.3        47.9       121.1
+     64, 2 warps, 3 stages, 4, 2       7.3      47.6      10.8       39.7        40.3       31.5        41.5       109.1
+     64, 2 warps, 4 stages, 4, 1       6.5      47.5       9.6       40.1        39.8       31.9        41.3       109.1
+     64, 2 warps, 5 stages, 2, 1       6.4      47.6      10.6       43.5        42.2       37.1        42.7       107.7
+    by 4.15 TB/s                       0.4      32.3       3.1       32.3        32.3       24.8        32.3        99.0
     """
     if dtype.itemsize > 2 or head_dim > 128:
         if _padded(head_dim) * dtype.itemsize <= 512:
@@ -57,7 +59,7 @@ def decode_config(head_dim: int, dtype: torch.dtype, num_pairs: int) -> DecodeCo
     if num_pairs <= 32:
         return DecodeConfig(128, num_warps=4, num_stages=5, programs_per_sm=1, min_tiles=1)
     if num_pairs < 1024:
-        return DecodeConfig(64, num_warps=2, num_stages=3, programs_per_sm=4, min_tiles=2)
+        return DecodeConfig(64, num_warps=2, num_stages=4, programs_per_sm=4, min_tiles=1)
     return DecodeConfig(64, num_warps=2, num_stages=5, programs_per_sm=2, min_tiles=1)
 
 

@@ -1,10 +1,17 @@
 """Programmatic dependent launch: a kernel's programs take their places while the kernel before it still runs.
 
 A decode step is hundreds of small kernels, and between two of them the device stands still for about a microsecond.
-A kernel that calls `wait_for_inputs(PDL)` first, and is launched with `**dependent_launch(device)`, is already
-on the device by then: it says at once that the next kernel may come too, and waits until all that ran before it is
-complete and visible. So nothing may be read or written before that call, and everything may after it. Kernels of others
-between ours order themselves as always. Hopper and later; elsewhere, and in the interpreter, nothing changes.
+A kernel that calls `wait_for_inputs(PDL)`, and is launched with `**dependent_launch(device)`, is already on the device
+by then: it says that the next kernel may come too, and waits until all that ran before it is complete and visible.
+Nothing may be written before that call, and everything may after it. Kernels of others between ours order
+themselves as always. Hopper and later; elsewhere, and in the interpreter, nothing changes.
+
+Before the call, after `start_dependents(PDL)`, a kernel may read what was complete before the last kernel that was
+launched without this, or the last copy, began: weights, or lengths that a copy brings.
+Several of our kernels may stand waiting at once, so one further back in the same row may not have run yet.
+
+Asking for weights, or for keys and values, before the wait (to L2, by cp.async.bulk.prefetch, prefetch or plain loads)
+gains nothing on an H200: loadtest/LOG.md.
 """
 
 from __future__ import annotations
@@ -15,6 +22,13 @@ from typing import no_type_check
 import torch
 
 from kernels.optional_triton import gdc_launch_dependents, gdc_wait, tl, triton
+
+
+@triton.jit
+@no_type_check
+def start_dependents(PDL: tl.constexpr):
+    if PDL:
+        gdc_launch_dependents()
 
 
 @triton.jit

@@ -9,7 +9,7 @@ Tensors (S sequences, H query heads, K kv heads, D head dim, B blocks, P block s
 rows of it):
     query                    [S, H, D]     bf16, fp16 or fp32; last two dims dense, rows may be strided
     key_cache, value_cache   [B, P, K, D]  query's dtype; one layer's view: last three dims dense, blocks strided
-    batch                                  made once a step by `decode_batch` from
+    batch                                  made by `decode_batch`, and again by `afresh` for every step, from
         block_table          [R, M]        int32, last stride 1; entries past a sequence's last block are not used
         context_lens         [S]           int32: cached tokens, the query's own included; 0 marks a padding row
         rows                 [S]           int64: the sequence's row of the table; None where that is s itself
@@ -24,14 +24,15 @@ in the reference. The reference is differentiable in the query, except for `out`
 
 The kernel is split-KV (kernels/split_kv.py): long sequences are cut into splits of about equal work for the whole
 batch, by lengths that only the device reads. The grid depends on shapes alone, so a CUDA graph may hold the launch.
-Whoever finishes a sequence's last split merges them all, by a count in `batch.arrivals`: one stream at a time per
-batch.
+The first layer of a step has the splits listed for all, and a program looks its own up before it waits for the kernel
+before it (kernels/dependent_launch.py). Whoever finishes a sequence's last split merges them all, by a count: one
+stream at a time per batch.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import no_type_check
 
@@ -49,28 +50,47 @@ from kernels.decode_groups import (
     pays_to_attend_many,
     similar_rows,
 )
-from kernels.dependent_launch import dependent_launch, wait_for_inputs
+from kernels.dependent_launch import dependent_launch, start_dependents, wait_for_inputs
 from kernels.optional_triton import tl, triton
 from kernels.paged_tensors import check_paged_tensors
-from kernels.split_kv import find_item
+from kernels.split_kv import ITEM_FIELDS, SplitRule, split_items_triton
 
 _MAX_KV_HEADS = 256
-_MOST_AT_ONE_LOOK = 1024  # sequences whose lengths a program reads together
 _MERGED_AT_ONCE = 2048  # partial results a warp holds in registers: 64 a thread
 
 
 @dataclass(frozen=True)
-class DecodeBatch:
-    """The sequences of a step that decode, for every layer.
+class Splits:
+    """A batch's by one rule. items: of kernels/split_kv.py. arrivals [S, 256] int32, the kernel's: splits done of each
+    sequence and kv head; zero between launches."""
 
-    arrivals [S, 256] int32, the kernel's: splits done of each sequence and kv head; zero between launches.
-    """
+    items: Tensor
+    arrivals: Tensor
+
+
+@dataclass(frozen=True)
+class DecodeBatch:
+    """The sequences of a step that decode, for every layer. splits: listed so far."""
 
     block_table: Tensor
     context_lens: Tensor
     block_size: int
     rows: Tensor
-    arrivals: Tensor
+    splits: dict[SplitRule, Splits] = field(default_factory=dict)
+
+    def afresh(self) -> DecodeBatch:
+        """For a step whose lengths are others, at the same place."""
+        return replace(self, splits={})
+
+    def splits_by(self, rule: SplitRule) -> Splits:
+        """On a GPU or in the interpreter."""
+        if rule not in self.splits:
+            num_seqs, longest = self.context_lens.shape[0], self.block_table.shape[1] * self.block_size
+            items = split_items_triton(self.context_lens, self.rows, rule, rule.most_items(num_seqs, longest))
+            # Torch's own, without dependent launch: whatever starts after it may read the items before it waits.
+            arrivals = torch.zeros((num_seqs, _MAX_KV_HEADS), dtype=torch.int32, device=items.device)
+            self.splits[rule] = Splits(items, arrivals)
+        return self.splits[rule]
 
     @cached_property
     def groups(self) -> tuple[DecodeGroup, ...]:
@@ -87,8 +107,7 @@ def decode_batch(block_table: Tensor, context_lens: Tensor, block_size: int, row
         assert block_table.shape[0] == num_seqs
         rows = torch.arange(num_seqs, device=block_table.device)
     assert rows.dtype == torch.int64 and rows.shape == (num_seqs,)
-    arrivals = context_lens.new_zeros(num_seqs, _MAX_KV_HEADS)
-    return DecodeBatch(block_table, context_lens, block_size, rows, arrivals)
+    return DecodeBatch(block_table, context_lens, block_size, rows)
 
 
 def paged_attention_decode_reference(
@@ -130,8 +149,8 @@ def paged_attention_decode_reference(
 
 
 @triton.jit(
-    do_not_specialize=["num_seqs", "splits_wanted", "min_tiles", "table_stride"],
-    do_not_specialize_on_alignment=["block_table_ptr", "rows_ptr", "context_lens_ptr", "arrivals_ptr"],
+    do_not_specialize=["table_stride"],
+    do_not_specialize_on_alignment=["block_table_ptr"],
 )
 @no_type_check
 def _paged_attention_decode_kernel(
@@ -139,15 +158,11 @@ def _paged_attention_decode_kernel(
     key_cache_ptr,
     value_cache_ptr,
     block_table_ptr,
-    rows_ptr,
-    context_lens_ptr,
+    items_ptr,
     arrivals_ptr,
     partial_ptr,  # [items, H, D] fp32: what each split would give alone
     lse_ptr,  # [items, H] fp32: log2 of its sum of exponentials
     out_ptr,
-    num_seqs,
-    splits_wanted,
-    min_tiles,
     query_stride_seq,
     block_rows,  # from a block to the next in the caches, in rows of HEAD_DIM elements: 32 bits hold any row's number
     table_stride,
@@ -156,47 +171,36 @@ def _paged_attention_decode_kernel(
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    SLIDING_WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     MAX_KV_HEADS: tl.constexpr,
     BLOCK_G: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_KV: tl.constexpr,
-    BLOCK_SEQS: tl.constexpr,
-    ONE_LOOK: tl.constexpr,
+    ITEM_FIELDS: tl.constexpr,
+    IS_ALIGNED: tl.constexpr,  # tiles begin at multiples of BLOCK_KV
     MERGE_G: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
     NUM_STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (kv head, item): an item is one split of one sequence. Items are numbered sequence by sequence."""
-    wait_for_inputs(PDL)
+    """Program (kv head, item): an item is one split of one sequence."""
+    start_dependents(PDL)
     kv_head = tl.program_id(0)
     item = tl.program_id(1)
+    item_ptr = items_ptr + item * ITEM_FIELDS
+    table_row = tl.load(item_ptr)
+    kv_begin = tl.load(item_ptr + 1)
+    kv_end = tl.load(item_ptr + 2)
+    seq = tl.load(item_ptr + 3)
+    first_item = tl.load(item_ptr + 4)
+    num_splits = tl.load(item_ptr + 5)
+    if table_row < 0:
+        return  # without a wait: others of this launch do
+    if IS_ALIGNED:
+        kv_begin = tl.multiple_of(kv_begin, BLOCK_KV)
 
-    seq, first_item, split_tiles = find_item(
-        item,
-        context_lens_ptr,
-        num_seqs,
-        splits_wanted,
-        min_tiles,
-        SLIDING_WINDOW,
-        BLOCK_KV,
-        BLOCK_SEQS,
-        ONE_LOOK,
-    )
-    if seq >= num_seqs:
-        return
-
-    context_len = tl.load(context_lens_ptr + seq)
-    start = 0
-    if SLIDING_WINDOW > 0:
-        start = tl.maximum(context_len - SLIDING_WINDOW, 0)
-    num_tiles = tl.cdiv(context_len - start, BLOCK_KV)
-    num_splits = tl.maximum(tl.cdiv(num_tiles, split_tiles), 1)
-    split = item - first_item
-    kv_begin = start + split * num_tiles // num_splits * BLOCK_KV
-    kv_end = tl.minimum(start + (split + 1) * num_tiles // num_splits * BLOCK_KV, context_len)
+    table_row_ptr = block_table_ptr + table_row.to(tl.int64) * table_stride
+    wait_for_inputs(PDL)
 
     row = tl.arange(0, BLOCK_G)
     dim = tl.arange(0, BLOCK_D)
@@ -207,7 +211,6 @@ def _paged_attention_decode_kernel(
     row_offset = head[:, None] * HEAD_DIM + dim[None, :]
     query = tl.load(query_ptr + seq.to(tl.int64) * query_stride_seq + row_offset, mask=is_row, other=0.0)
 
-    table_row_ptr = block_table_ptr + tl.load(rows_ptr + seq) * table_stride
     highest = tl.full([BLOCK_G], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_G], tl.float32)
     acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
@@ -307,28 +310,21 @@ def paged_attention_decode_triton(
     block_d = max(16, triton.next_power_of_2(head_dim))
     programs = config.programs_per_sm * num_multiprocessors(query.device)
     splits_wanted = max(1, programs // num_kv_heads)
-    longest = batch.block_table.shape[1] * batch.block_size
-    longest = longest if sliding_window is None else min(longest, sliding_window)
-    most_splits = max(1, triton.cdiv(triton.cdiv(longest, config.block_kv), config.min_tiles))
-    num_items = min(num_seqs * most_splits, num_seqs + splits_wanted)
+    splits = batch.splits_by(SplitRule(config.block_kv, splits_wanted, config.min_tiles, sliding_window))
+    num_items = splits.items.shape[0]
     partial = torch.empty((num_items, num_heads, head_dim), dtype=torch.float32, device=query.device)
     lse = torch.empty((num_items, num_heads), dtype=torch.float32, device=query.device)
-    block_seqs = 32 if num_seqs <= 32 else min(max(256, triton.next_power_of_2(num_seqs)), _MOST_AT_ONE_LOOK)
     merge_g = triton.next_power_of_2(group)
     _paged_attention_decode_kernel[(num_kv_heads, num_items)](
         query,
         key_cache,
         value_cache,
         batch.block_table,
-        batch.rows,
-        batch.context_lens,
-        batch.arrivals,
+        splits.items,
+        splits.arrivals,
         partial,
         lse,
         out,
-        num_seqs,
-        splits_wanted,
-        config.min_tiles,
         query.stride(0),
         key_cache.stride(0) // head_dim,
         batch.block_table.stride(0),
@@ -337,14 +333,13 @@ def paged_attention_decode_triton(
         GROUP=group,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=batch.block_size,
-        SLIDING_WINDOW=sliding_window or 0,
         SOFTCAP=logit_softcap or 0.0,
         MAX_KV_HEADS=_MAX_KV_HEADS,
         BLOCK_G=max(16, merge_g),
         BLOCK_D=block_d,
         BLOCK_KV=config.block_kv,
-        BLOCK_SEQS=block_seqs,
-        ONE_LOOK=num_seqs <= block_seqs,
+        ITEM_FIELDS=ITEM_FIELDS,
+        IS_ALIGNED=sliding_window is None,
         MERGE_G=merge_g,
         BLOCK_SPLITS=max(1, config.num_warps * _MERGED_AT_ONCE // (merge_g * block_d)),
         NUM_STAGES=config.num_stages,

@@ -6,7 +6,7 @@ flat batch attends to its own blocks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -36,6 +36,10 @@ class AttentionInputs:
     slots: CacheSlots
     decode: DecodeBatch | None
     prefill: PrefillBatch | None
+
+    def afresh(self) -> AttentionInputs:
+        """For a step whose lengths are others, at the same places."""
+        return self if self.decode is None else replace(self, decode=self.decode.afresh())
 
 
 def paged_attention(

@@ -272,7 +272,8 @@ class ModelRunner:
     def _step(self, inputs: StepInputs) -> StepOutputs:
         """What a graph holds; by itself its plain twin."""
         self._drawn.fill_in(inputs.token_ids, inputs.decode_rows)
-        hidden: Tensor = self._model(inputs.token_ids, inputs.positions, self._storage.layers, inputs.attention)
+        attention = inputs.attention.afresh()
+        hidden: Tensor = self._model(inputs.token_ids, inputs.positions, self._storage.layers, attention)
         if inputs.logit_rows is not None:
             hidden = hidden.index_select(0, inputs.logit_rows)
         logits = self._model.compute_logits(hidden)

@@ -1,12 +1,9 @@
 from __future__ import annotations
 
-from typing import no_type_check
-
 import pytest
 import torch
 
-from kernels.optional_triton import tl, triton
-from kernels.split_kv import find_item, split_items_reference
+from kernels.split_kv import SplitRule, split_items_reference, split_items_triton
 from tests.kernels.lanes import GPU, INTERPRET
 
 LENGTHS = {
@@ -17,43 +14,51 @@ LENGTHS = {
 }
 
 
-@triton.jit
-@no_type_check
-def _find_all_kernel(
-    lens_ptr, found_ptr, num_seqs, splits_wanted, min_tiles, WINDOW: tl.constexpr, SEQS: tl.constexpr, ONE: tl.constexpr
-):
-    item = tl.program_id(0)
-    seq, first_item, split_tiles = find_item(item, lens_ptr, num_seqs, splits_wanted, min_tiles, WINDOW, 64, SEQS, ONE)
-    tl.store(found_ptr + 3 * item, seq)
-    tl.store(found_ptr + 3 * item + 1, first_item)
-    tl.store(found_ptr + 3 * item + 2, split_tiles)
+def rows_of(lens: list[int]) -> list[int]:
+    return [(7 * seq + 3) % 31 for seq in range(len(lens))]
 
 
 @pytest.mark.parametrize("lens", LENGTHS.values(), ids=LENGTHS)
 @pytest.mark.parametrize("window", [None, 100])
-def test_splits_cover_every_tile_once_and_are_about_as_many_as_wanted(lens: list[int], window: int | None):
-    items = split_items_reference(lens, 64, splits_wanted=20, min_tiles=2, sliding_window=window)
-    split_tiles = items[0][2]
-    assert split_tiles >= 2
+def test_splits_cover_what_is_seen_once_and_are_about_as_many_as_wanted(lens: list[int], window: int | None):
+    rule = SplitRule(64, splits_wanted=20, min_tiles=2, sliding_window=window)
+    items = split_items_reference(lens, rows_of(lens), rule)
+    assert len(items) <= rule.most_items(len(lens), max(lens))
     assert len(items) <= len(lens) + 20
+    split_tiles = max(end - begin for _, begin, end, *_ in items)
     for seq, length in enumerate(lens):
-        tiles = -(-min(length, window or length) // 64)
-        splits = [item for item in items if item[0] == seq]
-        assert len(splits) >= 1
-        assert (len(splits) - 1) * split_tiles < max(tiles, 1) <= len(splits) * split_tiles
-        assert {first for _, first, _ in splits} == {items.index(splits[0])}
+        mine = [(number, item) for number, item in enumerate(items) if item[3] == seq]
+        start = 0 if window is None else max(length - window, 0)
+        borders = [start, *(item[2] for _, item in mine)]
+        assert [item[1] for _, item in mine] == borders[:-1], "one after the other"
+        assert borders[-1] == length
+        assert all((end - start) % 64 == 0 for end in borders[:-1]), "whole tiles"
+        assert {item[0] for _, item in mine} == {rows_of(lens)[seq]}
+        assert {item[4:] for _, item in mine} == {(mine[0][0], len(mine))}
+        assert len(mine) == 1 or min(end - begin for _, (_, begin, end, *_) in mine) > split_tiles // 2 - 64
 
 
 @pytest.mark.parametrize("lane", [INTERPRET, GPU])
-@pytest.mark.parametrize("block_seqs", [16, 64])
+@pytest.mark.parametrize("most_at_one_look", [16, 64])
 @pytest.mark.parametrize("lens", LENGTHS.values(), ids=LENGTHS)
 @pytest.mark.parametrize("window", [None, 100])
-def test_every_program_finds_its_item(lens: list[int], window: int | None, block_seqs: int, lane):
-    want = split_items_reference(lens, 64, splits_wanted=20, min_tiles=2, sliding_window=window)
-    num_programs = len(want) + 3
-    found = lane.put(torch.full((num_programs, 3), -7, dtype=torch.int32))
-    context_lens = lane.put(torch.tensor(lens, dtype=torch.int32))
-    one_look = len(lens) <= block_seqs
-    _find_all_kernel[(num_programs,)](context_lens, found, len(lens), 20, 2, window or 0, block_seqs, one_look)
-    assert [tuple(row) for row in found[: len(want)].tolist()] == want
-    assert found[len(want) :, 0].tolist() == [len(lens)] * 3, "programs without an item"
+def test_the_kernel_lists_the_same(lens: list[int], window: int | None, most_at_one_look: int, lane):
+    rule = SplitRule(64, splits_wanted=20, min_tiles=2, sliding_window=window)
+    want = split_items_reference(lens, rows_of(lens), rule)
+    context_lens, rows = (
+        lane.put(torch.tensor(values, dtype=dtype))
+        for values, dtype in ((lens, torch.int32), (rows_of(lens), torch.int64))
+    )
+    got = split_items_triton(context_lens, rows, rule, len(want) + 3, most_at_one_look)
+    assert [tuple(item) for item in got[: len(want), :6].tolist()] == want
+    assert got[len(want) :, 0].tolist() == [-1] * 3, "programs without an item"
+
+
+@pytest.mark.parametrize("lane", [GPU])
+def test_many_sequences(lane):
+    rule = SplitRule(64, splits_wanted=66, min_tiles=1)
+    lens = [(337 * i) % 900 for i in range(1500)]
+    want = split_items_reference(lens, list(range(1500)), rule)
+    context_lens, rows = lane.put(torch.tensor(lens, dtype=torch.int32)), lane.put(torch.arange(1500))
+    got = split_items_triton(context_lens, rows, rule, rule.most_items(1500, 900))
+    assert [tuple(item) for item in got[: len(want), :6].tolist()] == want
