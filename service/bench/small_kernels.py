@@ -27,7 +27,8 @@ from kernels.rotary_embedding import rotary_embedding
 from kernels.sample_tokens import sample_tokens
 from kernels.scatter_blocks import scatter_blocks
 from kernels.silu_and_mul import silu_and_mul
-from kernels.skinny_linear import skinny_linear
+from kernels.skinny_linear import new_arrivals, skinny_linear
+from kernels.split_kv import SplitRule, split_items_triton
 from kernels.token_logprobs import token_logprobs
 from service.bench.device_limits import DeviceLimits
 from service.bench.launch_timing import Launch, bench_device, seconds_of_launch
@@ -231,10 +232,22 @@ def block_cases(num_blocks: int) -> Iterable[Case]:
         yield Case(f"{op}_blocks", num_blocks, 2 * num_blocks * block_bytes, partial(make, op))
 
 
+def split_cases(rows: int) -> Iterable[Case]:
+    """What decode attention launches once a step."""
+    rule = SplitRule(block_kv=64, splits_wanted=66, min_tiles=1)
+
+    def make() -> Launch:
+        lens, table_rows = torch.full((rows,), 330, dtype=torch.int32), torch.arange(rows)
+        return lambda: split_items_triton(lens, table_rows, rule, rule.most_items(rows, 8192))
+
+    yield Case("split_items", rows, 32 * rule.most_items(rows, 8192), make)
+
+
 def linear_cases(rows: int) -> Iterable[Case]:
     def make(features: int, size: int) -> Launch:
         x, weight = random(rows, size), random(features, size, scale=size**-0.5)
-        return lambda: skinny_linear(x, weight)
+        arrivals = new_arrivals(features, x.device)
+        return lambda: skinny_linear(x, weight, arrivals=arrivals)
 
     def make_cublas(features: int, size: int) -> Launch:
         x, weight = random(rows, size), random(features, size, scale=size**-0.5)
@@ -259,8 +272,10 @@ def _gpu_cases() -> Iterable[Case]:
         yield from logits_cases(rows)
     for num_blocks in (1, 16):
         yield from block_cases(num_blocks)
-    for rows in (1, 8, 16):
+    for rows in (1, 8, 16, 64):
         yield from linear_cases(rows)
+    for rows in (1, 64, 256):
+        yield from split_cases(rows)
 
 
 def _cpu_cases() -> Iterable[Case]:

@@ -60,12 +60,13 @@ class OutputHead(Layer):
         self.weight = own if embedding is None else None
         self._packed: PackedWeight | None = None
         self.skinny_rows = 0
+        self.arrivals: Tensor | None = None
 
     def forward(self, hidden: Tensor) -> Tensor:
         if self._packed is not None:
             return self._packed(hidden, None)
         if hidden.shape[0] <= self.skinny_rows:
-            return skinny_linear(hidden, self.plain_weight)
+            return skinny_linear(hidden, self.plain_weight, arrivals=self.arrivals)
         return F.linear(hidden, self.plain_weight)
 
     def pack(self, keeps_plain: bool) -> PackedWeight | None:

@@ -14,23 +14,25 @@ from torch import Tensor
 
 from kernels.compile_ahead import compile_ahead
 from kernels.replay_timing import seconds_by_replay
-from kernels.skinny_linear import MAX_ROWS, skinny_linear
+from kernels.skinny_linear import FEW_ROWS, MAX_ROWS, skinny_linear
 
-_TIMED_ROWS = (1, 8, MAX_ROWS)
+_TIMED_ROWS = (1, 8, FEW_ROWS, MAX_ROWS)
+"""MAX_ROWS in 16 bits only: for fp32 the kernel multiplies without matrix units."""
 _TIMED_BYTES = 256 << 20  # several times a GPU's L2 cache
 _MAX_LAUNCHES = 64
 _ROUNDS = 5
-_MAY_COST = 1.03
+_MAY_COST = 1.08
 """The kernels beside it in a step gain a microsecond or two from its dependent launch (kernels/dependent_launch.py),
 which timing the products alone does not show."""
 
 Multiply = Callable[[Tensor, Tensor], Tensor]
 
 
-def most_skinny_rows(weights: Sequence[Tensor]) -> int:
+def most_skinny_rows(weights: Sequence[Tensor], arrivals: Tensor | None) -> int:
     """Up to how many rows skinny_linear is the better one, for weights of one shape, type and device; 0: never.
 
-    On a CPU, and for types that the kernel does not know, 0. On a GPU some milliseconds, beside compiling.
+    arrivals: of skinny_linear. On a CPU, and for types that the kernel does not know, 0. On a GPU some milliseconds,
+    beside compiling.
     """
     first = weights[0]
     if not _is_known(first):
@@ -39,25 +41,30 @@ def most_skinny_rows(weights: Sequence[Tensor]) -> int:
     num_rounds = max(1, min(_MAX_LAUNCHES, _TIMED_BYTES // first.nbytes) // num_weights)
     timed = list(weights[:num_weights]) * num_rounds
     most = 0
-    for num_rows in _TIMED_ROWS:
+    for num_rows in _timed_rows(first):
         x = torch.randn(num_rows, first.shape[1], device=first.device, dtype=first.dtype)
-        if _seconds(skinny_linear, x, timed) > _MAY_COST * _seconds(F.linear, x, timed):
+        if _seconds(partial(skinny_linear, arrivals=arrivals), x, timed) > _MAY_COST * _seconds(F.linear, x, timed):
             break
         most = num_rows
     return most
 
 
-def compile_skinny(weights: Sequence[Tensor]) -> None:
+def compile_skinny(weights: Sequence[Tensor], arrivals: Tensor) -> None:
     """What `most_skinny_rows` would compile for weights of these shapes, one after the other."""
     known = [weight for weight in weights if _is_known(weight)]
-    rows = [weight.new_empty(num_rows, weight.shape[1]) for weight in known for num_rows in _TIMED_ROWS]
+    rows = [weight.new_empty(num_rows, weight.shape[1]) for weight in known for num_rows in _timed_rows(weight)]
     if known:
-        compile_ahead(lambda: [skinny_linear(x, w) for x in rows for w in known if x.shape[1] == w.shape[1]])
+        pairs = [(x, w) for x in rows for w in known if x.shape[1] == w.shape[1]]
+        compile_ahead(lambda: [skinny_linear(x, w, arrivals=arrivals) for x, w in pairs])
 
 
 def _is_known(weight: Tensor) -> bool:
     """To the kernel."""
     return weight.is_cuda and weight.dtype in (torch.bfloat16, torch.float32)
+
+
+def _timed_rows(weight: Tensor) -> tuple[int, ...]:
+    return _TIMED_ROWS if weight.dtype.itemsize == 2 else _TIMED_ROWS[:-1]
 
 
 def _seconds(multiply: Multiply, x: Tensor, weights: Sequence[Tensor]) -> float:

@@ -17,7 +17,8 @@ class Linear(Layer):
     weight  [sum(out_features), in_features]; bias [sum(out_features)] or None.
 
     `pack` makes it inference-only where the CPU has a faster form of the weight (`weight` is gone then); else, and on
-    a GPU, nothing changes. skinny_rows: up to so many rows go through skinny_linear (service/layers/few_rows.py).
+    a GPU, nothing changes. skinny_rows: up to so many rows go through skinny_linear (service/layers/few_rows.py), with
+    these `arrivals`.
     """
 
     weight: nn.Parameter
@@ -30,12 +31,13 @@ class Linear(Layer):
         self.bias = nn.Parameter(torch.empty(sum(out_features)), requires_grad=False) if bias else None
         self._packed: PackedWeight | None = None
         self.skinny_rows = 0
+        self.arrivals: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         if self._packed is not None:
             return self._packed(x, self.bias)
         if x.shape[0] <= self.skinny_rows:
-            return skinny_linear(x, self.weight, self.bias)
+            return skinny_linear(x, self.weight, self.bias, self.arrivals)
         return F.linear(x, self.weight, self.bias)
 
     @property

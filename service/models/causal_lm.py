@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kernels.skinny_linear import new_arrivals
 from service.layers.attention import AttentionInputs, LayerCache
 from service.layers.embedding import OutputHead
 from service.layers.few_rows import compile_skinny, most_skinny_rows
@@ -69,19 +70,21 @@ class CausalLM(Layer, ABC):
             elif isinstance(module, RotaryEmbedding):
                 module.build(num_positions, device)
         if device.type == "cuda":
-            _choose_skinny_rows(linears)
+            _choose_skinny_rows(linears, device)
         packed = [linear.pack(keeps_plain) for linear in linears]
         choose_one_row_way([weight for weight in packed if weight is not None])
         self.settle()
 
 
-def _choose_skinny_rows(linears: Sequence[Linear | OutputHead]) -> None:
+def _choose_skinny_rows(linears: Sequence[Linear | OutputHead], device: torch.device) -> None:
     """For all weights of one shape at once."""
     by_shape = defaultdict(list)
     for linear in linears:
         by_shape[linear.plain_weight.shape].append(linear)
-    compile_skinny([alike[0].plain_weight for alike in by_shape.values()])
+    # One for all: they run one after the other.
+    arrivals = new_arrivals(max(num_features for num_features, _ in by_shape), device)
+    compile_skinny([alike[0].plain_weight for alike in by_shape.values()], arrivals)
     for alike in by_shape.values():
-        most = most_skinny_rows([linear.plain_weight for linear in alike])
+        most = most_skinny_rows([linear.plain_weight for linear in alike], arrivals)
         for linear in alike:
-            linear.skinny_rows = most
+            linear.skinny_rows, linear.arrivals = most, arrivals

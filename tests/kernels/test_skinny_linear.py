@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.skinny_linear import skinny_linear, skinny_linear_triton
+from kernels.skinny_linear import SkinnyConfig, new_arrivals, skinny_linear, skinny_linear_triton
 from tests.kernels.lanes import GPU, LANES
 from tests.kernels.tolerances import assert_close
 
@@ -19,12 +19,34 @@ def random(lane, *shape, scale=1.0):
     return values if lane.name == "interpret" else values.bfloat16()
 
 
+def split_or_not(lane, features):
+    arrivals = new_arrivals(features, torch.device(lane.device))
+    yield None
+    yield arrivals
+    assert not arrivals.any()
+
+
 @pytest.mark.parametrize("lane", LANES)
-@pytest.mark.parametrize("rows", [0, 1, 5, 16])
+@pytest.mark.parametrize("rows", [0, 1, 5, 16, 17, 64])
 @pytest.mark.parametrize(("features", "size"), [(1, 1), (17, 123), (300, 64), (130, 1000), (64, 513)])
 def test_follows_the_formula(features, size, rows, lane):
     x, weight = lane.put(random(lane, rows, size)), lane.put(random(lane, features, size, scale=size**-0.5))
-    assert_close(lane(skinny_linear, skinny_linear_triton)(x, weight), naive(x, weight))
+    for arrivals in split_or_not(lane, features):
+        assert_close(lane(skinny_linear, skinny_linear_triton)(x, weight, None, arrivals), naive(x, weight))
+
+
+@pytest.mark.parametrize("lane", LANES[1:])
+@pytest.mark.parametrize("num_splits", [2, 5])
+def test_parts_of_any_number_are_merged(num_splits, lane):
+    """More than there are tiles of K, too."""
+    config = SkinnyConfig(64, 64, num_warps=4, num_stages=3, num_splits=num_splits)
+    x, weight, bias = random(lane, 20, 200), random(lane, 100, 200, scale=0.07), random(lane, 100)
+    x, weight, bias = lane.put(x), lane.put(weight), lane.put(bias)
+    arrivals = new_arrivals(100, x.device)
+    for _ in range(2):
+        got = skinny_linear_triton(x, weight, bias, arrivals, config)
+        assert_close(got, naive(x, weight, bias))
+        assert not arrivals.any()
 
 
 @pytest.mark.parametrize("lane", LANES)
@@ -43,22 +65,54 @@ def test_rows_may_be_strided_and_end_where_they_end(lane):
 
 @pytest.mark.parametrize("lane", LANES[1:])
 def test_a_row_does_not_depend_on_the_others(lane):
-    x, weight = lane.put(random(lane, 16, 96)), lane.put(random(lane, 200, 96, scale=0.1))
-    op = lane(skinny_linear, skinny_linear_triton)
-    together = op(x, weight)
+    x, weight = lane.put(random(lane, 64, 96)), lane.put(random(lane, 200, 96, scale=0.1))
+    op, arrivals = lane(skinny_linear, skinny_linear_triton), new_arrivals(200, x.device)
+    together = op(x[:16], weight, None, arrivals)
     for row in (0, 7, 15):
-        assert torch.equal(op(x[row : row + 1], weight), together[row : row + 1])
+        assert torch.equal(op(x[row : row + 1], weight, None, arrivals), together[row : row + 1])
+    many = op(x, weight, None, arrivals)
+    assert torch.equal(op(x[40:60], weight, None, arrivals), many[40:60])
 
 
 @pytest.mark.parametrize("lane", [GPU])
-@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize("rows", [1, 16, 17, 64])
 @pytest.mark.parametrize(
     ("features", "size"), [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096), (1024, 3072)]
 )
 def test_whole_models_shapes(features, size, rows, lane):
     x = torch.randn(rows, size, device=lane.device).bfloat16()
     weight = (torch.randn(features, size, device=lane.device) * size**-0.5).bfloat16()
-    assert_close(skinny_linear(x, weight), naive(x, weight))
+    want = naive(x, weight)
+    for arrivals in split_or_not(lane, features):
+        assert_close(skinny_linear(x, weight, None, arrivals), want)
+
+
+@pytest.mark.parametrize("lane", [GPU])
+@pytest.mark.parametrize("rows", [4, 64])
+def test_a_row_of_launches_in_a_graph(rows, lane):
+    """Each asks for its weights while the one before still computes what it will read."""
+    weights = [(torch.randn(1536, 1536, device=lane.device) * 1536**-0.5).bfloat16() for _ in range(4)] * 3
+    x, arrivals = torch.randn(rows, 1536, device=lane.device).bfloat16(), new_arrivals(1536, torch.device("cuda"))
+
+    def chain():
+        y = x
+        for weight in weights:
+            y = skinny_linear(y, weight, None, arrivals)
+        return y
+
+    want = chain()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = chain()
+    for _ in range(20):
+        got.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(got, want)
+    exact = x.double()
+    for weight in weights:
+        exact = exact @ weight.double().T
+    assert (want.double() - exact).norm() < 0.05 * exact.norm()
 
 
 @pytest.mark.parametrize("lane", [GPU])

@@ -10,10 +10,12 @@ import torch
 
 from kernels import paged_attention_decode as decode
 from kernels import paged_attention_prefill as prefill
+from kernels import skinny_linear as skinny
+from kernels import split_kv
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 if HAS_TRITON:
-    from tests.kernels.sm90 import CUOBJDUMP, LaunchRecorder, compile_for_sm90
+    from tests.kernels.sm90 import CUOBJDUMP, Launch, LaunchRecorder, compile_for_sm90
 
 pytestmark = [
     pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed"),
@@ -39,6 +41,20 @@ def check(compiled):
     assert compiled.shared_bytes <= SHARED_MEMORY_BYTES
 
 
+def with_pdl(launch):
+    return Launch(launch.kernel, launch.grid, launch.args, {"enable_fp_fusion": True, **launch.options, "PDL": True})
+
+
+def launch_of_decode(monkeypatch, num_seqs, num_heads, num_kv_heads, head_dim, sliding_window=None):
+    recorder = LaunchRecorder(decode._paged_attention_decode_kernel)
+    monkeypatch.setattr(decode, "_paged_attention_decode_kernel", recorder)
+    monkeypatch.setattr(split_kv, "_split_items_kernel", LaunchRecorder(split_kv._split_items_kernel))
+    query, cache, out = tensors(num_seqs, num_heads, num_kv_heads, head_dim)
+    batch = decode.decode_batch(int32(0).expand(num_seqs, 1), int32(*[16] * num_seqs), 16)
+    decode.paged_attention_decode_triton(query, cache, cache, batch, 0.1, out, sliding_window)
+    return recorder.launches[0]
+
+
 @pytest.mark.parametrize(
     ("num_seqs", "num_heads", "num_kv_heads", "head_dim", "sliding_window"),
     [
@@ -52,14 +68,17 @@ def check(compiled):
     ids=["one", "a few", "many", "wide heads", "a window", "heads of 80"],
 )
 def test_decode(num_seqs, num_heads, num_kv_heads, head_dim, sliding_window, monkeypatch, tmp_path):
-    recorder = LaunchRecorder(decode._paged_attention_decode_kernel)
-    monkeypatch.setattr(decode, "_paged_attention_decode_kernel", recorder)
-    query, cache, out = tensors(num_seqs, num_heads, num_kv_heads, head_dim)
-    batch = decode.decode_batch(int32(0).expand(num_seqs, 1), int32(16).expand(num_seqs), 16)
-    decode.paged_attention_decode_triton(query, cache, cache, batch, 0.1, out, sliding_window)
-    compiled = compile_for_sm90(recorder.launches[0], tmp_path)
+    launch = launch_of_decode(monkeypatch, num_seqs, num_heads, num_kv_heads, head_dim, sliding_window)
+    compiled = compile_for_sm90(with_pdl(launch), tmp_path)
     assert "mma.sync" in compiled.ptx
     check(compiled)
+
+
+def test_decode_looks_up_its_item_before_it_waits(monkeypatch, tmp_path):
+    ptx = compile_for_sm90(with_pdl(launch_of_decode(monkeypatch, 5, 32, 8, 128)), tmp_path).ptx
+    places = [ptx.index(part) for part in ("griddepcontrol.launch_dependents", "ld.global", "griddepcontrol.wait")]
+    assert places == sorted(places)
+    assert ptx.index("griddepcontrol.wait") < min(ptx.index("cp.async.cg"), ptx.index("st.global"))
 
 
 @pytest.mark.parametrize(
@@ -82,4 +101,15 @@ def test_prefill(num_tokens, num_heads, num_kv_heads, head_dim, sliding_window, 
     compiled = compile_for_sm90(recorder.launches[0], tmp_path)
     assert "wgmma.mma_async" in compiled.ptx
     assert "mma.sync" not in compiled.ptx
+    check(compiled)
+
+
+@pytest.mark.parametrize("num_features", [4096, 6144, 28672, 128256])
+@pytest.mark.parametrize("num_rows", [16, 64])
+def test_skinny_linear(num_rows, num_features, monkeypatch, tmp_path):
+    recorder = LaunchRecorder(skinny._skinny_linear_kernel)
+    monkeypatch.setattr(skinny, "_skinny_linear_kernel", recorder)
+    x, weight = (torch.empty(n, 4096, dtype=torch.bfloat16) for n in (num_rows, num_features))
+    skinny.skinny_linear_triton(x, weight, None, skinny.new_arrivals(num_features, x.device))
+    compiled = compile_for_sm90(with_pdl(recorder.launches[0]), tmp_path)
     check(compiled)
