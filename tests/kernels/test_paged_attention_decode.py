@@ -121,6 +121,25 @@ def test_no_sequences(lane, dtype):
     assert run(lane, case, torch.randn(0, 4, 8), 0.5).shape == (0, 4, 8)
 
 
+@pytest.mark.parametrize(("lane", "dtype"), EXACT)
+def test_afresh_follows_lengths_that_changed_at_their_place(lane, dtype):
+    """And what a step has found out from its lengths serves all of its layers."""
+    case, query = paged_case([33, 170], 16, 2, 8, dtype), torch.randn(2, 4, 8)
+    there, attend = put(case, lane), lane(paged_attention_decode, paged_attention_decode_triton)
+    lens = torch.tensor([170, 2], dtype=torch.int32).to(lane.device)
+    batch = decode_batch(there.block_table.flip(0).contiguous(), lens, 16)
+    for now in ([170, 33], [17, 32]):
+        lens.copy_(torch.tensor(now, dtype=torch.int32))
+        batch = batch.afresh()
+        for _ in range(2):
+            out = lane.put(torch.full_like(query, float("nan")))
+            attend(lane.put(query), there.key_cache, there.value_cache, batch, 0.5, out)
+            assert len(batch.splits) == (lane.name != "reference")
+            keys, values = ([kept[1][: lens[0]], kept[0][: lens[1]]] for kept in (case.keys, case.values))
+            want = [naive_attention(*row, 0.5) for row in zip(query, keys, values, strict=True)]
+            assert_close(out, torch.stack(want))
+
+
 def test_neighbours_do_not_matter():
     """Padding to the batch's longest never changes a row by more than rounding."""
     case = paged_case([50, 3, 90, 120], 16, 2, 8, torch.float32)
