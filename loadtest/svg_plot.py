@@ -38,6 +38,7 @@ th, td { padding: .25rem .8rem; text-align: right; border-bottom: 1px solid var(
 th:first-child, td:first-child { text-align: left } td small { color: var(--soft) }
 td small.better { color: var(--good) } td small.worse { color: var(--bad) }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); gap: 1rem }
+.plots > div { max-width: 38rem }
 .legend span { margin-right: 1.2rem; white-space: nowrap }
 .legend i { display: inline-block; width: .8rem; height: .8rem; border-radius: 2px; margin-right: .4rem }
 """

@@ -9,14 +9,12 @@ from loadtest.scenarios.figure import Table
 from loadtest.scenarios.rate_sweep import Point, Sweep, rate_columns, sweep
 from loadtest.scenarios.stage import Stage
 
-_BATCHES = 3
 _LEAST = 96
-"""Requests at once for the full load: so many batches, and at least so many. On the modelled device, where they cost
-nothing, the form's number."""
+"""Requests at once for the full load, at least; on the modelled device, where they cost nothing, the form's number."""
 
 
-def sweep_by_size(stage: Stage, pool: KvPool, workload: str, sizes: Sequence[int]) -> list[Sweep]:
-    """For each size ORCA, then static batching."""
+def sweep_by_size(stage: Stage, pool: KvPool, workload: str, sizes: Sequence[int], num_batches: int) -> list[Sweep]:
+    """For each size ORCA, then static batching; for the full load at least so many batches are sent at once."""
     sweeps = []
     least = stage.form.num_probes if stage.form.models_policies else _LEAST
     for size in sizes:
@@ -24,7 +22,7 @@ def sweep_by_size(stage: Stage, pool: KvPool, workload: str, sizes: Sequence[int
             lambda size=size: reserve(pool, exact_limit, size, f"orca({size})"),
             lambda size=size: StaticBatching(pool, exact_limit, size),
         )
-        num_requests = max(least, _BATCHES * size)
+        num_requests = max(least, num_batches * size)
         sweeps += [sweep(stage, make, workload, num_requests, stage.form.rate_factors) for make in makes]
     return sweeps
 

@@ -17,7 +17,7 @@ def run(stage: Stage) -> Figure:
     """The figure."""
     pool = stage.pool(MAX_NUM_SEQS * 640)
     sizes = (8, 32, 128) if stage.form.models_policies else (16, 128)
-    sweeps = sweep_by_size(stage, pool, WORKLOAD, sizes)
+    sweeps = sweep_by_size(stage, pool, WORKLOAD, sizes, num_batches=3)
     unloaded = min(point.median_normalized_s for one in sweeps for point in one.points)
     best = {kind: max(o.capacity for o in sweeps if o.system.startswith(kind)) for kind in ("orca", "static")}
     return Figure(

@@ -78,7 +78,7 @@ def sweep(
 ) -> Sweep:
     """Measures what the system does under full load, with so many requests at once, then each rate.
 
-    The rates are these multiples of what it does under full load, and each lasts the form's time, or a quarter of the
+    The rates are these multiples of what it does under full load, and each lasts the form's time, or its share of the
     number of requests.
     """
     full_load = replay(make(), stage.trace(workload, num_requests), _FULL_UNTIL)
@@ -86,7 +86,7 @@ def sweep(
     points = []
     for factor in rate_factors:
         rate = factor * capacity
-        num = max(num_requests // 4, round(rate * stage.form.sweep_s))
+        num = max(1, round(num_requests * stage.form.sweep_share), round(rate * stage.form.sweep_s))
         outcome = replay(make(), stage.trace(workload, num, rate))
         points.append(
             Point(
@@ -122,10 +122,11 @@ def steady_throughput(outcome: ReplayOutcome, num_requests: int) -> float:
 def requests_note(sweeps: Sequence[Sweep]) -> str:
     """How many requests the figures stand on."""
     counts = (
-        f"{one.system} {one.num_requests} ({', '.join(str(point.num_requests) for point in one.points)})"
+        f"{one.system} {one.num_requests} ({min(at_a_rate)} to {max(at_a_rate)})"
         for one in sweeps
+        if (at_a_rate := [point.num_requests for point in one.points])
     )
-    return f"requests at once for the full load (at each rate): {'; '.join(counts)}"
+    return f"requests at once for the full load (at a rate): {'; '.join(counts)}"
 
 
 def rate_columns(stage: Stage) -> list[str]:

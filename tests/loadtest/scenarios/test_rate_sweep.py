@@ -44,7 +44,7 @@ def test_one_batch_has_the_throughput_of_the_whole() -> None:
 
 def test_the_note_tells_how_many_requests_there_were() -> None:
     note = requests_note([sweep((1.0, 0.1), (2.0, 0.3))])
-    assert note == "requests at once for the full load (at each rate): any 9 (4, 4)"
+    assert note == "requests at once for the full load (at a rate): any 9 (4 to 4)"
 
 
 def test_the_plot_cuts_what_runs_away() -> None:
