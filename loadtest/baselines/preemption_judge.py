@@ -12,8 +12,6 @@ from service.scheduler.recovery_ledger import RecoveryLedger
 
 _SEQUENCE_ID = -3
 _TRANSFER_ID = -3
-_PAUSE_S = 3e-3
-"""As between two iterations."""
 
 
 def fitted_cost(pool: KvPool) -> PreemptionCost:
@@ -97,13 +95,13 @@ def recompute_beside_seconds(pool: KvPool, num_tokens: int, num_decodes: int) ->
 
 
 def swap_seconds(pool: KvPool, num_blocks: int) -> float:
-    """Measured seconds to move so many blocks, which lie apart, to the host and, some iterations later, back."""
+    """Measured seconds to move so many blocks, which lie apart, to the host and, an iteration later, back."""
     device, host = (tuple(range(0, n, n // num_blocks))[:num_blocks] for n in (pool.num_blocks, pool.num_host_blocks))
     return sum(_moved_s(pool, Transfer(_TRANSFER_ID, to_host, device, host)) for to_host in (True, False))
 
 
 def _moved_s(pool: KvPool, transfer: Transfer) -> float:
-    time.sleep(_PAUSE_S)
+    recompute_seconds(pool, 1)
     began = pool.clock.now_s()
     result = pool.executor.launch(IterationPlan((), transfers=(transfer,), awaits_transfer=True)).wait()
     while not any(finished.transfer_id == _TRANSFER_ID for finished in result.finished_transfers):

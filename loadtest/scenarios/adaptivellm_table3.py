@@ -31,11 +31,12 @@ def scarce_pool(stage: Stage) -> KvPool:
 def data_set(stage: Stage, name: str, num_summaries: int = 400) -> list[OfflineRequest]:
     """Requests with the lengths of one of its data sets, prompts cut to what the pool holds.
 
-    num_summaries: before the form divides it; few of the long ones run at once, so they take long.
+    As many as the paper's on the modelled device, which takes no time; else the form divides them. num_summaries: few
+    of the long ones run at once, so they take long.
     """
     longest = NUM_DEVICE_BLOCKS * BLOCK_SIZE - 2 * OUTPUT_LIMIT
-    num = stage.num_requests(num_summaries if name == "summary" else 1000)
-    return stage.cut_trace(name, num, longest, OUTPUT_LIMIT)
+    num = num_summaries if name == "summary" else 1000
+    return stage.cut_trace(name, num if stage.form.models_policies else stage.num_requests(num), longest, OUTPUT_LIMIT)
 
 
 def run(stage: Stage) -> Figure:

@@ -134,7 +134,8 @@ class Stage:
             at_least = max(num_blocks + num_spare, enough)
             num_host = max(num_host_blocks, min(LOADED_HOST_TOKENS // block_size, at_least))
             self._loaded = pool = self._load(at_least, block_size, num_host)
-            replay(paged(pool), self.cut_trace("orca", 32, self.form.max_model_len // 2, 32))  # first uses
+            for first_uses in ("orca", "chatbot"):  # many short prompts at once are too many for a CUDA graph
+                replay(paged(pool), self.cut_trace(first_uses, 64, self.form.max_model_len // 2, 8))
         return dataclasses.replace(
             pool, num_blocks=num_blocks, num_host_blocks=num_host_blocks, num_spare_blocks=num_spare
         )

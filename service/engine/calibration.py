@@ -14,7 +14,7 @@ PROBE_SEQUENCE_ID = -2
 """Of the first sequence of a plan; the next ones count down."""
 ROUNDS = 4
 SHARES = (128, 64, 32, 16, 8, 4, 2, 1)
-DECODES = (16, 96)
+DECODES = (4, 16, 40, 96)
 CHUNKS_BESIDE_DECODES = (0, 24, 200)
 DECODED_CONTEXT = 320
 """Tokens."""

@@ -39,9 +39,7 @@ from service.sampling.sampler import SamplingBatch, sample
 
 logger = logging.getLogger(__name__)
 
-_SWAP_ROUNDS = 7
-_PAUSE_S = 3e-3
-"""As between two iterations: meanwhile the host's caches lose what launching needs, which makes it slower."""
+_SWAP_ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +127,12 @@ class ModelRunner:
         return (*behind_others, *(self._by_itself(timing.num_blocks, timing.to_host) for timing in behind_others))
 
     def _by_itself(self, num_blocks: int, to_host: bool) -> TransferTiming:
-        """Of a plan with such a transfer alone, which is waited for."""
+        """Of a plan with such a transfer alone, which is waited for. After an iteration, as in traffic: meanwhile the
+        host's caches lose what launching needs, which makes it slower."""
         transfer = self._transfer.probe(num_blocks, to_host=to_host)
         copied_s, launched_s = list[float](), list[float]()
         for _ in range(_SWAP_ROUNDS):
-            time.sleep(_PAUSE_S)
+            self._warm_up(1, SamplingParams(max_tokens=2))
             began_s = time.perf_counter()
             result = self.launch(IterationPlan((), transfers=(transfer,), awaits_transfer=True)).wait()
             waited_s = time.perf_counter() - began_s
