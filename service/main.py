@@ -156,7 +156,7 @@ class _Service:
             await self._engine.drain(0.0)
 
     def _on_server_end(self) -> None:
-        if not self._shutdown.is_requested:
+        if not (self._shutdown.is_requested or self._server.should_exit):
             self._shutdown.fail("the HTTP server has stopped")
 
     def _on_engine_death(self, fault: BaseException) -> None:

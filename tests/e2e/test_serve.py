@@ -201,3 +201,4 @@ def test_a_start_that_cannot_work_says_why_and_fails(folder: Path, arguments: li
     assert done.returncode != 0
     assert reason in done.stderr
     assert "Traceback" not in done.stderr
+    assert "the HTTP server has stopped" not in done.stderr, "it was told to"

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from service.config import SchedulerConfig
-from service.core.clock import MonotonicClock
+from service.core.clock import Clock, ManualClock, MonotonicClock
 from service.core.events import FinalEvent, Outcome, TokenEvent
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
@@ -49,6 +49,7 @@ def run(
     max_waiting_requests: int = 100,
     stuck_after_s: float = 10.0,
     max_waiting_s: float = 600.0,
+    clock: Clock | None = None,
 ) -> list[BaseException]:
     """Run the scenario against a started engine, drain it, return the faults that it died of."""
     deaths: list[BaseException] = []
@@ -57,7 +58,12 @@ def run(
         harness = Harness(max_num_seqs=2, executor=executor)
         config = SchedulerConfig(2, 16, 0.0, max_waiting_requests, 1000, max_waiting_s=max_waiting_s)
         engine = AsyncEngine(
-            harness.engine, harness.blocks, config, MonotonicClock(), deaths.append, stuck_after_s=stuck_after_s
+            harness.engine,
+            harness.blocks,
+            config,
+            clock or MonotonicClock(),
+            deaths.append,
+            stuck_after_s=stuck_after_s,
         )
         engine.start()
         await scenario(engine, harness)
@@ -89,6 +95,39 @@ def test_what_can_never_fit_is_refused_with_both_numbers():
             engine.submit(harness.request((1,), 1, n=3))
 
     run(scenario)
+
+
+@pytest.mark.parametrize(("seconds", "retry_after_s"), [(0.1, 1.0), (20.0, 30.0), (500.0, 60.0)])
+def test_the_time_to_come_back_is_what_the_queue_takes_at_the_pace_of_the_last_requests(seconds, retry_after_s):
+    executor, clock = GatedExecutor(), ManualClock()
+
+    async def scenario(engine: AsyncEngine, harness: Harness) -> None:
+        for _ in range(2):
+            await collect(engine.submit(harness.request((1,), 2)))
+        clock.advance(seconds)
+        executor.gate.clear()
+        waiting = [engine.submit(harness.request((1,), 2)) for _ in range(3)]
+        with pytest.raises(Overloaded) as refusal:
+            engine.submit(harness.request((1,), 2))
+        assert refusal.value.retry_after_s == pytest.approx(retry_after_s)
+        executor.gate.set()
+        for stream in waiting:
+            await collect(stream)
+
+    assert run(scenario, executor, max_waiting_requests=3, clock=clock) == []
+
+
+def test_too_many_waiting_tokens_are_overload_too():
+    executor = GatedExecutor()
+
+    async def scenario(engine: AsyncEngine, harness: Harness) -> None:
+        executor.gate.clear()
+        with pytest.raises(Overloaded, match="prompt tokens are waiting; the limit is 1000"):
+            for _ in range(20):
+                engine.submit(harness.request((1,) * 100, 2))
+        executor.gate.set()
+
+    run(scenario, executor)
 
 
 def test_overload_is_refused_with_a_time_to_come_back():

@@ -232,6 +232,38 @@ def test_a_failed_iteration_ends_the_requests_in_it_and_no_others():
     assert harness.engine.num_failed_in_a_row == 0
 
 
+def test_what_a_failed_plan_was_to_release_is_released_by_the_next():
+    executor = FaultyExecutor(frozenset(), failing_launches=frozenset({3}))
+    harness = Harness(max_num_batched_tokens=16, executor=executor)
+    harness.add(harness.request((1, 2), 2))
+    harness.add(harness.request((1, 2), 8))
+    harness.run()
+    assert [harness.finals[f"request-{i}"].outcome for i in range(2)] == [Outcome.FINISHED, Outcome.FAILED]
+    harness.add(harness.request((1, 2), 2))
+    harness.run()
+    assert set(executor.plans[2].released) == {0, 1}
+
+
+class SlowExecutor(ToyExecutor):
+    """Each iteration takes the device a second, one after the other."""
+
+    clock: ManualClock
+
+    def execute(self, plan):
+        self.clock.advance(1.0)
+        return super().execute(plan)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_an_iteration_takes_the_device_from_when_the_one_before_has_left_it(overlap):
+    executor = SlowExecutor(64, 4, VOCABULARY)
+    harness = Harness(executor=executor, overlap=overlap)
+    executor.clock = harness.clock
+    harness.add(harness.request((1, 2), 6))
+    harness.run()
+    assert [stats.device_s for stats in harness.sink.iterations] == pytest.approx([1.0] * 6, abs=0.03)
+
+
 faults = st.frozensets(st.integers(1, 30), max_size=3)
 
 

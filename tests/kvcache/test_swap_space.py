@@ -25,6 +25,14 @@ def test_blocks_are_given_back_only_when_the_copy_has_finished():
     blocks.check_invariants()
 
 
+def test_the_beginning_that_others_may_look_for_is_taken_last():
+    blocks = make_blocks()
+    blocks.free(1)
+    table = list(blocks.table(0).block_ids)
+    blocks.swap_space.finish(blocks.swap_out([0]).transfer_id)
+    assert blocks.pool.allocate_many(8)[-3:] == table[::-1]
+
+
 def test_sharing_survives_the_way_there_and_back():
     blocks = make_blocks()
     blocks.swap_space.finish(blocks.swap_out([0, 1]).transfer_id)
