@@ -16,6 +16,7 @@ _MAX_ITEMS = 150
 _MAX_ITEMS_IN_ALL = 8_000
 _ITEMS_A_ROW = 4
 """What a row takes beside its items, in items."""
+_MAX_AFTER = 2_000
 
 _ITSELF = -1
 """In a row's items: the rule began in this row."""
@@ -37,6 +38,7 @@ class EarleyRows:
         self._lark = lark
         self._rule_that_ends: dict[int, int] = {last: rule for rule, (_, last) in enumerate(lark.rule_bounds)}
         self._telling: dict[int, tuple[int, ...]] = {}
+        self._after: dict[tuple[int, tuple[int, ...]], int | None] = {}
         self._rows: list[_Row] = []
         self._numbers: dict[frozenset[Item], int] = {}
         self._num_items = 0
@@ -48,6 +50,14 @@ class EarleyRows:
 
     def after(self, row: int, terminals: Iterable[int]) -> int | None:
         """The row after a piece of text that is each of these terminals."""
+        key = (row, tuple(terminals))
+        if key not in self._after:
+            if len(self._after) == _MAX_AFTER:
+                self._after.clear()
+            self._after[key] = self._advance(*key)
+        return self._after[key]
+
+    def _advance(self, row: int, terminals: tuple[int, ...]) -> int | None:
         wanted = self._rows[row].wanted
         items = [item for terminal in terminals for item in wanted.get(Symbol(False, terminal), ())]
         return self._add([(state, row if began == _ITSELF else began) for state, began in items])

@@ -252,7 +252,8 @@ class _Builder:
         self._rules, self._terminals = reader.rules, reader.terminals
         self._rule_numbers: dict[str, int] = {}
         self._terminal_numbers: dict[_Value, int] = {}
-        self._unfinished: list[str] = []
+        self._parts: dict[str, CharPart] = {}
+        self._begun = set[str]()
         self.lark = Lark()
         self._waiting = ["start"]
         self._number_of_rule("start")
@@ -320,12 +321,17 @@ class _Builder:
                 return one(CharSet(((first, last),)))
             case "regex":
                 return _regex_part(atom.text)
-            case "terminal" if atom.text in self._terminals and atom.text not in self._unfinished:
-                self._unfinished.append(atom.text)
-                part = self._char_choice(self._terminals[atom.text])
-                self._unfinished.pop()
-                return part
+            case "terminal":
+                return self._terminal(atom.text)
         raise NotPlain
+
+    def _terminal(self, name: str) -> CharPart:
+        if name not in self._parts:
+            if name not in self._terminals or name in self._begun:
+                raise NotPlain
+            self._begun.add(name)
+            self._parts[name] = self._char_choice(self._terminals[name])
+        return self._parts[name]
 
 
 def _regex_part(text: str) -> CharPart:

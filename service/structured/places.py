@@ -68,7 +68,7 @@ class Places(Generic[State]):
             return None
         for char in text:
             after = self._states.after(state, char)
-            if after is None:
+            if after is None or self._states.size(after) > _MAX_SIZE:
                 return None
             state = after
         return self._number(state, begun)

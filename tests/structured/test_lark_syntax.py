@@ -66,6 +66,11 @@ def test_anything_else_is_not(grammar: str) -> None:
     assert lark is None or (grammar == "start:" and not lark.terminal_bounds)
 
 
+def test_terminals_that_double_each_other_take_no_time() -> None:
+    doubling = "\n".join(f"T{i}: T{i + 1} T{i + 1}" for i in range(60))
+    assert read_lark(f'start: T0\n{doubling}\nT60: "a"') is None, "too large"
+
+
 def test_bounds() -> None:
     lark = read_lark('start: x "a"\nx: B\nB: "b"\n%ignore " "')
     assert lark is not None

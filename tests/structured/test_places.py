@@ -71,6 +71,13 @@ def test_rows_of_a_grammar_take_no_more_either(grammar: str) -> None:
         tracemalloc.stop()
 
 
+def test_a_large_state_on_the_way_is_not_followed() -> None:
+    """The token's first character leads to 300 states, its last to one."""
+    places = of_regex("a(b?){300}c")
+    assert place_of(places, "a") is None
+    assert place_of(places, "abc") is None
+
+
 def test_places_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_SIZE_IN_ALL", 3)
     monkeypatch.setattr(module, "_MAX_MOVES", 2)
