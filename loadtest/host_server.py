@@ -32,6 +32,9 @@ class TimedIteration:
     due_s: float
     token_ids: tuple[int, ...]
 
+    def is_done(self) -> bool:
+        return time.monotonic() >= self.due_s
+
     def wait(self) -> IterationResult:
         time.sleep(max(0.0, self.due_s - time.monotonic()))
         return IterationResult(self.token_ids)

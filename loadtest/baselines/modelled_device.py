@@ -92,6 +92,9 @@ class _Pending:
     device: ModelledDevice
     plan: IterationPlan
 
+    def is_done(self) -> bool:
+        return False
+
     def wait(self) -> IterationResult:
         return self.device.run(self.plan)
 

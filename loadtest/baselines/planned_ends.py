@@ -51,6 +51,9 @@ class _WithPlannedEnds:
         self._draws = draws
         self._token = token
 
+    def is_done(self) -> bool:
+        return self._pending.is_done()
+
     def wait(self) -> IterationResult:
         result = self._pending.wait()
         drawn = zip(self._draws, result.token_ids, strict=True)

@@ -157,6 +157,9 @@ class _Padded:
         self._pending = pending
         self._drawn = drawn
 
+    def is_done(self) -> bool:
+        return self._pending.is_done()
+
     def wait(self) -> IterationResult:
         result = self._pending.wait()
         drawn = self._drawn | _draws(self._last, result)

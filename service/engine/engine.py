@@ -111,14 +111,20 @@ class Engine:
         then nobody new would be."""
         if self._max_launched == 1 or len(self._launched) != 1 or self._scheduler.pool.waiting:
             return 0.0
-        running = self._launched[0]
-        predicted_s = self._scheduler.predicted_s(running.plan)
-        if predicted_s is None:
+        running, now_s = self._launched[0], self._clock.now_s()
+        if running is not self._timed:
+            predicted_s = self._scheduler.predicted_s(running.plan)
+            if predicted_s is None:
+                return 0.0
+            self._timed = running
+            has_prompts = running.plan.num_scheduled_tokens > len(running.plan.scheduled)
+            started_s = max(running.scheduled_s, self._executed_s)
+            self._launch_timing.runs(started_s, predicted_s, now_s, has_prompts=has_prompts)
+        spare_s = self._launch_timing.spare_s(now_s)
+        if spare_s > 0.0 and running.pending.is_done():
+            self._launch_timing.outrun(now_s)
             return 0.0
-        self._timed = running
-        has_prompts = running.plan.num_scheduled_tokens > len(running.plan.scheduled)
-        started_s = max(running.scheduled_s, self._executed_s)
-        return self._launch_timing.spare_s(started_s, predicted_s, self._clock.now_s(), has_prompts=has_prompts)
+        return spare_s
 
     def step(self, before_wait: Callable[[], None] | None = None) -> None:
         """Decide and launch the next iteration; apply the oldest if as many run as may, or all if none was launched.
@@ -273,6 +279,9 @@ class _FailedLaunch:
 
     def __init__(self, fault: Exception) -> None:
         self._fault = fault
+
+    def is_done(self) -> bool:
+        return True
 
     def wait(self) -> IterationResult:
         raise self._fault

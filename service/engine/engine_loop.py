@@ -24,6 +24,9 @@ MAX_FAILED_IN_A_ROW = 3
 IDLE_BEFORE_WORK_S = 0.01
 """Without a command for so long, the engine does a piece of idle work: not in the pause between a client's calls."""
 
+LOOK_EVERY_S = 2e-3
+"""While a launch is put off: whether the iteration has ended, against every prediction."""
+
 
 @dataclass(frozen=True, slots=True)
 class Submit:
@@ -146,11 +149,10 @@ class EngineLoop:
 
     def _put_off(self) -> None:
         """Let the time pass until the next launch is due; the event loop has the interpreter meanwhile."""
-        spare_s = self._engine.spare_s()
-        if spare_s > 0.0:
-            due_s = self._clock.now_s() + spare_s
+        if self._engine.spare_s() > 0.0:
             self._hand_over()
-            self._sleep(max(0.0, due_s - self._clock.now_s()))
+        while (spare_s := self._engine.spare_s()) > 0.0:
+            self._sleep(min(spare_s, LOOK_EVERY_S))
 
     def _rest(self) -> None:
         """Until a command comes, which waits for one piece of idle work at most."""

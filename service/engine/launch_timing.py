@@ -20,14 +20,13 @@ FIRST_SHARE, FIRST_LEAD_S = 0.8, 2e-3
 LATE = 0.95
 """To a share that has turned out too large; by how much, nobody saw."""
 
-LEAST_SHARE = 0.25
 FORGET = 1 / 64
 
 
 class LaunchTiming:
     """Engine thread. Times in seconds on the engine's clock.
 
-    For each iteration: `spare_s` while it runs, `launched` once there is another behind it, `ended`.
+    For each iteration: `runs`, `spare_s` as often as wanted, `launched` once there is another behind it, `ended`.
     """
 
     def __init__(self) -> None:
@@ -35,28 +34,34 @@ class LaunchTiming:
         self._lead_s = FIRST_LEAD_S
         self._predicted_s = 0.0
         self._has_prompts = False
-        self._begins_s = 0.0
+        self._due_s = 0.0
         self._is_put_off = False
 
-    def spare_s(self, started_s: float, predicted_s: float, now_s: float, *, has_prompts: bool) -> float:
-        """For how long the launch behind the iteration that runs may be put off; 0 if it should be done at once."""
+    def runs(self, started_s: float, predicted_s: float, now_s: float, *, has_prompts: bool) -> None:
+        """An iteration runs, and none behind it."""
         self._predicted_s, self._has_prompts = predicted_s, has_prompts
         due_s = started_s + self._shares[has_prompts] * predicted_s - self._lead_s - MARGIN_S
         self._is_put_off = due_s >= now_s + LEAST_SPARE_S
-        self._begins_s = due_s if self._is_put_off else now_s
-        return due_s - now_s if self._is_put_off else 0.0
+        self._due_s = due_s if self._is_put_off else now_s
+
+    def spare_s(self, now_s: float) -> float:
+        """For how long the launch behind it may be put off; 0 if it should be done now."""
+        return max(0.0, self._due_s - now_s)
+
+    def outrun(self, now_s: float) -> None:
+        """The iteration has ended before that."""
+        self._due_s = now_s
 
     def launched(self, now_s: float) -> None:
-        """The launch is done: from when it was to begin, it has taken until now."""
-        took_s = now_s - self._begins_s
+        """The launch is done: from when it was due, it has taken until now."""
+        took_s = now_s - self._due_s
         self._lead_s = max(took_s, self._lead_s + (took_s - self._lead_s) * FORGET)
 
     def ended(self, seconds: float, *, is_exact: bool) -> None:
-        """The iteration took so long. Not exact: it had ended before the launch behind it was done."""
-        share = self._shares[self._has_prompts]
+        """The iteration took so long. Not exact: or less, as it had ended before the launch behind it was done."""
+        share, seen = self._shares[self._has_prompts], seconds / self._predicted_s
         if is_exact:
-            seen = seconds / self._predicted_s
             share = min(seen, share + (seen - share) * FORGET)
         elif self._is_put_off:
-            share *= LATE
-        self._shares[self._has_prompts] = max(share, LEAST_SHARE)
+            share = min(seen, share * LATE)
+        self._shares[self._has_prompts] = share

@@ -14,6 +14,10 @@ from service.core.stats import IterationStats, RequestStats
 class PendingIteration(Protocol):
     """An iteration that the executor has begun."""
 
+    def is_done(self) -> bool:
+        """Whether it is computed, so that `wait` takes no time worth the name. Itself it never waits."""
+        ...
+
     def wait(self) -> IterationResult:
         """Its result, once it is there; called once, in the order of launches. Other threads run meanwhile."""
         ...

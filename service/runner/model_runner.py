@@ -60,6 +60,10 @@ class LaunchedIteration:
         self._transfer = transfer
         self._awaits_transfer = awaits_transfer
 
+    def is_done(self) -> bool:
+        token_ids = self._outputs.token_ids
+        return token_ids is None or token_ids.is_done()
+
     def wait(self) -> IterationResult:
         """The drawn ids, what else was asked for, and the transfers that have finished by then."""
         outputs = self._outputs

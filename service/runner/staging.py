@@ -84,6 +84,10 @@ class OnTheirWay:
             self._copied.record()
         self._tensors = tensors
 
+    def is_done(self) -> bool:
+        """Whether they are there."""
+        return self._copied is None or self._copied.query()
+
     def wait(self) -> tuple[Tensor, ...]:
         """The tensors on the host. Other threads run meanwhile."""
         if self._copied is not None:
@@ -97,6 +101,10 @@ class IdsOnTheirWay:
     def __init__(self, token_ids: Tensor, num: int) -> None:
         self._copy = OnTheirWay(token_ids)
         self._num = num
+
+    def is_done(self) -> bool:
+        """Whether they are there."""
+        return self._copy.is_done()
 
     def wait(self) -> tuple[int, ...]:
         (token_ids,) = self._copy.wait()

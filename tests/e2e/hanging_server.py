@@ -18,6 +18,9 @@ class LastIteration:
         self._num_draws = num_draws
         self._hangs = hangs
 
+    def is_done(self) -> bool:
+        return not self._hangs
+
     def wait(self) -> IterationResult:
         if self._hangs:
             threading.Event().wait()

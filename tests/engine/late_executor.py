@@ -13,6 +13,9 @@ class LateIteration:
     executor: LateExecutor
     plan: IterationPlan
 
+    def is_done(self) -> bool:
+        return False
+
     def wait(self) -> IterationResult:
         return self.executor.execute(self.plan)
 

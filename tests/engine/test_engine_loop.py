@@ -70,6 +70,9 @@ class ToldIteration:
     pending: PendingIteration
     order: list[str]
 
+    def is_done(self) -> bool:
+        return self.pending.is_done()
+
     def wait(self) -> IterationResult:
         self.order.append("wait")
         return self.pending.wait()

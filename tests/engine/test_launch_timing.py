@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 
@@ -9,8 +10,9 @@ from service.core.clock import ManualClock
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
 from service.core.request import Request
-from service.engine.engine_loop import EngineLoop, Submit
+from service.engine.engine_loop import LOOK_EVERY_S, EngineLoop, Submit
 from service.engine.launch_timing import LEAST_SPARE_S, MARGIN_S, LaunchTiming
+from service.scheduler.iteration_time import IterationTime, Workload
 from tests.engine.harness import Harness
 from tests.engine.late_executor import LateIteration
 from tests.engine.toy_model import ToyExecutor
@@ -18,47 +20,61 @@ from tests.engine.toy_model import ToyExecutor
 STEP_S, LAUNCH_S, SPREAD = 5e-3, 8e-4, 0.03
 
 
+def spare_of(timing: LaunchTiming, now_s: float = 0.0, *, has_prompts: bool = False) -> float:
+    """For an iteration that begins at 0 and should take STEP_S."""
+    timing.runs(0.0, STEP_S, now_s, has_prompts=has_prompts)
+    return timing.spare_s(now_s)
+
+
 def seen(timing: LaunchTiming, took_s: float, launch_s: float = LAUNCH_S, rounds: int = 400) -> None:
     """Iterations that should have taken STEP_S and took `took_s`, each with a launch behind it."""
     for _ in range(rounds):
-        spare_s = timing.spare_s(0.0, STEP_S, 0.0, has_prompts=False)
-        timing.launched(spare_s + launch_s)
-        timing.ended(took_s, is_exact=spare_s + launch_s <= took_s)
+        launched_s = spare_of(timing) + launch_s
+        timing.launched(launched_s)
+        timing.ended(max(took_s, launched_s), is_exact=launched_s <= took_s)
 
 
 @pytest.mark.parametrize("took_s", [0.5 * STEP_S, STEP_S, 1.4 * STEP_S])
 def test_the_launch_ends_just_before_the_iteration(took_s: float):
     timing = LaunchTiming()
     seen(timing, took_s)
-    spare_s = timing.spare_s(1.0, STEP_S, 1.0, has_prompts=False)
-    assert spare_s + LAUNCH_S == pytest.approx(took_s - MARGIN_S, rel=0.02)
+    assert spare_of(timing) + LAUNCH_S == pytest.approx(took_s - MARGIN_S, rel=0.02)
 
 
 def test_after_a_short_iteration_or_a_long_launch_it_is_careful_for_a_while():
     timing = LaunchTiming()
     seen(timing, STEP_S)
-    usual_s = timing.spare_s(0.0, STEP_S, 0.0, has_prompts=False)
+    usual_s = spare_of(timing)
     # How much too short an iteration was that had ended before the launch, nobody saw.
     for took_s, launch_s, rounds in ((0.7 * STEP_S, LAUNCH_S, 5), (STEP_S, LAUNCH_S + 0.3 * STEP_S, 1)):
         seen(timing, took_s, launch_s, rounds)
-        assert timing.spare_s(0.0, STEP_S, 0.0, has_prompts=False) <= usual_s - 0.2 * STEP_S
+        assert spare_of(timing) <= usual_s - 0.2 * STEP_S
         seen(timing, STEP_S)
-        assert timing.spare_s(0.0, STEP_S, 0.0, has_prompts=False) == pytest.approx(usual_s, rel=0.05)
+        assert spare_of(timing) == pytest.approx(usual_s, rel=0.05)
 
 
 def test_iterations_with_prompts_are_guessed_apart():
     timing = LaunchTiming()
     seen(timing, STEP_S)
-    usual_s = timing.spare_s(0.0, STEP_S, 0.0, has_prompts=True)
+    usual_s = spare_of(timing, has_prompts=True)
     seen(timing, 0.5 * STEP_S, rounds=3)
-    assert timing.spare_s(0.0, STEP_S, 0.0, has_prompts=True) == pytest.approx(usual_s, rel=0.1)
+    assert spare_of(timing, has_prompts=True) == pytest.approx(usual_s, rel=0.1)
 
 
 def test_a_launch_that_takes_as_long_as_the_iteration_is_never_put_off():
     timing = LaunchTiming()
     seen(timing, STEP_S, launch_s=STEP_S)
-    assert timing.spare_s(0.0, STEP_S, 0.0, has_prompts=False) == 0.0
-    assert timing.spare_s(0.0, STEP_S, -LEAST_SPARE_S, has_prompts=False) == 0.0
+    assert spare_of(timing) == 0.0
+
+
+def test_nothing_is_put_off_by_too_little_or_once_the_iteration_has_ended():
+    timing = LaunchTiming()
+    spare_s = spare_of(timing)
+    assert timing.spare_s(0.5 * spare_s) == pytest.approx(0.5 * spare_s)
+    assert spare_of(timing, spare_s - 0.9 * LEAST_SPARE_S) == 0.0
+    assert spare_of(timing) == spare_s
+    timing.outrun(0.5 * spare_s)
+    assert timing.spare_s(0.5 * spare_s) == 0.0
 
 
 class Arrivals(ManualClock):
@@ -78,6 +94,15 @@ class Arrivals(ManualClock):
         super().advance(max(0.0, end_s - self.now_s()))
 
 
+@dataclass(frozen=True)
+class DueIteration(LateIteration):
+    clock: ManualClock
+    due_s: float
+
+    def is_done(self) -> bool:
+        return self.clock.now_s() >= self.due_s
+
+
 class TimedDevice(ToyExecutor):
     """STEP_S an iteration and some for each token, more or less by SPREAD, from the end of the one before."""
 
@@ -90,19 +115,18 @@ class TimedDevice(ToyExecutor):
         self.ends_s: list[tuple[float, float]] = []
         self._due_s: dict[int, float] = {}
 
-    def launch(self, plan: IterationPlan) -> LateIteration:
+    def launch(self, plan: IterationPlan) -> DueIteration:
         begun_s = self._clock.now_s()
         self._clock.advance(LAUNCH_S)
         start_s = max(self._free_s, self._clock.now_s())
         self.gaps_s.append(start_s - self._free_s)
-        self._free_s = start_s + (STEP_S + 1e-5 * plan.num_scheduled_tokens) * self._chance.uniform(
-            1 - SPREAD, 1 + SPREAD
-        )
+        step_s = STEP_S + 1e-5 * plan.num_scheduled_tokens
+        self._free_s = start_s + step_s * self._chance.uniform(1 - SPREAD, 1 + SPREAD)
         self.ends_s.append((begun_s, self._free_s))
         self._due_s[id(plan)] = self._free_s
         for item in plan.scheduled:
             self.began_s.setdefault(item.sequence_id, begun_s)
-        return super().launch(plan)
+        return DueIteration(self, plan, self._clock, self._free_s)
 
     def execute(self, plan: IterationPlan) -> IterationResult:
         self._clock.advance(max(0.0, self._due_s.pop(id(plan)) - self._clock.now_s()))
@@ -144,3 +168,36 @@ def test_who_arrives_while_an_iteration_runs_is_in_the_next_one_and_the_device_d
         assert device.began_s[sequence_id] == launched_s
     waits_s = [end_s - begun_s for (begun_s, _), (_, end_s) in zip(ends_s[1:], ends_s, strict=False)]
     assert sorted(waits_s)[len(waits_s) // 2] < LAUNCH_S + MARGIN_S + 0.25 * STEP_S
+
+
+class FarOff(IterationTime):
+    """Predicts twenty times what it takes, and learns nothing."""
+
+    is_known = True
+
+    def observe(self, workload: Workload, seconds: float, *, is_decode: bool) -> None:
+        pass
+
+    def seconds(self, workload: Workload) -> float:
+        return 20 * STEP_S
+
+
+def test_where_predictions_are_far_off_the_device_waits_for_one_look_and_then_no_more():
+    clock = Arrivals()
+    device = TimedDevice(clock, random.Random(0))
+    harness = Harness(4000, max_num_batched_tokens=256, executor=device, clock=clock, overlap=True)
+    harness.cost.iteration_time = FarOff()
+    slept_s: list[float] = []
+
+    def pass_time(seconds: float) -> None:
+        slept_s.append(seconds)
+        clock.advance(seconds)
+
+    loop = EngineLoop(harness.engine, clock, lambda events: None, lambda fault: None, sleep=pass_time)
+    loop.send(Submit(harness.request((1, 2, 3), 200)))
+    while harness.engine.has_work or loop.num_queued().requests:
+        loop._iterate()
+    gaps_s = device.gaps_s[1:]
+    assert len(slept_s) > 200
+    assert 0 < max(gaps_s) <= LOOK_EVERY_S + LAUNCH_S
+    assert sum(gaps_s[10:]) < 0.01 * clock.now_s()

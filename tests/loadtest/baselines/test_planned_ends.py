@@ -14,6 +14,9 @@ class _AlwaysEnd:
         self._count = sum(len(item.samples) for item in plan.scheduled)
         return self
 
+    def is_done(self) -> bool:
+        return True
+
     def wait(self) -> IterationResult:
         return IterationResult((END_TOKEN_ID,) * self._count)
 

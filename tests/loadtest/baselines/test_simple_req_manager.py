@@ -101,5 +101,8 @@ def test_a_draw_goes_to_the_sequence_that_it_was_made_for() -> None:
 class _Drawn:
     token_ids: tuple[int, ...]
 
+    def is_done(self) -> bool:
+        return True
+
     def wait(self) -> IterationResult:
         return IterationResult(self.token_ids)
