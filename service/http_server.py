@@ -41,6 +41,7 @@ class HttpServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,  # nobody asks who the client is but by its key
                 timeout_keep_alive=cast(int, limits.idle_timeout_s),  # a float will do
                 timeout_graceful_shutdown=LAST_WORDS_S,
                 backlog=BACKLOG,

@@ -109,7 +109,8 @@ class _Stream:
             while not generation.is_done:
                 if written:
                     yield written
-                written = await self._written(await generation.next_pieces())
+                pieces = await generation.next_pieces()
+                written = self._write(pieces) if self._num_logprobs is None else await self._write_long(pieces)
             yield written + self._last_frame() + DONE
         except RequestError as error:
             yield data_frame(error_body(error)) + DONE
@@ -123,9 +124,8 @@ class _Stream:
         if self._generation.close():
             self._context.recorder.record_abort(reason)
 
-    async def _written(self, pieces: Sequence[Piece]) -> bytes:
-        if self._num_logprobs is None:
-            return self._write(pieces)
+    async def _write_long(self, pieces: Sequence[Piece]) -> bytes:
+        assert self._num_logprobs is not None
         num_entries = sum(map(self._num_logprobs, pieces))
         return await self._context.texts.run(num_entries * _CHARACTERS_OF_A_LOGPROB, lambda: self._write(pieces))
 

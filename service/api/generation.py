@@ -142,7 +142,12 @@ class Generation:
         """
         if self._error is not None:
             raise self._error
-        prompt_index, events = await self._next_events()
+        events: Sequence[StreamEvent]
+        if len(self._streams) == 1 and not self._reading:
+            ((prompt_index, stream),) = self._streams.items()
+            events = await stream.next_events()
+        else:
+            prompt_index, events = await self._next_of_several()
         began_s = time.perf_counter()
         pieces = self._read(prompt_index, events)
         self.text_s += time.perf_counter() - began_s
@@ -186,11 +191,8 @@ class Generation:
         self._streams.clear()
         return aborted
 
-    async def _next_events(self) -> tuple[int, list[StreamEvent]]:
+    async def _next_of_several(self) -> tuple[int, list[StreamEvent]]:
         """Events of one stream, whichever has some first."""
-        if len(self._streams) == 1 and not self._reading:
-            ((prompt_index, stream),) = self._streams.items()
-            return prompt_index, await stream.next_events()
         waiting = set(self._streams) - set(self._reading.values())
         for prompt_index in waiting:
             task = asyncio.ensure_future(self._streams[prompt_index].next_events())

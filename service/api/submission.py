@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
 import time
-import uuid
 from collections.abc import Callable
 
 from starlette.requests import Request as HttpRequest
@@ -21,7 +21,7 @@ from service.text.chat_output import ChatOutput
 
 def call_head(http: HttpRequest, prefix: str, arrival_s: float) -> CallHead:
     """A new id, and whose call it is. prefix: of the id, as OpenAI has one for each endpoint."""
-    return CallHead(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), arrival_s, client_of(http.scope))
+    return CallHead(f"{prefix}-{secrets.token_hex(16)}", int(time.time()), arrival_s, client_of(http.scope))
 
 
 def submit(

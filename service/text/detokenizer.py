@@ -39,12 +39,22 @@ class ByteDetokenizer:
     def __init__(self, token_bytes: Mapping[int, bytes]) -> None:
         self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._is_inside = False  # a character has begun
 
     def push(self, token_ids: Sequence[int]) -> str:
         table = self._token_bytes
-        return self._decoder.decode(b"".join([table[token_id] for token_id in token_ids]))
+        added = b"".join([table[token_id] for token_id in token_ids])
+        if not self._is_inside:
+            try:
+                return added.decode()  # nearly always; the incremental decoder is written in Python
+            except UnicodeDecodeError:
+                pass
+        text = self._decoder.decode(added)
+        self._is_inside = bool(self._decoder.getstate()[0])
+        return text
 
     def flush(self) -> str:
+        self._is_inside = False
         return self._decoder.decode(b"", final=True)
 
 
