@@ -68,7 +68,6 @@ def _border_within(x: Tensor, top_k: Tensor, top_p: Tensor, floor: Tensor, windo
     probability = values.exp() / mass
     mass_above = probability.cumsum(-1) - probability
     is_kept = (values >= rank_border) & ((mass_above < top_p[:, None]) | (top_p[:, None] >= 1))
-    is_kept[:, 0] = True
     border = values.masked_fill(~is_kept, math.inf).amin(-1)
 
     if window < x.shape[-1]:

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
 
-from service.core.clock import MonotonicClock
+from service.core.clock import ManualClock
 from service.core.events import FinalEvent, Outcome, StreamEvent
 from service.core.stats import RequestStats
 from service.engine.streams import FEW_STREAMS, MAX_WAKES_PER_S, RequestStream, StreamPacing
@@ -48,7 +48,7 @@ class Readers:
         self.streams = [RequestStream() for _ in range(count)]
         self.open = {str(index): stream for index, stream in enumerate(self.streams)}
         self.batches: list[list[int]] = [[] for _ in range(count)]
-        self.clock = MonotonicClock()
+        self.clock = ManualClock(100.0)
         self.pacing = StreamPacing(self.open, INTERVAL_S, self.clock)
         self.tasks = [asyncio.create_task(self._read(index)) for index in range(count)]
 
@@ -102,8 +102,12 @@ def test_what_nothing_follows_is_delivered_in_time_too():
     async def scenario(readers: Readers) -> None:
         await readers.deliver()
         await readers.deliver()
-        await asyncio.sleep(4 * INTERVAL_S)
-        assert readers.batches == [[1, 1]] * len(readers.streams)
+        await asyncio.sleep(2 * INTERVAL_S)
+        assert readers.batches == [[1]] * len(readers.streams), "the clock stands still"
+        readers.clock.advance(INTERVAL_S)
+        async with asyncio.timeout(10):
+            while readers.batches != [[1, 1]] * len(readers.streams):
+                await asyncio.sleep(INTERVAL_S / 5)
 
     play(FEW_STREAMS + 1, scenario)
 
