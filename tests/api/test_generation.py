@@ -7,7 +7,8 @@ import pytest
 
 from service.api.choice_text import StopRules
 from service.api.generation import CollectedChoice, Generation
-from service.core.events import FinalEvent, Outcome, StreamEvent, TokenEvent
+from service.core.events import FinalEvent, Outcome, PromptEvent, StreamEvent, TokenEvent
+from service.core.iteration_result import TokenLogprobs
 from service.core.request import FinishReason, Request
 from service.core.sampling_params import SamplingParams
 from service.core.stats import RequestStats
@@ -176,3 +177,21 @@ def test_usage_before_the_end_does_not_pretend_to_know_what_was_cached() -> None
         generation.close()
 
     asyncio.run(scene())
+
+
+def test_counts_the_logprobs_that_an_answer_has_to_write() -> None:
+    def logprobs(top: int) -> TokenLogprobs:
+        return TokenLogprobs(-1.0, tuple((token_id, -1.0) for token_id in range(top)))
+
+    async def scene() -> int:
+        engine = HandFedEngine()
+        sampling = SamplingParams(max_tokens=5, num_logprobs=2, num_prompt_logprobs=3)
+        generation = generation_of(engine, [Request("r0", (5, 6), sampling, 0.0)])
+        tokens = [TokenEvent(0, A, None, logprobs(2)), last(B)._replace(logprobs=logprobs(2))]
+        engine.put("r0", PromptEvent((logprobs(3),)), *tokens, FINISHED)
+        await generation.collect()
+        generation.close()
+        return generation.num_logprobs
+
+    of_the_tokens, of_the_prompt = 2 * (1 + 2), 1 * (1 + 3)
+    assert asyncio.run(scene()) == of_the_tokens + of_the_prompt

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import pytest
+
 from service.core.request import Request
 from service.core.sampling_params import SamplingParams
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import NoPrefixCache
-from service.scheduler.memory_need import num_blocks_at_most, num_blocks_now, num_shared_tokens
+from service.scheduler.memory_need import num_blocks_at_most, num_blocks_now, num_blocks_to_start, num_shared_tokens
 
 
 def make_request(prompt: int, max_tokens: int, n: int = 1) -> Request:
@@ -33,3 +35,22 @@ def test_before_the_fork_only_the_leader_needs_room():
     assert num_blocks_now(group, blocks) == 3
     group.is_forked = True
     assert num_blocks_now(group, blocks) == 2 + 5
+
+
+@pytest.mark.parametrize(("max_tokens", "num_blocks"), [(20, 3 + 1), (2, 3)])
+def test_a_swapped_group_comes_back_with_room_to_grow_unless_it_has_its_last_block(max_tokens, num_blocks):
+    blocks = BlockManager(100, 4, NoPrefixCache(), num_host_blocks=100)
+    group = SequenceGroup(make_request(10, max_tokens), 0)
+    blocks.allocate(group.leader.sequence_id, 10, prefix=[])
+    blocks.swap_out([group.leader.sequence_id])
+    assert num_blocks_to_start(group, [], blocks) == num_blocks
+
+
+def test_a_cached_block_costs_a_free_one_only_while_nobody_holds_it():
+    blocks = BlockManager(100, 4, NoPrefixCache())
+    group = SequenceGroup(make_request(10, 3), 0)
+    blocks.allocate(77, 4, prefix=[])
+    prefix = blocks.table(77).block_ids
+    assert num_blocks_to_start(group, prefix, blocks) == 2
+    blocks.free(77)
+    assert num_blocks_to_start(group, prefix, blocks) == 3
