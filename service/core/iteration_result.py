@@ -38,9 +38,11 @@ class IterationResult:
     finished_transfers: transfers, of this or earlier plans, that are known to have finished; each once.
     logprobs: aligned with token_ids, None for draws that did not ask; empty if none did.
     prompt_logprobs: (sequence id, one entry a target) of the scheduled sequences that have targets.
+    is_replayed: the model's step was one CUDA graph.
     """
 
     token_ids: tuple[int, ...]
     finished_transfers: tuple[FinishedTransfer, ...] = ()
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     prompt_logprobs: tuple[tuple[int, tuple[TokenLogprobs, ...]], ...] = ()
+    is_replayed: bool = False

@@ -54,6 +54,7 @@ class IterationStats:
     applying it. device_s: what it took on the device, as the host sees it. Where iterations overlap, others are
     decided, launched and applied between the launch and the wait.
     predictions: of the predictors of recomputation and swapping that came true since the last iteration.
+    is_replayed: the model's step was one CUDA graph.
     token_gaps: seconds since the token before of the same request, and how many of its tokens came after that long.
     """
 
@@ -73,6 +74,7 @@ class IterationStats:
     apply_s: float
     predictions: tuple[Prediction, ...] = ()
     token_gaps: tuple[tuple[float, int], ...] = ()
+    is_replayed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,10 +235,17 @@ class Engine:
             self._launch_timing.ended(device_s, is_exact=is_exact)
         self._executed_s = executed_s
         counts = self._requests.apply(plan, result, whose)
-        self._record(launched, counts, started_s, executed_s, device_s)
+        self._record(launched, counts, started_s, executed_s, device_s, is_replayed=result.is_replayed)
 
     def _record(
-        self, launched: _Launched, counts: TokenCounts, wait_started_s: float, executed_s: float, device_s: float
+        self,
+        launched: _Launched,
+        counts: TokenCounts,
+        wait_started_s: float,
+        executed_s: float,
+        device_s: float,
+        *,
+        is_replayed: bool,
     ) -> None:
         tally = launched.tally
         self._stats_sink.record_iteration(
@@ -259,6 +266,7 @@ class Engine:
                 apply_s=self._clock.now_s() - executed_s,
                 predictions=tally.predictions,
                 token_gaps=self._requests.take_token_gaps(),
+                is_replayed=is_replayed,
             )
         )
 

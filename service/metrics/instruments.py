@@ -55,6 +55,9 @@ class Instruments:
         self.iteration_tokens = histogram(
             "headrace_iteration_tokens", "Tokens computed in an iteration.", _ITERATION_TOKENS
         )
+        self.iterations = counter(
+            "headrace_iterations_total", "Iterations, launched as one CUDA graph or kernel by kernel.", ("launch",)
+        )
         self.iteration_seconds = histogram(
             "headrace_iteration_seconds",
             "Seconds of an iteration, by phase of the host; device: what it took there, as the host sees it.",

@@ -28,6 +28,8 @@ class Recorder:
         self._wait_s = instruments.iteration_seconds.labels("wait")
         self._apply_s = instruments.iteration_seconds.labels("apply")
         self._device_s = instruments.iteration_seconds.labels("device")
+        self._graphs = instruments.iterations.labels("graph")
+        self._kernels = instruments.iterations.labels("kernels")
         self._host_block_bytes = 0
         self._prompt = instruments.tokens.labels("prompt")
         self._cached = instruments.tokens.labels("cached")
@@ -51,6 +53,7 @@ class Recorder:
         self.num_generated += stats.generated_tokens
         instruments.iteration_batch_size.observe(stats.batch_size)
         instruments.iteration_tokens.observe(stats.prompt_tokens + stats.recomputed_tokens + stats.generated_tokens)
+        (self._graphs if stats.is_replayed else self._kernels).inc()
         self._schedule_s.observe(stats.schedule_s)
         self._launch_s.observe(stats.launch_s)
         self._wait_s.observe(stats.wait_s)

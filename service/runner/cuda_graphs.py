@@ -91,7 +91,7 @@ Inputs = TypeVar("Inputs", bound=DecodeInputs | MixedInputs)
 class StepGraphs:
     """Can it be replayed? Then replay it. Engine thread; `capture` while no step runs.
 
-    compute: the step over its inputs, without a wait for the device.
+    compute: the step over its inputs, without a wait for the device. num_replays: so far.
     """
 
     def __init__(self, compute: Compute, rows: SequenceRows, block_size: int, device: torch.device) -> None:
@@ -104,6 +104,7 @@ class StepGraphs:
         self._mixed: dict[GraphSize, _CapturedStep[MixedInputs]] = {}
         self._decode_sizes: list[GraphSize] = []
         self._mixed_sizes: list[GraphSize] = []
+        self.num_replays = 0
 
     def capture(self, sizes: Sequence[GraphSize]) -> None:
         """Each size is computed once before, so that every kernel is compiled and loaded: neither may happen in a
@@ -177,6 +178,7 @@ class StepGraphs:
         """num_draws: what is wanted of the outputs; nothing is cut off, as that would cost the host two more calls."""
         assert num_draws <= len(step.outputs.token_ids)
         step.graph.replay()
+        self.num_replays += 1
         return step.outputs
 
 

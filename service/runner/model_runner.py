@@ -55,10 +55,11 @@ class Outputs:
 class LaunchedIteration:
     """The engine's PendingIteration (service/engine/ports.py): outputs that the device may still be computing."""
 
-    def __init__(self, outputs: Outputs, transfer: KvTransfer, awaits_transfer: bool) -> None:
+    def __init__(self, outputs: Outputs, transfer: KvTransfer, awaits_transfer: bool, *, is_replayed: bool) -> None:
         self._outputs = outputs
         self._transfer = transfer
         self._awaits_transfer = awaits_transfer
+        self._is_replayed = is_replayed
 
     def is_done(self) -> bool:
         token_ids = self._outputs.token_ids
@@ -72,6 +73,7 @@ class LaunchedIteration:
             self._transfer.take_finished(self._awaits_transfer),
             () if outputs.logprobs is None else outputs.logprobs.wait(),
             () if outputs.prompt_logprobs is None else outputs.prompt_logprobs.wait(),
+            self._is_replayed,
         )
 
 
@@ -115,8 +117,14 @@ class ModelRunner:
             self._transfer.start(plan.transfers)
         if plan.copies:
             self._storage.copy(plan.copies)
+        replays = self._num_replays
         outputs = self._compute(plan.scheduled, plan.masks) if plan.scheduled else Outputs()
-        return LaunchedIteration(outputs, self._transfer, plan.awaits_transfer)
+        is_replayed = self._num_replays > replays
+        return LaunchedIteration(outputs, self._transfer, plan.awaits_transfer, is_replayed=is_replayed)
+
+    @property
+    def _num_replays(self) -> int:
+        return 0 if self._graphs is None else self._graphs.num_replays
 
     @property
     def padded_step(self) -> Callable[[int, int, int], GraphSize | None] | None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -398,3 +399,23 @@ def test_a_snapshot_counts_the_requests_that_are_on_the_host():
         assert swapped == sum(harness.blocks.swap_space.holds(sequence_id) for sequence_id in ids)
         seen.add(swapped)
     assert seen > {0}
+
+
+def test_it_is_recorded_which_iterations_were_replayed():
+    class Replaying:
+        def __init__(self, toy: ToyExecutor) -> None:
+            self.toy = toy
+
+        def launch(self, plan: IterationPlan) -> Replaying:
+            self.result = replace(self.toy.launch(plan).wait(), is_replayed=len(plan.scheduled) == 1)
+            return self
+
+        def wait(self) -> IterationResult:
+            return self.result
+
+    harness = Harness()
+    harness.engine._executor = Replaying(harness.toy)
+    harness.add(harness.request((1, 2), 6))
+    harness.add(harness.request((1, 2), 3))
+    harness.run()
+    assert {i.batch_size: i.is_replayed for i in harness.sink.iterations} == {2: False, 1: True}

@@ -71,6 +71,10 @@ def test_an_iteration(recording: Recording) -> None:
     assert recording("headrace_inter_token_latency_seconds_bucket", le="0.025") == 2
     assert recording("headrace_inter_token_latency_seconds_count") == 3
     assert recording("headrace_preemptions_total", kind="recompute") == 1
+    recording.recorder.record_iteration(replace(ITERATION, is_replayed=True))
+    recording.recorder.record_iteration(replace(ITERATION, is_replayed=True))
+    launches = {launch: recording("headrace_iterations_total", launch=launch) for launch in ("graph", "kernels")}
+    assert launches == {"graph": 2, "kernels": 1}
 
 
 def test_errors_of_predictions(recording: Recording) -> None:

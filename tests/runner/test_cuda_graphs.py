@@ -145,11 +145,14 @@ class InLockstep:
 
     def __init__(self, graphed, eager):
         self._graphed, self._eager = graphed, eager
-        self.num_plans = 0
+        self.num_plans = self.num_replayed = 0
 
     def launch(self, plan):
         mine, theirs = self._graphed.launch(plan), self._eager.launch(plan)
-        assert mine.wait().token_ids == theirs.wait().token_ids
+        got, want = mine.wait(), theirs.wait()
+        assert got.token_ids == want.token_ids
+        assert not want.is_replayed
+        self.num_replayed += got.is_replayed
         self.num_plans += 1
         return mine
 
@@ -179,6 +182,7 @@ def test_500_random_mixed_batches(save, tmp_path, monkeypatch):
         )
     assert len(decodes) > 100
     assert len(mixed) > 30
+    assert both.num_replayed == len(decodes) + len(mixed)
 
 
 def compare_with_twins(runner, monkeypatch):
