@@ -13,6 +13,7 @@ DEPLOY = ROOT / "deploy"
 DASHBOARDS = sorted((DEPLOY / "grafana" / "dashboards").glob("*.json"))
 ALERTS = DEPLOY / "prometheus" / "alerts.yml"
 PROMETHEUS = DEPLOY / "prometheus" / "prometheus.yml"
+KUBERNETES = DEPLOY / "kubernetes"
 COMPOSE = ROOT / "docker-compose.yml"
 DOCKERFILE = ROOT / "Dockerfile"
 
@@ -42,6 +43,11 @@ def dashboard_expressions() -> dict[str, str]:
 
 def alert_expressions() -> dict[str, str]:
     return {rule["alert"]: rule["expr"] for group in read_yaml(ALERTS)["groups"] for rule in group["rules"]}
+
+
+def scaling_expressions() -> dict[str, str]:
+    triggers = read_yaml(KUBERNETES / "autoscaling.yaml")["spec"]["triggers"]
+    return {f"autoscaling {i}": trigger["metadata"]["query"] for i, trigger in enumerate(triggers)}
 
 
 def filled_in(expression: str) -> str:

@@ -1,4 +1,4 @@
-"""Dashboards and alerts ask for nothing that a real server under load does not export."""
+"""Dashboards, alerts and autoscaling ask for nothing that a real server under load does not export."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from tests.deploy.deployment import (
     filled_in,
     panels,
     read_yaml,
+    scaling_expressions,
 )
 from tests.deploy.loaded_server import loaded_server
 
-EXPRESSIONS = {**dashboard_expressions(), **alert_expressions()}
+EXPRESSIONS = {**dashboard_expressions(), **alert_expressions(), **scaling_expressions()}
 OF_THE_SCRAPE = {"job": {"headrace"}, "instance": {"headrace:8000"}}
 """Labels that Prometheus adds."""
 
