@@ -67,8 +67,8 @@ def test_a_step_is_padded_to_the_next_size_that_takes_it_if_that_is_not_too_far(
 
 
 def test_a_size_that_takes_longer_than_a_larger_one_nearby_is_not_kept():
-    timed = {GraphSize(448, 0): 14.0, GraphSize(448, 32): 14.0, GraphSize(512, 16): 11.0, GraphSize(640, 16): 10.9}
-    assert outrun(timed) == {GraphSize(448, 0)}, "512 has no room for 32 decodes, and 10.9 is no better than 11.0"
+    timed = {GraphSize(448, 0): 14.0, GraphSize(448, 32): 14.0, GraphSize(512, 16): 11.0, GraphSize(640, 16): 10.2}
+    assert outrun(timed) == {GraphSize(448, 0)}, "512 has no room for 32 decodes; 10.2 and 11.0 may be the same"
     assert outrun({GraphSize(1024, 0): 30.0, GraphSize(2048, 0): 20.0}) == set(), "a step would be padded too far"
 
 
