@@ -48,8 +48,8 @@ _FARTHEST = 1.25
 """So that what an outrun graph held is not too narrow for the one that replaces it."""
 
 _CLEARLY = 0.9
-"""Beyond what two timings of one graph differ by, as clocks change and others may use the device: at 0.98 a start beside
-other processes dropped a dozen good sizes."""
+"""Beyond what two timings of one graph differ by, as clocks change and others may use the device: at 0.98 a start
+beside other processes dropped a dozen good sizes."""
 
 TILED = (64, 128, 192, 256, 320, 384, 512, 640, 768, 896, 1024, 1152, 1280, 1536, 1664, 1792, 2048)
 """Rows at which the time of cuBLAS's products stops to be flat, so that padding up to them costs little.
