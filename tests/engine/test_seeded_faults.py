@@ -6,15 +6,19 @@ from collections.abc import Callable
 
 import pytest
 
+from service.core.iteration_plan import Transfer
 from service.kvcache import prefix_cache
 from service.kvcache.block_manager import BlockManager
 from service.kvcache.block_pool import BlockPool
 from service.kvcache.block_table import BlockTable
 from service.kvcache.prefix_cache import ChainedPrefixCache
+from service.kvcache.swap_space import SwapSpace
 from service.kvcache.token_table import TokenTable
+from service.scheduler.block_growth import BlockGrowth
 from service.scheduler.group_preemption import GroupPreemption
 from service.scheduler.iteration_scheduler import IterationScheduler
 from service.scheduler.launched_iterations import LaunchedIterations
+from service.scheduler.preemption import AlwaysSwap
 from service.scheduler.request_pool import RequestPool
 from tests.engine.harness import Harness
 from tests.engine.toy_model import ToyExecutor
@@ -346,3 +350,86 @@ def test_a_fault_of_slots_is_caught(fault: Callable[[Patch], None], monkeypatch:
     fault(monkeypatch)
     with pytest.raises((AssertionError, LookupError, ValueError)):
         slot_scenario()
+
+
+def swap_scenario(overlap: bool) -> None:
+    """Choices and requests that leave for the host and come back, while others run and copies take two iterations."""
+    harness = Harness(
+        num_blocks=12,
+        block_size=2,
+        max_num_batched_tokens=24,
+        preemption=AlwaysSwap(),
+        num_host_blocks=12,
+        transfer_delay=2,
+        overlap=overlap,
+    )
+    harness.add(harness.request((5, 3, 4), 14, seed=0))
+    harness.add(harness.request((3, 3), 5, n=2, seed=1))
+    harness.add(harness.request((5, 1), 10, seed=2))
+    harness.add(harness.request((5,), 6, seed=3))
+    harness.run(max_steps=300)
+    preempted = [kept.recovery for stats, _, _ in harness.sink.requests for kept in stats.preemptions]
+    assert preempted.count("swap") > 1
+    for request_id, request in harness.requests.items():
+        for choice in range(request.sampling.n):
+            harness.check_against_oracle(request_id, choice)
+    assert harness.blocks.pool.num_used == harness.blocks.swap_space.num_used == 0
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_without_a_fault_the_scenario_of_swaps_passes(overlap: bool):
+    swap_scenario(overlap)
+
+
+def blocks_freed_before_their_copy_ends(patch: Patch) -> None:
+    move_out = SwapSpace.move_out
+
+    def free_at_once(self: SwapSpace, tables: dict[int, list[int]]) -> Transfer:
+        transfer = move_out(self, tables)
+        flight = self._in_flight[transfer.transfer_id]
+        freed, flight.device_blocks = flight.device_blocks, []
+        for block_id in freed:
+            self._device.release(block_id)
+        return transfer
+
+    patch.setattr(SwapSpace, "move_out", free_at_once)
+
+
+def a_block_left_behind(patch: Patch) -> None:
+    move_out = SwapSpace.move_out
+
+    def but_one(self: SwapSpace, tables: dict[int, list[int]]) -> Transfer:
+        transfer = move_out(self, tables)
+        return transfer._replace(device_blocks=transfer.device_blocks[:-1], host_blocks=transfer.host_blocks[:-1])
+
+    patch.setattr(SwapSpace, "move_out", but_one)
+
+
+def host_blocks_of_two_mixed_up(patch: Patch) -> None:
+    move_in = SwapSpace.move_in
+
+    def reversed_in(self: SwapSpace, sequence_ids: list[int], device_of: dict[int, int]) -> Transfer:
+        transfer = move_in(self, sequence_ids, device_of)
+        return transfer._replace(host_blocks=transfer.host_blocks[::-1])
+
+    patch.setattr(SwapSpace, "move_in", reversed_in)
+
+
+def who_is_on_the_way_runs(patch: Patch) -> None:
+    patch.setattr(BlockGrowth, "is_moving", lambda self, group: False)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        blocks_freed_before_their_copy_ends,
+        a_block_left_behind,
+        host_blocks_of_two_mixed_up,
+        who_is_on_the_way_runs,
+    ],
+)
+def test_a_fault_of_swaps_is_caught(fault: Callable[[Patch], None], overlap: bool, monkeypatch: Patch):
+    fault(monkeypatch)
+    with pytest.raises((AssertionError, LookupError, ValueError)):
+        swap_scenario(overlap)
