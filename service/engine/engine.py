@@ -1,4 +1,4 @@
-"""One iteration: decide (the scheduler), execute (the executor), apply (live_requests.py); ORCA, figure 5.
+"""One iteration: decide (the scheduler), execute (the executor), apply (result_applier.py); ORCA, figure 5.
 
 Synchronous; engine thread only.
 
@@ -26,8 +26,10 @@ from service.core.request import Request
 from service.core.stats import EngineSnapshot, IterationStats
 from service.engine.grammar_masks import with_masks
 from service.engine.launch_timing import LaunchTiming
-from service.engine.live_requests import LiveRequests, TokenCounts
+from service.engine.live_requests import LiveRequests
 from service.engine.ports import Executor, IdleWork, NoIdleWork, PendingIteration, StatsSink
+from service.engine.processed_tokens import ProcessedTokens
+from service.engine.result_applier import ResultApplier
 from service.errors import RequestError
 from service.scheduler.decision_tally import DecisionTally
 from service.scheduler.iteration_scheduler import IterationScheduler
@@ -41,7 +43,7 @@ KV_TOKENS_EVERY_S = 0.1
 
 
 class Engine:
-    """Launches iterations and applies their results; the requests themselves are `LiveRequests`'s.
+    """Launches iterations and has their results applied; the requests themselves are `LiveRequests`'s.
 
     overlap: whether an iteration is launched while another runs. The tokens are the same either way.
     masker: computes what draws may be; needed by requests with grammars only. idle_work: for `use_idle_time`.
@@ -65,6 +67,7 @@ class Engine:
         self._masker = masker
         self._idle_work = idle_work or NoIdleWork()
         self._requests = LiveRequests(scheduler, stats_sink, clock)
+        self._applier = ResultApplier(self._requests, scheduler, clock)
         self._batch_size = 0
         self._launched: deque[_Launched] = deque()
         self._max_launched = 2 if overlap else 1
@@ -234,13 +237,13 @@ class Engine:
         if is_timed:
             self._launch_timing.ended(device_s, is_exact=is_exact)
         self._executed_s = executed_s
-        counts = self._requests.apply(plan, result, whose)
-        self._record(launched, counts, started_s, executed_s, device_s, is_replayed=result.is_replayed)
+        tokens = self._applier.apply(plan, result, whose)
+        self._record(launched, tokens, started_s, executed_s, device_s, is_replayed=result.is_replayed)
 
     def _record(
         self,
         launched: _Launched,
-        counts: TokenCounts,
+        tokens: ProcessedTokens,
         wait_started_s: float,
         executed_s: float,
         device_s: float,
@@ -251,9 +254,9 @@ class Engine:
         self._stats_sink.record_iteration(
             IterationStats(
                 batch_size=len(launched.plan.scheduled),
-                prompt_tokens=counts.prompt,
-                recomputed_tokens=counts.recomputed,
-                generated_tokens=counts.generated,
+                prompt_tokens=tokens.prompt,
+                recomputed_tokens=tokens.recomputed,
+                generated_tokens=tokens.generated,
                 num_dropped=tally.num_dropped,
                 num_swapped=tally.num_swapped,
                 prefix_queried_tokens=tally.prefix_queried_tokens,
@@ -265,7 +268,7 @@ class Engine:
                 device_s=device_s,
                 apply_s=self._clock.now_s() - executed_s,
                 predictions=tally.predictions,
-                token_gaps=self._requests.take_token_gaps(),
+                token_gaps=self._applier.take_token_gaps(),
                 is_replayed=is_replayed,
             )
         )

@@ -150,7 +150,7 @@ def test_nothing_is_said_before_the_end_and_nothing_remains_of_an_aborted_search
     harness.run()
     assert harness.finals["request-0"].outcome is Outcome.ABORTED
     assert harness.blocks.pool.num_used == 0
-    assert not harness.engine._requests._searches
+    assert not harness.engine._requests.searches
 
 
 def test_beams_do_not_hold_up_the_others_where_iterations_overlap():

@@ -1,0 +1,232 @@
+"""What the result of an iteration changes of the requests that were in it: the engine's apply.
+
+Tokens are appended, choices fork, beams go on, stop conditions are looked at. Engine thread only.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import repeat
+
+from service.core.clock import Clock
+from service.core.events import Outcome, PromptEvent, TokenEvent
+from service.core.iteration_plan import IterationPlan, ScheduledSequence
+from service.core.iteration_result import INVALID_TOKEN_ID, IterationResult, TokenLogprobs
+from service.core.request import FinishReason, Request
+from service.core.sequence import Sequence
+from service.core.sequence_group import SequenceGroup
+from service.engine.beam_search import BeamSearch
+from service.engine.live_requests import LiveRequests
+from service.engine.processed_tokens import ProcessedTokens
+from service.engine.token_gaps import TokenGaps
+from service.errors import InvalidRequest, RequestError, ServerError
+from service.scheduler.iteration_scheduler import IterationScheduler
+from service.scheduler.launched_iterations import IterationGroups
+from service.scheduler.lockstep_decode import LockstepDecode
+
+_NOT_FINITE = "the model produced no finite probabilities for this request"
+_OUTGROWN = "the grammar has outgrown the limits of this server"
+_NOTHING_LEFT = "allowed_token_ids and bad_words leave nothing to draw that the form of the output allows"
+
+
+class ResultApplier:
+    """Results come in the order of their iterations. Whatever ends a request ends it through `requests`."""
+
+    def __init__(self, requests: LiveRequests, scheduler: IterationScheduler, clock: Clock) -> None:
+        self._requests = requests
+        self._scheduler = scheduler
+        self._clock = clock
+        self._gaps = TokenGaps()
+        self._result_s = self._last_result_s = 0.0  # when the present iteration's result came, and the one's before
+
+    def apply(self, plan: IterationPlan, result: IterationResult, whose: IterationGroups) -> ProcessedTokens:
+        """What the plan computed and drew becomes the requests'. A fault of one request ends that request only.
+
+        whose: the groups of its `scheduled`, as the scheduler noted them at the launch.
+        """
+        tokens = ProcessedTokens()
+        self._last_result_s, self._result_s = self._result_s, self._clock.now_s()
+        logprobs = result.logprobs or (None,) * len(result.token_ids)
+        scored = dict(result.prompt_logprobs)
+        end = len(whose.in_lockstep)
+        if end:
+            decodes = whose.in_lockstep
+            tokens.generated += self._apply_lockstep(decodes, plan.scheduled, result.token_ids, result.logprobs)
+        for item, group in zip(plan.scheduled[end:], whose.apart, strict=True):
+            first, end = end, end + len(item.samples)
+            member = self._scheduler.pool.member(item.sequence_id)
+            if member is None:
+                continue  # it ended after the launch; what it drew since is dropped
+            try:
+                draws = list(zip(result.token_ids[first:end], logprobs[first:end], strict=True))
+                if item.targets and not self._note_prompt_logprobs(group, item, scored[item.sequence_id]):
+                    self._requests.end_group(group, Outcome.FAILED, ServerError(_NOT_FINITE))
+                    continue
+                self._apply_one(item, draws, group, member[1], tokens)
+            except Exception:
+                self._requests.fail_inside(group)
+        return tokens
+
+    def take_token_gaps(self) -> tuple[tuple[float, int], ...]:
+        """Of the tokens since the last call (`IterationStats.token_gaps`)."""
+        return self._gaps.take()
+
+    def _apply_lockstep(
+        self,
+        decodes: tuple[LockstepDecode, ...],
+        scheduled: tuple[ScheduledSequence, ...],
+        token_ids: tuple[int, ...],
+        logprobs: tuple[TokenLogprobs | None, ...],
+    ) -> int:
+        """Tokens of decodes in lockstep, which nearly all are (scheduler/lockstep.py). What is done with one of which
+        nothing is to be told but its id is spelt out: it happens some ten thousand times a second. Returns how many
+        tokens were generated.
+        """
+        now_s, tell = self._result_s, self._requests.events.append
+        dropped: list[LockstepDecode] = []
+        # More ids may follow than there are decodes in lockstep.
+        for decode, item, token_id, scores in zip(
+            decodes, scheduled, token_ids, logprobs or repeat(None), strict=False
+        ):
+            try:
+                position = item[2] + 1
+                if position >= decode.looked_at_from or token_id in decode.watched_ids or scores is not None:
+                    if not self._apply_looked_at(decode, position, token_id, scores):
+                        dropped.append(decode)
+                    continue
+                decode.token_ids[position] = token_id
+                group = decode.group
+                group.num_output_tokens += 1
+                group.last_token_s = now_s
+                tell((decode.request_id, token_id))
+            except Exception:
+                self._requests.fail_inside(decode.group)
+        decoded = [decode for decode in decodes if decode not in dropped] if dropped else decodes
+        self._scheduler.note_decoded(decoded)
+        self._gaps.note_lockstep(len(decoded), self._last_result_s, now_s)
+        return len(decoded)
+
+    def _apply_looked_at(
+        self, decode: LockstepDecode, position: int, token_id: int, logprobs: TokenLogprobs | None
+    ) -> bool:
+        """False if the request ended after the launch: what it drew since is dropped."""
+        group, sequence = decode.group, decode.sequence
+        if self._scheduler.pool.member(decode.sequence_id) is None:
+            return False
+        group.last_token_s = self._result_s
+        if token_id == INVALID_TOKEN_ID:
+            self._requests.end_group(group, Outcome.FAILED, _failed_draw(group.request))
+            return True
+        block_size = self._scheduler.blocks.block_size
+        if position % block_size == 0:
+            self._scheduler.cache_full_block(group, sequence, position)
+        decode.looked_at(position, block_size)
+        self._append_token(group, sequence, position, token_id, logprobs)
+        return True
+
+    def _apply_one(
+        self,
+        item: ScheduledSequence,
+        draws: list[tuple[int, TokenLogprobs | None]],
+        group: SequenceGroup,
+        sequence: Sequence,
+        tokens: ProcessedTokens,
+    ) -> None:
+        start, end = item.num_computed_tokens, item.num_computed_tokens + len(item.token_ids)
+        tokens.add(sequence, start, end, len(draws))
+        self._scheduler.note_computed(group, sequence, start, end)
+        if group.prompt_logprobs is not None and end >= sequence.num_prompt_tokens:
+            self._requests.events.append((group.request.request_id, PromptEvent(tuple(group.prompt_logprobs))))
+            group.prompt_logprobs = None
+        if not draws:
+            if end >= sequence.num_prompt_tokens and group.request.sampling.max_tokens == 0:
+                self._requests.end_group(group, Outcome.FINISHED)
+            return
+        if any(token_id == INVALID_TOKEN_ID for token_id, _ in draws):
+            self._requests.end_group(group, Outcome.FAILED, _failed_draw(group.request))
+            return
+        if group.request.sampling.beam is not None:
+            self._note_top(group, sequence, draws[0][1])
+            return
+        receivers = [sequence] if group.is_forked else list(group.live)
+        if not group.is_forked:
+            self._scheduler.fork_choices(group)
+        for receiver, (token_id, logprobs) in zip(receivers, draws, strict=True):
+            if group.live:  # a grammar's failure ends all choices at once
+                self._append_token(group, receiver, end, token_id, logprobs)
+        self._scheduler.note_generated(group, len(draws))
+        self._gaps.note((group,), self._result_s)
+
+    def _note_prompt_logprobs(
+        self, group: SequenceGroup, item: ScheduledSequence, logprobs: tuple[TokenLogprobs, ...]
+    ) -> bool:
+        """After a preemption the same positions may come again, with the same values. False if some are no numbers."""
+        if group.prompt_logprobs is not None:
+            start = item.num_computed_tokens
+            group.prompt_logprobs[start : start + len(logprobs)] = logprobs
+        return not any(math.isnan(entry.chosen) for entry in logprobs)
+
+    def _note_top(self, group: SequenceGroup, sequence: Sequence, logprobs: TokenLogprobs | None) -> None:
+        """A beam is computed to its end. Once all are, the search takes its next step."""
+        assert logprobs is not None, "a beam asks for the best next tokens"
+        sequence.top = logprobs.top
+        tops = [beam.top for beam in group.computing if beam.top is not None]
+        if len(tops) < len(group.computing):
+            return
+        search = self._requests.searches[group.request.request_id]
+        going_on = search.advance(tops)
+        for beam in group.computing:
+            beam.top = None
+        if group.first_token_s is None:
+            group.first_token_s = self._clock.now_s()
+        if going_on:
+            self._scheduler.continue_beams(group, [c.parent for c in going_on], [c.token_id for c in going_on])
+            self._scheduler.note_generated(group, len(going_on))
+        else:
+            self._end_search(group, search)
+
+    def _end_search(self, group: SequenceGroup, search: BeamSearch) -> None:
+        """The best hypotheses are the choices; all their tokens come at once."""
+        request = group.request
+        for index, hypothesis in enumerate(search.best(request.sampling.n)):
+            token_ids, logprobs = hypothesis.token_ids, hypothesis.logprobs or repeat(None)
+            ends = (*repeat(None, len(token_ids) - 1), hypothesis.finish_reason)
+            events = [TokenEvent(index, *of_token) for of_token in zip(token_ids, ends, logprobs, strict=False)]
+            self._requests.events += [(request.request_id, event) for event in events]
+            group.num_output_tokens += len(events)
+            group.sequences[index].finish_reason = hypothesis.finish_reason
+        self._requests.end_group(group, Outcome.FINISHED)
+
+    def _append_token(
+        self, group: SequenceGroup, sequence: Sequence, position: int, token_id: int, logprobs: TokenLogprobs | None
+    ) -> None:
+        matcher = sequence.matcher
+        if matcher is not None and not matcher.accept(token_id):
+            self._requests.end_group(group, Outcome.FAILED, ServerError(_OUTGROWN))
+            return
+        sequence.set_drawn(position, token_id)
+        group.num_output_tokens += 1
+        if group.first_token_s is None:
+            group.first_token_s = self._clock.now_s()
+        reason = _finish_reason(group.request, sequence, position, token_id)
+        is_plain = reason is None and logprobs is None and len(group.sequences) == 1
+        event = token_id if is_plain else TokenEvent(sequence.choice_index, token_id, reason, logprobs)
+        self._requests.events.append((group.request.request_id, event))
+        if reason is not None:
+            self._requests.end_sequence(group, sequence, reason)
+
+
+def _finish_reason(request: Request, sequence: Sequence, position: int, token_id: int) -> FinishReason | None:
+    """Whether the token that was just drawn is the sequence's last one."""
+    is_complete = sequence.matcher is not None and sequence.matcher.is_finished
+    if is_complete or token_id in request.sampling.stop_token_ids:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if position + 1 == sequence.max_num_tokens else None
+
+
+def _failed_draw(request: Request) -> RequestError:
+    """Why a draw came to nothing: the client's own contradiction if that can be, else the model's fault."""
+    sampling = request.sampling
+    if request.grammar is not None and (sampling.allowed_token_ids is not None or sampling.bad_words):
+        return InvalidRequest(_NOTHING_LEFT)
+    return ServerError(_NOT_FINITE)

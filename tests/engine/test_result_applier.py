@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import pytest
+
+from service.core.events import FinalEvent, Outcome, TokenEvent
+from service.core.request import FinishReason
+from service.core.sequence import Sequence
+from service.kvcache.prefix_cache import ChainedPrefixCache
+from tests.engine.faulty_executor import FaultyExecutor
+from tests.engine.harness import Harness
+
+
+def test_finish_reasons():
+    harness = Harness()
+    harness.add(harness.request((1,), 5))
+    harness.add(harness.request((1,), 100, stops=frozenset(range(0, 1000, 2))))
+    harness.run()
+    assert harness.reasons["request-0", 0] is FinishReason.LENGTH
+    assert harness.reasons["request-1", 0] is FinishReason.STOP
+    assert harness.tokens["request-1", 0][-1] % 2 == 0
+    assert {f.outcome for f in harness.finals.values()} == {Outcome.FINISHED}
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_failed_draw_ends_its_own_request_only(overlap: bool):
+    harness = Harness(executor=FaultyExecutor(frozenset(), unlucky=frozenset({1})), overlap=overlap)
+    for _ in range(3):
+        harness.add(harness.request((1, 2), 4))
+    harness.run()
+    assert [harness.finals[f"request-{i}"].outcome for i in range(3)] == [
+        Outcome.FINISHED,
+        Outcome.FAILED,
+        Outcome.FINISHED,
+    ]
+    harness.check_against_oracle("request-0")
+    harness.check_against_oracle("request-2")
+    assert harness.blocks.pool.num_used == 0
+
+
+class BrokenForOne(ChainedPrefixCache):
+    """Breaks at the output of one sequence, as a fault of ours would."""
+
+    def insert(self, sequence: Sequence, salt: str, block_ids: list[int], num_tokens: int) -> None:
+        if sequence.sequence_id == 1 and num_tokens > 6:
+            raise RuntimeError("broken")
+        super().insert(sequence, salt, block_ids, num_tokens)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_fault_at_one_requests_token_costs_that_request_only(overlap: bool):
+    harness = Harness(prefix_cache=BrokenForOne(4), overlap=overlap)
+    for seed in range(3):
+        harness.add(harness.request((1, 2), 12, seed=seed))
+    harness.run()
+    outcomes = [harness.finals[f"request-{i}"].outcome for i in range(3)]
+    assert outcomes == [Outcome.FINISHED, Outcome.FAILED, Outcome.FINISHED]
+    for i in range(3):
+        harness.check_against_oracle(f"request-{i}", complete=i != 1)
+    assert harness.blocks.pool.num_used == 0
+
+
+def test_only_a_requests_last_token_and_those_of_several_choices_are_told_in_full():
+    harness = Harness()
+    harness.add(harness.request((1, 2), 4))
+    harness.add(harness.request((1, 2), 3, n=2))
+    for _ in range(10):
+        harness.engine.step()
+    events = harness.engine.take_events()
+    kinds = [type(event) for request_id, event in events if request_id == "request-0"]
+    assert kinds == [int, int, int, TokenEvent, FinalEvent]
+    assert [type(event) for request_id, event in events if request_id == "request-1"] == [TokenEvent] * 6 + [FinalEvent]
