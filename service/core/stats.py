@@ -50,9 +50,9 @@ class IterationStats:
     num_dropped, num_swapped: requests preempted while deciding, to be recomputed or to return from the host.
     prefix_queried_tokens, prefix_hit_tokens: prompt tokens that started with this iteration, and those of them that
     the prefix cache held. swapped_blocks: blocks whose transfer, either way, began.
-    schedule_s, launch_s, wait_s, apply_s: host seconds of deciding, of beginning it, of waiting for the result and of
-    applying it. device_s: what it took on the device, as the host sees it. Where iterations overlap, others are
-    decided, launched and applied between the launch and the wait.
+    schedule_s, launch_s, wait_s, apply_s: host seconds of deciding, of beginning it, of waiting for the result (also
+    while the next launch was put off) and of applying it. device_s: what it took on the device, as the host sees it.
+    Where iterations overlap, others are decided, launched and applied between the launch and the wait.
     predictions: of the predictors of recomputation and swapping that came true since the last iteration.
     is_replayed: the model's step was one CUDA graph.
     token_gaps: seconds since the token before of the same request, and how many of its tokens came after that long.

@@ -73,6 +73,8 @@ class Engine:
         self._max_launched = 2 if overlap else 1
         self._launch_timing = LaunchTiming()
         self._timed: _Launched | None = None
+        self._put_off_since_s: float | None = None
+        self._put_off_s = 0.0
         self._executed_s = 0.0
         self._kv_tokens = 0
         self._kv_tokens_due_s = 0.0
@@ -127,6 +129,8 @@ class Engine:
         if spare_s > 0.0 and running.pending.is_done():
             self._launch_timing.outrun(now_s)
             return 0.0
+        if spare_s > 0.0 and self._put_off_since_s is None:
+            self._put_off_since_s = now_s
         return spare_s
 
     def step(self, before_wait: Callable[[], None] | None = None) -> None:
@@ -196,6 +200,8 @@ class Engine:
     def _launch_next(self) -> bool:
         """False if nothing can be decided, or the launch has failed."""
         started_s = self._clock.now_s()
+        if self._put_off_since_s is not None:
+            self._put_off_s, self._put_off_since_s = started_s - self._put_off_since_s, None
         plan = self._decide()
         if plan.is_empty:
             return False
@@ -216,8 +222,8 @@ class Engine:
     def _complete(self, launched: _Launched) -> None:
         """Wait for the iteration and apply it."""
         started_s = self._clock.now_s()
-        plan, is_timed = launched.plan, launched is self._timed
-        self._timed = None
+        plan, is_timed, put_off_s = launched.plan, launched is self._timed, self._put_off_s
+        self._timed, self._put_off_s = None, 0.0
         try:
             result = launched.pending.wait()
         except Exception:
@@ -238,7 +244,7 @@ class Engine:
             self._launch_timing.ended(device_s, is_exact=is_exact)
         self._executed_s = executed_s
         tokens = self._applier.apply(plan, result, whose)
-        self._record(launched, tokens, started_s, executed_s, device_s, is_replayed=result.is_replayed)
+        self._record(launched, tokens, started_s - put_off_s, executed_s, device_s, is_replayed=result.is_replayed)
 
     def _record(
         self,

@@ -199,5 +199,7 @@ def test_where_predictions_are_far_off_the_device_waits_for_one_look_and_then_no
         loop._iterate()
     gaps_s = device.gaps_s[1:]
     assert len(slept_s) > 200
+    waited_s = sum(stats.wait_s for stats in harness.sink.iterations)
+    assert sum(slept_s) < waited_s < clock.now_s(), "time that passes before a launch is waited for the device"
     assert 0 < max(gaps_s) <= LOOK_EVERY_S + LAUNCH_S
     assert sum(gaps_s[10:]) < 0.01 * clock.now_s()
