@@ -111,6 +111,20 @@ def test_every_architecture_has_its_least_config(name):
     assert (config.architecture, config.num_layers, len(config.sliding_windows)) == (name, 2, 2)
 
 
+@pytest.mark.parametrize(
+    ("name", "qkv_bias", "output_bias"),
+    [
+        ("LlamaForCausalLM", True, True),
+        ("Qwen3ForCausalLM", True, True),
+        ("MistralForCausalLM", False, False),
+        ("Qwen2ForCausalLM", True, False),
+    ],
+)
+def test_attention_bias_is_read_of_those_whose_transformers_reads_it(name, qkv_bias, output_bias):
+    config = parse_model_config({**LEAST_FIELDS[name], "attention_bias": True})
+    assert (config.qkv_bias, config.output_bias) == (qkv_bias, output_bias)
+
+
 def test_only_dynamic_scaling_reaches_beyond_the_written_context():
     assert parse(max_position_embeddings=512).longest_context == 512
     scaled = parse(max_position_embeddings=512, rope_scaling={"rope_type": "dynamic", "factor": 4.0})

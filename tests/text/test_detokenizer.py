@@ -95,6 +95,15 @@ def test_word_pieces() -> None:
     assert "".join(pieces_of(make_detokenizer(Tokenizer(tokenizer)), ids, [1])) == tokenizer.decode(ids)
 
 
+def test_an_id_without_text_does_not_cost_the_next_word_its_space() -> None:
+    """As the ids by which a model's vocabulary is padded: to them the next word would be the first one."""
+    tokenizer = tokenizers.Tokenizer(models.WordLevel({"▁head": 0, "▁race": 1}, unk_token="▁head"))
+    tokenizer.decoder = decoders.Metaspace()
+    beyond = 7
+    detokenizer = WindowDetokenizer(Tokenizer(tokenizer))
+    assert "".join(pieces_of(detokenizer, [0, beyond, 1, beyond, beyond, 1], [1])) == "head race race"
+
+
 def test_special_tokens_are_shown_if_asked_for() -> None:
     for made in (tiny_tokenizers.byte_level(), tiny_tokenizers.byte_fallback()):
         tokenizer = Tokenizer(made)
