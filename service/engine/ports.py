@@ -15,7 +15,8 @@ class PendingIteration(Protocol):
     """An iteration that the executor has begun."""
 
     def is_done(self) -> bool:
-        """Whether it is computed, so that `wait` takes no time worth the name. Itself it never waits."""
+        """Whether it is computed, so that `wait` takes no time worth the name, or has failed, which `wait` tells.
+        Itself it never waits and never raises."""
         ...
 
     def wait(self) -> IterationResult:

@@ -63,7 +63,10 @@ class LaunchedIteration:
 
     def is_done(self) -> bool:
         token_ids = self._outputs.token_ids
-        return token_ids is None or token_ids.is_done()
+        try:
+            return token_ids is None or token_ids.is_done()
+        except RuntimeError:  # the device's; `wait` has it too
+            return True
 
     def wait(self) -> IterationResult:
         """The drawn ids, what else was asked for, and the transfers that have finished by then."""
