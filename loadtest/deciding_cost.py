@@ -39,6 +39,7 @@ from service.scheduler.preemption import AlwaysRecompute
 from service.scheduler.preemption_cost import PreemptionCost
 from service.scheduler.priority import ByPriority
 from service.scheduler.recovery_ledger import RecoveryLedger
+from service.scheduler.scheduler_policies import SchedulerPolicies
 from service.scheduler.scheduling_policy import SchedulingPolicy
 from service.scheduler.swap_time import SwapTime
 from service.scheduler.token_shares import TokenShares
@@ -97,11 +98,8 @@ def make_engine(
     cost, history = PreemptionCost(IterationTime(), SwapTime(), MAX_TOKENS), History()
     scheduler = IterationScheduler(
         BlockManager(num_blocks, block_size, cache),
-        OnDemandAdmission(0),
-        make_policy(history),
-        AlwaysRecompute(),
+        SchedulerPolicies(make_policy(history), OnDemandAdmission(0), AlwaysRecompute(), FixedBudget(MAX_TOKENS)),
         RecoveryLedger(cost),
-        FixedBudget(MAX_TOKENS),
         history,
         ThreadClock(),
         max_num_seqs=num_seqs,

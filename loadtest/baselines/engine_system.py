@@ -27,6 +27,7 @@ from service.scheduler.memory_need import num_blocks_at_most
 from service.scheduler.preemption import AlwaysRecompute, Preemption
 from service.scheduler.preemption_cost import PreemptionCost
 from service.scheduler.recovery_ledger import RecoveryLedger
+from service.scheduler.scheduler_policies import SchedulerPolicies
 from service.scheduler.scheduling_policy import SchedulingPolicy
 from service.scheduler.swap_time import SwapTime
 
@@ -87,11 +88,13 @@ class EngineSystem:
         self._blocks = BlockManager(pool.num_blocks, pool.block_size, cache, pool.num_host_blocks)
         self._scheduler = IterationScheduler(
             self._blocks,
-            policies.admission,
-            policies.scheduling,
-            policies.preemption,
+            SchedulerPolicies(
+                policies.scheduling,
+                policies.admission,
+                policies.preemption,
+                FixedBudget(pool.max_num_batched_tokens),
+            ),
             policies.ledger or RecoveryLedger(unfitted_cost(pool)),
-            FixedBudget(pool.max_num_batched_tokens),
             History(),
             pool.clock,
             max_num_seqs=self._max_num_seqs,

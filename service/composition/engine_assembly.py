@@ -13,6 +13,7 @@ from service.metrics.recorder import Recorder
 from service.scheduler.history import History
 from service.scheduler.iteration_scheduler import IterationScheduler
 from service.scheduler.recovery_ledger import RecoveryLedger
+from service.scheduler.scheduler_policies import SchedulerPolicies
 from service.settings import Settings
 from service.structured.token_bitmask import TokenBitmask
 
@@ -28,15 +29,18 @@ def make_engine(
     recorder.record_host_block_bytes(loaded.host_block_bytes)
     blocks = _make_blocks(settings, loaded.num_blocks, loaded.num_host_blocks)
     history = History()
-    scheduler = IterationScheduler(
-        blocks,
-        make_admission(settings, int(config.watermark * loaded.num_blocks), history),
+    policies = SchedulerPolicies(
         make_scheduling_policy(settings, history),
+        make_admission(settings, int(config.watermark * loaded.num_blocks), history),
         make_preemption(settings),
-        RecoveryLedger(parts.cost),
         make_chunk_budget(
             settings, parts.cost.iteration_time, config.max_num_batched_tokens, is_gpu=loaded.device != "cpu"
         ),
+    )
+    scheduler = IterationScheduler(
+        blocks,
+        policies,
+        RecoveryLedger(parts.cost),
         history,
         clock,
         max_num_seqs=config.max_num_seqs,

@@ -8,14 +8,13 @@ from service.core.clock import Clock
 from service.core.request_journal import WaitReason
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager, Fit
-from service.scheduler.admission import Admission
 from service.scheduler.block_growth import BlockGrowth
 from service.scheduler.lockstep import Lockstep
 from service.scheduler.memory_need import num_shared_tokens
 from service.scheduler.plan_draft import PlanDraft
 from service.scheduler.recovery_ledger import RecoveryLedger
 from service.scheduler.request_pool import RequestPool
-from service.scheduler.scheduling_policy import SchedulingPolicy
+from service.scheduler.scheduler_policies import SchedulerPolicies
 
 
 class GroupStart:
@@ -27,8 +26,7 @@ class GroupStart:
         pool: RequestPool,
         lockstep: Lockstep,
         growth: BlockGrowth,
-        admission: Admission,
-        policy: SchedulingPolicy,
+        policies: SchedulerPolicies,
         ledger: RecoveryLedger,
         clock: Clock,
         max_num_seqs: int,
@@ -37,8 +35,8 @@ class GroupStart:
         self._pool = pool
         self._lockstep = lockstep
         self._growth = growth
-        self._admission = admission
-        self._policy = policy
+        self._admission = policies.admission
+        self._policy = policies.scheduling
         self._ledger = ledger
         self._clock = clock
         self._max_num_seqs = max_num_seqs

@@ -12,9 +12,7 @@ from service.core.iteration_result import FinishedTransfer
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager
-from service.scheduler.admission import Admission
 from service.scheduler.block_growth import BlockGrowth, Lacking
-from service.scheduler.chunk_budget import ChunkBudget
 from service.scheduler.decision_tally import DecisionTally
 from service.scheduler.forking import continue_beams, fork_choices, hand_over_lead, has_its_prefix
 from service.scheduler.group_preemption import GroupPreemption
@@ -24,16 +22,15 @@ from service.scheduler.launched_iterations import IterationGroups, LaunchedItera
 from service.scheduler.lockstep import Lockstep
 from service.scheduler.lockstep_decode import LockstepDecode
 from service.scheduler.plan_draft import PlanDraft
-from service.scheduler.preemption import Preemption
 from service.scheduler.recovery_ledger import RecoveryLedger
 from service.scheduler.request_pool import RequestPool
-from service.scheduler.scheduling_policy import SchedulingPolicy
+from service.scheduler.scheduler_policies import SchedulerPolicies
 
 _CLIENT = attrgetter("client")
 
 
 class IterationScheduler:
-    """One scheduler over one request pool, asking small policies. Engine thread only.
+    """One scheduler over one request pool, asking small policies (`SchedulerPolicies`). Engine thread only.
 
     Each iteration: running sequences that decode get their one token; then the chunk budget's tokens go to
     prompts, in order of their start, cut into chunks; then waiting requests are admitted, in the policy's order,
@@ -49,11 +46,8 @@ class IterationScheduler:
     def __init__(
         self,
         blocks: BlockManager,
-        admission: Admission,
-        policy: SchedulingPolicy,
-        preemption: Preemption,
+        policies: SchedulerPolicies,
         ledger: RecoveryLedger,
-        chunk_budget: ChunkBudget,
         history: History,
         clock: Clock,
         *,
@@ -64,16 +58,16 @@ class IterationScheduler:
         self.pool = RequestPool()
         self.lockstep = Lockstep(blocks)
         self._ledger = ledger
-        self._chunk_budget = chunk_budget
+        self._chunk_budget = policies.chunk_budget
         self._history = history
         self._clock = clock
         self._tally = DecisionTally()
         self._launched = LaunchedIterations(blocks)
         self._growth = BlockGrowth(blocks, self.lockstep)
-        self._preemption = GroupPreemption(blocks, policy, preemption, ledger, self._launched, max_preemptions)
-        self._start = GroupStart(
-            blocks, self.pool, self.lockstep, self._growth, admission, policy, ledger, clock, max_num_seqs
+        self._preemption = GroupPreemption(
+            blocks, policies.scheduling, policies.preemption, ledger, self._launched, max_preemptions
         )
+        self._start = GroupStart(blocks, self.pool, self.lockstep, self._growth, policies, ledger, clock, max_num_seqs)
 
     def add(self, group: SequenceGroup) -> None:
         """Put an accepted request into the pool."""

@@ -35,6 +35,7 @@ from service.scheduler.iteration_time import IterationTime
 from service.scheduler.preemption import AlwaysRecompute
 from service.scheduler.preemption_cost import PreemptionCost
 from service.scheduler.recovery_ledger import RecoveryLedger
+from service.scheduler.scheduler_policies import SchedulerPolicies
 from service.scheduler.swap_time import SwapTime
 from service.structured.grammar_compiler import GrammarCompiler
 from service.structured.token_bitmask import TokenBitmask
@@ -175,11 +176,13 @@ class RunningServer:
         blocks = BlockManager(self.scene.num_blocks, BLOCK_SIZE, NoPrefixCache())
         iterations = IterationScheduler(
             blocks,
-            OnDemandAdmission(0),
-            FirstComeFirstServed(),
-            AlwaysRecompute(),
+            SchedulerPolicies(
+                FirstComeFirstServed(),
+                OnDemandAdmission(0),
+                AlwaysRecompute(),
+                FixedBudget(scheduler.max_num_batched_tokens),
+            ),
             RecoveryLedger(PreemptionCost(IterationTime(), SwapTime(), scheduler.max_num_batched_tokens)),
-            FixedBudget(scheduler.max_num_batched_tokens),
             History(),
             clock,
             max_num_seqs=scheduler.max_num_seqs,

@@ -31,6 +31,7 @@ from service.scheduler.preemption import AlwaysRecompute, Preemption
 from service.scheduler.preemption_cost import PreemptionCost
 from service.scheduler.priority import ByPriority
 from service.scheduler.recovery_ledger import RecoveryLedger
+from service.scheduler.scheduler_policies import SchedulerPolicies
 from service.scheduler.scheduling_policy import SchedulingPolicy
 from service.scheduler.swap_time import SwapTime
 from service.scheduler.token_shares import TokenShares
@@ -111,11 +112,13 @@ class Harness:
         self.max_preemptions = max_preemptions
         self.scheduler = IterationScheduler(
             self.blocks,
-            admissions[admission],
-            policies[policy] if isinstance(policy, str) else policy,
-            preemption or AlwaysRecompute(),
+            SchedulerPolicies(
+                policies[policy] if isinstance(policy, str) else policy,
+                admissions[admission],
+                preemption or AlwaysRecompute(),
+                chunk_budget or FixedBudget(max_num_batched_tokens),
+            ),
             RecoveryLedger(self.cost),
-            chunk_budget or FixedBudget(max_num_batched_tokens),
             history,
             self.clock,
             max_num_seqs=max_num_seqs,

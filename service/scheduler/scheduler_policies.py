@@ -1,0 +1,22 @@
+"""The questions that the scheduler does not answer itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from service.scheduler.admission import Admission
+from service.scheduler.chunk_budget import ChunkBudget
+from service.scheduler.preemption import Preemption
+from service.scheduler.scheduling_policy import SchedulingPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerPolicies:
+    """scheduling: who goes next, and who must pause. admission: when a waiting request fits. preemption: how one that
+    had to pause returns. chunk_budget: how many tokens an iteration may have.
+    """
+
+    scheduling: SchedulingPolicy
+    admission: Admission
+    preemption: Preemption
+    chunk_budget: ChunkBudget
