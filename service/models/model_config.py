@@ -100,16 +100,7 @@ def parse_model_config(fields: Mapping[str, object]) -> ModelConfig:
 def _llama_family(architecture: str, fields: ConfigFields) -> ModelConfig:
     """Llama, Mistral, Qwen2 and Qwen3: rotary positions, grouped queries, RMSNorm, a gated MLP."""
     hidden_size, num_layers = fields.size("hidden_size"), fields.size("num_hidden_layers")
-    num_heads = fields.size("num_attention_heads")
-    num_kv_heads = fields.size("num_key_value_heads", num_heads)
-    default_head_dim = 128 if architecture == "Qwen3ForCausalLM" else max(1, hidden_size // num_heads)
-    head_dim = fields.size("head_dim", default_head_dim)
-    if num_heads % num_kv_heads:
-        raise ModelLoadError(
-            f"config.json: num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}"
-        )
-    if head_dim % 2:
-        raise ModelLoadError(f"config.json: head_dim {head_dim} is odd; rotary embedding turns pairs")
+    num_heads, num_kv_heads, head_dim = _grouped_heads(architecture, fields)
     activation = _activation(fields, "hidden_act", "silu")
     if activation == "relu":
         raise ModelLoadError("config.json: hidden_act 'relu' is not served in a gated MLP")
@@ -142,6 +133,21 @@ def _llama_family(architecture: str, fields: ConfigFields) -> ModelConfig:
         eos_token_ids=token_ids(fields.get("eos_token_id")),
         bos_token_id=min(token_ids(fields.get("bos_token_id")), default=None),
     )
+
+
+def _grouped_heads(architecture: str, fields: ConfigFields) -> tuple[int, int, int]:
+    """Query heads, kv heads, which groups of them share, and the dim of a head, which rotary embedding turns."""
+    num_heads = fields.size("num_attention_heads")
+    num_kv_heads = fields.size("num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise ModelLoadError(
+            f"config.json: num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}"
+        )
+    default = 128 if architecture == "Qwen3ForCausalLM" else max(1, fields.size("hidden_size") // num_heads)
+    head_dim = fields.size("head_dim", default)
+    if head_dim % 2:
+        raise ModelLoadError(f"config.json: head_dim {head_dim} is odd; rotary embedding turns pairs")
+    return num_heads, num_kv_heads, head_dim
 
 
 def _opt(architecture: str, fields: ConfigFields) -> ModelConfig:
