@@ -7,6 +7,14 @@
 # with Headrace is inside; the weights of all others are mounted.
 ARG BASE=python:3.12-slim
 
+# What the project depends on; it changes more seldom than the rest of the file that says so.
+FROM ${BASE} AS requirements
+WORKDIR /build
+COPY pyproject.toml ./
+RUN python3 -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
+        > requirements.txt \
+    && grep '^torch' requirements.txt > torch.txt
+
 FROM ${BASE} AS build
 # Of torch without CUDA. Empty: from where everything else comes.
 ARG CPU_TORCH_INDEX=https://download.pytorch.org/whl/cpu
@@ -14,14 +22,11 @@ WORKDIR /build
 RUN python3 -m venv /opt/headrace
 ENV PATH=/opt/headrace/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 # The dependencies first, and alone: layers of gigabytes, which a change of the code leaves as they are.
-COPY pyproject.toml ./
-RUN python3 -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
-        > requirements.txt \
-    && grep '^torch' requirements.txt > torch.txt
+COPY --from=requirements /build/requirements.txt /build/torch.txt ./
 
 FROM build AS cpu-build
 RUN pip install -r torch.txt ${CPU_TORCH_INDEX:+--index-url ${CPU_TORCH_INDEX}} && pip install -r requirements.txt
-COPY README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE ./
 COPY service service
 COPY kernels kernels
 COPY loadtest loadtest
@@ -29,7 +34,7 @@ RUN pip install --no-deps .
 
 FROM build AS cuda-build
 RUN pip install -r requirements.txt
-COPY README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE ./
 COPY service service
 COPY kernels kernels
 COPY loadtest loadtest
@@ -41,6 +46,7 @@ RUN useradd --uid 1000 --create-home headrace \
     && mkdir -p /models /cache/triton /cache/huggingface \
     && chown -R headrace /cache
 COPY deploy/healthcheck.py /opt/healthcheck.py
+# Another port: by HEADRACE_PORT, which the health check reads too.
 ENV PATH=/opt/headrace/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     HF_HOME=/cache/huggingface \
