@@ -12,7 +12,9 @@ from tests.loadtest.conftest import ITL_S, TTFT_S
 @pytest.mark.parametrize("as_text", [False, True])
 def test_rate_over_http_is_that_of_the_known_timings(stub_url: str, as_text: bool) -> None:
     server = HttpServer("stub", stub_url, "stub", as_text)
-    rate = over_http(server, draw(fixed(8, 21), 3, seed=0), BodyOptions("", vocab_size=50))
+    requests = draw(fixed(8, 21), 3, seed=0)
+    # Other work on the machine can only delay it.
+    rate = max(over_http(server, requests, BodyOptions("", vocab_size=50)) for _ in range(3))
     assert rate == pytest.approx(3 * 21 / (TTFT_S + 20 * ITL_S), rel=0.1)
 
 
