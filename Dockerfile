@@ -24,21 +24,18 @@ ENV PATH=/opt/headrace/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHEC
 # The dependencies first, and alone: layers of gigabytes, which a change of the code leaves as they are.
 COPY --from=requirements /build/requirements.txt /build/torch.txt ./
 
-FROM build AS cpu-build
+FROM build AS cpu-dependencies
 RUN pip install -r torch.txt ${CPU_TORCH_INDEX:+--index-url ${CPU_TORCH_INDEX}} && pip install -r requirements.txt
-COPY pyproject.toml README.md LICENSE ./
-COPY service service
-COPY kernels kernels
-COPY loadtest loadtest
-RUN pip install --no-deps .
 
-FROM build AS cuda-build
+FROM build AS cuda-dependencies
 RUN pip install -r requirements.txt
+
+FROM build AS wheel
 COPY pyproject.toml README.md LICENSE ./
 COPY service service
 COPY kernels kernels
 COPY loadtest loadtest
-RUN pip install --no-deps .
+RUN pip wheel --no-deps --wheel-dir /wheels .
 
 # What both targets are when they run.
 FROM ${BASE} AS run
@@ -64,7 +61,8 @@ HEALTHCHECK --start-period=15m --interval=10s --timeout=5s --retries=3 \
 ENTRYPOINT ["headrace", "serve"]
 
 FROM run AS cpu
-COPY --from=cpu-build /opt/headrace /opt/headrace
+COPY --from=cpu-dependencies /opt/headrace /opt/headrace
+RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels pip install --no-cache-dir --no-index --no-deps /wheels/*.whl
 USER 1000
 
 FROM run AS cuda
@@ -74,5 +72,6 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/*
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
-COPY --from=cuda-build /opt/headrace /opt/headrace
+COPY --from=cuda-dependencies /opt/headrace /opt/headrace
+RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels pip install --no-cache-dir --no-index --no-deps /wheels/*.whl
 USER 1000
