@@ -38,8 +38,10 @@ class AttentionInputs:
     prefill: PrefillBatch | None
 
     def afresh(self) -> AttentionInputs:
-        """For a step whose lengths are others, at the same places."""
-        return self if self.decode is None else replace(self, decode=self.decode.afresh())
+        """For a step whose lengths and slots are others, at the same places: nothing is known of them yet."""
+        decode = None if self.decode is None else self.decode.afresh()
+        prefill = None if self.prefill is None else replace(self.prefill)
+        return AttentionInputs(replace(self.slots), decode, prefill)
 
 
 def paged_attention(

@@ -164,6 +164,38 @@ def count_replays(runner, monkeypatch, name):
     return replayed
 
 
+class Recomputed:
+    """In place of a captured step where there are no graphs: a replay computes the step anew, from the same places."""
+
+    def __init__(self, compute, inputs, pool, stream):
+        self.inputs, self.graph, self.seconds = inputs, self, 1.0
+        self._compute = compute
+        self.replay()
+
+    def replay(self):
+        self.outputs = self._compute(self.inputs)
+
+
+def test_steps_at_fixed_places_draw_what_flat_batches_draw(tmp_path, monkeypatch):
+    """Without a GPU, all but the capture: which size is taken, its padding, and the block table that steps keep."""
+    monkeypatch.setattr(cuda_graphs, "_CapturedStep", Recomputed)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    folder = llama(tmp_path)
+    loaded, eager = (load(folder, max_num_seqs=20) for _ in range(2))
+    loaded.runner.capture_graphs(graph_sizes(20, 300))
+    both = InLockstep(loaded.runner, eager.runner)
+    player = PlanPlayer(both, loaded.num_blocks, 16)
+    chance = random.Random(2)
+    while both.num_plans < 500:
+        count = chance.randint(1, 30)
+        chunk, max_seqs = chance.choice([7, 31, 100]), chance.choice([3, 11, 20])
+        player.generate(
+            chance.sample(PROMPTS, count), random_params(count, both.num_plans), chunk=chunk, max_seqs=max_seqs
+        )
+    assert both.num_replayed > 150
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("save", [llama, qwen3])
 def test_500_random_mixed_batches(save, tmp_path, monkeypatch):
