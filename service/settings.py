@@ -247,7 +247,7 @@ class Settings(BaseSettings):
             "scheduling": self.scheduling_policy,
             "admission": self.admission_policy,
             "preemption": self.preemption,
-            "chunks": "fixed" if self.inter_token_target_ms is None else "inter-token-target",
+            "chunks": "token-budget" if self.inter_token_target_ms is None else "inter-token-target",
             "prefix_cache": "on" if self.enable_prefix_caching else "off",
         }
 
