@@ -95,9 +95,9 @@ class ServerProcess:
                 return float(line.split()[1])
         raise AssertionError(f"no metric {name}")
 
-    def wait_for_gauge(self, name: str, value: float, within_s: float = 2.0) -> None:
-        """Fails unless the metric has the value within the time that the service promises."""
-        deadline_s = time.monotonic() + within_s
+    def wait_for_gauge(self, name: str, value: float) -> None:
+        """Fails unless the metric has the value within two seconds."""
+        deadline_s = time.monotonic() + 2
         while self.gauge(name) != value:
             assert time.monotonic() < deadline_s, f"{name} is {self.gauge(name)}, not {value}"
             time.sleep(0.05)
