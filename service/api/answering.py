@@ -114,7 +114,7 @@ class _Stream:
             yield written + self._last_frame() + DONE
         except RequestError as error:
             yield data_frame(error_body(error)) + DONE
-        except Exception:
+        except Exception:  # a defect of ours: the headers are sent, so the client is told in the stream
             _logger.exception("a stream failed")
             yield data_frame(error_body(internal_error())) + DONE
 

@@ -40,7 +40,7 @@ class ErrorBarrier:
             return
         except RequestError as error:
             refusal = error
-        except Exception:
+        except Exception:  # a defect of ours: it costs this request, not the connection
             _logger.exception("request %s failed", scope["state"]["request_id"])
             refusal = internal_error()
         else:

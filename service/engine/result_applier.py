@@ -63,7 +63,7 @@ class ResultApplier:
                     self._requests.end_group(group, Outcome.FAILED, ServerError(_NOT_FINITE))
                     continue
                 self._apply_one(item, draws, group, member[1], tokens)
-            except Exception:
+            except Exception:  # whatever it is, the others of the iteration get their tokens
                 self._requests.fail_inside(group)
         return tokens
 
@@ -99,7 +99,7 @@ class ResultApplier:
                 group.num_output_tokens += 1
                 group.last_token_s = now_s
                 tell((decode.request_id, token_id))
-            except Exception:
+            except Exception:  # likewise
                 self._requests.fail_inside(decode.group)
         decoded = [decode for decode in decodes if decode not in dropped] if dropped else decodes
         self._scheduler.note_decoded(decoded)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from service.structured.automaton import Automaton, Part, TooLarge, any_of, one, one_after_another, repetition
+from service.structured.automaton import Automaton, Label, Part, TooLarge, any_of, one, one_after_another, repetition
 from service.structured.regex_syntax import CharAutomaton, CharPart, CharSet, NotPlain, pattern_part
 
 _TOKEN = re.compile(
@@ -275,11 +275,7 @@ class _Builder:
         return self._rule_numbers[name]
 
     def _rule_choice(self, choice: _Choice) -> RulePart:
-        sequences = [
-            one_after_another([repetition(self._rule_atom(each.atom), each.least, each.most) for each in sequence])
-            for sequence in choice
-        ]
-        return any_of(sequences)
+        return _choice_part(choice, self._rule_atom)
 
     def _rule_atom(self, atom: _Value | _Choice) -> RulePart:
         if isinstance(atom, tuple):
@@ -302,11 +298,7 @@ class _Builder:
         return len(self.lark.terminal_bounds) - 1
 
     def _char_choice(self, choice: _Choice) -> CharPart:
-        sequences = [
-            one_after_another([repetition(self._char_atom(each.atom), each.least, each.most) for each in sequence])
-            for sequence in choice
-        ]
-        return any_of(sequences)
+        return _choice_part(choice, self._char_atom)
 
     def _char_atom(self, atom: _Value | _Choice) -> CharPart:
         if isinstance(atom, tuple):
@@ -332,6 +324,15 @@ class _Builder:
             self._begun.add(name)
             self._parts[name] = self._char_choice(self._terminals[name])
         return self._parts[name]
+
+
+def _choice_part(choice: _Choice, part_of: Callable[[_Value | _Choice], Part[Label]]) -> Part[Label]:
+    """part_of: of an atom, as a rule or as a terminal has it."""
+    sequences = [
+        one_after_another([repetition(part_of(each.atom), each.least, each.most) for each in sequence])
+        for sequence in choice
+    ]
+    return any_of(sequences)
 
 
 def _regex_part(text: str) -> CharPart:

@@ -29,20 +29,26 @@ class LinearExecutor(LateExecutor):
         return IterationResult(tuple(0 for item in plan.scheduled for _ in item.samples))
 
 
-def test_the_predictor_is_right_after_calibration_and_nothing_is_left_behind():
+def calibrated(iteration_time: IterationTime, max_tokens: int) -> LinearExecutor:
+    """The executor by which it has been."""
     clock = ManualClock()
     executor = LinearExecutor(clock)
-    iteration_time = IterationTime()
     calibrate(
         executor,
         iteration_time,
         clock,
         num_blocks=200,
         block_size=16,
-        max_tokens=1024,
+        max_tokens=max_tokens,
         max_model_len=2048,
         max_num_seqs=64,
     )
+    return executor
+
+
+def test_the_predictor_is_right_after_calibration_and_nothing_is_left_behind():
+    iteration_time = IterationTime()
+    executor = calibrated(iteration_time, max_tokens=1024)
     assert executor.alive == set()
     assert executor.longest_table <= 200
     expected = 0.004 + 2e-5 * 700 + 1e-9 * num_attended_pairs(0, 700)
@@ -60,18 +66,7 @@ class WatchedTime(IterationTime):
 
 
 def test_every_size_that_is_padded_to_is_timed():
-    clock = ManualClock()
     iteration_time = WatchedTime(lambda num_tokens, num_decodes, num_prompts: (-(-num_tokens // 96) * 96, 0))
-    executor = LinearExecutor(clock)
-    calibrate(
-        executor,
-        iteration_time,
-        clock,
-        num_blocks=200,
-        block_size=16,
-        max_tokens=400,
-        max_model_len=2048,
-        max_num_seqs=64,
-    )
+    calibrated(iteration_time, max_tokens=400)
     assert {96, 192, 288, 384, 400, 200} <= set(iteration_time.timed)
     assert max(iteration_time.timed) == 400
