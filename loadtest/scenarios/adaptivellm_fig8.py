@@ -24,7 +24,7 @@ def run(stage: Stage) -> Figure:
     pool = scarce_pool(stage)
     with pool.clock.working():
         ledger = RecoveryLedger(fitted_cost(pool))
-    limits = (16, 32, 64, 128) if stage.form.models_policies else (32, 128)
+    limits = (16, 32, 64, 128) if stage.form.models_policies else (64, 128)
     rows: list[list[object]] = []
     curves: list[Curve] = []
     for name in DATA_SETS:

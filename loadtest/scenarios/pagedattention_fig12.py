@@ -2,9 +2,21 @@
 
 Memory is scarce. The output limit is the workload's greatest, which is what a system that does not know better
 reserves: ORCA (Max) and SimpleReqManager. ORCA (Oracle) knows each answer's length. Static batching pads and waits.
+
+On a GPU paged and static batching alone, both with overlapping iterations, as Headrace serves. SimpleReqManager is in
+FineInfer's figure 5, with the same memory and output limit.
 """
 
-from loadtest.baselines.engine_system import constant_limit, exact_limit, paged, power_of_two_limit, reserve
+import dataclasses
+
+from loadtest.baselines.engine_system import (
+    KnownLimit,
+    constant_limit,
+    exact_limit,
+    paged,
+    power_of_two_limit,
+    reserve,
+)
 from loadtest.baselines.kv_pool import KvPool
 from loadtest.baselines.simple_req_manager import simple_req_manager
 from loadtest.baselines.static_batching import StaticBatching
@@ -41,15 +53,18 @@ def run(stage: Stage) -> Figure:
 
 def _contenders(stage: Stage, pool: KvPool, output_limit: int) -> list[Contender]:
     known = constant_limit(output_limit)
-    contenders = [Contender(lambda: paged(pool, known))]
-    if stage.form.models_policies:
-        contenders += [
-            Contender(lambda: reserve(pool, exact_limit, name="ORCA (Oracle)")),
-            Contender(lambda: reserve(pool, power_of_two_limit, name="ORCA (Pow2)")),
-            Contender(lambda: reserve(pool, known, name="ORCA (Max)")),
-        ]
+    if not stage.form.models_policies:
+        pool = dataclasses.replace(pool, overlap=True)
+        return [Contender(lambda: paged(pool, known)), _static_batching(pool, known)]
     return [
-        *contenders,
-        Contender(lambda: simple_req_manager(pool, known), 0.2),
-        Contender(lambda: StaticBatching(pool, known, pool.max_num_seqs), 0.25),
+        Contender(lambda: paged(pool, known)),
+        Contender(lambda: reserve(pool, exact_limit, name="ORCA (Oracle)")),
+        Contender(lambda: reserve(pool, power_of_two_limit, name="ORCA (Pow2)")),
+        Contender(lambda: reserve(pool, known, name="ORCA (Max)")),
+        Contender(lambda: simple_req_manager(pool, known)),
+        _static_batching(pool, known),
     ]
+
+
+def _static_batching(pool: KvPool, known: KnownLimit) -> Contender:
+    return Contender(lambda: StaticBatching(pool, known, pool.max_num_seqs), 0.25)
