@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from service.runner.cuda_graphs import GraphSize
+from service.runner.graph_sizes import GraphSize
 
 logger = logging.getLogger(__name__)
 

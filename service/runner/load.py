@@ -18,8 +18,8 @@ from service.models.model_config import ModelConfig, load_model_config
 from service.models.registry import build_model
 from service.models.weight_loader import load_weights
 from service.models.weights_revision import weights_revision
-from service.runner.cuda_graphs import common_sizes, graph_sizes
 from service.runner.device import choose_device, choose_dtype, use_cores
+from service.runner.graph_sizes import common_sizes, graph_sizes
 from service.runner.host_blocks import Fp8HostBlocks, HostBlocks, PlainHostBlocks
 from service.runner.host_memory import keep_freed_memory
 from service.runner.idle_capture import IdleCapture

@@ -12,16 +12,12 @@ from kernels.paged_attention_prefill import prefill_batch
 from kernels.reshape_and_cache import cache_slots
 from service.layers.attention import AttentionInputs
 from service.runner.device_block_table import NO_CHANGES, empty_changes, pad_changes_into
+from service.runner.graph_sizes import most_prompts
 from service.runner.selective_batching import FlatBatch
 from service.runner.sequence_rows import TableChanges
 from service.runner.staging import Array, FixedTensors
 from service.runner.step_inputs import StepInputs
 from service.sampling.sampler import SamplingBatch
-
-
-def most_prompts(num_tokens: int) -> int:
-    """Sequences that compute several tokens in a step of so many, at most: each costs a row of logits."""
-    return min(max(num_tokens // 32, 16), 64)
 
 
 class MixedInputs:

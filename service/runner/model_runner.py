@@ -19,12 +19,13 @@ from service.core.iteration_result import IterationResult
 from service.core.sampling_params import SamplingParams
 from service.models.causal_lm import CausalLM
 from service.runner.attention_inputs import attention_inputs
-from service.runner.cuda_graphs import GraphSize, StepGraphs, StepOutputs, inputs_of
+from service.runner.cuda_graphs import StepGraphs, StepOutputs, inputs_of
 from service.runner.decode_rows import decode_rows
 from service.runner.device_block_table import DeviceBlockTable
 from service.runner.drawn_ids import DrawnIds
 from service.runner.draws import LogitsOf, draw_all
 from service.runner.grammar_masks import with_grammar_masks
+from service.runner.graph_sizes import GraphSize
 from service.runner.halving import halves, parts_of, places
 from service.runner.host_blocks import HostBlocks, PlainHostBlocks
 from service.runner.kv_storage import KvStorage

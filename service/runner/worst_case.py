@@ -13,8 +13,8 @@ from service.config import CacheConfig
 from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
 from service.models.causal_lm import CausalLM
-from service.runner.cuda_graphs import GraphSize
 from service.runner.device_block_table import DeviceBlockTable
+from service.runner.graph_sizes import GraphSize
 from service.runner.kv_storage import KvLayout, KvStorage
 from service.runner.load_phases import LoadPhases
 from service.runner.memory_profile import MemoryLedger, profile_cpu, profile_cuda

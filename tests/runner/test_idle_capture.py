@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from service.runner import cuda_graphs
-from service.runner.cuda_graphs import GraphSize, common_sizes, graph_sizes
+from service.runner.graph_sizes import GraphSize, common_sizes, graph_sizes
 from service.runner.idle_capture import IdleCapture
 from service.runner.load import load_executor
 from tests.models.checkpoints import llama, random_prompts

@@ -1,0 +1,131 @@
+"""Which sizes of steps have a CUDA graph, and which of them a step is padded to. Plain numbers: no torch."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+MAX_DECODES = 1024
+"""Of the largest graph: beyond, the device computes for longer than the host launches, even if that has to wait for
+the interpreter."""
+
+MAX_TOKENS = 2048
+"""The same for steps with prompts."""
+
+FEW_DECODES = 32
+MIXED_DECODES = (0, FEW_DECODES, 256, 512, MAX_DECODES)
+"""Of a step with prompts. A decode beside them costs a row of logits and little more, so few sizes are enough."""
+
+NARROW_TOKENS = 512
+"""A step of fewer tokens may be padded up to this many: the device then takes hardly longer than the host would to
+launch the kernels one by one. A larger step may be padded to twice its size."""
+
+TILED = (64, 128, 192, 256, 320, 384, 512, 640, 768, 896, 1024, 1152, 1280, 1536, 1664, 1792, 2048)
+"""Rows at which the time of cuBLAS's products stops to be flat, so that padding up to them costs little.
+
+Products of a Llama-8B step on one H200, ms (bf16, torch 2.11, CUDA 13), sizes that are not in the list in brackets:
+64 4.1, 128 4.4, 192 5.2, 256 5.8, (288 6.9,) 320 6.8, (352 7.8,) 384 7.7, (416 9.3, 448 12.9, 480 9.7,) 512 9.6,
+(576 11.7,) 640 12.2, (704 14.2,) 768 14.4, (832 17.7,) 896 17.3, (960 17.9,) 1024 18.5, 1152 21.0, 1280 23.9,
+(1408 27.1,) 1536 27.9, 1664 33.4, 1792 37.5, (1920 39.3,) 2048 39.6.
+"""
+
+_FARTHEST = 1.25
+"""A slow size is replaced by one at most this many times as large, or its steps would find that one too wide."""
+
+_CLEARLY = 0.9
+"""Beyond what two timings of one graph differ by, as clocks change and others may use the device: at 0.98 a start
+beside other processes dropped a dozen good sizes."""
+
+
+def most_prompts(num_tokens: int) -> int:
+    """How many sequences of a step of `num_tokens` may compute several tokens: each of them costs a row of logits."""
+    return min(max(num_tokens // 32, 16), 64)
+
+
+class GraphSize(NamedTuple):
+    """Tokens that a graph has room for, and how many of them may be decodes. If all may, it has no prompts."""
+
+    num_tokens: int
+    num_decodes: int
+
+    @property
+    def is_mixed(self) -> bool:
+        return self.num_decodes < self.num_tokens
+
+    def takes(self, num_tokens: int, num_decodes: int, num_prompts: int) -> bool:
+        """Whether a step has room here: `num_tokens` tokens, of which `num_decodes` sequences compute one each and
+        `num_prompts` sequences the others."""
+        most = most_prompts(self.num_tokens) if self.is_mixed else 0
+        return num_tokens <= self.num_tokens and num_decodes <= self.num_decodes and num_prompts <= most
+
+
+def narrowest(sizes: Sequence[GraphSize], num_tokens: int, num_decodes: int, num_prompts: int) -> GraphSize | None:
+    """The first of the rising sizes that takes such a step; None if there is none, or it would pad the step too far."""
+    widest = max(NARROW_TOKENS, 2 * num_tokens)
+    for index in range(bisect_left(sizes, (num_tokens, num_decodes)), len(sizes)):
+        size = sizes[index]
+        if size.takes(num_tokens, num_decodes, num_prompts):
+            return size if not size.is_mixed or size.num_tokens <= widest else None
+    return None
+
+
+def outrun(timed: Mapping[GraphSize, float]) -> set[GraphSize]:
+    """The sizes that take longer than another one nearby with room for all that they hold. timed: seconds by size.
+
+    A matrix product of some numbers of rows is slow, because the library chose badly for them (448 rows of Llama-8B's
+    gate and up projections take 1.7 times as long as 512, by cuBLAS on one H200).
+    """
+    return {
+        size
+        for size, seconds in timed.items()
+        for other, its_seconds in timed.items()
+        if size.num_tokens < other.num_tokens <= max(NARROW_TOKENS, _FARTHEST * size.num_tokens)
+        and size.num_decodes <= other.num_decodes
+        and its_seconds < _CLEARLY * seconds
+    }
+
+
+def graph_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> list[GraphSize]:
+    """In the order to capture them: the largest, then the common ones, then the rest; each part largest first."""
+    common = common_sizes(max_num_seqs, max_num_batched_tokens)
+    sizes = common | {*_decode_sizes(max_num_seqs), *_mixed_sizes(max_num_seqs, max_num_batched_tokens)}
+    largest = max(sizes)
+    return sorted(sizes, key=lambda size: (size != largest, size not in common, -size.num_tokens, size))
+
+
+def common_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> set[GraphSize]:
+    """The sizes that are captured before the first request, because a burst right after the start leaves no time for
+    others. Any step fits one of them. Beside a full batch of decodes, where throughput counts, every number of tokens
+    has its own.
+    """
+    decodes = sorted(_decode_sizes(max_num_seqs))
+    mixed = sorted(_mixed_sizes(max_num_seqs, max_num_batched_tokens))
+    most_decodes = dict(mixed)  # the last of each number of tokens
+    return {
+        decodes[-1],
+        *(size for size in decodes if _is_power_of_two(size.num_tokens)),
+        *(size for size in mixed if size.num_decodes == most_decodes[size.num_tokens]),
+        *(size for size in mixed if size.num_decodes == FEW_DECODES and _is_power_of_two(size.num_tokens)),
+        GraphSize(mixed[-1].num_tokens, 0),
+    }
+
+
+def _is_power_of_two(number: int) -> bool:
+    return number & (number - 1) == 0
+
+
+def _decode_sizes(max_num_seqs: int) -> list[GraphSize]:
+    """Every eighth number of decodes up to 256, with a few small ones before, and above that those of TILED."""
+    largest = min(max_num_seqs, MAX_DECODES)
+    counts = {1, 2, 4, *range(8, 257, 8), *(count for count in TILED if count > 256), largest}
+    return [GraphSize(count, count) for count in counts if count <= largest]
+
+
+def _mixed_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> list[GraphSize]:
+    largest = min(max_num_batched_tokens, MAX_TOKENS)
+    counts = {32, *TILED, largest}
+    most_decodes = min(max_num_seqs, MAX_DECODES)
+    beside = {count for count in MIXED_DECODES if count < most_decodes} | {most_decodes}
+    # A prompt that shares a step has two tokens at least: one is computed like a decode.
+    return [GraphSize(n, d) for n in counts if n <= largest for d in {min(d, n - 2) for d in beside} if d >= 0]

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from service.runner.graph_sizes import (
+    MAX_DECODES,
+    GraphSize,
+    common_sizes,
+    graph_sizes,
+    most_prompts,
+    narrowest,
+    outrun,
+)
+
+
+def decode_sizes(max_num_seqs):
+    return sorted(size.num_decodes for size in graph_sizes(max_num_seqs, 2048) if not size.is_mixed)
+
+
+def test_sizes_of_decodes_are_few_below_8_and_reach_the_largest_batch():
+    assert decode_sizes(1) == [1]
+    assert decode_sizes(6) == [1, 2, 4, 6]
+    assert decode_sizes(64) == [1, 2, 4, *range(8, 65, 8)]
+    assert decode_sizes(300)[-3:] == [248, 256, 300]
+    assert decode_sizes(4096)[-2:] == [896, MAX_DECODES]
+
+
+def test_what_a_graph_has_room_for():
+    size = GraphSize(42, 2)
+    assert size.takes(42, 2, 1)
+    assert size.takes(42, 0, most_prompts(42))
+    assert not size.takes(42, 0, most_prompts(42) + 1)
+    assert not size.takes(8, 3, 1)
+    assert not size.takes(43, 1, 1)
+    assert GraphSize(8, 8).takes(5, 5, 0)
+    assert not GraphSize(8, 8).takes(5, 3, 1)
+
+
+def test_a_step_is_padded_to_the_next_size_that_takes_it_if_that_is_not_too_far():
+    sizes = sorted(GraphSize(num_tokens, d) for num_tokens in (64, 128, 512, 2048) for d in (0, 32))
+    assert [narrowest(sizes, n, 0, 1) for n in (3, 64, 65, 513, 1100)] == [
+        (64, 0), (64, 0), (128, 0), None, (2048, 0)
+    ]  # fmt: skip
+    assert narrowest(sizes, 60, 20, 1) == (64, 32)
+    assert narrowest(sizes, 60, 33, 1) is None
+    assert narrowest(sizes, 100, 0, 16) == (128, 0)
+    assert narrowest(sizes, 100, 0, 17) is None, "2048 has room for so many prompts, and is too far"
+    assert narrowest(sizes, 20, 20, 0) == (64, 32), "prompts of one token are computed like decodes"
+    decodes = [GraphSize(n, n) for n in (1, 8, 300)]
+    assert [narrowest(decodes, n, n, 0) for n in (1, 2, 9, 300, 301)] == [(1, 1), (8, 8), (300, 300), (300, 300), None]
+
+
+def test_a_size_that_takes_longer_than_a_larger_one_nearby_is_not_kept():
+    timed = {GraphSize(448, 0): 14.0, GraphSize(448, 32): 14.0, GraphSize(512, 16): 11.0, GraphSize(640, 16): 10.2}
+    assert outrun(timed) == {GraphSize(448, 0)}, "512 has no room for 32 decodes; 10.2 and 11.0 may be the same"
+    assert outrun({GraphSize(1024, 0): 30.0, GraphSize(2048, 0): 20.0}) == set(), "a step would be padded too far"
+
+
+@pytest.mark.parametrize(
+    ("seats", "budget"), [(1, 2), (1, 3), (5, 40), (64, 2048), (256, 2048), (1024, 2048), (700, 900)]
+)
+def test_any_mixed_step_within_seats_and_budget_finds_a_graph_with_little_padding(seats, budget):
+    mixed = [size for size in graph_sizes(seats, budget) if size.is_mixed]
+    assert all(size.num_decodes <= seats and size.num_tokens <= budget for size in mixed)
+    chance = random.Random(seats)
+    for _ in range(300):
+        num_tokens = chance.randint(2, budget)
+        num_decodes = chance.randint(0, min(seats, num_tokens - 2))
+        narrowest = min(n for n, d in mixed if n >= num_tokens and d >= num_decodes)
+        assert narrowest - num_tokens < (32 if num_tokens <= 64 else 128 if num_tokens <= 1280 else 256)
+
+
+@pytest.mark.parametrize(("seats", "budget"), [(1, 2), (48, 2048), (256, 2048), (512, 2048), (1024, 2048), (700, 900)])
+def test_the_largest_graph_is_the_first_then_come_the_common_ones_and_any_step_finds_one(seats, budget):
+    sizes, common = graph_sizes(seats, budget), common_sizes(seats, budget)
+    assert sizes[0] == max(sizes)
+    assert len(set(sizes)) == len(sizes) < 160
+    assert set(sizes[: len(common)]) == common
+    assert len(common) < 50
+    assert GraphSize(min(seats, MAX_DECODES), min(seats, MAX_DECODES)) in common
+    assert GraphSize(budget, min(seats, budget - 2)) in common
