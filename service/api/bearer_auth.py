@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from service.api.http_only import http_only
 from service.errors import AuthenticationFailed
 
 _OPEN_PATHS = frozenset({"/health", "/ready", "/"})
@@ -34,8 +35,9 @@ class BearerAuth:
             digest = hashlib.sha256(key.encode()).digest()
             self._name_of[digest] = name or digest.hex()[:16]
 
+    @http_only
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._name_of and scope["path"] not in self._open_paths:
+        if self._name_of and scope["path"] not in self._open_paths:
             scope.setdefault("state", {})["client"] = self._check(Headers(scope=scope).get("authorization", ""))
         await self._app(scope, receive, send)
 

@@ -8,6 +8,7 @@ import time
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.api.http_only import http_only
 from service.errors import InvalidRequest, PayloadTooLarge
 
 
@@ -26,10 +27,8 @@ class BodyLimits:
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
 
+    @http_only
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         length = Headers(scope=scope).get("content-length", "")
         body = _LimitedBody(receive, self._max_bytes, self._timeout_s)
         if length.isascii() and length.isdigit():

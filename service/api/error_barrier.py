@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.disconnect import ClientGone
 from service.api.error_responses import error_response, internal_error, nobody_there
+from service.api.http_only import http_only
 from service.errors import RequestError
 from service.metrics.recorder import Recorder
 
@@ -22,10 +23,8 @@ class ErrorBarrier:
         self._app = app
         self._recorder = recorder
 
+    @http_only
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         started = False
 
         async def send_and_note(message: Message) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.bearer_auth import client_of
+from service.api.http_only import http_only
 from service.metrics.recorder import Recorder
 
 _access_logger = logging.getLogger("headrace.access")
@@ -30,10 +31,8 @@ class HttpFacts:
         self._routes = routes
         self._access_log = access_log
 
+    @http_only
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         started_s = time.monotonic()
         status = 500
 

@@ -7,6 +7,7 @@ from collections import Counter
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.api.bearer_auth import client_of
+from service.api.http_only import http_only
 from service.errors import RateLimited
 
 _GENERATING = frozenset({"/v1/completions", "/v1/chat/completions"})
@@ -24,6 +25,7 @@ class KeyLimit:
         self._most = most
         self._open: Counter[str] = Counter()
 
+    @http_only
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client = client_of(scope)
         if not client or scope["path"] not in _GENERATING:

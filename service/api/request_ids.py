@@ -8,6 +8,8 @@ import secrets
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.api.http_only import http_only
+
 
 class RequestIds:
     """`X-Request-Id`: the client's if it is fit to be repeated, else a new one; in `scope` and on every answer.
@@ -18,10 +20,8 @@ class RequestIds:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
+    @http_only
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if re.fullmatch(r"[A-Za-z0-9._\-]{1,64}", given) else secrets.token_hex(16)
         scope.setdefault("state", {})["request_id"] = request_id
