@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
-
-import torch
+from typing import Protocol, TypeVar
 
 GIBIBYTE = 1 << 30
 
@@ -45,8 +43,33 @@ def profile_cpu(weights_bytes: int, memory_bytes: int | None) -> MemoryLedger:
     return MemoryLedger(total, weights_bytes, 0, 0, 0, max(0, total - available - weights_bytes), kv_cache)
 
 
-def profile_cuda(
-    device: torch.device,
+class DeviceMemory(Protocol):
+    """A device's memory, in bytes. What the process's allocator keeps without need is given back before it is asked."""
+
+    @property
+    def total_bytes(self) -> int:
+        """All that the device has."""
+        ...
+
+    def free_bytes(self) -> int:
+        """What no process has taken."""
+        ...
+
+    def reserved_bytes(self) -> int:
+        """What this process's allocator has taken from the device."""
+        ...
+
+    def allocated_bytes(self) -> int:
+        """What this process's tensors hold."""
+        ...
+
+    def peak_bytes(self, work: Callable[[], None]) -> int:
+        """The most that this process's tensors held at once while `work` ran, those from before included."""
+        ...
+
+
+def profile_device(
+    memory: DeviceMemory,
     weights_bytes: int,
     memory_utilization: float,
     memory_bytes: int | None,
@@ -60,32 +83,26 @@ def profile_cuda(
     capture: makes graphs of these sizes, which are kept. graph_sizes: largest first. kv_cache_bytes may come out
     negative: then not even the weights and one iteration fit the share.
     """
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    held = torch.cuda.memory_allocated(device)
-    worst_case_iteration()
-    torch.cuda.synchronize(device)
-    activations = torch.cuda.max_memory_allocated(device) - held
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info(device)
-    other = total - free - torch.cuda.memory_reserved(device)
-    graphs = _graph_bytes(device, capture, graph_sizes)
-    measured = int(total * memory_utilization) - held - activations - graphs - tables_bytes - other
+    held = memory.allocated_bytes()
+    activations = memory.peak_bytes(worst_case_iteration) - held
+    other = memory.total_bytes - memory.free_bytes() - memory.reserved_bytes()
+    graphs = _graph_bytes(memory, capture, graph_sizes)
+    measured = int(memory.total_bytes * memory_utilization) - held - activations - graphs - tables_bytes - other
     kv_cache = measured if memory_bytes is None else memory_bytes
-    return MemoryLedger(total, weights_bytes, activations, graphs, tables_bytes, other, kv_cache)
+    return MemoryLedger(memory.total_bytes, weights_bytes, activations, graphs, tables_bytes, other, kv_cache)
 
 
-def _graph_bytes(device: torch.device, capture: Callable[[Sequence[Size]], None], sizes: Sequence[Size]) -> int:
-    """Of graphs of all sizes: the largest brings the pool, and each other is taken to add what the second adds."""
-    free = []
+def _graph_bytes(memory: DeviceMemory, capture: Callable[[Sequence[Size]], None], sizes: Sequence[Size]) -> int:
+    """Of graphs of all sizes: the largest brings the pool, and each other is taken to add what the second adds.
+
+    A graph takes memory outside torch's allocator too, so it is the device's free memory that tells.
+    """
+    added = []
     for size in sizes[:2]:
-        torch.cuda.empty_cache()
-        before, _ = torch.cuda.mem_get_info(device)
+        before = memory.free_bytes()
         capture([size])
-        torch.cuda.empty_cache()
-        after, _ = torch.cuda.mem_get_info(device)
-        free.append(max(0, before - after))
-    return sum(free[:1]) + (len(sizes) - 1) * sum(free[1:])
+        added.append(max(0, before - memory.free_bytes()))
+    return sum(added[:1]) + (len(sizes) - 1) * sum(added[1:])
 
 
 def cpu_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:

@@ -13,11 +13,12 @@ from service.config import CacheConfig
 from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
 from service.models.causal_lm import CausalLM
+from service.runner.cuda_memory import CudaMemory
 from service.runner.device_block_table import DeviceBlockTable
 from service.runner.graph_sizes import GraphSize
 from service.runner.kv_storage import KvLayout, KvStorage
 from service.runner.load_phases import LoadPhases
-from service.runner.memory_profile import MemoryLedger, profile_cpu, profile_cuda
+from service.runner.memory_profile import MemoryLedger, profile_cpu, profile_device
 from service.runner.model_runner import ModelRunner
 from service.sampling.token_counts import TokenCounts
 
@@ -73,8 +74,8 @@ def measure_memory(
     worst_case = WorstCase(model, layout, device, sizes)
     _compile_kernels(worst_case, sizes.graphs)
     phases.end("kernels")
-    memory = profile_cuda(
-        device,
+    memory = profile_device(
+        CudaMemory(device),
         weights_bytes,
         cache.memory_utilization,
         cache.memory_bytes,

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
-from service.runner.memory_profile import GIBIBYTE, MemoryLedger, cpu_memory, profile_cpu, profile_cuda
+from service.runner.memory_profile import GIBIBYTE, MemoryLedger, cpu_memory, profile_cpu, profile_device
 
 MEMINFO = "MemTotal:       8000000 kB\nMemFree: 1 kB\nMemAvailable:   6000000 kB\n"
 
@@ -53,21 +52,62 @@ def test_the_ledger_reads_as_one_line():
     assert str(ledger) == text
 
 
-@pytest.mark.gpu
-def test_what_the_blocks_get_is_what_the_rest_leaves():
-    device, kept = torch.device("cuda"), []
+class CountedMemory:
+    """A device of 1000 bytes. Tensors hold 200, the allocator has taken 250, others and the driver 100."""
 
-    def iteration():
-        torch.empty(300 << 20, dtype=torch.uint8, device=device)
+    total_bytes = 1000
 
-    def capture(sizes):
-        kept.append(torch.empty((100 if len(kept) == 0 else 20) << 20, dtype=torch.uint8, device=device))
+    def __init__(self):
+        self.taken = 350
 
-    ledger = profile_cuda(device, 1000, 0.5, None, iteration, capture, [1, 2, 4], 7 << 20)
-    assert ledger.activations_bytes == 300 << 20
-    assert abs(ledger.graphs_bytes - (140 << 20)) <= 64 << 20  # other processes may use the device
-    spent = ledger.kv_cache_bytes + ledger.activations_bytes + ledger.graphs_bytes + ledger.tables_bytes
-    spent += ledger.other_bytes
-    assert ledger.tables_bytes == 7 << 20
-    assert 0 <= int(ledger.total_bytes * 0.5) - spent < 2 << 30
-    assert profile_cuda(device, 1000, 0.5, 12345, iteration, capture, [], 0).kv_cache_bytes == 12345
+    def free_bytes(self):
+        return self.total_bytes - self.taken
+
+    def reserved_bytes(self):
+        return 250
+
+    def allocated_bytes(self):
+        return 200
+
+    def peak_bytes(self, work):
+        work()
+        return 290
+
+
+def profile(memory, *, utilization=0.9, memory_bytes=None, graph_bytes=(), tables_bytes=0):
+    """graph_bytes: what each graph takes of the device, those that are captured only."""
+    sizes, left = list(range(len(graph_bytes))), list(graph_bytes)
+    iterations = []
+
+    def capture(captured):
+        assert captured == [sizes[len(sizes) - len(left)]]
+        memory.taken += left.pop(0)
+
+    ledger = profile_device(
+        memory, 77, utilization, memory_bytes, lambda: iterations.append(1), capture, sizes, tables_bytes
+    )
+    assert iterations == [1]
+    return ledger
+
+
+def test_the_blocks_get_what_the_rest_leaves_of_the_share():
+    ledger = profile(CountedMemory(), tables_bytes=7)
+    assert ledger == MemoryLedger(1000, 77, 90, 0, 7, 100, 900 - 200 - 90 - 7 - 100)
+
+
+def test_the_first_graph_brings_the_pool_and_each_other_counts_as_the_second():
+    assert profile(CountedMemory(), graph_bytes=[50]).graphs_bytes == 50
+    assert profile(CountedMemory(), graph_bytes=[50, 3, 0, 0]).graphs_bytes == 50 + 3 * 3
+
+
+def test_memory_that_others_give_back_meanwhile_is_no_graphs():
+    assert profile(CountedMemory(), graph_bytes=[-20, 3]).graphs_bytes == 3
+
+
+def test_too_small_a_share_leaves_less_than_nothing():
+    assert profile(CountedMemory(), utilization=0.1).kv_cache_bytes < 0
+
+
+def test_a_given_size_is_taken_and_the_rest_measured_all_the_same():
+    ledger = profile(CountedMemory(), memory_bytes=12345, graph_bytes=[50])
+    assert (ledger.kv_cache_bytes, ledger.activations_bytes, ledger.graphs_bytes) == (12345, 90, 50)
