@@ -13,7 +13,6 @@ from service.kvcache.block_pool import BlockPool
 from service.kvcache.block_table import BlockTable
 from service.kvcache.prefix_cache import PrefixCache
 from service.kvcache.swap_space import SwapSpace
-from service.kvcache.token_table import TokenTable
 
 
 class Fit(Enum):
@@ -29,7 +28,12 @@ Append = tuple[int, int, int]
 
 
 class BlockManager:
-    """Blocks are taken on demand; a sequence wastes less than one block. Sequences are known by id."""
+    """Blocks are taken on demand, and a sequence wastes less than one block. Sequences are known by id.
+
+    With block_size 1 the tables are TokenAttention's (LightLLM): position -> slot of one token. A slot is written once,
+    by the sequence that takes it, so nothing is copied on write; and since every sequence needs a slot for every token,
+    `append_each` takes those of a whole iteration at once.
+    """
 
     def __init__(self, num_blocks: int, block_size: int, prefix_cache: PrefixCache, num_host_blocks: int = 0) -> None:
         assert block_size > 0
@@ -39,7 +43,6 @@ class BlockManager:
         # More than the device holds could never be needed at once (PagedAttention, section 4.5).
         self.swap_space = SwapSpace(min(num_host_blocks, num_blocks), self.pool)
         self._tables: dict[int, BlockTable] = {}
-        self.token_table = TokenTable(self._tables, self.pool, prefix_cache) if block_size == 1 else None
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -129,10 +132,10 @@ class BlockManager:
         return copies
 
     def append_each(self, sequence_ids: list[int]) -> list[int]:
-        """One more block for each sequence, which shares nothing that it writes; the blocks, in their order. The caller
-        has checked that so many are free."""
-        if self.token_table is not None:
-            return self.token_table.append_each(sequence_ids)
+        """One more block for each sequence; returns the blocks, in the sequences' order.
+
+        The caller has checked that enough are free. The sequences share nothing that they write.
+        """
         block_ids = self.pool.allocate_many(len(sequence_ids))
         self._prefix_cache.forget(block_ids)
         for sequence_id, block_id in zip(sequence_ids, block_ids, strict=True):

@@ -55,7 +55,7 @@ class BlockPool:
             self.share(block_id)
 
     def release_many(self, block_ids: Iterable[int]) -> None:
-        """In this order, which is that of eviction."""
+        """As `release` of each, in this order, which is also that of eviction."""
         free, counts = self._free, self._reference_counts
         for block_id in block_ids:
             count = counts[block_id] = counts[block_id] - 1
@@ -65,8 +65,4 @@ class BlockPool:
 
     def release(self, block_id: int) -> None:
         """One table less holds the block; the last one frees it."""
-        count = self._reference_counts[block_id] - 1
-        assert count >= 0, f"block {block_id} was freed twice"
-        self._reference_counts[block_id] = count
-        if count == 0:
-            self._free[block_id] = None
+        self.release_many((block_id,))

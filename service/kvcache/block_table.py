@@ -1,4 +1,7 @@
-"""One sequence's map from logical to physical blocks (PagedAttention, section 4.3)."""
+"""One sequence's map from logical to physical blocks (PagedAttention, section 4.3).
+
+With blocks of one token it is a row of TokenAttention's table (LightLLM): position -> slot.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ from service.kvcache.block_pool import BlockPool
 from service.kvcache.block_table import BlockTable
 from service.kvcache.prefix_cache import ChainedPrefixCache
 from service.kvcache.swap_space import SwapSpace
-from service.kvcache.token_table import TokenTable
 from service.scheduler.block_growth import BlockGrowth
 from service.scheduler.group_preemption import GroupPreemption
 from service.scheduler.iteration_scheduler import IterationScheduler
@@ -307,24 +306,24 @@ def test_without_a_fault_the_scenario_of_slots_passes():
 
 
 def a_slot_given_to_two(patch: Patch) -> None:
-    append_each = TokenTable.append_each
+    append_each = BlockManager.append_each
 
-    def twice(self: TokenTable, sequence_ids: list[int]) -> list[int]:
+    def twice(self: BlockManager, sequence_ids: list[int]) -> list[int]:
         slots = append_each(self, sequence_ids)
         if len(sequence_ids) > 1:
             slots[1] = self._tables[sequence_ids[1]].block_ids[-1] = slots[0]
         return slots
 
-    patch.setattr(TokenTable, "append_each", twice)
+    patch.setattr(BlockManager, "append_each", twice)
 
 
 def a_new_slot_not_told(patch: Patch) -> None:
-    append_each = TokenTable.append_each
+    append_each = BlockManager.append_each
 
-    def late(self: TokenTable, sequence_ids: list[int]) -> list[int]:
+    def late(self: BlockManager, sequence_ids: list[int]) -> list[int]:
         return [0] * len(append_each(self, sequence_ids))
 
-    patch.setattr(TokenTable, "append_each", late)
+    patch.setattr(BlockManager, "append_each", late)
 
 
 def a_taken_slot_still_known(patch: Patch) -> None:

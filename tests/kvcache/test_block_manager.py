@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import random
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from service.kvcache.block_manager import BlockManager, Fit
-from service.kvcache.prefix_cache import NoPrefixCache
+from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
+from tests.engine.harness import Harness
+from tests.kvcache.test_prefix_cache import make_sequence
 
 
 def test_fit_tells_now_later_and_never():
@@ -105,3 +109,60 @@ def test_tables_that_go_on_from_each_other_change_all_at_once():
     blocks.refork({2: 1})
     blocks.refork({0: 0, 2: 1})
     blocks.check_invariants()
+
+
+def test_blocks_of_one_token_each_sequence_gets_a_slot_of_its_own_and_keeps_those_it_has():
+    blocks = BlockManager(20, 1, NoPrefixCache())
+    for sequence_id, length in ((1, 3), (2, 5)):
+        blocks.allocate(sequence_id, length, [])
+    before = {i: list(blocks.table(i).block_ids) for i in (1, 2)}
+    blocks.append_each([2, 1])
+    blocks.append_each([1])
+    assert blocks.table(1).block_ids[:3] == before[1]
+    assert blocks.table(2).block_ids[:5] == before[2]
+    slots = blocks.table(1).block_ids + blocks.table(2).block_ids
+    assert len(slots) == len(set(slots)) == 11
+    assert blocks.pool.num_used == 11
+    blocks.check_invariants()
+
+
+def test_plans_carry_the_new_slots_only():
+    blocks = BlockManager(20, 1, NoPrefixCache())
+    blocks.allocate(1, 3, [])
+    blocks.table(1).take_changes()
+    blocks.append_each([1])
+    assert blocks.table(1).take_changes() == (3, (blocks.table(1).block_ids[3],))
+
+
+def test_what_a_taken_slot_held_is_found_no_more():
+    cache = ChainedPrefixCache(1, blocks_per_entry=2)
+    blocks = BlockManager(4, 1, cache)
+    blocks.allocate(1, 3, [])
+    cache.insert(make_sequence([7, 8, 9]), "", blocks.table(1).block_ids, 2)
+    assert len(cache) == 1
+    blocks.free(1)
+    blocks.allocate(2, 1, [])
+    for _ in range(3):
+        blocks.append_each([2])
+    assert len(cache) == 0
+
+
+def test_blocks_of_one_token_under_pressure_give_what_larger_blocks_give():
+    def run(block_size: int) -> Harness:
+        chance = random.Random(2)
+        harness = Harness(num_blocks=48 // block_size, block_size=block_size, max_num_seqs=8)
+        for seed in range(8):
+            prompt = tuple(chance.randrange(3) for _ in range(chance.randint(1, 12)))
+            harness.add(harness.request(prompt, 16, n=1 + seed % 2, seed=seed))
+        harness.add(harness.beam_request((1, 2, 0), 6, width=3, n=3))
+        harness.run()
+        for name, request in harness.requests.items():
+            for choice in range(request.sampling.n):
+                harness.check_against_oracle(name, choice)
+        return harness
+
+    slots, blocks = run(1), run(4)
+    assert slots.tokens == blocks.tokens
+    assert not any(plan.copies for plan in slots.toy.plans), "a slot is written once"
+    assert any(plan.copies for plan in blocks.toy.plans)
+    assert sum(stats.num_preemptions for stats, _, _ in slots.sink.requests) > 0
