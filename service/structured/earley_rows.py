@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from service.structured.lark_syntax import Lark, Symbol
+from service.structured.lark_automata import Lark, Symbol
 
 _MAX_ITEMS = 150
 """In one row. Making it takes some 5 us for each, once a row."""

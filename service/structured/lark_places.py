@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from service.structured.earley_rows import EarleyRows
-from service.structured.lark_syntax import Lark, read_lark
+from service.structured.lark_automata import Lark, read_lark
 from service.structured.places import Places
 from service.structured.regex_syntax import step
 

@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 
 from service.structured.earley_rows import EarleyRows
-from service.structured.lark_syntax import Lark, read_lark
+from service.structured.lark_automata import Lark, read_lark
 
 LIST = 'start: "a" ("b" "a")*'
 LEFT = 'start: start "b" "a" | "a"'

@@ -1,77 +1,77 @@
-"""What is read of Lark grammars, against llguidance's reading of the same text."""
-
 from __future__ import annotations
 
 import pytest
 
-from service.core.grammar import GrammarSpec
-from service.structured.grammar_compiler import compile_grammar
-from service.structured.lark_syntax import read_lark
-from tests.structured.tiny_grammars import VOCABULARY
-
-READ = [
-    'start: "a"',
-    '// a comment\nstart: "a" # another\n  | "b" -> name\n\n  \n?more: "c"',
-    '!start: _x-y ["b"] ("c" | ("d" "e")+)* "f"~2..3 "g"{1,} "h"{,2} "i"~2\n_x-y: "z"?',
-    'start: A B_1 C\nA: B_1 | /x\\/y/ "i" ~ 2\nB_1: "a".."f"\nC: /[^"\\\\]/ (\'b\')?'.replace("'", '"'),
-    '%import common.CNAME -> NAME\n%import common.WS\n%ignore WS\n%ignore "#"\nstart: NAME ("," NAME)* ""',
-    '%llguidance {}\nstart: "Select"i start |',
-]
+from service.structured.lark_syntax import Choice, LarkDefinitions, Repeated, Value
+from service.structured.regex_syntax import NotPlain
 
 
-@pytest.mark.parametrize("grammar", READ)
-def test_is_read(grammar: str) -> None:
-    compile_grammar(GrammarSpec("lark", grammar, "x"), VOCABULARY)
-    assert read_lark(grammar) is not None
+def once(kind: str, text: str) -> Repeated:
+    return Repeated(Value(kind, text), 1, 1)
+
+
+def start_of(grammar: str) -> Choice:
+    return LarkDefinitions(grammar).rules["start"]
+
+
+def test_rules_and_terminals_by_name_and_what_is_ignored() -> None:
+    read = LarkDefinitions('start: one NAME\n?one: "a"\n\nNAME: /b+/  // a remark\n%ignore " "\n%ignore NAME\n')
+    assert read.rules == {
+        "start": ((once("rule", "one"), once("terminal", "NAME")),),
+        "one": ((once("string", '"a"'),),),
+    }
+    assert read.terminals == {"NAME": ((once("regex", "/b+/"),),)}
+    assert read.ignored == [((once("string", '" "'),),), ((once("terminal", "NAME"),),)]
+
+
+def test_alternatives_may_stand_in_lines_of_their_own_and_be_empty() -> None:
+    a, b = once("string", '"a"'), once("string", '"b"')
+    assert start_of('start: "a"\n     | "b" "a" -> name\n     |\n') == ((a,), (b, a), ())
+
+
+@pytest.mark.parametrize(
+    ("written", "least", "most"),
+    [
+        ('"a"*', 0, None),
+        ('"a"+', 1, None),
+        ('"a"?', 0, 1),
+        ('["a"]', 0, 1),
+        ('"a"~3', 3, 3),
+        ('"a"~2..4', 2, 4),
+        ('"a"{3}', 3, 3),
+        ('"a"{2,4}', 2, 4),
+        ('"a"{2,}', 2, None),
+        ('"a"{,4}', 0, 4),
+    ],
+)
+def test_repetitions(written: str, least: int, most: int | None) -> None:
+    ((repeated,),) = start_of(f"start: {written}")
+    assert (repeated.least, repeated.most) == (least, most)
+
+
+def test_groups_and_ranges() -> None:
+    inner = ((Repeated(Value("range", '"a"', '"f"'), 1, 1),), (once("string", '"x"i'),))
+    assert start_of('start: ("a".."f" | "x"i)+') == ((Repeated(inner, 1, None),),)
+
+
+def test_common_terminals_may_get_another_name() -> None:
+    read = LarkDefinitions("%import common.DIGIT\n%import common.WS -> SPACE\nstart: DIGIT")
+    assert read.terminals.keys() == {"DIGIT", "SPACE"}
 
 
 @pytest.mark.parametrize(
     "grammar",
     [
-        "start: x\nx[lazy]: /a*b/",
-        'start: x\nx[stop="b"]: /a*/',
-        "start: %json {}",
-        'start: %regex {"substring_words": "a b"}',
-        "start: <|im_end|>",
-        "start: @other",
-        'start: A\nA.2: "a"',
-        'start: "a" x{"b"}\nx{y}: y',
-        "start: /a/i",
-        "start: /^a/",
-        "start: /a$/",
-        "start: /a+?/",
-        "start: /a*/",
-        'start: A\nA: "a"?',
-        "start: A\nA: B\nB: A",
-        "start: a",
-        'a: "b"',
-        'start: "a"\nstart: "b"',
-        'start: "é"i',
+        "start: a\nstart: b",
+        "A: /a/\nA: /b/",
+        "start",
+        'start: "a"{2',
         'start: ("a"',
-        'start: "a" )',
-        "start:",
-        "",
-        '%llguidance {"no_forcing": true}\nstart: "a"',
-        "%import common.SQL_COMMENT\nstart: SQL_COMMENT",
-        '%declare A\nstart: "a"',
-        'start: "a"{5000,}',
-        "start: " + "(" * 2000 + '"a"' + ")" * 2000,
-        'start: "a" & "b"',
-        'start: "a\\q"',
-        'start: "ab".."c"',
+        "start: %json {}",
+        "start: ;",
+        "%x",
     ],
 )
-def test_anything_else_is_not(grammar: str) -> None:
-    lark = read_lark(grammar)
-    assert lark is None or (grammar == "start:" and not lark.terminal_bounds)
-
-
-def test_terminals_that_double_each_other_take_no_time() -> None:
-    doubling = "\n".join(f"T{i}: T{i + 1} T{i + 1}" for i in range(60))
-    assert read_lark(f'start: T0\n{doubling}\nT60: "a"') is None, "too large"
-
-
-def test_bounds() -> None:
-    lark = read_lark('start: x "a"\nx: B\nB: "b"\n%ignore " "')
-    assert lark is not None
-    assert (len(lark.rule_bounds), len(lark.terminal_bounds), lark.ignored) == (2, 3, 2)
+def test_what_is_not_plain_is_refused(grammar: str) -> None:
+    with pytest.raises(NotPlain):
+        LarkDefinitions(grammar)
