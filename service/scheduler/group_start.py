@@ -49,7 +49,7 @@ class GroupStart:
 
     def admit(self, draft: PlanDraft) -> None:
         """Start whom the draft has room for; what is running has its share of it already."""
-        seats = self._max_num_seqs - self._num_seated(draft)
+        seats = self._max_num_seqs - self._num_seated()
         if seats <= 0 or draft.budget <= 0:
             self.let_wait("sequences" if seats <= 0 else "tokens")
             return
@@ -72,10 +72,10 @@ class GroupStart:
                 group.num_cached_tokens = group.leader.num_computed_tokens
             draft.add_chunk(group, group.leader, self._blocks.table(group.leader.sequence_id))
 
-    def _num_seated(self, draft: PlanDraft) -> int:
+    def _num_seated(self) -> int:
         """Sequences that hold a seat. One whose last token is being drawn by an earlier iteration holds none."""
         apart = (sequence for group in self._lockstep.apart.values() for sequence in group.live)
-        return len(self._lockstep) + sum(not s.is_drawn_out or s.last_iteration == draft.number for s in apart)
+        return len(self._lockstep) + sum(not sequence.is_drawn_out for sequence in apart)
 
     def _fit(self, group: SequenceGroup, seats: int, budget: int) -> tuple[list[int], WaitReason | None]:
         """The group's cached blocks, and what it cannot start for; None: it can."""

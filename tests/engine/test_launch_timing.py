@@ -203,3 +203,22 @@ def test_where_predictions_are_far_off_the_device_waits_for_one_look_and_then_no
     assert sum(slept_s) < waited_s < clock.now_s(), "time that passes before a launch is waited for the device"
     assert 0 < max(gaps_s) <= LOOK_EVERY_S + LAUNCH_S
     assert sum(gaps_s[10:]) < 0.01 * clock.now_s()
+
+
+def test_a_slow_launch_is_remembered_for_many_quick_ones():
+    timing = LaunchTiming()
+    seen(timing, STEP_S)
+    usual_s, slow_s = spare_of(timing), 0.2 * STEP_S
+    seen(timing, STEP_S, LAUNCH_S + slow_s, rounds=1)
+    seen(timing, STEP_S, rounds=5)
+    assert spare_of(timing) <= usual_s - 0.8 * slow_s
+
+
+def test_an_iteration_whose_launch_was_not_put_off_says_nothing_of_how_early_it_ended():
+    timing = LaunchTiming()
+    seen(timing, STEP_S)
+    usual_s = spare_of(timing)
+    for _ in range(5):
+        assert spare_of(timing, now_s=2 * STEP_S) == 0.0
+        timing.ended(0.5 * STEP_S, is_exact=False)
+    assert spare_of(timing) == pytest.approx(usual_s, rel=0.01)

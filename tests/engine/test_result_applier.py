@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 
 from service.core.events import FinalEvent, Outcome, TokenEvent
+from service.core.iteration_plan import IterationPlan
+from service.core.iteration_result import IterationResult, TokenLogprobs
 from service.core.request import FinishReason
 from service.core.sequence import Sequence
 from service.kvcache.prefix_cache import ChainedPrefixCache
 from tests.engine.faulty_executor import FaultyExecutor
-from tests.engine.harness import Harness
+from tests.engine.harness import VOCABULARY, Harness
+from tests.engine.toy_model import ToyExecutor
 
 
 def test_finish_reasons():
@@ -69,3 +75,32 @@ def test_only_a_requests_last_token_and_those_of_several_choices_are_told_in_ful
     kinds = [type(event) for request_id, event in events if request_id == "request-0"]
     assert kinds == [int, int, int, TokenEvent, FinalEvent]
     assert [type(event) for request_id, event in events if request_id == "request-1"] == [TokenEvent] * 6 + [FinalEvent]
+
+
+class Scoring(ToyExecutor):
+    """Scores prompts: a target's logprob is minus its id, but for `unlucky`, whose last one is no number."""
+
+    def __init__(self, unlucky: int) -> None:
+        super().__init__(64, 4, VOCABULARY)
+        self._unlucky = unlucky
+
+    def execute(self, plan: IterationPlan) -> IterationResult:
+        scored = []
+        for item in plan.scheduled:
+            values = [-float(target) for target in item.targets]
+            if item.sequence_id == self._unlucky and values:
+                values[-1] = math.nan
+            scored.append((item.sequence_id, tuple(TokenLogprobs(value, (), 1) for value in values)))
+        return replace(super().execute(plan), prompt_logprobs=tuple(scored))
+
+
+def test_a_prompt_whose_scores_are_no_numbers_fails_and_no_other():
+    harness = Harness(executor=Scoring(unlucky=1), max_num_batched_tokens=9)
+    for _ in range(3):
+        harness.add(harness.request((1, 2, 3, 4, 5, 6), 3, num_prompt_logprobs=0))
+    harness.run()
+    outcomes = [harness.finals[f"request-{i}"].outcome for i in range(3)]
+    assert outcomes == [Outcome.FINISHED, Outcome.FAILED, Outcome.FINISHED]
+    assert [entry.chosen for entry in harness.prompt_logprobs["request-0"]] == [-2, -3, -4, -5, -6]
+    assert "request-1" not in harness.prompt_logprobs
+    assert harness.blocks.pool.num_used == 0

@@ -94,3 +94,13 @@ def test_the_null_twin_finds_nothing():
     cache.insert(make_sequence(list(range(8))), "", [1, 2], 8)
     cache.forget([1])
     assert cache.match(make_sequence(list(range(8))), "") == []
+
+
+def test_a_block_stands_for_one_prefix_only():
+    cache = ChainedPrefixCache(BLOCK)
+    cache.insert(make_sequence(list(range(4))), "one", [5], 4)
+    cache.insert(make_sequence(list(range(4))), "two", [5], 4)
+    cache.forget([5])
+    assert len(cache) == 0
+    for salt in ("one", "two"):
+        assert cache.match(make_sequence(list(range(5))), salt) == []

@@ -16,12 +16,16 @@ from service.scheduler.swap_time import SwapTime
 from tests.scheduler.test_request_pool import make_group
 
 
+def make_preemption(blocks: BlockManager, launched: LaunchedIterations) -> GroupPreemption:
+    ledger = RecoveryLedger(PreemptionCost(IterationTime(), SwapTime(), 64))
+    return GroupPreemption(blocks, FirstComeFirstServed(), AlwaysSwap(), ledger, launched, max_preemptions=2)
+
+
 def preempt(num_host_blocks: int) -> tuple[SequenceGroup, PlanDraft, BlockManager, LaunchedIterations]:
     """A group of two choices that share a block and have one each."""
     blocks = BlockManager(8, 2, NoPrefixCache(), num_host_blocks)
     launched = LaunchedIterations(blocks)
-    ledger = RecoveryLedger(PreemptionCost(IterationTime(), SwapTime(), 64))
-    preemption = GroupPreemption(blocks, FirstComeFirstServed(), AlwaysSwap(), ledger, launched, max_preemptions=2)
+    preemption = make_preemption(blocks, launched)
     group = make_group("a", n=2)
     group.is_forked = True
     blocks.allocate(0, 4, [])
@@ -51,3 +55,15 @@ def test_without_room_on_the_host_it_is_dropped():
     assert blocks.pool.num_used == 0
     assert launched.take_released() == (0, 1)
     assert group.num_preemptions == 1
+
+
+def test_who_is_preempted_before_all_is_recomputed_computes_the_rest_again_too():
+    group, _, blocks, launched = preempt(num_host_blocks=0)
+    preemption = make_preemption(blocks, launched)
+    for sequence in group.live:
+        blocks.allocate(sequence.sequence_id, 4, [])
+        sequence.num_computed_tokens = 3
+        sequence.top = ((7, -0.5),)
+    preemption.preempt(group, PlanDraft(2, 4.0, DecisionTally()))
+    assert [(s.num_computed_tokens, s.recompute_until) for s in group.live] == [(0, 4), (0, 4)]
+    assert [s.top for s in group.live] == [None, None], "a beam's next tokens come again when all are computed"

@@ -31,3 +31,12 @@ def test_the_likely_length_waits_for_enough_examples():
     for _ in range(300):
         history.choice_ended(7)
     assert history.likely_output_length() == 7, "old lengths are forgotten"
+
+
+def test_nine_of_ten_recent_choices_were_no_longer_than_the_likely_length():
+    history = History()
+    for length in range(1, 101):
+        history.choice_ended(length)
+    likely = history.likely_output_length()
+    assert likely is not None
+    assert 90 <= likely <= 91

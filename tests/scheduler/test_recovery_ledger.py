@@ -154,3 +154,20 @@ def test_nothing_is_remembered_of_who_has_ended():
         ledger = harness.scheduler._ledger
         assert not ledger._recomputing
         assert len(ledger._transfers) == len(harness.blocks.swap_space._in_flight)
+
+
+def test_what_was_under_way_when_a_request_was_preempted_anew_is_not_the_new_preemptions_cost(cost: PreemptionCost):
+    ledger, group = RecoveryLedger(cost), make_group("a")
+    ledger.preempted(group, Recovery.SWAP, 10, 3, UNKNOWN, 7.0)
+    ledger.moves(group, BACK)
+    ledger.preempted(group, Recovery.RECOMPUTE, 10, 3, UNKNOWN, 8.0)
+    ledger.moved(FinishedTransfer(BACK.transfer_id, 0.4))
+    assert [(kept.recovery, kept.actual_s) for kept in group.preemptions] == [("swap", None), ("recompute", None)]
+
+
+def test_an_iteration_behind_transfers_that_were_waited_for_is_learnt_from(cost: PreemptionCost):
+    ledger = RecoveryLedger(cost)
+    ledger.executed(plan(100, draws=False), 0.1)
+    ledger.executed(IterationPlan((), transfers=(OUT,), awaits_transfer=True), 0.1)
+    ledger.executed(plan(100), 0.1)
+    assert len(ledger.take_predictions()) == 1

@@ -44,3 +44,14 @@ def test_members_are_found_by_sequence_id():
     group = make_group("a", n=2, first_sequence_id=5)
     pool.add(group)
     assert pool.member(6) == (group, group.sequences[1])
+
+
+def test_whoever_pauses_stands_between_those_that_came_before_and_after():
+    pool = RequestPool()
+    groups = [make_group(name, first_sequence_id=i) for i, name in enumerate("abcde")]
+    for group in groups:
+        pool.add(group)
+        pool.start(group)
+    for index in (1, 4, 0, 3, 2):
+        pool.pause(groups[index])
+    assert pool.waiting == groups
