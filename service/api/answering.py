@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -73,10 +74,8 @@ def answer_stream(
 
     num_logprobs: entries that a piece's frame writes, where they may be so many that they would hold up the event loop.
     """
-    stream = _Stream(context, generation, frames, last_frame, num_logprobs)
     return TokenStreamResponse(
-        stream.frames(),
-        stream.close,
+        _Frames(context, generation, frames, last_frame, num_logprobs),
         context.recorder.times,
         keepalive_s=context.config.stream_keepalive_s,
         send_timeout_s=context.config.stream_send_timeout_s,
@@ -84,8 +83,10 @@ def answer_stream(
     )
 
 
-class _Stream:
-    """A generation's pieces as frames. Those that are ready together go out together, the last ones with the end."""
+class _Frames:
+    """A generation's pieces as a `FrameSource`. Those that are ready together go out together, the last ones with the
+    end. An error becomes an event; [DONE] comes in any case.
+    """
 
     def __init__(
         self,
@@ -101,33 +102,60 @@ class _Stream:
         self._frame = frame
         self._last_frame = last_frame
         self._num_logprobs = num_logprobs
+        self._writing: asyncio.Future[bytes] | None = None
+        self._reader: Callable[[], None] | None = None
+        self.is_done = False
 
-    async def frames(self) -> AsyncGenerator[bytes, None]:
-        """An error becomes an event; [DONE] comes in any case."""
-        generation, written = self._generation, b""
+    def read_by(self, reader: Callable[[], None]) -> None:
+        self._reader = reader
+        self._generation.read_by(reader)
+
+    def take(self) -> bytes:
+        if self.is_done or (self._writing is not None and not self._writing.done()):
+            return b""
         try:
-            while not generation.is_done:
-                if written:
-                    yield written
-                pieces = await generation.next_pieces()
-                written = self._write(pieces) if self._num_logprobs is None else await self._write_long(pieces)
-            yield written + self._last_frame() + DONE
-        except RequestError as error:
-            yield data_frame(error_body(error)) + DONE
+            return self._take()
         except Exception:  # a defect of ours: the headers are sent, so the client is told in the stream
             _logger.exception("a stream failed")
-            yield data_frame(error_body(internal_error())) + DONE
+            return self._ended_by(internal_error())
 
     def close(self, reason: str) -> None:
-        """The stream is over; reason: why, if it is not complete."""
+        self._reader = None
+        if self._writing is not None:
+            self._writing.cancel()
         self._times.detokenize += self._generation.text_s
         if self._generation.close():
             self._context.recorder.record_abort(reason)
 
-    async def _write_long(self, pieces: Sequence[Piece]) -> bytes:
-        assert self._num_logprobs is not None
-        num_entries = sum(map(self._num_logprobs, pieces))
-        return await self._context.texts.run(num_entries * _CHARACTERS_OF_A_LOGPROB, lambda: self._write(pieces))
+    def _take(self) -> bytes:
+        generation, written = self._generation, b""
+        if self._writing is not None:
+            written, self._writing = self._writing.result(), None
+        pieces = generation.take_pieces()
+        if self._num_logprobs is not None and pieces:
+            self._write_elsewhere(pieces, sum(map(self._num_logprobs, pieces)))
+            return written
+        written += self._write(pieces)
+        if generation.error is not None:
+            return written + self._ended_by(generation.error)
+        if generation.is_done:
+            self.is_done = True
+            return written + self._last_frame() + DONE
+        return written
+
+    def _ended_by(self, error: RequestError) -> bytes:
+        self.is_done = True
+        return data_frame(error_body(error)) + DONE
+
+    def _write_elsewhere(self, pieces: Sequence[Piece], num_logprobs: int) -> None:
+        """Where it does not hold up the event loop; until it is done, nothing is taken."""
+        work = self._context.texts.run(num_logprobs * _CHARACTERS_OF_A_LOGPROB, lambda: self._write(pieces))
+        self._writing = asyncio.ensure_future(work)
+        self._writing.add_done_callback(self._on_written)
+
+    def _on_written(self, _: object) -> None:
+        if self._reader is not None:
+            self._reader()
 
     def _write(self, pieces: Sequence[Piece]) -> bytes:
         began_s = time.perf_counter()

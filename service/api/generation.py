@@ -45,9 +45,10 @@ class Generation:
     """One engine request per prompt; they stand and fall together.
 
     Submits on construction: an engine's refusal is raised, and what was already submitted is aborted. Whoever
-    makes one calls `close` in a `finally`. note_end(prompt index, event) is called once a prompt; event None means
-    that `close` aborted it. Choice index = prompt index * n + i. num_returned: of each prompt's choices so many are
-    shown by `collect`, the best by their mean logprob; None: all of them.
+    makes one calls `close` in a `finally`. error: what one of the requests has failed with, or Unavailable if the
+    server has aborted one; then the others are of no use. note_end(prompt index, event) is called once a prompt; event
+    None means that `close` aborted it. Choice index = prompt index * n + i. num_returned: of each prompt's choices so
+    many are shown by `collect`, the best by their mean logprob; None: all of them.
     """
 
     def __init__(
@@ -69,9 +70,8 @@ class Generation:
         self._num_returned = num_returned
         self._prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         self._streams: dict[int, RequestStream] = {}  # prompt index -> stream that has not ended
-        self._reading: dict[asyncio.Task[list[StreamEvent]], int] = {}
         self._stats: list[RequestStats] = []
-        self._error: RequestError | None = None
+        self.error: RequestError | None = None
         self.text_s = 0.0
         self._choices: list[ChoiceText] = []
         try:
@@ -92,8 +92,8 @@ class Generation:
 
     @property
     def is_done(self) -> bool:
-        """Whether all that was to be told is told."""
-        return not self._streams and self._error is None
+        """Whether all prompts have ended, and none with an `error`."""
+        return not self._streams and self.error is None
 
     @property
     def usage(self) -> Usage:
@@ -134,37 +134,41 @@ class Generation:
         """Of each of the prompt's tokens but the first, if asked for; known from the prompt's first piece on."""
         return self._prompt_logprobs[prompt_index]
 
-    async def next_pieces(self) -> list[Piece]:
-        """What the next events say, perhaps nothing. While not `is_done`.
+    def read_by(self, reader: Callable[[], None]) -> None:
+        """`reader` is called when `take_pieces` may have something to return; it neither raises nor waits."""
+        for stream in self._streams.values():
+            stream.read_by(reader)
 
-        Raises the RequestError that one of the requests failed with, Unavailable if the server aborted one; what was
-        said before that has been returned by then.
-        """
-        if self._error is not None:
-            raise self._error
-        events: Sequence[StreamEvent]
-        if len(self._streams) == 1 and not self._reading:
-            ((prompt_index, stream),) = self._streams.items()
-            events = await stream.next_events()
-        else:
-            prompt_index, events = await self._next_of_several()
+    def take_pieces(self) -> list[Piece]:
+        """What the events since the last call say, perhaps nothing. After an `error` nothing that matters comes."""
         began_s = time.perf_counter()
-        pieces = self._read(prompt_index, events)
+        pieces: list[Piece] = []
+        for prompt_index, stream in list(self._streams.items()):
+            if stream.events:
+                pieces += self._read(prompt_index, stream.take())
         self.text_s += time.perf_counter() - began_s
         return pieces
 
     async def collect(self) -> list[CollectedChoice]:
-        """The choices to be shown, complete, in order of their index. Raises as `next_pieces` does."""
+        """The choices to be shown, complete, in order of their index. Raises `error`, if there is one."""
+        news = asyncio.Event()
+        self.read_by(news.set)
         texts = [""] * len(self._choices)
         token_ids: list[list[int]] = [[] for _ in self._choices]
         deltas: list[list[OutputDelta]] = [[] for _ in self._choices]
         scored: list[list[ScoredToken]] = [[] for _ in self._choices]
-        while not self.is_done:
-            for piece in await self.next_pieces():
+        while True:
+            news.clear()
+            for piece in self.take_pieces():
                 texts[piece.choice_index] += piece.text
                 token_ids[piece.choice_index] += piece.token_ids
                 deltas[piece.choice_index] += piece.deltas
                 scored[piece.choice_index] += piece.scored
+            if self.error is not None:
+                raise self.error
+            if self.is_done:
+                break
+            await news.wait()
         parts = zip(self._choices, texts, token_ids, deltas, scored, strict=True)
         return self._best([self._collected(*part) for part in parts])
 
@@ -181,25 +185,12 @@ class Generation:
 
     def close(self) -> bool:
         """Abort what has not ended. Idempotent; returns whether there was anything to abort."""
-        for task in self._reading:
-            task.cancel()
-        self._reading.clear()
         aborted = bool(self._streams)
         for prompt_index in self._streams:
             self._engine.abort(self._requests[prompt_index].request_id)
             self._note_end(prompt_index, None)
         self._streams.clear()
         return aborted
-
-    async def _next_of_several(self) -> tuple[int, list[StreamEvent]]:
-        """Events of one stream, whichever has some first."""
-        waiting = set(self._streams) - set(self._reading.values())
-        for prompt_index in waiting:
-            task = asyncio.ensure_future(self._streams[prompt_index].next_events())
-            self._reading[task] = prompt_index
-        done, _ = await asyncio.wait(self._reading, return_when=asyncio.FIRST_COMPLETED)
-        task = done.pop()
-        return self._reading.pop(task), task.result()
 
     def _read(self, prompt_index: int, events: Sequence[StreamEvent]) -> list[Piece]:
         if set(map(type, events)) == _IDS_ONLY:
@@ -243,7 +234,7 @@ class Generation:
         """A prompt whose choices have no tokens has ended."""
         pieces: list[Piece | None] = []
         for choice in self._choices:
-            if choice.prompt_index == prompt_index and self._error is None:
+            if choice.prompt_index == prompt_index and self.error is None:
                 choice.end_unwritten()
                 pieces.append(choice.take(""))
         return pieces
@@ -253,9 +244,9 @@ class Generation:
         self._stats.append(event.stats)
         self._note_end(prompt_index, event)
         if event.outcome is Outcome.ABORTED:
-            self._error = Unavailable("The server aborted the request.", code="aborted")
+            self.error = Unavailable("The server aborted the request.", code="aborted")
         elif event.error is not None:
-            self._error = event.error
+            self.error = event.error
 
     def _collected(
         self,

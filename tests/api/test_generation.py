@@ -113,11 +113,11 @@ def test_one_failure_fails_the_call_after_the_text_before_it(end: FinalEvent, ra
         engine = HandFedEngine()
         generation = generation_of(engine, requests(2))
         engine.put("r0", TokenEvent(0, A, None), end)
-        texts = []
+        assert [piece.text for piece in generation.take_pieces()] == ["a"]
+        assert isinstance(generation.error, raised)
+        assert not generation.is_done
         with pytest.raises(raised):
-            while not generation.is_done:
-                texts += [piece.text for piece in await generation.next_pieces()]
-        assert texts == ["a"]
+            await generation.collect()
         assert generation.close()
         assert engine.aborted == ["r1"]
         await settle()

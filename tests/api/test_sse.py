@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import Callable
 from dataclasses import replace
 
 import httpx
@@ -19,13 +19,15 @@ FRAMES = [data_frame(b"1"), data_frame(b"2"), DONE]
 
 
 class Client:
-    """An ASGI client that reads until it leaves (after `reads` chunks) or stops reading."""
+    """An ASGI client that reads until it leaves (after `reads` chunks) or stops reading; a source of frames, too."""
 
     def __init__(self, reads: int = 1000, stalls: bool = False, takes_s: float = 0.0) -> None:
         self.times = HostTimes()
         self.messages: list[Message] = []
         self.reasons: list[str] = []
-        self.finished = False
+        self.is_done = False
+        self._frames = iter(FRAMES)
+        self._num_ready = 0
         self._reads = reads
         self._stalls = stalls
         self._takes_s = takes_s
@@ -45,22 +47,28 @@ class Client:
             self._left.set()
             await asyncio.sleep(0)
 
-    async def frames(self) -> AsyncGenerator[bytes, None]:
-        try:
-            for frame in FRAMES:
-                await asyncio.sleep(0.001)
-                yield frame
-        finally:
-            self.finished = True
+    def read_by(self, reader: Callable[[], None]) -> None:
+        def have_one() -> None:
+            self._num_ready += 1
+            reader()
+
+        for number in range(len(FRAMES)):
+            asyncio.get_running_loop().call_later(0.002 * (number + 1), have_one)
+
+    def take(self) -> bytes:
+        if not self._num_ready:
+            return b""
+        self._num_ready -= 1
+        frame = next(self._frames)
+        self.is_done = frame is FRAMES[-1]
+        return frame
+
+    def close(self, reason: str) -> None:
+        self.reasons.append(reason)
 
     def read(self, *, keepalive_s: float = 15.0, send_timeout_s: float = 30.0) -> TokenStreamResponse:
         return TokenStreamResponse(
-            self.frames(),
-            self.reasons.append,
-            self.times,
-            keepalive_s=keepalive_s,
-            send_timeout_s=send_timeout_s,
-            headers={"x-a": "b"},
+            self, self.times, keepalive_s=keepalive_s, send_timeout_s=send_timeout_s, headers={"x-a": "b"}
         )
 
 
@@ -68,7 +76,7 @@ def test_waiting_for_a_slow_client_is_no_time_of_the_hosts() -> None:
     for takes_s, counts in ((0.0, True), (0.03, False)):
         client = Client(takes_s=takes_s)
         asyncio.run(run(client, client.read()))
-        assert client.messages[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
+        assert client.messages[-1] == {"type": "http.response.body", "body": DONE, "more_body": False}
         assert (client.times.sse > 0) == counts
 
 
@@ -97,7 +105,7 @@ def test_sends_all_frames_and_then_ends() -> None:
 def test_frames_that_the_server_takes_at_once_go_past_send_and_keep_their_order() -> None:
     async def scene() -> None:
         client = Client()
-        takes = iter([True, False, True])
+        takes = iter([True, False])
 
         def write_now(frame: bytes) -> bool:
             if taken := next(takes):
@@ -107,8 +115,31 @@ def test_frames_that_the_server_takes_at_once_go_past_send_and_keep_their_order(
         scope = {"type": "http", "method": "POST", "state": {WRITE_NOW: write_now}}
         await client.read()(scope, client.receive, client.send)
         _, *bodies = client.messages
-        assert [body["body"] for body in bodies] == [*FRAMES, b""]
-        assert [body["type"] == "written" for body in bodies] == [True, False, True, False]
+        assert [body["body"] for body in bodies] == FRAMES
+        assert [body["type"] == "written" for body in bodies] == [True, False, False], "the end is sent, not written"
+
+    asyncio.run(scene())
+
+
+def test_while_a_client_is_waited_for_nothing_is_taken_and_then_all_is_sent_in_order() -> None:
+    async def scene() -> None:
+        client = Client(takes_s=0.02)  # all frames are ready before the first is sent
+        await run(client, client.read())
+        assert [body["body"] for body in client.messages[1:]] == FRAMES
+
+    asyncio.run(scene())
+
+
+def test_a_fault_while_writing_is_the_own_tasks() -> None:
+    async def scene() -> None:
+        client = Client()
+
+        def write_now(frame: bytes) -> bool:
+            raise RuntimeError("the connection is closed")
+
+        with pytest.raises(RuntimeError, match="closed"):
+            await client.read()({"type": "http", "state": {WRITE_NOW: write_now}}, client.receive, client.send)
+        assert len(client.reasons) == 1
 
     asyncio.run(scene())
 
@@ -119,7 +150,6 @@ def test_closes_once_when_the_client_leaves(reads: int) -> None:
         client = Client(reads)
         await run(client, client.read())
         assert client.reasons == ["client_disconnected"]
-        assert client.finished
 
     asyncio.run(scene())
 
@@ -135,7 +165,6 @@ def test_closes_although_the_frames_were_never_begun() -> None:
         with pytest.raises(OSError, match="gone"):
             await response({"type": "http", "method": "POST"}, client.receive, leave_at_once)
         assert client.reasons == ["client_disconnected"]
-        assert not client.finished  # the generator's own `finally` would not have helped
 
     asyncio.run(scene())
 
@@ -147,7 +176,6 @@ def test_gives_up_on_a_client_that_does_not_read() -> None:
         await run(client, client.read(send_timeout_s=0.02))
         assert time.monotonic() - began_s < 10, "not only when a keep-alive is due"
         assert client.reasons == ["send_timeout"]
-        assert client.finished
 
     asyncio.run(scene())
 

@@ -8,7 +8,7 @@ import pytest
 
 from service.config import SchedulerConfig
 from service.core.clock import Clock, ManualClock, MonotonicClock
-from service.core.events import FinalEvent, Outcome, TokenEvent
+from service.core.events import FinalEvent, Outcome, StreamEvent, TokenEvent
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
 from service.engine.async_engine import AsyncEngine
@@ -33,10 +33,18 @@ class GatedExecutor(ToyExecutor):
         return super().execute(plan)
 
 
+async def next_events(stream: RequestStream) -> list[StreamEvent]:
+    told = asyncio.Event()
+    stream.read_by(told.set)
+    if not stream.events:
+        await told.wait()
+    return stream.take()
+
+
 async def collect(stream: RequestStream) -> tuple[list[int], FinalEvent]:
     tokens: list[int] = []
     while True:
-        for event in map(as_token_event, await stream.next_events()):
+        for event in map(as_token_event, await next_events(stream)):
             if isinstance(event, TokenEvent):
                 tokens.append(event.token_id)
             else:
@@ -301,7 +309,7 @@ def test_abort_and_stop_choice():
 
         stopped = harness.request((1,), 120, n=2)
         stream = engine.submit(stopped)
-        await stream.next_events()
+        await next_events(stream)
         engine.stop_choice(stopped.request_id, 0)
         engine.stop_choice(stopped.request_id, 1)
         assert (await collect(stream))[1].outcome is Outcome.FINISHED

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from service.core.clock import ManualClock
 from service.core.events import FinalEvent, Outcome, StreamEvent
@@ -15,30 +16,25 @@ INTERVAL_S = 0.05
 
 
 def test_events_that_gathered_come_together_and_in_order():
-    async def scenario() -> None:
-        stream = RequestStream()
-        stream.events += range(3)
-        assert await stream.next_events() == [0, 1, 2]
-
-    asyncio.run(scenario())
+    stream = RequestStream()
+    stream.events += range(3)
+    assert stream.take() == [0, 1, 2]
+    assert stream.take() == []
 
 
-def test_a_waiting_reader_is_woken_and_a_cancelled_one_loses_nothing():
-    async def scenario() -> None:
-        stream = RequestStream()
-        reader = asyncio.create_task(stream.next_events())
-        await asyncio.sleep(0)
-        reader.cancel()
-        await asyncio.gather(reader, return_exceptions=True)
-        reader = asyncio.create_task(stream.next_events())
-        await asyncio.sleep(0)
-        stream.events += (1, 2)
-        await asyncio.sleep(0)
-        assert not reader.done(), "not woken yet"
-        stream.wake()
-        assert await reader == [1, 2]
-
-    asyncio.run(scenario())
+def test_a_reader_is_told_when_there_is_something_and_what_it_leaves_stays():
+    stream, told = RequestStream(), list[int]()
+    stream.events.append(1)
+    stream.wake()
+    stream.read_by(lambda: told.append(len(stream.events)))
+    assert told == [], "what came before is for the reader to look at"
+    stream.wake()
+    stream.events.append(2)
+    stream.wake()
+    assert told == [1, 2]
+    assert stream.take() == [1, 2]
+    stream.wake()
+    assert told == [1, 2], "there is nothing"
 
 
 class Readers:
@@ -50,28 +46,21 @@ class Readers:
         self.batches: list[list[int]] = [[] for _ in range(count)]
         self.clock = ManualClock(100.0)
         self.pacing = StreamPacing(self.open, INTERVAL_S, self.clock)
-        self.tasks = [asyncio.create_task(self._read(index)) for index in range(count)]
+        for index, stream in enumerate(self.streams):
+            stream.read_by(partial(self._read, index))
 
     async def deliver(self, event: StreamEvent = TOKEN) -> list[str]:
         """One event to each stream, as after an iteration."""
         await asyncio.sleep(0)
-        ended = self.pacing.deliver([(request_id, event) for request_id in self.open], self.clock.now_s())
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        return ended
+        return self.pacing.deliver([(request_id, event) for request_id in self.open], self.clock.now_s())
 
-    async def _read(self, index: int) -> None:
-        while True:
-            self.batches[index].append(len(await self.streams[index].next_events()))
+    def _read(self, index: int) -> None:
+        self.batches[index].append(len(self.streams[index].take()))
 
 
 def play(count: int, scenario: Callable[[Readers], Awaitable[None]]) -> None:
     async def scene() -> None:
-        readers = Readers(count)
-        await scenario(readers)
-        for task in readers.tasks:
-            task.cancel()
-        await asyncio.gather(*readers.tasks, return_exceptions=True)
+        await scenario(Readers(count))
 
     asyncio.run(scene())
 
@@ -138,5 +127,13 @@ def test_events_of_streams_that_are_gone_are_dropped():
         gone = readers.open.pop("0")
         assert readers.pacing.deliver([("0", END), ("1", END)], readers.clock.now_s()) == ["1"]
         assert not gone.events
+
+    play(2, scenario)
+
+
+def test_what_an_iteration_tells_one_stream_comes_together():
+    async def scenario(readers: Readers) -> None:
+        readers.pacing.deliver([("0", TOKEN), ("1", TOKEN), ("0", END)], readers.clock.now_s())
+        assert readers.batches == [[2], [1]]
 
     play(2, scenario)
