@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from kernels.token_logprobs import TokenLogprobs
-from service.runner.selective_batching import FlatBatch, Int64Array
+from service.runner.selective_batching import FlatBatch
+from service.runner.sequence_rows import Int64Array
 from service.runner.staging import to_device
 from service.sampling.sampler import Drawn, SamplingBatch, SamplingExtras, draw, sample
 

@@ -5,13 +5,17 @@ Nothing of it depends on the cut: a token attends to what is in the cache, and t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from service.core.iteration_plan import ScheduledSequence
-from service.runner.selective_batching import FlatBatch, Int64Array
+from service.runner.selective_batching import FlatBatch
+from service.runner.sequence_rows import Int64Array
 
 
 class Part(NamedTuple):
@@ -19,6 +23,34 @@ class Part(NamedTuple):
 
     share: ScheduledSequence
     place: int
+
+
+ComputePart = Callable[[Sequence[Part]], tuple[Tensor, Tensor]]
+"""Parts -> the places [t] of their tokens in the whole iteration's flat batch, and what each computed, [t, width]."""
+
+
+def compute_in_halves(scheduled: Sequence[ScheduledSequence], batch: FlatBatch, compute: ComputePart) -> Tensor:
+    """[T, width] of all the iteration's tokens, from halves that are halved again wherever memory still runs out.
+
+    Raises OutOfMemoryError if there is none for a single token.
+    """
+    whole: Tensor | None = None
+    waiting = deque(halves(parts_of(scheduled, batch)))
+    while waiting:
+        torch.cuda.empty_cache()
+        parts = waiting.popleft()
+        try:
+            there, computed = compute(parts)
+            if whole is None:
+                whole = computed.new_empty(len(batch.token_ids), computed.shape[1])
+        except torch.OutOfMemoryError:
+            if num_tokens(parts) == 1:
+                raise
+            waiting.extendleft(reversed(halves(parts)))
+            continue
+        whole.index_copy_(0, there, computed)
+    assert whole is not None
+    return whole
 
 
 def parts_of(scheduled: Sequence[ScheduledSequence], batch: FlatBatch) -> list[Part]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -26,7 +25,7 @@ from service.runner.drawn_ids import DrawnIds
 from service.runner.draws import LogitsOf, draw_all
 from service.runner.grammar_masks import with_grammar_masks
 from service.runner.graph_sizes import GraphSize
-from service.runner.halving import halves, parts_of, places
+from service.runner.halving import Part, compute_in_halves, places
 from service.runner.host_blocks import HostBlocks, PlainHostBlocks
 from service.runner.kv_storage import KvStorage
 from service.runner.kv_transfer import KvTransfer, TransferTiming
@@ -241,25 +240,14 @@ class ModelRunner:
             if len(batch.token_ids) == 1:
                 raise
         logger.warning("no memory for an iteration of %d tokens: it is computed in parts", len(batch.token_ids))
-        hidden: Tensor | None = None
-        waiting = deque(halves(parts_of(scheduled, batch)))
-        while waiting:
-            torch.cuda.empty_cache()
-            parts = waiting.popleft()
+
+        def compute(parts: Sequence[Part]) -> tuple[Tensor, Tensor]:
             part = flatten([part.share for part in parts], self._rows, self._block_size)
             there = to_device({**part.arrays(), "places": places(parts, part)}, self._device)
-            try:
-                computed = self._forward(part, there, tensors["token_ids"].index_select(0, there["places"]))
-                if hidden is None:
-                    hidden = computed.new_empty(len(batch.token_ids), computed.shape[1])
-            except torch.OutOfMemoryError:
-                if len(part.token_ids) == 1:
-                    raise
-                waiting.extendleft(reversed(halves(parts)))
-                continue
-            hidden.index_copy_(0, there["places"], computed)
-        assert hidden is not None
-        return hidden
+            token_ids = tensors["token_ids"].index_select(0, there["places"])
+            return there["places"], self._forward(part, there, token_ids)
+
+        return compute_in_halves(scheduled, batch, compute)
 
     def _forward(self, batch: FlatBatch, tensors: Mapping[str, Tensor], token_ids: Tensor) -> Tensor:
         attention = attention_inputs(batch, tensors, self._block_size)

@@ -15,11 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from service.core.iteration_plan import PENDING_TOKEN_ID, ScheduledSequence
-from service.runner.sequence_rows import SequenceRows
-
-Int32Array = npt.NDArray[np.int32]
-Int64Array = npt.NDArray[np.int64]
-Float32Array = npt.NDArray[np.float32]
+from service.runner.sequence_rows import Float32Array, Int32Array, Int64Array, SequenceRows
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from service.core.sequence import Sequence
 from service.core.sequence_group import GroupStatus, SequenceGroup
@@ -26,11 +26,6 @@ class RequestPool:
 
     def get(self, request_id: str) -> SequenceGroup | None:
         return self._groups.get(request_id)
-
-    @property
-    def members(self) -> Mapping[int, tuple[SequenceGroup, Sequence]]:
-        """The live sequences by id, each with its group."""
-        return self._members
 
     def member(self, sequence_id: int) -> tuple[SequenceGroup, Sequence] | None:
         """The live sequence of that id and its group; None once either has ended."""

@@ -73,3 +73,8 @@ def test_threads_are_the_cores_unless_the_environment_says_otherwise(monkeypatch
         assert use_cores(CPU) == 1
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_quota_beyond_the_cores_gives_no_more_of_them(tmp_path):
+    (tmp_path / "cpu.max").write_text("100000000 100\n")
+    assert available_cores(tmp_path / "cpu.max") == available_cores(tmp_path / "none")
