@@ -91,11 +91,8 @@ class StepGraphs:
         return self._run(step, num_seqs)
 
     def can_replay_mixed(self, batch: FlatBatch) -> bool:
-        """Whether some graph has room for the batch's decodes and prompts, and not far too much, and no sequence draws
-        twice."""
-        return (
-            len(batch.seeds) == len(batch.logit_rows) and self._table.is_complete and self._size_of(batch) is not None
-        )
+        """Whether some graph has room for the batch's decodes, prompts and draws, and not far too much."""
+        return self._table.is_complete and self._size_of(batch) is not None
 
     def replay_mixed(self, batch: FlatBatch) -> StepOutputs:
         """Of a batch that `can_replay_mixed`; one row a draw, in the plan's order."""
@@ -113,7 +110,8 @@ class StepGraphs:
 
     def _size_of(self, batch: FlatBatch) -> GraphSize | None:
         num_prompts = len(batch.rows) - batch.num_decode
-        return narrowest(self._mixed_sizes, len(batch.token_ids), batch.num_decode, num_prompts)
+        num_tokens, num_draws = len(batch.token_ids), len(batch.seeds)
+        return narrowest(self._mixed_sizes, num_tokens, batch.num_decode, num_prompts, num_draws)
 
     def _capture(self, size: GraphSize) -> None:
         inputs = inputs_of(size, self._table.tensor, self._block_size)

@@ -53,19 +53,35 @@ class GraphSize(NamedTuple):
     def is_mixed(self) -> bool:
         return self.num_decodes < self.num_tokens
 
-    def takes(self, num_tokens: int, num_decodes: int, num_prompts: int) -> bool:
+    @property
+    def most_prompts(self) -> int:
+        """Sequences that may compute several tokens."""
+        return most_prompts(self.num_tokens) if self.is_mixed else 0
+
+    @property
+    def most_draws(self) -> int:
+        """Ids that may be drawn: one a sequence, or several for a prompt's choices and fewer for others."""
+        return self.num_decodes + self.most_prompts
+
+    def takes(self, num_tokens: int, num_decodes: int, num_prompts: int, num_draws: int = 0) -> bool:
         """Whether a step has room here: `num_tokens` tokens, of which `num_decodes` sequences compute one each and
-        `num_prompts` sequences the others."""
-        most = most_prompts(self.num_tokens) if self.is_mixed else 0
-        return num_tokens <= self.num_tokens and num_decodes <= self.num_decodes and num_prompts <= most
+        `num_prompts` sequences the others. num_draws: if more than one a sequence."""
+        return (
+            num_tokens <= self.num_tokens
+            and num_decodes <= self.num_decodes
+            and num_prompts <= self.most_prompts
+            and num_draws <= self.most_draws
+        )
 
 
-def narrowest(sizes: Sequence[GraphSize], num_tokens: int, num_decodes: int, num_prompts: int) -> GraphSize | None:
+def narrowest(
+    sizes: Sequence[GraphSize], num_tokens: int, num_decodes: int, num_prompts: int, num_draws: int = 0
+) -> GraphSize | None:
     """The first of the rising sizes that takes such a step; None if there is none, or it would pad the step too far."""
     widest = max(NARROW_TOKENS, 2 * num_tokens)
     for index in range(bisect_left(sizes, (num_tokens, num_decodes)), len(sizes)):
         size = sizes[index]
-        if size.takes(num_tokens, num_decodes, num_prompts):
+        if size.takes(num_tokens, num_decodes, num_prompts, num_draws):
             return size if not size.is_mixed or size.num_tokens <= widest else None
     return None
 

@@ -12,7 +12,7 @@ from kernels.paged_attention_prefill import prefill_batch
 from kernels.reshape_and_cache import cache_slots
 from service.layers.attention import AttentionInputs
 from service.runner.device_block_table import NO_CHANGES, empty_changes, pad_changes_into
-from service.runner.graph_sizes import most_prompts
+from service.runner.graph_sizes import GraphSize
 from service.runner.selective_batching import FlatBatch
 from service.runner.sequence_rows import TableChanges
 from service.runner.staging import Array, FixedTensors
@@ -21,7 +21,8 @@ from service.sampling.sampler import SamplingBatch
 
 
 class MixedInputs:
-    """For `num_tokens` tokens, at most `num_decodes` of them of decodes, the others of `most_prompts` sequences.
+    """For `num_tokens` tokens, at most `num_decodes` of them of decodes, the others of prompts. How many sequences and
+    draws they may be of, GraphSize says.
 
     The flat batch keeps its places, and padding stands behind it: wherever the border between decodes and prompts
     lies, the products of all tokens are as many.
@@ -30,8 +31,8 @@ class MixedInputs:
     """
 
     def __init__(self, num_tokens: int, num_decodes: int, block_table: Tensor, block_size: int) -> None:
-        num_prompts = most_prompts(num_tokens)
-        num_draws = num_decodes + num_prompts
+        size = GraphSize(num_tokens, num_decodes)
+        num_prompts, num_draws = size.most_prompts, size.most_draws
         like: dict[str, Array] = {
             **{name: np.empty(num_tokens, np.int64) for name in ("token_ids", "positions", "slot_mapping")},
             **{name: np.empty(num_draws, np.int64) for name in ("logit_rows", "draw_rows", "seeds")},
@@ -74,7 +75,7 @@ class MixedInputs:
         self._fixed.fill(self._write_padding)
 
     def fill(self, batch: FlatBatch, changes: TableChanges = NO_CHANGES) -> None:
-        """A batch that there is room for (`GraphSize.takes`) and that draws at most once from each sequence."""
+        """A batch that there is room for (`GraphSize.takes`)."""
 
         def write(arrays: dict[str, Array]) -> None:
             self._write(arrays, batch)
@@ -91,7 +92,8 @@ class MixedInputs:
         for name in ("token_ids", "positions", "slot_mapping"):
             arrays[name][: len(batch.token_ids)] = getattr(batch, name)
         num_draws = len(batch.seeds)
-        for name in ("logit_rows", "draw_rows", "seeds", "sample_positions", "temperature", "top_p", "top_k"):
+        arrays["logit_rows"][:num_draws] = np.repeat(batch.logit_rows, batch.samples_per_row)
+        for name in ("draw_rows", "seeds", "sample_positions", "temperature", "top_p", "top_k"):
             arrays[name][:num_draws] = getattr(batch, name)
         border = batch.num_decode
         num_prompts = len(batch.rows) - border

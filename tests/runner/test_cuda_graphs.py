@@ -57,7 +57,8 @@ def test_a_padded_step_draws_what_the_flat_batch_draws(mixed, tmp_path):
     steps = [ScheduledSequence(i, (first[i],), 9 + i, 0, (), params[i], draws[i]) for i in range(5)]
     if mixed:  # among the decodes, two prompts, and the beginning of one, which draws nothing
         beginning = shares[7]._replace(token_ids=shares[7].token_ids[:5], samples=())
-        steps = [steps[0], shares[5], *steps[1:3], beginning, *steps[3:], shares[6]]
+        choices = shares[5]._replace(samples=tuple(Sample(100 + i, i) for i in range(4)))
+        steps = [steps[0], choices, *steps[1:3], beginning, *steps[3:], shares[6]]
     with torch.inference_mode():
         batch = flatten(steps, runner._rows, 16)
         table = DeviceBlockTable(runner._rows, torch.device("cpu"))
@@ -108,14 +109,21 @@ class Recomputed:
         self.outputs = self._compute(self.inputs)
 
 
-def test_steps_at_fixed_places_draw_what_flat_batches_draw(tmp_path, monkeypatch):
-    """Without a GPU, all but the capture: which size is taken, its padding, and the block table that steps keep."""
+@pytest.fixture
+def without_capture(tmp_path, monkeypatch):
+    """A model whose steps are all but captured, and the same by flat batches. For 20 sequences."""
     monkeypatch.setattr(cuda_graphs, "_CapturedStep", Recomputed)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
     folder = llama(tmp_path)
     loaded, eager = (load(folder, max_num_seqs=20) for _ in range(2))
     loaded.runner.capture_graphs(graph_sizes(20, 300))
+    return loaded, eager
+
+
+def test_steps_at_fixed_places_draw_what_flat_batches_draw(without_capture):
+    """Without a GPU, all but the capture: which size is taken, its padding, and the block table that steps keep."""
+    loaded, eager = without_capture
     both = InLockstep(loaded.runner, eager.runner)
     player = PlanPlayer(both, loaded.num_blocks, 16)
     chance = random.Random(2)
@@ -126,6 +134,39 @@ def test_steps_at_fixed_places_draw_what_flat_batches_draw(tmp_path, monkeypatch
             chance.sample(PROMPTS, count), random_params(count, both.num_plans), chunk=chunk, max_seqs=max_seqs
         )
     assert both.num_replayed > 150
+
+
+def prompt_with_choices(first_id, num_draws):
+    """Of a prompt beside others, in blocks of its own: its logits serve all choices."""
+    params = SamplingParams(max_tokens=2, temperature=0.9)
+    draws = tuple(Sample(first_id + i, first_id + i) for i in range(num_draws))
+    return ScheduledSequence(first_id, tuple(PROMPTS[0][:9]), 0, 0, (first_id % 90,), params, draws)
+
+
+def check_choices(graphed, eager):
+    """Choices of two prompts, more draws than tokens, beside a decode: one replay, the ids of the flat batch."""
+    both = InLockstep(graphed, eager)
+    alone = prompt_with_choices(31, 1)
+    both.launch(IterationPlan((alone,)))
+    decode = alone._replace(token_ids=(7,), num_computed_tokens=9, table_start=1, block_ids=())
+    both.launch(IterationPlan((decode, prompt_with_choices(40, 14), prompt_with_choices(60, 5))))
+    assert both.num_replayed == 2
+    too_many = prompt_with_choices(80, 300)
+    both.launch(IterationPlan((too_many,)))
+    assert both.num_replayed == 2
+
+
+def test_a_prompts_choices_are_drawn_in_the_same_step(without_capture):
+    loaded, eager = without_capture
+    check_choices(loaded.runner, eager.runner)
+
+
+@pytest.mark.gpu
+def test_a_prompts_choices_are_drawn_in_a_graph(tmp_path):
+    folder = llama(tmp_path)
+    loaded = load(folder, dtype="float32", device="cuda", max_num_seqs=20)
+    eager = load(folder, dtype="float32", device="cuda", max_num_seqs=20, enforce_eager=True)
+    check_choices(loaded.runner, eager.runner)
 
 
 @pytest.mark.gpu

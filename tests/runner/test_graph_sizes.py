@@ -34,6 +34,8 @@ def test_what_a_graph_has_room_for():
     assert not size.takes(42, 0, most_prompts(42) + 1)
     assert not size.takes(8, 3, 1)
     assert not size.takes(43, 1, 1)
+    assert size.takes(42, 2, 1, num_draws=2 + most_prompts(42)), "a prompt's choices, as many as others could draw"
+    assert not size.takes(42, 2, 1, num_draws=3 + most_prompts(42))
     assert GraphSize(8, 8).takes(5, 5, 0)
     assert not GraphSize(8, 8).takes(5, 3, 1)
 

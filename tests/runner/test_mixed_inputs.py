@@ -7,7 +7,8 @@ import torch
 
 from service.core.iteration_plan import Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
-from service.runner.mixed_inputs import MixedInputs, most_prompts
+from service.runner.graph_sizes import GraphSize, most_prompts
+from service.runner.mixed_inputs import MixedInputs
 from service.runner.selective_batching import flatten
 from service.runner.sequence_rows import SequenceRows
 
@@ -33,7 +34,7 @@ def test_the_batch_stands_at_fixed_places_with_padding_behind_it(device):
         chance = random.Random(seed)
         lengths = [1] * chance.randint(0, 6) + [chance.randint(2, 12) for _ in range(chance.randint(1, 3))]
         chance.shuffle(lengths)
-        scheduled = [share(chance, 10 * seed + i, n, chance.randint(0, 1)) for i, n in enumerate(lengths)]
+        scheduled = [share(chance, 10 * seed + i, n, chance.randint(0, 2)) for i, n in enumerate(lengths)]
         batch = flatten(scheduled, rows, 4)
         inputs.fill(batch)
         nd, nt, nn = batch.num_decode, len(batch.token_ids), len(batch.seeds)
@@ -50,8 +51,9 @@ def test_the_batch_stands_at_fixed_places_with_padding_behind_it(device):
         starts = prefill.query_starts.tolist()
         assert starts[: num_prompts + 1] == batch.query_starts[nd:].tolist()
         assert set(starts[num_prompts:]) == {nt}
-        assert (step.token_ids[step.logit_rows[:nn]]).tolist() == batch.token_ids[batch.logit_rows].tolist()
-        assert step.draw_rows.tolist() == [*batch.draw_rows.tolist(), *[0] * (6 + most_prompts(46) - nn)]
+        drawn_from = [row for row, num in zip(batch.logit_rows, batch.samples_per_row, strict=True) for _ in range(num)]
+        assert step.logit_rows[:nn].tolist() == drawn_from
+        assert step.draw_rows.tolist() == [*batch.draw_rows.tolist(), *[0] * (GraphSize(46, 6).most_draws - nn)]
         assert step.sampling.seeds[:nn].tolist() == batch.seeds.tolist()
         assert step.sampling.top_k[:nn].tolist() == batch.top_k.tolist()
         assert (step.sampling.temperature[nn:] == 0).all()
