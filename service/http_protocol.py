@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, cast
 
 import orjson
+from starlette.types import Message, Send
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
@@ -112,6 +113,10 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is not None:
             self.cycle.transport = cast(asyncio.Transport, _LingeringTransport(self.transport, self._close))
+            if self.scope["http_version"] == "1.0":
+                self.cycle.send = partial(  # type: ignore[method-assign]
+                    _send_without_chunks, self.cycle, cast(Send, self.cycle.send)
+                )
             self._unanswered.append(self.cycle)
             self.scope["state"]["write_now"] = partial(_write_now, self.cycle)
         if not self.pipeline:
@@ -252,6 +257,19 @@ def _write_now(cycle: RequestResponseCycle, piece: bytes) -> bool:
     if not cycle.disconnected:
         cycle.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
     return True
+
+
+async def _send_without_chunks(cycle: RequestResponseCycle, send: Send, message: Message) -> None:
+    """`cycle.send` for an HTTP/1.0 client, which knows no chunks: the end of the connection ends a body without length.
+
+    uvicorn writes chunks to everybody.
+    """
+    if message["type"] == "http.response.start":
+        if all(name.lower() != b"content-length" for name, _ in message["headers"]):
+            cycle.chunked_encoding = False
+    elif message["type"] == "http.response.body" and not cycle.expected_content_length:
+        cycle.expected_content_length = len(message["body"])
+    await send(message)
 
 
 class _LingeringTransport:

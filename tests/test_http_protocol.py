@@ -321,3 +321,21 @@ def test_an_upgrade_is_not_made(bounded: RunningServer) -> None:
         answer = read_to_end(connection)
     assert b"200 OK" in answer
     assert b"connection: close" in answer
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_of_http_1_0_gets_no_chunks(bounded: RunningServer, stream: bool) -> None:
+    content = json.dumps(completion(stream=stream, max_tokens=3, ignore_eos=True)).encode()
+    head = POST_HEAD.replace(b"HTTP/1.1", b"HTTP/1.0") + b"Content-Length: %d\r\n\r\n" % len(content)
+    with connect(bounded) as connection:
+        connection.sendall(head + content)
+        answer_head, _, body = read_to_end(connection).partition(b"\r\n\r\n")
+    assert b"200 OK" in answer_head
+    assert b"transfer-encoding" not in answer_head.lower()
+    if stream:
+        *events, done, rest = body.split(b"\n\n")
+        assert all(json.loads(event.removeprefix(b"data: ")) for event in events)
+        assert (done, rest) == (b"data: [DONE]", b"")
+        assert events
+    else:
+        assert json.loads(body)["choices"]
