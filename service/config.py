@@ -6,7 +6,8 @@ blocks, end-of-sequence ids) are not configuration: they are arguments of whoeve
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -79,6 +80,7 @@ class ApiConfig:
     max_requests_per_key: of one key's name that run or wait; beyond, 429.
     allowed_origins: whose pages may call this server from a browser; `*` for anybody's.
     tool_call_parser: how the model writes tool calls; `auto` reads it from the chat template.
+    default_chat_template_kwargs: variables of the chat template for requests that do not set them.
     reasoning_parser: `auto` splits reasoning from content if the chat template speaks of it.
     max_patterns_at_once: patterns that one text must match together (allOf, & of a grammar): the time to compile them
         doubles with each.
@@ -93,6 +95,7 @@ class ApiConfig:
     allowed_origins: tuple[str, ...] = ()
     strict_params: bool = False
     tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "pythonic"] = "auto"
+    default_chat_template_kwargs: Mapping[str, object] = field(default_factory=dict)
     reasoning_parser: Literal["auto", "none"] = "auto"
     max_body_bytes: int = 8 * 1024 * 1024
     body_timeout_s: float = 30.0

@@ -114,9 +114,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.cycle is not None:
             self.cycle.transport = cast(asyncio.Transport, _LingeringTransport(self.transport, self._close))
             if self.scope["http_version"] == "1.0":
-                self.cycle.send = partial(  # type: ignore[method-assign]
-                    _send_without_chunks, self.cycle, cast(Send, self.cycle.send)
-                )
+                send = partial(_send_without_chunks, self.cycle, cast(Send, self.cycle.send))
+                self.cycle.send = send  # type: ignore[method-assign]  # uvicorn makes the cycle itself
             self._unanswered.append(self.cycle)
             self.scope["state"]["write_now"] = partial(_write_now, self.cycle)
         if not self.pipeline:

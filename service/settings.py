@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ByteSize, Field, FiniteFloat, ValidationError, field_validator, model_validator
+from pydantic import ByteSize, Field, FiniteFloat, JsonValue, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliPositionalArg,
@@ -58,6 +58,9 @@ class Settings(BaseSettings):
     revision: str | None = Field(None, description="branch, tag or commit of a hub id")
     tokenizer: str | None = Field(None, description="folder or hub id of the tokenizer, if not the model's")
     chat_template: Path | None = Field(None, description="file with a chat template, if not the model's")
+    default_chat_template_kwargs: dict[str, JsonValue] = Field(
+        {}, description='variables of the chat template for requests that do not set them: {"enable_thinking": false}'
+    )
     served_model_name: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="names that clients may use, comma-separated; the first one is in the answers"
     )
@@ -259,6 +262,7 @@ class Settings(BaseSettings):
             max_requests_per_key=self.max_requests_per_key,
             allowed_origins=self.allowed_origins,
             strict_params=self.strict_params,
+            default_chat_template_kwargs=self.default_chat_template_kwargs,
             tool_call_parser=self.tool_call_parser,
             reasoning_parser=self.reasoning_parser,
             max_body_bytes=int(self.max_body_bytes),

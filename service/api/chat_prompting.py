@@ -14,7 +14,7 @@ from service.api.context import ApiContext
 from service.api.serving_state import ServedModel
 from service.api.token_budget import check_can_fit
 from service.api.tools import ToolUse, check_tools
-from service.errors import InvalidRequest
+from service.errors import InvalidRequest, UnsupportedParameter
 from service.protocol.chat import ChatPromptFields
 from service.text.chat_prompt import PromptOptions, encode_chat
 from service.text.chat_template import ChatTemplate, TemplateRefusal
@@ -23,6 +23,7 @@ TEMPLATE_OPTIONS = frozenset(
     {"enable_thinking", "thinking", "preserve_thinking", "reasoning_effort", "date_string", "builtin_tools"}
 )
 """What published templates offer to clients. Anything else could stand for a variable that is ours."""
+_THINKING_SWITCHES = ("enable_thinking", "thinking")
 _MAX_OPTION_CHARACTERS = 256
 
 
@@ -54,7 +55,11 @@ def check_chat(fields: ChatPromptFields, model: ServedModel, context: ApiContext
         raise InvalidRequest("continue_final_message: the last message has no text.", param="continue_final_message")
     options = PromptOptions(
         tools=tools.definitions,
-        template_options=_check_options(fields.chat_template_kwargs or {}),
+        template_options={
+            **context.config.default_chat_template_kwargs,
+            **_effort_options(fields.reasoning_effort, template),
+            **_check_options(fields.chat_template_kwargs or {}),
+        },
         add_generation_prompt=not continues and fields.add_generation_prompt is not False,
         continue_final_message=continues,
     )
@@ -80,6 +85,24 @@ async def chat_prompt_ids(
         raise InvalidRequest(
             f"The chat template refuses these messages: {str(error)[:200]}", param="messages"
         ) from error
+
+
+def _effort_options(effort: str | None, template: ChatTemplate) -> Mapping[str, object]:
+    """The template's own variable for OpenAI's reasoning_effort; one that only knows on and off gets that.
+
+    Refused where the template has neither, but for `none` to a model that does not think anyway.
+    """
+    if effort is None:
+        return {}
+    if template.takes("reasoning_effort"):
+        return {"reasoning_effort": effort}
+    switches = [name for name in _THINKING_SWITCHES if template.takes(name)]
+    if not switches and (effort != "none" or template.knows_reasoning):
+        raise UnsupportedParameter(
+            "reasoning_effort is not supported: this model's chat template has nothing to set by it.",
+            param="reasoning_effort",
+        )
+    return dict.fromkeys(switches, effort != "none")
 
 
 def _check_options(options: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from service.composition.default_seats import SEATS, default_seats
 from service.config import SchedulerConfig
 from service.core.clock import Clock
 from service.engine.calibration import calibrate
+from service.errors import ConfigError
 from service.metrics.recorder import Recorder
 from service.model_folder import resolve_model_folder
 from service.scheduler.iteration_time import IterationTime
@@ -55,6 +57,7 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock) -> Mo
     folder = resolve_model_folder(source.model, source.revision)
     text_folder = folder if source.tokenizer is None else resolve_model_folder(source.tokenizer, None, "tokenizer")
     template = load_chat_template(text_folder, source.chat_template)
+    _check_template_options(template, settings.default_chat_template_kwargs)
     device = choose_device(source.device)
     scheduler = settings.scheduler_config(
         default_seats(memory_bytes(device), *ModelSize.of(source, folder, device)) if device.type == "cuda" else SEATS,
@@ -81,6 +84,12 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock) -> Mo
         tokenizer = Tokenizer.from_folder(text_folder)
     cost = _make_cost(settings, loaded, scheduler, recorder, clock)
     return ModelParts(loaded, tokenizer, template, scheduler, cost)
+
+
+def _check_template_options(template: ChatTemplate | None, options: Mapping[str, object]) -> None:
+    for name in options:
+        if template is None or not template.takes(name):
+            raise ConfigError(f"default-chat-template-kwargs: the model's chat template does not ask for {name!r}")
 
 
 def _make_cost(

@@ -18,6 +18,8 @@ from service.text.tool_calls import ToolStyle, style_of_template
 
 Message = Mapping[str, object]
 
+_OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+
 
 class TemplateRefusal(HeadraceError):
     """The template cannot render these messages; the text of the error is the template's."""
@@ -51,6 +53,10 @@ class ChatTemplate:
     def knows_role(self, role: str) -> bool:
         """Whether the template speaks of this role by name."""
         return f"'{role}'" in self._source or f'"{role}"' in self._source
+
+    def takes(self, option: str) -> bool:
+        """Whether the template looks at a variable of this name that is not set by `render` itself."""
+        return option in self._variables and option not in _OWN_VARIABLES | self._special_tokens.keys()
 
     @property
     def knows_tools(self) -> bool:

@@ -7,10 +7,12 @@ import httpx
 import pytest
 
 from service.api.chat_prompting import TEMPLATE_OPTIONS
-from tests.api.running_server import RunningServer, Scene, running
+from service.config import ApiConfig
+from tests.api.running_server import MODEL, RunningServer, Scene, running
 from tests.api.wire import CHAT, chat, error_of
 from tests.text import tiny_tokenizers
 
+NO_THOUGHT = "assistant\n<think>\n\n</think>\n\n"
 NOW = {"type": "function", "function": {"name": "now"}}
 
 
@@ -36,6 +38,45 @@ def refusal(server: RunningServer, **fields: Any) -> dict[str, Any]:
 def test_chat_template_kwargs(able: RunningServer) -> None:
     body = chat("hi", chat_template_kwargs={"enable_thinking": False})
     assert prompt_of(able, body) == "user\nhi\nassistant\n<think>\n\n</think>\n\n"
+
+
+def test_the_server_may_set_defaults_of_the_template() -> None:
+    config = ApiConfig(served_model_names=(MODEL,), default_chat_template_kwargs={"enable_thinking": False})
+    with running(Scene(config=config, chat_template=tiny_tokenizers.TOOL_TEMPLATE)) as server:
+        assert prompt_of(server, chat("hi")).endswith(NO_THOUGHT)
+        asked = chat("hi", chat_template_kwargs={"enable_thinking": True})
+        assert prompt_of(server, asked) == "user\nhi\nassistant\n"
+        assert prompt_of(server, chat("hi", reasoning_effort="low")) == "user\nhi\nassistant\n<think>\n"
+
+
+@pytest.mark.parametrize(
+    ("effort", "ending"),
+    [
+        ("none", NO_THOUGHT),
+        ("minimal", "assistant\n<think>\n"),
+        ("high", "assistant\n<think>\n"),
+        (None, "assistant\n"),
+    ],
+)
+def test_reasoning_effort_sets_what_the_template_takes(able: RunningServer, effort: str | None, ending: str) -> None:
+    assert prompt_of(able, chat("hi", reasoning_effort=effort)).endswith(ending)
+
+
+def test_reasoning_effort_goes_to_a_template_that_names_it() -> None:
+    template = "{{ messages[0].content }} {{ reasoning_effort | default('medium') }}"
+    with running(Scene(chat_template=template)) as server:
+        assert prompt_of(server, chat("hi", reasoning_effort="high")) == "hi high"
+        assert prompt_of(server, chat("hi")) == "hi medium"
+        both = chat("hi", reasoning_effort="high", chat_template_kwargs={"reasoning_effort": "low"})
+        assert prompt_of(server, both) == "hi low"
+
+
+def test_a_reasoning_effort_that_nothing_heeds() -> None:
+    with running(Scene()) as server:
+        assert refusal(server, reasoning_effort="low")["code"] == "unsupported_parameter"
+        assert prompt_of(server, chat("hi", reasoning_effort="none"))
+    with running(Scene(chat_template="{{ messages[0].content }}<think>")) as server:
+        assert refusal(server, reasoning_effort="none")["param"] == "reasoning_effort"
 
 
 @pytest.mark.parametrize(

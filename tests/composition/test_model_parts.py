@@ -41,3 +41,9 @@ def test_predictors_are_timed_at_the_start_if_a_policy_asks_them_from_the_first_
 def test_a_folder_without_a_model_is_refused_by_name(tmp_path):
     with pytest.raises(ConfigError, match=r"config\.json"):
         load_model_parts(Settings(model=str(tmp_path), **SMALL), new_recorder(), MonotonicClock())
+
+
+def test_a_template_variable_that_the_model_does_not_ask_for_is_refused():
+    settings = Settings(default_chat_template_kwargs={"enable_thinkin": False}, **SMALL)
+    with pytest.raises(ConfigError, match="does not ask for 'enable_thinkin'"):
+        load_model_parts(settings, new_recorder(), MonotonicClock())

@@ -69,6 +69,7 @@ CHAT: dict[str, dict[str, Any]] = {
     "tools": {"tools": [TOOL], "tool_choice": "required", "max_tokens": 60},
     "tool_choice": {"tools": [TOOL], "tool_choice": "none"},
     "parallel_tool_calls": {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 60},
+    "reasoning_effort": {"reasoning_effort": "none"},
     "chat_template_kwargs": {"chat_template_kwargs": {"enable_thinking": False}},
     "add_generation_prompt": {"add_generation_prompt": False},
     "continue_final_message": {
