@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _FALLBACK_VOCAB_SIZE = 1000
 _LATE_MS = 10.0
+_RUN_EPILOG = "A key in OPENAI_API_KEY is sent. The last line is the result as JSON; progress goes to stderr."
 
 
 def main(argv: Sequence[str]) -> int:
@@ -38,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="headrace loadtest", description="Send a workload to an OpenAI-compatible server and measure it."
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_run(commands.add_parser("run", help="send load to a server and measure it"))
+    _add_run(commands.add_parser("run", help="send load to a server and measure it", epilog=_RUN_EPILOG))
     _add_trace(commands.add_parser("trace", help="write the trace of a workload"))
     _add_report(commands.add_parser("report", help="draw saved results as one HTML page"))
     workloads = commands.add_parser("workloads", help="list the workloads and their sources")
@@ -48,37 +49,50 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     server = parser.add_argument_group("server")
-    server.add_argument("--base-url", default="http://127.0.0.1:8000")
-    server.add_argument("--endpoint-type", choices=("openai", "openai-chat"), default="openai")
+    server.add_argument("--base-url", default="http://127.0.0.1:8000", help="default: http://127.0.0.1:8000")
+    server.add_argument(
+        "--endpoint-type",
+        choices=("openai", "openai-chat"),
+        default="openai",
+        help="openai (default): /v1/completions; openai-chat: /v1/chat/completions",
+    )
     server.add_argument("--backend", default="openai", help="name of the server's kind, for the result")
     server.add_argument("--label", help="name of this run, for the result")
     server.add_argument("--model", help="default: the first that the server lists")
     server.add_argument("--tokenizer", help="name of the tokenizer, for the result")
     server.add_argument("--vocab-size", type=int, help="bound of the prompts' token ids; default: the server's")
-    server.add_argument("--min-token-id", type=int, default=3, help="least token id in prompts")
+    server.add_argument("--min-token-id", type=int, default=3, help="least token id in prompts; default: 3")
     server.add_argument("--extra-body", type=json.loads, default={}, help="JSON laid over each body; null removes")
     server.add_argument("--no-ignore-eos", action="store_true", help="let the model end its answers")
     server.add_argument("--return-token-ids", action="store_true", help="ask for token ids in chunks")
-    server.add_argument("--timeout", type=float, default=600.0, help="seconds a request may take")
-    server.add_argument("--warmup", type=int, default=1, help="requests before the run, not counted")
+    server.add_argument("--timeout", type=float, default=600.0, help="seconds a request may take; default: 600")
+    server.add_argument("--warmup", type=int, default=1, help="requests before the run, not counted; default: 1")
     _add_workload_options(parser)
     load = parser.add_argument_group("load")
     load.add_argument("--max-concurrency", type=int, help="alone: closed loop of so many clients")
     load.add_argument("--processes", type=int, help="client processes; default: half of the cores")
     result = parser.add_argument_group("result")
-    result.add_argument("--goodput", nargs="+", default=[], metavar="NAME:MS", help="ttft:200 tpot:50 e2el:5000")
-    result.add_argument("--metric-percentiles", default="50,90,95,99")
+    result.add_argument(
+        "--goodput", nargs="+", default=[], metavar="NAME:MS", help="objectives, as ttft:200 tpot:50 e2el:5000"
+    )
+    result.add_argument("--metric-percentiles", default="50,90,95,99", help="default: 50,90,95,99")
     result.add_argument("--save", type=Path, metavar="FILE", help="write the full result as JSON")
     parser.set_defaults(command=_run)
 
 
 def _add_workload_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("workload and arrivals")
-    group.add_argument("--workload", default="orca", help="see `loadtest workloads`")
+    group.add_argument("--workload", default="orca", help="see `loadtest workloads`; default: orca")
     group.add_argument("--trace", type=Path, help="replay this .jsonl, .csv or ShareGPT .json instead")
     group.add_argument("--trace-speed", type=float, default=1.0, help="2 replays twice as fast")
-    group.add_argument("--num-prompts", "--num", type=int, dest="num_prompts", help="number of requests")
-    group.add_argument("--seed", type=int, default=0)
+    group.add_argument(
+        "--num-prompts",
+        "--num",
+        type=int,
+        dest="num_prompts",
+        help="number of requests; default: the workload's, or the whole trace",
+    )
+    group.add_argument("--seed", type=int, default=0, help="of lengths, prompts and arrivals; default: 0")
     group.add_argument("--request-rate", type=float, default=math.inf, help="requests/s; default inf: all at once")
     group.add_argument("--burstiness", type=float, default=1.0, help="gamma shape of the gaps; 1 is Poisson")
     group.add_argument(
@@ -260,7 +274,9 @@ def _warn(result: Mapping[str, Any], open_loop: bool) -> None:
         print(f"loadtest: {share:.0%} {words}", file=sys.stderr)
     lag = result["p99_schedule_lag_ms"]
     if open_loop and lag is not None and lag > _LATE_MS:
-        print(f"loadtest: the client sent late, p99 {lag:.0f} ms: use more --processes", file=sys.stderr)
+        print(
+            f"loadtest: the client sent late, p99 {lag:.0f} ms: use more --processes or quieter cores", file=sys.stderr
+        )
 
 
 def _trace(args: argparse.Namespace) -> int:

@@ -35,9 +35,10 @@ body { font: 15px/1.45 system-ui, sans-serif; color: var(--ink); background: var
 h1 { font-size: 1.5rem } h2 { font-size: 1.1rem; margin-top: 2rem }
 .scroll { overflow-x: auto } table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 th, td { padding: .25rem .8rem; text-align: right; border-bottom: 1px solid var(--grid); white-space: nowrap }
+th { white-space: normal; vertical-align: bottom }
 th:first-child, td:first-child { text-align: left } td small { color: var(--soft) }
 td small.better { color: var(--good) } td small.worse { color: var(--bad) }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); gap: 1rem }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(26rem, 100%), 1fr)); gap: 1rem }
 .plots > div { max-width: 38rem }
 .legend span { margin-right: 1.2rem; white-space: nowrap }
 .legend i { display: inline-block; width: .8rem; height: .8rem; border-radius: 2px; margin-right: .4rem }

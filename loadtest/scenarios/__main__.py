@@ -7,6 +7,7 @@ Without names all of them. Each is printed and written as it comes; the folder's
 import argparse
 import contextlib
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -95,12 +96,22 @@ def _time_limit(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+def _title(run: Callable[[Stage], Figure]) -> str:
+    """The first line of its file."""
+    return (sys.modules[run.__module__].__doc__ or "").splitlines()[0]
+
+
 def main() -> int:
     """The exit code is 1 if a scenario failed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(SCENARIOS)}")
-    parser.add_argument("--form", choices=("small", "full"), default="small", help="small: CPU, full: one GPU")
-    parser.add_argument("--out", type=Path, default=Path("figures"), help="folder to write to")
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.scenarios",
+        description=__doc__,
+        epilog="\n".join(["scenarios:", *(f"  {name:20} {_title(run)}" for name, run in SCENARIOS.items())]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="scenarios, see below; default: all")
+    parser.add_argument("--form", choices=("small", "full"), default="small", help="small (default): CPU; full: GPU")
+    parser.add_argument("--out", type=Path, default=Path("figures"), help="folder to write to; default: figures")
     parser.add_argument("--limit-s", type=float, default=0.0, help="seconds that a scenario may take; 0: no limit")
     args = parser.parse_args()
     unknown = [name for name in args.names if name not in SCENARIOS]
