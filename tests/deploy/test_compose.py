@@ -15,7 +15,9 @@ from service.http_server import LAST_WORDS_S
 from service.settings import Settings, read_settings
 from tests.deploy.deployment import COMPOSE, DEPLOY, PROMETHEUS, ROOT, environment_of_the_image, read_yaml, services
 
-SERVERS = ("headrace", "headrace-cpu")
+SERVERS = ("headrace", "headrace-cpu", "headrace-0", "headrace-1")
+REPLICAS = ("headrace-0", "headrace-1")
+OPEN = ("headrace", "headrace-cpu", "router")
 ENV_EXAMPLE = (DEPLOY / "env.example").read_text()
 DOT_ENV = dict(re.findall(r"^#? ?([A-Z_]+)=(.*)$", (ROOT / ".env").read_text(), re.MULTILINE))
 
@@ -40,31 +42,56 @@ def test_is_what_the_compose_specification_allows():
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize(("profile", "server"), [("gpu", "headrace"), ("cpu", "headrace-cpu")])
-def test_a_profile_starts_one_server_and_what_watches_it(profile: str, server: str):
-    started = {name for name, service in services().items() if profile in service.get("profiles", [profile])}
-    assert started == {server, "prometheus", "grafana"}
-    assert services()[server]["build"]["target"] == services()[server]["image"].partition(":")[2]
+def devices_of(service: dict[str, Any]) -> list[dict[str, Any]]:
+    return service["deploy"]["resources"]["reservations"]["devices"]
+
+
+@pytest.mark.parametrize(
+    ("profile", "started"),
+    [("gpu", {"headrace"}), ("cpu", {"headrace-cpu"}), ("scale", {*REPLICAS, "router"})],
+)
+def test_a_profile_starts_what_it_is_for_and_what_watches_it(profile: str, started: set[str]):
+    names = {name for name, service in services().items() if profile in service.get("profiles", [profile])}
+    assert names == started | {"prometheus", "grafana"}
+    for server in started - {"router"}:
+        assert services()[server]["build"]["target"] == services()[server]["image"].partition(":")[2]
+    assert len([name for name in started if "ports" in services()[name]]) == 1, "one of them is open to clients"
+
+
+def test_each_replica_has_a_gpu_of_its_own():
+    devices = [device for name in REPLICAS for device in devices_of(services()[name])]
+    assert [device["device_ids"] for device in devices] == [["0"], ["1"]]
+    assert all(device["capabilities"] == ["gpu"] for device in devices)
+
+
+def test_the_router_finds_the_replicas_and_asks_whether_they_are_ready():
+    text = (DEPLOY / "haproxy" / "haproxy.cfg").read_text()
+    assert volumes_of(services()["router"]) == {"/usr/local/etc/haproxy": "./deploy/haproxy"}
+    (most, host, port) = re.search(r"server-template \w+ (\d+) ([\w-]+):(\d+) check", text).groups()
+    assert int(most) >= len(REPLICAS)
+    assert all(services()[name]["networks"]["default"]["aliases"] == [host] for name in REPLICAS)
+    assert int(port) == int(services()[REPLICAS[0]]["environment"]["HEADRACE_PORT"])
+    assert f"bind :{port_of(services()['router'])}\n" in text
+    assert "option httpchk GET /ready\n" in text
+    assert "balance leastconn\n" in text
 
 
 def test_without_a_profile_it_is_the_gpu():
     assert DOT_ENV["COMPOSE_PROFILES"] == "gpu"
-    (device,) = services()["headrace"]["deploy"]["resources"]["reservations"]["devices"]
+    (device,) = devices_of(services()["headrace"])
     assert device["capabilities"] == ["gpu"]
     assert "deploy" not in services()["headrace-cpu"]
 
 
-def test_prometheus_finds_either_server_where_it_listens():
+def test_prometheus_finds_every_server_where_it_listens():
     (job,) = read_yaml(PROMETHEUS)["scrape_configs"]
-    ((target,),) = [config["targets"] for config in job["static_configs"]]
-    host, _, port = target.partition(":")
-    names = {"headrace", *services()["headrace-cpu"]["networks"]["default"]["aliases"]}
-    assert names == {host}, "the GPU's service has the name that the CPU's has for an alias"
-    ports = {port_of(services()[name]) for name in SERVERS}
+    (found,) = job["dns_sd_configs"]
+    aliases = {name: services()[name].get("networks", {"default": {"aliases": [name]}}) for name in SERVERS}
+    assert all(networks["default"]["aliases"] == found["names"] for networks in aliases.values())
+    ports = {port_of(services()[name]) for name in OPEN}
     ports |= {int(services()[name]["environment"]["HEADRACE_PORT"]) for name in SERVERS}
-    assert {*ports, int(environment_of_the_image()["HEADRACE_PORT"]), Settings.model_fields["port"].default} == {
-        int(port)
-    }
+    ports |= {int(environment_of_the_image()["HEADRACE_PORT"]), Settings.model_fields["port"].default}
+    assert ports == {found["port"]}
 
 
 def test_grafana_finds_prometheus():
@@ -114,7 +141,7 @@ def test_a_server_may_open_as_many_connections_as_it_takes(name: str):
     assert services()[name]["ulimits"]["nofile"] > 2 * Settings.model_fields["max_connections"].default
 
 
-@pytest.mark.parametrize("name", SERVERS)
+@pytest.mark.parametrize("name", OPEN)
 def test_ports_are_open_to_this_machine_only_unless_it_is_said(name: str):
     for service in (services()[name], services()["prometheus"], services()["grafana"]):
         assert all(entry.startswith("${BIND_ADDRESS:-127.0.0.1}:") for entry in service["ports"])
