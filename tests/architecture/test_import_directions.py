@@ -58,7 +58,7 @@ THIRD_PARTY = {
     "config_file": {"yaml"},
     "cli": set(),
     "http_server": {"uvicorn", "starlette"},
-    "http_protocol": {"uvicorn", "httptools", "orjson"},
+    "http_protocol": {"uvicorn", "httptools", "orjson", "starlette"},
     "model_folder": {"huggingface_hub"},
     "protocol": {"pydantic"},
     "text": {"tokenizers", "jinja2"},

@@ -26,7 +26,7 @@ SINGLE_FILES_OF_NO_ROW = {"__init__", "__main__", "cli", "daemon_thread", "error
 def as_written(default: object) -> str:
     if isinstance(default, bool):
         return "on" if default else "off"
-    if default in (None, ()):
+    if default in (None, (), {}):
         return ""
     if isinstance(default, int) and default >= 2**20 and default % 2**20 == 0:
         return f"{default // 2**30}GiB" if default % 2**30 == 0 else f"{default // 2**20}MiB"
