@@ -11,12 +11,11 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, cast
 
 import orjson
-from starlette.types import Message, Send
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
@@ -114,7 +113,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.cycle is not None:
             self.cycle.transport = cast(asyncio.Transport, _LingeringTransport(self.transport, self._close))
             if self.scope["http_version"] == "1.0":
-                send = partial(_send_without_chunks, self.cycle, cast(Send, self.cycle.send))
+                send = partial(_send_without_chunks, self.cycle, self.cycle.send)
                 self.cycle.send = send  # type: ignore[method-assign]  # uvicorn makes the cycle itself
             self._unanswered.append(self.cycle)
             self.scope["state"]["write_now"] = partial(_write_now, self.cycle)
@@ -258,7 +257,9 @@ def _write_now(cycle: RequestResponseCycle, piece: bytes) -> bool:
     return True
 
 
-async def _send_without_chunks(cycle: RequestResponseCycle, send: Send, message: Message) -> None:
+async def _send_without_chunks(
+    cycle: RequestResponseCycle, send: Callable[[Any], Awaitable[None]], message: Any
+) -> None:
     """`cycle.send` for an HTTP/1.0 client, which knows no chunks: the end of the connection ends a body without length.
 
     uvicorn writes chunks to everybody.
