@@ -1,26 +1,26 @@
-"""The HTTP app: a list of routes, middleware (pure ASGI, the outermost first) and error handlers."""
+"""The HTTP app: a list of routes, and middleware (pure ASGI, the outermost first)."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from service.api.bearer_auth import BearerAuth
 from service.api.body_limits import BodyLimits
 from service.api.chat_completions import ChatCompletions
 from service.api.completions import Completions
 from service.api.context import ApiContext
+from service.api.endpoint import Endpoint
 from service.api.error_barrier import ErrorBarrier
-from service.api.error_responses import error_response, from_starlette
 from service.api.health import Health
 from service.api.http_facts import HttpFacts
 from service.api.key_limit import KeyLimit
@@ -28,6 +28,7 @@ from service.api.metrics_endpoint import Metrics
 from service.api.models import Models
 from service.api.openapi import OpenApi
 from service.api.playground import Playground
+from service.api.random_ids import RandomIds
 from service.api.request_ids import RequestIds
 from service.api.serving_state import ServingState
 from service.api.text_pool import TextPool
@@ -53,10 +54,12 @@ def create_app(
     The app's lifespan ends its tokenizing threads and nothing else: it neither starts nor stops the engine.
     Streams are not ended at SIGTERM by this app: they end when the engine ends their requests.
     """
-    context = ApiContext(state, config, TextPool(config.tokenizer_threads, recorder.times), recorder, TraceStore())
+    context = ApiContext(
+        state, config, TextPool(config.tokenizer_threads, recorder.times), recorder, TraceStore(), RandomIds()
+    )
     routes = _routes(context, registry)
     templates = {route.endpoint: route.path for route in routes}
-    app = Starlette(
+    app = _App(
         routes=routes,
         middleware=[
             Middleware(RequestIds),
@@ -67,11 +70,20 @@ def create_app(
             *([] if config.max_requests_per_key is None else [Middleware(KeyLimit, most=config.max_requests_per_key)]),
             Middleware(BodyLimits, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s),
         ],
-        exception_handlers={HTTPException: _refuse_route},
         lifespan=lambda _: _lifespan(context),
     )
     app.router.redirect_slashes = False  # a redirect would be built from the client's Host header
     return app
+
+
+class _App(Starlette):
+    """Without the middlewares that Starlette puts around every app for its exceptions: `ErrorBarrier` does that."""
+
+    def build_middleware_stack(self) -> ASGIApp:
+        app: ASGIApp = self.router
+        for cls, args, kwargs in reversed(self.user_middleware):
+            app = cls(app, *args, **kwargs)
+        return app
 
 
 def _cross_origin(origins: Sequence[str]) -> list[Middleware]:
@@ -92,30 +104,27 @@ def _cross_origin(origins: Sequence[str]) -> list[Middleware]:
 def _routes(context: ApiContext, registry: CollectorRegistry) -> list[Route]:
     health, models, tokenize = Health(context), Models(context), Tokenize(context)
     return [
-        Route("/v1/completions", Completions(context).create, methods=["POST"]),
-        Route("/v1/chat/completions", ChatCompletions(context).create, methods=["POST"]),
-        Route("/v1/models", models.list),
-        Route("/v1/models/{model_id:path}", models.get),
-        Route("/health", health.health),
-        Route("/ready", health.ready),
-        Route("/metrics", Metrics(registry).get),
-        Route("/v1/requests/{request_id}/trace", Traces(context).get),
-        Route("/tokenize", tokenize.tokenize, methods=["POST"]),
-        Route("/detokenize", tokenize.detokenize, methods=["POST"]),
-        Route("/version", Version(context).get),
-        Route("/openapi.json", OpenApi(context.config).get),
-        Route("/", Playground().get),
+        _route("/v1/completions", Completions(context).create, "POST"),
+        _route("/v1/chat/completions", ChatCompletions(context).create, "POST"),
+        _route("/v1/models", models.list),
+        _route("/v1/models/{model_id:path}", models.get),
+        _route("/health", health.health),
+        _route("/ready", health.ready),
+        _route("/metrics", Metrics(registry).get),
+        _route("/v1/requests/{request_id}/trace", Traces(context).get),
+        _route("/tokenize", tokenize.tokenize, "POST"),
+        _route("/detokenize", tokenize.detokenize, "POST"),
+        _route("/version", Version(context).get),
+        _route("/openapi.json", OpenApi(context.config).get),
+        _route("/", Playground().get),
     ]
+
+
+def _route(path: str, answer: Callable[[Request], Awaitable[Response]], method: str = "GET") -> Route:
+    return Route(path, Endpoint(answer), methods=[method])
 
 
 @asynccontextmanager
 async def _lifespan(context: ApiContext) -> AsyncIterator[None]:
     yield
     context.texts.close()
-
-
-async def _refuse_route(http: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    response = error_response(from_starlette(error))
-    response.headers.update(error.headers or {})
-    return response

@@ -6,10 +6,10 @@ import hashlib
 import hmac
 from collections.abc import Sequence
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.api.http_only import http_only
+from service.api.request_headers import header_of
 from service.errors import AuthenticationFailed
 
 _OPEN_PATHS = frozenset({"/health", "/ready", "/"})
@@ -38,7 +38,7 @@ class BearerAuth:
     @http_only
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._name_of and scope["path"] not in self._open_paths:
-            scope.setdefault("state", {})["client"] = self._check(Headers(scope=scope).get("authorization", ""))
+            scope.setdefault("state", {})["client"] = self._check(header_of(scope, b"authorization"))
         await self._app(scope, receive, send)
 
     def _check(self, authorization: str) -> str:

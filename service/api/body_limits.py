@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.http_only import http_only
+from service.api.request_headers import header_of
 from service.errors import InvalidRequest, PayloadTooLarge
 
 
@@ -29,7 +29,7 @@ class BodyLimits:
 
     @http_only
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        length = Headers(scope=scope).get("content-length", "")
+        length = header_of(scope, b"content-length")
         body = _LimitedBody(receive, self._max_bytes, self._timeout_s)
         if length.isascii() and length.isdigit():
             body.check_size(int(length))

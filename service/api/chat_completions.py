@@ -58,7 +58,7 @@ class ChatCompletions:
         prompt = truncated(prompt_ids, call, model)
         thinking = self._reasoning(chat, prompt, model)
         form = await compile_form(output_form(chat.tools, call.form, model.tokenizer), model, thinking)
-        head = call_head(http, "chatcmpl", arrival_s)
+        head = call_head(self._context.ids, http, "chatcmpl", arrival_s)
         prompts = CallPrompts([prompt], "messages", num_logprobs=call.prompt_logprobs)
         generation = submit(self._context, model, call, prompts, head, form, self._output_maker(chat, thinking))
         make_call_id = partial(new_call_id, chat.tools.style)

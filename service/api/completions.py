@@ -45,7 +45,7 @@ class Completions:
         model.engine.check_accepts(len(prompts))
         prompt_ids = await self._prompt_ids(http, prompts, call, model)
         echo = bool(fields.echo)
-        head = call_head(http, "cmpl", arrival_s)
+        head = call_head(self._context.ids, http, "cmpl", arrival_s)
         to_submit = CallPrompts(prompt_ids, "prompt", _DEFAULT_MAX_TOKENS, _num_prompt_logprobs(call, echo))
         generation = submit(self._context, model, call, to_submit, head, await compile_form(call.form, model))
         echoes = _echoes(prompts, prompt_ids, call, model) if echo else None

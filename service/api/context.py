@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from service.api.random_ids import RandomIds
 from service.api.serving_state import ServingState
 from service.api.text_pool import TextPool
 from service.api.trace_store import TraceStore
@@ -18,3 +19,4 @@ class ApiContext:
     texts: TextPool
     recorder: Recorder
     traces: TraceStore
+    ids: RandomIds

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.disconnect import ClientGone
-from service.api.error_responses import error_response, internal_error, nobody_there
+from service.api.error_responses import error_response, from_starlette, internal_error, nobody_there
 from service.api.http_only import http_only
 from service.errors import RequestError
 from service.metrics.recorder import Recorder
@@ -36,6 +37,11 @@ class ErrorBarrier:
             await self._app(scope, receive, send_and_note)
         except (ClientDisconnect, ClientGone):  # before its body was complete, or its prompt read
             await nobody_there()(scope, receive, send)
+            return
+        except HTTPException as error:  # no such route, or not this method
+            response = error_response(from_starlette(error))
+            response.headers.update(error.headers or {})
+            await response(scope, receive, send)
             return
         except RequestError as error:
             refusal = error

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from service.api.large_json import LARGE_BYTES, parse_large
+from service.api.request_headers import header_of
 from service.api.text_pool import TextPool
 from service.errors import InvalidRequest, UnsupportedMediaType
 
@@ -19,10 +20,10 @@ async def read_json_object(http: Request, texts: TextPool) -> dict[str, Any]:
 
     An integer beyond 64 bits arrives as a float, which the wire shapes refuse where they want an integer.
     """
-    _check_content_type(http.headers.get("content-type", ""))
-    _check_not_encoded(http.headers.get("content-encoding", ""))
+    _check_content_type(header_of(http.scope, b"content-type"))
+    _check_not_encoded(header_of(http.scope, b"content-encoding"))
     try:
-        body = await http.body()
+        body = await _read(http)
         large = len(body) > LARGE_BYTES
         value = await texts.run(len(body), lambda: parse_large(body)) if large else orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -30,6 +31,18 @@ async def read_json_object(http: Request, texts: TextPool) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidRequest("The body must be a JSON object.")
     return value
+
+
+async def _read(http: Request) -> bytes:
+    """`Request.body`, at a third of its cost: nearly every body comes in one message."""
+    parts: list[bytes] = []
+    while True:
+        message = await http.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(parts)
 
 
 def _check_content_type(content_type: str) -> None:

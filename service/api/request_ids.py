@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-import secrets
 
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.http_only import http_only
+from service.api.random_ids import RandomIds
+from service.api.request_headers import header_of
+
+_FIT = re.compile(r"[A-Za-z0-9._\-]{1,64}")
 
 
 class RequestIds:
@@ -19,16 +21,17 @@ class RequestIds:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        self._ids = RandomIds()
 
     @http_only
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        given = Headers(scope=scope).get("x-request-id", "")
-        request_id = given if re.fullmatch(r"[A-Za-z0-9._\-]{1,64}", given) else secrets.token_hex(16)
+        given = header_of(scope, b"x-request-id")
+        request_id = given if _FIT.fullmatch(given) else self._ids.next()
         scope.setdefault("state", {})["request_id"] = request_id
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
             await send(message)
 
         await self._app(scope, receive, send_with_id)

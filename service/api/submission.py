@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable
 
@@ -13,15 +12,16 @@ from service.api.call_trace import CallTrace
 from service.api.context import ApiContext
 from service.api.generation import Generation
 from service.api.output_form import CompiledForm
+from service.api.random_ids import RandomIds
 from service.api.request_building import CallHead, CallPrompts, build_requests
 from service.api.serving_state import ServedModel
 from service.api.validation import CheckedCall
 from service.text.chat_output import ChatOutput
 
 
-def call_head(http: HttpRequest, prefix: str, arrival_s: float) -> CallHead:
+def call_head(ids: RandomIds, http: HttpRequest, prefix: str, arrival_s: float) -> CallHead:
     """A new id, and whose call it is. prefix: of the id, as OpenAI has one for each endpoint."""
-    return CallHead(f"{prefix}-{secrets.token_hex(16)}", int(time.time()), arrival_s, client_of(http.scope))
+    return CallHead(f"{prefix}-{ids.next()}", int(time.time()), arrival_s, client_of(http.scope))
 
 
 def submit(

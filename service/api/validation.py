@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypedDict
@@ -45,7 +45,7 @@ class Sampling:
 
     def seed_of_prompt(self) -> int:
         """The client's seed for each prompt, or a new one; with n - 1 added it is still an int64."""
-        return secrets.randbits(62) if self.seed is None else self.seed
+        return random.getrandbits(62) if self.seed is None else self.seed
 
 
 @dataclass(frozen=True, slots=True)

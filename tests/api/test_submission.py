@@ -8,6 +8,7 @@ import httpx
 import pytest
 from starlette.requests import Request as HttpRequest
 
+from service.api.random_ids import RandomIds
 from service.api.submission import call_head
 from service.config import ApiConfig
 from tests.api.running_server import MODEL, Scene, running
@@ -15,8 +16,8 @@ from tests.api.wire import CHAT, COMPLETIONS, chat, completion
 
 
 def test_every_call_has_an_id_of_its_own():
-    http = HttpRequest({"type": "http", "headers": []})
-    first, second = call_head(http, "cmpl", 1.5), call_head(http, "cmpl", 1.5)
+    ids, http = RandomIds(), HttpRequest({"type": "http", "headers": []})
+    first, second = call_head(ids, http, "cmpl", 1.5), call_head(ids, http, "cmpl", 1.5)
     assert first.call_id.startswith("cmpl-")
     assert first.call_id != second.call_id
     assert (first.arrival_s, first.client) == (1.5, "")
