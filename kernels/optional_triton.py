@@ -12,6 +12,7 @@ try:
     import triton
     import triton.language as tl
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+    from triton.tools.tensor_descriptor import TensorDescriptor
 except ModuleNotFoundError:
 
     class _NoTriton:
@@ -22,6 +23,6 @@ except ModuleNotFoundError:
             return function if function is not None else _NoTriton.jit
 
     triton, tl = _NoTriton, None
-    gdc_launch_dependents = gdc_wait = None
+    gdc_launch_dependents = gdc_wait = TensorDescriptor = None
 
-__all__ = ["gdc_launch_dependents", "gdc_wait", "tl", "triton"]
+__all__ = ["TensorDescriptor", "gdc_launch_dependents", "gdc_wait", "tl", "triton"]

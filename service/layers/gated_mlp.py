@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from torch import Tensor
 
+from kernels.gated_linear import gated_linear
 from kernels.gelu_and_mul import gelu_and_mul
 from kernels.silu_and_mul import silu_and_mul
 from service.layers.layer import Layer
@@ -24,7 +25,10 @@ _FUNCTIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = MappingProxyType(
 
 
 class GatedMlp(Layer):
-    """x [T, hidden_size] -> [T, hidden_size]. Any activation but relu, which no model gates with."""
+    """x [T, hidden_size] -> [T, hidden_size]. Any activation but relu, which no model gates with.
+
+    gated_rows: so many rows go through gated_linear (service/layers/gated_rows.py), which knows silu without biases.
+    """
 
     def __init__(
         self, hidden_size: int, intermediate_size: int, activation: Activation = "silu", *, bias: bool
@@ -32,7 +36,17 @@ class GatedMlp(Layer):
         super().__init__()
         self.gate_up = Linear(hidden_size, intermediate_size, intermediate_size, bias=bias)
         self.activate = _FUNCTIONS[activation]
+        self.is_silu = activation == "silu"
+        self.gated_rows = range(0)
         self.down = Linear(intermediate_size, hidden_size, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.activate(self.gate_up(x)))
+        return self.down(self.gate_by_kernel(x) if x.shape[0] in self.gated_rows else self.gate_plainly(x))
+
+    def gate_plainly(self, x: Tensor) -> Tensor:
+        """[T, intermediate_size]: all before `down`."""
+        return self.activate(self.gate_up(x))
+
+    def gate_by_kernel(self, x: Tensor) -> Tensor:
+        """The same, for up to MAX_ROWS of kernels/gated_linear.py."""
+        return gated_linear(x, self.gate_up.weight)

@@ -13,6 +13,8 @@ from kernels.skinny_linear import new_arrivals
 from service.layers.attention import AttentionInputs, LayerCache
 from service.layers.embedding import OutputHead
 from service.layers.few_rows import compile_skinny, most_skinny_rows
+from service.layers.gated_mlp import GatedMlp
+from service.layers.gated_rows import choose_gated_rows
 from service.layers.layer import Layer
 from service.layers.linear import Linear
 from service.layers.packed_weight import choose_one_row_way
@@ -71,6 +73,7 @@ class CausalLM(Layer, ABC):
                 module.build(num_positions, device)
         if device.type == "cuda":
             _choose_skinny_rows(linears, device)
+            choose_gated_rows([module for module in self.modules() if isinstance(module, GatedMlp)])
         packed = [linear.pack(keeps_plain) for linear in linears]
         choose_one_row_way([weight for weight in packed if weight is not None])
         self.settle()

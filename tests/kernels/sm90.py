@@ -12,6 +12,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int32: "i32", torch.int64: "i64"}
@@ -72,6 +73,8 @@ def _compile(launch: Launch) -> Any:
             signature[parameter.name], constants[(index,)] = "constexpr", value
             continue
         signature[parameter.name] = _type_of(value)
+        if isinstance(value, TensorDescriptor):
+            continue
         aligned = isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)
         if aligned and not (parameter.do_not_specialize or parameter.do_not_specialize_on_alignment):
             attributes[(index,)] = [["tt.divisibility", 16]]
@@ -99,4 +102,6 @@ def _spills_in_loops(sass: str) -> int:
 def _type_of(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return "*" + TYPES[value.dtype]
+    if isinstance(value, TensorDescriptor):
+        return f"tensordesc<{TYPES[value.base.dtype]}{list(value.block_shape)}>"
     return "fp32" if isinstance(value, float) else "i64" if abs(value) >= 2**31 else "i32"

@@ -8,6 +8,7 @@ import os
 import pytest
 import torch
 
+from kernels import gated_linear as gated
 from kernels import paged_attention_decode as decode
 from kernels import paged_attention_prefill as prefill
 from kernels import skinny_linear as skinny
@@ -113,3 +114,14 @@ def test_skinny_linear(num_rows, num_features, monkeypatch, tmp_path):
     skinny.skinny_linear_triton(x, weight, None, skinny.new_arrivals(num_features, x.device))
     compiled = compile_for_sm90(with_pdl(recorder.launches[0]), tmp_path)
     check(compiled)
+
+
+def test_gated_linear_copies_by_tiles_and_leaves_room_for_a_second_program(monkeypatch, tmp_path):
+    recorder = LaunchRecorder(gated._gated_linear_kernel)
+    monkeypatch.setattr(gated, "_gated_linear_kernel", recorder)
+    x, weight = (torch.empty(n, 4096, dtype=torch.bfloat16) for n in (128, 28672))
+    gated.gated_linear_triton(x, weight)
+    compiled = compile_for_sm90(with_pdl(recorder.launches[0]), tmp_path)
+    assert "wgmma.mma_async" in compiled.ptx and "cp.async.bulk.tensor" in compiled.ptx
+    assert compiled.spills_in_loops == 0
+    assert 2 * compiled.shared_bytes <= SHARED_MEMORY_BYTES
