@@ -11,6 +11,7 @@ usage: headrace COMMAND ...
 
 commands:
   serve [MODEL]     start the service (the model that comes with Headrace if MODEL is left out)
+  chat [URL]        chat with a running server, with batches of prompts behind the chat
   bench ...         measure a model or the kernels without HTTP, beside the device's limits
   loadtest ...      send a workload to an OpenAI-compatible server and report its latencies
 
@@ -28,6 +29,8 @@ def main(arguments: list[str] | None = None) -> int:
     match command:
         case "serve":
             return _serve(rest)
+        case "chat":
+            return _chat(rest)
         case "bench":
             return _bench(rest)
         case "loadtest":
@@ -56,6 +59,12 @@ def _serve(arguments: list[str]) -> int:
     from service.main import serve
 
     return serve(settings)
+
+
+def _chat(arguments: list[str]) -> int:
+    from service.chat_client.command import main as chat_main
+
+    return chat_main(arguments)
 
 
 def _bench(arguments: list[str]) -> int:

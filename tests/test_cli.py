@@ -15,6 +15,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]):
     assert main([]) == 0
     printed = capsys.readouterr().out
     assert "serve [MODEL]" in printed
+    assert "chat [URL]" in printed
     assert "loadtest" in printed
     assert "bench" in printed
 

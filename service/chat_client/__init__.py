@@ -1,0 +1,2 @@
+"""`headrace chat`: a terminal's client of a running server. Chat in the foreground, batches of prompts behind it, as
+FineInfer's command line has them. Speaks HTTP only and imports nothing of the server; standard library."""

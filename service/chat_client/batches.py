@@ -1,0 +1,71 @@
+"""Batches that run behind the chat, until the user asks for their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from service.chat_client.batch_input import BatchItem
+from service.chat_client.server import ServerFault
+
+MAX_CALLS = 16
+"""At a time, of all batches together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """number: counts from 1."""
+
+    number: int
+    items: Sequence[BatchItem]
+    answers: Sequence[Future[str]]
+
+    @property
+    def is_done(self) -> bool:
+        return all(answer.done() for answer in self.answers)
+
+
+class Batches:
+    """answer(item): makes one call, in a thread of the pool. Everything else belongs to the user's thread."""
+
+    def __init__(self, answer: Callable[[BatchItem], str]) -> None:
+        self._answer = answer
+        self._pool = ThreadPoolExecutor(MAX_CALLS, thread_name_prefix="batch")
+        self._num_started = 0
+        self._waiting: list[Batch] = []
+        self._told: set[int] = set()
+
+    def start(self, items: Sequence[BatchItem]) -> Batch:
+        self._num_started += 1
+        batch = Batch(self._num_started, items, [self._pool.submit(self._answer, item) for item in items])
+        self._waiting.append(batch)
+        return batch
+
+    def newly_done(self) -> list[int]:
+        """Numbers of the batches that have come to an end since the last call, and whose answers still wait."""
+        done = [batch.number for batch in self._waiting if batch.is_done and batch.number not in self._told]
+        self._told.update(done)
+        return done
+
+    def take_done(self) -> list[Batch]:
+        """The batches that have come to an end; their answers are given out once."""
+        done = [batch for batch in self._waiting if batch.is_done]
+        self._waiting = [batch for batch in self._waiting if batch not in done]
+        return done
+
+    @property
+    def num_running(self) -> int:
+        return sum(not batch.is_done for batch in self._waiting)
+
+    def close(self) -> None:
+        """Calls that have not begun are dropped; those that have are waited for."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def answer_or_fault(answer: Future[str]) -> str:
+    """What a call of a batch that is done came to, as text for the user."""
+    try:
+        return answer.result()
+    except ServerFault as fault:
+        return f"(failed: {fault})"

@@ -1,0 +1,87 @@
+"""A running OpenAI-compatible server, as the chat client calls it: a connection for each call, standard library."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+_CONNECT_S = 10.0
+
+
+class ServerFault(Exception):
+    """A call failed; the message is for the user. param: the field at fault, if the server names one."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class Server:
+    """url: `http://host:port`, with or without `/v1`. Any thread; every method raises ServerFault."""
+
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        parts = urlsplit(url if "//" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ServerFault(f"{url!r} is not the address of a server, such as http://127.0.0.1:8000")
+        self._connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._address = parts.hostname, parts.port
+        self._root = parts.path.rstrip("/").removesuffix("/v1")
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+
+    def model_names(self) -> list[str]:
+        with self._call("GET", "/v1/models") as answer:
+            return [card["id"] for card in json.load(answer)["data"]]
+
+    def complete_chat(self, request: Mapping[str, Any]) -> str:
+        """The text of the answer to a chat request, once it is whole."""
+        with self._call("POST", "/v1/chat/completions", request) as answer:
+            return str(json.load(answer)["choices"][0]["message"]["content"] or "")
+
+    def stream_chat(self, request: Mapping[str, Any]) -> Generator[str, None, None]:
+        """The answer's text piece by piece. To close the iterator is to stop the answer."""
+        with self._call("POST", "/v1/chat/completions", {**request, "stream": True}) as answer:
+            for line in answer:
+                data = line.strip().removeprefix(b"data: ")
+                if data.startswith(b"{"):
+                    yield _text_of(json.loads(data))
+
+    @contextmanager
+    def _call(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None
+    ) -> Iterator[http.client.HTTPResponse]:
+        connection = self._connect(*self._address, timeout=_CONNECT_S)
+        try:
+            connection.connect()
+            connection.sock.settimeout(None)  # an answer may take as long as it likes
+            text = None if body is None else json.dumps(body)
+            connection.request(method, self._root + path, text, self._headers)
+            answer = connection.getresponse()
+            if answer.status != http.client.OK:
+                raise _fault(answer)
+            yield answer
+        except (OSError, http.client.HTTPException) as fault:
+            raise ServerFault(
+                f"the server at {self._address[0]}:{self._address[1]} does not answer: {fault}"
+            ) from fault
+        finally:
+            connection.close()
+
+
+def _text_of(chunk: Mapping[str, Any]) -> str:
+    if "error" in chunk:
+        raise ServerFault(chunk["error"]["message"], chunk["error"].get("param"))
+    return "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
+
+
+def _fault(answer: http.client.HTTPResponse) -> ServerFault:
+    try:
+        error = json.load(answer)["error"]
+        return ServerFault(error["message"], error.get("param"))
+    except (ValueError, LookupError, TypeError):
+        return ServerFault(f"the server answered {answer.status} {answer.reason}")
