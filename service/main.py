@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Coroutine, Iterator
 from contextlib import ExitStack
 
 import uvloop
@@ -32,6 +33,7 @@ from service.metrics.event_loop_lag import watch_event_loop
 from service.metrics.host_seconds import HostSeconds
 from service.metrics.instruments import Instruments
 from service.metrics.live_gauges import LiveGauges
+from service.metrics.load_log import LoadLog, log_load
 from service.metrics.recorder import Recorder
 from service.metrics.vllm_names import VllmNames
 from service.settings import Settings
@@ -82,7 +84,8 @@ class _Service:
         self._engine: AsyncEngine | None = None
         self._watchdog: asyncio.Task[None] | None = None
         self._registry = CollectorRegistry()
-        self._recorder = self._make_recorder()
+        self._instruments = Instruments(self._registry)
+        self._recorder = self._make_recorder(self._instruments)
         self._state = ServingState()
         app = create_app(
             self._state,
@@ -99,7 +102,7 @@ class _Service:
         serving = asyncio.create_task(self._server.serve_forever())
         serving.add_done_callback(lambda _: self._on_server_end())
         loading = asyncio.create_task(self._load())
-        watching = asyncio.create_task(watch_event_loop(self._recorder))
+        watching = [asyncio.create_task(work) for work in self._watch()]
         ending = asyncio.create_task(self._shutdown.requested())
         await asyncio.wait({loading, ending}, return_when=asyncio.FIRST_COMPLETED)
         try:
@@ -112,7 +115,8 @@ class _Service:
             await self._drain()
             self._server.finish()
             await asyncio.wait({serving})
-            watching.cancel()
+            for task in watching:
+                task.cancel()
             if self._settings.profile_host:
                 print(self._host_profile(), file=sys.stderr, flush=True)
         return int(self._shutdown.status)
@@ -155,6 +159,11 @@ class _Service:
             draining.cancel()
             await self._engine.drain(0.0)
 
+    def _watch(self) -> Iterator[Coroutine[None, None, None]]:
+        yield watch_event_loop(self._recorder)
+        if self._settings.log_load_every:
+            yield log_load(LoadLog(self._instruments, self._snapshot), self._settings.log_load_every)
+
     def _on_server_end(self) -> None:
         if not (self._shutdown.is_requested or self._server.should_exit):
             self._shutdown.fail("the HTTP server has stopped")
@@ -169,8 +178,7 @@ class _Service:
         self._engine.give_up(ServerError("the engine hangs"))
         self._shutdown.fail(f"an iteration has not come to an end for {seconds:.0f} s")
 
-    def _make_recorder(self) -> Recorder:
-        instruments = Instruments(self._registry)
+    def _make_recorder(self, instruments: Instruments) -> Recorder:
         recorder = Recorder(instruments)
         self._registry.register(HostSeconds(recorder.times))
         self._registry.register(LiveGauges(self._snapshot))

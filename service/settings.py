@@ -106,6 +106,9 @@ class Settings(BaseSettings):
         description="seconds of an iteration after which the process ends itself (60 on a GPU, 600 on a CPU)",
     )
     access_log: bool = Field(False, description="log a line per request")
+    log_load_every: FiniteFloat = Field(
+        10.0, ge=0, description="seconds between lines that tell the load, while there is any; 0: none"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe level logged")
 
     max_num_seqs: int | None = Field(

@@ -134,11 +134,12 @@ def wait_for_first(lines: list[str]) -> None:
 
 
 def test_sigterm_lets_running_requests_finish(folder: Path):
-    with start(folder) as server:
+    with start(folder, "--log-load-every", "0.01") as server:
         lines: list[str] = []
         reader = threading.Thread(target=read_stream, args=(server.url, lines, 300))
         reader.start()
         wait_for_first(lines)
+        assert server.wait_for_line("1 requests running, 0 waiting")
         server.terminate()
         assert server.wait(30) == 0
         reader.join(10)

@@ -1,0 +1,83 @@
+"""A line of the log every few seconds while there is work: what an operator looks for first."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+
+from prometheus_client import Counter
+
+from service.core.stats import EngineSnapshot
+from service.metrics.instruments import Instruments
+from service.metrics.live_gauges import ReadSnapshot, kv_usage
+
+_logger = logging.getLogger("headrace")
+
+
+@dataclass(frozen=True, slots=True)
+class _Totals:
+    """Since the start."""
+
+    prompt_tokens: float
+    queried_tokens: float
+    hit_tokens: float
+    generated_tokens: float
+    preemptions: float
+    refusals: float
+
+
+class LoadLog:
+    """Tells what happened since it was last asked. One thread."""
+
+    def __init__(self, instruments: Instruments, read_snapshot: ReadSnapshot) -> None:
+        self._instruments = instruments
+        self._read_snapshot = read_snapshot
+        self._before = self._totals()
+
+    def line(self, seconds: float) -> str | None:
+        """The load of the last `seconds`; None if there was none and nothing was refused."""
+        before, now = self._before, self._totals()
+        snapshot = self._read_snapshot() or EngineSnapshot()
+        if now == before and not (snapshot.num_running or snapshot.num_waiting):
+            return None
+        self._before = now
+        queried = now.queried_tokens - before.queried_tokens
+        cached = (now.hit_tokens - before.hit_tokens) / queried if queried else 0.0
+        return (
+            f"{snapshot.num_running} requests running, {snapshot.num_waiting} waiting"
+            f" ({snapshot.num_swapped} swapped), KV cache {kv_usage(snapshot):.0%} used;"
+            f" tokens a second: {(now.prompt_tokens - before.prompt_tokens) / seconds:.0f} of prompts"
+            f" ({cached:.0%} cached), {(now.generated_tokens - before.generated_tokens) / seconds:.0f} generated;"
+            f" {now.preemptions - before.preemptions:.0f} preemptions, {now.refusals - before.refusals:.0f} refusals"
+        )
+
+    def _totals(self) -> _Totals:
+        of = self._instruments
+        return _Totals(
+            prompt_tokens=_total(of.tokens, kind="prompt"),
+            queried_tokens=_total(of.prefix_queried_tokens),
+            hit_tokens=_total(of.prefix_hit_tokens),
+            generated_tokens=_total(of.tokens, kind="generated"),
+            preemptions=_total(of.preemptions),
+            refusals=_total(of.rejections),
+        )
+
+
+async def log_load(load: LoadLog, every_s: float) -> None:
+    """Log the line every so often, while it says something; until cancelled."""
+    logged_s = time.monotonic()
+    while True:
+        await asyncio.sleep(every_s)
+        now_s = time.monotonic()
+        line = load.line(now_s - logged_s)
+        logged_s = now_s
+        if line is not None:
+            _logger.info("%s", line)
+
+
+def _total(counter: Counter, **labels: str) -> float:
+    """The sum over all children whose labels are these."""
+    samples = [sample for metric in counter.collect() for sample in metric.samples]
+    return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
