@@ -8,6 +8,7 @@ themselves as always. Hopper and later; elsewhere, and in the interpreter, nothi
 
 Before the call, after `start_dependents(PDL)`, a kernel may read what was complete before the last kernel that was
 launched without this, or the last copy, began: weights, or lengths that a copy brings.
+Arithmetic between the two, as for addresses, is hidden too.
 Several of our kernels may stand waiting at once, so one further back in the same row may not have run yet.
 
 Asking for weights, or for keys and values, before the wait (to L2, by cp.async.bulk.prefetch, prefetch or plain loads)

@@ -7,7 +7,7 @@ Tensors (M <= 64 rows, N output features, K input features):
     weight    [N, K]  like x, contiguous, as torch keeps it
     bias      [N]     like x, contiguous; None for none
     arrivals  [A]     of `new_arrivals` for N features or more, for the kernel: how many parts of a strip are done. Zero
-                      between launches, so for one stream at a time. None: more than 16 rows take longer
+                      between launches, so for one stream at a time. None: K is not split
     returns   [M, N]  like x, contiguous, new
 
 Rounding: fp32 products (never tf32) and sums, rounded once at the end. A row's result does not depend on the other
@@ -15,24 +15,29 @@ rows, nor on their number up to 16, nor from 17 to 64. Offsets are int64. M may 
 
 A program computes a strip of output features. Up to 16 rows it takes the whole of K, so nothing has to be merged, and
 all programs of a launch are resident at once where N allows it: then memory sees equal streams from all of them to the
-end. With more rows x is worth reading seldom, so strips are wide, and where there are few of them K is split; whoever
+end. With more rows x is worth reading seldom, so strips are wide. Where there are few strips, K is split; whoever
 finishes a strip's last part merges them.
+
+Projections that do more in their launch are made of the same parts: kernels/linear_add_norm.py, norm_linear.py.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import no_type_check
+from typing import Any, no_type_check
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.dependent_launch import dependent_launch, wait_for_inputs
+from kernels.dependent_launch import dependent_launch, start_dependents, wait_for_inputs
 from kernels.optional_triton import tl, triton
 
 FEW_ROWS, MAX_ROWS = 16, 64
 _MIN_BLOCK_N = 32
+_MAX_REGISTERS = 255
+"""Said, so that the compiler takes what it needs. Left to itself it spares registers, and gives all copies of a loop's
+turn one for their addresses, so that each waits for the one before: Llama-8B's down projection takes 4 us more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,7 @@ class SkinnyConfig:
     num_splits: int = 1
 
 
-def skinny_config(num_rows: int, num_features: int) -> SkinnyConfig:
+def skinny_config(num_rows: int, num_features: int, size: int) -> SkinnyConfig:
     """Best of 23 on one H200 (torch 2.11, triton 3.6) at Llama-8B's shapes, TB/s of weights for 1 and 16 rows, beside
     cuBLAS's: qkv 3.40, 3.30 (3.03, 3.14); output 2.85, 2.82 (2.67, 2.66); gate_up 4.16, 4.06 (4.10, 3.79); down 3.85,
     3.79 (3.77, 3.66); head 4.44, 4.34 (4.26, 4.17).
@@ -55,16 +60,24 @@ def skinny_config(num_rows: int, num_features: int) -> SkinnyConfig:
     For 64 rows the best of 11, us beside cuBLAS's: qkv 17.0 (16.2), output 11.8 (11.9), gate_up 62.0 (62.9), down 33.1
     (36.3), head 263 (283). Strips of 128 take 66 for gate_up, of 32 take 26, 26 and 83 for qkv, output and down; more
     splits cost 3 to 8 us each time.
+
+    With 1024 features, as Qwen3-0.6B's output and down have them, there are too few strips: K in 4 parts takes 4.2 and
+    4.9 us, whole 5.3 and 6.9, in 8 parts 6.2 and 7.4 (1 row); for 64 rows 6.0 and 6.8, in 2 parts 6.7 and 8.0, in 8 7.2
+    and 7.7. Parts of a K of 1024 are too short: its qkv takes 5.6 us whole, 6.1 in 2 (64 rows).
     """
     if num_rows > FEW_ROWS:
+        if num_features <= 2048:
+            return SkinnyConfig(64, 128, num_warps=4, num_stages=4, num_splits=4)
         if num_features <= 4608:
-            return SkinnyConfig(64, 128, num_warps=4, num_stages=4, num_splits=2)
+            return SkinnyConfig(64, 128, num_warps=4, num_stages=4, num_splits=2 if size > 2048 else 1)
         if num_features <= 12288:
             return SkinnyConfig(64, 128, num_warps=4, num_stages=4)
         if num_features <= 65536:
             return SkinnyConfig(64, 128, num_warps=4, num_stages=3)
         return SkinnyConfig(128, 64, num_warps=4, num_stages=4)
-    if num_features <= 4608:
+    if num_features <= 2048:
+        return SkinnyConfig(32, 256, num_warps=2, num_stages=6, num_splits=4)
+    if num_features <= 4608 and size > 2048:
         return SkinnyConfig(32, 256, num_warps=2, num_stages=6)
     if num_features <= 12288:
         return SkinnyConfig(64, 256, num_warps=4, num_stages=4)
@@ -83,6 +96,72 @@ def skinny_linear_reference(
     return F.linear(x, weight, bias)
 
 
+@triton.jit
+@no_type_check
+def tile_ptrs(ptr, row, stride_row, BLOCK_K: tl.constexpr):
+    """[rows, BLOCK_K]: the first tile of these rows. Before the wait for inputs, which then hides the arithmetic."""
+    return ptr + row.to(tl.int64)[:, None] * stride_row + tl.arange(0, BLOCK_K)[None, :]
+
+
+@triton.jit
+@no_type_check
+def skinny_product(weight_ptrs, x_ptrs, is_feature, is_row, size, SPLITS: tl.constexpr, NUM_STAGES: tl.constexpr):
+    """[BLOCK_N, BLOCK_M] fp32: these rows of the weight times these of x, over the split's part of K. The weight is the
+    product's left side: it has the full tiles."""
+    BLOCK_N: tl.constexpr = weight_ptrs.shape[0]
+    BLOCK_M: tl.constexpr = x_ptrs.shape[0]
+    BLOCK_K: tl.constexpr = x_ptrs.shape[1]
+    split = tl.program_id(1)
+    k = tl.arange(0, BLOCK_K)
+    begin, end = 0, size
+    if SPLITS > 1:
+        num_tiles = tl.cdiv(size, BLOCK_K)
+        begin = split * num_tiles // SPLITS * BLOCK_K
+        end = tl.minimum((split + 1) * num_tiles // SPLITS * BLOCK_K, size)
+    acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    for start in tl.range(begin, end, BLOCK_K, num_stages=NUM_STAGES):
+        is_k = (start + k < size)[None, :]
+        weight = tl.load(weight_ptrs + start, mask=is_feature[:, None] & is_k, other=0.0)
+        x = tl.load(x_ptrs + start, mask=is_row[:, None] & is_k, other=0.0)
+        acc = tl.dot(weight, tl.trans(x), acc, input_precision="ieee")
+    return acc
+
+
+@triton.jit
+@no_type_check
+def is_last_part(part, partial_ptr, arrivals_ptr, weight_row, is_feature, num_features, SPLITS: tl.constexpr):
+    """Keeps the split's part of a strip; whether it was the last to come, so that this program merges them all."""
+    BLOCK_M: tl.constexpr = part.shape[1]
+    strip, split = tl.program_id(0), tl.program_id(1)
+    part_ptrs = partial_ptr + (split * num_features + weight_row)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
+    tl.store(part_ptrs, part, mask=is_feature[:, None])
+    tl.debug_barrier()  # the count is one thread's: it must come after every thread's stores
+    is_last = tl.atomic_add(arrivals_ptr + strip, 1, sem="acq_rel") == SPLITS - 1
+    tl.store(arrivals_ptr + strip, 0, mask=is_last)
+    return is_last
+
+
+@triton.jit
+@no_type_check
+def merged_parts(
+    partial_ptr,
+    weight_row,
+    is_feature,
+    num_features,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """[BLOCK_N, BLOCK_M] fp32: the sum of a strip's parts, for whom `is_last_part` found them all there."""
+    part_ptrs = partial_ptr + weight_row[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
+    acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    for split in tl.static_range(SPLITS):
+        # .cg: from L2, where the other programs' stores are
+        next_ptrs = part_ptrs + split * num_features * BLOCK_M
+        acc += tl.load(next_ptrs, mask=is_feature[:, None], other=0.0, cache_modifier=".cg")
+    return acc
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 @no_type_check
 def _skinny_linear_kernel(
@@ -90,7 +169,7 @@ def _skinny_linear_kernel(
     weight_ptr,
     bias_ptr,
     arrivals_ptr,
-    partial_ptr,  # [SPLITS, N, BLOCK_M] fp32: what each split gives
+    partial_ptr,
     out_ptr,
     num_rows,
     num_features,
@@ -104,46 +183,70 @@ def _skinny_linear_kernel(
     NUM_STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (strip, split): BLOCK_N output features of all rows. The weight is the product's left side: it has the
-    full tiles."""
-    wait_for_inputs(PDL)
-    strip = tl.program_id(0)
-    split = tl.program_id(1)
-    feature = strip * BLOCK_N + tl.arange(0, BLOCK_N)
+    """Program (strip, split): BLOCK_N output features of all rows."""
+    start_dependents(PDL)
+    feature = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     row = tl.arange(0, BLOCK_M)
-    k = tl.arange(0, BLOCK_K)
     is_feature, is_row = feature < num_features, row < num_rows
-    weight_row_ptrs = weight_ptr + feature.to(tl.int64)[:, None] * size
-    begin, end = 0, size
+    weight_ptrs = tile_ptrs(weight_ptr, feature, size, BLOCK_K)
+    x_ptrs = tile_ptrs(x_ptr, row, x_stride_row, BLOCK_K)
+    wait_for_inputs(PDL)
+    acc = skinny_product(weight_ptrs, x_ptrs, is_feature, is_row, size, SPLITS, NUM_STAGES)
     if SPLITS > 1:
-        num_tiles = tl.cdiv(size, BLOCK_K)
-        begin = split * num_tiles // SPLITS * BLOCK_K
-        end = tl.minimum((split + 1) * num_tiles // SPLITS * BLOCK_K, size)
-    weight_ptrs = weight_row_ptrs + k[None, :]
-    x_ptrs = x_ptr + row.to(tl.int64)[:, None] * x_stride_row + k[None, :]
-    acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    for start in tl.range(begin, end, BLOCK_K, num_stages=NUM_STAGES):
-        is_k = (start + k < size)[None, :]
-        weight = tl.load(weight_ptrs + start, mask=is_feature[:, None] & is_k, other=0.0)
-        x = tl.load(x_ptrs + start, mask=is_row[:, None] & is_k, other=0.0)
-        acc = tl.dot(weight, tl.trans(x), acc, input_precision="ieee")
-
-    if SPLITS > 1:
-        own_ptrs = partial_ptr + feature[:, None] * BLOCK_M + row[None, :]
-        next_split = num_features * BLOCK_M
-        tl.store(own_ptrs + split * next_split, acc, mask=is_feature[:, None])
-        tl.debug_barrier()  # the count is one thread's: it must come after every thread's stores
-        if tl.atomic_add(arrivals_ptr + strip, 1, sem="acq_rel") != SPLITS - 1:
+        if not is_last_part(acc, partial_ptr, arrivals_ptr, feature, is_feature, num_features, SPLITS):
             return
-        tl.store(arrivals_ptr + strip, 0)
-        acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-        for part in tl.static_range(SPLITS):
-            # .cg: from L2, where the other programs' stores are
-            acc += tl.load(own_ptrs + part * next_split, mask=is_feature[:, None], other=0.0, cache_modifier=".cg")
+        acc = merged_parts(partial_ptr, feature, is_feature, num_features, BLOCK_M, BLOCK_N, SPLITS)
     if HAS_BIAS:
         acc += tl.load(bias_ptr + feature, mask=is_feature, other=0.0).to(tl.float32)[:, None]
     out_ptrs = out_ptr + row.to(tl.int64)[None, :] * num_features + feature[:, None]
     tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=is_feature[:, None] & is_row[None, :])
+
+
+@dataclass(frozen=True, slots=True)
+class SkinnyLaunch:
+    """How the kernels around `skinny_product` are launched. partial [splits, N, BLOCK_M] fp32: what each split gives;
+    that and `arrivals` stand for any tensor where K is not split. constants: the kernel's, num_warps and PDL."""
+
+    grid: tuple[int, int]
+    arrivals: Tensor
+    partial: Tensor
+    block_m: int
+    constants: dict[str, Any]
+
+
+def skinny_launch(x: Tensor, weight: Tensor, arrivals: Tensor | None, config: SkinnyConfig | None) -> SkinnyLaunch:
+    """x [M, K], M above 0, and weight [N, K], both checked; None takes the table's config."""
+    num_rows, num_features = x.shape[0], weight.shape[0]
+    config = config or skinny_config(num_rows, *weight.shape)
+    block_m = FEW_ROWS if num_rows <= FEW_ROWS else MAX_ROWS
+    num_strips = triton.cdiv(num_features, config.block_n)
+    num_splits = 1 if arrivals is None else config.num_splits
+    partial = x
+    if num_splits > 1:
+        assert arrivals is not None and arrivals.dtype == torch.int32 and arrivals.shape[0] >= num_strips
+        assert num_splits * num_features * block_m < 2**31
+        partial = torch.empty((num_splits, num_features, block_m), dtype=torch.float32, device=x.device)
+    constants = {
+        "BLOCK_M": block_m,
+        "BLOCK_N": config.block_n,
+        "BLOCK_K": config.block_k * 2 // x.dtype.itemsize,
+        "SPLITS": num_splits,
+        "NUM_STAGES": config.num_stages,
+        "num_warps": config.num_warps,
+        "maxnreg": _MAX_REGISTERS,
+        **dependent_launch(x.device),
+    }
+    return SkinnyLaunch((num_strips, num_splits), x if arrivals is None else arrivals, partial, block_m, constants)
+
+
+def check_skinny(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """That these tensors are what the contract says."""
+    num_rows, size = x.shape
+    num_features = weight.shape[0]
+    assert num_rows <= MAX_ROWS and (x.stride(-1) == 1 or not num_rows)
+    assert weight.is_contiguous() and weight.shape[1] == size
+    assert x.dtype == weight.dtype and x.dtype in (torch.bfloat16, torch.float32)
+    assert bias is None or (bias.shape == (num_features,) and bias.dtype == x.dtype and bias.is_contiguous())
 
 
 def skinny_linear_triton(
@@ -154,46 +257,24 @@ def skinny_linear_triton(
     config: SkinnyConfig | None = None,
 ) -> Tensor:
     """On CUDA tensors, or on any in Triton's interpreter. `config` is for measuring: None takes the table's."""
-    num_rows, size = x.shape
-    num_features = weight.shape[0]
-    assert (
-        num_rows <= MAX_ROWS
-        and (x.stride(-1) == 1 or not num_rows)
-        and weight.is_contiguous()
-        and weight.shape[1] == size
-    )
-    assert x.dtype == weight.dtype and x.dtype in (torch.bfloat16, torch.float32)
-    assert bias is None or (bias.shape == (num_features,) and bias.dtype == x.dtype and bias.is_contiguous())
+    check_skinny(x, weight, bias)
+    num_rows, num_features = x.shape[0], weight.shape[0]
     out = torch.empty((num_rows, num_features), dtype=x.dtype, device=x.device)
     if out.numel():
-        config = config or skinny_config(num_rows, num_features)
-        block_m = FEW_ROWS if num_rows <= FEW_ROWS else MAX_ROWS
-        num_strips = triton.cdiv(num_features, config.block_n)
-        num_splits = 1 if arrivals is None else config.num_splits
-        partial = out
-        if num_splits > 1:
-            assert arrivals is not None and arrivals.dtype == torch.int32 and arrivals.shape[0] >= num_strips
-            assert num_splits * num_features * block_m < 2**31
-            partial = torch.empty((num_splits, num_features, block_m), dtype=torch.float32, device=x.device)
-        _skinny_linear_kernel[(num_strips, num_splits)](
+        launch = skinny_launch(x, weight, arrivals, config)
+        _skinny_linear_kernel[launch.grid](
             x,
             weight,
             weight if bias is None else bias,
-            out if arrivals is None else arrivals,
-            partial,
+            launch.arrivals,
+            launch.partial,
             out,
             num_rows,
             num_features,
-            size,
+            x.shape[1],
             x.stride(0),
             HAS_BIAS=bias is not None,
-            BLOCK_M=block_m,
-            BLOCK_N=config.block_n,
-            BLOCK_K=config.block_k * 2 // x.dtype.itemsize,
-            SPLITS=num_splits,
-            NUM_STAGES=config.num_stages,
-            num_warps=config.num_warps,
-            **dependent_launch(x.device),
+            **launch.constants,
         )
     return out
 
