@@ -214,8 +214,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._is_lingering or self.transport.is_closing():
             return
         self._is_lingering = True
-        if self.transport.can_write_eof():  # TLS cannot
-            self.transport.write_eof()
+        self.transport.write_eof()
         self.flow.resume_reading()
         self._expect_input(_LINGER_S)
 

@@ -20,6 +20,8 @@ from kernels.gather_blocks import gather_blocks
 from kernels.gelu_and_mul import gelu_and_mul
 from kernels.greedy_tokens import greedy_tokens
 from kernels.layer_norm import add_layer_norm
+from kernels.linear_add_norm import DeferredNorm, linear_add_norm
+from kernels.norm_linear import norm_linear
 from kernels.reshape_and_cache import cache_slots, reshape_and_cache
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rotary_and_cache import rotary_and_cache
@@ -253,10 +255,30 @@ def linear_cases(rows: int) -> Iterable[Case]:
         x, weight = random(rows, size), random(features, size, scale=size**-0.5)
         return lambda: torch.nn.functional.linear(x, weight)
 
+    def make_add_norm(features: int, size: int) -> Launch:
+        x, weight, residual = random(rows, size), random(features, size, scale=size**-0.5), random(rows, features)
+        norm_weight, arrivals = random(features), new_arrivals(features, x.device)
+        return lambda: linear_add_norm(x, weight, None, residual, norm_weight, 1e-5, arrivals)
+
+    def make_behind_norm(features: int, size: int) -> Launch:
+        squares = torch.rand(size // 32, 64, dtype=torch.float32)
+        normed = DeferredNorm(random(rows, size), squares, 1e-5)
+        weight, arrivals = random(features, size, scale=size**-0.5), new_arrivals(features, squares.device)
+        return lambda: norm_linear(normed, weight, None, arrivals, gated=features == 2 * INTERMEDIATE)
+
+    with_norm = {
+        "output": ("linear_add_norm", make_add_norm),
+        "down": ("linear_add_norm", make_add_norm),
+        "qkv": ("norm_linear", make_behind_norm),
+        "gate_up": ("norm_linear", make_behind_norm),
+    }
     for name, (features, size) in LINEARS.items():
         num_bytes = 2 * (features * size + rows * (features + size))
         yield Case(f"skinny_linear, {name}", rows, num_bytes, partial(make, features, size))
         yield Case(f"cuBLAS, {name}", rows, num_bytes, partial(make_cublas, features, size))
+        if name in with_norm:
+            kernel, make_case = with_norm[name]
+            yield Case(f"{kernel}, {name}", rows, num_bytes, partial(make_case, features, size))
 
 
 def all_cases() -> Iterable[Case]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from service.kvcache.swap_space import SwapSpace
 from service.scheduler.admission import Admission, OnDemandAdmission
 from service.scheduler.chunk_budget import ChunkBudget, FixedBudget, InPieces, InterTokenTarget
 from service.scheduler.fairness import Fair
@@ -17,7 +16,7 @@ from service.scheduler.token_shares import TokenShares
 from service.settings import Settings
 
 
-def make_scheduling_policy(settings: Settings, history: History, swap_space: SwapSpace) -> SchedulingPolicy:
+def make_scheduling_policy(settings: Settings, history: History) -> SchedulingPolicy:
     """Who goes next."""
     match settings.scheduling_policy:
         case "fcfs":
@@ -25,7 +24,7 @@ def make_scheduling_policy(settings: Settings, history: History, swap_space: Swa
         case "priority":
             return ByPriority()
         case "fair":
-            return Fair(swap_space)
+            return Fair()
         case "shares":
             return TokenShares(history)
 

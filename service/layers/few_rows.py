@@ -35,13 +35,13 @@ def most_skinny_rows(weights: Sequence[Tensor], arrivals: Tensor | None) -> int:
     beside compiling.
     """
     first = weights[0]
-    if not _is_known(first):
+    if not timed_rows(first):
         return 0
     num_weights = min(len(weights), max(1, _TIMED_BYTES // first.nbytes))
     num_rounds = max(1, min(_MAX_LAUNCHES, _TIMED_BYTES // first.nbytes) // num_weights)
     timed = list(weights[:num_weights]) * num_rounds
     most = 0
-    for num_rows in _timed_rows(first):
+    for num_rows in timed_rows(first):
         x = torch.randn(num_rows, first.shape[1], device=first.device, dtype=first.dtype)
         if _seconds(partial(skinny_linear, arrivals=arrivals), x, timed) > _MAY_COST * _seconds(F.linear, x, timed):
             break
@@ -51,19 +51,16 @@ def most_skinny_rows(weights: Sequence[Tensor], arrivals: Tensor | None) -> int:
 
 def compile_skinny(weights: Sequence[Tensor], arrivals: Tensor) -> None:
     """What `most_skinny_rows` would compile for weights of these shapes, one after the other."""
-    known = [weight for weight in weights if _is_known(weight)]
-    rows = [weight.new_empty(num_rows, weight.shape[1]) for weight in known for num_rows in _timed_rows(weight)]
-    if known:
-        pairs = [(x, w) for x in rows for w in known if x.shape[1] == w.shape[1]]
+    rows = [weight.new_empty(num_rows, weight.shape[1]) for weight in weights for num_rows in timed_rows(weight)]
+    if rows:
+        pairs = [(x, w) for x in rows for w in weights if x.shape[1] == w.shape[1]]
         compile_ahead(lambda: [skinny_linear(x, w, arrivals=arrivals) for x, w in pairs])
 
 
-def _is_known(weight: Tensor) -> bool:
-    """To the kernel."""
-    return weight.is_cuda and weight.dtype in (torch.bfloat16, torch.float32)
-
-
-def _timed_rows(weight: Tensor) -> tuple[int, ...]:
+def timed_rows(weight: Tensor) -> tuple[int, ...]:
+    """For which numbers of rows the kernel is compared; none that it does not know this weight's type and device."""
+    if not weight.is_cuda or weight.dtype not in (torch.bfloat16, torch.float32):
+        return ()
     return _TIMED_ROWS if weight.dtype.itemsize == 2 else _TIMED_ROWS[:-1]
 
 

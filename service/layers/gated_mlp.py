@@ -10,9 +10,11 @@ from torch import Tensor
 
 from kernels.gated_linear import gated_linear
 from kernels.gelu_and_mul import gelu_and_mul
+from kernels.linear_add_norm import DeferredNorm
+from kernels.norm_linear import norm_linear
 from kernels.silu_and_mul import silu_and_mul
 from service.layers.layer import Layer
-from service.layers.linear import Linear
+from service.layers.linear import Branch, Linear, Normed
 from service.layers.mlp import Activation
 
 _FUNCTIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = MappingProxyType(
@@ -40,13 +42,19 @@ class GatedMlp(Layer):
         self.gated_rows = range(0)
         self.down = Linear(intermediate_size, hidden_size, bias=bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.gate_by_kernel(x) if x.shape[0] in self.gated_rows else self.gate_plainly(x))
+    def forward(self, x: Normed) -> Branch:
+        return self.down.end_branch(self.gate(x))
+
+    def gate(self, x: Normed) -> Tensor:
+        """[T, intermediate_size]: all before `down`."""
+        if isinstance(x, DeferredNorm):
+            weight, bias, arrivals = self.gate_up.weight, self.gate_up.bias, self.gate_up.arrivals
+            return norm_linear(x, weight, bias, arrivals, True) if self.is_silu else self.activate(self.gate_up(x))
+        return self.gate_by_kernel(x) if x.shape[0] in self.gated_rows else self.gate_plainly(x)
 
     def gate_plainly(self, x: Tensor) -> Tensor:
-        """[T, intermediate_size]: all before `down`."""
         return self.activate(self.gate_up(x))
 
     def gate_by_kernel(self, x: Tensor) -> Tensor:
-        """The same, for up to MAX_ROWS of kernels/gated_linear.py."""
+        """For up to MAX_ROWS of kernels/gated_linear.py."""
         return gated_linear(x, self.gate_up.weight)

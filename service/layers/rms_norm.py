@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from kernels.linear_add_norm import linear_add_norm
 from kernels.rms_norm import add_rms_norm, rms_norm
 from service.layers.layer import Layer
+from service.layers.linear import Branch, DeferredProduct, Normed
 
 
 class RMSNorm(Layer):
@@ -26,7 +28,8 @@ class RMSNorm(Layer):
 class ResidualRMSNorm(Layer):
     """Norm of the residual stream after x joined it: (norm(x + residual), x + residual). weight [size].
 
-    `residual` None means that x is the stream's beginning. A residual handed in may be overwritten.
+    `residual` None means that x is the stream's beginning. A residual handed in may be overwritten. Behind a product
+    that was left to it, it leaves its division to the next one.
     """
 
     weight: nn.Parameter
@@ -36,7 +39,11 @@ class ResidualRMSNorm(Layer):
         self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
         self.eps = eps
 
-    def forward(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Branch, residual: Tensor | None) -> tuple[Normed, Tensor]:
+        if isinstance(x, DeferredProduct):
+            assert residual is not None
+            linear = x.linear
+            return linear_add_norm(x.x, linear.weight, linear.bias, residual, self.weight, self.eps, linear.arrivals)
         if residual is None:
             return rms_norm(x, self.weight, self.eps), x
         return add_rms_norm(x, residual, self.weight, self.eps)

@@ -19,6 +19,7 @@ from service.layers.layer import Layer
 from service.layers.linear import Linear
 from service.layers.packed_weight import choose_one_row_way
 from service.layers.rotary import RotaryEmbedding
+from service.layers.stream_joint import StreamJoint, choose_deferred_rows
 
 
 class CausalLM(Layer, ABC):
@@ -50,6 +51,10 @@ class CausalLM(Layer, ABC):
     def ignored_checkpoint_names(self) -> frozenset[str]:
         """Names that a checkpoint may hold and that are not needed."""
 
+    def stream_joints(self) -> Sequence[Sequence[StreamJoint]]:
+        """Those of the residual stream that may be computed in fewer launches, equal shapes together."""
+        return ()
+
     @property
     def optional_prefix(self) -> str:
         """What a checkpoint may leave out at the beginning of its names: one of the stack without its head does."""
@@ -74,6 +79,7 @@ class CausalLM(Layer, ABC):
         if device.type == "cuda":
             _choose_skinny_rows(linears, device)
             choose_gated_rows([module for module in self.modules() if isinstance(module, GatedMlp)])
+            choose_deferred_rows(self.stream_joints())
         packed = [linear.pack(keeps_plain) for linear in linears]
         choose_one_row_way([weight for weight in packed if weight is not None])
         self.settle()

@@ -7,6 +7,7 @@ query, key and value.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from torch import Tensor, nn
 
@@ -16,9 +17,10 @@ from service.layers.attention import AttentionInputs, LayerCache, paged_attentio
 from service.layers.embedding import OutputHead, TokenEmbedding
 from service.layers.gated_mlp import GatedMlp
 from service.layers.layer import Layer
-from service.layers.linear import Linear
+from service.layers.linear import Branch, Linear, Normed
 from service.layers.rms_norm import ResidualRMSNorm
 from service.layers.rotary import RotaryEmbedding
+from service.layers.stream_joint import StreamJoint
 from service.models.causal_lm import CausalLM
 from service.models.model_config import ModelConfig
 
@@ -35,11 +37,12 @@ class LlamaAttention(Layer):
         self.qkv = Linear(config.hidden_size, query_size, kv_size, kv_size, bias=config.qkv_bias)
         self.output = Linear(query_size, config.hidden_size, bias=config.output_bias)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache, inputs: AttentionInputs) -> Tensor:
-        heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)
+    def forward(self, x: Normed, cos: Tensor, sin: Tensor, cache: LayerCache, inputs: AttentionInputs) -> Branch:
+        projected = self.qkv(x)
+        heads = projected.view(projected.shape[0], -1, self.head_dim)
         self.rotate_and_cache(heads, cos, sin, cache, inputs.slots)
         attended = paged_attention(heads[:, : self.num_heads], cache, inputs, self.scale, self.sliding_window)
-        return self.output(attended)
+        return self.output.end_branch(attended)
 
     def rotate_and_cache(self, heads: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache, slots: CacheSlots) -> None:
         """heads [T, num_heads + 2 * num_kv_heads, head_dim], queries and keys turned in place; keys and values kept."""
@@ -64,17 +67,17 @@ class LlamaBlock(Layer):
 
     def forward(
         self,
-        x: Tensor,
+        x: Branch,
         residual: Tensor | None,
         cos: Tensor,
         sin: Tensor,
         cache: LayerCache,
         inputs: AttentionInputs,
-    ) -> tuple[Tensor, Tensor]:
-        x, residual = self.attention_norm(x, residual)
-        x = self.attention(x, cos, sin, cache, inputs)
-        x, residual = self.mlp_norm(x, residual)
-        return self.mlp(x), residual
+    ) -> tuple[Branch, Tensor]:
+        normed, residual = self.attention_norm(x, residual)
+        x = self.attention(normed, cos, sin, cache, inputs)
+        normed, residual = self.mlp_norm(x, residual)
+        return self.mlp(normed), residual
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         return {
@@ -114,6 +117,14 @@ class Llama(CausalLM):
             x, residual = block(x, residual, cos, sin, cache, attention)
         hidden, _ = self.norm(x, residual)
         return hidden
+
+    def stream_joints(self) -> Sequence[Sequence[StreamJoint]]:
+        """Not the last one: rows are chosen between the last norm and the head behind it."""
+        blocks = [block for block in self.blocks if isinstance(block, LlamaBlock)]
+        return (
+            [StreamJoint(block.attention.output, block.mlp_norm, block.mlp.gate) for block in blocks],
+            [StreamJoint(block.mlp.down, then.attention_norm, then.attention.qkv) for block, then in pairwise(blocks)],
+        )
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return self.head(hidden)

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from kernels import gated_linear as gated
+from kernels import linear_add_norm as before
+from kernels import norm_linear as behind
 from kernels import paged_attention_decode as decode
 from kernels import paged_attention_prefill as prefill
 from kernels import skinny_linear as skinny
@@ -125,3 +127,29 @@ def test_gated_linear_copies_by_tiles_and_leaves_room_for_a_second_program(monke
     assert "wgmma.mma_async" in compiled.ptx and "cp.async.bulk.tensor" in compiled.ptx
     assert compiled.spills_in_loops == 0
     assert 2 * compiled.shared_bytes <= SHARED_MEMORY_BYTES
+
+
+@pytest.mark.parametrize(("num_features", "size"), [(4096, 14336), (1024, 3072)])
+@pytest.mark.parametrize("num_rows", [16, 64])
+def test_linear_add_norm(num_rows, num_features, size, monkeypatch, tmp_path):
+    recorder = LaunchRecorder(before._linear_add_norm_kernel)
+    monkeypatch.setattr(before, "_linear_add_norm_kernel", recorder)
+    shapes = (num_rows, size), (num_features, size), (num_rows, num_features)
+    x, weight, residual = (torch.empty(*shape, dtype=torch.bfloat16) for shape in shapes)
+    arrivals = skinny.new_arrivals(num_features, x.device)
+    before.linear_add_norm_triton(x, weight, None, residual, residual[0], 1e-5, arrivals)
+    check(compile_for_sm90(with_pdl(recorder.launches[0]), tmp_path))
+
+
+@pytest.mark.parametrize(("num_features", "gated"), [(6144, False), (28672, True)])
+@pytest.mark.parametrize("num_rows", [16, 64])
+def test_norm_linear(num_rows, num_features, gated, monkeypatch, tmp_path):
+    recorder = LaunchRecorder(behind._norm_linear_kernel)
+    monkeypatch.setattr(behind, "_norm_linear_kernel", recorder)
+    x, weight = (torch.empty(n, 4096, dtype=torch.bfloat16) for n in (num_rows, num_features))
+    normed = before.DeferredNorm(x, torch.empty(128, num_rows), 1e-5)
+    behind.norm_linear_triton(normed, weight, None, skinny.new_arrivals(num_features, x.device), gated)
+    compiled = compile_for_sm90(with_pdl(recorder.launches[0]), tmp_path)
+    check(compiled)
+    # What its end needs is on its way while the product runs.
+    assert compiled.ptx.index("ld.global") < compiled.ptx.index("cp.async.cg.shared.global")

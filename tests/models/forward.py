@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -17,13 +18,15 @@ from service.models.weight_loader import load_weights
 BLOCK_SIZE = 16
 
 
-def logits(folder: Path, tokens: list[int]) -> Tensor:
-    """[len(tokens), vocab_size] in fp32 on the CPU."""
+def logits(folder: Path, tokens: list[int], deferred_rows: range = range(0)) -> Tensor:
+    """[len(tokens), vocab_size] in fp32 on the CPU. deferred_rows: of the joints of the residual stream."""
     config = load_model_config(folder)
     model = build_model(config)
     model.materialize(torch.float32, torch.device("cpu"))
     load_weights(model, folder)
     model.prepare(config.max_position_embeddings, torch.device("cpu"))
+    for joint in chain(*model.stream_joints()):
+        joint.product.deferred_rows = deferred_rows
 
     num_blocks = -(-len(tokens) // BLOCK_SIZE)
     shape = (num_blocks, BLOCK_SIZE, config.num_kv_heads, config.head_dim)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from service.layers.linear import Linear
 from tests.models.checkpoints import llama, logits_of, mistral, oracle, qwen2
 from tests.models.forward import logits
 
@@ -51,6 +52,15 @@ def test_logits_equal_those_of_transformers(changes, tmp_path):
     folder = llama(tmp_path, **changes)
     tokens = torch.randint(0, 301, (200,)).tolist()
     torch.testing.assert_close(logits(folder, tokens), logits_of(oracle(folder), tokens), atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("name", ["grouped-query", "gelu", "biases"])
+def test_norms_whose_division_is_left_to_the_next_product_are_the_same_function(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(Linear, "pack", lambda self, keeps_plain: None)  # a CPU packs, and then defers nothing
+    folder = llama(tmp_path, num_hidden_layers=3, **VARIANTS[name])
+    tokens = torch.randint(0, 301, (50,)).tolist()
+    want = logits_of(oracle(folder), tokens)
+    torch.testing.assert_close(logits(folder, tokens, deferred_rows=range(65)), want, atol=2e-4, rtol=2e-4)
 
 
 MISTRAL_VARIANTS = {

@@ -14,6 +14,7 @@ import torch
 from service.config import CacheConfig
 from service.core.iteration_plan import BlockCopy, IterationPlan, Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
+from service.layers import stream_joint
 from service.runner import cuda_graphs
 from service.runner.decode_inputs import DecodeInputs
 from service.runner.decode_rows import decode_rows
@@ -136,6 +137,12 @@ def test_steps_at_fixed_places_draw_what_flat_batches_draw(without_capture):
     assert both.num_replayed > 150
 
 
+@pytest.fixture
+def norms_deferred(monkeypatch):
+    """Wherever they can be: for models so small the timing that decides is a matter of chance."""
+    monkeypatch.setattr(stream_joint, "_gains", lambda alike, rows: bool(rows))
+
+
 def prompt_with_choices(first_id, num_draws):
     """Of a prompt beside others, in blocks of its own: its logits serve all choices."""
     params = SamplingParams(max_tokens=2, temperature=0.9)
@@ -170,6 +177,7 @@ def test_a_prompts_choices_are_drawn_in_a_graph(tmp_path):
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("norms_deferred")
 @pytest.mark.parametrize("save", [llama, qwen3])
 def test_500_random_mixed_batches(save, tmp_path, monkeypatch):
     """In fp32, where the shapes of matrix products do not decide what is drawn."""
@@ -208,6 +216,7 @@ def compare_with_twins(runner, monkeypatch):
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("norms_deferred")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_graph_computes_its_twin_bit_for_bit(dtype, tmp_path, monkeypatch):
     monkeypatch.setattr(cuda_graphs, "outrun", lambda timed: set())
@@ -288,6 +297,7 @@ def test_no_launch_waits_for_the_device(enforce_eager, tmp_path):
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("norms_deferred")
 @pytest.mark.parametrize("save", [llama, qwen3])
 def test_nothing_is_compiled_while_serving(save, tmp_path, monkeypatch):
     import triton

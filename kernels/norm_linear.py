@@ -1,0 +1,172 @@
+"""Projection of few tokens behind a norm whose rows are yet to be divided (kernels/linear_add_norm.py): it divides
+what it gives, not what it takes. Of a merged gate and up projection, `gated`, the activation comes along
+(kernels/silu_and_mul.py).
+
+    projected[m, n] = (sum_k weighted[m, k] * weight[n, k]) / sqrt(sum_s squares[s, m] / K + eps) + bias[n]
+    out             = projected, or gated: out[m, i] = silu(projected[m, i]) * projected[m, N / 2 + i]
+
+Tensors (M <= 64 rows, N output features, K input features):
+    normed    weighted [M, K] bf16 or fp32, contiguous; squares [S, R] fp32, contiguous, R >= M; eps
+    weight    [N, K]  like weighted, contiguous
+    bias      [N]     like weighted, contiguous; None for none
+    arrivals          as of skinny_linear
+    returns   [M, N], gated [M, N / 2]: like weighted, contiguous, new
+
+Rounding: fp32 throughout, rounded once at the end; the reference also rounds the normed row, the projection and
+silu(gate). A row's result does not depend on the other rows, nor on their number up to 16, nor from 17 to 64. M may be
+0. The reference is differentiable.
+"""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.dependent_launch import start_dependents, wait_for_inputs
+from kernels.linear_add_norm import DeferredNorm
+from kernels.optional_triton import tl, triton
+from kernels.silu_and_mul import silu_and_mul_reference
+from kernels.skinny_linear import (
+    SkinnyConfig,
+    check_skinny,
+    is_last_part,
+    merged_parts,
+    skinny_launch,
+    skinny_product,
+    tile_ptrs,
+)
+
+
+def norm_linear_reference(
+    normed: DeferredNorm,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    arrivals: Tensor | None = None,
+    gated: bool = False,
+) -> Tensor:
+    projected = F.linear(normed.divided(), weight, bias)
+    return silu_and_mul_reference(projected) if gated else projected
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+@no_type_check
+def _norm_linear_kernel(
+    weighted_ptr,
+    squares_ptr,
+    weight_ptr,
+    bias_ptr,
+    arrivals_ptr,
+    partial_ptr,
+    out_ptr,
+    num_rows,
+    num_out,  # features of a row of out
+    num_parts,
+    size,
+    squares_stride_part,
+    eps,
+    GATED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLITS: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Program (strip, split): BLOCK_N rows of the weight, gated half as many features, for all rows. What the end
+    needs is asked for at the beginning."""
+    start_dependents(PDL)
+    part = tl.arange(0, BLOCK_S)
+    row = tl.arange(0, BLOCK_M)
+    place = tl.arange(0, BLOCK_N)
+    if GATED:
+        # Eight rows of gate, eight of up in turn: as tensor cores lay out their results, a pair is one thread's.
+        feature = tl.program_id(0) * (BLOCK_N // 2) + place // 16 * 8 + place % 8
+        weight_row = feature + place // 8 % 2 * num_out
+        num_features = 2 * num_out
+    else:
+        feature = tl.program_id(0) * BLOCK_N + place
+        weight_row = feature
+        num_features = num_out
+    is_feature, is_row = feature < num_out, row < num_rows
+    is_square = (part < num_parts)[:, None] & is_row[None, :]
+    square_ptrs = squares_ptr + part[:, None] * squares_stride_part + row[None, :]
+    weight_ptrs = tile_ptrs(weight_ptr, weight_row, size, BLOCK_K)
+    x_ptrs = tile_ptrs(weighted_ptr, row, size, BLOCK_K)
+    wait_for_inputs(PDL)
+    squares = tl.load(square_ptrs, mask=is_square, other=0.0)
+    acc = skinny_product(weight_ptrs, x_ptrs, is_feature, is_row, size, SPLITS, NUM_STAGES)
+    if SPLITS > 1:
+        if not is_last_part(acc, partial_ptr, arrivals_ptr, weight_row, is_feature, num_features, SPLITS):
+            return
+        acc = merged_parts(partial_ptr, weight_row, is_feature, num_features, BLOCK_M, BLOCK_N, SPLITS)
+    acc *= (1 / tl.sqrt(tl.sum(squares, 0) / size + eps))[None, :]
+    if HAS_BIAS:
+        acc += tl.load(bias_ptr + weight_row, mask=is_feature, other=0.0).to(tl.float32)[:, None]
+    if GATED:
+        pairs = tl.permute(tl.reshape(acc, [BLOCK_N // 16, 2, 8, BLOCK_M]), [0, 2, 3, 1])
+        gate, up = tl.split(pairs)
+        out = tl.reshape(gate / (1 + tl.exp(-gate)) * up, [BLOCK_N // 2, BLOCK_M])
+        out_feature = tl.program_id(0) * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
+    else:
+        out = acc
+        out_feature = feature
+    out_ptrs = out_ptr + row.to(tl.int64)[None, :] * num_out + out_feature[:, None]
+    tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=(out_feature < num_out)[:, None] & is_row[None, :])
+
+
+def norm_linear_triton(
+    normed: DeferredNorm,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    arrivals: Tensor | None = None,
+    gated: bool = False,
+    config: SkinnyConfig | None = None,
+) -> Tensor:
+    """On CUDA tensors, or on any in Triton's interpreter. `config` is for measuring: None takes skinny_linear's."""
+    weighted, squares, eps = normed
+    check_skinny(weighted, weight, bias)
+    num_rows, size = weighted.shape
+    assert weighted.is_contiguous() and squares.is_contiguous()
+    assert squares.dtype == torch.float32 and squares.shape[1] >= num_rows
+    assert not gated or weight.shape[0] % 2 == 0
+    num_out = weight.shape[0] // 2 if gated else weight.shape[0]
+    out = torch.empty((num_rows, num_out), dtype=weighted.dtype, device=weighted.device)
+    if out.numel():
+        launch = skinny_launch(weighted, weight, arrivals, config)
+        num_parts = squares.shape[0]
+        _norm_linear_kernel[launch.grid](
+            weighted,
+            squares,
+            weight,
+            weight if bias is None else bias,
+            launch.arrivals,
+            launch.partial,
+            out,
+            num_rows,
+            num_out,
+            num_parts,
+            size,
+            squares.stride(0),
+            eps,
+            GATED=gated,
+            HAS_BIAS=bias is not None,
+            BLOCK_S=triton.next_power_of_2(num_parts),
+            **launch.constants,
+        )
+    return out
+
+
+def norm_linear(
+    normed: DeferredNorm,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    arrivals: Tensor | None = None,
+    gated: bool = False,
+) -> Tensor:
+    run = norm_linear_triton if normed.weighted.is_cuda else norm_linear_reference
+    return run(normed, weight, bias, arrivals, gated)

@@ -1,0 +1,88 @@
+"""Where a branch joins the residual stream: the product that ends it, the norm, and the product behind that.
+
+Plain, these are three launches, or four with an activation at the end. Of few rows on a GPU they may be two: the first
+product leaves the norm's division to the second (kernels/linear_add_norm.py, norm_linear.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import cycle, islice
+
+from torch import Tensor
+
+from kernels.compile_ahead import compile_ahead
+from kernels.replay_timing import seconds_by_replay
+from kernels.skinny_linear import FEW_ROWS, MAX_ROWS
+from service.layers.few_rows import timed_rows
+from service.layers.linear import DeferredProduct, Linear, Normed
+from service.layers.rms_norm import ResidualRMSNorm
+
+_TIMED_JOINTS = 8
+_ROUNDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class StreamJoint:
+    """behind: what multiplies the normed stream."""
+
+    product: Linear
+    norm: ResidualRMSNorm
+    behind: Callable[[Normed], Tensor]
+
+    def plain(self, x: Tensor, residual: Tensor) -> Tensor:
+        """x of the product, residual before it -> what is behind. The residual may be overwritten."""
+        return self.behind(self.norm(self.product(x), residual)[0])
+
+    def deferred(self, x: Tensor, residual: Tensor) -> Tensor:
+        """The same in two launches, for up to MAX_ROWS rows."""
+        return self.behind(self.norm(DeferredProduct(self.product, x), residual)[0])
+
+
+def choose_deferred_rows(joints: Sequence[Sequence[StreamJoint]]) -> None:
+    """Time both ways, for joints of equal shapes at once, once each Linear's `skinny_rows` are chosen; a row's result
+    may depend on whether there are more than FEW_ROWS, not on more. On a CPU, and for types that the kernels do not
+    know, the plain way stays."""
+    known = [alike for alike in joints if alike and timed_rows(alike[0].product.weight)]
+    if known:
+        compile_ahead(lambda: _launch_all([alike[0] for alike in known]))
+    for alike in known:
+        rows = timed_rows(alike[0].product.weight)
+        few = _gains(alike, [n for n in rows if n <= FEW_ROWS])
+        many = _gains(alike, [n for n in rows if n > FEW_ROWS])
+        for joint in alike:
+            joint.product.deferred_rows = range(0 if few else FEW_ROWS + 1, (MAX_ROWS if many else FEW_ROWS) + 1)
+
+
+def _launch_all(joints: Sequence[StreamJoint]) -> None:
+    for joint in joints:
+        for num_rows in timed_rows(joint.product.weight):
+            x, residual = _tensors(joint, num_rows)
+            joint.plain(x, residual)
+            joint.deferred(x, residual)
+
+
+def _gains(alike: Sequence[StreamJoint], rows: Sequence[int]) -> bool:
+    """Whether leaving the division to the next product takes less time, over these numbers of rows together."""
+    plain, deferred = 0.0, 0.0
+    timed = list(islice(cycle(alike), _TIMED_JOINTS))
+    for num_rows in rows:
+        x, residual = _tensors(alike[0], num_rows)
+        plain += _seconds([partial(joint.plain, x, residual) for joint in timed])
+        deferred += _seconds([partial(joint.deferred, x, residual) for joint in timed])
+    return deferred < plain
+
+
+def _tensors(joint: StreamJoint, num_rows: int) -> tuple[Tensor, Tensor]:
+    """x of the product, and the residual."""
+    num_features, size = joint.product.weight.shape
+    residual, x = (joint.product.weight.new_empty(num_rows, n).normal_() for n in (num_features, size))
+    return x, residual
+
+
+def _seconds(launches: Sequence[Callable[[], Tensor]]) -> float:
+    """Of one on the average."""
+    launches[0]()
+    return seconds_by_replay(launches, _ROUNDS)
