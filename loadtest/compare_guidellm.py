@@ -177,6 +177,11 @@ def _server(base_url: str | None, stub: bool, step_ms: float | None) -> Iterator
         yield url
 
 
+def _round_line(number: int, num_rounds: int, our_figures: Figures, their_figures: Figures) -> str:
+    pairs = (f"{name} {our_figures[name]:.4g} ({their_figures[name]:.4g})" for name in FIGURES)
+    return f"round {number} of {num_rounds}, in brackets guidellm: {'; '.join(pairs)}"
+
+
 def main() -> int:
     """Prints the table and one line of JSON; the exit code is 1 if throughput or TTFT disagree."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -196,7 +201,7 @@ def main() -> int:
     with _server(args.base_url, args.stub, args.step_ms) as base_url:
         for number in range(args.rounds):
             rounds.append(one_round(base_url, args.guidellm, loads, ours_first=number % 2 == 0))
-            print(rounds[-1], file=sys.stderr, flush=True)
+            print(_round_line(number + 1, args.rounds, *rounds[-1]), file=sys.stderr, flush=True)
     our_figures, their_figures = medians([pair[0] for pair in rounds]), medians([pair[1] for pair in rounds])
     apart = differences(our_figures, their_figures)
     print(f"{'':20}{'ours':>10}{'guidellm':>10}{'apart':>8}")
