@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
 
-from service.metrics.inter_token_latency import InterTokenLatency
+from service.metrics.plain_histogram import PlainHistogram
 
 _MILLISECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05)
 _ITERATION_SECONDS = (*_MILLISECONDS, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -48,11 +48,11 @@ class Instruments:
         self._make_those_of_the_process()
 
     def _make_those_of_iterations(self) -> None:
-        histogram, counter = self._histogram, self._counter
-        self.iteration_batch_size = histogram(
+        histogram, plain, counter = self._histogram, self._plain, self._counter
+        self.iteration_batch_size = plain(
             "headrace_iteration_batch_size", "Sequences scheduled in an iteration.", _SEQUENCES
         )
-        self.iteration_tokens = histogram(
+        self.iteration_tokens = plain(
             "headrace_iteration_tokens", "Tokens computed in an iteration.", _ITERATION_TOKENS
         )
         self.iterations = counter(
@@ -88,39 +88,40 @@ class Instruments:
         )
 
     def _make_those_of_requests(self) -> None:
-        histogram, counter = self._histogram, self._counter
+        plain, counter = self._plain, self._counter
         self.requests = counter("headrace_requests_total", "Requests ended, by reason.", ("reason",))
-        self.normalized_latency = histogram(
+        self.normalized_latency = plain(
             "headrace_normalized_latency_seconds", "End-to-end seconds per output token.", _TOKEN_SECONDS
         )
-        self.time_to_first_token = histogram(
+        self.time_to_first_token = plain(
             "headrace_time_to_first_token_seconds", "Arrival to first token.", _FIRST_TOKEN_SECONDS
         )
-        self.time_per_output_token = histogram(
+        self.time_per_output_token = plain(
             "headrace_time_per_output_token_seconds",
             "Mean seconds between a request's tokens after the first.",
             _TOKEN_SECONDS,
         )
-        self.inter_token_latency = InterTokenLatency(_TOKEN_SECONDS)
-        self._registry.register(self.inter_token_latency)
-        self.e2e = histogram("headrace_request_seconds", "Arrival to end.", _REQUEST_SECONDS)
-        self.queue = histogram("headrace_queue_seconds", "Arrival to first iteration.", _REQUEST_SECONDS)
-        self.prefill = histogram("headrace_prefill_seconds", "First iteration to first token.", _REQUEST_SECONDS)
-        self.decode = histogram("headrace_decode_seconds", "First token to end.", _REQUEST_SECONDS)
-        self.prompt_tokens = histogram("headrace_prompt_tokens", "Prompt tokens of a request.", _REQUEST_TOKENS)
-        self.output_tokens = histogram("headrace_output_tokens", "Output tokens of a request.", _REQUEST_TOKENS)
-        self.weighted_turnaround = histogram(
+        self.inter_token_latency = plain(
+            "headrace_inter_token_latency_seconds", "Time between a request's tokens, each of them.", _TOKEN_SECONDS
+        )
+        self.e2e = plain("headrace_request_seconds", "Arrival to end.", _REQUEST_SECONDS)
+        self.queue = plain("headrace_queue_seconds", "Arrival to first iteration.", _REQUEST_SECONDS)
+        self.prefill = plain("headrace_prefill_seconds", "First iteration to first token.", _REQUEST_SECONDS)
+        self.decode = plain("headrace_decode_seconds", "First token to end.", _REQUEST_SECONDS)
+        self.prompt_tokens = plain("headrace_prompt_tokens", "Prompt tokens of a request.", _REQUEST_TOKENS)
+        self.output_tokens = plain("headrace_output_tokens", "Output tokens of a request.", _REQUEST_TOKENS)
+        self.weighted_turnaround = plain(
             "headrace_weighted_turnaround_ratio",
             "Arrival to end over first iteration to end (AdaptiveLLM); 1 without a wait.",
             _TURNAROUND_RATIOS,
         )
         # in no registry, so exported under vLLM's names alone (vllm_names.py): every series costs a Prometheus memory
-        self.inference = _unregistered("inference_seconds", "First iteration to end.", _REQUEST_SECONDS)
-        self.longest_output_tokens = _unregistered(
+        self.inference = PlainHistogram("inference_seconds", "First iteration to end.", _REQUEST_SECONDS)
+        self.longest_output_tokens = PlainHistogram(
             "longest_output_tokens", "Output tokens of a request's longest choice.", _REQUEST_TOKENS
         )
-        self.max_tokens = _unregistered("max_tokens", "max_tokens of a request.", _REQUEST_TOKENS)
-        self.choices = _unregistered("choices", "Choices (n) of a request.", _CHOICES)
+        self.max_tokens = PlainHistogram("max_tokens", "max_tokens of a request.", _REQUEST_TOKENS)
+        self.choices = PlainHistogram("choices", "Choices (n) of a request.", _CHOICES)
 
     def _make_those_of_the_process(self) -> None:
         histogram, counter, registry = self._histogram, self._counter, self._registry
@@ -130,7 +131,7 @@ class Instruments:
         )
         self.rejections = counter("headrace_rejections_total", "Requests refused, by error code.", ("reason",))
         self.aborts = counter("headrace_aborts_total", "Calls aborted by the HTTP side, by reason.", ("reason",))
-        self.event_loop_lag = histogram(
+        self.event_loop_lag = self._plain(
             "headrace_event_loop_lag_seconds", "By how much the event loop is late.", _ITERATION_SECONDS
         )
         self.policies = Info("headrace_policies", "The policies that were chosen, by name.", registry=registry)
@@ -143,9 +144,11 @@ class Instruments:
     ) -> Histogram:
         return Histogram(name, meaning, labels, registry=self._registry, buckets=buckets)
 
+    def _plain(self, name: str, meaning: str, buckets: tuple[float, ...]) -> PlainHistogram:
+        """Of what one thread observes."""
+        histogram = PlainHistogram(name, meaning, buckets)
+        self._registry.register(histogram)
+        return histogram
+
     def _counter(self, name: str, meaning: str, labels: tuple[str, ...] = ()) -> Counter:
         return Counter(name, meaning, labels, registry=self._registry)
-
-
-def _unregistered(name: str, meaning: str, buckets: tuple[float, ...]) -> Histogram:
-    return Histogram(name, meaning, registry=None, buckets=buckets)

@@ -14,7 +14,7 @@ from service.metrics.instruments import Instruments
 
 
 class Recorder:
-    """The engine's StatsSink, and the HTTP surface's. Thread-safe; never raises on facts.
+    """The engine's StatsSink, and the HTTP surface's, each from its own thread; never raises on facts.
 
     Label children are bound once: an observation costs half of what it costs with `labels()`.
     """
@@ -68,7 +68,8 @@ class Recorder:
         instruments.swapped_bytes.inc(stats.swapped_blocks * self._host_block_bytes)
         instruments.prefix_queried_tokens.inc(stats.prefix_queried_tokens)
         instruments.prefix_hit_tokens.inc(stats.prefix_hit_tokens)
-        instruments.inter_token_latency.observe(stats.token_gaps)
+        for seconds, count in stats.token_gaps:
+            instruments.inter_token_latency.observe(seconds, count)
         for prediction in stats.predictions:
             self._record_prediction(prediction)
 
