@@ -14,7 +14,7 @@ from service.errors import ConfigError
 def read_config_file(path: Path, known: Collection[str]) -> dict[str, object]:
     """Settings by name, as the file has them; `max-num-seqs` and `max_num_seqs` are the same one.
 
-    known: the names that there are. Raises ConfigError for a file that cannot be read, is not one level of names and
+    known: the names that there are. Raises ConfigError for a file that cannot be read, does not hold names and
     values, names something else than a setting, or names one twice.
     """
     if not path.is_file():
@@ -34,8 +34,19 @@ def read_config_file(path: Path, known: Collection[str]) -> dict[str, object]:
             raise ConfigError(f"config: {key} is not a setting{did_you_mean(name, known)}")
         if name in settings:
             raise ConfigError(f"config: {key} is there twice")
-        settings[name] = setting
+        settings[name] = _plain(setting)
     return settings
+
+
+def _plain(value: object) -> object:
+    """A value with its mappings as dicts."""
+    if isinstance(value, _Pairs):
+        names = [key for key, _ in value]
+        twice = next((key for key in names if names.count(key) > 1), None)
+        if twice is not None:
+            raise ConfigError(f"config: {twice} is there twice")
+        return {key: _plain(each) for key, each in value}
+    return [_plain(each) for each in value] if isinstance(value, list) else value
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from argparse import ArgumentParser
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -32,6 +33,15 @@ QUICKSTART_MODEL = Path(__file__).parent / "quickstart" / "model"
 QUICKSTART_NAME = "headrace-quickstart"
 SECRETS = frozenset({"api_key"})
 
+_METAVARS = {
+    "str": "TEXT",
+    "int": "NUMBER",
+    "float": "NUMBER",
+    "ByteSize": "SIZE",
+    "Path": "FILE",
+    "tuple[str,...]": "A,B,...",
+    "dict[str,JsonValue]": "JSON",
+}
 _SERVICE_LINK = re.compile(r"HEADRACE_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
 _SERVICE_PORT = re.compile(r"(tcp|udp|sctp)://.*")
 """What Kubernetes puts into the environment of every pod beside a Service called `headrace` (or `headrace-...`)."""
@@ -296,10 +306,9 @@ def read_settings(arguments: list[str]) -> Settings:
     """
     _check_environment()
     try:
-        command_line: CliSettingsSource[Settings] = CliSettingsSource(
-            Settings, cli_prog_name="headrace serve", cli_parse_args=[_with_hyphens(a) for a in arguments]
-        )
-        named = command_line()
+        command_line: CliSettingsSource[ArgumentParser] = CliSettingsSource(Settings, cli_prog_name="headrace serve")
+        _tidy_help(command_line.root_parser)
+        named = command_line(args=[_with_hyphens(a) for a in arguments])()
         config = named.get("config") or os.environ.get(f"{ENV_PREFIX}CONFIG")
         return _with_file(Path(config))(**named) if config else Settings(**named)
     except ValidationError as fault:
@@ -312,6 +321,15 @@ def _with_hyphens(argument: str) -> str:
     """`--max_num_seqs=4` is `--max-num-seqs=4`."""
     flag, equals, value = argument.partition("=")
     return flag.replace("_", "-") + equals + value if flag.startswith("--") else argument
+
+
+def _tidy_help(parser: ArgumentParser) -> None:
+    """Says what a value is in words of the reader, not of Python, and leaves out defaults that are none."""
+    parser.usage = "headrace serve [options] [MODEL]"
+    for action in parser._actions:
+        if isinstance(action.metavar, str):
+            action.metavar = _METAVARS.get(action.metavar, action.metavar)
+        action.help = re.sub(r" \(default: (null|\(\)|\{\})\)$", "", action.help or "")
 
 
 def _with_file(path: Path) -> type[Settings]:
@@ -355,5 +373,7 @@ def _explain_command_line(fault: str) -> str:
     flag = re.search(r"unrecognized arguments: (--[\w-]+)", message)
     if flag is None:
         return f"{message} (--help lists every setting)"
+    if flag[1] == "--model":
+        return "--model is not a setting: the model is given without a flag, headrace serve MODEL"
     known = {f"--{name.replace('_', '-')}" for name in Settings.model_fields}
     return f"{flag[1]} is not a setting{did_you_mean(flag[1], known)} (--help lists every setting)"

@@ -70,6 +70,39 @@ def test_an_unknown_setting_is_refused_wherever_it_stands(tmp_path: Path, monkey
         read_settings([])
 
 
+def test_the_model_as_a_flag_is_put_right():
+    with pytest.raises(ConfigError, match="--model is not a setting: the model is given without a flag"):
+        read_settings(["--model", "some/model"])
+
+
+def test_help_speaks_of_values_and_not_of_python(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        read_settings(["--help"])
+    shown = capsys.readouterr().out
+    assert "usage: headrace serve [options] [MODEL]" in shown
+    assert "--kv-cache-memory SIZE" in shown
+    assert "--served-model-name A,B,..." in shown
+    for python in ("tuple[", "dict[", "ByteSize", "FiniteFloat", "null", "()"):
+        assert python not in shown
+
+
+def test_defaults_of_the_template_are_json(tmp_path: Path):
+    flag = ["--default-chat-template-kwargs", '{"enable_thinking": false, "n": 3}']
+    assert read_settings(flag).api_config().default_chat_template_kwargs == {"enable_thinking": False, "n": 3}
+    file = tmp_path / "headrace.yaml"
+    file.write_text("default_chat_template_kwargs: {enable_thinking: false}\n")
+    settings = read_settings(["--config", str(file)])
+    assert settings.default_chat_template_kwargs == {"enable_thinking": False}
+    file.write_text("default_chat_template_kwargs: {a: 1, a: 2}\n")
+    with pytest.raises(ConfigError, match="config: a is there twice"):
+        read_settings(["--config", str(file)])
+
+
+def test_a_key_without_a_certificate_is_refused():
+    with pytest.raises(ConfigError, match="ssl-keyfile means nothing without ssl-certfile"):
+        read_settings(["--ssl-keyfile", "key.pem"])
+
+
 def test_a_flag_may_be_written_as_in_the_file():
     assert read_settings(["--max_num_seqs", "12", "--device=cpu"]).max_num_seqs == 12
 

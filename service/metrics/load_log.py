@@ -46,7 +46,7 @@ class LoadLog:
         queried = now.queried_tokens - before.queried_tokens
         cached = (now.hit_tokens - before.hit_tokens) / queried if queried else 0.0
         return (
-            f"{snapshot.num_running} requests running, {snapshot.num_waiting} waiting"
+            f"requests: {snapshot.num_running} running, {snapshot.num_waiting} waiting"
             f" ({snapshot.num_swapped} swapped), KV cache {kv_usage(snapshot):.0%} used;"
             f" tokens a second: {(now.prompt_tokens - before.prompt_tokens) / seconds:.0f} of prompts"
             f" ({cached:.0%} cached), {(now.generated_tokens - before.generated_tokens) / seconds:.0f} generated;"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -92,6 +92,7 @@ def load_executor(
     sizes = StepSizes(max_num_seqs, max_num_batched_tokens, max_model_len, config.vocab_size, graphs)
     memory = measure_memory(model, layout, device, weights_bytes, cache, sizes, phases)
     num_blocks = _num_blocks(memory, layout, sizes)
+    _check_cache_fits(layout, cache, num_blocks, device)
     storage = KvStorage(layout, num_blocks, device)
     host_blocks = _host_blocks(layout, cache, num_blocks, pinned=device.type == "cuda")
     runner = ModelRunner(model, storage, device, max_num_seqs, max_model_len, config.vocab_size, host_blocks)
@@ -109,7 +110,7 @@ def load_executor(
         dtype="bfloat16" if dtype is torch.bfloat16 else "float32",
         device=str(device),
         num_threads=num_threads,
-        memory=memory,
+        memory=replace(memory, kv_cache_bytes=num_blocks * layout.block_bytes),
         weights=f"seed {source.seed}" if source.load_format == "dummy" else weights_revision(folder),
         phases=phases.seconds,
     )
@@ -151,9 +152,17 @@ def _warm_up(runner: ModelRunner, sizes: StepSizes, phases: LoadPhases) -> IdleC
 
 
 def _host_blocks(layout: KvLayout, cache: CacheConfig, num_blocks: int, *, pinned: bool) -> HostBlocks:
+    kind = _kind_of_host_blocks(cache)
+    return kind(layout, _num_host_blocks(layout, cache, num_blocks), pinned=pinned)
+
+
+def _num_host_blocks(layout: KvLayout, cache: CacheConfig, num_blocks: int) -> int:
     """As many as the swap space holds, and no more than the device has."""
-    kind = Fp8HostBlocks if cache.swap_compression == "fp8" else PlainHostBlocks
-    return kind(layout, min(cache.swap_bytes // kind.block_bytes(layout), num_blocks), pinned=pinned)
+    return min(cache.swap_bytes // _kind_of_host_blocks(cache).block_bytes(layout), num_blocks)
+
+
+def _kind_of_host_blocks(cache: CacheConfig) -> type[PlainHostBlocks] | type[Fp8HostBlocks]:
+    return Fp8HostBlocks if cache.swap_compression == "fp8" else PlainHostBlocks
 
 
 def _phase(name: str, on_progress: OnProgress | None) -> Callable[[int, int], None] | None:
@@ -179,6 +188,19 @@ def _check_weights_fit(weights_bytes: int, device: torch.device) -> None:
         raise ModelLoadError(
             f"model: its weights take {weights_bytes / GIBIBYTE:.1f} GiB, {free / GIBIBYTE:.1f} GiB of the {device}'s "
             "memory are free"
+        )
+
+
+def _check_cache_fits(layout: KvLayout, cache: CacheConfig, num_blocks: int, device: torch.device) -> None:
+    """As `_check_weights_fit`, of what blocks take on the host."""
+    swap_bytes = _num_host_blocks(layout, cache, num_blocks) * _kind_of_host_blocks(cache).block_bytes(layout)
+    cache_bytes = num_blocks * layout.block_bytes if device.type == "cpu" else 0
+    free = cpu_memory()[1]
+    if cache_bytes + swap_bytes > free:
+        name = "kv-cache-memory" if cache_bytes else "swap-space"
+        raise ConfigError(
+            f"{name}: on the host, KV cache and swap space take {(cache_bytes + swap_bytes) / GIBIBYTE:.1f} GiB, "
+            f"{free / GIBIBYTE:.1f} GiB are free"
         )
 
 

@@ -139,7 +139,7 @@ def test_sigterm_lets_running_requests_finish(folder: Path):
         reader = threading.Thread(target=read_stream, args=(server.url, lines, 300))
         reader.start()
         wait_for_first(lines)
-        assert server.wait_for_line("1 requests running, 0 waiting")
+        assert server.wait_for_line("requests: 1 running, 0 waiting")
         server.terminate()
         assert server.wait(30) == 0
         reader.join(10)

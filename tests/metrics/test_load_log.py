@@ -26,7 +26,7 @@ def test_it_tells_what_happened_since_it_was_last_asked(instruments: Instruments
     recorder.record_rejection("overloaded")
     recorder.record_rejection("invalid_request_error")
     assert load.line(0.5) == (
-        "3 requests running, 2 waiting (1 swapped), KV cache 25% used;"
+        "requests: 3 running, 2 waiting (1 swapped), KV cache 25% used;"
         " tokens a second: 10 of prompts (80% cached), 6 generated; 3 preemptions, 2 refusals"
     )
     recorder.record_iteration(replace(ITERATION, prefix_queried_tokens=0, num_dropped=0, num_swapped=0))
@@ -52,7 +52,7 @@ def test_it_is_logged_again_and_again(instruments: Instruments, caplog: pytest.L
     async def scenario() -> None:
         logging_load = asyncio.create_task(log_load(LoadLog(instruments, lambda: EngineSnapshot(num_running=7)), 0.001))
         async with asyncio.timeout(5):
-            while caplog.text.count("7 requests running") < 3:
+            while caplog.text.count("requests: 7 running") < 3:
                 await asyncio.sleep(0.001)
         logging_load.cancel()
 

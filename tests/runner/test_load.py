@@ -30,6 +30,7 @@ def test_facts_of_a_loaded_model(save, tmp_path):
     heads = loaded.model_config.num_kv_heads * loaded.model_config.head_dim
     assert loaded.block_bytes == 2 * 2 * 16 * heads * 4
     assert loaded.num_blocks == min((64 << 20) // loaded.block_bytes, 64 * 512 // 16)
+    assert loaded.memory.kv_cache_bytes == loaded.num_blocks * loaded.block_bytes
     assert loaded.num_threads >= 1
     assert loaded.memory.weights_bytes > 0
     assert calls[-1] == ("weights", loaded.memory.weights_bytes, loaded.memory.weights_bytes)
@@ -63,6 +64,13 @@ def test_a_cache_smaller_than_a_block_is_refused_with_the_numbers(tmp_path):
     cache = CacheConfig(block_size=16, memory_utilization=0.9, memory_bytes=100)
     with pytest.raises(ConfigError, match=r"kv-cache-memory: 100 bytes .* one block of 16 tokens takes 16384"):
         load_executor(source(folder, load_format="dummy"), folder, cache, 4, 64)
+
+
+def test_a_cache_that_the_host_cannot_hold_is_refused_before_it_is_taken(tmp_path):
+    folder = config_folder(tmp_path)
+    cache = CacheConfig(block_size=16, memory_utilization=0.9, memory_bytes=1 << 50)
+    with pytest.raises(ConfigError, match=r"kv-cache-memory: on the host, .* take \d+\.\d GiB, \d+\.\d GiB are free"):
+        load_executor(source(folder, load_format="dummy"), folder, cache, 10_000_000, 10_000_001)
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 256])
