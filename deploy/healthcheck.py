@@ -7,19 +7,38 @@ altogether does not answer. Standard library only, and no proxy on the way.
 from __future__ import annotations
 
 import os
+import socket
+import ssl
 import sys
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 
 WITHIN_S = 4.0
 ALL_ADDRESSES = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
+class UnixConnection(HTTPConnection):
+    """HTTP over the socket at `host`."""
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self.host)
+
+
+def connect() -> HTTPConnection:
+    """To where the service was told to listen. Its certificate need not be for this address."""
+    host, port = os.environ.get("HEADRACE_HOST", ""), int(os.environ.get("HEADRACE_PORT", "8000"))
+    host = ALL_ADDRESSES.get(host, host)
+    if path := os.environ.get("HEADRACE_UDS"):
+        return UnixConnection(path, timeout=WITHIN_S)
+    if os.environ.get("HEADRACE_SSL_CERTFILE"):
+        return HTTPSConnection(host, port, timeout=WITHIN_S, context=ssl._create_unverified_context())
+    return HTTPConnection(host, port, timeout=WITHIN_S)
+
+
 def main() -> int:
     """The exit status; what is wrong goes to stdout, which `docker inspect` shows."""
-    host = os.environ.get("HEADRACE_HOST", "")
-    connection = HTTPConnection(
-        ALL_ADDRESSES.get(host, host), int(os.environ.get("HEADRACE_PORT", "8000")), timeout=WITHIN_S
-    )
+    connection = connect()
     try:
         connection.request("GET", "/health")
         answer = connection.getresponse()

@@ -44,26 +44,14 @@ from kernels.attention_config import PrefillConfig, num_multiprocessors, prefill
 from kernels.capped_attention import capped_attention
 from kernels.optional_triton import tl, triton
 from kernels.paged_tensors import check_paged_tensors
-
-_FEWEST_SCORES = 4096
-_MOST_SCORES = 1 << 24  # bounds the memory that they take: 32 MB, and as much for the probabilities
-
-
-@dataclass(frozen=True)
-class PrefillSequence:
-    """One sequence as the reference sees it: its query rows, its blocks, and the causal mask [N, C] if it has a
-    prefix (None: rows and context are the same tokens)."""
-
-    rows: slice
-    context_len: int
-    block_ids: Tensor
-    mask: Tensor | None
-
-    @cached_property
-    def hidden(self) -> Tensor:
-        """[N, C] bf16: -inf where the query does not see the cell, else 0."""
-        visible = _visible(self.rows.stop - self.rows.start, self.context_len, None, self.block_ids.device)
-        return torch.zeros(visible.shape, dtype=torch.bfloat16, device=visible.device).masked_fill_(~visible, -math.inf)
+from kernels.prefill_sequences import (
+    PrefillSequence,
+    attend_by_scores,
+    gather_sequence,
+    pays_to_keep_scores,
+    prefill_sequence,
+    visible_cells,
+)
 
 
 @dataclass(frozen=True)
@@ -82,7 +70,7 @@ class PrefillBatch:
         """The reference's; reads the lengths, for which a GPU would have to be waited for."""
         rows = [slice(start, stop) for start, stop in pairwise(self.query_starts.tolist())]
         return tuple(
-            _sequence(self.block_table[row], rows[seq], context_len, self.block_size)
+            prefill_sequence(self.block_table[row], rows[seq], context_len, self.block_size)
             for seq, (row, context_len) in enumerate(zip(self.rows.tolist(), self.context_lens.tolist(), strict=True))
         )
 
@@ -106,14 +94,6 @@ def prefill_batch(
     return PrefillBatch(block_table, query_starts, context_lens, max_query_len, block_size, rows)
 
 
-def _sequence(block_ids: Tensor, rows: slice, context_len: int, block_size: int) -> PrefillSequence:
-    num_queries, mask = rows.stop - rows.start, None
-    if num_queries < context_len:
-        mask = torch.ones(num_queries, context_len, dtype=torch.bool, device=block_ids.device)
-        mask = mask.tril_(context_len - num_queries)
-    return PrefillSequence(rows, context_len, block_ids[: -(-context_len // block_size)], mask)
-
-
 def paged_attention_prefill_reference(
     query: Tensor,
     key_cache: Tensor,
@@ -129,55 +109,22 @@ def paged_attention_prefill_reference(
         if sequence.rows.start == sequence.rows.stop:
             continue
         rows = query[sequence.rows].transpose(0, 1)[None]
-        keys, values, mask = _gather(key_cache, sequence), _gather(value_cache, sequence), sequence.mask
+        keys, values, mask = gather_sequence(key_cache, sequence), gather_sequence(value_cache, sequence), sequence.mask
         if sliding_window is not None and sliding_window < sequence.context_len:
-            mask = _visible(rows.shape[2], sequence.context_len, sliding_window, query.device)
+            mask = visible_cells(rows.shape[2], sequence.context_len, sliding_window, query.device)
         is_windowed = mask is not sequence.mask
-        if logit_softcap is None and not is_windowed and _pays_to_keep_scores(rows, sequence.context_len):
-            attended = _attend_by_scores(rows, keys, values, sequence.hidden, scale)
+        if logit_softcap is None and not is_windowed and pays_to_keep_scores(rows, sequence.context_len):
+            attended = attend_by_scores(rows, keys, values, sequence.hidden, scale)
         elif logit_softcap is None:
             attended = F.scaled_dot_product_attention(
                 rows, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
             )
         else:
             if mask is None:
-                mask = _visible(rows.shape[2], sequence.context_len, None, query.device)
+                mask = visible_cells(rows.shape[2], sequence.context_len, None, query.device)
             keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
             attended = capped_attention(rows, keys, values, mask, scale, logit_softcap)
         out[sequence.rows] = attended[0].transpose(0, 1)
-
-
-def _pays_to_keep_scores(rows: Tensor, context_len: int) -> bool:
-    """rows [1, H, N, D]."""
-    num_pairs = rows.shape[2] * context_len
-    return rows.dtype is torch.bfloat16 and num_pairs >= _FEWEST_SCORES and rows.shape[1] * num_pairs <= _MOST_SCORES
-
-
-def _attend_by_scores(rows: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, scale: float) -> Tensor:
-    """rows [1, H, N, D], keys and values [1, K, C, D] -> [1, H, N, D]: with all scores at once, unlike SDPA.
-
-    Measured with AVX512-bf16, 9 heads of 64 dims in 3 groups, SDPA / this, milliseconds, queries x context: one core
-    128 x 128 0.65 / 0.41, 512 x 512 8.8 / 5.8; two 0.52 / 0.32, 5.5 / 2.9, 128 x 640 2.3 / 1.1. Slower below 64 x 64.
-    """
-    num_kv_heads, context_len = keys.shape[1:3]
-    query, keys, values = rows.reshape(num_kv_heads, -1, rows.shape[-1]), keys[0].contiguous(), values[0].contiguous()
-    scores = torch.baddbmm(query.new_empty(1), query, keys.mT, beta=0, alpha=scale)
-    weights = scores.view(-1, *hidden.shape).add_(hidden).softmax(-1).view(num_kv_heads, -1, context_len)
-    return torch.bmm(weights, values).view(rows.shape)
-
-
-def _visible(num_queries: int, context_len: int, sliding_window: int | None, device: torch.device) -> Tensor:
-    """[N, C]: True where the query sees the cell."""
-    cell = torch.arange(context_len, device=device)
-    position = cell[context_len - num_queries :, None]
-    visible = cell <= position
-    return visible if sliding_window is None else visible & (cell > position - sliding_window)
-
-
-def _gather(cache: Tensor, sequence: PrefillSequence) -> Tensor:
-    """[1, K, context_len, D]"""
-    cells = cache.index_select(0, sequence.block_ids).flatten(0, 1)[: sequence.context_len]
-    return cells.transpose(0, 1)[None]
 
 
 @triton.jit

@@ -34,15 +34,15 @@ _MOST_AT_ONE_LOOK = 1024  # sequences whose lengths a program reads together
 
 
 class SplitRule(NamedTuple):
-    """block_kv: keys of a tile."""
+    """How a batch is cut; the letters are those of this file's head."""
 
-    block_kv: int
-    splits_wanted: int
-    min_tiles: int
+    block_kv: int  # keys of a tile
+    splits_wanted: int  # about as many items of the whole batch; enough to keep the device busy
+    min_tiles: int  # of a split
     sliding_window: int | None = None
 
     def most_items(self, num_seqs: int, longest: int) -> int:
-        """Of sequences of up to so many tokens."""
+        """An upper bound on the items of `num_seqs` sequences, the longest of which has `longest` tokens."""
         longest = longest if self.sliding_window is None else min(longest, self.sliding_window)
         most_splits = max(1, -(-longest // (self.block_kv * self.min_tiles)))
         return min(num_seqs * most_splits, num_seqs + self.splits_wanted)

@@ -28,6 +28,7 @@ from service.engine.engine import Engine
 from service.interpreter import GC_THRESHOLDS
 from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
+from service.kvcache.swap_space import SwapSpace
 from service.scheduler.admission import OnDemandAdmission
 from service.scheduler.chunk_budget import FixedBudget
 from service.scheduler.fairness import Fair
@@ -50,14 +51,14 @@ NUM_WAITING = 1000
 """With --traffic; about as many as the service lets wait."""
 
 
-MakePolicy = Callable[[History], SchedulingPolicy]
+MakePolicy = Callable[[History, SwapSpace], SchedulingPolicy]
 
 POLICIES: Mapping[str, MakePolicy] = MappingProxyType(
     {
-        "fcfs": lambda history: FirstComeFirstServed(),
-        "priority": lambda history: ByPriority(),
-        "shares": TokenShares,
-        "fair": lambda history: Fair(),
+        "fcfs": lambda history, swap_space: FirstComeFirstServed(),
+        "priority": lambda history, swap_space: ByPriority(),
+        "shares": lambda history, swap_space: TokenShares(history),
+        "fair": lambda history, swap_space: Fair(swap_space),
     }
 )
 
@@ -92,13 +93,16 @@ def make_engine(
     *,
     caching: bool,
     sink: IterationLog,
-    make_policy: MakePolicy = lambda history: FirstComeFirstServed(),
+    make_policy: MakePolicy = lambda history, swap_space: FirstComeFirstServed(),
 ) -> Engine:
     cache = ChainedPrefixCache(block_size, max(1, 16 // block_size)) if caching else NoPrefixCache()
     cost, history = PreemptionCost(IterationTime(), SwapTime(), MAX_TOKENS), History()
+    blocks = BlockManager(num_blocks, block_size, cache)
     scheduler = IterationScheduler(
-        BlockManager(num_blocks, block_size, cache),
-        SchedulerPolicies(make_policy(history), OnDemandAdmission(0), AlwaysRecompute(), FixedBudget(MAX_TOKENS)),
+        blocks,
+        SchedulerPolicies(
+            make_policy(history, blocks.swap_space), OnDemandAdmission(0), AlwaysRecompute(), FixedBudget(MAX_TOKENS)
+        ),
         RecoveryLedger(cost),
         history,
         ThreadClock(),

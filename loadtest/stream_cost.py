@@ -27,7 +27,7 @@ from uvicorn.server import ServerState
 
 from service.api.app import create_app
 from service.api.serving_state import GenerationDefaults, ServedModel, ServingState
-from service.config import ApiConfig, ConnectionLimits
+from service.config import ApiConfig, ConnectionLimits, ListenAddress
 from service.core.clock import MonotonicClock
 from service.core.events import FinalEvent, Outcome, TokenEvent
 from service.core.request import FinishReason, Request
@@ -105,7 +105,7 @@ class Bench:
         state, registry = ServingState(), CollectorRegistry()
         state.set_ready(_served_model(self._engine))
         app = create_app(state, ApiConfig(served_model_names=("m",)), Recorder(Instruments(registry)), registry)
-        self._config = HttpServer(app, "127.0.0.1", 0).config
+        self._config = HttpServer(app, ListenAddress()).config
         self._config.load()
         self._make_protocol = bounded_protocol(ConnectionLimits(max_connections=10 * num_streams))
 

@@ -125,6 +125,20 @@ class ApiConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ListenAddress:
+    """Where the HTTP server listens: on a Unix socket if `uds` is its path, else on host and port (0: a free one).
+
+    certificate, private_key: files in PEM; with them only TLS is spoken. The key may be in the certificate's file.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    uds: Path | None = None
+    certificate: Path | None = None
+    private_key: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ConnectionLimits:
     """What one HTTP connection may hold and how long it may take (sizes in bytes, times in seconds).
 

@@ -214,7 +214,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._is_lingering or self.transport.is_closing():
             return
         self._is_lingering = True
-        self.transport.write_eof()
+        if self.transport.can_write_eof():  # TLS cannot
+            self.transport.write_eof()
         self.flow.resume_reading()
         self._expect_input(_LINGER_S)
 

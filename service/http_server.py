@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import stat
 from collections.abc import Iterator
+from pathlib import Path
 from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from service.config import ConnectionLimits
+from service.config import ConnectionLimits, ListenAddress
 from service.errors import ConfigError
 from service.http_protocol import bounded_protocol
 
@@ -27,13 +29,15 @@ class HttpServer(uvicorn.Server):
     belong to `main.py`, which drains the engine first, while late clients still get a proper 503.
     """
 
-    def __init__(self, app: ASGIApp, host: str, port: int, limits: ConnectionLimits | None = None) -> None:
+    def __init__(self, app: ASGIApp, address: ListenAddress, limits: ConnectionLimits | None = None) -> None:
         limits = limits or ConnectionLimits()
         super().__init__(
             uvicorn.Config(
                 app,
-                host=host,
-                port=port,
+                host=address.host,
+                port=address.port,
+                ssl_certfile=address.certificate,
+                ssl_keyfile=address.private_key,
                 loop="none",
                 # uvicorn's type asks for a class; all that it does with it is to call it.
                 http=cast(type[asyncio.Protocol], bounded_protocol(limits)),
@@ -47,30 +51,42 @@ class HttpServer(uvicorn.Server):
                 backlog=BACKLOG,
             )
         )
+        self._address = address
         self._sockets: list[socket.socket] = []
 
     def bind(self) -> str:
         """Take the address, so that connections queue from now on; returns the base URL.
 
-        Raises ConfigError if the address cannot be had.
+        Raises ConfigError if the address cannot be had, or the certificate not be read.
         """
-        host, port = self.config.host, self.config.port
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        address = self._address
+        try:
+            self.config.load()
+        except OSError as fault:  # also what ssl raises
+            raise ConfigError(f"ssl-certfile, ssl-keyfile: {fault.strerror or fault}") from fault
+        if address.uds is not None:
+            self._sockets = [_listen_on_path(address.uds)]
+            return f"unix:{address.uds}"
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind((host, port))
+            listener.bind((address.host, address.port))
             listener.listen(BACKLOG)
         except OSError as fault:
             listener.close()
-            raise ConfigError(f"cannot listen on {host} port {port}: {fault.strerror}") from fault
+            raise ConfigError(f"cannot listen on {address.host} port {address.port}: {fault.strerror}") from fault
         self._sockets = [listener]
-        shown = f"[{host}]" if family is socket.AF_INET6 else host
-        return f"http://{shown}:{listener.getsockname()[1]}"
+        shown = f"[{address.host}]" if family is socket.AF_INET6 else address.host
+        return f"{'https' if self.config.is_ssl else 'http'}://{shown}:{listener.getsockname()[1]}"
 
     async def serve_forever(self) -> None:
         """Serve until `finish`; returns when the last connection is done or has run out of time."""
-        await self.serve(self._sockets)
+        try:
+            await self.serve(self._sockets)
+        finally:
+            if self._address.uds is not None:
+                self._address.uds.unlink(missing_ok=True)
 
     def finish(self) -> None:
         self.should_exit = True
@@ -79,3 +95,26 @@ class HttpServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """No signal is uvicorn's."""
         yield
+
+
+def _listen_on_path(path: Path) -> socket.socket:
+    """A Unix socket that listens there. What a server that has died left behind is replaced."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.exists() and stat.S_ISSOCK(path.stat().st_mode) and not _answers(path):
+            path.unlink()
+        listener.bind(str(path))
+        listener.listen(BACKLOG)
+    except OSError as fault:
+        listener.close()
+        raise ConfigError(f"uds: cannot listen on {path}: {fault.strerror or fault}") from fault
+    return listener
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        try:
+            client.connect(str(path))
+        except ConnectionRefusedError:
+            return False
+    return True

@@ -94,7 +94,7 @@ class _Service:
             self._registry,
             access_log=settings.access_log,
         )
-        self._server = HttpServer(app, settings.host, settings.port, settings.connection_limits())
+        self._server = HttpServer(app, settings.listen_address(), settings.connection_limits())
 
     async def run(self) -> int:
         self._shutdown.listen()

@@ -24,7 +24,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from service.config import ApiConfig, CacheConfig, ConnectionLimits, ModelSource, SchedulerConfig
+from service.config import ApiConfig, CacheConfig, ConnectionLimits, ListenAddress, ModelSource, SchedulerConfig
 from service.config_file import did_you_mean, read_config_file
 from service.errors import ConfigError
 
@@ -84,6 +84,9 @@ class Settings(BaseSettings):
 
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on; 0.0.0.0 for all")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    uds: Path | None = Field(None, description="Unix socket to listen on, instead of host and port")
+    ssl_certfile: Path | None = Field(None, description="certificate chain (PEM); with it, only HTTPS is served")
+    ssl_keyfile: Path | None = Field(None, description="its private key (PEM), if not in the same file")
     api_key: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="accepted bearer keys, comma-separated, each KEY or NAME:KEY; open to all if left out"
     )
@@ -190,6 +193,12 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _check_certificate(self) -> Settings:
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise ValueError("ssl-keyfile means nothing without ssl-certfile")
+        return self
+
+    @model_validator(mode="after")
     def _check_budget(self) -> Settings:
         seats, budget = self.max_num_seqs, self.max_num_batched_tokens
         if seats is not None and budget is not None and budget <= seats:
@@ -280,6 +289,9 @@ class Settings(BaseSettings):
             reasoning_parser=self.reasoning_parser,
             max_body_bytes=int(self.max_body_bytes),
         )
+
+    def listen_address(self) -> ListenAddress:
+        return ListenAddress(self.host, self.port, self.uds, self.ssl_certfile, self.ssl_keyfile)
 
     def connection_limits(self) -> ConnectionLimits:
         return ConnectionLimits(max_connections=self.max_connections)

@@ -16,6 +16,7 @@ from service.core.stats import RequestStats
 from service.engine.engine import Engine
 from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
+from service.kvcache.swap_space import SwapSpace
 from service.scheduler.admission import Admission, OnDemandAdmission, fits_ever
 from service.scheduler.chunk_budget import FixedBudget
 from service.scheduler.fcfs import FirstComeFirstServed
@@ -53,6 +54,11 @@ def constant_limit(num_tokens: int) -> KnownLimit:
     return lambda output_len: num_tokens
 
 
+def first_come_first_served(swap_space: SwapSpace) -> SchedulingPolicy:
+    """The policy of all systems but those that are compared for theirs."""
+    return FirstComeFirstServed()
+
+
 @dataclass(frozen=True, slots=True)
 class EnginePolicies:
     """What distinguishes one system of this engine from another.
@@ -64,7 +70,7 @@ class EnginePolicies:
 
     admission: Admission
     known_limit: KnownLimit = exact_limit
-    scheduling: SchedulingPolicy = field(default_factory=FirstComeFirstServed)
+    scheduling: Callable[[SwapSpace], SchedulingPolicy] = first_come_first_served
     preemption: Preemption = field(default_factory=AlwaysRecompute)
     ledger: RecoveryLedger | None = None
     prefix_caching: bool = False
@@ -89,7 +95,7 @@ class EngineSystem:
         self._scheduler = IterationScheduler(
             self._blocks,
             SchedulerPolicies(
-                policies.scheduling,
+                policies.scheduling(self._blocks.swap_space),
                 policies.admission,
                 policies.preemption,
                 FixedBudget(pool.max_num_batched_tokens),

@@ -3,7 +3,13 @@
 (finish - sent) / (finish - first scheduled), averaged over the requests; 1 is no waiting.
 """
 
-from loadtest.baselines.engine_system import EnginePolicies, EngineSystem, exact_limit, on_demand
+from loadtest.baselines.engine_system import (
+    EnginePolicies,
+    EngineSystem,
+    exact_limit,
+    first_come_first_served,
+    on_demand,
+)
 from loadtest.baselines.preemption_judge import fitted_cost
 from loadtest.offline.figures_of_merit import mean_weighted_turnaround, output_throughput
 from loadtest.offline.replay import replay
@@ -12,7 +18,6 @@ from loadtest.scenarios.figure import Figure, Plot, Table
 from loadtest.scenarios.stage import Stage
 from loadtest.svg_plot import Axes, Curve
 from service.scheduler.fairness import Fair
-from service.scheduler.fcfs import FirstComeFirstServed
 from service.scheduler.preemption import AdaptivePreemption
 from service.scheduler.recovery_ledger import RecoveryLedger
 
@@ -32,7 +37,7 @@ def run(stage: Stage) -> Figure:
         turnarounds: dict[str, list[float]] = {"fcfs": [], "fair": []}
         for limit in limits:
             rates = {}
-            for kind, scheduling in (("fcfs", FirstComeFirstServed()), ("fair", Fair())):
+            for kind, scheduling in (("fcfs", first_come_first_served), ("fair", Fair)):
                 policies = EnginePolicies(
                     on_demand(pool), exact_limit, scheduling, AdaptivePreemption(), ledger, max_num_seqs=limit
                 )

@@ -30,7 +30,7 @@ def make_engine(
     blocks = _make_blocks(settings, loaded.num_blocks, loaded.num_host_blocks)
     history = History()
     policies = SchedulerPolicies(
-        make_scheduling_policy(settings, history),
+        make_scheduling_policy(settings, history, blocks.swap_space),
         make_admission(settings, int(config.watermark * loaded.num_blocks), history),
         make_preemption(settings),
         make_chunk_budget(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from service.kvcache.swap_space import SwapSpace
 from service.scheduler.admission import Admission, OnDemandAdmission
 from service.scheduler.chunk_budget import ChunkBudget, FixedBudget, InPieces, InterTokenTarget
 from service.scheduler.fairness import Fair
@@ -16,7 +17,7 @@ from service.scheduler.token_shares import TokenShares
 from service.settings import Settings
 
 
-def make_scheduling_policy(settings: Settings, history: History) -> SchedulingPolicy:
+def make_scheduling_policy(settings: Settings, history: History, swap_space: SwapSpace) -> SchedulingPolicy:
     """Who goes next."""
     match settings.scheduling_policy:
         case "fcfs":
@@ -24,7 +25,7 @@ def make_scheduling_policy(settings: Settings, history: History) -> SchedulingPo
         case "priority":
             return ByPriority()
         case "fair":
-            return Fair()
+            return Fair(swap_space)
         case "shares":
             return TokenShares(history)
 

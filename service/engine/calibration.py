@@ -15,7 +15,10 @@ PROBE_SEQUENCE_ID = -2
 ROUNDS = 4
 SHARES = (128, 64, 32, 16, 8, 4, 2, 1)
 DECODES = (4, 16, 40, 96)
-CHUNKS_BESIDE_DECODES = (0, 24, 200)
+PROMPTS_BESIDE_DECODES = ((0, 0), (1, 24), (1, 200), (8, 16))
+"""How many, and tokens of each."""
+MANY_PROMPTS = (64, 16)
+"""The same, without decodes: a burst."""
 DECODED_CONTEXT = 320
 """Tokens."""
 TIME_LIMIT_S = 3.0
@@ -34,7 +37,7 @@ def calibrate(
     max_num_seqs: int,
 ) -> None:
     """Let the executor compute prompts of several lengths, with and without a context, and of every size that it pads
-    to, and decodes with and without a prompt beside them, and fit to the times.
+    to, many short ones at once, and decodes with and without prompts beside them, and fit to the times.
 
     Before serving: it overwrites blocks. max_tokens: the token budget of an iteration. max_model_len: tokens that a
     sequence may have. max_num_seqs: sequences in an iteration.
@@ -75,16 +78,33 @@ class _Probes:
                 yield IterationPlan((self._chunk(start, num_tokens),))
 
     def beside_decodes(self, most: int, max_num_seqs: int) -> Iterator[IterationPlan]:
-        """Up to `most` tokens each: decodes with short and with long contexts, and a chunk with some of them."""
+        """Up to `most` tokens each: decodes with short and with long contexts, and prompts with some of them."""
+        yield IterationPlan(self._prompts(0, *MANY_PROMPTS, most, max_num_seqs))
         for num_decodes in sorted({min(count, max_num_seqs - 1, most) for count in DECODES} - {0}):
             for context in sorted({1, min(DECODED_CONTEXT, self.longest)}):
                 decodes = [self._decode(i, context) for i in range(1, num_decodes + 1)]
-                for num_tokens in sorted({min(n, most - num_decodes) for n in CHUNKS_BESIDE_DECODES}):
-                    chunk = (self._chunk(0, num_tokens),) if num_tokens > 0 else ()
-                    yield IterationPlan((*decodes, *chunk))
+                for num_prompts, num_tokens in PROMPTS_BESIDE_DECODES:
+                    room = most - num_decodes, max_num_seqs - num_decodes
+                    yield IterationPlan((*decodes, *self._prompts(num_decodes, num_prompts, num_tokens, *room)))
 
     def _chunk(self, start: int, num_tokens: int) -> ScheduledSequence:
         return _probe(0, start, num_tokens, tuple(range(-(-(start + num_tokens) // self._block_size))))
+
+    def _prompts(
+        self, num_before: int, count: int, num_tokens: int, most: int, max_num_seqs: int
+    ) -> tuple[ScheduledSequence, ...]:
+        """As many as there is room for, numbered after so many others; the last may be shorter."""
+        shares = list[ScheduledSequence]()
+        num_tokens = min(num_tokens, self.longest)
+        for number in range(1, min(count, max_num_seqs) + 1):
+            length = min(num_tokens, most)
+            if length < 2:
+                break
+            most -= length
+            of_one = -(-length // self._block_size)
+            blocks = tuple((number * of_one + i) % self._num_blocks for i in range(of_one))
+            shares.append(_probe(num_before + number, 0, length, blocks))
+        return tuple(shares)
 
     def _decode(self, number: int, context: int) -> ScheduledSequence:
         """The blocks of different ones are different as far as there are enough: a cache would hold what is shared."""
@@ -100,6 +120,13 @@ def _probe(number: int, start: int, num_tokens: int, blocks: tuple[int, ...]) ->
 
 
 def _seconds(executor: Executor, clock: Clock, plan: IterationPlan) -> float:
+    """Who decodes is known to the executor beforehand, as in traffic: taking a sequence up costs the host time."""
+    decodes = tuple(item for item in plan.scheduled if len(item.token_ids) == 1)
+    if decodes:
+        executor.launch(IterationPlan(decodes)).wait()
+        known = (item._replace(table_start=len(item.block_ids), block_ids=()) for item in decodes)
+        prompts = (item for item in plan.scheduled if len(item.token_ids) > 1)
+        plan = IterationPlan((*known, *prompts))
     started_s = clock.now_s()
     executor.launch(plan).wait()
     seconds = clock.now_s() - started_s

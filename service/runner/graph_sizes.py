@@ -39,8 +39,9 @@ beside other processes dropped a dozen good sizes."""
 
 
 def most_prompts(num_tokens: int) -> int:
-    """How many sequences of a step of `num_tokens` may compute several tokens: each of them costs a row of logits."""
-    return min(max(num_tokens // 32, 16), 64)
+    """How many sequences of a step of `num_tokens` may compute several tokens. Each of them costs a row of logits, and
+    a step with more runs kernel by kernel. Prompts of 16 tokens, a chatbot's first turns, have room."""
+    return min(max(num_tokens // 16, 16), 128)
 
 
 class GraphSize(NamedTuple):

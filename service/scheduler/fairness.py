@@ -1,8 +1,13 @@
-"""AdaptiveLLM's fairness-based scheduling (section 3.2, Algorithm 2): short requests do not wait behind long ones.
+"""AdaptiveLLM's fairness-based scheduling (section 3.5, Algorithm 2): short requests do not wait behind long ones.
 
 A request's priority is its time since arrival divided by its length in tokens: it grows while the request waits,
 faster for short ones, so nobody starves. A queue's priority is the mean of its members'; the queue of preempted
-requests and the queue of new ones compete as a whole.
+requests and the queue of new ones compete as a whole. New ones, being short, mostly win.
+
+Two rules differ from the paper's, because its own preempt often and dearly. It pauses the request of lowest priority,
+the longest: the dearest to bring back. Here the one that started last gives way, which has the least to lose. And it
+starts new ones until all have started, while those paused for them fill the host's memory and are dropped from then on,
+to be computed again: here the paused go first while the host is nearly full.
 """
 
 from __future__ import annotations
@@ -11,20 +16,36 @@ from collections.abc import Sequence
 from operator import itemgetter
 
 from service.core.sequence_group import SequenceGroup
+from service.kvcache.swap_space import SwapSpace
+
+SPARE_HOST_SHARE = 1 / 8
+"""Of the host's blocks: with fewer free, most of those who are paused would have to be dropped."""
 
 
 class Fair:
+    """swap_space: where those may go that give way; without any, all of them are dropped, whoever goes first."""
+
+    def __init__(self, swap_space: SwapSpace) -> None:
+        self._swap_space = swap_space
+
     def order(self, waiting: Sequence[SequenceGroup], now_s: float) -> Sequence[SequenceGroup]:
-        """The queue of higher mean priority first, and within a queue the request of higher priority first."""
+        """The queue of higher mean priority first, the preempted ones' if the host is nearly full; within a queue the
+        request of higher priority first."""
         preempted: list[tuple[float, SequenceGroup]] = []
         new: list[tuple[float, SequenceGroup]] = []
         for group in waiting:
             (preempted if group.num_preemptions else new).append((fair_priority(group, now_s), group))
-        queues = sorted((preempted, new), key=_mean, reverse=True)
+        is_new_first = _mean(new) > _mean(preempted) and not self._is_host_nearly_full()
+        queues = (new, preempted) if is_new_first else (preempted, new)
         return [group for queue in queues for _, group in sorted(queue, key=itemgetter(0), reverse=True)]
 
     def victim(self, running: Sequence[SequenceGroup], now_s: float) -> SequenceGroup:
-        return min(running, key=lambda group: (fair_priority(group, now_s), -group.arrival_order))
+        """Who started last."""
+        return running[-1]
+
+    def _is_host_nearly_full(self) -> bool:
+        num_free, num_used = self._swap_space.num_free, self._swap_space.num_used
+        return num_used > 0 and num_free <= SPARE_HOST_SHARE * (num_free + num_used)
 
 
 def fair_priority(group: SequenceGroup, now_s: float) -> float:

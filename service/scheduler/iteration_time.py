@@ -3,8 +3,9 @@
 The paper's predictor takes tokens, batch, layers and hidden size. The last two are constants of a process and end up in
 the coefficients: of an iteration, of a token (dearer past each knee, where a device goes from waiting for memory to
 computing), of a pair of a prompt's token and one that it attends to, of a token of the longest prompt's context (which
-few tokens wait for one after the other, however little they compute), of a sequence that decodes, and of a cached token
-that it reads. They are fitted to timings taken at start-up and refreshed while running.
+few tokens wait for one after the other, however little they compute), of a sequence that decodes, of a cached token
+that it reads, and of a prompt (which the host takes up). They are fitted to timings taken at start-up and refreshed
+while running.
 
 An executor with CUDA graphs computes a few sizes only, each step in the next one with room for it. So tokens and
 sequences that decode are counted as it counts them, and each of its sizes has a correction of its own: how far it is
@@ -23,7 +24,7 @@ from service.scheduler.least_squares import Moments, fit_nonnegative
 
 KNEES = (64, 256, 1024)
 """Tokens."""
-NUM_FEATURES = 6 + len(KNEES)
+NUM_FEATURES = 7 + len(KNEES)
 MIN_OBSERVED = 12
 REFIT_EVERY = 32
 KEEP = 1 - 1 / 256
@@ -169,7 +170,7 @@ class IterationTime:
 def _features(workload: Workload, size: StepSize) -> tuple[float, ...]:
     num_tokens, num_decodes = (workload.num_tokens, workload.num_decodes) if size[1] == _UNPADDED else size
     past_knees = [max(0, num_tokens - knee) for knee in KNEES]
-    return (1.0, num_tokens, *past_knees, num_decodes, *workload[1:4])
+    return (1.0, num_tokens, *past_knees, num_decodes, *workload[1:4], workload.num_prompts)
 
 
 class _Correction:

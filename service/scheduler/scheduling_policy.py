@@ -16,5 +16,5 @@ class SchedulingPolicy(Protocol):
         ...
 
     def victim(self, running: Sequence[SequenceGroup], now_s: float) -> SequenceGroup:
-        """The running group that gives its memory up first."""
+        """The running group that gives its memory up first; they are given in order of start."""
         ...

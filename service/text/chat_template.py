@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import jinja2.meta
 from service.errors import HeadraceError, ModelLoadError
 from service.text import reasoning
 from service.text.template_sandbox import TemplateSandbox
+from service.text.tokenizer_config import read_tokenizer_config
 from service.text.tool_calls import ToolStyle, style_of_template
 
 Message = Mapping[str, object]
@@ -116,17 +116,16 @@ def load_chat_template(folder: Path, file: Path | None = None) -> ChatTemplate |
     Looks at chat_template.jinja, then at `chat_template` in tokenizer_config.json (a string, or named
     templates of which `default` is taken).
     """
-    tokenizer_config = _read_json(folder / "tokenizer_config.json")
-    special_tokens = _special_tokens(_read_json(folder / "special_tokens_map.json"), tokenizer_config)
+    config = read_tokenizer_config(folder)
     if file is not None:
         if not file.is_file():
             raise ModelLoadError(f"chat-template: {file} is not a file")
-        return ChatTemplate(_read_text(file), special_tokens)
+        return ChatTemplate(_read_text(file), config.special_tokens)
     beside = folder / "chat_template.jinja"
     if beside.is_file():
-        return ChatTemplate(_read_text(beside), special_tokens)
-    source = _source_in(tokenizer_config.get("chat_template"))
-    return None if source is None else ChatTemplate(source, special_tokens)
+        return ChatTemplate(_read_text(beside), config.special_tokens)
+    source = _source_in(config.options.get("chat_template"))
+    return None if source is None else ChatTemplate(source, config.special_tokens)
 
 
 def _read_text(file: Path) -> str:
@@ -144,25 +143,3 @@ def _source_in(entry: object) -> str | None:
         default = named.get("default")
         return default if isinstance(default, str) else None
     return None
-
-
-def _special_tokens(*sources: Mapping[str, object]) -> dict[str, str]:
-    """The entries called `..._token`; later sources win. A token is a string, or an object with `content`."""
-    texts = {}
-    for name, value in (entry for source in sources for entry in source.items()):
-        text = value.get("content") if isinstance(value, dict) else value
-        if name.endswith("_token") and isinstance(text, str):
-            texts[name] = text
-    return texts
-
-
-def _read_json(file: Path) -> dict[str, object]:
-    if not file.is_file():
-        return {}
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelLoadError(f"{file} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelLoadError(f"{file} is not a JSON object")
-    return value

@@ -51,6 +51,8 @@ class Tokenizer:
         try:
             inner = tokenizers.Tokenizer.from_file(str(file)) if file.is_file() else byte_level_bpe(folder)
             return cls(inner)
+        except ModelLoadError:
+            raise
         except Exception as error:  # the library raises bare Exception
             raise ModelLoadError(f"{file if file.is_file() else folder / VOCABULARY}: {error}") from error
 

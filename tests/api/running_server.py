@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from service.api.app import create_app
 from service.api.serving_state import GenerationDefaults, ServedModel, ServingState
-from service.config import ApiConfig, ConnectionLimits, SchedulerConfig
+from service.config import ApiConfig, ConnectionLimits, ListenAddress, SchedulerConfig
 from service.core.clock import MonotonicClock
 from service.engine.async_engine import AsyncEngine
 from service.engine.engine import Engine
@@ -162,7 +162,7 @@ class RunningServer:
         if self.scene.ready:
             self.state.set_ready(self._served_model())
         app = create_app(self.state, self.scene.config, self.recorder, self.registry)
-        self._http = HttpServer(app, "127.0.0.1", 0, self.scene.limits)
+        self._http = HttpServer(app, ListenAddress(), self.scene.limits)
         self.base_url = self._http.bind()
         serving = asyncio.create_task(self._http.serve_forever())
         while not self._http.started:

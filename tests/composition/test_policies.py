@@ -5,6 +5,8 @@ from typing import get_args
 import pytest
 
 from service.composition.policies import make_admission, make_chunk_budget, make_preemption, make_scheduling_policy
+from service.kvcache.block_pool import BlockPool
+from service.kvcache.swap_space import SwapSpace
 from service.scheduler.admission import OnDemandAdmission
 from service.scheduler.chunk_budget import FixedBudget, InPieces, InterTokenTarget
 from service.scheduler.fairness import Fair
@@ -31,8 +33,9 @@ def test_every_name_of_a_setting_is_here(setting: str, made: dict[str, type]):
 
 
 def test_a_name_makes_the_policy_of_that_name():
+    swap_space = SwapSpace(0, BlockPool(1))
     for name, kind in SCHEDULING.items():
-        assert isinstance(make_scheduling_policy(Settings(scheduling_policy=name), History()), kind)
+        assert isinstance(make_scheduling_policy(Settings(scheduling_policy=name), History(), swap_space), kind)
     for name, kind in ADMISSION.items():
         assert isinstance(make_admission(Settings(admission_policy=name), 3, History()), kind)
     for name, kind in PREEMPTION.items():

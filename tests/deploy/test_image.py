@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from service.settings import Settings, read_settings
+from tests.certificates import make_certificate
 from tests.deploy.deployment import DOCKERFILE, ROOT, environment_of_the_image, health_check_command
 from tests.deploy.health_check import check_health
 from tests.e2e.server_process import ServerProcess, write_dummy_folder
@@ -105,3 +106,20 @@ def test_healthy_while_it_serves_unhealthy_when_it_hangs_or_is_gone(tmp_path: Pa
         server.terminate()
         assert server.wait(30) == 0
         assert check_health(server.url) == 1
+
+
+@pytest.mark.parametrize("how", ["unix socket", "TLS"])
+def test_the_health_check_goes_where_the_service_listens(tmp_path: Path, how: str):
+    file, key = make_certificate(tmp_path) if how == "TLS" else (None, None)
+    where = {"uds": tmp_path / "socket"} if file is None else {"ssl_certfile": file, "ssl_keyfile": key}
+    flags = [f"--{name}={path}" for name, path in where.items()]
+    folder = str(write_dummy_folder(tmp_path / "dummy"))
+    with ServerProcess(
+        folder, "--load-format", "dummy", "--device", "cpu", "--kv-cache-memory", "8MiB", *flags
+    ) as server:
+        assert server.url.startswith("unix:" if file is None else "https:")
+        told = {f"HEADRACE_{name.upper()}": str(path) for name, path in where.items()}
+        assert check_health(server.url, told) == 0
+        server.terminate()
+        assert server.wait(30) == 0
+        assert check_health(server.url, told) == 1

@@ -104,7 +104,7 @@ class Harness:
         policies: dict[str, SchedulingPolicy] = {
             "fcfs": FirstComeFirstServed(),
             "priority": ByPriority(),
-            "fair": Fair(),
+            "fair": Fair(self.blocks.swap_space),
             "shares": TokenShares(history),
         }
         self.is_fcfs = policy == "fcfs"

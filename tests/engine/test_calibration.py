@@ -70,3 +70,58 @@ def test_every_size_that_is_padded_to_is_timed():
     calibrated(iteration_time, max_tokens=400)
     assert {96, 192, 288, 384, 400, 200} <= set(iteration_time.timed)
     assert max(iteration_time.timed) == 400
+
+
+NEW_SEQUENCE_S = 4e-5
+
+
+class TakingUp(LinearExecutor):
+    """Every sequence that it has not seen costs the host time."""
+
+    def execute(self, plan: IterationPlan) -> IterationResult:
+        self._clock.advance(NEW_SEQUENCE_S * sum(item.sequence_id not in self.alive for item in plan.scheduled))
+        return super().execute(plan)
+
+
+def test_prompts_are_taken_up_and_decodes_are_there_already():
+    clock, iteration_time = ManualClock(), IterationTime()
+    calibrate(
+        TakingUp(clock),
+        iteration_time,
+        clock,
+        num_blocks=200,
+        block_size=16,
+        max_tokens=1024,
+        max_model_len=2048,
+        max_num_seqs=64,
+    )
+    decodes = Workload(60, 0, 60 * 100, 0, 60, 0)
+    assert iteration_time.seconds(decodes) == pytest.approx(0.004 + 60 * (2e-5 + 100e-9), rel=0.02)
+    burst = Workload(30 * 16, 30 * num_attended_pairs(0, 16), 0, 16, 0, 30)
+    taken = 0.004 + 30 * (16 * 2e-5 + NEW_SEQUENCE_S)
+    assert iteration_time.seconds(burst) == pytest.approx(taken, rel=0.02)
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 2, 5])
+def test_no_plan_has_more_sequences_or_tokens_than_there_is_room_for(max_num_seqs: int):
+    clock, plans = ManualClock(), list[IterationPlan]()
+
+    class Watched(LinearExecutor):
+        def execute(self, plan: IterationPlan) -> IterationResult:
+            plans.append(plan)
+            return super().execute(plan)
+
+    calibrate(
+        Watched(clock),
+        IterationTime(),
+        clock,
+        num_blocks=8,
+        block_size=4,
+        max_tokens=20,
+        max_model_len=64,
+        max_num_seqs=max_num_seqs,
+    )
+    assert max(len(plan.scheduled) for plan in plans) <= max_num_seqs
+    assert max(plan.num_scheduled_tokens for plan in plans) == 20
+    for plan in plans:
+        assert len({item.sequence_id for item in plan.scheduled}) == len(plan.scheduled)

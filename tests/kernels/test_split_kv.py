@@ -38,6 +38,15 @@ def test_splits_cover_what_is_seen_once_and_are_about_as_many_as_wanted(lens: li
         assert len(mine) == 1 or min(end - begin for _, (_, begin, end, *_) in mine) > split_tiles // 2 - 64
 
 
+def test_the_most_items_grow_neither_with_the_length_alone_nor_with_the_splits_wanted_alone():
+    """As many programs are launched: a batch of long sequences costs one splits_wanted, not one for each of them."""
+    rule = SplitRule(64, splits_wanted=20, min_tiles=2)
+    assert rule.most_items(3, 1_000_000) == 3 + 20
+    assert rule.most_items(3, 3 * 128) == 3 * 3
+    assert rule.most_items(3, 0) == 3
+    assert rule._replace(sliding_window=256).most_items(3, 1_000_000) == 3 * 2
+
+
 @pytest.mark.parametrize("lane", [INTERPRET, GPU])
 @pytest.mark.parametrize("most_at_one_look", [16, 64])
 @pytest.mark.parametrize("lens", LENGTHS.values(), ids=LENGTHS)

@@ -48,10 +48,19 @@ def test_a_step_is_padded_to_the_next_size_that_takes_it_if_that_is_not_too_far(
     assert narrowest(sizes, 60, 20, 1) == (64, 32)
     assert narrowest(sizes, 60, 33, 1) is None
     assert narrowest(sizes, 100, 0, 16) == (128, 0)
-    assert narrowest(sizes, 100, 0, 17) is None, "2048 has room for so many prompts, and is too far"
+    assert narrowest(sizes, 100, 0, 17) == (512, 0)
+    assert narrowest(sizes, 100, 0, 33) is None, "2048 has room for so many prompts, and is too far"
     assert narrowest(sizes, 20, 20, 0) == (64, 32), "prompts of one token are computed like decodes"
     decodes = [GraphSize(n, n) for n in (1, 8, 300)]
     assert [narrowest(decodes, n, n, 0) for n in (1, 2, 9, 300, 301)] == [(1, 1), (8, 8), (300, 300), (300, 300), None]
+
+
+def test_prompts_of_16_tokens_have_room_however_many_start_at_once():
+    sizes = sorted(size for size in graph_sizes(256, 2048) if size.is_mixed)
+    for num_tokens in range(2, 2049):
+        assert narrowest(sizes, num_tokens, 0, max(1, num_tokens // 16)) is not None
+    assert narrowest(sizes, 264, 38, 17) == (320, 256), "steps of a chatbot's traffic"
+    assert narrowest(sizes, 1430, 0, 87) == (1536, 0)
 
 
 def test_a_size_that_takes_longer_than_a_larger_one_nearby_is_not_kept():

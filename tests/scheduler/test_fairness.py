@@ -5,8 +5,12 @@ import pytest
 from service.core.request import Request
 from service.core.sampling_params import SamplingParams
 from service.core.sequence_group import SequenceGroup
+from service.kvcache.block_pool import BlockPool
+from service.kvcache.swap_space import SwapSpace
 from service.scheduler.fairness import Fair, fair_priority
 from tests.engine.harness import Harness
+
+FAIR = Fair(SwapSpace(0, BlockPool(1)))
 
 
 def make_group(order: int, length: int, arrival_s: float, num_preemptions: int = 0) -> SequenceGroup:
@@ -21,30 +25,50 @@ def test_priority_is_time_since_arrival_per_token():
 
 def test_short_requests_do_not_wait_behind_long_ones():
     long, short = make_group(0, 100, 0.0), make_group(1, 10, 1.0)
-    assert list(Fair().order([long, short], 2.0)) == [short, long]
-    assert Fair().victim([long, short], 2.0) is long
+    assert list(FAIR.order([long, short], 2.0)) == [short, long]
+
+
+def test_who_started_last_gives_way_however_short_it_is():
+    long, short = make_group(0, 100, 0.0), make_group(1, 10, 1.0)
+    assert FAIR.victim([long, short], 2.0) is short
+    assert FAIR.victim([short, long], 2.0) is long
 
 
 def test_a_long_request_is_not_starved_by_short_ones_that_keep_coming():
     long, fresh = make_group(0, 100, 0.0), make_group(1, 1, 99.5)
-    assert list(Fair().order([long, fresh], 100.0)) == [long, fresh]
+    assert list(FAIR.order([long, fresh], 100.0)) == [long, fresh]
 
 
 def test_the_queue_of_higher_mean_goes_first_as_a_whole():
     preempted = [make_group(0, 10, 0.0, num_preemptions=1), make_group(1, 40, 0.0, num_preemptions=1)]
     new = [make_group(2, 17, 0.0), make_group(3, 18, 0.0)]
-    order = Fair().order([*preempted, *new], 10.0)
+    order = FAIR.order([*preempted, *new], 10.0)
     assert [g.arrival_order for g in order] == [0, 1, 2, 3]
     new[0] = make_group(2, 5, 0.0)
-    order = Fair().order([*preempted, *new], 10.0)
+    order = FAIR.order([*preempted, *new], 10.0)
     assert [g.arrival_order for g in order] == [2, 3, 0, 1]
 
 
 def test_a_queue_does_not_go_first_for_being_long():
     preempted = [make_group(number, 20, 0.0, num_preemptions=1) for number in range(5)]
     new = [make_group(5, 15, 0.0)]
-    order = Fair().order([*preempted, *new], 10.0)
+    order = FAIR.order([*preempted, *new], 10.0)
     assert [g.arrival_order for g in order] == [5, 0, 1, 2, 3, 4]
+
+
+def test_preempted_ones_go_first_while_the_host_has_hardly_room_for_more():
+    """Who gives way for a new one would be dropped, and computed again."""
+    preempted, new = make_group(0, 40, 0.0, num_preemptions=1), make_group(1, 5, 0.0)
+    for num_used, first in ((6, new), (7, preempted), (8, preempted)):
+        device = BlockPool(8)
+        swap_space = SwapSpace(8, device)
+        swap_space.move_out({0: [device.allocate() for _ in range(num_used)]})
+        assert Fair(swap_space).order([preempted, new], 10.0)[0] is first
+
+
+def test_without_a_host_new_ones_go_first_as_they_do_in_the_paper():
+    preempted, new = make_group(0, 40, 0.0, num_preemptions=1), make_group(1, 5, 0.0)
+    assert FAIR.order([preempted, new], 10.0)[0] is new
 
 
 def weighted_turnaround(policy: str) -> float:
