@@ -29,7 +29,10 @@ class PlainHistogram(Collector):
 
     def collect(self) -> Iterator[Metric]:
         below = [*accumulate(self._counts)]
-        # As the library spells bounds; it has no types for that.
-        bounds = [*(floatToGoString(bound) for bound in self._bounds), "+Inf"]  # type: ignore[no-untyped-call]
+        bounds = [*map(_spelled, self._bounds), "+Inf"]
         buckets = [*zip(bounds, below, strict=True)]
         yield HistogramMetricFamily(self._name, self._meaning, buckets=buckets, sum_value=self._sum)
+
+
+def _spelled(bound: float) -> str:
+    return str(floatToGoString(bound))  # type: ignore[no-untyped-call]  # of the library
