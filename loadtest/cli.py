@@ -8,7 +8,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,22 +60,26 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     server.add_argument("--label", help="name of this run, for the result")
     server.add_argument("--model", help="default: the first that the server lists")
     server.add_argument("--tokenizer", help="name of the tokenizer, for the result")
-    server.add_argument("--vocab-size", type=int, help="bound of the prompts' token ids; default: the server's")
-    server.add_argument("--min-token-id", type=int, default=3, help="least token id in prompts; default: 3")
-    server.add_argument("--extra-body", type=json.loads, default={}, help="JSON laid over each body; null removes")
+    server.add_argument(
+        "--vocab-size", type=_at_least(1), help="bound of the prompts' token ids; default: the server's"
+    )
+    server.add_argument("--min-token-id", type=_at_least(0), default=3, help="least token id in prompts; default: 3")
+    server.add_argument("--extra-body", type=_json_object, default={}, help="JSON laid over each body; null removes")
     server.add_argument("--no-ignore-eos", action="store_true", help="let the model end its answers")
     server.add_argument("--return-token-ids", action="store_true", help="ask for token ids in chunks")
-    server.add_argument("--timeout", type=float, default=600.0, help="seconds a request may take; default: 600")
-    server.add_argument("--warmup", type=int, default=1, help="requests before the run, not counted; default: 1")
+    server.add_argument("--timeout", type=_seconds, default=600.0, help="seconds a request may take; default: 600")
+    server.add_argument(
+        "--warmup", type=_at_least(0), default=1, help="requests before the run, not counted; default: 1"
+    )
     _add_workload_options(parser)
     load = parser.add_argument_group("load")
-    load.add_argument("--max-concurrency", type=int, help="alone: closed loop of so many clients")
-    load.add_argument("--processes", type=int, help="client processes; default: half of the cores")
+    load.add_argument("--max-concurrency", type=_at_least(1), help="alone: closed loop of so many clients")
+    load.add_argument("--processes", type=_at_least(1), help="client processes; default: half of the cores")
     result = parser.add_argument_group("result")
     result.add_argument(
         "--goodput", nargs="+", default=[], metavar="NAME:MS", help="objectives, as ttft:200 tpot:50 e2el:5000"
     )
-    result.add_argument("--metric-percentiles", default="50,90,95,99", help="default: 50,90,95,99")
+    result.add_argument("--metric-percentiles", type=_percentiles, default="50,90,95,99", help="default: 50,90,95,99")
     result.add_argument("--save", type=Path, metavar="FILE", help="write the full result as JSON")
     parser.set_defaults(command=_run)
 
@@ -88,11 +92,11 @@ def _add_workload_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--num-prompts",
         "--num",
-        type=int,
+        type=_at_least(1),
         dest="num_prompts",
         help="number of requests; default: the workload's, or the whole trace",
     )
-    group.add_argument("--seed", type=int, default=0, help="of lengths, prompts and arrivals; default: 0")
+    group.add_argument("--seed", type=_at_least(0), default=0, help="of lengths, prompts and arrivals; default: 0")
     group.add_argument("--request-rate", type=float, default=math.inf, help="requests/s; default inf: all at once")
     group.add_argument("--burstiness", type=float, default=1.0, help="gamma shape of the gaps; 1 is Poisson")
     group.add_argument(
@@ -104,8 +108,8 @@ def _add_workload_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_trace(parser: argparse.ArgumentParser) -> None:
     _add_workload_options(parser)
-    parser.add_argument("--vocab-size", type=int, help="also write the prompts, ids below this")
-    parser.add_argument("--min-token-id", type=int, default=3, help="least token id in prompts")
+    parser.add_argument("--vocab-size", type=_at_least(1), help="also write the prompts, ids below this")
+    parser.add_argument("--min-token-id", type=_at_least(0), default=3, help="least token id in prompts")
     parser.add_argument("--out", type=Path, required=True)
     parser.set_defaults(command=_trace, max_concurrency=None)
 
@@ -116,6 +120,45 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_report)
 
 
+def _at_least(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.strip().lstrip("+-").isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"want a whole number of at least {least}, not {text!r}")
+        return int(text)
+
+    return number
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"want seconds above 0, not {text!r}")
+    return seconds
+
+
+def _percentiles(text: str) -> list[float]:
+    try:
+        percentiles = [float(part) for part in text.split(",")]
+    except ValueError:
+        percentiles = [math.nan]
+    if not all(0 <= percentile <= 100 for percentile in percentiles):
+        raise argparse.ArgumentTypeError(f"want numbers from 0 to 100 with commas between, not {text!r}")
+    return percentiles
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"want a JSON object, not {text!r}")
+    return value
+
+
 def _run(args: argparse.Namespace) -> int:
     from loadtest.metrics import Objectives, summarize, without_long_arrays
     from loadtest.progress import ProgressBar
@@ -123,7 +166,8 @@ def _run(args: argparse.Namespace) -> int:
     from loadtest.table import text_table
 
     objectives = Objectives.parse(args.goodput)
-    percentiles = [float(text) for text in args.metric_percentiles.split(",")]
+    if args.save and not args.save.parent.is_dir():  # not after the run
+        raise ValueError(f"--save: there is no folder {args.save.parent}")
     plan, labels = _plan(args)
     bar = ProgressBar(len(plan.requests))
     try:
@@ -133,12 +177,12 @@ def _run(args: argparse.Namespace) -> int:
         return 1
     finally:
         bar.close()
-    result = summarize(outcome, labels, objectives, percentiles)
-    if args.save:
-        args.save.write_text(json.dumps(result), encoding="utf-8")
+    result = summarize(outcome, labels, objectives, args.metric_percentiles)
     _warn(result, open_loop=not plan.closed_loop and not plan.max_concurrency)
     print(text_table([result], [args.label or args.backend]))
-    print(json.dumps(without_long_arrays(result)))
+    print(json.dumps(without_long_arrays(result)), flush=True)
+    if args.save:
+        args.save.write_text(json.dumps(result), encoding="utf-8")
     return 1 if result["failed"] else 0
 
 
@@ -306,11 +350,22 @@ def _with_prompts(requests: "Sequence[TraceRequest]", vocab_size: int, min_token
 def _report(args: argparse.Namespace) -> int:
     from loadtest.report import html_report
 
-    results = [json.loads(path.read_text(encoding="utf-8")) for path in args.results]
+    results = [_read_result(path) for path in args.results]
     names = [result.get("label") or path.stem for result, path in zip(results, args.results, strict=True)]
     args.out.write_text(html_report(results, names), encoding="utf-8")
     print(args.out)
     return 0
+
+
+def _read_result(path: Path) -> Mapping[str, Any]:
+    """Raises ValueError if it is not what `run --save` writes."""
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    if not isinstance(result, dict) or "request_throughput" not in result:
+        raise ValueError(f"{path}: not a result of `loadtest run --save`")
+    return result
 
 
 def _workloads(args: argparse.Namespace) -> int:
