@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _serve(arguments: list[str]) -> int:
     from service.errors import ConfigError
-    from service.settings import read_settings
+    from service.settings_reader import read_settings
 
     try:
         settings = read_settings(arguments)
@@ -70,7 +70,7 @@ def _chat(arguments: list[str]) -> int:
 def _bench(arguments: list[str]) -> int:
     from service.bench.options import KernelsOptions, read_options
     from service.errors import ConfigError
-    from service.settings import read_settings
+    from service.settings_reader import read_settings
 
     options, rest = read_options(arguments)
     try:

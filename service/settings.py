@@ -1,50 +1,30 @@
-"""Every setting of `headrace serve`: one model, read from flags, environment, file and defaults, in that order.
+"""Every setting of `headrace serve`: its name, type, default and description, and what contradicts what.
 
-Imports pydantic-settings; the parts of the service receive the plain values of `config.py`.
+`settings_reader.py` fills them in; the parts of the service receive the plain values of `config.py`.
 """
 
 from __future__ import annotations
 
-import os
-import re
-from argparse import ArgumentParser
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import ByteSize, Field, FiniteFloat, JsonValue, ValidationError, field_validator, model_validator
+from pydantic import ByteSize, Field, FiniteFloat, JsonValue, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliPositionalArg,
-    CliSettingsSource,
     EnvSettingsSource,
-    InitSettingsSource,
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    SettingsError,
 )
 
 from service.config import ApiConfig, CacheConfig, ConnectionLimits, ListenAddress, ModelSource, SchedulerConfig
-from service.config_file import did_you_mean, read_config_file
-from service.errors import ConfigError
+from service.service_links import is_service_link
 
 ENV_PREFIX = "HEADRACE_"
 QUICKSTART_MODEL = Path(__file__).parent / "quickstart" / "model"
 QUICKSTART_NAME = "headrace-quickstart"
 SECRETS = frozenset({"api_key"})
-
-_METAVARS = {
-    "str": "TEXT",
-    "int": "NUMBER",
-    "float": "NUMBER",
-    "ByteSize": "SIZE",
-    "Path": "FILE",
-    "tuple[str,...]": "A,B,...",
-    "dict[str,JsonValue]": "JSON",
-}
-_SERVICE_LINK = re.compile(r"HEADRACE_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
-_SERVICE_PORT = re.compile(r"(tcp|udp|sctp)://.*")
-"""What Kubernetes puts into the environment of every pod beside a Service called `headrace` (or `headrace-...`)."""
 
 
 class Settings(BaseSettings):
@@ -222,7 +202,7 @@ class Settings(BaseSettings):
             env_settings.env_vars = {
                 name: value
                 for name, value in env_settings.env_vars.items()
-                if not _is_service_link(name.upper(), value or "")
+                if not is_service_link(name.upper(), value or "")
             }
         return init_settings, env_settings
 
@@ -309,83 +289,3 @@ class Settings(BaseSettings):
             if value != field.default:
                 changed[name] = "***" if name in SECRETS else str(value)
         return changed
-
-
-def read_settings(arguments: list[str]) -> Settings:
-    """Settings from flags, environment and file.
-
-    Raises ConfigError that names each wrong setting and the reason. `--help` prints and exits.
-    """
-    _check_environment()
-    try:
-        command_line: CliSettingsSource[ArgumentParser] = CliSettingsSource(Settings, cli_prog_name="headrace serve")
-        _tidy_help(command_line.root_parser)
-        named = command_line(args=[_with_hyphens(a) for a in arguments])()
-        config = named.get("config") or os.environ.get(f"{ENV_PREFIX}CONFIG")
-        return _with_file(Path(config))(**named) if config else Settings(**named)
-    except ValidationError as fault:
-        raise ConfigError(_explain(fault)) from None
-    except SettingsError as fault:
-        raise ConfigError(_explain_command_line(str(fault))) from None
-
-
-def _with_hyphens(argument: str) -> str:
-    """`--max_num_seqs=4` is `--max-num-seqs=4`."""
-    flag, equals, value = argument.partition("=")
-    return flag.replace("_", "-") + equals + value if flag.startswith("--") else argument
-
-
-def _tidy_help(parser: ArgumentParser) -> None:
-    """Says what a value is in words of the reader, not of Python, and leaves out defaults that are none."""
-    parser.usage = "headrace serve [options] [MODEL]"
-    for action in parser._actions:
-        if isinstance(action.metavar, str):
-            action.metavar = _METAVARS.get(action.metavar, action.metavar)
-        action.help = re.sub(r" \(default: (null|\(\)|\{\})\)$", "", action.help or "")
-
-
-def _with_file(path: Path) -> type[Settings]:
-    values = read_config_file(path, Settings.model_fields.keys() - {"config"})
-
-    class FileSettings(Settings):
-        @classmethod
-        def settings_customise_sources(
-            cls, settings_cls: type[BaseSettings], *args: Any, **kwargs: Any
-        ) -> tuple[PydanticBaseSettingsSource, ...]:
-            before = super().settings_customise_sources(settings_cls, *args, **kwargs)
-            return *before, InitSettingsSource(settings_cls, values)
-
-    return FileSettings
-
-
-def _check_environment() -> None:
-    known = {f"{ENV_PREFIX}{name.upper()}" for name in Settings.model_fields}
-    for variable, value in os.environ.items():
-        if variable.startswith(ENV_PREFIX) and variable not in known and not _is_service_link(variable, value):
-            raise ConfigError(f"{variable} is not a setting{did_you_mean(variable, known)}")
-
-
-def _is_service_link(variable: str, value: str) -> bool:
-    is_port = re.fullmatch(r"HEADRACE_(\w+_)?PORT", variable) is not None
-    return _SERVICE_LINK.fullmatch(variable) is not None or (is_port and _SERVICE_PORT.fullmatch(value) is not None)
-
-
-def _explain(fault: ValidationError) -> str:
-    lines = []
-    for error in fault.errors():
-        name = "-".join(str(part) for part in error["loc"]).replace("_", "-")
-        reason = error["msg"].removeprefix("Value error, ")
-        given = "" if name in {"api-key", ""} else f" (given: {str(error['input'])[:100]!r})"
-        lines.append(f"{name}: {reason}{given}" if name else reason)
-    return "; ".join(lines)
-
-
-def _explain_command_line(fault: str) -> str:
-    message = fault.removeprefix("error parsing CLI: ")
-    flag = re.search(r"unrecognized arguments: (--[\w-]+)", message)
-    if flag is None:
-        return f"{message} (--help lists every setting)"
-    if flag[1] == "--model":
-        return "--model is not a setting: the model is given without a flag, headrace serve MODEL"
-    known = {f"--{name.replace('_', '-')}" for name in Settings.model_fields}
-    return f"{flag[1]} is not a setting{did_you_mean(flag[1], known)} (--help lists every setting)"

@@ -1,0 +1,109 @@
+"""Settings from what the user wrote, and what was wrong with it in the user's words."""
+
+from __future__ import annotations
+
+import os
+import re
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    CliSettingsSource,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsError,
+)
+
+from service.config_file import did_you_mean, read_config_file
+from service.errors import ConfigError
+from service.service_links import is_service_link
+from service.settings import ENV_PREFIX, Settings
+
+_METAVARS = {
+    "str": "TEXT",
+    "int": "NUMBER",
+    "float": "NUMBER",
+    "ByteSize": "SIZE",
+    "Path": "FILE",
+    "tuple[str,...]": "A,B,...",
+    "dict[str,JsonValue]": "JSON",
+}
+
+
+def read_settings(arguments: list[str]) -> Settings:
+    """Settings from flags, environment and file.
+
+    Raises ConfigError that names each wrong setting and the reason. `--help` prints and exits.
+    """
+    _check_environment()
+    try:
+        command_line: CliSettingsSource[ArgumentParser] = CliSettingsSource(Settings, cli_prog_name="headrace serve")
+        _tidy_help(command_line.root_parser)
+        named = command_line(args=[_with_hyphens(a) for a in arguments])()
+        config = named.get("config") or os.environ.get(f"{ENV_PREFIX}CONFIG")
+        return _with_file(Path(config))(**named) if config else Settings(**named)
+    except ValidationError as fault:
+        raise ConfigError(_explain(fault)) from None
+    except SettingsError as fault:
+        raise ConfigError(_explain_command_line(str(fault))) from None
+
+
+def _with_hyphens(argument: str) -> str:
+    """`--max_num_seqs=4` is `--max-num-seqs=4`."""
+    flag, equals, value = argument.partition("=")
+    return flag.replace("_", "-") + equals + value if flag.startswith("--") else argument
+
+
+def _tidy_help(parser: ArgumentParser) -> None:
+    """Says what a value is in words of the reader, not of Python, and leaves out defaults that are none."""
+    parser.usage = "headrace serve [options] [MODEL]"
+    for action in parser._actions:
+        if isinstance(action.metavar, str):
+            action.metavar = _METAVARS.get(action.metavar, action.metavar)
+        action.help = re.sub(r" \(default: (null|\(\)|\{\})\)$", "", action.help or "")
+
+
+def _with_file(path: Path) -> type[Settings]:
+    """Settings that the file's values come into last, before the defaults."""
+    values = read_config_file(path, Settings.model_fields.keys() - {"config"})
+
+    class FileSettings(Settings):
+        @classmethod
+        def settings_customise_sources(
+            cls, settings_cls: type[BaseSettings], *args: Any, **kwargs: Any
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            before = super().settings_customise_sources(settings_cls, *args, **kwargs)
+            return *before, InitSettingsSource(settings_cls, values)
+
+    return FileSettings
+
+
+def _check_environment() -> None:
+    known = {f"{ENV_PREFIX}{name.upper()}" for name in Settings.model_fields}
+    for variable, value in os.environ.items():
+        if variable.startswith(ENV_PREFIX) and variable not in known and not is_service_link(variable, value):
+            raise ConfigError(f"{variable} is not a setting{did_you_mean(variable, known)}")
+
+
+def _explain(fault: ValidationError) -> str:
+    lines = []
+    for error in fault.errors():
+        name = "-".join(str(part) for part in error["loc"]).replace("_", "-")
+        reason = error["msg"].removeprefix("Value error, ")
+        given = "" if name in {"api-key", ""} else f" (given: {str(error['input'])[:100]!r})"
+        lines.append(f"{name}: {reason}{given}" if name else reason)
+    return "; ".join(lines)
+
+
+def _explain_command_line(fault: str) -> str:
+    message = fault.removeprefix("error parsing CLI: ")
+    flag = re.search(r"unrecognized arguments: (--[\w-]+)", message)
+    if flag is None:
+        return f"{message} (--help lists every setting)"
+    if flag[1] == "--model":
+        return "--model is not a setting: the model is given without a flag, headrace serve MODEL"
+    known = {f"--{name.replace('_', '-')}" for name in Settings.model_fields}
+    return f"{flag[1]} is not a setting{did_you_mean(flag[1], known)} (--help lists every setting)"
