@@ -9,6 +9,9 @@ there is let finish for a moment: closing on unread bytes would reset the connec
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
+import time
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -22,6 +25,8 @@ from uvicorn.server import ServerState
 
 from service.config import ConnectionLimits
 
+_logger = logging.getLogger("headrace")
+_WARN_EVERY_S = 60.0
 _GRACE_S = 1.0
 """The app has a deadline of its own for bodies and for streams, and says more when it passes; ours comes after."""
 
@@ -45,9 +50,11 @@ class BoundedProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         limits: ConnectionLimits,
+        crowd: _Crowd,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._limits = limits
+        self._crowd = crowd
         self._input_deadline: asyncio.TimerHandle | None = None
         self._output_deadline: asyncio.TimerHandle | None = None
         self._in_message = False
@@ -60,6 +67,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's own narrowing
         if len(self.connections) >= self._limits.max_connections:
             self.transport = transport
+            self._crowd.turn_away(len(self.connections))
             transport.abort()
             return
         super().connection_made(transport)
@@ -273,6 +281,23 @@ async def _send_without_chunks(
     await send(message)
 
 
+class _Crowd:
+    """Warns of connections that are closed because there are too many, once a minute at most."""
+
+    def __init__(self) -> None:
+        self._num_turned_away = 0
+        self._warned_s = -math.inf
+
+    def turn_away(self, num_open: int) -> None:
+        self._num_turned_away += 1
+        if time.monotonic() - self._warned_s > _WARN_EVERY_S:
+            self._warned_s = time.monotonic()
+            _logger.warning(
+                "%d connections are open, as many as may be: new ones closed: %d", num_open, self._num_turned_away
+            )
+            self._num_turned_away = 0
+
+
 class _LingeringTransport:
     """A connection's transport as uvicorn's side of a request sees it; closing it is left to `close`."""
 
@@ -288,7 +313,9 @@ class _LingeringTransport:
 def bounded_protocol(limits: ConnectionLimits) -> Callable[..., HttpToolsProtocol]:
     """What uvicorn calls for each connection."""
 
+    crowd = _Crowd()
+
     def make(*args: Any, **kwargs: Any) -> HttpToolsProtocol:
-        return BoundedProtocol(*args, limits=limits, **kwargs)
+        return BoundedProtocol(*args, limits=limits, crowd=crowd, **kwargs)
 
     return make

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Coroutine, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 
 import uvloop
 from prometheus_client import CollectorRegistry
@@ -19,6 +20,7 @@ from service.api.serving_state import ServingState
 from service.composition.engine_assembly import make_engine
 from service.composition.model_parts import load_model_parts
 from service.composition.served_model import make_served_model
+from service.config import ConnectionLimits
 from service.core.clock import MonotonicClock
 from service.core.host_times import host_table
 from service.core.stats import EngineSnapshot
@@ -36,6 +38,7 @@ from service.metrics.live_gauges import LiveGauges
 from service.metrics.load_log import LoadLog, log_load
 from service.metrics.recorder import Recorder
 from service.metrics.vllm_names import VllmNames
+from service.open_files import connections_allowed
 from service.settings import Settings
 from service.shutdown import Shutdown
 from service.watchdog import watch_for_hangs
@@ -94,7 +97,7 @@ class _Service:
             self._registry,
             access_log=settings.access_log,
         )
-        self._server = HttpServer(app, settings.listen_address(), settings.connection_limits())
+        self._server = HttpServer(app, settings.listen_address(), self._connection_limits())
 
     async def run(self) -> int:
         self._shutdown.listen()
@@ -177,6 +180,13 @@ class _Service:
         self._state.set_failed()
         self._engine.give_up(ServerError("the engine hangs"))
         self._shutdown.fail(f"an iteration has not come to an end for {seconds:.0f} s")
+
+    def _connection_limits(self) -> ConnectionLimits:
+        wanted = self._settings.connection_limits()
+        allowed = connections_allowed(wanted.max_connections)
+        if allowed < wanted.max_connections:
+            logger.warning("max-connections: open files are limited (ulimit -n), so it is %d", allowed)
+        return replace(wanted, max_connections=allowed)
 
     def _make_recorder(self, instruments: Instruments) -> Recorder:
         recorder = Recorder(instruments)

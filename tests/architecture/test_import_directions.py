@@ -38,6 +38,7 @@ OURS = {
     "watchdog": {"engine"},
     "daemon_thread": set(),
     "process_environment": set(),
+    "open_files": set(),
     "interpreter": set(),
     "model_folder": {"errors"},
     "protocol": {"errors"},
