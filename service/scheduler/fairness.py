@@ -7,7 +7,7 @@ requests and the queue of new ones compete as a whole. New ones, being short, mo
 Two rules differ from the paper's, because its own preempt often and dearly. It pauses the request of lowest priority,
 the longest: the dearest to bring back. Here the one that started last gives way, which has the least to lose. And it
 starts new ones until all have started, while those paused for them fill the host's memory and are dropped from then on,
-to be computed again: here the paused go first while the host is nearly full.
+to be computed again: here the paused go first while the host is nearly full, and of them those that it holds.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from service.kvcache.swap_space import SwapSpace
 SPARE_HOST_SHARE = 1 / 8
 """Of the host's blocks: with fewer free, most of those who are paused would have to be dropped."""
 
+Queue = list[tuple[float, SequenceGroup]]
+"""Priorities and groups."""
+
 
 class Fair:
     """swap_space: where those may go that give way; without any, all of them are dropped, whoever goes first."""
@@ -29,19 +32,28 @@ class Fair:
         self._swap_space = swap_space
 
     def order(self, waiting: Sequence[SequenceGroup], now_s: float) -> Sequence[SequenceGroup]:
-        """The queue of higher mean priority first, the preempted ones' if the host is nearly full; within a queue the
-        request of higher priority first."""
-        preempted: list[tuple[float, SequenceGroup]] = []
-        new: list[tuple[float, SequenceGroup]] = []
+        """The queue of higher mean priority first, and within a queue the request of higher priority first. If the host
+        is nearly full, first those that it holds, then the others that were preempted."""
+        preempted, new = Queue(), Queue()
         for group in waiting:
             (preempted if group.num_preemptions else new).append((fair_priority(group, now_s), group))
-        is_new_first = _mean(new) > _mean(preempted) and not self._is_host_nearly_full()
-        queues = (new, preempted) if is_new_first else (preempted, new)
+        if self._is_host_nearly_full():
+            queues = [*self._by_place(preempted), new]
+        else:
+            queues = sorted((preempted, new), key=_mean, reverse=True)
         return [group for queue in queues for _, group in sorted(queue, key=itemgetter(0), reverse=True)]
 
     def victim(self, running: Sequence[SequenceGroup], now_s: float) -> SequenceGroup:
         """Who started last."""
         return running[-1]
+
+    def _by_place(self, preempted: Queue) -> tuple[Queue, Queue]:
+        """Those on the host, and those that were dropped."""
+        swapped, dropped = Queue(), Queue()
+        for priority, group in preempted:
+            is_swapped = self._swap_space.holds(group.leader.sequence_id)
+            (swapped if is_swapped else dropped).append((priority, group))
+        return swapped, dropped
 
     def _is_host_nearly_full(self) -> bool:
         num_free, num_used = self._swap_space.num_free, self._swap_space.num_used
@@ -55,5 +67,5 @@ def fair_priority(group: SequenceGroup, now_s: float) -> float:
     return (now_s - group.request.arrival_s) / length
 
 
-def _mean(queue: list[tuple[float, SequenceGroup]]) -> float:
+def _mean(queue: Queue) -> float:
     return sum(priority for priority, _ in queue) / len(queue) if queue else float("-inf")

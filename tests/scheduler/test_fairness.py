@@ -66,6 +66,15 @@ def test_preempted_ones_go_first_while_the_host_has_hardly_room_for_more():
         assert Fair(swap_space).order([preempted, new], 10.0)[0] is first
 
 
+def test_then_those_whom_the_host_holds_leave_it_before_others_are_computed_again():
+    device = BlockPool(8)
+    swap_space = SwapSpace(8, device)
+    dropped, swapped = make_group(0, 10, 0.0, num_preemptions=1), make_group(1, 40, 0.0, num_preemptions=1)
+    swap_space.move_out({swapped.leader.sequence_id: [device.allocate() for _ in range(7)]})
+    assert list(Fair(swap_space).order([dropped, swapped], 10.0)) == [swapped, dropped]
+    assert list(FAIR.order([dropped, swapped], 10.0)) == [dropped, swapped]
+
+
 def test_without_a_host_new_ones_go_first_as_they_do_in_the_paper():
     preempted, new = make_group(0, 40, 0.0, num_preemptions=1), make_group(1, 5, 0.0)
     assert FAIR.order([preempted, new], 10.0)[0] is new
