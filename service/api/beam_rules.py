@@ -77,7 +77,7 @@ def beam_sampling(
     vocab_size: int,
     num_prompt_logprobs: int | None,
 ) -> SamplingParams:
-    """Each beam is asked for so many next tokens that enough of them do not end it, and for those to be shown."""
+    """How many next tokens each beam is asked for: enough that some do not end it, and those to be shown."""
     return SamplingParams(
         max_tokens=max_tokens,
         n=n,

@@ -106,7 +106,7 @@ def output_form(use: ToolUse, form: GrammarSpec | None, tokenizer: Tokenizer) ->
 
 
 def _check_choice(choice: str | dict[str, Any] | None) -> tuple[Mode, frozenset[str] | None]:
-    """Whether calls may or must be made, and of which functions; None: of all."""
+    """Whether calls may or must be made, and which functions may be called (None: all)."""
     match choice:
         case None | "auto":
             return "auto", None

@@ -11,7 +11,7 @@ from service.models.model_config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class ModelCosts:
-    """matrix_bytes: weights that every step reads, which leaves out tables of which only some rows are looked up.
+    """matrix_bytes: weights that every step reads in full; tables of which it looks up a few rows are left out.
 
     token_flops: matrix products of one token, the output head aside; head_flops: those of one row of logits.
     pair_flops: attention of one query token with one key token, all layers.

@@ -15,7 +15,7 @@ from service.core.grammar import TokenMasks
 from service.core.sampling_params import SamplingParams
 
 PENDING_TOKEN_ID = -2
-"""Stands for the id that a sequence drew in the plan that drew for it last, while the host does not know it yet."""
+"""Stands for the id that the sequence drew last, while the host does not know it yet."""
 
 
 class Sample(NamedTuple):
@@ -49,10 +49,9 @@ class ScheduledSequence(NamedTuple):
         before it are as the executor last saw them. A sequence new to the executor has table_start 0.
         Empty when nothing changed.
     samples: draws from the last token's logits; empty for a prompt chunk that is not the last.
-    past: given with table_start 0 if the sampling `looks_back`; an executor that knows the sequence has
-        no use for it.
-    targets: if the prompt's logprobs are wanted: the prompt's ids at positions num_computed_tokens + 1, ..., which
-        the scheduled tokens predict; one fewer than these at the prompt's end.
+    past: given with table_start 0 if the sampling `looks_back`; of no use to an executor that knows the sequence.
+    targets: if the prompt's logprobs are wanted, the prompt ids at positions num_computed_tokens + 1, ..., which the
+        scheduled tokens predict. At the prompt's end they are one fewer than the scheduled tokens.
     """
 
     sequence_id: int
@@ -93,12 +92,12 @@ class Transfer(NamedTuple):
 class IterationPlan:
     """One iteration, in the order: release, start transfers, copy, compute, sample.
 
-    released: ids of sequences that the executor may forget (finished, aborted or preempted); some it may never
-        have seen. An id may return in a later plan with table_start 0.
+    released: ids of sequences that the executor may forget (finished, aborted or preempted); it may never have seen
+        some of them. An id may return in a later plan with table_start 0.
     copies: destinations are distinct, and none is the source of another.
     transfers: device blocks of all of them are distinct, and so are host blocks.
     awaits_transfer: nothing can run before some transfer has finished; the executor may wait for one.
-    masks: what the draws may be, where grammars say so; to be waited for as late as possible.
+    masks: which ids the draws may give, where grammars restrict them; to be waited for as late as possible.
     """
 
     scheduled: tuple[ScheduledSequence, ...]

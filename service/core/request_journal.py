@@ -9,8 +9,9 @@ MAX_WAITS_KEPT = 16
 MAX_CHUNKS_KEPT = 32
 
 WaitReason = Literal["iteration", "sequences", "tokens", "memory", "transfer"]
-"""What the last decision that let it wait ran out of: sequences, tokens of an iteration, KV blocks, or blocks that are
-still on their way. `iteration`: nothing; it came while one was being computed."""
+"""What was exhausted when the scheduler last left the request waiting: the sequences or the tokens of an iteration, KV
+blocks (`memory`), or blocks still being copied between device and host (`transfer`). `iteration`: nothing was; the
+request arrived while an iteration ran."""
 
 
 class Wait(NamedTuple):
@@ -20,7 +21,7 @@ class Wait(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Several tokens that one iteration computed: (a part of) the prompt, or of what a preemption had dropped."""
+    """Several tokens that one iteration computed: a part of the prompt, or of what a preemption had dropped."""
 
     at_s: float
     num_tokens: int
@@ -39,7 +40,7 @@ class RequestJournal:
         self.chunks: deque[Chunk] = deque(maxlen=MAX_CHUNKS_KEPT)
 
     def note_start(self, now_s: float, refused_s: float, reason: WaitReason) -> None:
-        """It need not wait any more. refused_s, reason: of the last decision that let somebody wait."""
+        """The request starts. refused_s, reason: when and why the scheduler last left any request waiting."""
         waited_for = reason if refused_s >= self._waiting_since_s else "iteration"
         self.waits.append(Wait(self._waiting_since_s, now_s, waited_for))
 
@@ -48,14 +49,14 @@ class RequestJournal:
         self._waiting_since_s = now_s
 
     def note_chunk(self, now_s: float, num_tokens: int, *, draws: bool) -> None:
-        """An iteration computes `num_tokens` tokens of it. draws: and then draws one."""
+        """An iteration computes `num_tokens` tokens of the request. draws: it then draws the next one, too."""
         self.num_chunks += 1
         self._num_drawing += draws
         self.chunks.append(Chunk(now_s, num_tokens))
 
     def num_iterations(self, num_tokens_of_longest: int) -> int:
-        """Iterations that computed something of it. num_tokens_of_longest: output tokens of its longest choice.
+        """How many iterations computed a part of it. num_tokens_of_longest: output tokens of its longest choice.
 
-        All but the chunks compute one token and draw the next, so they need not be counted one by one.
+        Every iteration that is no chunk computes one token and draws the next, so it need not be counted by itself.
         """
         return self.num_chunks + max(0, num_tokens_of_longest - self._num_drawing)

@@ -11,10 +11,11 @@ from service.core.request_journal import Chunk, Wait
 class Prediction(NamedTuple):
     """What a predictor said, and what was then measured of the same thing.
 
-    recompute: the whole iteration, of those that compute prompts; as the engine sees it, from its launch, or from the
-    end of the one before it if that still ran then, to its end. Left out are those whose end nobody saw, and those that
-    begin transfers: launching these takes time, too. swap: the copies of one transfer, one way. The prediction knows
-    everything that was learnt before this ended.
+    recompute: seconds of an iteration that computes prompts, from its launch (or from the end of the iteration before
+    it, if that still ran then) to its end. Two kinds are left out: iterations whose exact end the engine did not see,
+    and those that begin transfers, since launching a transfer takes time, too.
+    swap: seconds that the copies of one transfer took, in one direction.
+    The prediction rests on everything that was learnt before this measurement, and on nothing of it.
     """
 
     predictor: Literal["recompute", "swap"]
@@ -26,11 +27,12 @@ class Prediction(NamedTuple):
 class PreemptionStats:
     """One preemption of a request, and what it cost to undo.
 
-    recovery: how it returned. num_tokens, num_blocks: what it had computed and held. at_s: when.
-    predicted_s: when it was preempted, by itself: of the transfers out and in, or of iterations with nothing else; None
-    before the predictor knew enough. actual_s: seconds of the transfers out and in; or what the iterations that
-    recomputed it took beyond what they were predicted to take without that, shared by tokens: less than predicted where
-    others run beside it. None if the request ended before anything was known.
+    recovery: how it returned. num_tokens, num_blocks: what it had computed and held. at_s: when it was preempted.
+    predicted_s: the cost as predicted at that moment: of the transfers out and in, or of recomputing with nothing else
+    in the iterations. None before the predictor knew enough.
+    actual_s: of a swap, the seconds of the transfers out and in. Of a recomputation, the seconds by which its
+    iterations exceeded their prediction without it, shared among what they recomputed by tokens; so less than
+    predicted_s where others ran beside it. None if the request ended before that was known.
     """
 
     recovery: Literal["recompute", "swap"]
@@ -50,12 +52,13 @@ class IterationStats:
     num_dropped, num_swapped: requests preempted while deciding, to be recomputed or to return from the host.
     prefix_queried_tokens, prefix_hit_tokens: prompt tokens that started with this iteration, and those of them that
     the prefix cache held. swapped_blocks: blocks whose transfer, either way, began.
-    schedule_s, launch_s, wait_s, apply_s: host seconds of deciding, of beginning it, of waiting for the result (also
-    while the next launch was put off) and of applying it. device_s: what it took on the device, as the host sees it.
-    Where iterations overlap, others are decided, launched and applied between the launch and the wait.
-    predictions: of the predictors of recomputation and swapping that came true since the last iteration.
+    schedule_s, launch_s, wait_s, apply_s: host seconds spent deciding it, launching it, waiting for its result (which
+    includes putting off the next launch) and applying the result. device_s: seconds on the device, as the host sees
+    them. Where iterations overlap, others are decided, launched and applied between this one's launch and wait.
+    predictions: those whose outcome was measured since the last iteration.
     is_replayed: the model's step was one CUDA graph.
-    token_gaps: seconds since the token before of the same request, and how many of its tokens came after that long.
+    token_gaps: pairs of seconds between two tokens of one request, and how many of this iteration's tokens came after
+    such a gap.
     """
 
     batch_size: int
@@ -81,8 +84,9 @@ class IterationStats:
 class RequestStats:
     """One request at its end. `first_scheduled_s` and `first_token_s` are None if that never happened.
 
-    preemptions: the last few of its `num_preemptions`. waits, chunks: see core/request_journal.py; num_chunks counts
-    all. num_iterations: that computed something of it. num_tokens_of_longest: output tokens of the longest choice.
+    preemptions: the last few of `num_preemptions`. waits, chunks: the last few (core/request_journal.py); num_chunks
+    counts all chunks. num_iterations: how many iterations computed a part of it. num_tokens_of_longest: output tokens
+    of its longest choice.
     """
 
     num_prompt_tokens: int
@@ -113,8 +117,8 @@ class RequestStats:
 
     @property
     def weighted_turnaround(self) -> float | None:
-        """End-to-end seconds over those since its first iteration (AdaptiveLLM); 1 without a wait. None if it never
-        ran."""
+        """End-to-end seconds divided by the seconds since its first iteration (AdaptiveLLM); 1 if it never waited. None
+        if it never ran."""
         if self.first_scheduled_s is None or self.finished_s <= self.first_scheduled_s:
             return None
         return self.e2e_s / (self.finished_s - self.first_scheduled_s)
@@ -124,10 +128,10 @@ class RequestStats:
 class EngineSnapshot:
     """The engine's state after an iteration; replaced whole, so any thread may read the latest.
 
-    num_running, num_waiting: requests. num_swapped: of the waiting ones, those whose blocks are on the host, or on
-    their way there. batch_size: sequences in the last iteration, 0 when idle.
+    num_running, num_waiting: requests. num_swapped: waiting requests whose blocks are on the host, or on their way
+    there. batch_size: sequences in the last iteration, 0 when idle.
     waiting_tokens: tokens that the waiting requests still have to compute.
-    kv_tokens: tokens that the used blocks hold, those of a shared block counted once.
+    kv_tokens: tokens that the used blocks hold; a shared block's tokens count once.
     """
 
     num_running: int = 0

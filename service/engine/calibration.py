@@ -93,7 +93,7 @@ class _Probes:
     def _prompts(
         self, num_before: int, count: int, num_tokens: int, most: int, max_num_seqs: int
     ) -> tuple[ScheduledSequence, ...]:
-        """As many as there is room for, numbered after so many others; the last may be shorter."""
+        """As many prompts as `most` tokens have room for, numbered from `num_before` + 1; the last may be shorter."""
         shares = list[ScheduledSequence]()
         num_tokens = min(num_tokens, self.longest)
         for number in range(1, min(count, max_num_seqs) + 1):
@@ -120,7 +120,7 @@ def _probe(number: int, start: int, num_tokens: int, blocks: tuple[int, ...]) ->
 
 
 def _seconds(executor: Executor, clock: Clock, plan: IterationPlan) -> float:
-    """Who decodes is known to the executor beforehand, as in traffic: taking a sequence up costs the host time."""
+    """Of one iteration. The executor knows its decodes already, as in traffic: a new sequence costs the host time."""
     decodes = tuple(item for item in plan.scheduled if len(item.token_ids) == 1)
     if decodes:
         executor.launch(IterationPlan(decodes)).wait()

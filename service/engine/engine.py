@@ -7,7 +7,8 @@ never waits for the host. Decoding needs no result for that. The executor has th
 in the plan), and lengths and blocks are known beforehand. Only a stop is seen one iteration late: the token that was
 drawn meanwhile is dropped, and blocks stay until that iteration is over (`IterationScheduler.finish_iteration`). What
 needs the result, as the several choices of a prompt do, sits out one iteration; preemption waits until nothing runs.
-And it need not be launched before the device is nearly free (`spare_s`): who arrives until then is in it.
+Nor is the next iteration launched before the device is nearly free (`spare_s`), so that requests which arrive until
+then are in it.
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything: some request has not ended, some iteration still runs, or blocks that
-        nobody needs any more are still on their way."""
+        """Whether a step would do anything: some request has not ended, some iteration still runs, or blocks of an
+        ended request are still being transferred."""
         return len(self._scheduler.pool) > 0 or bool(self._launched) or self._scheduler.blocks.swap_space.has_transfers
 
     def add(self, request: Request) -> None:
@@ -99,7 +100,7 @@ class Engine:
         self._requests.fail(request_id, error)
 
     def fail_unless_started(self, request_id: str, error: RequestError) -> None:
-        """As `fail`, of a request that was in no iteration yet."""
+        """As `fail`, but only if the request was in no iteration yet."""
         self._requests.fail_unless_started(request_id, error)
 
     def stop_choice(self, request_id: str, choice_index: int) -> None:
@@ -112,8 +113,8 @@ class Engine:
         return bool(self._launched)
 
     def spare_s(self) -> float:
-        """Seconds by which the next step may be put off, so that who comes until then is in it. 0 while anybody waits:
-        then nobody new would be."""
+        """Seconds by which the next step may be put off, so that requests which arrive until then are in it. 0 while
+        requests wait: they are before any new one."""
         if self._max_launched == 1 or len(self._launched) != 1 or self._scheduler.pool.waiting:
             return 0.0
         running, now_s = self._launched[0], self._clock.now_s()
@@ -146,12 +147,12 @@ class Engine:
             self._complete(self._launched.popleft())
 
     def use_idle_time(self) -> bool:
-        """A piece of the work that can wait, while the engine has none; whether there is more."""
+        """Do a piece of the work that can wait for such a moment; returns whether there is more. Only without work."""
         assert not self.has_work
         return self._idle_work.do_some()
 
     def note_commands(self, seconds: float) -> None:
-        """Adding and removing requests took so long."""
+        """seconds: what adding and removing requests took."""
         self._stats_sink.record_commands(seconds)
 
     def take_events(self) -> list[Addressed]:
@@ -183,7 +184,7 @@ class Engine:
         return sum(swap_space.holds(group.leader.sequence_id) for group in self._scheduler.pool.preempted)
 
     def _count_kv_tokens(self) -> int:
-        """Looks at every running sequence, so not after every iteration."""
+        """Counted anew at most every KV_TOKENS_EVERY_S: it looks at every running sequence."""
         now_s = self._clock.now_s()
         if now_s >= self._kv_tokens_due_s or not self._scheduler.pool.running:
             self._kv_tokens = self._scheduler.num_cached_tokens()
@@ -198,7 +199,7 @@ class Engine:
         return with_masks(plan, self._scheduler.pool, self._masker)
 
     def _launch_next(self) -> bool:
-        """False if nothing can be decided, or the launch has failed."""
+        """Decide and launch an iteration; False if there is nothing to compute, or the launch has failed."""
         started_s = self._clock.now_s()
         if self._put_off_since_s is not None:
             self._put_off_s, self._put_off_since_s = started_s - self._put_off_since_s, None
@@ -237,7 +238,7 @@ class Engine:
         whose = self._scheduler.finish_iteration()
         self._scheduler.finish_transfers(result.finished_transfers)
         device_s = executed_s - max(launched.scheduled_s, self._executed_s)
-        # Where a later iteration was launched first and the result was there by then, this one ended some time before.
+        # If a later iteration was launched meanwhile and the wait was short, this one had ended at some time before.
         is_exact = not self._launched or executed_s - started_s > _NOTICEABLE_WAIT_S
         self._scheduler.observe(plan, device_s, is_exact=is_exact)
         if is_timed:
@@ -281,7 +282,7 @@ class Engine:
 
 
 class _Launched(NamedTuple):
-    """An iteration that runs, and what is to be told of it. Seconds on the engine's clock."""
+    """A launched iteration, and what its statistics will need. Seconds on the engine's clock."""
 
     plan: IterationPlan
     pending: PendingIteration
@@ -292,7 +293,7 @@ class _Launched(NamedTuple):
 
 
 class _FailedLaunch:
-    """Tells of its fault in its turn, after the iterations before it."""
+    """A launch that failed: `wait` raises the fault in its turn, after the iterations before it."""
 
     def __init__(self, fault: Exception) -> None:
         self._fault = fault

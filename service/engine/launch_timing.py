@@ -1,9 +1,9 @@
 """When to launch the next iteration behind the one that runs: just before the device would run dry, not sooner.
 
-Who arrives in between is in that iteration; launched at once, it would have shut them out for all of its time. Both
-guesses are taken at their worst of late: the device ends as early, against its prediction, and the launch takes as
-long, as they did recently. Where that goes wrong all the same, the device waits by as much as the guess was off, and
-the next ones are more careful.
+Requests that arrive until then are in the next iteration; launched at once, it would have shut them out for its whole
+length. Two guesses are needed, and both are the worst seen of late: how early the device ends, relative to the
+prediction, and how long the launch takes. If a guess is still too bold, the device idles for as long as it was off, and
+the next guesses are more careful.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ LEAST_SPARE_S = 3e-4
 """Less is not worth a sleep."""
 
 FIRST_SHARE, FIRST_LEAD_S = 0.8, 2e-3
-"""Before anything was seen."""
+"""The two guesses before anything was measured."""
 
 LATE = 0.95
-"""To a share that has turned out too large; by how much, nobody saw."""
+"""Factor for a share that was too large by an unknown amount: the end was missed."""
 
 FORGET = 1 / 64
+"""By how much of the difference a guess moves back towards each measurement that is less extreme."""
 
 
 class LaunchTiming:
@@ -49,16 +50,16 @@ class LaunchTiming:
         return max(0.0, self._due_s - now_s)
 
     def outrun(self, now_s: float) -> None:
-        """The iteration has ended before that."""
+        """The iteration has already ended: nothing is spared."""
         self._due_s = now_s
 
     def launched(self, now_s: float) -> None:
-        """The launch is done: from when it was due, it has taken until now."""
+        """The next launch is done; it has taken from the time at which it was due until now."""
         took_s = now_s - self._due_s
         self._lead_s = max(took_s, self._lead_s + (took_s - self._lead_s) * FORGET)
 
     def ended(self, seconds: float, *, is_exact: bool) -> None:
-        """The iteration took so long. Not exact: or less, as it had ended before the launch behind it was done."""
+        """The iteration took `seconds`; at most that if not exact, since it ended before the next launch was done."""
         share, seen = self._shares[self._has_prompts], seconds / self._predicted_s
         if is_exact:
             share = min(seen, share + (seen - share) * FORGET)

@@ -78,9 +78,9 @@ class ResultApplier:
         token_ids: tuple[int, ...],
         logprobs: tuple[TokenLogprobs | None, ...],
     ) -> int:
-        """Tokens of decodes in lockstep, which nearly all are (scheduler/lockstep.py). What is done with one of which
-        nothing is to be told but its id is spelt out: it happens some ten thousand times a second. Returns how many
-        tokens were generated.
+        """Apply the tokens of decodes in lockstep (scheduler/lockstep.py), which nearly all are; returns how many were
+        generated. The common case, a token of which only the id is reported, is written out in the loop: it happens
+        some ten thousand times a second.
         """
         now_s, tell = self._result_s, self._requests.events.append
         dropped: list[LockstepDecode] = []

@@ -10,8 +10,8 @@ from service.core.sequence_group import SequenceGroup
 class TokenGaps:
     """The gaps that end in the present iteration. Engine thread only.
 
-    Counted by the moment of the token before, which requests that decode side by side have in common: so one entry
-    stands for many of them.
+    Requests that decode side by side had their last tokens at the same moment, so gaps are counted by that moment: one
+    entry stands for many requests.
     """
 
     def __init__(self) -> None:
@@ -19,8 +19,8 @@ class TokenGaps:
         self._now_s = 0.0
 
     def note(self, groups: Iterable[SequenceGroup], now_s: float) -> None:
-        """An iteration, whose result came at `now_s`, has drawn a token of each of these groups. One that is named for
-        each of its choices counts once: their tokens come side by side.
+        """The iteration whose result came at `now_s` has drawn a token of each of these groups. A group that is listed
+        once for each of its choices counts once: their tokens come side by side.
         """
         num_since, self._now_s = self._num_since, now_s
         for group in groups:
@@ -29,13 +29,13 @@ class TokenGaps:
                 num_since[last_s] = num_since.get(last_s, 0) + 1
 
     def note_lockstep(self, num_groups: int, last_s: float, now_s: float) -> None:
-        """As `note`, of so many groups that all drew a token in the iteration before, whose result came at `last_s`."""
+        """As `note`, of `num_groups` groups whose tokens before came with the previous iteration, at `last_s`."""
         self._now_s = now_s
         if num_groups:
             self._num_since[last_s] = self._num_since.get(last_s, 0) + num_groups
 
     def take(self) -> tuple[tuple[float, int], ...]:
-        """Seconds, and how many tokens came after so many; since the last call."""
+        """Pairs of a gap in seconds and the number of tokens that came after such a gap, since the last call."""
         taken = tuple((self._now_s - since_s, count) for since_s, count in self._num_since.items())
         self._num_since.clear()
         return taken

@@ -1,6 +1,6 @@
-"""What a model folder's config.json says, in our words. Nobody else knows Hugging Face's spellings of a model's shape.
+"""What a model folder's config.json says, in our words. Only this file knows Hugging Face's names of a model's sizes.
 
-A family of architectures: its function here. What several share: rope_scaling.py, sliding_windows.py.
+Each family of architectures has a function here; rope_scaling.py and sliding_windows.py hold what several share.
 """
 
 from __future__ import annotations

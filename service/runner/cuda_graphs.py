@@ -103,8 +103,8 @@ class StepGraphs:
         return self._run(step, len(batch.seeds))
 
     def padded_step(self, num_tokens: int, num_decodes: int, num_prompts: int) -> GraphSize | None:
-        """Of the graph for a step of so many tokens, so many of them of decodes, the others of so many prompts; None if
-        there is none."""
+        """The size of the graph that computes such a step, None if there is none. Of the `num_tokens` tokens
+        `num_decodes` are decodes', the others belong to `num_prompts` prompts."""
         sizes = self._mixed_sizes if num_prompts else self._decode_sizes
         return narrowest(sizes, num_tokens, num_decodes, num_prompts)
 

@@ -11,7 +11,7 @@ from service.runner.staging import to_device
 
 
 def empty_changes(num: int) -> TableChanges:
-    """Room for so many, without values."""
+    """Uninitialized room for `num` changes."""
     return TableChanges(np.empty(num, np.int64), np.empty(num, np.int32))
 
 

@@ -12,7 +12,7 @@ from kernels.fill_pending_tokens import fill_pending_tokens
 
 
 class DrawnIds:
-    """By row of SequenceRows. Everything happens in the order of launches, on the device's stream."""
+    """One id for each row of SequenceRows. Everything happens in the order of launches, on the device's stream."""
 
     def __init__(self, num_rows: int, device: torch.device) -> None:
         self._ids = torch.zeros(num_rows, dtype=torch.int64, device=device)
@@ -26,6 +26,6 @@ class DrawnIds:
         fill_pending_tokens(token_ids, rows, self._ids)
 
     def grow(self, num_rows: int) -> None:
-        """Have room for so many rows."""
+        """Make room for at least `num_rows` rows."""
         if num_rows > len(self._ids):
             self._ids = torch.cat((self._ids, self._ids.new_zeros(num_rows - len(self._ids))))

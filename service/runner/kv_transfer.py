@@ -107,7 +107,7 @@ class KvTransfer:
         return tuple(self._time(count, to_host=to_host) for count in sizes for to_host in (True, False))
 
     def probe(self, num_blocks: int, *, to_host: bool) -> Transfer:
-        """A transfer of so many blocks, apart from each other as they are after a while of serving."""
+        """A transfer of `num_blocks` blocks that are spread over the memory, as they are after a while of serving."""
         device, host = (tuple(range(0, n, n // num_blocks))[:num_blocks] for n in self._num_blocks)
         return Transfer(-1, to_host, device, host)
 

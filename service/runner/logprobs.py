@@ -19,7 +19,7 @@ from service.sampling.logprobs import num_top_for, score
 
 
 class DrawLogprobs:
-    """Of N draws, each of which wants so many of the most probable tokens; None: nothing at all."""
+    """The logprobs of N draws. asked: of each, how many of the most probable tokens it wants; None: no logprobs."""
 
     def __init__(self, logprobs: kernel.TokenLogprobs, asked: Sequence[int | None]) -> None:
         self._copy = OnTheirWay(*logprobs)

@@ -131,8 +131,8 @@ class ModelRunner:
 
     @property
     def padded_step(self) -> Callable[[int, int, int], GraphSize | None] | None:
-        """The size that a step of so many tokens, decodes among them, and prompts is computed as, None for as it is;
-        None if no step is padded."""
+        """(num_tokens, num_decodes, num_prompts) of a step -> the size that it is padded to, None if it is not. None
+        if no step is padded."""
         return None if self._graphs is None else self._graphs.padded_step
 
     def measure_swap(self) -> tuple[TransferTiming, ...]:
@@ -174,7 +174,7 @@ class ModelRunner:
             self.launch(IterationPlan((), copies=(BlockCopy(0, 1),))).wait()
 
     def _warm_up(self, num_decodes: int, params: SamplingParams) -> None:
-        """One iteration of a short prompt and so many decodes, all in block 0."""
+        """Run one iteration of a short prompt and `num_decodes` decodes, all in block 0."""
         ids = range(-1 - num_decodes, 0)
         length = min(2, self._block_size)
         past = Past((), length)

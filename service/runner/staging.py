@@ -34,7 +34,7 @@ def to_device(arrays: Mapping[str, Array], device: torch.device) -> dict[str, Te
 
 
 def layout(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
-    """Where parts of so many bytes begin in one buffer, and the buffer's bytes."""
+    """sizes: bytes of each named part -> the offset of each part in one buffer, and the bytes of the whole buffer."""
     offsets, end = {}, 0
     for name, num_bytes in sizes.items():
         offsets[name] = end

@@ -35,9 +35,9 @@ class StepSizes:
 
 
 class WorstCase:
-    """An iteration of as many tokens as one may have, in as many sequences, each of which draws from all its logits.
+    """An iteration with the most tokens and the most sequences that one may have; each sequence draws, with logprobs.
 
-    All sequences share the blocks of one: the shapes count, not the values.
+    All sequences share the blocks of one: only the shapes matter, not the values.
     """
 
     def __init__(self, model: CausalLM, layout: KvLayout, device: torch.device, sizes: StepSizes) -> None:

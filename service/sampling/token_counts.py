@@ -22,7 +22,7 @@ class TokenCounts:
 
     @staticmethod
     def num_bytes(num_slots: int, vocab_size: int) -> int:
-        """Of a table of so many slots."""
+        """Bytes of a table with `num_slots` slots."""
         return num_slots * vocab_size * torch.int32.itemsize
 
     def take(self) -> int:

@@ -1,4 +1,4 @@
-"""Who may start now: does the next request's memory fit? `memory_forecast.py` has the policies that look ahead."""
+"""Whether the next waiting request may start: does its memory fit? Policies that look ahead: memory_forecast.py."""
 
 from __future__ import annotations
 

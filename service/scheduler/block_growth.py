@@ -1,4 +1,4 @@
-"""Blocks for the next tokens of those that run: who lacks how many, and who gets them."""
+"""Blocks for the next tokens of running groups: which group lacks how many, and which groups get them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from service.scheduler.plan_draft import PlanDraft
 
 
 class Lacking:
-    """What running groups need. apart: those that are not in lockstep, and how many blocks each."""
+    """The blocks that running groups need. in_lockstep: members that need one each. apart: the other groups, each with
+    its number of blocks."""
 
     __slots__ = ("apart", "in_lockstep")
 
@@ -32,8 +33,8 @@ class BlockGrowth:
         self._lockstep = lockstep
 
     def lacking(self) -> Lacking:
-        """What the running groups need for their next tokens. One choice alone shares nothing that it writes, and needs
-        nothing while its last block has room; several may have to copy."""
+        """What the running groups need for their next tokens. A group of one choice writes to no shared block and needs
+        nothing while its last block has room; one of several choices may have to copy a shared block."""
         blocks = self._blocks
         lacking = Lacking(self._lockstep.lacking())
         for group in self._lockstep.apart.values():
@@ -48,16 +49,16 @@ class BlockGrowth:
         return lacking
 
     def has_room(self, lacking: Lacking) -> bool:
-        """Whether everybody can have what it lacks now."""
+        """Whether every group can have what it lacks now."""
         return lacking.num_blocks <= self._blocks.pool.num_free
 
     def will_have_room(self, lacking: Lacking) -> bool:
-        """Whether there are blocks for everybody, or will be once transfers have finished."""
+        """Whether there are enough blocks for all groups, or will be once the transfers under way have finished."""
         return lacking.num_blocks <= self._blocks.pool.num_free + self._blocks.swap_space.num_departing
 
     def grow(self, lacking: Lacking, draft: PlanDraft) -> None:
-        """Blocks for those that are apart, in their order; who finds none sits out. Lockstep takes its own as it
-        advances: if not everybody has room, nobody is in it."""
+        """Give blocks to the groups that are apart, in their order; a group for which there are too few sits this
+        iteration out. Lockstep takes its own as it advances; it has no members while blocks are short."""
         num_kept = len(lacking.in_lockstep)
         for group, num_blocks in lacking.apart:
             if num_blocks + num_kept <= self._blocks.pool.num_free:
@@ -72,7 +73,8 @@ class BlockGrowth:
         return swap_space.has_transfers and swap_space.is_moving(group.leader.sequence_id)
 
     def _appends(self, group: SequenceGroup) -> list[Append]:
-        """Room for every token that there is. The shared prefix is written for all: no choice's own write."""
+        """Room for each sequence's tokens. A choice never writes the prefix that it shares, so its writes begin after
+        it."""
         shared = num_shared_tokens(group.request, self._blocks.block_size)
         return [
             (s.sequence_id, s.num_tokens_to_cache, max(s.num_computed_tokens, shared))

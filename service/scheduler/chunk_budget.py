@@ -9,8 +9,7 @@ from service.core.iteration_plan import ScheduledSequence
 from service.scheduler.iteration_time import IterationTime, Workload
 
 MIN_CHUNK = 32
-"""Prompt tokens that an iteration computes at least, if there are so many: prompts must end too."""
-
+"""Prompt tokens that an iteration computes at least, if as many wait: prompts must make progress too."""
 
 PIECE = 256
 """Tokens; a GPU reads weights for as long as it multiplies some 300 rows with them. Up to there a prompt beside decodes
@@ -35,9 +34,9 @@ class FixedBudget:
 
 
 class InPieces:
-    """Beside decodes, while one iteration could compute all that waits: a piece of it, such that the iteration has the
-    next multiple of PIECE that leaves it a PIECE. All of it at once would take no less time, and meanwhile each decode
-    would get one token instead of several. If more waits, throughput counts, or if nobody decodes: the whole budget.
+    """Beside decodes, while one iteration could compute all waiting prompt tokens: only as many as fill it up to a
+    multiple of PIECE, and at least PIECE. All at once would take no less time, and meanwhile each decode would get one
+    token instead of several. The whole budget if more tokens wait (throughput counts then) or nothing decodes.
     """
 
     def __init__(self, max_num_batched_tokens: int) -> None:

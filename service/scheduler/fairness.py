@@ -44,7 +44,7 @@ class Fair:
         return [group for queue in queues for _, group in sorted(queue, key=itemgetter(0), reverse=True)]
 
     def victim(self, running: Sequence[SequenceGroup], now_s: float) -> SequenceGroup:
-        """Who started last."""
+        """The group that started last."""
         return running[-1]
 
     def _by_place(self, preempted: Queue) -> tuple[Queue, Queue]:

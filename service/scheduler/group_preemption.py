@@ -15,7 +15,7 @@ from service.scheduler.scheduling_policy import SchedulingPolicy
 
 
 class GroupPreemption:
-    """Engine thread only; while no iteration runs. Who has been preempted `max_preemptions` times is spared."""
+    """Engine thread only; while no iteration runs. One preempted `max_preemptions` times is spared, if it can be."""
 
     def __init__(
         self,
@@ -34,11 +34,11 @@ class GroupPreemption:
         self._max_preemptions = max_preemptions
 
     def victim(self, running: Sequence[SequenceGroup], now_s: float) -> SequenceGroup:
-        """Whom the scheduling policy would pause, of at least one group."""
+        """The group that the scheduling policy would pause. running: at least one."""
         return self._policy.victim(may_be_preempted(running, self._max_preemptions), now_s)
 
     def preempt(self, group: SequenceGroup, draft: PlanDraft) -> None:
-        """Take its device blocks. The caller takes the group itself off those that run."""
+        """Take the group's device blocks. The caller removes it from the running groups."""
         group.num_preemptions += 1
         group.journal.note_pause(draft.now_s)
         sequence_ids = [s.sequence_id for s in group.computing]

@@ -18,7 +18,7 @@ from service.scheduler.scheduler_policies import SchedulerPolicies
 
 
 class GroupStart:
-    """Engine thread only. The first that does not fit ends the admissions: nobody is overtaken for being large."""
+    """Engine thread only. The first group that does not fit ends the admissions: no smaller one overtakes it."""
 
     def __init__(
         self,
@@ -44,11 +44,11 @@ class GroupStart:
         self._lacked: WaitReason = "iteration"
 
     def let_wait(self, reason: WaitReason) -> None:
-        """Somebody waits on, for want of this."""
+        """Note that a group has to wait on, for want of this."""
         self._refused_s, self._lacked = self._clock.now_s(), reason
 
     def admit(self, draft: PlanDraft) -> None:
-        """Start whom the draft has room for; what is running has its share of it already."""
+        """Start the groups that the draft still has room for; the running ones have their shares of it already."""
         seats = self._max_num_seqs - self._num_seated()
         if seats <= 0 or draft.budget <= 0:
             self.let_wait("sequences" if seats <= 0 else "tokens")
@@ -78,7 +78,7 @@ class GroupStart:
         return len(self._lockstep) + sum(not sequence.is_drawn_out for sequence in apart)
 
     def _fit(self, group: SequenceGroup, seats: int, budget: int) -> tuple[list[int], WaitReason | None]:
-        """The group's cached blocks, and what it cannot start for; None: it can."""
+        """The group's cached blocks, and for want of what it cannot start (None: it can)."""
         if budget <= 0:
             return [], "tokens"
         if len(group.live) > seats:
@@ -90,7 +90,7 @@ class GroupStart:
         return prefix, None if fits else "memory"
 
     def _cached_prefix(self, group: SequenceGroup) -> list[int]:
-        """Blocks that need not be computed. Whose prompt is to be scored computes all of it."""
+        """Blocks that need not be computed: none if the prompt's logprobs are wanted, which needs all of it."""
         if group.prompt_logprobs is not None:
             return []
         return self._blocks.match_prefix(group.leader, group.request.cache_salt)
@@ -102,7 +102,7 @@ class GroupStart:
         draft.transfers.append(transfer)
 
     def _allocate(self, group: SequenceGroup, prefix: list[int], draft: PlanDraft) -> None:
-        """Blocks for every token that there is; after a preemption the choices share the prompt again."""
+        """Give each sequence blocks for all its tokens; after a preemption the choices share the prompt again."""
         blocks, leader = self._blocks, group.leader
         blocks.allocate(leader.sequence_id, leader.num_tokens, prefix)
         leader.num_computed_tokens = len(prefix) * blocks.block_size

@@ -1,10 +1,10 @@
-"""Decodes in lockstep: what most iterations are made of, decided at the cost of little more than their plan.
+"""Decodes in lockstep: what most iterations are made of, decided at little more than the cost of writing the plan.
 
-A running request whose only choice decodes needs one thing now and then: a block, once in block_size iterations. So
-requests like that are counted off together. Each iteration gives every one of them its next token, and only those are
-looked at whose block is full, or whose last token is drawn: they stand in a calendar under the step at which that is
-due. Everybody else (prompts, several choices, beams, who is on the move, who needs ids on the host) is `apart`, and
-looked at in every iteration.
+A running request whose only choice decodes needs one thing now and then: a new block, once in block_size iterations.
+Such requests advance together. Each iteration computes the next token of every one of them, and examines only those
+whose block is full or whose last token has been drawn: a calendar lists them under the step at which that happens. All
+other running groups are `apart` and examined in every iteration: prompts, several choices, beams, groups whose blocks
+are being copied to or from the host, and groups whose drawn ids the host must know.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ _scheduled_sequence: Callable[[tuple[object, ...]], ScheduledSequence] = partial
 
 
 class Lockstep:
-    """Engine thread only. Every running group is either in it or `apart` (by order of arrival, in order of start).
+    """Engine thread only. Every running group is either a member or `apart` (keyed by order of arrival, in order of
+    start).
 
-    Whoever is in it computes the last of its tokens in every iteration, and the executor knows its block table. `apart`
-    by itself is the plain twin: with all groups in it the decisions are the same.
+    Each member computes the last of its tokens in every iteration, and the executor knows its block table. With every
+    group `apart` the decisions are the same, only slower: that is the plain twin.
     """
 
     def __init__(self, blocks: BlockManager) -> None:
@@ -52,7 +53,7 @@ class Lockstep:
                 decode.leave()
 
     def dissolve(self, running: Iterable[SequenceGroup]) -> None:
-        """Everybody is apart. running: all groups, in order of start."""
+        """From now on every group is apart. running: all of them, in order of start."""
         for decode in self._members.values():
             decode.leave()
         self._members.clear()
@@ -60,14 +61,16 @@ class Lockstep:
         self.apart = {group.arrival_order: group for group in running}
 
     def join(self, group: SequenceGroup, sequence: Sequence) -> None:
-        """The group's only sequence has begun all its tokens but the last, whose id may be pending."""
+        """The group becomes a member. All tokens of its only sequence are computed, or being computed, but the last,
+        whose id may be pending."""
         del self.apart[group.arrival_order]
         decode = LockstepDecode(group, sequence, self._blocks.table(sequence.sequence_id))
         self._members[group.arrival_order] = decode
         self._note([decode])
 
     def lacking(self) -> list[LockstepDecode]:
-        """Those that need a block for their next token. Whose last token is drawn, or being drawn, is apart now."""
+        """The members that need a block for their next token. Members whose last token is drawn, or being drawn, become
+        apart."""
         due = self._calendar.get(self._step)
         if due is None:
             return []
@@ -85,7 +88,7 @@ class Lockstep:
         return lacking
 
     def advance(self, draft: PlanDraft) -> None:
-        """Everybody computes its last token. The caller has seen that there are blocks for those that are `lacking`."""
+        """Each member computes its last token. The caller has made sure of free blocks for all that are `lacking`."""
         grown = self._grow()
         number, add = draft.number, draft.scheduled.append
         members = tuple(self._members.values())
@@ -118,7 +121,7 @@ class Lockstep:
         self._note(grown)
 
     def check_invariants(self, running: Iterable[SequenceGroup]) -> None:
-        """Raise AssertionError unless every group is in one place, and everybody has room until its turn comes."""
+        """Raise AssertionError unless every group is in one place, and every member has room until its turn comes."""
         together = [decode.group.arrival_order for decode in self._members.values()]
         assert sorted([*together, *self.apart]) == sorted(group.arrival_order for group in running)
         turns = {id(decode): step for step, decodes in self._calendar.items() for decode in decodes}
@@ -138,8 +141,8 @@ class Lockstep:
         return lacking
 
     def _note(self, decodes: Iterable[LockstepDecode]) -> None:
-        """In the calendar, under the step at which their tokens are more than their blocks hold, or all that they may
-        have. The executor knows their tables as they are now."""
+        """Enter them in the calendar: under the step at which their tokens exceed their blocks, or are as many as they
+        may have. The executor knows their block tables as they are now."""
         block_size, calendar, step = self._blocks.block_size, self._calendar, self._step
         for decode in decodes:
             table_start = decode.table.changed_from = decode.table_start

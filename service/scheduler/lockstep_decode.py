@@ -14,9 +14,9 @@ _FAILED = frozenset((INVALID_TOKEN_ID,))
 class LockstepDecode:
     """table_start, block_ids: as in ScheduledSequence.
 
-    For the engine's apply: a token needs a look if it is drawn at position `looked_at_from` or later (a block is full,
-    it is the last one, or the decode may have ended), or is one of `watched_ids` (a stop, or a draw that failed).
-    Nothing is to be told of any other but its id. Else changed by Lockstep only.
+    Changed by Lockstep only, except for what the engine needs when it applies results: a drawn token must be examined
+    if its position is `looked_at_from` or later (a block is full, it is the last one, or the decode may have ended), or
+    if it is one of `watched_ids` (a stop, or a failed draw). Of any other token only the id is reported.
     """
 
     __slots__ = (
@@ -53,13 +53,14 @@ class LockstepDecode:
         self.is_member = True
 
     def leave(self) -> None:
-        """It is in lockstep no more. Tokens may still be under way, and the request may end before they are there."""
+        """It is a member no more. Tokens may still be under way, and the request may end before they arrive."""
         self.is_member = False
         self.looked_at_from = 0
 
     def looked_at(self, position: int, block_size: int) -> None:
-        """The token at `position` was. The next one is where a block is full, or the last one; each, once it has left,
-        or if it is to be told of which choice they are."""
+        """The token at `position` has been examined. Next comes the one that fills a block, or the last one. Every
+        token is examined if the decode is no member, or if the request has several choices, which tokens must name.
+        """
         if self.is_member and len(self.group.sequences) == 1:
             full = (position // block_size + 1) * block_size
             self.looked_at_from = min(full, self.sequence.max_num_tokens - 1)

@@ -24,9 +24,9 @@ class Share(NamedTuple):
 class PlanDraft:
     """The plan of iteration `number`, decided at `now_s`; what is done for it is counted in `tally`.
 
-    budget: prompt tokens left to schedule. in_lockstep: the first of `scheduled`, which have begun. shares: the
-    others, which have not. sitting_out: groups, by order of arrival, that find no blocks before transfers have
-    finished.
+    budget: prompt tokens left to schedule. in_lockstep: the first entries of `scheduled`, already counted as computed.
+    shares: the other entries, not counted yet. sitting_out: groups, by order of arrival, for which there are no blocks
+    before transfers have finished.
     """
 
     __slots__ = (

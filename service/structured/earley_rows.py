@@ -1,4 +1,4 @@
-"""Rows of Earley's parser (1970), of which two that lead on alike are one.
+"""Rows of Earley's parser (1970); rows that continue alike are one and the same.
 
 A row holds items, each a state of a rule's automaton and the row in which the rule began. Rows are numbered by what
 they hold, not by where in a text they stand: after each element of a list the row is the same one, however long it is.

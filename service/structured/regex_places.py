@@ -11,7 +11,7 @@ RegexState = frozenset[int]
 
 
 class RegexStates:
-    """Sets of states of the automaton. ends_at_match: nothing is known of texts of which a beginning matches."""
+    """Sets of states of the automaton. ends_at_match: a text is followed only until a beginning of it matches."""
 
     def __init__(self, automaton: CharAutomaton, *, ends_at_match: bool) -> None:
         self._automaton = automaton

@@ -1,7 +1,7 @@
 """Allowed next ids as bits, for kernels/apply_token_bitmask.py; computed in a thread beside the forward pass.
 
-One or two rows are computed by whoever waits for them, once the forward pass has been launched: the way to a thread and
-back costs as much as a row.
+One or two rows are computed in the thread that waits for them, after it has launched the forward pass: handing them to
+another thread and back would cost as much as computing one.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _FEW_ROWS = 2
 class TokenBitmask:
     """The engine's TokenMasker. Owns the bits: two sets of masks, used in turn.
 
-    vocab_size: ids that logits have. eos_token_ids: forbidden while a model thinks. kept_bytes: of masks that are
-    known by a key and need not be computed again.
+    vocab_size: width of a row of logits. eos_token_ids: forbidden while a model thinks. kept_bytes: memory for masks
+    that are kept under a key and need not be computed again.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ def _different(matchers: Sequence[StructuredMatcher]) -> tuple[list[StructuredMa
 
 
 class _KeptMasks:
-    """Masks by key, the least used goes first."""
+    """Masks by key; the least recently used goes first."""
 
     def __init__(self, max_num_masks: int) -> None:
         self._max_num_masks = max_num_masks
@@ -142,7 +142,7 @@ class _KeptMasks:
         return mask
 
     def keep(self, key: Hashable, mask: NDArray[np.int32]) -> None:
-        """One that allows nothing is a fault of its own matcher, and not kept."""
+        """A mask that allows nothing comes from a fault of its matcher, and is not kept."""
         if self._max_num_masks and mask.any():
             if len(self._masks) == self._max_num_masks:
                 self._masks.popitem(last=False)

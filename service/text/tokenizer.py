@@ -62,7 +62,7 @@ class Tokenizer:
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
     def least_num_tokens(self, num_characters: int) -> int:
-        """No text of so many characters has fewer tokens. Costs no tokenizing; 0 where nothing is known."""
+        """A lower bound on the tokens of a text of `num_characters`, without tokenizing it; 0 where none is known."""
         most = self._most_characters_a_token
         return 0 if most is None else -(-num_characters // most)
 
