@@ -48,6 +48,7 @@ ENV PATH=/opt/headrace/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     HF_HOME=/cache/huggingface \
     TRITON_CACHE_DIR=/cache/triton \
+    NUMBA_CACHE_DIR=/cache/triton/numba \
     HEADRACE_HOST=0.0.0.0 \
     HEADRACE_PORT=8000
 VOLUME ["/cache/triton", "/cache/huggingface"]

@@ -18,7 +18,8 @@ rows of it):
 P from 1 (TokenAttention) up; any G; in the kernel D and K up to 256, and scale > 0. Cells at or past context_lens[s],
 or before `first`, do not count: they may hold another request's remains, NaN included.
 Rounding: fp32 scores and accumulation, rounded once when written; 16-bit probabilities are rounded before they meet
-the values, and an fp32 product is three tf32 products in the kernel. The reference rounds 16-bit scores of many rows.
+the values, and an fp32 product is three tf32 products in the kernel. The reference rounds 16-bit scores of many rows;
+the compiled loop of a CPU (kernels/loops) rounds neither.
 Offsets are int64. S may be 0. Rows may stand in any order; neighbours of similar length are fastest
 in the reference. The reference is differentiable in the query, except for `out`.
 
@@ -42,6 +43,7 @@ from torch import Tensor
 
 from kernels.attention_config import DecodeConfig, decode_config, num_multiprocessors
 from kernels.capped_attention import capped_attention
+from kernels.cpu_loops import loops_for
 from kernels.decode_groups import (
     DecodeGroup,
     attend_many,
@@ -359,5 +361,10 @@ def paged_attention_decode(
     sliding_window: int | None = None,
     logit_softcap: float | None = None,
 ) -> None:
+    loops = loops_for(query)
+    if loops is not None and logit_softcap is None and loops.takes_head_dim(query.shape[2]):
+        table, lens = batch.block_table, batch.context_lens
+        loops.paged_attention_decode(query, key_cache, value_cache, table, lens, batch.rows, scale, out, sliding_window)
+        return
     attend = paged_attention_decode_triton if query.is_cuda else paged_attention_decode_reference
     attend(query, key_cache, value_cache, batch, scale, out, sliding_window, logit_softcap)

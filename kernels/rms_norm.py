@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.cpu_loops import loops_for
 from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.optional_triton import tl, triton
 
@@ -150,6 +151,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     if not x.is_cuda:
+        loops = loops_for(x)
+        if loops is not None:
+            return loops.add_rms_norm(x, residual, weight, eps)
         total = x + residual
         return _rms_norm_cpu(total, weight, eps), total
     return add_rms_norm_triton(x, residual, weight, eps)

@@ -27,6 +27,7 @@ from typing import no_type_check
 import torch
 from torch import Tensor
 
+from kernels.cpu_loops import loops_for
 from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.optional_triton import tl, triton
 from kernels.reshape_and_cache import CacheSlots, reshape_and_cache_reference
@@ -221,5 +222,10 @@ def rotary_and_cache(
     key_weight: Tensor | None = None,
     eps: float = 0.0,
 ) -> None:
+    loops = loops_for(qkv)
+    if loops is not None and key_cache.dtype is qkv.dtype:
+        mapping = slots.slot_mapping
+        loops.rotary_and_cache(qkv, cos, sin, key_cache, value_cache, mapping, query_weight, key_weight, eps)
+        return
     run = rotary_and_cache_triton if qkv.is_cuda else rotary_and_cache_reference
     run(qkv, cos, sin, key_cache, value_cache, slots, query_weight, key_weight, eps)

@@ -6,7 +6,7 @@ Tensors (T tokens, I intermediate size):
     x        [T, 2 * I]  bf16 or fp32, contiguous: gate, then up
     returns  [T, I]      like x, contiguous, new
 
-Rounding: the kernel computes in fp32 and rounds once; the reference also rounds silu(gate) to x's dtype, as
+Rounding: kernel and compiled loop compute in fp32 and round once; the reference also rounds silu(gate) to x's dtype, as
 transformers does. T may be 0. The reference is differentiable.
 """
 
@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.cpu_loops import loops_for
 from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.optional_triton import tl, triton
 
@@ -56,5 +57,6 @@ def silu_and_mul_triton(x: Tensor) -> Tensor:
 
 def silu_and_mul(x: Tensor) -> Tensor:
     if not x.is_cuda:  # without the checks: torch makes its own, and on a CPU they would be a part of the step
-        return silu_and_mul_reference(x)
+        loops = loops_for(x)
+        return silu_and_mul_reference(x) if loops is None else loops.silu_and_mul(x)
     return silu_and_mul_triton(x)

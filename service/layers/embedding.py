@@ -69,10 +69,9 @@ class OutputHead(Layer):
             return skinny_linear(hidden, self.plain_weight, arrivals=self.arrivals)
         return F.linear(hidden, self.plain_weight)
 
-    def pack(self, keeps_plain: bool) -> PackedWeight | None:
+    def pack(self, in_two_forms: bool) -> PackedWeight | None:
         """As `Linear.pack`; a tied embedding keeps the plain weight, which it needs itself."""
-        is_tied = self._tied[0] is not None
-        self._packed = pack_weight(self.plain_weight, keeps_plain or is_tied)
+        self._packed = pack_weight(self.plain_weight, in_two_forms)
         if self._packed is not None:
             self.weight = None
         return self._packed

@@ -81,9 +81,9 @@ class Linear(Layer):
             tensors |= {f"{name}.bias": part for name, part in zip(names, parts, strict=True)}
         return tensors
 
-    def pack(self, keeps_plain: bool) -> PackedWeight | None:
-        """keeps_plain: memory may hold both forms. Returns the packed form, if there is one."""
-        self._packed = pack_weight(self.weight, keeps_plain)
+    def pack(self, in_two_forms: bool) -> PackedWeight | None:
+        """in_two_forms: memory may hold both forms. Returns the packed form, if there is one."""
+        self._packed = pack_weight(self.weight, in_two_forms)
         if self._packed is not None:
             del self.weight
         return self._packed

@@ -1,12 +1,9 @@
 """A weight matrix as a CPU multiplies by it fastest. Plain F.linear is the twin.
 
-oneDNN wants weights in blocks of its own; F.linear rearranges them at every call, this once. For a single row
-(decode of one sequence) torch's own matrix-vector product of bf16 is faster still, on the plain weight: it reads at
-the memory's speed. It is reached with oneDNN switched off for the call. Both ways are torch's private or unadvertised
-ones: they are tried before they are used, and the second one is timed.
-
-Measured on a 2-core machine with AVX512-bf16, torch 2.13, weights not in its caches, one row, microseconds
-(F.linear / packed / one-row): 3072x576 235 / 168 / 135, 576x1536 120 / 91 / 56, 960x576 115 / 66 / 42.
+oneDNN wants weights in blocks of its own; F.linear rearranges them at every call, this once. For few rows, as decode
+has them, a compiled loop over a form of its own is faster still (kernels/loops/few_rows_linear.py): it reads at the
+memory's speed and multiplies meanwhile. oneDNN's way is an unadvertised one of torch's: it is tried before it is used.
+The loop is timed.
 """
 
 from __future__ import annotations
@@ -16,79 +13,82 @@ import time
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.cpu_loops import FewRowsLinear, loops_for
+
 _TIMED_BYTES = 1 << 29
+_TIMED_ROWS = (1, 16)
+_FEW_ROWS = 32
 
 
 class PackedWeight:
-    """`packed(x, bias)` is F.linear(x, weight, bias), for inference. `plain`: the weight as it was, for single rows."""
+    """`packed(x, bias)` is F.linear(x, weight, bias), for inference. few_rows: the weight's second form."""
 
-    __slots__ = ("_packed", "_plain")
+    __slots__ = ("_few_rows", "_packed")
 
-    def __init__(self, packed: Tensor, plain: Tensor | None) -> None:
+    def __init__(self, packed: Tensor, few_rows: FewRowsLinear | None) -> None:
         self._packed = packed
-        self._plain = plain
+        self._few_rows = few_rows
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        if self._plain is not None and x.shape[0] == 1:
-            return _one_row_linear(x, self._plain, bias)
+        if self._few_rows is not None and 0 < x.shape[0] <= _FEW_ROWS:
+            return self._few_rows(x, bias)
         return _packed_linear(x, self._packed, bias)
 
 
-def pack_weight(weight: Tensor, keeps_plain: bool) -> PackedWeight | None:
+def pack_weight(weight: Tensor, in_two_forms: bool) -> PackedWeight | None:
     """The weight packed, or None where that is not possible (a GPU, another dtype, a torch without oneDNN).
 
-    keeps_plain: the plain weight may stay in memory beside the packed one; `choose_one_row_way` has the last word.
+    in_two_forms: memory may hold both; `choose_few_rows_way` has the last word.
     """
     if weight.device.type != "cpu" or not can_pack(weight.dtype):
         return None
     plain = weight.detach()
-    # fp32 packed reads at the memory's speed already.
-    return PackedWeight(_pack(plain), plain if keeps_plain and weight.dtype is torch.bfloat16 else None)
+    loops = loops_for(plain) if in_two_forms else None
+    return PackedWeight(_pack(plain), None if loops is None else loops.few_rows_linear(plain))
 
 
-def choose_one_row_way(weights: Sequence[PackedWeight]) -> bool:
-    """Time one row through a model's weights both ways; unless the plain ones win, they are given up.
+def choose_few_rows_way(weights: Sequence[PackedWeight]) -> bool:
+    """Time few rows through a model's weights both ways; unless the second form wins, it is given up.
 
     The answer depends on the machine and on whether the weights fit its caches, so the model's own are timed (the
-    first half GiB of them). Returns whether the plain ones are kept.
+    first half GiB of them). Returns whether the second form is kept.
     """
-    sample = _some_of([w for w in weights if w._plain is not None])
-    is_faster = bool(sample) and _one_row_is_faster(sample)
+    sample = _some_of(weights)
+    is_faster = bool(sample) and _few_rows_are_faster(sample)
     if not is_faster:
         for weight in weights:
-            weight._plain = None
+            weight._few_rows = None
     return is_faster
 
 
-def _some_of(weights: Sequence[PackedWeight]) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """(one row, packed, plain) of the first weights."""
+def _some_of(weights: Sequence[PackedWeight]) -> list[tuple[FewRowsLinear, Tensor]]:
+    """Both forms of the first weights that have them."""
     sample, num_bytes = [], 0
     for weight in weights:
-        plain = weight._plain
-        assert plain is not None
-        sample.append((torch.ones(1, plain.shape[1], dtype=plain.dtype), weight._packed, plain))
-        num_bytes += plain.numel() * plain.element_size()
-        if num_bytes >= _TIMED_BYTES:
-            break
+        if weight._few_rows is not None and num_bytes < _TIMED_BYTES:
+            sample.append((weight._few_rows, weight._packed))
+            num_bytes += weight._few_rows.num_bytes
     return sample
 
 
-def _one_row_is_faster(sample: Sequence[tuple[Tensor, Tensor, Tensor]]) -> bool:
-    def one_row() -> None:
-        for x, _, plain in sample:
-            _one_row_linear(x, plain, None)
+def _few_rows_are_faster(sample: Sequence[tuple[FewRowsLinear, Tensor]]) -> bool:
+    inputs = [
+        (torch.ones(num_rows, few_rows.num_inputs, dtype=torch.bfloat16), few_rows, packed)
+        for num_rows in _TIMED_ROWS
+        for few_rows, packed in sample
+    ]
 
-    def packed() -> None:
-        for x, weight, _ in sample:
-            _packed_linear(x, weight, None)
+    def second_form() -> None:
+        for x, few_rows, _ in inputs:
+            few_rows(x, None)
 
-    try:
-        return _least_seconds(one_row) < _least_seconds(packed)
-    except (AttributeError, RuntimeError, TypeError):
-        return False
+    def first_form() -> None:
+        for x, _, packed in inputs:
+            _packed_linear(x, packed, None)
+
+    return _least_seconds(second_form) < _least_seconds(first_form)
 
 
 def _least_seconds(work: Callable[[], None]) -> float:
@@ -122,12 +122,3 @@ def _pack(weight: Tensor) -> Tensor:
 def _packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     y: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
     return y
-
-
-def _one_row_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The switch is the process's; another thread's operation in this moment is right too, at another speed."""
-    torch._C._set_mkldnn_enabled(False)
-    try:
-        return F.linear(x, weight, bias)
-    finally:
-        torch._C._set_mkldnn_enabled(True)

@@ -17,7 +17,7 @@ from service.layers.gated_mlp import GatedMlp
 from service.layers.gated_rows import choose_gated_rows
 from service.layers.layer import Layer
 from service.layers.linear import Linear
-from service.layers.packed_weight import choose_one_row_way
+from service.layers.packed_weight import choose_few_rows_way
 from service.layers.rotary import RotaryEmbedding
 from service.layers.stream_joint import StreamJoint, choose_deferred_rows
 
@@ -65,10 +65,10 @@ class CausalLM(Layer, ABC):
         self.to(dtype)
         self.to_empty(device=device)
 
-    def prepare(self, num_positions: int, device: torch.device, keeps_plain: bool = True) -> None:
+    def prepare(self, num_positions: int, device: torch.device, in_two_forms: bool = True) -> None:
         """Make ready for inference at positions below `num_positions`; no weight can be written afterwards.
 
-        keeps_plain: on a CPU, memory may hold the weights in two forms, each fastest for another batch.
+        in_two_forms: on a CPU, memory may hold the weights in two forms, each fastest for another batch.
         """
         linears: list[Linear | OutputHead] = []
         for module in self.modules():
@@ -80,8 +80,8 @@ class CausalLM(Layer, ABC):
             _choose_skinny_rows(linears, device)
             choose_gated_rows([module for module in self.modules() if isinstance(module, GatedMlp)])
             choose_deferred_rows(self.stream_joints())
-        packed = [linear.pack(keeps_plain) for linear in linears]
-        choose_one_row_way([weight for weight in packed if weight is not None])
+        packed = [linear.pack(in_two_forms) for linear in linears]
+        choose_few_rows_way([weight for weight in packed if weight is not None])
         self.settle()
 
 

@@ -73,7 +73,7 @@ def _bf16_is_faster() -> bool:
 def _linear_seconds(dtype: torch.dtype) -> float:
     linear = Linear(1024, 4096)
     linear.weight = nn.Parameter(torch.zeros(4096, 1024, dtype=dtype), requires_grad=False)
-    linear.pack(keeps_plain=False)
+    linear.pack(in_two_forms=True)
     x = torch.zeros(4, 1024, dtype=dtype)
     seconds = []
     with torch.inference_mode():

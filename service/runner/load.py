@@ -84,7 +84,7 @@ def load_executor(
     if device.type == "cpu":
         keep_freed_memory()
     model, weights_bytes = _load_model(source, folder, config, dtype, device, phases, on_progress)
-    model.prepare(max_model_len, device, keeps_plain=_fits_twice(weights_bytes, device))
+    model.prepare(max_model_len, device, in_two_forms=_fits_twice(weights_bytes, device))
     phases.end("prepare")
 
     layout = KvLayout.of(config, cache.block_size, dtype)

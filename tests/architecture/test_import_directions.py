@@ -90,7 +90,7 @@ THIRD_PARTY = {
     "structured": {"llguidance", "numpy"},
     "bench": {"torch", "triton"},
     "chat_client": set(),
-    "kernels": {"torch", "triton"},
+    "kernels": {"torch", "triton", "numba", "llvmlite", "numpy"},
 }
 """Packages that each part may import besides the standard library; parts that are not named are free."""
 

@@ -32,7 +32,7 @@ def test_tied_head_reads_the_embedding(embedding, packs):
     hidden = torch.randn(4, 8)
     want = hidden @ embedding.weight.T
     if packs:
-        head.pack(keeps_plain=True)
+        head.pack(in_two_forms=True)
     torch.testing.assert_close(head(hidden), want)
     assert torch.equal(embedding(torch.tensor([2]))[0], embedding.weight[2])
 
@@ -44,7 +44,7 @@ def test_head_of_its_own(packs):
     hidden = torch.randn(4, 8)
     want = hidden @ head.weight.T
     if packs:
-        head.pack(keeps_plain=True)
+        head.pack(in_two_forms=True)
     torch.testing.assert_close(head(hidden), want)
 
 

@@ -14,20 +14,20 @@ def filled(linear: Linear, dtype: torch.dtype = torch.float32) -> Linear:
     return linear
 
 
-@pytest.mark.parametrize("keeps_plain", [False, True])
+@pytest.mark.parametrize("in_two_forms", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
-def test_packed_is_the_same_function(bias, keeps_plain):
+def test_packed_is_the_same_function(bias, in_two_forms):
     linear = filled(Linear(48, 33, bias=bias))
     x = torch.randn(5, 48)
     with torch.inference_mode():
         want = linear(x)
-        linear.pack(keeps_plain)
+        linear.pack(in_two_forms)
         torch.testing.assert_close(linear(x), want, atol=1e-4, rtol=1e-4)
 
 
 def test_packed_gives_up_the_plain_weight():
     linear = filled(Linear(16, 8))
-    linear.pack(keeps_plain=True)
+    linear.pack(in_two_forms=True)
     if not can_pack(torch.float32):
         pytest.skip("this torch has no packed linears")
     assert [name for name, _ in linear.named_parameters()] == []
@@ -36,7 +36,7 @@ def test_packed_gives_up_the_plain_weight():
 def test_without_onednn_the_plain_path_stays(monkeypatch):
     monkeypatch.setattr("service.layers.packed_weight.can_pack", lambda dtype: False)
     linear = filled(Linear(16, 8))
-    assert linear.pack(keeps_plain=True) is None
+    assert linear.pack(in_two_forms=True) is None
     x = torch.randn(3, 16)
     assert torch.equal(linear(x), F.linear(x, linear.weight))
 

@@ -1,0 +1,70 @@
+"""Who computes an operation on a CPU: a compiled loop (kernels/loops), or torch, whose references are the plain twins.
+
+A decode step of a small model is some 700 of torch's operations, of which most take longer to start than to compute.
+The loops do the same with 120, on the threads of torch itself (kernels/loops/team.py). They know bf16 on processors
+with AVX512-bf16, which is where bf16 is served on a CPU, and run without gradient. All else is torch's.
+
+numba is imported at the first such operation, which takes half a second, and compiles each loop once a machine.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class FewRowsLinear(Protocol):
+    """A weight in the form that kernels/loops/few_rows_linear.py multiplies by."""
+
+    num_inputs: int
+    num_bytes: int
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CpuLoops:
+    """The operations, each of the file of its name in kernels/loops."""
+
+    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+    silu_and_mul: Callable[[Tensor], Tensor]
+    rotary_and_cache: Callable[..., None]
+    paged_attention_decode: Callable[..., None]
+    takes_head_dim: Callable[[int], bool]
+    few_rows_linear: Callable[[Tensor], FewRowsLinear | None]
+
+
+def loops_for(x: Tensor) -> CpuLoops | None:
+    """For operations on this tensor; None: torch's."""
+    if x.dtype is not torch.bfloat16 or x.is_cuda or x.requires_grad:
+        return None
+    return cpu_loops()
+
+
+def has_openmp() -> bool:
+    """Whether torch has brought libgomp, which the loops run on."""
+    return hasattr(ctypes.CDLL(None), "GOMP_parallel")
+
+
+@functools.cache
+def cpu_loops() -> CpuLoops | None:
+    """None where they cannot run: without numba, torch's OpenMP runtime, or AVX512-bf16."""
+    if find_spec("numba") is None or not has_openmp() or not torch.cpu._is_avx512_bf16_supported():
+        return None
+    from kernels.loops import few_rows_linear, paged_attention_decode, rms_norm, rotary_and_cache, silu_and_mul
+
+    return CpuLoops(
+        add_rms_norm=rms_norm.add_rms_norm,
+        silu_and_mul=silu_and_mul.silu_and_mul,
+        rotary_and_cache=rotary_and_cache.rotary_and_cache,
+        paged_attention_decode=paged_attention_decode.paged_attention_decode,
+        takes_head_dim=paged_attention_decode.takes_head_dim,
+        few_rows_linear=few_rows_linear.few_rows_linear,
+    )

@@ -1,0 +1,116 @@
+"""What the loops are written with beyond numba's own: bf16, memory by its address, an exponential that vectorises.
+
+A bf16 number is its 16 bits here: the upper half of a float32's. Loops use `WITHOUT_ORDER`: sums may be reordered, as
+vectorising needs; NaN and infinity stay what they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any, no_type_check
+
+import numpy as np
+from llvmlite import ir
+from numba import carray, njit, types
+from numba.extending import intrinsic
+
+WITHOUT_ORDER = frozenset({"reassoc", "contract", "nsz", "arcp"})
+
+_I16, _I32, _I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
+_F32 = ir.FloatType()
+
+
+def _intrinsic(signature: Any, generate: Any) -> Any:
+    """A function of numba's from one that writes its LLVM instructions: generate(builder, arguments)."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return generate(builder, arguments)
+
+    def typing(context: Any, *arguments: Any) -> Any:
+        return signature, codegen
+
+    if len(signature.args) == 1:
+        return intrinsic(lambda context, x: typing(context, x))
+    return intrinsic(lambda context, x, y: typing(context, x, y))
+
+
+def _pointer_to(element: Any, llvm_element: Any) -> Any:
+    pointer: Any = types.CPointer(element)
+    return _intrinsic(pointer(types.int64), lambda b, a: b.inttoptr(a[0], llvm_element.as_pointer()))
+
+
+def _narrow(builder: Any, arguments: Any) -> Any:
+    bits = builder.bitcast(arguments[0], _I32)
+    is_odd = builder.and_(builder.lshr(bits, _I32(16)), _I32(1))
+    rounded = builder.add(builder.add(bits, _I32(0x7FFF)), is_odd)
+    return builder.trunc(builder.lshr(rounded, _I32(16)), _I16)
+
+
+widen = _intrinsic(types.float32(types.uint16), lambda b, a: b.bitcast(b.shl(b.zext(a[0], _I32), _I32(16)), _F32))
+"""bf16 -> float32, exact."""
+
+narrow = _intrinsic(types.uint16(types.float32), _narrow)
+"""float32 -> bf16, to the nearest, ties to even. A NaN must not have all of its bits set: arithmetic makes none."""
+
+float_from_bits = _intrinsic(types.float32(types.int32), lambda b, a: b.bitcast(a[0], _F32))
+bits_of_float = _intrinsic(types.int32(types.float32), lambda b, a: b.bitcast(a[0], _I32))
+
+count_up = _intrinsic(
+    types.int64(types.int64),
+    lambda b, a: b.atomic_rmw("add", b.inttoptr(a[0], _I64.as_pointer()), _I64(1), "monotonic"),
+)
+"""Adds one to the int64 at an address, whichever threads do so at once, and returns what was there before."""
+
+_to_bf16 = _pointer_to(types.uint16, _I16)
+_to_float32 = _pointer_to(types.float32, _F32)
+_to_int32 = _pointer_to(types.int32, _I32)
+_to_int64 = _pointer_to(types.int64, _I64)
+
+
+@njit(inline="always")
+@no_type_check
+def bf16_at(address, size):
+    """Arrays of known, dense layout: numba vectorises no others."""
+    return carray(_to_bf16(address), (size,))
+
+
+@njit(inline="always")
+@no_type_check
+def float32_at(address, size):
+    return carray(_to_float32(address), (size,))
+
+
+@njit(inline="always")
+@no_type_check
+def int32_at(address, size):
+    return carray(_to_int32(address), (size,))
+
+
+@njit(inline="always")
+@no_type_check
+def int64_at(address, size):
+    return carray(_to_int64(address), (size,))
+
+
+@njit(error_model="numpy")
+@no_type_check
+def exp(x):
+    """e^x in float32 to some 2e-6 (Cephes' polynomial), NaN for NaN; x is held within -87 and 88.
+
+    The nearest whole power of two is read off the sum's bits: rounding by adding and subtracting is what
+    `WITHOUT_ORDER` would leave out, and a NaN has no integer.
+    """
+    if x < np.float32(-87.0):
+        x = np.float32(-87.0)
+    if x > np.float32(88.0):
+        x = np.float32(88.0)
+    shifted = x * np.float32(1.4426950408889634) + np.float32(12582912.0)
+    power = np.int32(bits_of_float(shifted) - 0x4B400000)
+    rest = x - np.float32(power) * np.float32(0.6931471805599453)
+    series = np.float32(1.9875691500e-4)
+    series = series * rest + np.float32(1.3981999507e-3)
+    series = series * rest + np.float32(8.3334519073e-3)
+    series = series * rest + np.float32(4.1665795894e-2)
+    series = series * rest + np.float32(1.6666665459e-1)
+    series = series * rest + np.float32(5.0000001201e-1)
+    value = series * rest * rest + rest + np.float32(1.0)
+    return value * float_from_bits(np.int32((power + 127) << 23))

@@ -1,0 +1,157 @@
+"""LLVM instructions on vectors of 16 float32 or 32 bf16 numbers (AVX512-bf16), for what numba does not vectorise well.
+
+Addresses are int64 values; offsets count bytes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+LANES = 16  # float32 numbers of a vector
+I32, I64, F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
+
+
+class _Bf16(ir.Type):  # type: ignore[misc]  # llvmlite has no types
+    """LLVM's bfloat, which llvmlite does not name."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Bf16)
+
+    def __hash__(self) -> int:
+        return hash(_Bf16)
+
+
+FLOATS = ir.VectorType(F32, LANES)
+_BITS = ir.VectorType(I32, LANES)
+_HALF_BITS = ir.VectorType(ir.IntType(16), LANES)
+_PAIRS = ir.VectorType(_Bf16(), 2 * LANES)
+_BF16S = ir.VectorType(_Bf16(), LANES)
+
+Value = Any  # of llvmlite, which has no types
+
+
+class VectorCode:
+    """Writes at the builder's place."""
+
+    def __init__(self, builder: Any) -> None:
+        self.builder = builder
+
+    def at(self, address: Value, offset: int, element: Any) -> Value:
+        return self.builder.inttoptr(self.builder.add(address, I64(offset)), element.as_pointer())
+
+    def zeros(self) -> Value:
+        return ir.Constant(FLOATS, [0.0] * LANES)
+
+    def pairs(self, address: Value, offset: int = 0) -> Value:
+        """32 bf16 numbers, as they lie."""
+        return self.builder.load(self.at(address, offset, _PAIRS), align=2)
+
+    def pair_for_all(self, address: Value, offset: int = 0) -> Value:
+        """The two bf16 numbers there, in all lanes."""
+        pair = self.builder.load(self.at(address, offset, I32), align=2)
+        return self.builder.bitcast(self._for_all(pair, _BITS), _PAIRS)
+
+    def float_for_all(self, address: Value, offset: int = 0) -> Value:
+        return self._for_all(self.builder.load(self.at(address, offset, F32), align=4), FLOATS)
+
+    def floats(self, address: Value, offset: int = 0) -> Value:
+        return self.builder.load(self.at(address, offset, FLOATS), align=4)
+
+    def widened(self, address: Value, offset: int = 0) -> Value:
+        """16 bf16 numbers as float32."""
+        halves = self.builder.load(self.at(address, offset, _HALF_BITS), align=2)
+        shift = ir.Constant(_BITS, [16] * LANES)
+        return self.builder.bitcast(self.builder.shl(self.builder.zext(halves, _BITS), shift), FLOATS)
+
+    def add_pair_products(self, total: Value, x: Value, y: Value) -> Value:
+        """total[i] + x[2i] * y[2i] + x[2i + 1] * y[2i + 1], products exact (VDPBF16PS)."""
+        name = "llvm.x86.avx512bf16.dpbf16ps.512"
+        signature = ir.FunctionType(FLOATS, [FLOATS, _PAIRS, _PAIRS])
+        return self.builder.call(self.builder.module.declare_intrinsic(name, (), signature), [total, x, y])
+
+    def add_products(self, total: Value, x: Value, y: Value) -> Value:
+        signature = ir.FunctionType(FLOATS, [FLOATS] * 3)
+        return self.builder.call(self.builder.module.declare_intrinsic("llvm.fma.v16f32", (), signature), [x, y, total])
+
+    def sum_of(self, vector: Value) -> Value:
+        signature = ir.FunctionType(F32, [F32, FLOATS])
+        function = self.builder.module.declare_intrinsic("llvm.vector.reduce.fadd.v16f32", (), signature)
+        return self.builder.call(function, [F32(-0.0), vector], fastmath=["reassoc"])
+
+    def store_floats(self, vector: Value, address: Value, offset: int = 0) -> None:
+        self.builder.store(vector, self.at(address, offset, FLOATS), align=4)
+
+    def store_narrowed(self, vector: Value, address: Value, offset: int = 0) -> None:
+        """As bf16, to the nearest."""
+        self.builder.store(self.builder.fptrunc(vector, _BF16S), self.at(address, offset, _BF16S), align=2)
+
+    def prefetch(self, address: Value, offset: int) -> None:
+        byte = ir.IntType(8)
+        signature = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), I32, I32, I32])
+        function = self.builder.module.declare_intrinsic("llvm.prefetch.p0", (), signature)
+        self.builder.call(function, [self.at(address, offset, byte), I32(0), I32(3), I32(1)])  # a read, to keep
+
+    @contextmanager
+    def repeated(self, count: Value, initial: Sequence[Value]) -> Iterator[Repetition]:
+        """A loop over 0 .. count - 1, count at least 1. What it carries is `result` behind it."""
+        builder = self.builder
+        before, body, behind = builder.block, builder.append_basic_block(), builder.append_basic_block()
+        builder.branch(body)
+        builder.position_at_end(body)
+        phis = [builder.phi(value.type) for value in (I64(0), *initial)]
+        for phi, value in zip(phis, (I64(0), *initial), strict=True):
+            phi.add_incoming(value, before)
+        repetition = Repetition(phis[0], phis[1:])
+        yield repetition
+        following = builder.add(phis[0], I64(1))
+        for phi, value in zip(phis, (following, *repetition.result), strict=True):
+            phi.add_incoming(value, builder.block)
+        builder.cbranch(builder.icmp_signed("<", following, count), body, behind)
+        builder.position_at_end(behind)
+
+    def _for_all(self, value: Value, vector: Any) -> Value:
+        undefined = ir.Constant(vector, ir.Undefined)
+        first = self.builder.insert_element(undefined, value, I32(0))
+        return self.builder.shuffle_vector(first, undefined, ir.Constant(_BITS, [0] * LANES))
+
+
+class Repetition:
+    """Inside of `VectorCode.repeated`: the round's number, what is carried, and to be set, the values after it."""
+
+    def __init__(self, index: Value, carried: Sequence[Value]) -> None:
+        self.index = index
+        self.carried = carried
+        self.result = carried
+
+
+def vector_function(generate: Callable[..., Value | None], returns: Any = types.void) -> Any:
+    """A function for loops from one that writes it: generate(code, *arguments), of int64.
+
+    An argument that is a constant where the loop is written, a size say, comes to `generate` as a Python number. (A
+    function made anew for each size would not do: what numba keeps on disk of a loop is found again by the plain
+    numbers that the loop's function encloses.)
+    """
+
+    def function(context: Any, *arguments: Any) -> Any:
+        constants = [getattr(argument, "literal_value", None) for argument in arguments]
+
+        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            known = [v if c is None else c for c, v in zip(constants, values, strict=True)]
+            result = generate(VectorCode(builder), *known)
+            return context.get_dummy_value() if result is None else result
+
+        passed = (types.int64 if c is None else a for c, a in zip(constants, arguments, strict=True))
+        return returns(*passed), codegen
+
+    vars(function)["__signature__"] = inspect.signature(generate)  # numba counts the arguments by it
+    return intrinsic(prefer_literal=True)(function)
