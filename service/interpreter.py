@@ -19,8 +19,9 @@ GC_THRESHOLDS = (20_000, 20, 20)
 
 @contextmanager
 def settled(*, is_gpu: bool) -> Iterator[None]:
-    """From where all that lives for ever has been made, collections need not look at it again; at the end Python has
-    its own habits back. What is never looked at looks like a leak to libraries, and at the process's end they say so.
+    """Tune Python for serving: garbage collections skip what exists by now (it lives as long as the process) and are
+    rarer, and threads hand the interpreter over sooner. All is undone at the end: libraries would otherwise report the
+    skipped objects as leaks when the process ends.
 
     is_gpu: a device of its own runs the model.
     """

@@ -18,7 +18,7 @@ from service.engine.async_engine import AsyncEngine
 logger = logging.getLogger("headrace")
 
 LOOKS = 10
-"""In the time after which an iteration hangs."""
+"""How often it looks within the time after which an iteration counts as hanging."""
 
 _STDERR = 2
 

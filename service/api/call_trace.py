@@ -19,7 +19,7 @@ class _Prompt(NamedTuple):
 
 
 class CallTrace:
-    """Only facts are kept; who asks pays for their shape. grammar_s: seconds that compiling a grammar took."""
+    """The facts of one call; `show` shapes them only when somebody asks. grammar_s: seconds of compiling a grammar."""
 
     def __init__(self, head: CallHead, model: str, requests: Sequence[Request], grammar_s: float | None = None) -> None:
         self.head = head
@@ -33,7 +33,7 @@ class CallTrace:
         self._ends[prompt_index] = event
 
     def show(self) -> RequestTrace:
-        """In the wire's shape."""
+        """The trace as the API returns it."""
         prompts = [self._show_prompt(index) for index in range(len(self._prompts))]
         return RequestTrace(
             id=self.head.call_id,

@@ -25,7 +25,7 @@ _INLINE_CHARACTERS = 4096
 """About 2 ms of byte-level BPE; a thread hop costs 0.1 ms and more under load."""
 _LONG_CHARACTERS = 1024 * 1024
 _MAX_WAITING_CHARACTERS = 16 * 1024 * 1024
-"""Of each kind of prompts: two bodies of the largest size. It takes 10 to 40 seconds."""
+"""For each kind of prompts: two bodies of the largest size, which take 10 to 40 seconds."""
 _RETRY_AFTER_S = 5.0
 
 
@@ -45,8 +45,8 @@ class TextPool:
         return self._note(await asyncio.get_running_loop().run_in_executor(self._owed, _timed, work))
 
     async def run_prompt(self, receive: Receive, num_characters: int, work: Callable[[], Result]) -> Result:
-        """As `run`, of a prompt: Overloaded if too much of them waits; ClientGone, and if it still waited it is never
-        done, if its client leaves. `receive` is that of a request whose body was read."""
+        """As `run`, for a prompt. Raises Overloaded if too many characters of prompts wait, ClientGone if the client
+        leaves; work that still waited then is never done. receive: of a request whose body has been read."""
         if num_characters <= _INLINE_CHARACTERS:
             return self._note(_timed(work))
         lane = self._prompts if num_characters <= _LONG_CHARACTERS else self._long_prompts
@@ -64,7 +64,7 @@ class TextPool:
 
 
 class _Lane:
-    """Threads, and how many characters they have before them. Event-loop thread."""
+    """Some threads, and how many characters wait for them. Event-loop thread."""
 
     def __init__(self, num_threads: int, name: str, max_waiting: int) -> None:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=name)

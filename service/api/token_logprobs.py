@@ -75,7 +75,7 @@ def _chat_token(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str
 
 
 def _top_by_text(tokenizer: Tokenizer, token: ScoredToken) -> dict[str, float] | None:
-    """Of tokens that read alike the most probable counts, but first of all the one that is there."""
+    """Text -> log probability. Of tokens with the same text the chosen one counts, else the most probable one."""
     if token.logprobs is None:
         return None
     top: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""How many sequences an iteration has at most, if nobody says: by what the device holds and what a step reads."""
+"""The default of max-num-seqs, by the device's memory and by the weights that each step reads."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ SEATS_OF_LARGE_MODELS = 1024
 
 MUCH_MEMORY_BYTES = 64 << 30
 LARGE_WEIGHTS_BYTES = 8 << 30
-"""One H200 reads as much in 2 ms. What more sequences share is that reading; a smaller model has little to share, and
-with so many streams the host is what limits it (loadtest/LOG.md)."""
+"""One H200 reads this much in 2 ms. More sequences in an iteration share that reading. A smaller model has little to
+share, and with that many streams the host is its limit (loadtest/LOG.md)."""
 
 TOKENS_A_SEAT = 500
 MEMORY_SHARE = 0.9

@@ -15,7 +15,7 @@ from service.core.request import FinishReason
 from service.core.sampling_params import BeamParams, SamplingParams
 
 Tops = Sequence[Sequence[tuple[int, float]]]
-"""Of each beam, the most probable next tokens with their log probabilities, the best first."""
+"""For each beam its most probable next tokens with their log probabilities, the best first."""
 
 
 class Hypothesis(NamedTuple):

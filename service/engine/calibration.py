@@ -11,14 +11,14 @@ from service.engine.ports import Executor
 from service.scheduler.iteration_time import IterationTime, Workload
 
 PROBE_SEQUENCE_ID = -2
-"""Of the first sequence of a plan; the next ones count down."""
+"""Id of the first sequence of a plan; the next ones count down."""
 ROUNDS = 4
 SHARES = (128, 64, 32, 16, 8, 4, 2, 1)
 DECODES = (4, 16, 40, 96)
 PROMPTS_BESIDE_DECODES = ((0, 0), (1, 24), (1, 200), (8, 16))
-"""How many, and tokens of each."""
+"""Pairs of how many prompts, and tokens of each."""
 MANY_PROMPTS = (64, 16)
-"""The same, without decodes: a burst."""
+"""As above, but without decodes: a burst."""
 DECODED_CONTEXT = 320
 """Tokens."""
 TIME_LIMIT_S = 3.0
@@ -69,7 +69,7 @@ class _Probes:
         self.longest = longest
 
     def prompts(self, most: int, iteration_time: IterationTime) -> Iterator[IterationPlan]:
-        """One chunk of up to `most` tokens each."""
+        """Plans of one prompt chunk of up to `most` tokens."""
         halvings = {max(2, most // share) for share in SHARES}
         for num_tokens in sorted(halvings.union(iteration_time.sizes(most))):
             yield IterationPlan((self._chunk(0, num_tokens),))
@@ -78,7 +78,7 @@ class _Probes:
                 yield IterationPlan((self._chunk(start, num_tokens),))
 
     def beside_decodes(self, most: int, max_num_seqs: int) -> Iterator[IterationPlan]:
-        """Up to `most` tokens each: decodes with short and with long contexts, and prompts with some of them."""
+        """Plans of up to `most` tokens: decodes with short and with long contexts, some beside prompts."""
         yield IterationPlan(self._prompts(0, *MANY_PROMPTS, most, max_num_seqs))
         for num_decodes in sorted({min(count, max_num_seqs - 1, most) for count in DECODES} - {0}):
             for context in sorted({1, min(DECODED_CONTEXT, self.longest)}):

@@ -58,7 +58,7 @@ class LiveRequests:
             self.end_group(group, Outcome.FAILED, error)
 
     def fail_unless_started(self, request_id: str, error: RequestError) -> None:
-        """As `fail`, of a request that was in no iteration yet."""
+        """As `fail`, but only if the request was in no iteration yet."""
         group = self._scheduler.pool.get(request_id)
         if group is not None and group.first_scheduled_s is None:
             self.end_group(group, Outcome.FAILED, error)

@@ -15,12 +15,12 @@ class PendingIteration(Protocol):
     """An iteration that the executor has begun."""
 
     def is_done(self) -> bool:
-        """Whether it is computed, so that `wait` takes no time worth the name, or has failed, which `wait` tells.
-        Itself it never waits and never raises."""
+        """Whether it is computed, or has failed, so that `wait` takes next to no time. Never waits and never raises."""
         ...
 
     def wait(self) -> IterationResult:
-        """Its result, once it is there; called once, in the order of launches. Other threads run meanwhile."""
+        """Wait for the result and return it; raises if the iteration failed. Called once, in the order of launches.
+        Other threads run meanwhile."""
         ...
 
 
@@ -39,8 +39,8 @@ class IdleWork(Protocol):
     """Preparation that can wait until there is nothing to compute. Engine thread."""
 
     def do_some(self) -> bool:
-        """One piece of it, short enough to make a request wait, while no iteration runs; whether there is more. Must
-        not raise."""
+        """Do one piece, short enough for a new request to wait for it; returns whether there is more. Called while no
+        iteration runs; must not raise."""
         ...
 
 

@@ -79,7 +79,7 @@ class BlockManager:
         return sum(self.pool.reference_count(block_id) == 0 for block_id in block_ids)
 
     def num_also_held_by_others(self, prefix: list[int], num_holders: int) -> int:
-        """Of a prefix, the blocks at its start that more than `num_holders` tables hold."""
+        """How many blocks at the prefix's start are each held by more than `num_holders` tables."""
         counts = (self.pool.reference_count(block_id) for block_id in prefix)
         return sum(1 for _ in takewhile(lambda count: count > num_holders, counts))
 

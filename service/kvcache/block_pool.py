@@ -55,7 +55,7 @@ class BlockPool:
             self.share(block_id)
 
     def release_many(self, block_ids: Iterable[int]) -> None:
-        """As `release` of each, in this order, which is also that of eviction."""
+        """`release` each of them. Cached blocks that become free are evicted in this order, too."""
         free, counts = self._free, self._reference_counts
         for block_id in block_ids:
             count = counts[block_id] = counts[block_id] - 1

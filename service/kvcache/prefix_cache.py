@@ -37,7 +37,7 @@ class PrefixCache(Protocol):
 
 
 class _Entry(NamedTuple):
-    """What blocks in a row hold: their tokens, as bytes."""
+    """Consecutive blocks of a prefix, and the tokens that they hold, as bytes."""
 
     digest: bytes
     tokens: bytes
@@ -45,8 +45,8 @@ class _Entry(NamedTuple):
 
 
 class ChainedPrefixCache:
-    """The real one. An entry is one block, or `blocks_per_entry` of them where blocks are small: what it costs to
-    keep and to find a prefix goes by entries."""
+    """The real one. An entry is one block, or `blocks_per_entry` consecutive ones where blocks are small, because
+    keeping and finding a prefix costs time per entry."""
 
     def __init__(self, block_size: int, blocks_per_entry: int = 1) -> None:
         self._blocks_per_entry = blocks_per_entry

@@ -57,7 +57,7 @@ class CausalLM(Layer, ABC):
 
     @property
     def optional_prefix(self) -> str:
-        """What a checkpoint may leave out at the beginning of its names: one of the stack without its head does."""
+        """A prefix that all names of a checkpoint may lack: those of checkpoints without the output head do."""
         return ""
 
     def materialize(self, dtype: torch.dtype, device: torch.device) -> None:
@@ -86,7 +86,7 @@ class CausalLM(Layer, ABC):
 
 
 def _choose_skinny_rows(linears: Sequence[Linear | OutputHead], device: torch.device) -> None:
-    """For all weights of one shape at once."""
+    """Weights of one shape are measured together and get the same bound."""
     by_shape = defaultdict(list)
     for linear in linears:
         by_shape[linear.plain_weight.shape].append(linear)

@@ -24,7 +24,7 @@ def read_json(path: Path) -> Mapping[str, object]:
 
 
 def token_ids(value: object) -> frozenset[int]:
-    """Of an id, a list of ids or nothing, as Hugging Face writes special tokens. Anything else counts as nothing."""
+    """The ids in `value`: one id, a list of ids or nothing, as Hugging Face writes them. Anything else is nothing."""
     values = value if isinstance(value, list) else [value]
     return frozenset(v for v in values if isinstance(v, int) and not isinstance(v, bool))
 
@@ -40,11 +40,11 @@ class ConfigFields:
         self.source = source
 
     def __contains__(self, name: str) -> bool:
-        """Whether it is written, be it as null."""
+        """Whether the field is present, be it as null."""
         return name in self._fields
 
     def get(self, name: str) -> object:
-        """As it is written; None if it is not."""
+        """The value as it is written; None if the field is missing."""
         return self._fields.get(name)
 
     def number(self, name: str, default: float | None = None) -> float:

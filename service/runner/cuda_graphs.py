@@ -60,8 +60,8 @@ class StepGraphs:
         self.num_replays = 0
 
     def capture(self, sizes: Sequence[GraphSize]) -> None:
-        """Each size is computed once before, so that every kernel is compiled and loaded: neither may happen in a
-        capture."""
+        """Capture a graph of each size. Each is computed once before, so that every kernel is compiled and loaded:
+        neither may happen in a capture."""
         was_collecting = gc.isenabled()
         gc.disable()  # a collection might free a tensor, which no capture allows
         try:
@@ -82,7 +82,7 @@ class StepGraphs:
         )
 
     def replay(self, decodes: DecodeRows) -> StepOutputs:
-        """Of sequences that `can_replay`, in their order."""
+        """Replay the decodes of sequences that `can_replay`; the outputs are in their order."""
         num_seqs = len(decodes.rows)
         size = self.padded_step(num_seqs, num_seqs, 0)
         assert size is not None
@@ -95,7 +95,7 @@ class StepGraphs:
         return self._table.is_complete and self._size_of(batch) is not None
 
     def replay_mixed(self, batch: FlatBatch) -> StepOutputs:
-        """Of a batch that `can_replay_mixed`; one row a draw, in the plan's order."""
+        """Replay a batch that `can_replay_mixed`; the outputs have one row a draw, in the plan's order."""
         size = self._size_of(batch)
         assert size is not None
         step = self._mixed[size]
@@ -139,7 +139,7 @@ def _worth_keeping(steps: dict[GraphSize, _CapturedStep[Inputs]]) -> dict[GraphS
 
 
 def inputs_of(size: GraphSize, block_table: Tensor, block_size: int) -> DecodeInputs | MixedInputs:
-    """For a step of this size; all of it is padding yet. block_table: as of DeviceBlockTable."""
+    """Inputs for steps of this size, filled with padding only. block_table: DeviceBlockTable's tensor."""
     if size.is_mixed:
         return MixedInputs(size.num_tokens, size.num_decodes, block_table, block_size)
     return DecodeInputs(size.num_decodes, block_table, block_size)

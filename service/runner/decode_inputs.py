@@ -16,9 +16,9 @@ from service.sampling.sampler import SamplingBatch
 
 
 class DecodeInputs:
-    """For `num_rows` sequences at most, and as many changes of the block table (as of DeviceBlockTable).
+    """Inputs of a step of at most `num_rows` decodes, with at most as many changes of the block table.
 
-    table_places, table_values: what the step has to write to the table first.
+    block_table: DeviceBlockTable's tensor. table_places, table_values: what the step has to write to it first.
     """
 
     def __init__(self, num_rows: int, block_table: Tensor, block_size: int) -> None:
@@ -41,7 +41,7 @@ class DecodeInputs:
         self.fill(empty_rows(0))
 
     def fill(self, values: DecodeRows, changes: TableChanges = NO_CHANGES) -> None:
-        """At most `num_rows` of them; the others are padding."""
+        """Set the inputs to at most `num_rows` rows; the rest becomes padding."""
 
         def write(arrays: dict[str, Array]) -> None:
             pad_into(DecodeRows(*map(arrays.__getitem__, DecodeRows._fields)), values)

@@ -35,8 +35,8 @@ class DecodeRows(NamedTuple):
 
 
 PADDING = DecodeRows(*(np.array(value) for value in (0, 0, -1, 0, 0, 0.0, 1.0, 0, 0, 0)))
-"""What a row without a sequence holds: nobody's row of the table, no context, nothing written; it draws the largest
-logit, and nobody looks."""
+"""What a row without a sequence holds: the unused row of the block table, no context, no slot to write. It draws the
+largest logit, which is ignored."""
 
 
 def is_decode(scheduled: Sequence[ScheduledSequence]) -> bool:
@@ -45,7 +45,7 @@ def is_decode(scheduled: Sequence[ScheduledSequence]) -> bool:
 
 
 def decode_rows(scheduled: Sequence[ScheduledSequence], rows: SequenceRows, block_size: int) -> DecodeRows:
-    """Of a plan that `is_decode`; `rows` takes over what has changed."""
+    """The rows of a plan that `is_decode`. `rows` is brought up to date with the plan."""
     row = rows.update_all(scheduled)
     positions = np.array([s.num_computed_tokens for s in scheduled], dtype=np.int64)
     blocks = rows.block_table[row, positions // block_size].astype(np.int64)

@@ -27,7 +27,7 @@ def choose_device(requested: Literal["auto", "cpu", "cuda"]) -> torch.device:
 
 
 def memory_bytes(device: torch.device) -> int:
-    """Of a GPU, all that it has; 0 for a CPU."""
+    """All the memory that a GPU has; 0 for a CPU."""
     return int(torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else 0
 
 

@@ -37,7 +37,8 @@ class DeviceBlockTable:
         return len(self._rows.block_table) == len(self.tensor)
 
     def take_changes(self, most: int) -> TableChanges:
-        """What the next step has to `write`. More entries than `most` are sent at once: none are left."""
+        """The changes that the next step has to `write`. If they are more than `most`, they are written here and now,
+        and none are left."""
         changes = self._rows.take_changes(self.tensor.shape[0])
         if len(changes.places) <= most:
             return changes

@@ -22,16 +22,16 @@ from service.sampling.sampler import Drawn, SamplingBatch, SamplingExtras, draw,
 logger = logging.getLogger(__name__)
 
 LogitsOf = Callable[[int, int], Tensor]
-"""(first, stop) of a batch's `logit_rows` -> their logits [stop - first, vocab_size], the caller's to write; asked for
-again after memory has run out."""
+"""(first, stop) of a batch's `logit_rows` -> their logits [stop - first, vocab_size], which the caller may overwrite.
+Called again for fewer rows after memory has run out."""
 
 ExtrasOf = Callable[[], SamplingExtras | None]
-"""Of all draws; asked for when logits have been launched, for it may wait for masks."""
+"""The extras of all draws. Called after the logits have been launched, because it may wait for masks."""
 
 
 def draw_all(batch: FlatBatch, logits_of: LogitsOf, parameters: SamplingBatch, extras_of: ExtrasOf) -> Drawn:
-    """One id for each of the batch's N draws, whose parameters these are. One row's logits may serve several draws
-    (the n choices of a prompt)."""
+    """One id for each of the batch's N draws. parameters: of the N draws. One row's logits may serve several draws (the
+    n choices of a prompt)."""
     row_of = np.repeat(np.arange(len(batch.logit_rows)), batch.samples_per_row)
     waiting, drawn = deque([(0, len(row_of))]), list[Drawn]()
     while waiting:
@@ -50,7 +50,7 @@ def draw_all(batch: FlatBatch, logits_of: LogitsOf, parameters: SamplingBatch, e
 
 
 def _logits(rows: Int64Array, logits_of: LogitsOf) -> Tensor:
-    """One row a draw."""
+    """[draws, vocab_size]: the logits of each draw, repeated where several draws share a row. rows: of each draw."""
     first, stop = int(rows[0]), int(rows[-1]) + 1
     logits = logits_of(first, stop)
     if len(rows) == stop - first:

@@ -7,22 +7,23 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 MAX_DECODES = 1024
-"""Of the largest graph: beyond, the device computes for longer than the host launches, even if that has to wait for
-the interpreter."""
+"""Decodes of the largest graph. A larger step computes for longer than the host needs to launch its kernels one by one,
+even if the host has to wait for the interpreter."""
 
 MAX_TOKENS = 2048
 """The same for steps with prompts."""
 
 FEW_DECODES = 32
 MIXED_DECODES = (0, FEW_DECODES, 256, 512, MAX_DECODES)
-"""Of a step with prompts. A decode beside them costs a row of logits and little more, so few sizes are enough."""
+"""Decodes of a step with prompts. Beside prompts a padded decode costs a row of logits and little more, so few sizes
+are enough."""
 
 NARROW_TOKENS = 512
 """A step of fewer tokens may be padded up to this many: the device then takes hardly longer than the host would to
 launch the kernels one by one. A larger step may be padded to twice its size."""
 
 TILED = (64, 128, 192, 256, 320, 384, 512, 640, 768, 896, 1024, 1152, 1280, 1536, 1664, 1792, 2048)
-"""Rows at which the time of cuBLAS's products stops to be flat, so that padding up to them costs little.
+"""Rows up to which the time of cuBLAS's products is flat, so that padding up to them costs little.
 
 Products of a Llama-8B step on one H200, ms (bf16, torch 2.11, CUDA 13), sizes that are not in the list in brackets:
 64 4.1, 128 4.4, 192 5.2, 256 5.8, (288 6.9,) 320 6.8, (352 7.8,) 384 7.7, (416 9.3, 448 12.9, 480 9.7,) 512 9.6,
@@ -104,7 +105,7 @@ def outrun(timed: Mapping[GraphSize, float]) -> set[GraphSize]:
 
 
 def graph_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> list[GraphSize]:
-    """In the order to capture them: the largest, then the common ones, then the rest; each part largest first."""
+    """All sizes, in the order of capture: the largest, then the common ones, then the rest; each part largest first."""
     common = common_sizes(max_num_seqs, max_num_batched_tokens)
     sizes = common | {*_decode_sizes(max_num_seqs), *_mixed_sizes(max_num_seqs, max_num_batched_tokens)}
     largest = max(sizes)

@@ -54,7 +54,7 @@ def compute_in_halves(scheduled: Sequence[ScheduledSequence], batch: FlatBatch, 
 
 
 def parts_of(scheduled: Sequence[ScheduledSequence], batch: FlatBatch) -> list[Part]:
-    """All of the iteration, whose flat batch is `batch`."""
+    """One part for each scheduled sequence of the iteration. batch: its flat batch."""
     return [Part(share, start) for share, start in zip(scheduled, batch.token_starts.tolist(), strict=True)]
 
 

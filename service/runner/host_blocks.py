@@ -29,7 +29,7 @@ class HostBlocks(Protocol):
 
 
 class PlainHostBlocks:
-    """What comes back is what went."""
+    """Blocks stored as they are: what comes back is exactly what was swapped out."""
 
     def __init__(self, layout: KvLayout, num_blocks: int, *, pinned: bool) -> None:
         self._blocks = torch.zeros(
@@ -51,7 +51,8 @@ class PlainHostBlocks:
 
 
 class Fp8HostBlocks:
-    """Each head's key, and value, of each token has a scale (fp32, its largest element over 448) and e4m3 elements.
+    """Blocks stored in fp8. The key of one token in one head, and likewise the value, becomes a scale (fp32: its
+    largest element over 448) and e4m3 elements.
 
     What comes back is off by at most 1/16 of itself, or by 1/1024 of the scale where that is more, before it is rounded
     to the layout's type. A token's NaN stays its own: a block's cells without a token may hold anything.

@@ -157,7 +157,7 @@ def _host_blocks(layout: KvLayout, cache: CacheConfig, num_blocks: int, *, pinne
 
 
 def _num_host_blocks(layout: KvLayout, cache: CacheConfig, num_blocks: int) -> int:
-    """As many as the swap space holds, and no more than the device has."""
+    """How many blocks the swap space holds, but no more than the device has."""
     return min(cache.swap_bytes // _kind_of_host_blocks(cache).block_bytes(layout), num_blocks)
 
 
@@ -192,7 +192,7 @@ def _check_weights_fit(weights_bytes: int, device: torch.device) -> None:
 
 
 def _check_cache_fits(layout: KvLayout, cache: CacheConfig, num_blocks: int, device: torch.device) -> None:
-    """As `_check_weights_fit`, of what blocks take on the host."""
+    """As `_check_weights_fit`, but for the blocks that live in the host's memory."""
     swap_bytes = _num_host_blocks(layout, cache, num_blocks) * _kind_of_host_blocks(cache).block_bytes(layout)
     cache_bytes = num_blocks * layout.block_bytes if device.type == "cpu" else 0
     free = cpu_memory()[1]
@@ -210,7 +210,7 @@ def _fits_twice(weights_bytes: int, device: torch.device) -> bool:
 
 
 def _num_blocks(memory: MemoryLedger, layout: KvLayout, sizes: StepSizes) -> int:
-    """What the memory holds, but no more than the sequences of one iteration can ever fill."""
+    """How many blocks the memory holds, but no more than the sequences of one iteration can ever fill."""
     usable = sizes.max_num_seqs * -(-sizes.max_model_len // layout.block_size)
     num_blocks = min(memory.kv_cache_bytes // layout.block_bytes, usable)
     if num_blocks < 1:

@@ -1,4 +1,4 @@
-"""Where the time of loading goes."""
+"""Where the time of loading a model goes."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import time
 
 
 class LoadPhases:
-    """Each phase begins where the one before ended, the first when this was made."""
+    """Each phase begins where the one before ended; the first begins when this object is made."""
 
     def __init__(self) -> None:
         self._begun_s = time.monotonic()
         self._seconds: dict[str, float] = {}
 
     def end(self, phase: str) -> None:
-        """What ran since the end of the phase before was this one. What a device still computes counts to the next."""
+        """End the phase that began where the one before ended. Work still running on the device counts to the next."""
         now_s = time.monotonic()
         self._seconds[phase] = now_s - self._begun_s
         self._begun_s = now_s

@@ -31,7 +31,7 @@ class DrawLogprobs:
 
 
 class PromptLogprobs:
-    """Of the targets of `items`, one after the other, with ranks."""
+    """The logprobs of the prompt tokens that are the targets of `items`, one after the other, with ranks."""
 
     def __init__(self, items: Sequence[ScheduledSequence], logprobs: kernel.TokenLogprobs, ranks: Tensor) -> None:
         self._items = items

@@ -93,9 +93,10 @@ def profile_device(
 
 
 def _graph_bytes(memory: DeviceMemory, capture: Callable[[Sequence[Size]], None], sizes: Sequence[Size]) -> int:
-    """Of graphs of all sizes: the largest brings the pool, and each other is taken to add what the second adds.
+    """Memory of the graphs of all sizes, estimated from two: the largest, which brings the pool, and the next one, as
+    an example of what each further graph adds.
 
-    A graph takes memory outside torch's allocator too, so it is the device's free memory that tells.
+    A graph takes memory outside torch's allocator too, so the device's free memory is what counts.
     """
     added = []
     for size in sizes[:2]:

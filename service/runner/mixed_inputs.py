@@ -21,11 +21,11 @@ from service.sampling.sampler import SamplingBatch
 
 
 class MixedInputs:
-    """For `num_tokens` tokens, at most `num_decodes` of them of decodes, the others of prompts. How many sequences and
-    draws they may be of, GraphSize says.
+    """Inputs of a step of at most `num_tokens` tokens, at most `num_decodes` of them decodes', the others prompts'.
+    GraphSize says how many sequences and draws there may be.
 
-    The flat batch keeps its places, and padding stands behind it: wherever the border between decodes and prompts
-    lies, the products of all tokens are as many.
+    The tokens stand in the order of the flat batch, with padding behind them. So the matrix products have the same
+    shape wherever the border between decodes and prompts lies.
 
     table_places, table_values: what the step has to write to the block table first, `num_tokens` entries at most.
     """

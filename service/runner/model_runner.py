@@ -44,8 +44,8 @@ _SWAP_ROUNDS = 5
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What a batch computed, on its way to the host; None where nothing is. Also where nothing was drawn, `token_ids`
-    come when the batch is computed."""
+    """What a batch computed, on its way to the host; None where there is nothing. `token_ids` arrive once the batch is
+    computed, even if it drew nothing."""
 
     token_ids: IdsOnTheirWay | None = None
     logprobs: DrawLogprobs | None = None
@@ -142,8 +142,8 @@ class ModelRunner:
         return (*behind_others, *(self._by_itself(timing.num_blocks, timing.to_host) for timing in behind_others))
 
     def _by_itself(self, num_blocks: int, to_host: bool) -> TransferTiming:
-        """Of a plan with such a transfer alone, which is waited for. After an iteration, as in traffic: meanwhile the
-        host's caches lose what launching needs, which makes it slower."""
+        """Timing of a plan that holds such a transfer alone and waits for it. An iteration runs before each, as in
+        traffic: launching is slower then, since the host's caches have lost what it needs."""
         transfer = self._transfer.probe(num_blocks, to_host=to_host)
         copied_s, launched_s = list[float](), list[float]()
         for _ in range(_SWAP_ROUNDS):
@@ -273,7 +273,7 @@ class ModelRunner:
         return Outputs(IdsOnTheirWay(drawn.token_ids, len(batch.seeds)), logprobs, prompt_logprobs)
 
     def _step(self, inputs: StepInputs) -> StepOutputs:
-        """What a graph holds; by itself its plain twin."""
+        """The step that a graph captures; called directly it computes the same without a graph (its plain twin)."""
         self._drawn.fill_in(inputs.token_ids, inputs.decode_rows)
         attention = inputs.attention.afresh()
         hidden: Tensor = self._model(inputs.token_ids, inputs.positions, self._storage.layers, attention)

@@ -22,7 +22,7 @@ class ModelSize(NamedTuple):
 
     @classmethod
     def of(cls, source: ModelSource, folder: Path, device: torch.device) -> ModelSize:
-        """As it would be on the device. Raises ModelLoadError naming the file or field."""
+        """The model's size as it would be on the device. Raises ModelLoadError naming the file or field."""
         config = load_model_config(folder)
         dtype = choose_dtype(source.dtype, device, config.checkpoint_dtype)
         weights = build_model(config).checkpoint_tensors().values()

@@ -89,7 +89,7 @@ class SequenceRows:
         return np.array(rows, dtype=np.int64)
 
     def take_changes(self, num_rows: int) -> TableChanges:
-        """What has changed since the last call in the first rows. Some of the values may be as before."""
+        """The changes in the first `num_rows` rows since the last call. Some of the values may be as before."""
         rows = np.flatnonzero(self._changed_to[:num_rows])
         starts, stops = self._changed_from[rows], self._changed_to[rows]
         counts = stops - starts

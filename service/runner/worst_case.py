@@ -25,7 +25,7 @@ from service.sampling.token_counts import TokenCounts
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """What bounds an iteration. graphs: those that will be captured, the largest first; none without CUDA graphs."""
+    """What bounds an iteration. graphs: the sizes to be captured, the largest first; none without CUDA graphs."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -35,7 +35,7 @@ class StepSizes:
 
 
 class WorstCase:
-    """An iteration with the most tokens and the most sequences that one may have; each sequence draws, with logprobs.
+    """An iteration with the most tokens and the most sequences that one may have; each sequence draws by top-p.
 
     All sequences share the blocks of one: only the shapes matter, not the values.
     """
@@ -68,7 +68,7 @@ def measure_memory(
     sizes: StepSizes,
     phases: LoadPhases,
 ) -> MemoryLedger:
-    """Where the device's memory goes, by the worst case on a GPU, whose kernels are compiled on the way."""
+    """Where the device's memory goes. On a GPU it is measured by running the worst case, which compiles the kernels."""
     if device.type == "cpu":
         return profile_cpu(weights_bytes, cache.memory_bytes)
     worst_case = WorstCase(model, layout, device, sizes)
@@ -92,7 +92,7 @@ def measure_memory(
 
 
 def _compile_kernels(worst_case: WorstCase, graphs: Sequence[GraphSize]) -> None:
-    """All that iterations need: what follows would compile them one after the other."""
+    """Compile all kernels that iterations need, side by side; used first, each would be compiled by itself."""
 
     def launch() -> None:
         worst_case.run()
@@ -104,8 +104,8 @@ def _compile_kernels(worst_case: WorstCase, graphs: Sequence[GraphSize]) -> None
 
 
 def _table_bytes(layout: KvLayout, sizes: StepSizes) -> int:
-    """Of what grows with the sequences beside their blocks: a row each of the block table (twice, as in ModelRunner)
-    and of the token counts."""
+    """Memory that grows with the sequences, apart from their blocks: for each a row of the token counts and one of the
+    block table (of which ModelRunner has two)."""
     max_blocks = -(-sizes.max_model_len // layout.block_size)
     return DeviceBlockTable.num_bytes(2 * sizes.max_num_seqs + 1, max_blocks) + TokenCounts.num_bytes(
         sizes.max_num_seqs, sizes.vocab_size

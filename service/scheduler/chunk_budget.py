@@ -50,8 +50,8 @@ class InPieces:
 
 
 class InterTokenTarget:
-    """As many as the iteration may have and still end in time, by the fitted predictor: an iteration is what lies
-    between two tokens of a decode. With nobody decoding nobody waits, and the whole token budget is used.
+    """As many prompt tokens as let the iteration end within the target, by the fitted predictor: a decode waits for one
+    iteration between two of its tokens. The whole token budget is used when nothing decodes.
 
     The predictor follows the machine, so the budget follows what is measured. A target too short for any prompt gives
     the minimum.

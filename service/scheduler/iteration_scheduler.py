@@ -35,9 +35,9 @@ class IterationScheduler:
     Each iteration: running sequences that decode get their one token; then the chunk budget's tokens go to
     prompts, in order of their start, cut into chunks; then waiting requests are admitted, in the policy's order,
     while budget, seats and memory last. If the running groups cannot all grow, the policy's victim is preempted,
-    whole; it returns from host memory or is recomputed (PagedAttention, section 4.5). Blocks that are on their way to
-    the host are not free yet, and who is on its way back cannot give way: who needs their blocks sits out. The budget
-    exceeds the seats, so the first prompt always advances.
+    whole; it returns from host memory or is recomputed (PagedAttention, section 4.5). Blocks being copied to the host
+    are not free yet, and a group being copied back cannot be preempted: groups that need their blocks sit out. The
+    budget exceeds the seats, so the first prompt always advances.
 
     An iteration may be decided while those before it still run (`finish_iteration` has not been called for them).
     Then nothing is taken from a running sequence: if memory runs out, the decision waits until nothing runs.
@@ -117,11 +117,11 @@ class IterationScheduler:
         self._ledger.lost_transfers()
 
     def observe(self, plan: IterationPlan, seconds: float, *, is_exact: bool = True) -> None:
-        """The plan took so long to execute. Not exact: nobody saw when it ended, only that it had."""
+        """The plan took `seconds` to execute; at most that if not exact: its end was seen only afterwards."""
         self._ledger.executed(plan, seconds, is_exact=is_exact)
 
     def predicted_s(self, plan: IterationPlan) -> float | None:
-        """What the plan should take to execute; None before enough has been observed."""
+        """Predicted seconds of executing the plan; None before enough has been observed."""
         return self._ledger.iteration_s(plan)
 
     def note_computed(self, group: SequenceGroup, sequence: Sequence, start: int, end: int) -> None:
@@ -130,7 +130,7 @@ class IterationScheduler:
         self.blocks.cache_prefix(sequence, group.request.cache_salt, end)
 
     def note_decoded(self, decodes: Iterable[LockstepDecode]) -> None:
-        """For each of them one token is computed, and one is drawn."""
+        """Each of these decodes has computed one token and drawn one."""
         for client, num_tokens in Counter(map(_CLIENT, decodes)).items():
             self._history.decoded(client, num_tokens)
 
@@ -236,9 +236,9 @@ class IterationScheduler:
                 draft.add_chunk(group, sequence, blocks.table(sequence.sequence_id))
 
     def _begin(self, draft: PlanDraft) -> None:
-        """What the draft computes counts as computed. The next iteration may go on before an id that it draws is
-        known, unless that is what the choices fork with, or the host has to look at every id. Whose only choice draws
-        has nothing but decodes before it."""
+        """Count what the draft computes as computed. A drawn id becomes pending, so that the next iteration can go on
+        before it is known; unless the choices of a prompt fork with it, or the host has to look at every id. A group
+        whose only choice draws has only decodes ahead, and joins the lockstep."""
         self._launched.begin(IterationGroups(draft.in_lockstep, [share.group for share in draft.shares]))
         for group, sequence, end, draws in draft.shares:
             sequence.num_computed_tokens = end

@@ -1,4 +1,4 @@
-"""Iterations that run, and what must outlive them: nothing that a running iteration touches is given back."""
+"""The iterations that run, and the blocks that must outlive them: what a running iteration touches is not freed."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class IterationGroups(NamedTuple):
     apart: list[SequenceGroup]
 
     def groups(self) -> list[SequenceGroup]:
-        """All of them."""
+        """All its groups, in that order."""
         return [*(decode.group for decode in self.in_lockstep), *self.apart]
 
 
 class LaunchedIterations:
-    """They finish in the order of their launches. Engine thread only.
+    """Iterations finish in the order of their launches. Engine thread only.
 
-    What a sequence holds when it ends is given back once no iteration runs that it is part of; then the executor is
-    told that it may forget the sequence.
+    The blocks of a sequence that ends are given back once no running iteration contains it; then the executor is told
+    that it may forget the sequence.
     """
 
     def __init__(self, blocks: BlockManager) -> None:
@@ -69,6 +69,6 @@ class LaunchedIterations:
         self._released += sequence_ids
 
     def take_released(self) -> tuple[int, ...]:
-        """What the executor has not been told since the last call."""
+        """Ids of sequences released since the last call, for the executor to forget."""
         released, self._released = tuple(self._released), []
         return released

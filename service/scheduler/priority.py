@@ -1,4 +1,4 @@
-"""By the priority that the request carries, higher first; equal ones as they came."""
+"""Requests of higher priority first, equal ones in the order of their arrival."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class RequestPool:
 
     @property
     def preempted(self) -> Collection[SequenceGroup]:
-        """Of the waiting groups those that have run before."""
+        """The waiting groups that have run before."""
         return self._paused.values()
 
     def groups(self) -> list[SequenceGroup]:

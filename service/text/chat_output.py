@@ -16,7 +16,7 @@ OutputDelta = ReasoningDelta | TextDelta | CallDelta
 
 
 class ChatOutput:
-    """For one choice. Without splitter all is content or calls, without router all is reasoning or content."""
+    """One choice's text, told apart. Without a splitter there is no reasoning, without a router there are no calls."""
 
     def __init__(self, splitter: ReasoningSplitter | None, router: ToolRouter | None) -> None:
         self._splitter = splitter

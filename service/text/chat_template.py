@@ -27,7 +27,7 @@ class TemplateRefusal(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class RenderLimits:
-    """For one rendering; looked at each time that the template writes something."""
+    """Limits of one rendering, checked each time the template writes something."""
 
     max_s: float = 5.0
     max_characters: int = 32 * 1024 * 1024
