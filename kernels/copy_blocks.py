@@ -1,4 +1,4 @@
-"""Copy whole blocks, all layers, in one call (copy-on-write; vLLM section 5.1: fused block copy).
+"""Copy whole blocks, all layers, in one call (copy-on-write; PagedAttention, section 5.1: fused block copy).
 
     storage[destinations[i]] = storage[sources[i]]   for every i, all reads before all writes or in any order
 

@@ -1,4 +1,4 @@
-"""Blocks out of the storage into a dense staging buffer, in one launch (vLLM section 4.5: half of a swap out).
+"""Blocks out of the storage into a dense staging buffer, in one launch (PagedAttention, section 4.5: swapping out).
 
     staging[i] = storage[block_ids[i]]      for i < N
 

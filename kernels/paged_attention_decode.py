@@ -1,4 +1,4 @@
-"""PagedAttention for decode: one query per sequence against its paged keys and values (vLLM section 4.1).
+"""PagedAttention for decode: one query per sequence against its paged keys and values (PagedAttention, section 4.1).
 
     out[s, h] = softmax(cap(scale * query[s, h] . key[first : C, h // G])) value[first : C, h // G]
 

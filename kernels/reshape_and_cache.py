@@ -1,4 +1,4 @@
-"""Write new keys and values into their slots of the paged cache (vLLM section 5.1: fused reshape and block write).
+"""Write new keys and values into their slots of the paged cache (PagedAttention, section 5.1: one fused kernel).
 
     for every token t with slot_mapping[t] >= 0:
         key_cache[slot // P, slot % P] = key[t];  value_cache likewise

@@ -1,4 +1,4 @@
-"""Blocks out of a dense staging buffer into the storage, in one launch (vLLM section 4.5: half of a swap in).
+"""Blocks out of a dense staging buffer into the storage, in one launch (PagedAttention, section 4.5: swapping in).
 
     storage[block_ids[i]] = staging[i]      for i < N
 

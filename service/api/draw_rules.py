@@ -1,4 +1,4 @@
-"""What a call asks of its draws beyond temperature, top-k and top-p: checked at the door, then made ids of."""
+"""What a call asks of its draws beyond temperature, top-k and top-p: validated, then turned into ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wire fields -> checked call: the barrier at the door. Every refusal names the field, and the limit if one is set."""
+"""Wire fields -> validated call; nothing behind it checks again. A refusal names the field, and its limit if any."""
 
 from __future__ import annotations
 

@@ -24,13 +24,13 @@ class BeamParams:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Checked at the door; behind it nothing re-checks.
+    """Validated in `api`; nothing behind it checks again.
 
     max_tokens: tokens each choice may generate.
     n: choices (sequences) of the request, >= 1. Choice i draws with `seed + i`.
     temperature: >= 0; 0 is greedy (argmax).
     top_p: in (0, 1]; 1 keeps all. top_k: >= 0; 0 keeps all.
-    seed: int64; always set (the door draws one when the client gives none). A draw is a function of
+    seed: int64; always set (`api` draws one when the client gives none). A draw is a function of
         (seed, position) alone, so it does not depend on what else is in the batch.
     stop_token_ids: ids that end a sequence with reason `stop`; end-of-sequence ids are among them unless the
         client asked to ignore them.

@@ -1,4 +1,4 @@
-"""The sequences of one request, its choices or beams: admitted, preempted and ended together (vLLM section 4.5)."""
+"""A request's sequences, its choices or beams: admitted, preempted and ended together (PagedAttention, section 4.5)."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class Engine:
         return len(self._scheduler.pool) > 0 or bool(self._launched) or self._scheduler.blocks.swap_space.has_transfers
 
     def add(self, request: Request) -> None:
-        """Accept a request that has passed the door."""
+        """Accept a request; `api` has validated it."""
         self._requests.add(request)
 
     def abort(self, request_id: str) -> None:

@@ -1,6 +1,6 @@
-"""The requests that have not ended, from the door to the one final event of each.
+"""The requests that have not ended: from the moment each is accepted to its one final event.
 
-What ends a request gives back what it held, whatever state it is in. Engine thread only.
+When a request ends, for whatever reason and in whatever state, what it held is given back. Engine thread only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ logger = logging.getLogger(__name__)
 class LiveRequests:
     """Whatever ends a request ends it through `end_group`, with one final event.
 
-    events: to be told, in order. searches: of the requests with beams, by id. num_constrained: requests with a grammar.
+    events: still to be sent, in order. searches: those of requests with beams, by request id. num_constrained: how many
+    requests have a grammar.
     """
 
     def __init__(self, scheduler: IterationScheduler, stats_sink: StatsSink, clock: Clock) -> None:
@@ -37,7 +38,7 @@ class LiveRequests:
         self.num_constrained = 0
 
     def add(self, request: Request) -> None:
-        """Accept a request that has passed the door."""
+        """Accept a request; `api` has validated it."""
         group = SequenceGroup(request, self._next_sequence_id)
         self._next_sequence_id += request.sampling.num_sequences
         self.num_constrained += request.grammar is not None

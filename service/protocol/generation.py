@@ -11,7 +11,7 @@ Strings = Annotated[list[str], Field(fail_fast=True)]
 
 
 def bounds(low: float, high: float | None = None) -> Any:
-    """What the description says of a number's range. The door checks it: a model's or a server's limits are there."""
+    """A number's range as the OpenAPI description states it. `api` checks it, which also knows the server's limits."""
     return Field(json_schema_extra={"minimum": low} if high is None else {"minimum": low, "maximum": high})
 
 
