@@ -55,8 +55,11 @@ def float_bits(value: float) -> int:
 
 
 def _compile(body: Callable[[int], None]) -> Any:
-    """The machine code is kept on disk beside the body's file, or in the user's cache folder; made anew if that file
-    changes, though not if kernels/loops/bf16.py does."""
+    """The machine code is kept on disk, in `__pycache__` beside the body's file or in the user's cache folder.
+
+    numba makes it anew when that file changes, but not when bf16.py or vector_code.py do: whoever works on those
+    removes `kernels/loops/__pycache__`.
+    """
     options: dict[str, Any] = {"fastmath": set(WITHOUT_ORDER), "error_model": "numpy", "boundscheck": False}
     try:
         return cfunc("void(int64)", cache=True, **options)(body)
