@@ -161,7 +161,20 @@ async def let_loose(url: str) -> Counter[str]:
     async with asyncio.TaskGroup() as clients:
         for seed in range(NUM_CLIENTS):
             clients.create_task(Client(url, seed, seen).run(until_s))
+    await leave_together(url)
     return seen
+
+
+async def leave_together(url: str) -> None:
+    """Long calls, some running and the others waiting, that nobody wants any more."""
+    body = {"model": MODEL, "prompt": "Tell", "max_tokens": 1000, "ignore_eos": True, "stream": True}
+    connections = [await Connection.to(url) for _ in range(NUM_CLIENTS)]
+    for connection in connections:
+        connection.writer.write(as_bytes(Call("/v1/completions", body)))
+    async with asyncio.timeout(ANSWERED_WITHIN_S):
+        await connections[0].reader.readuntil(b"data: ")
+    for index, connection in enumerate(connections):
+        connection.leave(random.Random(index))
 
 
 def test_nothing_is_left_of_them_and_nobody_else_notices():
