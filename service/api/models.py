@@ -6,8 +6,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from service.api.context import ApiContext
-from service.api.token_checks import quote
-from service.errors import ModelNotFound, Unavailable
+from service.api.validation import check_model
+from service.errors import Unavailable
 from service.protocol.models import DefaultSampling, ModelCard, ModelList, ModelPermission
 
 
@@ -23,8 +23,7 @@ class Models:
 
     async def get(self, http: Request) -> Response:
         name = http.path_params["model_id"]
-        if name not in self._context.config.served_model_names:
-            raise ModelNotFound(f"The model {quote(name)} does not exist.", param="model")
+        check_model(name, self._context.config)
         return _json(self._card(name))
 
     def _card(self, name: str) -> ModelCard:

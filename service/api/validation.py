@@ -26,6 +26,7 @@ _GREEDY_TEMPERATURE = 1e-5
 _GREEDY_TOP_P = 1e-6
 """The likeliest of fewer than a million tokens is a nucleus of this size by itself."""
 _MAX_PRIORITY = 1_000_000
+_MAX_NAMES_TOLD = 4
 _PRIORITY_OF_TIER = {"flex": -1, "auto": 0, "default": 0, "priority": 1}
 
 
@@ -136,8 +137,10 @@ def check_call(
 
 
 def check_model(name: str, config: ApiConfig) -> None:
+    """ModelNotFound, which says what there is, if no model is served under this name."""
     if name not in config.served_model_names:
-        raise ModelNotFound(f"The model {quote(name)} does not exist.", param="model")
+        there_is = ", ".join(quote(each) for each in config.served_model_names[:_MAX_NAMES_TOLD])
+        raise ModelNotFound(f"The model {quote(name)} does not exist; this server has {there_is}.", param="model")
 
 
 def ignored_fields(unknown: Sequence[str], config: ApiConfig) -> tuple[str, ...]:

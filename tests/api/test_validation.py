@@ -105,6 +105,7 @@ def test_another_model_is_not_found(http: httpx.Client, route: str) -> None:
     assert response.status_code == 404
     error = error_of(response)
     assert (error["code"], error["param"]) == ("model_not_found", "model")
+    assert error["message"].endswith("this server has 'tiny/model', 'alias'.")
     assert len(error["message"]) < 150
 
 
