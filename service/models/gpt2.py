@@ -6,31 +6,14 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from kernels.reshape_and_cache import reshape_and_cache
-from service.layers.attention import AttentionInputs, LayerCache, paged_attention
+from service.layers.attention import AttentionInputs, LayerCache
 from service.layers.embedding import OutputHead, PositionEmbedding, TokenEmbedding
 from service.layers.layer import Layer
 from service.layers.layer_norm import ResidualLayerNorm
-from service.layers.linear import Linear
 from service.layers.mlp import Mlp
 from service.models.causal_lm import CausalLM
 from service.models.model_config import ModelConfig
-
-
-class Gpt2Attention(Layer):
-    """x [T, hidden_size] -> [T, hidden_size]."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.num_heads, self.head_dim = config.num_heads, config.head_dim
-        self.scale = config.head_dim**-0.5
-        self.qkv = Linear(config.hidden_size, 3 * config.hidden_size, bias=config.qkv_bias)
-        self.output = Linear(config.hidden_size, config.hidden_size, bias=config.output_bias)
-
-    def forward(self, x: Tensor, cache: LayerCache, inputs: AttentionInputs) -> Tensor:
-        query, key, value = self.qkv(x).view(x.shape[0], 3, self.num_heads, self.head_dim).unbind(1)
-        reshape_and_cache(key, value, *cache, inputs.slots)
-        return self.output(paged_attention(query, cache, inputs, self.scale))
+from service.models.multi_head_attention import MultiHeadAttention
 
 
 class Gpt2Block(Layer):
@@ -39,7 +22,7 @@ class Gpt2Block(Layer):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.attention_norm = ResidualLayerNorm(config.hidden_size, config.norm_eps)
-        self.attention = Gpt2Attention(config)
+        self.attention = MultiHeadAttention(config, 3 * config.hidden_size)
         self.mlp_norm = ResidualLayerNorm(config.hidden_size, config.norm_eps)
         self.mlp = Mlp(config.hidden_size, config.intermediate_size, config.activation, bias=config.mlp_bias)
 

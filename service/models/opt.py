@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from kernels.reshape_and_cache import reshape_and_cache
-from service.layers.attention import AttentionInputs, LayerCache, paged_attention
+from service.layers.attention import AttentionInputs, LayerCache
 from service.layers.embedding import OutputHead, PositionEmbedding, TokenEmbedding
 from service.layers.layer import Layer
 from service.layers.layer_norm import ResidualLayerNorm
@@ -15,25 +14,9 @@ from service.layers.linear import Linear
 from service.layers.mlp import Mlp
 from service.models.causal_lm import CausalLM
 from service.models.model_config import ModelConfig
+from service.models.multi_head_attention import MultiHeadAttention
 
 _POSITION_OFFSET = 2
-
-
-class OptAttention(Layer):
-    """x [T, hidden_size] -> [T, hidden_size]."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        size = config.hidden_size
-        self.num_heads, self.head_dim = config.num_heads, config.head_dim
-        self.scale = config.head_dim**-0.5
-        self.qkv = Linear(size, size, size, size, bias=config.qkv_bias)
-        self.output = Linear(size, size, bias=config.output_bias)
-
-    def forward(self, x: Tensor, cache: LayerCache, inputs: AttentionInputs) -> Tensor:
-        query, key, value = self.qkv(x).view(x.shape[0], 3, self.num_heads, self.head_dim).unbind(1)
-        reshape_and_cache(key, value, *cache, inputs.slots)
-        return self.output(paged_attention(query, cache, inputs, self.scale))
 
 
 class OptBlock(Layer):
@@ -44,11 +27,12 @@ class OptBlock(Layer):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        size = config.hidden_size
         self.norms_first = config.norms_first
-        self.attention_norm = ResidualLayerNorm(config.hidden_size, config.norm_eps)
-        self.attention = OptAttention(config)
-        self.mlp_norm = ResidualLayerNorm(config.hidden_size, config.norm_eps)
-        self.mlp = Mlp(config.hidden_size, config.intermediate_size, config.activation, bias=config.mlp_bias)
+        self.attention_norm = ResidualLayerNorm(size, config.norm_eps)
+        self.attention = MultiHeadAttention(config, size, size, size)
+        self.mlp_norm = ResidualLayerNorm(size, config.norm_eps)
+        self.mlp = Mlp(size, config.intermediate_size, config.activation, bias=config.mlp_bias)
 
     def forward(
         self, x: Tensor, residual: Tensor | None, cache: LayerCache, inputs: AttentionInputs
