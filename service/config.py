@@ -77,14 +77,15 @@ class ApiConfig:
     api_keys: accepted bearer keys, each as KEY or NAME:KEY; none means that the API is open. Keys of one name are one
     client's.
     guard_metrics: /metrics asks for a key too.
-    max_requests_per_key: of one key's name that run or wait; beyond, 429.
-    allowed_origins: whose pages may call this server from a browser; `*` for anybody's.
+    max_requests_per_key: requests of one key's name that run or wait at most; beyond, 429.
+    allowed_origins: origins whose pages may call this server from a browser; `*` for all.
     tool_call_parser: how the model writes tool calls; `auto` reads it from the chat template.
     default_chat_template_kwargs: variables of the chat template for requests that do not set them.
     reasoning_parser: `auto` splits reasoning from content if the chat template speaks of it.
     max_patterns_at_once: patterns that one text must match together (allOf, & of a grammar): the time to compile them
         doubles with each.
-    max_logprob_entries: of one call, over all its tokens; a default max_tokens is cut to it.
+    max_logprob_entries: log probabilities that one call may return, over all its tokens; a default max_tokens is cut so
+        that it keeps to this.
     strict_params: unknown request fields are refused instead of listed in `x-ignored-params`.
     """
 

@@ -45,7 +45,7 @@ class BlockPool:
         return block_ids
 
     def share(self, block_id: int) -> None:
-        """One more table holds the block, which may have been free."""
+        """Count one more table that holds the block, which may have been free."""
         if self._reference_counts[block_id] == 0:
             del self._free[block_id]
         self._reference_counts[block_id] += 1
@@ -64,5 +64,5 @@ class BlockPool:
                 free[block_id] = None
 
     def release(self, block_id: int) -> None:
-        """One table less holds the block; the last one frees it."""
+        """Count one table fewer that holds the block; at zero it becomes free."""
         self.release_many((block_id,))

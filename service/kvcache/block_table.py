@@ -27,7 +27,7 @@ class BlockTable:
         self.changed_from = min(self.changed_from, index)
 
     def adopt(self, block_ids: list[int], start: int) -> None:
-        """From entry `start` on the blocks are now these."""
+        """Replace the entries from `start` on by `block_ids`."""
         self.block_ids[start:] = block_ids
         self.changed_from = min(self.changed_from, start)
 

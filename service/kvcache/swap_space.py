@@ -1,7 +1,7 @@
-"""Blocks on the host, and the blocks that are on their way (PagedAttention, section 4.5: swapping).
+"""Blocks on the host, and blocks being copied between device and host (PagedAttention, section 4.5: swapping).
 
-Sequences that move keep their sharing: a block that several tables hold moves once. Memory on both sides is given
-back only when the copy that touches it has finished, whatever became of its owner meanwhile.
+Sequences that move keep sharing blocks: one that several tables hold moves once. Memory on both sides is given back
+only when the copy that touches it has finished, even if its owner has ended meanwhile.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from service.kvcache.block_pool import BlockPool
 
 @dataclass(slots=True)
 class _InFlight:
-    """What a transfer gives back when it has finished: one entry for each reference that it holds."""
+    """The references that a transfer holds and gives back when it has finished, one entry for each."""
 
     sequence_ids: list[int]
     device_blocks: list[int] = field(default_factory=list)
@@ -22,7 +22,7 @@ class _InFlight:
 
 
 class SwapSpace:
-    """`num_blocks` host blocks. Sequences are known by id; one is on the device, here, or on its way."""
+    """`num_blocks` host blocks. A sequence, known by its id, is on the device, here, or moving between the two."""
 
     def __init__(self, num_blocks: int, device_pool: BlockPool) -> None:
         self._host = BlockPool(num_blocks) if num_blocks > 0 else None

@@ -139,7 +139,7 @@ class Recorder:
         self._instruments.event_loop_lag.observe(seconds)
 
     def record_policies(self, policies: Mapping[str, str]) -> None:
-        """What decides -> the name of the policy that decides it."""
+        """policies: what is decided -> the name of the policy that decides it."""
         self._instruments.policies.info(dict(policies))
 
     def record_host_block_bytes(self, num_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""What deciding has done, counted for the metrics."""
+"""What the scheduler's decisions did, counted for the metrics."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Where texts under one grammar stand: those at one place may go on alike, so they share a mask.
+"""The places that texts under one grammar can reach. Texts at one place may continue alike, so they share a mask.
 
-Places are numbers, given to the states that texts reach; None is "not known", and stays so.
+A place is the number of a state that a text has led to. None means "not known", and whatever follows is not known.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from collections.abc import Callable, Hashable
 from typing import Any, Generic, Protocol, TypeVar
 
 MAX_BYTES = 4 * 2**20
-"""About what they take at most, with what they follow: measured, with all of the limits below reached."""
+"""About the most that the places of one grammar take, states included; measured with all limits below reached."""
 _MAX_SIZE_IN_ALL = 10_000
 _MAX_MOVES = 6_000
 _MAX_SIZE = 100
-"""Of one state. Moving takes some 0.2 us for each and character, once a place and token."""
+"""Size of one state. A move takes some 0.2 us for each unit of size and character, once a place and token."""
 
 Place = int | None
 State = TypeVar("State", bound=Hashable)
