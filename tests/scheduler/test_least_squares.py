@@ -51,3 +51,18 @@ def test_a_feature_that_never_varied_has_no_effect():
     for feature in (1.0, 2.0, 3.0):
         moments.add((1.0, feature, 0.0), 5.0 + feature)
     assert fit_nonnegative([(moments, 1.0)]) == pytest.approx([5.0, 1.0, 0.0], rel=1e-3)
+
+
+def test_of_two_that_would_be_negative_the_worse_is_left_out_first():
+    moments = Moments(3)
+    seen = [((1.0, 1.0, 3.0), 5.0), ((1.0, 1.0, 3.0), 7.0), ((1.0, 4.0, 1.0), 1.0), ((1.0, 1.0, 4.0), 4.0)]
+    for features, target in seen:
+        moments.add(features, target)
+    fitted = fit_nonnegative([(moments, 1.0)])
+
+    def error(coefficients: list[float]) -> float:
+        return sum((sum(c * f for c, f in zip(coefficients, fs, strict=True)) / t - 1) ** 2 for fs, t in seen)
+
+    grid = [0.25 * step for step in range(13)]
+    assert min(fitted) >= 0
+    assert error(fitted) <= min(error([a, b, c]) for a in grid for b in grid for c in grid)
