@@ -7,6 +7,7 @@ from kernels.linear_add_norm import DeferredNorm, linear_add_norm
 from kernels.norm_linear import norm_linear, norm_linear_triton
 from kernels.skinny_linear import SkinnyConfig, new_arrivals
 from tests.kernels.lanes import GPU, LANES
+from tests.kernels.replays import launched_and_replayed
 from tests.kernels.tolerances import assert_close
 
 EPS = 1e-5
@@ -119,15 +120,7 @@ def test_a_row_of_launches_in_a_graph(rows, lane):
             inner = norm_linear(normed, up, None, arrivals, gated=True)
         return stream
 
-    want = chain()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        got = chain()
-    for _ in range(20):
-        got.fill_(float("nan"))
-        graph.replay()
-        assert torch.equal(got, want)
+    want = launched_and_replayed(chain)
     inner, stream = x.double(), residual.double()
     for up, down in zip(ups, downs, strict=True):
         stream = stream + inner @ down.double().T

@@ -5,6 +5,7 @@ import torch
 
 from kernels.skinny_linear import SkinnyConfig, new_arrivals, skinny_linear, skinny_linear_triton
 from tests.kernels.lanes import GPU, LANES
+from tests.kernels.replays import launched_and_replayed
 from tests.kernels.tolerances import assert_close
 
 
@@ -100,15 +101,7 @@ def test_a_row_of_launches_in_a_graph(rows, lane):
             y = skinny_linear(y, weight, None, arrivals)
         return y
 
-    want = chain()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        got = chain()
-    for _ in range(20):
-        got.fill_(float("nan"))
-        graph.replay()
-        assert torch.equal(got, want)
+    want = launched_and_replayed(chain)
     exact = x.double()
     for weight in weights:
         exact = exact @ weight.double().T
