@@ -73,9 +73,6 @@ class Engine:
         self._launched: deque[_Launched] = deque()
         self._max_launched = 2 if overlap else 1
         self._launch_timing = LaunchTiming()
-        self._timed: _Launched | None = None
-        self._put_off_since_s: float | None = None
-        self._put_off_s = 0.0
         self._executed_s = 0.0
         self._kv_tokens = 0
         self._kv_tokens_due_s = 0.0
@@ -118,11 +115,10 @@ class Engine:
         if self._max_launched == 1 or len(self._launched) != 1 or self._scheduler.pool.waiting:
             return 0.0
         running, now_s = self._launched[0], self._clock.now_s()
-        if running is not self._timed:
+        if not self._launch_timing.is_timing:
             predicted_s = self._scheduler.predicted_s(running.plan)
             if predicted_s is None:
                 return 0.0
-            self._timed = running
             has_prompts = running.plan.num_scheduled_tokens > len(running.plan.scheduled)
             started_s = max(running.scheduled_s, self._executed_s)
             self._launch_timing.runs(started_s, predicted_s, now_s, has_prompts=has_prompts)
@@ -130,8 +126,8 @@ class Engine:
         if spare_s > 0.0 and running.pending.is_done():
             self._launch_timing.outrun(now_s)
             return 0.0
-        if spare_s > 0.0 and self._put_off_since_s is None:
-            self._put_off_since_s = now_s
+        if spare_s > 0.0:
+            self._launch_timing.put_off(now_s)
         return spare_s
 
     def step(self, before_wait: Callable[[], None] | None = None) -> None:
@@ -201,8 +197,7 @@ class Engine:
     def _launch_next(self) -> bool:
         """Decide and launch an iteration; False if there is nothing to compute, or the launch has failed."""
         started_s = self._clock.now_s()
-        if self._put_off_since_s is not None:
-            self._put_off_s, self._put_off_since_s = started_s - self._put_off_since_s, None
+        self._launch_timing.launches(started_s)
         plan = self._decide()
         if plan.is_empty:
             return False
@@ -215,21 +210,20 @@ class Engine:
             pending = _FailedLaunch(fault)
         tally = self._scheduler.take_tally()
         launched_s = self._clock.now_s()
-        if self._timed is not None:
-            self._launch_timing.launched(launched_s)
+        self._launch_timing.launched(launched_s)
         self._launched.append(_Launched(plan, pending, tally, started_s, scheduled_s, launched_s))
         return not isinstance(pending, _FailedLaunch)
 
     def _complete(self, launched: _Launched) -> None:
         """Wait for the iteration and apply it."""
         started_s = self._clock.now_s()
-        plan, is_timed, put_off_s = launched.plan, launched is self._timed, self._put_off_s
-        self._timed, self._put_off_s = None, 0.0
+        plan = launched.plan
         try:
             result = launched.pending.wait()
         except Exception:
             logger.exception("an iteration of %d sequences failed", len(plan.scheduled))
             self.num_failed_in_a_row += 1
+            self._launch_timing.lost()
             self._requests.lose(self._scheduler.finish_iteration().groups())
             self._scheduler.release_again(plan.released)
             return
@@ -241,8 +235,7 @@ class Engine:
         # If a later iteration was launched meanwhile and the wait was short, this one had ended at some time before.
         is_exact = not self._launched or executed_s - started_s > _NOTICEABLE_WAIT_S
         self._scheduler.observe(plan, device_s, is_exact=is_exact)
-        if is_timed:
-            self._launch_timing.ended(device_s, is_exact=is_exact)
+        put_off_s = self._launch_timing.ended(device_s, is_exact=is_exact)
         self._executed_s = executed_s
         tokens = self._applier.apply(plan, result, whose)
         self._record(launched, tokens, started_s - put_off_s, executed_s, device_s, is_replayed=result.is_replayed)
