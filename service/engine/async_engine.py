@@ -82,11 +82,6 @@ class AsyncEngine:
     def snapshot(self) -> EngineSnapshot:
         return self._loop.snapshot
 
-    @property
-    def num_live_requests(self) -> int:
-        """Accepted, and not yet ended."""
-        return len(self._streams)
-
     def is_healthy(self) -> bool:
         """Whether a new short request would be served: the thread lives and no iteration is stuck."""
         busy_since_s = self._loop.busy_since_s

@@ -147,7 +147,7 @@ class RunningServer:
     def _what_is_left(self) -> dict[str, object]:
         snapshot = self.engine.snapshot
         left = {
-            "live": self.engine.num_live_requests,
+            "live": len(self.engine._streams),
             "running": snapshot.num_running,
             "waiting": snapshot.num_waiting,
             "blocks": snapshot.used_blocks,

@@ -76,7 +76,7 @@ def run(
         engine.start()
         await scenario(engine, harness)
         await engine.drain(10.0)
-        assert engine.num_live_requests == 0
+        assert not engine._streams
         assert harness.blocks.pool.num_used == 0
 
     asyncio.run(scene())
