@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-import time
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -24,16 +22,14 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from service.config import ConnectionLimits
+from service.rare_warning import RareWarning
 
 _logger = logging.getLogger("headrace")
-_WARN_EVERY_S = 60.0
 _GRACE_S = 1.0
 """The app has a deadline of its own for bodies and for streams, and says more when it passes; ours comes after."""
 
-
 _MAX_PIPELINED = 8
 """Requests behind one that is being answered; up to here the connection is read, so that its end is seen."""
-
 
 _LINGER_S = 2.0
 """How long a client that was answered early may go on sending; what it sends is dropped."""
@@ -50,11 +46,13 @@ class BoundedProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         limits: ConnectionLimits,
-        crowd: _Crowd,
+        too_many: RareWarning,
+        log: _UvicornLog,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self.logger = log
         self._limits = limits
-        self._crowd = crowd
+        self._too_many = too_many
         self._input_deadline: asyncio.TimerHandle | None = None
         self._output_deadline: asyncio.TimerHandle | None = None
         self._in_message = False
@@ -67,7 +65,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's own narrowing
         if len(self.connections) >= self._limits.max_connections:
             self.transport = transport
-            self._crowd.turn_away(len(self.connections))
+            self._too_many.tell(len(self.connections))
             transport.abort()
             return
         super().connection_made(transport)
@@ -89,7 +87,7 @@ class BoundedProtocol(HttpToolsProtocol):
         most = self._limits.max_header_bytes
         for start in range(0, len(data), most):
             if self._num_head_bytes >= most:
-                self._refuse_head(f"The headers may have at most {most} bytes.")
+                self._refuse(431, f"The headers may have at most {most} bytes.")
                 return
             piece = data[start : start + most]
             self._num_head_bytes += len(piece)
@@ -105,7 +103,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._num_headers += 1
         if self._num_headers > self._limits.max_headers:
-            self._refuse_head(f"There may be at most {self._limits.max_headers} headers.")
+            self._refuse(431, f"There may be at most {self._limits.max_headers} headers.")
         if name.lower() == b"transfer-encoding" and value.strip().lower() != b"chunked":
             self._refuse(501, "The only transfer encoding that is understood is chunked.")
         if not self._is_over():
@@ -171,9 +169,6 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.cycle is not None:
             self.cycle.keep_alive = False
 
-    def _refuse_head(self, message: str) -> None:
-        self._refuse(431, message)
-
     def _refuse(self, status: int, message: str) -> None:
         """Answer and close. What is under way on the connection is answered first, then it ends without a refusal."""
         if self._is_over():
@@ -189,13 +184,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self.cycle.message_event.set()
         error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
         body = orjson.dumps({"error": error})
-        head = (
-            b"content-type: application/json\r\ncontent-length: %d\r\nx-request-id: %s\r\nconnection: close\r\n\r\n"
-            % (
-                len(body),
-                uuid.uuid4().hex.encode(),
-            )
-        )
+        head = b"content-type: application/json\r\nconnection: close\r\n"
+        head += b"content-length: %d\r\nx-request-id: %s\r\n\r\n" % (len(body), uuid.uuid4().hex.encode())
         self.transport.write(STATUS_LINE[status] + head + body)
         self._expect_output()
         self._linger()
@@ -281,21 +271,16 @@ async def _send_without_chunks(
     await send(message)
 
 
-class _Crowd:
-    """Warns of connections that are closed because there are too many, once a minute at most."""
+class _UvicornLog(logging.Logger):
+    """uvicorn's log. All that its protocol warns of is a request that is not HTTP, which any client can send."""
 
     def __init__(self) -> None:
-        self._num_turned_away = 0
-        self._warned_s = -math.inf
+        super().__init__("uvicorn.error")
+        self.parent = logging.getLogger(self.name)
+        self._not_http = RareWarning(_logger, "requests that are not HTTP were refused: %d")
 
-    def turn_away(self, num_open: int) -> None:
-        self._num_turned_away += 1
-        if time.monotonic() - self._warned_s > _WARN_EVERY_S:
-            self._warned_s = time.monotonic()
-            _logger.warning(
-                "%d connections are open, as many as may be: new ones closed: %d", num_open, self._num_turned_away
-            )
-            self._num_turned_away = 0
+    def warning(self, msg: object, *args: object, **kwargs: Any) -> None:
+        self._not_http.tell()
 
 
 class _LingeringTransport:
@@ -312,10 +297,5 @@ class _LingeringTransport:
 
 def bounded_protocol(limits: ConnectionLimits) -> Callable[..., HttpToolsProtocol]:
     """What uvicorn calls for each connection."""
-
-    crowd = _Crowd()
-
-    def make(*args: Any, **kwargs: Any) -> HttpToolsProtocol:
-        return BoundedProtocol(*args, limits=limits, crowd=crowd, **kwargs)
-
-    return make
+    too_many = RareWarning(_logger, "%d connections are open, as many as may be: new ones closed: %d")
+    return partial(BoundedProtocol, limits=limits, too_many=too_many, log=_UvicornLog())

@@ -154,6 +154,16 @@ def test_what_is_not_http_is_400_in_our_shape(bounded: RunningServer, request_by
     assert error["type"] == "invalid_request_error"
 
 
+def test_clients_that_do_not_speak_http_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with running(Scene(limits=LIMITS)) as server:
+        for _ in range(20):
+            with connect(server) as connection:
+                connection.sendall(b"nonsense\r\n\r\n")
+                assert b"400" in read_to_end(connection)
+    assert caplog.text.count("not HTTP") == 1
+    assert len(caplog.records) == 1
+
+
 @pytest.mark.parametrize(
     "encoding",
     [b"gzip, chunked", b"gzip", b"identity", b"chunked, chunked", b"chunked\r\nTransfer-Encoding: gzip"],

@@ -1,0 +1,28 @@
+"""A warning of what clients can bring about at will, and which therefore must not fill the log."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+
+EVERY_S = 60.0
+
+
+class RareWarning:
+    """Logged once in EVERY_S at most. message: its last `%d` is how often it has come since it was logged before."""
+
+    def __init__(self, logger: logging.Logger, message: str, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._logger = logger
+        self._message = message
+        self._now_s = now_s
+        self._num_untold = 0
+        self._told_s = -math.inf
+
+    def tell(self, *args: object) -> None:
+        """It has come once more. args: of the message, before its last."""
+        self._num_untold += 1
+        if self._now_s() - self._told_s > EVERY_S:
+            self._logger.warning(self._message, *args, self._num_untold)
+            self._told_s, self._num_untold = self._now_s(), 0

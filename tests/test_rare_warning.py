@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from service.core.clock import ManualClock
+from service.rare_warning import EVERY_S, RareWarning
+
+
+def test_it_is_told_now_and_then_and_how_often_it_came(caplog: pytest.LogCaptureFixture):
+    clock = ManualClock()
+    warning = RareWarning(logging.getLogger("headrace"), "of %s: %d", clock.now_s)
+    for _ in range(5):
+        warning.tell("noise")
+    clock.advance(EVERY_S + 1)
+    warning.tell("noise")
+    warning.tell("noise")
+    assert [record.getMessage() for record in caplog.records] == ["of noise: 1", "of noise: 5"]
