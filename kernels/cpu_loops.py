@@ -58,6 +58,8 @@ def cpu_loops() -> CpuLoops | None:
     """None where they cannot run: without numba, torch's OpenMP runtime, or AVX512-bf16."""
     if find_spec("numba") is None or not has_openmp() or not torch.cpu._is_avx512_bf16_supported():
         return None
+    if not _compiles_for_avx512_bf16():
+        return None
     from kernels.loops import few_rows_linear, paged_attention_decode, rms_norm, rotary_and_cache, silu_and_mul
 
     return CpuLoops(
@@ -68,3 +70,12 @@ def cpu_loops() -> CpuLoops | None:
         takes_head_dim=paged_attention_decode.takes_head_dim,
         few_rows_linear=few_rows_linear.few_rows_linear,
     )
+
+
+def _compiles_for_avx512_bf16() -> bool:
+    """Not if numba's environment variables say otherwise. Without the instructions LLVM would end the process."""
+    from numba import config
+    from numba.core.registry import cpu_target
+
+    _, _, features = cpu_target.target_context.codegen().magic_tuple()
+    return not config.DISABLE_JIT and "+avx512bf16" in features.split(",")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -28,6 +29,14 @@ def test_without_them_the_references_run(missing, monkeypatch):
         assert torch.equal(silu_and_mul(x), silu_and_mul_reference(x))
     finally:
         cpu_loops.cpu_loops.cache_clear()
+
+
+@pytest.mark.parametrize("setting", ["NUMBA_DISABLE_JIT=1", "NUMBA_CPU_NAME=generic", "NUMBA_ENABLE_AVX=0"])
+def test_where_numba_is_told_not_to_compile_such_loops_the_references_run(setting: str):
+    """Compiled all the same, they would end the process."""
+    name, _, value = setting.partition("=")
+    code = "import sys, torch, kernels.cpu_loops as c; sys.exit(c.loops_for(torch.zeros(2).bfloat16()) is not None)"
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, name: value})
 
 
 def test_numba_is_not_imported_before_it_is_needed():
