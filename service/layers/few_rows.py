@@ -1,6 +1,8 @@
-"""Who multiplies few rows by a weight on a GPU: cuBLAS, or kernels/skinny_linear.py. F.linear is the plain twin.
+"""Up to how many rows a weight is multiplied by `skinny_linear` (kernels/skinny_linear.py) and not by cuBLAS.
 
-The answer depends on the shape and the device, so at load each shape of a model is timed over the model's own weights.
+A decode has a row for each sequence, so its products have few, and then the kernel is often faster than cuBLAS, which
+F.linear calls. How many are few depends on the weight's shape and on the GPU. So when a model is loaded, both are timed
+with its own weights, once for each shape, and each `Linear` is told its bound (`skinny_rows`).
 """
 
 from __future__ import annotations
@@ -22,17 +24,17 @@ _TIMED_BYTES = 256 << 20  # several times a GPU's L2 cache
 _MAX_LAUNCHES = 64
 _ROUNDS = 5
 _MAY_COST = 1.08
-"""The kernels beside it in a step gain a microsecond or two from its dependent launch (kernels/dependent_launch.py),
-which timing the products alone does not show."""
+"""skinny_linear is taken even if it alone takes this much longer than cuBLAS: the kernel after it starts a microsecond
+or two earlier (kernels/dependent_launch.py), and timing the products alone does not show that."""
 
 Multiply = Callable[[Tensor, Tensor], Tensor]
 
 
 def most_skinny_rows(weights: Sequence[Tensor], arrivals: Tensor | None) -> int:
-    """Up to how many rows skinny_linear is the better one, for weights of one shape, type and device; 0: never.
+    """The most rows for which skinny_linear is the better one; 0 if it never is, or cannot run (on a CPU, say).
 
-    arrivals: of skinny_linear. On a CPU, and for types that the kernel does not know, 0. On a GPU some milliseconds,
-    beside compiling.
+    weights: of one shape, type and device. arrivals: what skinny_linear takes by that name. The timing takes some
+    milliseconds, and compiling the kernel more, unless `compile_skinny` was called before.
     """
     first = weights[0]
     if not timed_rows(first):
@@ -50,7 +52,7 @@ def most_skinny_rows(weights: Sequence[Tensor], arrivals: Tensor | None) -> int:
 
 
 def compile_skinny(weights: Sequence[Tensor], arrivals: Tensor) -> None:
-    """What `most_skinny_rows` would compile for weights of these shapes, one after the other."""
+    """Compile, for weights of these shapes side by side, what `most_skinny_rows` would compile one after the other."""
     rows = [weight.new_empty(num_rows, weight.shape[1]) for weight in weights for num_rows in timed_rows(weight)]
     if rows:
         pairs = [(x, w) for x in rows for w in weights if x.shape[1] == w.shape[1]]
@@ -58,13 +60,13 @@ def compile_skinny(weights: Sequence[Tensor], arrivals: Tensor) -> None:
 
 
 def timed_rows(weight: Tensor) -> tuple[int, ...]:
-    """For which numbers of rows the kernel is compared; none that it does not know this weight's type and device."""
+    """The numbers of rows at which kernel and cuBLAS are compared; () if the kernel cannot multiply by this weight."""
     if not weight.is_cuda or weight.dtype not in (torch.bfloat16, torch.float32):
         return ()
     return _TIMED_ROWS if weight.dtype.itemsize == 2 else _TIMED_ROWS[:-1]
 
 
 def _seconds(multiply: Multiply, x: Tensor, weights: Sequence[Tensor]) -> float:
-    """Of one product."""
+    """How long one product takes."""
     multiply(x, weights[0])
     return seconds_by_replay([partial(multiply, x, weight) for weight in weights], _ROUNDS)

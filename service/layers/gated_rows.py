@@ -66,6 +66,6 @@ def _rows(weight: Tensor, num_rows: int) -> Tensor:
 
 
 def _seconds(gate: Callable[[GatedMlp, Tensor], Tensor], x: Tensor, mlps: Sequence[GatedMlp]) -> float:
-    """Of one on the average."""
+    """How long one takes, on the average."""
     gate(mlps[0], x)
     return seconds_by_replay([partial(gate, mlp, x) for mlp in mlps], _ROUNDS)

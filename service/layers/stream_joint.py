@@ -1,7 +1,10 @@
-"""Where a branch joins the residual stream: the product that ends it, the norm, and the product behind that.
+"""Where a branch (attention or MLP) is added to the residual stream: its last product, the norm of the sum, and the
+next branch's first product.
 
-Plain, these are three launches, or four with an activation at the end. Of few rows on a GPU they may be two: the first
-product leaves the norm's division to the second (kernels/linear_add_norm.py, norm_linear.py).
+The plain way takes a kernel for each of the three, and one more if an activation follows. For few rows on a GPU two are
+enough. An RMS norm divides a row by a number that is not known before the whole row is, but the row's product with the
+next weight can be divided instead. So the first kernel multiplies, adds, and sums the squares
+(kernels/linear_add_norm.py); the second multiplies, then divides (kernels/norm_linear.py). That is the deferred way.
 """
 
 from __future__ import annotations
@@ -26,25 +29,28 @@ _ROUNDS = 5
 
 @dataclass(frozen=True, slots=True)
 class StreamJoint:
-    """behind: what multiplies the normed stream."""
+    """product: the branch's last; behind: the next branch's first product, and its activation if it has one."""
 
     product: Linear
     norm: ResidualRMSNorm
     behind: Callable[[Normed], Tensor]
 
     def plain(self, x: Tensor, residual: Tensor) -> Tensor:
-        """x of the product, residual before it -> what is behind. The residual may be overwritten."""
+        """behind(norm(product(x) + residual)), by a kernel for each. The residual may be overwritten."""
         return self.behind(self.norm(self.product(x), residual)[0])
 
     def deferred(self, x: Tensor, residual: Tensor) -> Tensor:
-        """The same in two launches, for up to MAX_ROWS rows."""
+        """The same by two kernels, for up to MAX_ROWS rows."""
         return self.behind(self.norm(DeferredProduct(self.product, x), residual)[0])
 
 
 def choose_deferred_rows(joints: Sequence[Sequence[StreamJoint]]) -> None:
-    """Time both ways, for joints of equal shapes at once, once each Linear's `skinny_rows` are chosen; a row's result
-    may depend on whether there are more than FEW_ROWS, not on more. On a CPU, and for types that the kernels do not
-    know, the plain way stays."""
+    """Time both ways and set each product's `deferred_rows`. joints: in groups of equal shapes, timed together.
+
+    To be called when each Linear's `skinny_rows` are set, since the plain way goes by them. Up to FEW_ROWS rows are
+    decided at once, and all above together: so a row's result depends on nothing but whether there are more than
+    FEW_ROWS. On a CPU, and for types that the kernels do not know, the plain way stays.
+    """
     known = [alike for alike in joints if alike and timed_rows(alike[0].product.weight)]
     if known:
         compile_ahead(lambda: _launch_all([alike[0] for alike in known]))
@@ -65,7 +71,7 @@ def _launch_all(joints: Sequence[StreamJoint]) -> None:
 
 
 def _gains(alike: Sequence[StreamJoint], rows: Sequence[int]) -> bool:
-    """Whether leaving the division to the next product takes less time, over these numbers of rows together."""
+    """Whether the deferred way takes less time, summed over these numbers of rows."""
     plain, deferred = 0.0, 0.0
     timed = list(islice(cycle(alike), _TIMED_JOINTS))
     for num_rows in rows:
@@ -76,13 +82,13 @@ def _gains(alike: Sequence[StreamJoint], rows: Sequence[int]) -> bool:
 
 
 def _tensors(joint: StreamJoint, num_rows: int) -> tuple[Tensor, Tensor]:
-    """x of the product, and the residual."""
+    """Random x and residual of a joint."""
     num_features, size = joint.product.weight.shape
     residual, x = (joint.product.weight.new_empty(num_rows, n).normal_() for n in (num_features, size))
     return x, residual
 
 
 def _seconds(launches: Sequence[Callable[[], Tensor]]) -> float:
-    """Of one on the average."""
+    """How long one takes, on the average."""
     launches[0]()
     return seconds_by_replay(launches, _ROUNDS)

@@ -1,4 +1,4 @@
-"""What every architecture offers: the runner and the weight loader know a model by this only."""
+"""What every architecture offers. The runner and the weight loader see nothing else of a model."""
 
 from __future__ import annotations
 
@@ -37,27 +37,31 @@ class CausalLM(Layer, ABC):
         caches: Sequence[LayerCache],
         attention: AttentionInputs,
     ) -> Tensor:
-        """token_ids, positions [T] int64; one cache a layer, written to. Returns [T, hidden_size]."""
+        """token_ids, positions [T] int64. caches: of each layer, to which the tokens' keys and values are written.
+
+        Returns the last layer's output, [T, hidden_size].
+        """
 
     @abstractmethod
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """hidden [N, hidden_size], rows of `forward`'s -> [N, vocab_size]."""
+        """hidden [N, hidden_size]: rows of what `forward` returned. Returns [N, vocab_size]."""
 
     @abstractmethod
     def checkpoint_tensors(self) -> dict[str, Tensor]:
-        """Every tensor of a checkpoint by its exact name, as the view of the parameter that it fills."""
+        """By the exact name of each tensor in a checkpoint the part of a parameter that it is to be copied to."""
 
     @abstractmethod
     def ignored_checkpoint_names(self) -> frozenset[str]:
-        """Names that a checkpoint may hold and that are not needed."""
+        """Names of tensors that a checkpoint may hold although the model does not need them."""
 
     def stream_joints(self) -> Sequence[Sequence[StreamJoint]]:
-        """Those of the residual stream that may be computed in fewer launches, equal shapes together."""
+        """The places where a branch joins the residual stream, those of equal shapes together; () to compute them
+        plainly (service/layers/stream_joint.py)."""
         return ()
 
     @property
     def optional_prefix(self) -> str:
-        """A prefix that all names of a checkpoint may lack: those of checkpoints without the output head do."""
+        """A prefix of the names that a checkpoint may leave out of all of them, as one without an output head does."""
         return ""
 
     def materialize(self, dtype: torch.dtype, device: torch.device) -> None:
@@ -68,7 +72,8 @@ class CausalLM(Layer, ABC):
     def prepare(self, num_positions: int, device: torch.device, in_two_forms: bool = True) -> None:
         """Make ready for inference at positions below `num_positions`; no weight can be written afterwards.
 
-        in_two_forms: on a CPU, memory may hold the weights in two forms, each fastest for another batch.
+        Here the ways to multiply are timed and chosen, on a GPU and on a CPU. in_two_forms: on a CPU there is memory
+        for a second form of the weights, which is faster for small batches (service/layers/packed_weight.py).
         """
         linears: list[Linear | OutputHead] = []
         for module in self.modules():
@@ -86,11 +91,11 @@ class CausalLM(Layer, ABC):
 
 
 def _choose_skinny_rows(linears: Sequence[Linear | OutputHead], device: torch.device) -> None:
-    """Weights of one shape are measured together and get the same bound."""
+    """Set `skinny_rows` of each: one bound for all weights of a shape, which are timed together."""
     by_shape = defaultdict(list)
     for linear in linears:
         by_shape[linear.plain_weight.shape].append(linear)
-    # One for all: they run one after the other.
+    # All share these counters: the products run one after the other.
     arrivals = new_arrivals(max(num_features for num_features, _ in by_shape), device)
     compile_skinny([alike[0].plain_weight for alike in by_shape.values()], arrivals)
     for alike in by_shape.values():
