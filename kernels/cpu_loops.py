@@ -29,16 +29,32 @@ class FewRowsLinear(Protocol):
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor: ...
 
 
+class RecordedLoops(Protocol):
+    """A step of loops alone; each `replay` writes `result` anew (kernels/loops/recording.py)."""
+
+    result: Tensor
+
+    def replay(self) -> Tensor: ...
+
+
+class Recorder(Protocol):
+    """Recordings that are replayed one after the other."""
+
+    def record(self, compute: Callable[[], Tensor]) -> RecordedLoops | None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class CpuLoops:
-    """The operations, each of the file of its name in kernels/loops."""
+    """The operations, each of the file of its name in kernels/loops, and what records them."""
 
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     silu_and_mul: Callable[[Tensor], Tensor]
     rotary_and_cache: Callable[..., None]
     paged_attention_decode: Callable[..., None]
     takes_head_dim: Callable[[int], bool]
     few_rows_linear: Callable[[Tensor], FewRowsLinear | None]
+    new_recorder: Callable[[], Recorder]
 
 
 def loops_for(x: Tensor) -> CpuLoops | None:
@@ -60,15 +76,24 @@ def cpu_loops() -> CpuLoops | None:
         return None
     if not _compiles_for_avx512_bf16():
         return None
-    from kernels.loops import few_rows_linear, paged_attention_decode, rms_norm, rotary_and_cache, silu_and_mul
+    from kernels.loops import (
+        few_rows_linear,
+        paged_attention_decode,
+        recording,
+        rms_norm,
+        rotary_and_cache,
+        silu_and_mul,
+    )
 
     return CpuLoops(
+        rms_norm=rms_norm.rms_norm,
         add_rms_norm=rms_norm.add_rms_norm,
         silu_and_mul=silu_and_mul.silu_and_mul,
         rotary_and_cache=rotary_and_cache.rotary_and_cache,
         paged_attention_decode=paged_attention_decode.paged_attention_decode,
         takes_head_dim=paged_attention_decode.takes_head_dim,
         few_rows_linear=few_rows_linear.few_rows_linear,
+        new_recorder=recording.Recorder,
     )
 
 

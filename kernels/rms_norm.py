@@ -145,7 +145,8 @@ def _rms_norm_cpu(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if not x.is_cuda:  # without the checks: torch makes its own, and on a CPU they would be a part of the step
-        return _rms_norm_cpu(x, weight, eps)
+        loops = loops_for(x) if x.is_contiguous() else None
+        return _rms_norm_cpu(x, weight, eps) if loops is None else loops.rms_norm(x, weight, eps)
     return rms_norm_triton(x, weight, eps)
 
 

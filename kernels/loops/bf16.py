@@ -19,23 +19,23 @@ _I16, _I32, _I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _F32 = ir.FloatType()
 
 
-def _intrinsic(signature: Any, generate: Any) -> Any:
+def instruction(signature: Any, generate: Any) -> Any:
     """A function of numba's from one that writes its LLVM instructions: generate(builder, arguments)."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return generate(builder, arguments)
+        result = generate(builder, arguments)
+        return context.get_dummy_value() if signature.return_type is types.void else result
 
     def typing(context: Any, *arguments: Any) -> Any:
         return signature, codegen
 
-    if len(signature.args) == 1:
-        return intrinsic(lambda context, x: typing(context, x))
-    return intrinsic(lambda context, x, y: typing(context, x, y))
+    forms = (lambda context: typing(context), lambda context, x: typing(context), lambda context, x, y: typing(context))
+    return intrinsic(forms[len(signature.args)])
 
 
 def _pointer_to(element: Any, llvm_element: Any) -> Any:
     pointer: Any = types.CPointer(element)
-    return _intrinsic(pointer(types.int64), lambda b, a: b.inttoptr(a[0], llvm_element.as_pointer()))
+    return instruction(pointer(types.int64), lambda b, a: b.inttoptr(a[0], llvm_element.as_pointer()))
 
 
 def _narrow(builder: Any, arguments: Any) -> Any:
@@ -45,18 +45,18 @@ def _narrow(builder: Any, arguments: Any) -> Any:
     return builder.trunc(builder.lshr(rounded, _I32(16)), _I16)
 
 
-widen = _intrinsic(types.float32(types.uint16), lambda b, a: b.bitcast(b.shl(b.zext(a[0], _I32), _I32(16)), _F32))
+widen = instruction(types.float32(types.uint16), lambda b, a: b.bitcast(b.shl(b.zext(a[0], _I32), _I32(16)), _F32))
 """bf16 -> float32, exact."""
 
-narrow = _intrinsic(types.uint16(types.float32), _narrow)
+narrow = instruction(types.uint16(types.float32), _narrow)
 """float32 -> bf16, to the nearest, ties to even. A NaN must not have all of its bits set: arithmetic makes none."""
 
-float_from_bits = _intrinsic(types.float32(types.int32), lambda b, a: b.bitcast(a[0], _F32))
-bits_of_float = _intrinsic(types.int32(types.float32), lambda b, a: b.bitcast(a[0], _I32))
+float_from_bits = instruction(types.float32(types.int32), lambda b, a: b.bitcast(a[0], _F32))
+bits_of_float = instruction(types.int32(types.float32), lambda b, a: b.bitcast(a[0], _I32))
 
-count_up = _intrinsic(
+count_up = instruction(
     types.int64(types.int64),
-    lambda b, a: b.atomic_rmw("add", b.inttoptr(a[0], _I64.as_pointer()), _I64(1), "monotonic"),
+    lambda b, a: b.atomic_rmw("add", b.inttoptr(a[0], _I64.as_pointer()), _I64(1), "acq_rel"),
 )
 """Adds one to the int64 at an address, whichever threads do so at once, and returns what was there before."""
 

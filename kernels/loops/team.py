@@ -11,13 +11,25 @@ import ctypes
 import struct
 from array import array
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from numba import cfunc
 
 from kernels.loops.bf16 import WITHOUT_ORDER
+
+
+class RecordedCall(NamedTuple):
+    """A loop's body by its address, and what it was called with, from the count of items on."""
+
+    address: int
+    arguments: array[int]
+
+
+recorded_calls: ContextVar[list[RecordedCall] | None] = ContextVar("recorded_calls", default=None)
+"""Where this thread's calls of loops are noted meanwhile (kernels/loops/recording.py); None: nowhere."""
 
 
 class Loop:
@@ -41,6 +53,9 @@ class Loop:
 
     def __call__(self, parallel: bool, num_items: int, *values: int) -> None:
         arguments = array("q", (0, num_items, *values))
+        calls = recorded_calls.get()
+        if calls is not None:
+            calls.append(RecordedCall(self._address, array("q", arguments)))
         if parallel:
             self._enter(self._address, arguments.buffer_info()[0], torch.get_num_threads(), 0)
         else:

@@ -24,7 +24,7 @@ class TokenEmbedding(Layer):
         self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size), requires_grad=False)
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        return F.embedding(token_ids, self.weight)
+        return self.weight.index_select(0, token_ids)
 
 
 class PositionEmbedding(Layer):

@@ -72,7 +72,7 @@ def load_executor(
 ) -> LoadedModel:
     """Load, size the cache, warm up. Raises ModelLoadError or ConfigError naming the file, field or setting.
 
-    enforce_eager: no CUDA graphs.
+    enforce_eager: no CUDA graphs, and on a CPU no recorded steps.
     """
     phases = LoadPhases()
     config = load_model_config(folder)
@@ -96,6 +96,8 @@ def load_executor(
     storage = KvStorage(layout, num_blocks, device)
     host_blocks = _host_blocks(layout, cache, num_blocks, pinned=device.type == "cuda")
     runner = ModelRunner(model, storage, device, max_num_seqs, max_model_len, config.vocab_size, host_blocks)
+    if device.type == "cpu" and not enforce_eager:
+        runner.record_steps()
     phases.end("cache")
     return LoadedModel(
         runner=runner,

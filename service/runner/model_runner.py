@@ -12,10 +12,12 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from kernels.cpu_loops import loops_for
 from service.core.grammar import TokenMasks
 from service.core.iteration_plan import BlockCopy, IterationPlan, Past, Sample, ScheduledSequence
 from service.core.iteration_result import IterationResult
 from service.core.sampling_params import SamplingParams
+from service.layers.attention import AttentionInputs
 from service.models.causal_lm import CausalLM
 from service.runner.attention_inputs import attention_inputs
 from service.runner.cuda_graphs import StepGraphs, StepOutputs, inputs_of
@@ -30,6 +32,7 @@ from service.runner.host_blocks import HostBlocks, PlainHostBlocks
 from service.runner.kv_storage import KvStorage
 from service.runner.kv_transfer import KvTransfer, TransferTiming
 from service.runner.logprobs import DrawLogprobs, PromptLogprobs, score_prompts
+from service.runner.recorded_steps import RecordedSteps
 from service.runner.sampling_rows import SamplingRows
 from service.runner.selective_batching import FlatBatch, flatten
 from service.runner.sequence_rows import SequenceRows
@@ -109,6 +112,7 @@ class ModelRunner:
         self._drawn = DrawnIds(self._rows.num_rows, device)
         self._sampling_rows = SamplingRows(vocab_size, device)
         self._graphs: StepGraphs | None = None
+        self._recorded: RecordedSteps | None = None
 
     @torch.inference_mode()
     def launch(self, plan: IterationPlan) -> LaunchedIteration:
@@ -191,6 +195,12 @@ class ModelRunner:
             self._graphs = StepGraphs(self._step, self._rows, self._block_size, self._device)
         self._graphs.capture(sizes)
 
+    def record_steps(self) -> None:
+        """Decode steps that consist of compiled loops are recorded and replayed from now on. On a CPU."""
+        loops = loops_for(self._storage.blocks)
+        if loops is not None:
+            self._recorded = RecordedSteps(self._model_step, loops.new_recorder(), self._rows, self._block_size)
+
     @torch.inference_mode()
     def compute_padding(self, size: GraphSize) -> None:
         """The step that a graph of this size holds, of padding alone, kernel by kernel."""
@@ -250,8 +260,15 @@ class ModelRunner:
         return compute_in_halves(scheduled, batch, compute)
 
     def _forward(self, batch: FlatBatch, tensors: Mapping[str, Tensor], token_ids: Tensor) -> Tensor:
+        hidden = None if self._recorded is None else self._recorded.try_replay(batch, token_ids)
+        if hidden is not None:
+            return hidden
         attention = attention_inputs(batch, tensors, self._block_size)
-        return self._model(token_ids, tensors["positions"], self._storage.layers, attention)
+        return self._model_step(token_ids, tensors["positions"], attention)
+
+    def _model_step(self, token_ids: Tensor, positions: Tensor, attention: AttentionInputs) -> Tensor:
+        hidden: Tensor = self._model(token_ids, positions, self._storage.layers, attention)
+        return hidden
 
     def _sample(
         self,
@@ -276,7 +293,7 @@ class ModelRunner:
         """The step that a graph captures; called directly it computes the same without a graph (its plain twin)."""
         self._drawn.fill_in(inputs.token_ids, inputs.decode_rows)
         attention = inputs.attention.afresh()
-        hidden: Tensor = self._model(inputs.token_ids, inputs.positions, self._storage.layers, attention)
+        hidden = self._model_step(inputs.token_ids, inputs.positions, attention)
         if inputs.logit_rows is not None:
             hidden = hidden.index_select(0, inputs.logit_rows)
         logits = self._model.compute_logits(hidden)

@@ -1,0 +1,51 @@
+"""What threads need that walk down a list of loops together: looking at a count, calling by address, waiting."""
+
+from __future__ import annotations
+
+from typing import Any, no_type_check
+
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+
+from kernels.loops.bf16 import instruction
+
+_PAUSES = 1000  # some 15 microseconds
+_I32, _I64, _VOID = ir.IntType(32), ir.IntType(64), ir.VoidType()
+_BODY = ir.FunctionType(_VOID, [_I64])
+
+
+def _pause(builder: Any, arguments: Any) -> Any:
+    return builder.call(builder.module.declare_intrinsic("llvm.x86.sse2.pause", (), ir.FunctionType(_VOID, [])), [])
+
+
+def _yield_core(builder: Any, arguments: Any) -> Any:
+    return builder.call(cgutils.get_or_insert_function(builder.module, ir.FunctionType(_I32, []), "sched_yield"), [])
+
+
+peek = instruction(
+    types.int64(types.int64),
+    lambda b, a: b.load_atomic(b.inttoptr(a[0], _I64.as_pointer()), "acquire", align=8),
+)
+"""The int64 at an address. What another thread wrote before it counted up to that can be read behind this."""
+
+call = instruction(
+    types.void(types.int64, types.int64), lambda b, a: b.call(b.inttoptr(a[0], _BODY.as_pointer()), [a[1]])
+)
+"""A Loop's body, by its address, with the address of its arguments."""
+
+pause = instruction(types.void(), _pause)
+"""Tells the processor that this thread turns and waits."""
+
+yield_core = instruction(types.void(), _yield_core)
+"""Whoever else wants this thread's core has it."""
+
+
+@njit(inline="always")
+@no_type_check
+def give_way(turns):
+    """One turn of waiting: short at first; after some microseconds the core goes to whoever else wants it."""
+    if turns > _PAUSES:
+        yield_core()
+    else:
+        pause()

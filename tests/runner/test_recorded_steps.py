@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import pytest
+
+from kernels.cpu_loops import cpu_loops
+from service.models import causal_lm
+from service.runner.recorded_steps import MOST_ROWS
+from tests.models.checkpoints import llama, mistral, opt, qwen3, random_prompts
+from tests.runner.loading import load
+from tests.runner.plan_player import PlanPlayer, greedy
+
+PROMPTS = sorted(random_prompts(20 + MOST_ROWS), key=len)
+
+
+@pytest.fixture(autouse=True)
+def second_form(monkeypatch):
+    """Loops multiply, whichever way is faster here."""
+    if cpu_loops() is None:
+        pytest.skip("this machine runs no compiled loops")
+    monkeypatch.setattr(causal_lm, "choose_few_rows_way", lambda weights: True)
+
+
+def outputs(folder, max_seqs, enforce_eager, max_num_seqs=64):
+    loaded = load(folder, dtype="bfloat16", enforce_eager=enforce_eager, max_num_seqs=max_num_seqs)
+    player = PlanPlayer(loaded.runner, loaded.num_blocks, 16)
+    return player.generate(PROMPTS[: 2 * max_seqs], greedy(8), chunk=64, max_seqs=max_seqs), loaded.runner._recorded
+
+
+@pytest.mark.parametrize("max_seqs", [1, 5, 26])
+@pytest.mark.parametrize("save", [llama, mistral, qwen3])
+def test_replayed_steps_draw_what_plain_ones_do(save, max_seqs, tmp_path):
+    folder = save(tmp_path, head_dim=32)
+    want, recorded = outputs(folder, max_seqs, enforce_eager=True)
+    assert recorded is None
+    got, recorded = outputs(folder, max_seqs, enforce_eager=False)
+    assert got == want
+    assert recorded._steps and all(step.recorded for step in recorded._steps.values())
+
+
+def test_a_block_table_that_grows_is_read_where_it_is(tmp_path):
+    folder = llama(tmp_path, head_dim=32)
+    want, _ = outputs(folder, 9, enforce_eager=True)
+    got, recorded = outputs(folder, 9, enforce_eager=False, max_num_seqs=3)
+    assert got == want and recorded._steps
+
+
+def test_a_model_of_other_operations_is_computed_plainly(tmp_path):
+    folder = opt(tmp_path)
+    want, _ = outputs(folder, 3, enforce_eager=True)
+    got, recorded = outputs(folder, 3, enforce_eager=False)
+    assert got == want
+    assert recorded._is_refused
