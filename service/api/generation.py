@@ -221,11 +221,12 @@ class Generation:
     def _push(self, prompt_index: int, choice_index: int, tokens: Sequence[int | TokenEvent]) -> Piece | None:
         request = self._requests[prompt_index]
         choice = self._choices[prompt_index * request.sampling.n + choice_index]
-        was_running = choice.finish_reason is None
+        if choice.finish_reason is not None:
+            return None  # tokens that were under way when its text ended it
         text = choice.push(tokens)
         last = tokens[-1]
         ended_by_engine = isinstance(last, TokenEvent) and last.finish_reason is not None
-        stopped_by_text = was_running and choice.finish_reason is not None and not ended_by_engine
+        stopped_by_text = choice.finish_reason is not None and not ended_by_engine
         if stopped_by_text and prompt_index in self._streams:
             self._engine.stop_choice(request.request_id, choice_index)
         return choice.take(text)

@@ -142,6 +142,25 @@ def test_a_text_side_stop_is_told_to_the_engine_once() -> None:
     asyncio.run(scene())
 
 
+def test_nothing_follows_the_last_piece_of_a_choice() -> None:
+    """Tokens that were under way when the engine was told to stop say nothing, plain or as events."""
+
+    async def scene() -> None:
+        engine = HandFedEngine()
+        generation = generation_of(engine, requests(1), "b")
+        engine.put("r0", A, B)
+        (piece,) = generation.take_pieces()
+        assert (piece.text, piece.finish_reason) == ("a", FinishReason.STOP)
+        engine.put("r0", C)
+        assert generation.take_pieces() == []
+        engine.put("r0", last(C), FINISHED)
+        assert generation.take_pieces() == []
+        assert generation.is_done
+        assert generation.usage.completion_tokens == 2
+
+    asyncio.run(scene())
+
+
 def test_a_choice_that_the_engine_ended_is_not_stopped_again() -> None:
     async def scene() -> None:
         engine = HandFedEngine()
