@@ -210,7 +210,7 @@ class Engine:
             pending = _FailedLaunch(fault)
         tally = self._scheduler.take_tally()
         launched_s = self._clock.now_s()
-        self._launch_timing.launched(launched_s)
+        self._launch_timing.launched()
         self._launched.append(_Launched(plan, pending, tally, started_s, scheduled_s, launched_s))
         return not isinstance(pending, _FailedLaunch)
 

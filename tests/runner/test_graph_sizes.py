@@ -59,8 +59,14 @@ def test_prompts_of_16_tokens_have_room_however_many_start_at_once():
     sizes = sorted(size for size in graph_sizes(256, 2048) if size.is_mixed)
     for num_tokens in range(2, 2049):
         assert narrowest(sizes, num_tokens, 0, max(1, num_tokens // 16)) is not None
-    assert narrowest(sizes, 264, 38, 17) == (320, 256), "steps of a chatbot's traffic"
+    assert narrowest(sizes, 264, 38, 17) == (320, 64), "steps of a chatbot's traffic"
     assert narrowest(sizes, 1430, 0, 87) == (1536, 0)
+
+
+def test_a_narrow_step_beside_some_decodes_has_few_to_pad():
+    sizes = sorted(size for size in graph_sizes(1024, 2048) if size.is_mixed)
+    rooms = [narrowest(sizes, n, d, 1) for n in (200, 512, 640) for d in (20, 40, 100)]
+    assert [size and size.num_decodes for size in rooms] == [32, 64, 254, 32, 64, 256, 32, 256, 256]
 
 
 def test_a_size_that_takes_longer_than_a_larger_one_nearby_is_not_kept():
