@@ -10,7 +10,7 @@ from loadtest.prompts import prompt_token_ids
 from loadtest.runner import LoadOutcome, LoadPlan, run_load
 from loadtest.serving_table import ROWS, Row, Target, host_profile, lines, measure, readme_table
 from loadtest.stub_server import VOCAB_SIZE
-from loadtest.workload import named
+from loadtest.workload import draw, named
 from service.core.host_times import HostTimes, host_table
 from tests.loadtest.conftest import ITL_S, TTFT_S
 
@@ -66,6 +66,25 @@ def test_every_row_can_be_drawn() -> None:
         for row in rows:
             assert named(row.workload)
             assert row.targets
+
+
+@pytest.mark.parametrize(("workload", "vllms"), [("orca", 18_500 / 280), ("sharegpt", 25_800 / 85)])
+def test_a_bursts_answers_are_as_long_as_vllms(workload: str, vllms: float) -> None:
+    bursts = [row for rows in ROWS.values() for row in rows if row.workload == workload and row.request_rate is None]
+    assert len(bursts) == 2
+    for row in bursts:
+        figures = {target.key: target.vllm for target in row.targets}
+        if "output_throughput" in figures:
+            assert figures["output_throughput"] / figures["request_throughput"] == pytest.approx(vllms, rel=0.005)
+        requests = draw(named(workload), row.num_requests, row.seed)
+        assert sum(request.output_len for request in requests) / len(requests) == pytest.approx(vllms, rel=0.005)
+
+
+def test_a_row_says_which_lengths(stub_url: str) -> None:
+    one, other = (
+        measure(stub_url, Row("burst", "alpaca", 5, (), seed=seed), VOCAB_SIZE, num_processes=1) for seed in (0, 1)
+    )
+    assert one["input_lens"] != other["input_lens"]
 
 
 def test_a_saved_run_becomes_the_table_of_the_readme() -> None:
