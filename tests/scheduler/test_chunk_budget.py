@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import pytest
+
 from service.core.clock import ManualClock
 from service.core.iteration_plan import IterationPlan, ScheduledSequence
 from service.core.iteration_result import IterationResult
 from service.core.sampling_params import SamplingParams
-from service.scheduler.chunk_budget import MIN_CHUNK, PIECE, FixedBudget, InPieces, InterTokenTarget
+from service.scheduler.chunk_budget import FEW_A_DECODE, MIN_CHUNK, PIECE, FixedBudget, InPieces, InterTokenTarget
 from service.scheduler.iteration_time import IterationTime, Workload
 from tests.engine.harness import Harness
 from tests.engine.toy_model import ToyExecutor
@@ -40,12 +42,27 @@ def test_without_a_target_prompts_get_what_decodes_leave():
     assert FixedBudget(BUDGET).num_tokens(decodes(20), 0, 9999) == BUDGET - 20
 
 
-def test_a_few_prompts_beside_decodes_are_computed_in_pieces():
+@pytest.mark.parametrize(
+    ("count", "num_waiting", "least"),
+    [
+        (1, 2048, PIECE),
+        (13, 13 * FEW_A_DECODE, PIECE // 2),
+        (13, 13 * FEW_A_DECODE + 1, PIECE),
+        (13, 2048, PIECE),
+        (PIECE // 2, 2048, PIECE // 2),
+        (PIECE // 2 + 1, 1, PIECE // 2),
+        (PIECE, 2048, PIECE // 2),
+        (1024, 2048, PIECE // 2),
+    ],
+)
+def test_a_few_prompts_beside_decodes_are_computed_in_pieces(count: int, num_waiting: int, least: int):
+    num_tokens = InPieces(2048).num_tokens(decodes(count), 0, num_waiting)
+    assert (num_tokens + count) % PIECE == 0
+    assert least <= num_tokens < least + PIECE
+
+
+def test_pieces_are_within_the_token_budget_and_end_where_throughput_counts():
     budget = InPieces(2048)
-    for count in (1, 13, PIECE - 1, PIECE, 600, 1024):
-        num_tokens = budget.num_tokens(decodes(count), 0, 2048)
-        assert (num_tokens + count) % PIECE == 0
-        assert PIECE <= num_tokens <= 2 * PIECE
     assert budget.num_tokens(decodes(13), 0, 2049) == 2048 - 13, "more waits than an iteration computes"
     assert budget.num_tokens([], 0, 300) == 2048, "nobody waits for a token"
     assert InPieces(400).num_tokens(decodes(13), 0, 300) == 400 - 13
