@@ -52,6 +52,7 @@ class CpuLoops:
     silu_and_mul: Callable[[Tensor], Tensor]
     rotary_and_cache: Callable[..., None]
     paged_attention_decode: Callable[..., None]
+    paged_attention_prefill: Callable[..., None]
     takes_head_dim: Callable[[int], bool]
     few_rows_linear: Callable[[Tensor], FewRowsLinear | None]
     new_recorder: Callable[[], Recorder]
@@ -79,6 +80,7 @@ def cpu_loops() -> CpuLoops | None:
     from kernels.loops import (
         few_rows_linear,
         paged_attention_decode,
+        paged_attention_prefill,
         recording,
         rms_norm,
         rotary_and_cache,
@@ -91,6 +93,7 @@ def cpu_loops() -> CpuLoops | None:
         silu_and_mul=silu_and_mul.silu_and_mul,
         rotary_and_cache=rotary_and_cache.rotary_and_cache,
         paged_attention_decode=paged_attention_decode.paged_attention_decode,
+        paged_attention_prefill=paged_attention_prefill.paged_attention_prefill,
         takes_head_dim=paged_attention_decode.takes_head_dim,
         few_rows_linear=few_rows_linear.few_rows_linear,
         new_recorder=recording.Recorder,

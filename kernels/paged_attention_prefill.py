@@ -22,7 +22,8 @@ Tensors (T query tokens, S sequences, H query heads, K kv heads, D head dim, B b
 P from 1 up; any G; in the kernel D up to 256, and scale > 0. Cells at or past context_lens[s] do not count: they may
 hold another request's remains, NaN included.
 Rounding: fp32 scores and accumulation, rounded once when written; 16-bit probabilities are rounded before they meet
-the values, and an fp32 product is three tf32 products in the kernel. The reference may round 16-bit scores.
+the values, and an fp32 product is three tf32 products in the kernel. The reference may round 16-bit scores; the
+compiled loop of a CPU (kernels/loops) does not.
 Offsets are int64. S and T may be 0. The reference is differentiable in the query, except for `out`.
 
 The kernel's grid depends on shapes and max_query_len alone, so a CUDA graph may hold the launch.
@@ -42,6 +43,7 @@ from torch import Tensor
 
 from kernels.attention_config import PrefillConfig, num_multiprocessors, prefill_config
 from kernels.capped_attention import capped_attention
+from kernels.cpu_loops import loops_for
 from kernels.optional_triton import tl, triton
 from kernels.paged_tensors import check_paged_tensors
 from kernels.prefill_sequences import (
@@ -371,5 +373,21 @@ def paged_attention_prefill(
     sliding_window: int | None = None,
     logit_softcap: float | None = None,
 ) -> None:
+    loops = loops_for(query)
+    if loops is not None and logit_softcap is None and loops.takes_head_dim(query.shape[2]):
+        loops.paged_attention_prefill(
+            query,
+            key_cache,
+            value_cache,
+            batch.block_table,
+            batch.rows,
+            batch.query_starts,
+            batch.context_lens,
+            batch.max_query_len,
+            scale,
+            out,
+            sliding_window,
+        )
+        return
     attend = paged_attention_prefill_triton if query.is_cuda else paged_attention_prefill_reference
     attend(query, key_cache, value_cache, batch, scale, out, sliding_window, logit_softcap)

@@ -13,12 +13,16 @@ from array import array
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from numba import cfunc
+from numba.core.caching import FunctionCache
 
 from kernels.loops.bf16 import WITHOUT_ORDER
+
+_COMMON_PARTS = ("bf16.py", "threads.py", "vector_code.py")
 
 
 class RecordedCall(NamedTuple):
@@ -70,13 +74,19 @@ def float_bits(value: float) -> int:
 
 
 def _compile(body: Callable[[int], None]) -> Any:
-    """The machine code is kept on disk, in `__pycache__` beside the body's file or in the user's cache folder.
-
-    numba makes it anew when that file changes, but not when bf16.py or vector_code.py do: whoever works on those
-    removes `kernels/loops/__pycache__`.
-    """
+    """The machine code is kept on disk, in `__pycache__` beside the body's file or in the user's cache folder."""
     options: dict[str, Any] = {"fastmath": set(WITHOUT_ORDER), "error_model": "numpy", "boundscheck": False}
     try:
+        _forget_older_than_common_parts(body)
         return cfunc("void(int64)", cache=True, **options)(body)
     except RuntimeError:  # no folder that can be written to
         return cfunc("void(int64)", **options)(body)
+
+
+def _forget_older_than_common_parts(body: Callable[[int], None]) -> None:
+    """numba compiles anew when the body's own file has changed, but does not know what else is compiled into it."""
+    changed_s = max((Path(__file__).parent / name).stat().st_mtime for name in _COMMON_PARTS)
+    own_file = Path(body.__code__.co_filename).stem
+    for kept in Path(FunctionCache(body).cache_path).glob(f"{own_file}.*.nbi"):
+        if kept.stat().st_mtime < changed_s:
+            kept.unlink(missing_ok=True)

@@ -37,6 +37,18 @@ _HALF_BITS = ir.VectorType(ir.IntType(16), LANES)
 _PAIRS = ir.VectorType(_Bf16(), 2 * LANES)
 _BF16S = ir.VectorType(_Bf16(), LANES)
 
+_EXP_SERIES = (
+    1.9875691500e-4,
+    1.3981999507e-3,
+    8.3334519073e-3,
+    4.1665795894e-2,
+    1.6666665459e-1,
+    5.0000001201e-1,
+    1.0,
+    1.0,
+)
+"""Cephes' polynomial for e^x around 0."""
+
 Value = Any  # of llvmlite, which has no types
 
 
@@ -83,6 +95,51 @@ class VectorCode:
         signature = ir.FunctionType(FLOATS, [FLOATS] * 3)
         return self.builder.call(self.builder.module.declare_intrinsic("llvm.fma.v16f32", (), signature), [x, y, total])
 
+    def float_at(self, address: Value, offset: int = 0) -> Value:
+        return self.builder.load(self.at(address, offset, F32), align=4)
+
+    def store_float(self, value: Value, address: Value, offset: int = 0) -> None:
+        self.builder.store(value, self.at(address, offset, F32), align=4)
+
+    def for_all(self, value: Value) -> Value:
+        """A float32, in all lanes."""
+        return self._for_all(value, FLOATS)
+
+    def floats_for_all(self, value: float) -> Value:
+        return ir.Constant(FLOATS, [value] * LANES)
+
+    def ints_for_all(self, value: Value) -> Value:
+        """An int64 that 32 bits hold, in all lanes."""
+        return self._for_all(self.builder.trunc(value, I32), _BITS)
+
+    def lane_numbers(self) -> Value:
+        return ir.Constant(_BITS, list(range(LANES)))
+
+    def larger(self, x: Value, y: Value) -> Value:
+        """Lane by lane; y where x is NaN."""
+        return self.builder.select(self.builder.fcmp_ordered(">", x, y), x, y)
+
+    def exp(self, x: Value) -> Value:
+        """e^x in each lane to some 2e-7; NaN for NaN, and for infinity."""
+        builder = self.builder
+        x = self.larger(self.floats_for_all(-104.0), x)  # less is 0, and -infinity has no rest
+        power = self._call("llvm.rint.v16f32", builder.fmul(x, self.floats_for_all(1.4426950408889634)))
+        rest = self.add_products(x, power, self.floats_for_all(-0.6931471805599453))
+        series = self.floats_for_all(_EXP_SERIES[0])
+        for factor in _EXP_SERIES[1:]:
+            series = self.add_products(self.floats_for_all(factor), series, rest)
+        name = "llvm.x86.avx512.mask.scalef.ps.512"
+        mask, current = ir.IntType(16), I32(4)
+        signature = ir.FunctionType(FLOATS, [FLOATS, FLOATS, FLOATS, mask, I32])
+        function = builder.module.declare_intrinsic(name, (), signature)
+        return builder.call(function, [series, power, self.zeros(), mask(-1), current])
+
+    def largest_of(self, vector: Value) -> Value:
+        """NaN does not count."""
+        signature = ir.FunctionType(F32, [FLOATS])
+        function = self.builder.module.declare_intrinsic("llvm.vector.reduce.fmax.v16f32", (), signature)
+        return self.builder.call(function, [vector])
+
     def sum_of(self, vector: Value) -> Value:
         signature = ir.FunctionType(F32, [F32, FLOATS])
         function = self.builder.module.declare_intrinsic("llvm.vector.reduce.fadd.v16f32", (), signature)
@@ -118,6 +175,11 @@ class VectorCode:
             phi.add_incoming(value, builder.block)
         builder.cbranch(builder.icmp_signed("<", following, count), body, behind)
         builder.position_at_end(behind)
+
+    def _call(self, name: str, x: Value) -> Value:
+        """An intrinsic of one vector."""
+        function = self.builder.module.declare_intrinsic(name, (), ir.FunctionType(FLOATS, [FLOATS]))
+        return self.builder.call(function, [x])
 
     def _for_all(self, value: Value, vector: Any) -> Value:
         undefined = ir.Constant(vector, ir.Undefined)

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import importlib
+import os
+
 import pytest
 import torch
 
@@ -53,3 +56,20 @@ def test_runs_where_nothing_can_be_kept_on_disk(monkeypatch):
     taken = torch.zeros(2, dtype=torch.int64)
     team.Loop(body)._call(taken.data_ptr())
     assert taken.tolist() == [1, 0]
+
+
+def test_what_was_compiled_before_the_common_parts_changed_is_compiled_anew(tmp_path, monkeypatch):
+    from kernels.loops.team import Loop
+
+    file = tmp_path / "body_of_test.py"
+    file.write_text("def body(arguments):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    body = importlib.import_module("body_of_test").body
+    Loop(body)
+    (kept,) = tmp_path.rglob("body_of_test.*.nbi")
+    os.utime(kept, (2e9, 2e9))
+    Loop(body)
+    assert kept.stat().st_mtime == 2e9, "nothing has changed"
+    os.utime(kept, (1e9, 1e9))
+    Loop(body)
+    assert kept.stat().st_mtime > 1e9
