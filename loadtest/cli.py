@@ -5,12 +5,13 @@ Heavy modules are imported by the command that needs them, so that help is quick
 
 import argparse
 import json
-import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from loadtest.cli_options import add_run_options, add_trace_options, arrival_name
 
 if TYPE_CHECKING:
     from loadtest.arrivals import ArrivalProcess
@@ -39,124 +40,19 @@ def _parser() -> argparse.ArgumentParser:
         prog="headrace loadtest", description="Send a workload to an OpenAI-compatible server and measure it."
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_run(commands.add_parser("run", help="send load to a server and measure it", epilog=_RUN_EPILOG))
-    _add_trace(commands.add_parser("trace", help="write the trace of a workload"))
-    _add_report(commands.add_parser("report", help="draw saved results as one HTML page"))
+    run = commands.add_parser("run", help="send load to a server and measure it", epilog=_RUN_EPILOG)
+    add_run_options(run)
+    run.set_defaults(command=_run)
+    trace = commands.add_parser("trace", help="write the trace of a workload")
+    add_trace_options(trace)
+    trace.set_defaults(command=_trace)
+    report = commands.add_parser("report", help="draw saved results as one HTML page")
+    report.add_argument("results", nargs="+", type=Path)
+    report.add_argument("--out", type=Path, default=Path("report.html"))
+    report.set_defaults(command=_report)
     workloads = commands.add_parser("workloads", help="list the workloads and their sources")
     workloads.set_defaults(command=_workloads)
     return parser
-
-
-def _add_run(parser: argparse.ArgumentParser) -> None:
-    server = parser.add_argument_group("server")
-    server.add_argument("--base-url", default="http://127.0.0.1:8000", help="default: http://127.0.0.1:8000")
-    server.add_argument(
-        "--endpoint-type",
-        choices=("openai", "openai-chat"),
-        default="openai",
-        help="openai (default): /v1/completions; openai-chat: /v1/chat/completions",
-    )
-    server.add_argument("--backend", default="openai", help="name of the server's kind, for the result")
-    server.add_argument("--label", help="name of this run, for the result")
-    server.add_argument("--model", help="default: the first that the server lists")
-    server.add_argument("--tokenizer", help="name of the tokenizer, for the result")
-    server.add_argument(
-        "--vocab-size", type=_at_least(1), help="bound of the prompts' token ids; default: the server's"
-    )
-    server.add_argument("--min-token-id", type=_at_least(0), default=3, help="least token id in prompts; default: 3")
-    server.add_argument("--extra-body", type=_json_object, default={}, help="JSON laid over each body; null removes")
-    server.add_argument("--no-ignore-eos", action="store_true", help="let the model end its answers")
-    server.add_argument("--return-token-ids", action="store_true", help="ask for token ids in chunks")
-    server.add_argument("--timeout", type=_seconds, default=600.0, help="seconds a request may take; default: 600")
-    server.add_argument(
-        "--warmup", type=_at_least(0), default=1, help="requests before the run, not counted; default: 1"
-    )
-    _add_workload_options(parser)
-    load = parser.add_argument_group("load")
-    load.add_argument("--max-concurrency", type=_at_least(1), help="alone: closed loop of so many clients")
-    load.add_argument("--processes", type=_at_least(1), help="client processes; default: half of the cores")
-    result = parser.add_argument_group("result")
-    result.add_argument(
-        "--goodput", nargs="+", default=[], metavar="NAME:MS", help="objectives, as ttft:200 tpot:50 e2el:5000"
-    )
-    result.add_argument("--metric-percentiles", type=_percentiles, default="50,90,95,99", help="default: 50,90,95,99")
-    result.add_argument("--save", type=Path, metavar="FILE", help="write the full result as JSON")
-    parser.set_defaults(command=_run)
-
-
-def _add_workload_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("workload and arrivals")
-    group.add_argument("--workload", default="orca", help="see `loadtest workloads`; default: orca")
-    group.add_argument("--trace", type=Path, help="replay this .jsonl, .csv or ShareGPT .json instead")
-    group.add_argument("--trace-speed", type=float, default=1.0, help="2 replays twice as fast")
-    group.add_argument(
-        "--num-prompts",
-        "--num",
-        type=_at_least(1),
-        dest="num_prompts",
-        help="number of requests; default: the workload's, or the whole trace",
-    )
-    group.add_argument("--seed", type=_at_least(0), default=0, help="of lengths, prompts and arrivals; default: 0")
-    group.add_argument("--request-rate", type=float, default=math.inf, help="requests/s; default inf: all at once")
-    group.add_argument("--burstiness", type=float, default=1.0, help="gamma shape of the gaps; 1 is Poisson")
-    group.add_argument(
-        "--arrival",
-        choices=("poisson", "gamma", "constant", "at-once", "closed", "trace"),
-        help="default: from the other options",
-    )
-
-
-def _add_trace(parser: argparse.ArgumentParser) -> None:
-    _add_workload_options(parser)
-    parser.add_argument("--vocab-size", type=_at_least(1), help="also write the prompts, ids below this")
-    parser.add_argument("--min-token-id", type=_at_least(0), default=3, help="least token id in prompts")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.set_defaults(command=_trace, max_concurrency=None)
-
-
-def _add_report(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("results", nargs="+", type=Path)
-    parser.add_argument("--out", type=Path, default=Path("report.html"))
-    parser.set_defaults(command=_report)
-
-
-def _at_least(least: int) -> Callable[[str], int]:
-    def number(text: str) -> int:
-        if not text.strip().lstrip("+-").isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"want a whole number of at least {least}, not {text!r}")
-        return int(text)
-
-    return number
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"want seconds above 0, not {text!r}")
-    return seconds
-
-
-def _percentiles(text: str) -> list[float]:
-    try:
-        percentiles = [float(part) for part in text.split(",")]
-    except ValueError:
-        percentiles = [math.nan]
-    if not all(0 <= percentile <= 100 for percentile in percentiles):
-        raise argparse.ArgumentTypeError(f"want numbers from 0 to 100 with commas between, not {text!r}")
-    return percentiles
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"no JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"want a JSON object, not {text!r}")
-    return value
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -192,7 +88,7 @@ def _plan(args: argparse.Namespace) -> "tuple[LoadPlan, RunLabels]":
 
     headers = _headers(os.environ)
     options = _body_options(args, headers)
-    arrival = _arrival_name(args)
+    arrival = arrival_name(args)
     plan = LoadPlan(
         base_url=args.base_url,
         requests=tuple(_requests(args, arrival)),
@@ -250,31 +146,6 @@ def _headers(environment: Mapping[str, str]) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def _arrival_name(args: argparse.Namespace) -> str:
-    """Which arrival process: as said, else by rate, burstiness, concurrency and trace.
-
-    Raises ValueError for options that it would not heed.
-    """
-    arrival = args.arrival or _implied_arrival(args)
-    if args.burstiness != 1.0 and arrival != "gamma":
-        raise ValueError(f"--burstiness has no meaning for {arrival} arrivals")
-    if math.isfinite(args.request_rate) and arrival in ("at-once", "closed", "trace"):
-        raise ValueError(f"--request-rate has no meaning for {arrival} arrivals")
-    if arrival == "trace" and not args.trace:
-        raise ValueError("--arrival trace needs --trace FILE")
-    if args.trace_speed != 1.0 and arrival != "trace":
-        raise ValueError(f"--trace-speed has no meaning for {arrival} arrivals")
-    return str(arrival)
-
-
-def _implied_arrival(args: argparse.Namespace) -> str:
-    if math.isfinite(args.request_rate):
-        return "poisson" if args.burstiness == 1.0 else "gamma"
-    if args.max_concurrency:
-        return "closed"
-    return "trace" if args.trace else "at-once"
-
-
 def _requests(args: argparse.Namespace, arrival: str) -> "list[TraceRequest]":
     from loadtest.random_streams import random_stream
     from loadtest.trace import faster, read_trace, with_arrivals
@@ -326,7 +197,7 @@ def _warn(result: Mapping[str, Any], open_loop: bool) -> None:
 def _trace(args: argparse.Namespace) -> int:
     from loadtest.trace import write_trace
 
-    requests = _requests(args, _arrival_name(args))
+    requests = _requests(args, arrival_name(args))
     if args.vocab_size is not None:
         requests = _with_prompts(requests, args.vocab_size, args.min_token_id)
     write_trace(args.out, requests)
