@@ -44,6 +44,9 @@ mean: 272.5 and 155.8 (vLLM's are not known). Seed 0 has 64.1 and 336.2, with 27
 figures of loadtest/LOG.md are of that seed."""
 
 _CACHED_AT_MOST = 0.01
+_CACHED_AT_LEAST = 0.9
+"""Of prompts sent again: a prompt's last tokens fill no block, and one token at least is always computed."""
+
 _NUM_SPECIAL_IDS = 300
 """The highest ids of these vocabularies are special; prompts stay below them."""
 
@@ -69,7 +72,8 @@ class Target:
 @dataclass(frozen=True, slots=True)
 class Row:
     """A workload: all requests at once, or at Poisson arrivals of `request_rate`. beside_offline: to be compared with
-    the engine without HTTP. seed: of the lengths."""
+    the engine without HTTP. seed: of the lengths. prompts_of: the earlier row whose prompts these are, all in the
+    prefix cache by then; else a row has prompts of its own."""
 
     name: str
     workload: str
@@ -78,6 +82,7 @@ class Row:
     request_rate: float | None = None
     beside_offline: bool = False
     seed: int = _SEED
+    prompts_of: str = ""
 
 
 def _decode(batch: int, vllm: float, goal: float, limit: float | None = None) -> Row:
@@ -96,6 +101,17 @@ def _requests_per_s(vllm: float, goal: float, limit: float | None = None) -> Tar
 def _tokens_per_s(vllm: float) -> Target:
     return Target("output tokens/s", "output_throughput", vllm, less_is_better=False)
 
+
+_ORCA_AT_70 = (
+    Target("TTFT p50, ms", "median_ttft_ms", 19),
+    Target("TTFT p99, ms", "p99_ttft_ms", 53),
+    Target("TPOT p50, ms", "median_tpot_ms", 5.6),
+    Target("TPOT p99, ms", "p99_tpot_ms", 10.9),
+    Target("normalized latency, mean ms", "mean_normalized_latency_ms", 7.3, 6.0),
+)
+"""Whether vLLM had computed these prompts before is not known. Its TPOT is lower here than at 40/s, which prompts that
+are computed do not allow, and it ran with its defaults, a prefix cache: so there is a row of new prompts and a row of
+the same prompts again."""
 
 ROWS: Mapping[str, tuple[Row, ...]] = {
     LLAMA_8B: (
@@ -120,19 +136,8 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
             ),
             40.0,
         ),
-        Row(
-            "orca at 70/s",
-            "orca",
-            1000,
-            (
-                Target("TTFT p50, ms", "median_ttft_ms", 19),
-                Target("TTFT p99, ms", "p99_ttft_ms", 53),
-                Target("TPOT p50, ms", "median_tpot_ms", 5.6),
-                Target("TPOT p99, ms", "p99_tpot_ms", 10.9),
-                Target("normalized latency, mean ms", "mean_normalized_latency_ms", 7.3, 6.0),
-            ),
-            70.0,
-        ),
+        Row("orca at 70/s", "orca", 1000, _ORCA_AT_70, 70.0),
+        Row("orca at 70/s again", "orca", 1000, _ORCA_AT_70, 70.0, prompts_of="orca at 70/s"),
     ),
     QWEN3_06B: (
         _decode(1, 1.62, 1.1),
@@ -198,13 +203,14 @@ def measure(
 ) -> dict[str, Any]:
     """The row's result, as `loadtest run --save` writes it. Raises RuntimeError if a request failed.
 
-    Every row has prompts of its own: the server's prefix cache holds none of another row's.
+    Every row has prompts of its own, unless it says whose: the server's prefix cache holds none of another row's.
 
     pid: of the server, if it runs here: then its CPU time a token is in the result, without the warm-up's.
     """
     process = AllAtOnce() if row.request_rate is None else PoissonArrivals(row.request_rate)
     times = process.arrival_times(row.num_requests, random_stream(_SEED, "arrivals"))
-    drawn = draw(named(row.workload), row.num_requests, row.seed, prompt_seed=zlib.crc32(row.name.encode()))
+    prompt_seed = zlib.crc32((row.prompts_of or row.name).encode())
+    drawn = draw(named(row.workload), row.num_requests, row.seed, prompt_seed=prompt_seed)
     requests = with_arrivals(drawn, times.tolist())
     options = BodyOptions(fetch_server_facts(base_url, {}).model_id, vocab_size=vocab_size)
     use = None if pid is None else CpuUse(pid)
@@ -216,8 +222,9 @@ def measure(
     result = summarize(outcome, labels)
     if result["failed"]:
         raise RuntimeError(f"{row.name}: {result['failed']} requests failed: {result['errors_by_kind']}")
-    if result["total_cached_tokens"] > _CACHED_AT_MOST * result["total_input_tokens"]:
-        raise RuntimeError(f"{row.name}: {result['total_cached_tokens']} prompt tokens came from the prefix cache")
+    cached = result["total_cached_tokens"] / result["total_input_tokens"]
+    if cached < _CACHED_AT_LEAST if row.prompts_of else cached > _CACHED_AT_MOST:
+        raise RuntimeError(f"{row.name}: {cached:.1%} of the prompts' tokens came from the prefix cache")
     if use is not None:
         result["host_us_per_token"] = use.seconds / result["total_output_tokens"] * 1e6
     return result

@@ -53,6 +53,34 @@ def test_a_row_that_the_prefix_cache_has_helped_is_no_figure(stub_url: str, monk
         measure(stub_url, ROW, VOCAB_SIZE, num_processes=1)
 
 
+def test_a_row_of_prompts_sent_again_sends_those_of_the_row_that_it_names(
+    stub_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans: list[LoadPlan] = []
+
+    def recorded(plan: LoadPlan, **options: Any) -> LoadOutcome:
+        plans.append(plan)
+        return run_load(plan, **options)
+
+    monkeypatch.setattr(serving_table, "run_load", recorded)
+    monkeypatch.setattr(serving_table, "_CACHED_AT_LEAST", 0.0)
+    for row in (Row("first", "fixed-8x2", 3, ()), Row("again", "fixed-8x2", 3, (), prompts_of="first")):
+        measure(stub_url, row, VOCAB_SIZE, num_processes=1)
+    first, again = ([prompt_token_ids(request, plan.options) for request in plan.requests] for plan in plans)
+    assert first == again
+
+
+def test_a_row_of_prompts_sent_again_is_no_figure_if_the_prefix_cache_has_lost_them(stub_url: str) -> None:
+    with pytest.raises(RuntimeError, match="came from the prefix cache"):
+        measure(stub_url, Row("again", "fixed-8x2", 3, (), prompts_of="first"), VOCAB_SIZE, num_processes=1)
+
+
+def test_rows_name_earlier_ones_as_those_whose_prompts_they_send_again() -> None:
+    for rows in ROWS.values():
+        for number, row in enumerate(rows):
+            assert not row.prompts_of or row.prompts_of in {earlier.name for earlier in rows[:number]}
+
+
 def test_verdicts() -> None:
     assert Target("t", "k", goal=5.0).verdict(5.0) == "met"
     assert Target("t", "k", goal=5.0).verdict(5.1) == "missed"
