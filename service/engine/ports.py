@@ -27,7 +27,8 @@ class PendingIteration(Protocol):
 class Executor(Protocol):
     """Carries out plans, in the order of their launches. Called from the engine thread only.
 
-    An exception from `launch` or `wait` is a fault of that whole iteration, not of one request.
+    An exception from `launch` or `wait` is a fault of that whole iteration, not of one request. Transfers that were
+    under way then have ended one way or another; no result tells of them.
     """
 
     def launch(self, plan: IterationPlan) -> PendingIteration:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
@@ -69,9 +70,15 @@ class KvTransfer:
         self._num_blocks = len(storage.blocks), len(host_blocks)
         self._in_flight: list[_UnderWay] = []
 
-    def start(self, transfers: Sequence[Transfer]) -> None:
-        """Begin the copies, one transfer after another: after everything that has been computed so far, and before
-        nothing."""
+    def mark(self) -> torch.cuda.Event | None:
+        """On a GPU, an event behind all that has been launched so far; None on a CPU, which has computed it."""
+        if self._stream is None:
+            return None
+        return torch.cuda.current_stream(self._device_blocks.device).record_event()
+
+    def start(self, transfers: Sequence[Transfer], after: torch.cuda.Event | None = None) -> None:
+        """Begin the copies, one transfer after another, and let nothing wait for them. They wait for all that has been
+        launched so far; with `after`, a `mark`, for what was launched before it."""
         blocks = [[self._device_blocks[index] for index in transfer.device_blocks] for transfer in transfers]
         if self._stream is None:
             for number, (transfer, device_blocks) in enumerate(zip(transfers, blocks, strict=True)):
@@ -80,7 +87,7 @@ class KvTransfer:
                 seconds = time.perf_counter() - started_s
                 self._in_flight.append(_UnderWay(transfer.transfer_id, number == 0, None, None, seconds))
             return
-        self._stream.wait_stream(torch.cuda.current_stream(self._device_blocks.device))
+        self._stream.wait_event(after or self.mark())
         with torch.cuda.stream(self._stream):
             began = self._stream.record_event(_new_event())
             for number, (transfer, device_blocks) in enumerate(zip(transfers, blocks, strict=True)):
@@ -98,6 +105,13 @@ class KvTransfer:
         done = [under_way for under_way in self._in_flight if under_way.is_done]
         self._in_flight = [under_way for under_way in self._in_flight if under_way not in done]
         return tuple(under_way.finished() for under_way in done)
+
+    def abandon(self) -> None:
+        """Return once no copy runs any more, and tell of none that were under way: whose they were has ended."""
+        self._in_flight.clear()
+        if self._stream is not None:
+            with suppress(RuntimeError):  # the device's own fault, which its user has already
+                self._stream.synchronize()
 
     def measure(self) -> tuple[TransferTiming, ...]:
         """Timings of several numbers of blocks, each way, behind other work: all of a copy is launched before it

@@ -74,13 +74,17 @@ class LaunchedIteration:
     def wait(self) -> IterationResult:
         """The drawn ids, what else was asked for, and the transfers that have finished by then."""
         outputs = self._outputs
-        return IterationResult(
-            () if outputs.token_ids is None else outputs.token_ids.wait(),
-            self._transfer.take_finished(self._awaits_transfer),
-            () if outputs.logprobs is None else outputs.logprobs.wait(),
-            () if outputs.prompt_logprobs is None else outputs.prompt_logprobs.wait(),
-            self._is_replayed,
-        )
+        try:
+            return IterationResult(
+                () if outputs.token_ids is None else outputs.token_ids.wait(),
+                self._transfer.take_finished(self._awaits_transfer),
+                () if outputs.logprobs is None else outputs.logprobs.wait(),
+                () if outputs.prompt_logprobs is None else outputs.prompt_logprobs.wait(),
+                self._is_replayed,
+            )
+        except BaseException:
+            self._transfer.abandon()
+            raise
 
 
 class ModelRunner:
@@ -116,16 +120,22 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, plan: IterationPlan) -> LaunchedIteration:
-        """Release, start transfers, copy, compute, sample. Ids are aligned with the plan's samples."""
+        """Release, copy, compute, sample; ids are aligned with the plan's samples. Transfers run beside that and are
+        launched last, so that the device computes meanwhile."""
         for sequence_id in plan.released:
             self._rows.release(sequence_id)
             self._sampling_rows.release(sequence_id)
-        if plan.transfers:
-            self._transfer.start(plan.transfers)
-        if plan.copies:
-            self._storage.copy(plan.copies)
+        before = self._transfer.mark() if plan.transfers else None
         replays = self._num_replays
-        outputs = self._compute(plan.scheduled, plan.masks) if plan.scheduled else Outputs()
+        try:
+            if plan.copies:
+                self._storage.copy(plan.copies)
+            outputs = self._compute(plan.scheduled, plan.masks) if plan.scheduled else Outputs()
+            if plan.transfers:
+                self._transfer.start(plan.transfers, before)
+        except BaseException:
+            self._transfer.abandon()
+            raise
         is_replayed = self._num_replays > replays
         return LaunchedIteration(outputs, self._transfer, plan.awaits_transfer, is_replayed=is_replayed)
 
