@@ -114,9 +114,7 @@ class Stage:
             MAX_NUM_BATCHED_TOKENS,
             num_host_blocks,
             MAX_MODEL_LEN // block_size,
-            tuple(
-                (to_host, num, swap_s(num, block_size), True, 0.0) for num in (1, 16, 64) for to_host in (True, False)
-            ),
+            tuple((to_host, num, swap_s(num, block_size), True) for num in (1, 16, 64) for to_host in (True, False)),
         )
 
     def model_pool(self, num_tokens: int, block_size: int = 16, num_host_blocks: int = 0) -> KvPool:

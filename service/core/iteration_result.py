@@ -39,6 +39,7 @@ class IterationResult:
     logprobs: aligned with token_ids, None for draws that did not ask; empty if none did.
     prompt_logprobs: (sequence id, one entry a target) of the scheduled sequences that have targets.
     is_replayed: the model's step was one CUDA graph.
+    compute_s: seconds that the device computed, by its own clock; None if it has none, or nothing was computed.
     """
 
     token_ids: tuple[int, ...]
@@ -46,3 +47,4 @@ class IterationResult:
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     prompt_logprobs: tuple[tuple[int, tuple[TokenLogprobs, ...]], ...] = ()
     is_replayed: bool = False
+    compute_s: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 
 from service.core.clock import Clock
@@ -49,7 +50,8 @@ def calibrate(
     ]
     plans.sort(key=lambda plan: plan.num_scheduled_tokens)
     stop_s = clock.now_s() + TIME_LIMIT_S
-    # Round by round: a GPU's clock wanders by 10 % within tenths of a second, so what follows each other is alike.
+    # Round by round, in another order each: how fast a GPU's clock runs depends on what it has computed just before.
+    shuffled = random.Random(0)
     for round_number in range(ROUNDS):
         for plan in plans:
             if clock.now_s() > stop_s:
@@ -57,6 +59,7 @@ def calibrate(
             if round_number == 0:  # the first of a size may compile or allocate
                 _seconds(executor, clock, plan)
             iteration_time.calibrate(Workload.of(plan), _seconds(executor, clock, plan))
+        shuffled.shuffle(plans)
     iteration_time.fit()
 
 
@@ -128,8 +131,8 @@ def _seconds(executor: Executor, clock: Clock, plan: IterationPlan) -> float:
         prompts = (item for item in plan.scheduled if len(item.token_ids) > 1)
         plan = IterationPlan((*known, *prompts))
     started_s = clock.now_s()
-    executor.launch(plan).wait()
-    seconds = clock.now_s() - started_s
+    result = executor.launch(plan).wait()
+    seconds = clock.now_s() - started_s if result.compute_s is None else result.compute_s
     released = tuple(item.sequence_id for item in plan.scheduled)
     executor.launch(IterationPlan((), released=released)).wait()
     return max(seconds, 1e-9)

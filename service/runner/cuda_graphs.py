@@ -27,6 +27,7 @@ from service.runner.mixed_inputs import MixedInputs
 from service.runner.selective_batching import FlatBatch
 from service.runner.sequence_rows import SequenceRows
 from service.runner.step_inputs import StepInputs
+from service.runner.step_timer import StepTimer
 
 
 class StepOutputs(NamedTuple):
@@ -44,11 +45,15 @@ Inputs = TypeVar("Inputs", bound=DecodeInputs | MixedInputs)
 class StepGraphs:
     """Can it be replayed? Then replay it. Engine thread; `capture` while no step runs.
 
-    compute: the step over its inputs, without a wait for the device. num_replays: so far.
+    compute: the step over its inputs, without a wait for the device. timer: hears when a step begins. num_replays: so
+    far.
     """
 
-    def __init__(self, compute: Compute, rows: SequenceRows, block_size: int, device: torch.device) -> None:
+    def __init__(
+        self, compute: Compute, rows: SequenceRows, block_size: int, device: torch.device, timer: StepTimer
+    ) -> None:
         self._compute = compute
+        self._timer = timer
         self._block_size = block_size
         self._table = DeviceBlockTable(rows, device)
         self._pool = torch.cuda.graph_pool_handle()
@@ -128,6 +133,7 @@ class StepGraphs:
     def _run(self, step: _CapturedStep[Inputs], num_draws: int) -> StepOutputs:
         """num_draws: what is wanted of the outputs; nothing is cut off, as that would cost the host two more calls."""
         assert num_draws <= len(step.outputs.token_ids)
+        self._timer.begins()
         step.graph.replay()
         self.num_replays += 1
         return step.outputs

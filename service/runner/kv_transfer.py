@@ -27,13 +27,12 @@ launched."""
 
 class TransferTiming(NamedTuple):
     """Transfer of `num_blocks` blocks, one way. is_first: it began as soon as the device heard of it, else behind other
-    work. launch_s: what waiting for it costs the host besides the copy; None where nobody measured it."""
+    work."""
 
     to_host: bool
     num_blocks: int
     seconds: float
     is_first: bool
-    launch_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,20 +73,23 @@ class KvTransfer:
         """On a GPU, an event behind all that has been launched so far; None on a CPU, which has computed it."""
         if self._stream is None:
             return None
-        return torch.cuda.current_stream(self._device_blocks.device).record_event()
+        reached = torch.cuda.Event()
+        reached.record(torch.cuda.current_stream(self._device_blocks.device))
+        return reached
 
     def start(self, transfers: Sequence[Transfer], after: torch.cuda.Event | None = None) -> None:
         """Begin the copies, one transfer after another, and let nothing wait for them. They wait for all that has been
         launched so far; with `after`, a `mark`, for what was launched before it."""
+        after = after or self.mark()
         blocks = [[self._device_blocks[index] for index in transfer.device_blocks] for transfer in transfers]
-        if self._stream is None:
+        if self._stream is None or after is None:
             for number, (transfer, device_blocks) in enumerate(zip(transfers, blocks, strict=True)):
                 started_s = time.perf_counter()
                 self._copy(transfer, device_blocks)
                 seconds = time.perf_counter() - started_s
                 self._in_flight.append(_UnderWay(transfer.transfer_id, number == 0, None, None, seconds))
             return
-        self._stream.wait_event(after or self.mark())
+        self._stream.wait_event(after)
         with torch.cuda.stream(self._stream):
             began = self._stream.record_event(_new_event())
             for number, (transfer, device_blocks) in enumerate(zip(transfers, blocks, strict=True)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -14,8 +13,8 @@ from torch import Tensor
 
 from kernels.cpu_loops import loops_for
 from service.core.grammar import TokenMasks
-from service.core.iteration_plan import BlockCopy, IterationPlan, Past, Sample, ScheduledSequence
-from service.core.iteration_result import IterationResult
+from service.core.iteration_plan import BlockCopy, IterationPlan, Past, Sample, ScheduledSequence, Transfer
+from service.core.iteration_result import FinishedTransfer, IterationResult
 from service.core.sampling_params import SamplingParams
 from service.layers.attention import AttentionInputs
 from service.models.causal_lm import CausalLM
@@ -38,6 +37,7 @@ from service.runner.selective_batching import FlatBatch, flatten
 from service.runner.sequence_rows import SequenceRows
 from service.runner.staging import IdsOnTheirWay, to_device
 from service.runner.step_inputs import StepInputs
+from service.runner.step_timer import StepTimer
 from service.sampling.sampler import SamplingBatch, sample
 
 logger = logging.getLogger(__name__)
@@ -56,10 +56,20 @@ class Outputs:
 
 
 class LaunchedIteration:
-    """The engine's PendingIteration (service/engine/ports.py): outputs that the device may still be computing."""
+    """The engine's PendingIteration (service/engine/ports.py): outputs that the device may still be computing. began:
+    when the device begins with them, if it has a clock."""
 
-    def __init__(self, outputs: Outputs, transfer: KvTransfer, awaits_transfer: bool, *, is_replayed: bool) -> None:
+    def __init__(
+        self,
+        outputs: Outputs,
+        transfer: KvTransfer,
+        awaits_transfer: bool,
+        *,
+        is_replayed: bool,
+        began: torch.cuda.Event | None = None,
+    ) -> None:
         self._outputs = outputs
+        self._began = began
         self._transfer = transfer
         self._awaits_transfer = awaits_transfer
         self._is_replayed = is_replayed
@@ -73,14 +83,15 @@ class LaunchedIteration:
 
     def wait(self) -> IterationResult:
         """The drawn ids, what else was asked for, and the transfers that have finished by then."""
-        outputs = self._outputs
+        outputs, ids = self._outputs, self._outputs.token_ids
         try:
             return IterationResult(
-                () if outputs.token_ids is None else outputs.token_ids.wait(),
+                () if ids is None else ids.wait(),
                 self._transfer.take_finished(self._awaits_transfer),
                 () if outputs.logprobs is None else outputs.logprobs.wait(),
                 () if outputs.prompt_logprobs is None else outputs.prompt_logprobs.wait(),
                 self._is_replayed,
+                None if ids is None or self._began is None else ids.seconds_since(self._began),
             )
         except BaseException:
             self._transfer.abandon()
@@ -117,6 +128,7 @@ class ModelRunner:
         self._sampling_rows = SamplingRows(vocab_size, device)
         self._graphs: StepGraphs | None = None
         self._recorded: RecordedSteps | None = None
+        self._timer = StepTimer(device)
 
     @torch.inference_mode()
     def launch(self, plan: IterationPlan) -> LaunchedIteration:
@@ -137,7 +149,9 @@ class ModelRunner:
             self._transfer.abandon()
             raise
         is_replayed = self._num_replays > replays
-        return LaunchedIteration(outputs, self._transfer, plan.awaits_transfer, is_replayed=is_replayed)
+        return LaunchedIteration(
+            outputs, self._transfer, plan.awaits_transfer, is_replayed=is_replayed, began=self._timer.take()
+        )
 
     @property
     def _num_replays(self) -> int:
@@ -150,24 +164,18 @@ class ModelRunner:
         return None if self._graphs is None else self._graphs.padded_step
 
     def measure_swap(self) -> tuple[TransferTiming, ...]:
-        """Timings to the host and back, behind other work and by themselves. Before serving: the blocks' contents are
-        lost."""
+        """Timings to the host and back, of transfers behind others and of a plan's first, which is launched behind a
+        step, as in traffic. Before serving: the blocks' contents are lost."""
         behind_others = self._transfer.measure()
-        return (*behind_others, *(self._by_itself(timing.num_blocks, timing.to_host) for timing in behind_others))
+        return (*behind_others, *(self._first_of_a_plan(timing.num_blocks, timing.to_host) for timing in behind_others))
 
-    def _by_itself(self, num_blocks: int, to_host: bool) -> TransferTiming:
-        """Timing of a plan that holds such a transfer alone and waits for it. An iteration runs before each, as in
-        traffic: launching is slower then, since the host's caches have lost what it needs."""
-        transfer = self._transfer.probe(num_blocks, to_host=to_host)
-        copied_s, launched_s = list[float](), list[float]()
+    def _first_of_a_plan(self, num_blocks: int, to_host: bool) -> TransferTiming:
+        transfer, seconds = self._transfer.probe(num_blocks, to_host=to_host), list[float]()
         for _ in range(_SWAP_ROUNDS):
-            self._warm_up(1, SamplingParams(max_tokens=2))
-            began_s = time.perf_counter()
-            result = self.launch(IterationPlan((), transfers=(transfer,), awaits_transfer=True)).wait()
-            waited_s = time.perf_counter() - began_s
-            copied_s += [finished.seconds or 0.0 for finished in result.finished_transfers]
-            launched_s.append(waited_s - copied_s[-1])
-        return TransferTiming(to_host, num_blocks, median(copied_s), True, max(0.0, median(launched_s)))
+            seconds += [
+                finished.seconds or 0.0 for finished in self._warm_up(1, SamplingParams(max_tokens=2), transfer)
+            ]
+        return TransferTiming(to_host, num_blocks, median(seconds), is_first=True)
 
     def warm_up(self) -> None:
         """Compute small iterations of every kind, so that the first request finds all kernels compiled and loaded.
@@ -187,22 +195,24 @@ class ModelRunner:
         if self._storage.num_blocks > 1:
             self.launch(IterationPlan((), copies=(BlockCopy(0, 1),))).wait()
 
-    def _warm_up(self, num_decodes: int, params: SamplingParams) -> None:
-        """Run one iteration of a short prompt and `num_decodes` decodes, all in block 0."""
+    def _warm_up(self, num_decodes: int, params: SamplingParams, *transfers: Transfer) -> tuple[FinishedTransfer, ...]:
+        """Run one iteration of a short prompt and `num_decodes` decodes, all in block 0, beside at most one transfer,
+        and return that once it has finished."""
         ids = range(-1 - num_decodes, 0)
         length = min(2, self._block_size)
         past = Past((), length)
         shares = [ScheduledSequence(i, (0,), 0, 0, (0,), params, (Sample(i, 0),), past) for i in ids[1:]]
         prompt = ScheduledSequence(ids[0], (0,) * length, 0, 0, (0,), params, (Sample(ids[0], 0),), past)
-        self.launch(IterationPlan((prompt, *shares))).wait()
-        self.launch(IterationPlan((), released=tuple(ids))).wait()
+        result = self.launch(IterationPlan((prompt, *shares), transfers=transfers)).wait()
+        after = self.launch(IterationPlan((), released=tuple(ids), awaits_transfer=bool(transfers))).wait()
+        return (*result.finished_transfers, *after.finished_transfers)
 
     @torch.inference_mode()
     def capture_graphs(self, sizes: Sequence[GraphSize]) -> None:
         """Steps that fit one of these sizes are replayed from now on. On a GPU, while no iteration runs; may be called
         again for more sizes."""
         if self._graphs is None:
-            self._graphs = StepGraphs(self._step, self._rows, self._block_size, self._device)
+            self._graphs = StepGraphs(self._step, self._rows, self._block_size, self._device, self._timer)
         self._graphs.capture(sizes)
 
     def record_steps(self) -> None:
@@ -226,6 +236,7 @@ class ModelRunner:
         batch = flatten(scheduled, self._rows, self._block_size)
         if graphs is not None and masks is None and batch.is_plain and graphs.can_replay_mixed(batch):
             return Outputs(IdsOnTheirWay(graphs.replay_mixed(batch).token_ids, len(batch.seeds)))
+        self._timer.begins()
         tensors = to_device(batch.arrays(), self._device)
         self._drawn.grow(self._rows.num_rows)
         if batch.has_pending:

@@ -94,6 +94,12 @@ class OnTheirWay:
             self._copied.synchronize()
         return self._tensors
 
+    def seconds_since(self, began: torch.cuda.Event) -> float:
+        """On a GPU, once they are there: from that moment until they were, by the device's clock."""
+        assert self._copied is not None, "the device has a clock"
+        seconds: float = began.elapsed_time(self._copied) / 1000
+        return seconds
+
 
 class IdsOnTheirWay:
     """[N] int64 ids of the device, on their way to the host; the first `num` of them count."""
@@ -110,10 +116,14 @@ class IdsOnTheirWay:
         (token_ids,) = self._copy.wait()
         return tuple(token_ids.tolist()[: self._num])
 
+    def seconds_since(self, began: torch.cuda.Event) -> float:
+        """`OnTheirWay.seconds_since`."""
+        return self._copy.seconds_since(began)
+
 
 def _sleeping_event() -> torch.cuda.Event:
     """A thread that waits for it sleeps; for the default kind of event it would spin."""
-    return torch.cuda.Event(blocking=True)
+    return torch.cuda.Event(enable_timing=True, blocking=True)
 
 
 def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:

@@ -32,9 +32,9 @@ CALIBRATION_WEIGHT = 0.1
 """Timings of the start-up are never forgotten: they know sizes that traffic may not have. Newer ones outweigh them."""
 DECODE_EVERY = 16
 """Iterations that only decode are alike and many: so few of them are looked at."""
-CORRECTION_RATE = 1 / 8
+CORRECTION_RATE = 1 / 4
 SETTLED = 8
-FARTHEST = 0.25
+FARTHEST = 0.15
 """Once so many iterations of a size were seen, one that is farther off than this had something else happen in it: it
 counts as so far off."""
 
@@ -125,14 +125,21 @@ class IterationTime:
         if self._num_since_fit >= REFIT_EVERY:
             self.fit()
         if self.is_known and self._padded_step is not None:
-            self._corrections.setdefault(size, _Correction()).observe(seconds / self._by_law(features))
+            ratio = seconds / self._by_law(features)
+            self._corrections.setdefault(size, _Correction(features)).observe(ratio, features)
 
     def fit(self) -> None:
+        """Fit the coefficients anew to all that was seen. What a size was seen to take stays: only how that changes
+        with the rest of the workload follows the new coefficients."""
         self._num_since_fit = 0
         seen = [(self._calibration, CALIBRATION_WEIGHT), (self._prefills, 1.0), (self._decodes, 1.0)]
         if sum(moments.num_observed for moments, _ in seen) < MIN_OBSERVED:
             return
+        corrections = self._corrections.values()
+        before = [self._by_law(correction.features) for correction in corrections]
         self._coefficients = fit_nonnegative(seen)
+        for correction, seconds in zip(corrections, before, strict=True):
+            correction.ratio *= seconds / self._by_law(correction.features)
         timings, self._timings = self._timings, []
         if self._padded_step is not None:
             self._correct_by(timings)
@@ -155,9 +162,10 @@ class IterationTime:
         for workload, seconds in timings:
             by_size.setdefault(self._size(workload), []).append((workload, seconds))
         for size, of_size in by_size.items():
-            fewest = min(workload.num_pairs for workload, _ in of_size)
-            ratios = [s / self._by_law(_features(w, size)) for w, s in of_size if w.num_pairs == fewest]
-            self._corrections[size] = _Correction(median(ratios), len(ratios))
+            fewest = min(of_size, key=lambda timing: timing[0].num_pairs)[0]
+            features = _features(fewest, size)
+            ratios = [s / self._by_law(_features(w, size)) for w, s in of_size if w.num_pairs == fewest.num_pairs]
+            self._corrections[size] = _Correction(features, median(ratios), len(ratios))
 
     def _size(self, workload: Workload) -> StepSize:
         """As the executor pads it. What is not padded shares a correction with what is half to twice as large."""
@@ -174,15 +182,18 @@ def _features(workload: Workload, size: StepSize) -> tuple[float, ...]:
 
 
 class _Correction:
-    """What one size takes, measured by the law: a mean, of the last ones once there are enough."""
+    """What one size takes, measured by the law: a mean, of the last ones once there are enough. features: of the
+    workload that was seen last."""
 
-    __slots__ = ("num_observed", "ratio")
+    __slots__ = ("features", "num_observed", "ratio")
 
-    def __init__(self, ratio: float = 1.0, num_observed: int = 1) -> None:
+    def __init__(self, features: tuple[float, ...], ratio: float = 1.0, num_observed: int = 1) -> None:
+        self.features = features
         self.ratio = ratio
         self.num_observed = num_observed
 
-    def observe(self, ratio: float) -> None:
+    def observe(self, ratio: float, features: tuple[float, ...]) -> None:
+        self.features = features
         self.num_observed += 1
         farther = ratio / self.ratio - 1
         if self.num_observed > SETTLED:

@@ -65,18 +65,27 @@ class RecoveryLedger:
         predicted_s = swap_time.one_way_s(to_host=transfer.to_host, num_blocks=num_blocks, is_first=is_first)
         if predicted_s is not None:
             self._predictions.append(Prediction("swap", predicted_s, finished.seconds))
-        swap_time.observe(to_host=transfer.to_host, num_blocks=num_blocks, is_first=is_first, seconds=finished.seconds)
+        swap_time.observe(transfer.to_host, num_blocks, finished.seconds, is_first)
         _add_actual(group, "swap", finished.seconds)
 
     def lost_transfers(self) -> None:
         """The executor failed: nobody will hear of transfers under way again."""
         self._transfers.clear()
 
-    def executed(self, plan: IterationPlan, seconds: float, *, is_exact: bool = True) -> None:
-        """The plan took so long. Told of every plan, in order. Not exact: nobody saw when it ended, so neither its time
-        nor that of the next one says anything."""
+    def executed(
+        self, plan: IterationPlan, seconds: float, *, is_exact: bool = True, compute_s: float | None = None
+    ) -> None:
+        """The plan took so long. Told of every plan, in order.
+
+        seconds: by the host's clock. Not exact: nobody saw when it ended, so neither its time nor that of the next one
+        says anything. compute_s: by the device's clock, which counts instead where there is one: it is exact and leaves
+        out what the host does.
+        """
         if self._recomputing:
-            self._share_out(plan, max(seconds, 1e-9))
+            self._share_out(plan, max(seconds if compute_s is None else compute_s, 1e-9))
+        if compute_s is not None:
+            self._learn(plan, compute_s)
+            return
         # Where nothing is drawn the executor need not have waited for the device, and the next one waits for both.
         is_awaited = is_exact and any(item.samples for item in plan.scheduled)
         is_timed = is_awaited and self._last_was_awaited

@@ -4,8 +4,8 @@ The paper divides bytes by a bandwidth. Blocks of one process are equally large,
 time to begin comes on top, and more of it for the first transfer of a plan: the others are launched while it runs. All
 are fitted each way to transfers measured at start-up, and refreshed while running.
 
-These are times of the copies themselves. Who waits for one also waits until its blocks are looked up, it is launched
-and its end is noticed: fitted to what was measured at start-up.
+These are times of the copies themselves, by the device's clock where it has one. The host prepares and launches them
+while the device computes, so that costs nobody's time.
 """
 
 from __future__ import annotations
@@ -17,24 +17,20 @@ REFIT_EVERY = 8
 
 
 class SwapTime:
-    """Engine thread only. Knows nothing until each way has been observed at least once."""
+    """Predicts transfers of so many blocks from those that were observed. Engine thread only. Knows nothing until each
+    way has been observed at least once."""
 
     def __init__(self) -> None:
         self._copies = {True: _OneWay(), False: _OneWay()}
-        self._launches = {True: _OneWay(), False: _OneWay()}
 
     @property
     def is_known(self) -> bool:
+        """Whether both ways have been observed, so that `seconds` can tell."""
         return all(copies.is_known for copies in self._copies.values())
 
-    def calibrate(self, to_host: bool, num_blocks: int, seconds: float, is_first: bool, launch_s: float | None) -> None:
-        """A timing taken on purpose. launch_s: what waiting for it took on the host, beside the copy."""
-        self._copies[to_host].observe(num_blocks, is_first, seconds)
-        if launch_s is not None:
-            self._launches[to_host].observe(num_blocks, is_first, launch_s)
-
-    def observe(self, *, to_host: bool, num_blocks: int, is_first: bool, seconds: float) -> None:
-        """A transfer of the traffic. Refreshes the coefficients now and then."""
+    def observe(self, to_host: bool, num_blocks: int, seconds: float, is_first: bool) -> None:
+        """A transfer, timed at start-up or of the traffic, took so long. The first few count at once, later ones when
+        the coefficients are refreshed."""
         self._copies[to_host].observe(num_blocks, is_first, seconds)
 
     def one_way_s(self, *, to_host: bool, num_blocks: int, is_first: bool) -> float | None:
@@ -42,9 +38,8 @@ class SwapTime:
         return self._copies[to_host].seconds(num_blocks, is_first)
 
     def seconds(self, num_blocks: int) -> float:
-        """Predicted seconds out and back in, each by itself, for who waits for both; only once `is_known`."""
-        parts = (*self._copies.values(), *self._launches.values())
-        return sum(part.seconds(num_blocks, is_first=True) or 0.0 for part in parts)
+        """Predicted seconds out and back in, each the first transfer of its plan; only once `is_known`."""
+        return sum(copies.seconds(num_blocks, is_first=True) or 0.0 for copies in self._copies.values())
 
 
 class _OneWay:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from service.core.clock import ManualClock
@@ -29,10 +31,12 @@ class LinearExecutor(LateExecutor):
         return IterationResult(tuple(0 for item in plan.scheduled for _ in item.samples))
 
 
-def calibrated(iteration_time: IterationTime, max_tokens: int) -> LinearExecutor:
+def calibrated(
+    iteration_time: IterationTime, max_tokens: int, kind: type[LinearExecutor] = LinearExecutor
+) -> LinearExecutor:
     """The executor by which it has been."""
     clock = ManualClock()
-    executor = LinearExecutor(clock)
+    executor = kind(clock)
     calibrate(
         executor,
         iteration_time,
@@ -51,6 +55,24 @@ def test_the_predictor_is_right_after_calibration_and_nothing_is_left_behind():
     executor = calibrated(iteration_time, max_tokens=1024)
     assert executor.alive == set()
     assert executor.longest_table <= 200
+    expected = 0.004 + 2e-5 * 700 + 1e-9 * num_attended_pairs(0, 700)
+    assert iteration_time.seconds(Workload.of_chunk(0, 700)) == pytest.approx(expected, rel=1e-3)
+
+
+class WithClock(LinearExecutor):
+    """A device that has a clock, under a host that takes its time."""
+
+    def execute(self, plan: IterationPlan) -> IterationResult:
+        began_s = self._clock.now_s()
+        result = super().execute(plan)
+        compute_s = self._clock.now_s() - began_s
+        self._clock.advance(1e-3)
+        return replace(result, compute_s=compute_s)
+
+
+def test_the_devices_own_clock_counts_where_there_is_one():
+    iteration_time = IterationTime()
+    calibrated(iteration_time, max_tokens=1024, kind=WithClock)
     expected = 0.004 + 2e-5 * 700 + 1e-9 * num_attended_pairs(0, 700)
     assert iteration_time.seconds(Workload.of_chunk(0, 700)) == pytest.approx(expected, rel=1e-3)
 

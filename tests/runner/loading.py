@@ -38,9 +38,10 @@ def load(
     device: Literal["cpu", "cuda"] = "cpu",
     enforce_eager: bool = False,
     max_num_seqs: int = 64,
+    swap_bytes: int = 0,
 ) -> LoadedModel:
     """Everything is prepared, also what a service would leave for its idle time."""
-    cache = CacheConfig(block_size=block_size, memory_utilization=0.9, memory_bytes=memory_bytes)
+    cache = CacheConfig(block_size=block_size, memory_utilization=0.9, memory_bytes=memory_bytes, swap_bytes=swap_bytes)
     loaded = load_executor(
         source(folder, dtype, device=device),
         folder,

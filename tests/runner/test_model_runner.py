@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
-from service.core.iteration_plan import BlockCopy, IterationPlan, Sample, ScheduledSequence
+from service.core.iteration_plan import BlockCopy, IterationPlan, Sample, ScheduledSequence, Transfer
 from service.core.sampling_params import SamplingParams
 from service.runner import draws
 from service.runner.model_runner import LaunchedIteration, Outputs
@@ -280,3 +282,46 @@ def test_a_fault_of_the_device_is_told_by_who_waits_for_the_result(tmp_path):
     assert launched.is_done()
     with pytest.raises(RuntimeError, match="illegal"):
         launched.wait()
+
+
+@pytest.mark.parametrize("fails_in", ["launch", "wait"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_after_a_fault_nothing_is_told_of_transfers(fails_in, device, tmp_path, monkeypatch):
+    """Their requests have ended with it; somebody may have their blocks by the time that the next result comes."""
+    runner = load(llama(tmp_path), swap_bytes=1 << 20, device=device, enforce_eager=True).runner
+    item = ScheduledSequence(0, (3, 1, 4), 0, 0, (0,), greedy(4), (Sample(0, 0),))
+    runner.launch(IterationPlan((item,), transfers=(Transfer(1, True, (1,), (0,)),)))
+    faulty = IterationPlan((item,), transfers=(Transfer(2, True, (2,), (1,)),))
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="illegal"):
+        if fails_in == "launch":
+            patch.setattr(runner, "_compute", lambda *_: FaultyIds().wait())
+        else:
+            patch.setattr(runner, "_compute", lambda *_: Outputs(FaultyIds()))
+        runner.launch(faulty).wait()
+    after = runner.launch(IterationPlan((item,), transfers=(Transfer(3, False, (1,), (0,)),))).wait()
+    later = runner.launch(IterationPlan((), awaits_transfer=True)).wait()
+    assert [finished.transfer_id for finished in (*after.finished_transfers, *later.finished_transfers)] == [3]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_transfers_are_timed_each_way_behind_others_and_behind_a_step(device, tmp_path):
+    runner = load(llama(tmp_path), swap_bytes=1 << 20, device=device).runner
+    timings = runner.measure_swap()
+    assert {(t.to_host, t.is_first) for t in timings} == {
+        (way, first) for way in (True, False) for first in (True, False)
+    }
+    assert all(t.seconds > 0 for t in timings)
+
+
+@pytest.mark.parametrize("enforce_eager", [True, False])
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_step_is_timed_where_the_device_has_a_clock(device, enforce_eager, tmp_path):
+    runner = load(llama(tmp_path), device=device, enforce_eager=enforce_eager).runner
+    item = ScheduledSequence(0, (3, 1, 4), 0, 0, (0,), greedy(4), (Sample(0, 0),))
+    decode = ScheduledSequence(0, (5,), 3, 1, (), greedy(4), (Sample(0, 0),))
+    for plan in (IterationPlan((item,)), IterationPlan((decode,))):
+        began_s = time.perf_counter()
+        compute_s = runner.launch(plan).wait().compute_s
+        took_s = time.perf_counter() - began_s
+        assert compute_s is None if device == "cpu" else 0 < compute_s < took_s
+    assert runner.launch(IterationPlan((), released=(0,))).wait().compute_s is None, "nothing was computed"

@@ -149,6 +149,17 @@ def test_one_iteration_in_which_something_else_happened_counts_little():
     assert iteration_time.seconds(workload) == pytest.approx(staircase_s(workload), rel=0.05)
 
 
+def test_new_coefficients_leave_what_a_size_was_seen_to_take():
+    iteration_time = calibrated(padded_step)
+    seen, other = Workload.of_chunk(0, 90), Workload.of_chunk(0, 900)
+    for _ in range(10):
+        iteration_time.observe(seen, 1.2 * staircase_s(seen), is_decode=False)
+        iteration_time.observe(other, 0.9 * staircase_s(other), is_decode=False)
+    before = [iteration_time.seconds(workload) for workload in (seen, other)]
+    iteration_time.fit()
+    assert [iteration_time.seconds(workload) for workload in (seen, other)] == pytest.approx(before, rel=1e-9)
+
+
 def test_steps_that_are_not_padded_share_a_correction_with_those_about_as_large():
     iteration_time = calibrated(
         lambda tokens, decodes, prompts: None if prompts > 16 else padded_step(tokens, decodes, 1)

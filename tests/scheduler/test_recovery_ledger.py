@@ -126,6 +126,15 @@ def test_a_plan_that_begins_transfers_teaches_nothing(cost: PreemptionCost):
     assert cost.predict(100, 0, 1).recompute_s == pytest.approx(seconds_of(0, 100), rel=1e-3)
 
 
+def test_a_devices_own_clock_counts_whatever_the_host_did_meanwhile(cost: PreemptionCost):
+    ledger, group = RecoveryLedger(cost), preempted(make_group("a"), 30)
+    ledger.preempted(group, Recovery.RECOMPUTE, 30, 3, UNKNOWN, 7.0)
+    ledger.executed(plan(30), 5.0, is_exact=False, compute_s=0.2)
+    ledger.executed(IterationPlan(plan(100).scheduled, transfers=(OUT,)), 5.0, compute_s=0.1)
+    assert [p.actual_s for p in ledger.take_predictions()] == [0.2, 0.1]
+    assert group.preemptions[0].actual_s == 0.2
+
+
 def test_the_last_preemptions_of_a_request_are_kept_and_all_are_counted():
     harness = Harness(num_blocks=6, block_size=1, max_num_batched_tokens=32, max_num_seqs=2)
     for seed in range(2):

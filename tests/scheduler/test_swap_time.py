@@ -6,7 +6,7 @@ from service.scheduler.swap_time import SwapTime
 
 
 def observe(swap_time: SwapTime, to_host: bool, num_blocks: int, seconds: float, is_first: bool = False) -> None:
-    swap_time.observe(to_host=to_host, num_blocks=num_blocks, is_first=is_first, seconds=seconds)
+    swap_time.observe(to_host, num_blocks, seconds, is_first)
 
 
 def out_s(swap_time: SwapTime, num_blocks: int, is_first: bool = False) -> float | None:
@@ -38,17 +38,8 @@ def test_the_few_timings_of_the_start_all_count():
     swap_time = SwapTime()
     for num_blocks in (1, 64):
         for to_host in (True, False):
-            swap_time.calibrate(to_host, num_blocks, 1e-5 + 2e-4 * num_blocks, True, None)
+            swap_time.observe(to_host, num_blocks, 1e-5 + 2e-4 * num_blocks, True)
     assert swap_time.seconds(30) == pytest.approx(2 * (1e-5 + 6e-3), rel=1e-3)
-
-
-def test_who_waits_for_a_transfer_waits_for_its_launch_too():
-    swap_time = SwapTime()
-    for to_host in (True, False):
-        for num_blocks in (1, 64):
-            swap_time.calibrate(to_host, num_blocks, 2e-4 * num_blocks, True, 5e-5 + 1e-6 * num_blocks)
-    assert out_s(swap_time, 1, is_first=True) == pytest.approx(2e-4, rel=1e-3)
-    assert swap_time.seconds(10) == pytest.approx(2 * (2e-3 + 6e-5), rel=1e-3)
 
 
 def test_it_is_known_once_both_ways_are():
