@@ -17,6 +17,7 @@ from service.scheduler.recovery_ledger import RecoveryLedger
 _SEQUENCE_ID = -3
 _TRANSFER_ID = -3
 _PARAMS = SamplingParams(max_tokens=1)
+_NUM_MEANWHILE = 10
 _SEED = 0
 
 Timing = tuple[Workload, float]
@@ -99,19 +100,22 @@ def recompute_seconds(pool: KvPool, num_tokens: int) -> float:
 def recompute_beside_seconds(pool: KvPool, num_tokens: int, num_decodes: int) -> float:
     """Measured seconds that an iteration of so many decodes takes longer if it computes so many tokens again besides:
     what recomputing costs where it rides along. The tokens fit the first half of the pool, the decodes the second."""
-    params, first = SamplingParams(max_tokens=2), pool.num_blocks // 2
-    decodes = [
-        ScheduledSequence(
-            _SEQUENCE_ID - 1 - i, (0,), pool.block_size - 1, 0, (first + i,), params, (Sample(_SEQUENCE_ID - 1 - i, 0),)
-        )
-        for i in range(num_decodes)
-    ]
+    decodes = _decodes(pool, num_decodes)
     block_ids = tuple(range(-(-num_tokens // pool.block_size)))
-    chunk = ScheduledSequence(_SEQUENCE_ID, (0,) * num_tokens, 0, 0, block_ids, params, (Sample(_SEQUENCE_ID, 0),))
-    seconds = [_seconds(pool, plan) for plan in (IterationPlan(tuple(decodes)), IterationPlan((*decodes, chunk)))]
+    chunk = ScheduledSequence(_SEQUENCE_ID, (0,) * num_tokens, 0, 0, block_ids, _PARAMS, (Sample(_SEQUENCE_ID, 0),))
+    seconds = [_seconds(pool, plan) for plan in (IterationPlan(decodes), IterationPlan((*decodes, chunk)))]
     released = tuple(item.sequence_id for item in (*decodes, chunk))
     pool.executor.launch(IterationPlan((), released=released)).wait()
     return seconds[1] - seconds[0]
+
+
+def decode_meanwhile(pool: KvPool, num_decodes: int) -> None:
+    """Some iterations of so many decodes, as they run between one preemption and the next: how fast a GPU's clock runs
+    depends on what it has computed in the last tenth of a second."""
+    decodes = _decodes(pool, num_decodes)
+    for _ in range(_NUM_MEANWHILE):
+        pool.executor.launch(IterationPlan(decodes)).wait()
+    pool.executor.launch(IterationPlan((), released=tuple(item.sequence_id for item in decodes))).wait()
 
 
 def swap_seconds(pool: KvPool, num_blocks: int) -> tuple[float, float]:
@@ -120,6 +124,23 @@ def swap_seconds(pool: KvPool, num_blocks: int) -> tuple[float, float]:
     device, host = (tuple(range(0, n, n // num_blocks))[:num_blocks] for n in (pool.num_blocks, pool.num_host_blocks))
     out_s, in_s = (_moved_s(pool, Transfer(_TRANSFER_ID, to_host, device, host)) for to_host in (True, False))
     return out_s, in_s
+
+
+def _decodes(pool: KvPool, num_decodes: int) -> tuple[ScheduledSequence, ...]:
+    """Of sequences with a full block each, from the middle of the pool on."""
+    first = pool.num_blocks // 2
+    return tuple(
+        ScheduledSequence(
+            _SEQUENCE_ID - 1 - i,
+            (0,),
+            pool.block_size - 1,
+            0,
+            (first + i,),
+            _PARAMS,
+            (Sample(_SEQUENCE_ID - 1 - i, 0),),
+        )
+        for i in range(num_decodes)
+    )
 
 
 def _moved_s(pool: KvPool, transfer: Transfer) -> float:

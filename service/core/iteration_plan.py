@@ -90,7 +90,7 @@ class Transfer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IterationPlan:
-    """One iteration, in the order: release, start transfers, copy, compute, sample.
+    """One iteration, in the order: release, copy, compute, sample; transfers run beside that.
 
     released: ids of sequences that the executor may forget (finished, aborted or preempted); it may never have seen
         some of them. An id may return in a later plan with table_start 0.

@@ -11,8 +11,8 @@ INVALID_TOKEN_ID = -1
 
 class FinishedTransfer(NamedTuple):
     """A transfer whose copies are done. seconds: how long they took, from the end of those that were started before
-    them in the same plan; None where nobody measured it. is_first: of its plan, so that it had to wait for its launch.
-    """
+    them in the same plan; None where nobody measured it. is_first: of its plan, and nothing else kept it from beginning
+    at once, so that waiting for its launch is part of these seconds."""
 
     transfer_id: int
     seconds: float | None

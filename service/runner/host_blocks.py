@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -15,17 +17,21 @@ _SMALLEST = 1e-30
 """A vector of zeros has no largest element to divide by."""
 
 
+Copy = Callable[[], object]
+"""Prepared; called on the stream that carries it, it copies, and does not wait for that."""
+
+
 class HostBlocks(Protocol):
-    """Called on the stream that carries the copies; they do not wait for it. `block` has the layout's shape."""
+    """Gives copies of single blocks between the device and places on the host. `block` has the layout's shape."""
 
     def __len__(self) -> int: ...
 
     @staticmethod
     def block_bytes(layout: KvLayout) -> int: ...
 
-    def store(self, block: Tensor, index: int) -> None: ...
+    def store(self, block: Tensor, index: int) -> Copy: ...
 
-    def load(self, index: int, block: Tensor) -> None: ...
+    def load(self, block: Tensor, index: int) -> Copy: ...
 
 
 class PlainHostBlocks:
@@ -43,11 +49,11 @@ class PlainHostBlocks:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def store(self, block: Tensor, index: int) -> None:
-        self._blocks[index].copy_(block, non_blocking=True)
+    def store(self, block: Tensor, index: int) -> Copy:
+        return partial(self._blocks[index].copy_, block, non_blocking=True)
 
-    def load(self, index: int, block: Tensor) -> None:
-        block.copy_(self._blocks[index], non_blocking=True)
+    def load(self, block: Tensor, index: int) -> Copy:
+        return partial(block.copy_, self._blocks[index], non_blocking=True)
 
 
 class Fp8HostBlocks:
@@ -71,13 +77,19 @@ class Fp8HostBlocks:
     def __len__(self) -> int:
         return len(self._elements)
 
-    def store(self, block: Tensor, index: int) -> None:
+    def store(self, block: Tensor, index: int) -> Copy:
+        return partial(self._store, block, index)
+
+    def load(self, block: Tensor, index: int) -> Copy:
+        return partial(self._load, block, index)
+
+    def _store(self, block: Tensor, index: int) -> None:
         exact = block.float()
         scales = exact.abs().amax(-1, keepdim=True).div_(_FP8_MAX).clamp_(min=_SMALLEST)
         elements = exact.div_(scales).to(_FP8)
         self._elements[index].copy_(elements.view(torch.uint8), non_blocking=True)
         self._scales[index].copy_(scales, non_blocking=True)
 
-    def load(self, index: int, block: Tensor) -> None:
+    def _load(self, block: Tensor, index: int) -> None:
         elements = self._elements[index].to(block.device, non_blocking=True).view(_FP8)
         block.copy_(elements.float() * self._scales[index].to(block.device, non_blocking=True))

@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from statistics import median
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from service.core.iteration_plan import Transfer
 from service.core.iteration_result import FinishedTransfer
-from service.runner.host_blocks import HostBlocks
+from service.runner.host_blocks import Copy, HostBlocks
 from service.runner.kv_storage import KvStorage
 
 _PROBE_BLOCKS = (1, 4, 16, 64)
-_PROBE_ROUNDS = 5
-
-_WORK_BYTES = 1 << 30
-"""Device memory that is written before a copy that is timed: some tenths of a millisecond, in which all of it is
-launched."""
 
 
 class TransferTiming(NamedTuple):
-    """Transfer of `num_blocks` blocks, one way. is_first: it began as soon as the device heard of it, else behind other
-    work."""
+    """Transfer of `num_blocks` blocks, one way. is_first: as FinishedTransfer's."""
 
     to_host: bool
     num_blocks: int
@@ -81,21 +73,25 @@ class KvTransfer:
         """Begin the copies, one transfer after another, and let nothing wait for them. They wait for all that has been
         launched so far; with `after`, a `mark`, for what was launched before it."""
         after = after or self.mark()
-        blocks = [[self._device_blocks[index] for index in transfer.device_blocks] for transfer in transfers]
+        copies = [self._copies(transfer) for transfer in transfers]  # all prepared before the first begins
         if self._stream is None or after is None:
-            for number, (transfer, device_blocks) in enumerate(zip(transfers, blocks, strict=True)):
+            for number, (transfer, of_one) in enumerate(zip(transfers, copies, strict=True)):
                 started_s = time.perf_counter()
-                self._copy(transfer, device_blocks)
+                for copy in of_one:
+                    copy()
                 seconds = time.perf_counter() - started_s
                 self._in_flight.append(_UnderWay(transfer.transfer_id, number == 0, None, None, seconds))
             return
         self._stream.wait_event(after)
         with torch.cuda.stream(self._stream):
+            waits_for_launch = after.query()
             began = self._stream.record_event(_new_event())
-            for number, (transfer, device_blocks) in enumerate(zip(transfers, blocks, strict=True)):
-                self._copy(transfer, device_blocks)
+            for number, (transfer, of_one) in enumerate(zip(transfers, copies, strict=True)):
+                for copy in of_one:
+                    copy()
                 ended = self._stream.record_event(_new_event())
-                self._in_flight.append(_UnderWay(transfer.transfer_id, number == 0, began, ended))
+                is_first = number == 0 and waits_for_launch
+                self._in_flight.append(_UnderWay(transfer.transfer_id, is_first, began, ended))
                 began = ended
 
     def take_finished(self, wait: bool) -> tuple[FinishedTransfer, ...]:
@@ -115,37 +111,22 @@ class KvTransfer:
             with suppress(RuntimeError):  # the device's own fault, which its user has already
                 self._stream.synchronize()
 
-    def measure(self) -> tuple[TransferTiming, ...]:
-        """Timings of several numbers of blocks, each way, behind other work: all of a copy is launched before it
-        begins. Before serving: it overwrites blocks."""
-        most = min(self._num_blocks)
-        sizes = sorted({min(count, most) for count in _PROBE_BLOCKS} - {0})
-        return tuple(self._time(count, to_host=to_host) for count in sizes for to_host in (True, False))
+    def probes(self) -> Iterator[tuple[Transfer, ...]]:
+        """Pairs of transfers to be timed, one behind the other: of several numbers of blocks, each way. Their blocks
+        are spread over the memory, as they are after a while of serving. None without room for a pair."""
+        most = min(self._num_blocks) // 2
+        for num_blocks in sorted({min(count, most) for count in _PROBE_BLOCKS} - {0}):
+            device, host = (tuple(range(0, n, n // (2 * num_blocks))) for n in self._num_blocks)
+            for to_host in (True, False):
+                yield tuple(
+                    Transfer(-1 - first, to_host, device[first:stop], host[first:stop])
+                    for first, stop in ((0, num_blocks), (num_blocks, 2 * num_blocks))
+                )
 
-    def probe(self, num_blocks: int, *, to_host: bool) -> Transfer:
-        """A transfer of `num_blocks` blocks that are spread over the memory, as they are after a while of serving."""
-        device, host = (tuple(range(0, n, n // num_blocks))[:num_blocks] for n in self._num_blocks)
-        return Transfer(-1, to_host, device, host)
-
-    def _time(self, num_blocks: int, *, to_host: bool) -> TransferTiming:
-        transfer, seconds = self.probe(num_blocks, to_host=to_host), list[float]()
-        for _ in range(_PROBE_ROUNDS):
-            self._occupy()
-            self.start((transfer,))
-            (finished,) = self.take_finished(wait=True)
-            seconds.append(finished.seconds or 0.0)
-        return TransferTiming(to_host, num_blocks, median(seconds), is_first=False)
-
-    def _occupy(self) -> None:
-        if self._stream is not None:
-            self._device_blocks[: _WORK_BYTES // self._device_blocks[0].nbytes].zero_()
-
-    def _copy(self, transfer: Transfer, device_blocks: list[Tensor]) -> None:
-        for block, host_block in zip(device_blocks, transfer.host_blocks, strict=True):
-            if transfer.to_host:
-                self._host_blocks.store(block, host_block)
-            else:
-                self._host_blocks.load(host_block, block)
+    def _copies(self, transfer: Transfer) -> list[Copy]:
+        there = self._host_blocks.store if transfer.to_host else self._host_blocks.load
+        pairs = zip(transfer.device_blocks, transfer.host_blocks, strict=True)
+        return [there(self._device_blocks[device_block], host_block) for device_block, host_block in pairs]
 
 
 def _new_event() -> torch.cuda.Event:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from statistics import median
@@ -164,18 +164,16 @@ class ModelRunner:
         return None if self._graphs is None else self._graphs.padded_step
 
     def measure_swap(self) -> tuple[TransferTiming, ...]:
-        """Timings to the host and back, of transfers behind others and of a plan's first, which is launched behind a
-        step, as in traffic. Before serving: the blocks' contents are lost."""
-        behind_others = self._transfer.measure()
-        return (*behind_others, *(self._first_of_a_plan(timing.num_blocks, timing.to_host) for timing in behind_others))
+        """Timings to the host and back, of a plan's first transfer and of the one behind it, beside a step, as in
+        traffic: it takes some of the memory's bandwidth. Before serving: the blocks' contents are lost."""
+        return tuple(timing for transfers in self._transfer.probes() for timing in self._timings(transfers))
 
-    def _first_of_a_plan(self, num_blocks: int, to_host: bool) -> TransferTiming:
-        transfer, seconds = self._transfer.probe(num_blocks, to_host=to_host), list[float]()
-        for _ in range(_SWAP_ROUNDS):
-            seconds += [
-                finished.seconds or 0.0 for finished in self._warm_up(1, SamplingParams(max_tokens=2), transfer)
-            ]
-        return TransferTiming(to_host, num_blocks, median(seconds), is_first=True)
+    def _timings(self, transfers: Sequence[Transfer]) -> Iterator[TransferTiming]:
+        """Medians of several rounds of one plan's transfers."""
+        rounds = [self._warm_up(1, SamplingParams(max_tokens=2), *transfers) for _ in range(_SWAP_ROUNDS)]
+        for transfer, of_one in zip(transfers, zip(*rounds, strict=True), strict=True):
+            seconds = median(finished.seconds or 0.0 for finished in of_one)
+            yield TransferTiming(transfer.to_host, len(transfer.device_blocks), seconds, of_one[0].is_first)
 
     def warm_up(self) -> None:
         """Compute small iterations of every kind, so that the first request finds all kernels compiled and loaded.
@@ -196,16 +194,19 @@ class ModelRunner:
             self.launch(IterationPlan((), copies=(BlockCopy(0, 1),))).wait()
 
     def _warm_up(self, num_decodes: int, params: SamplingParams, *transfers: Transfer) -> tuple[FinishedTransfer, ...]:
-        """Run one iteration of a short prompt and `num_decodes` decodes, all in block 0, beside at most one transfer,
-        and return that once it has finished."""
+        """Run one iteration of a short prompt and `num_decodes` decodes, all in block 0, beside the transfers, and
+        return these once all have finished."""
         ids = range(-1 - num_decodes, 0)
         length = min(2, self._block_size)
         past = Past((), length)
         shares = [ScheduledSequence(i, (0,), 0, 0, (0,), params, (Sample(i, 0),), past) for i in ids[1:]]
         prompt = ScheduledSequence(ids[0], (0,) * length, 0, 0, (0,), params, (Sample(ids[0], 0),), past)
         result = self.launch(IterationPlan((prompt, *shares), transfers=transfers)).wait()
-        after = self.launch(IterationPlan((), released=tuple(ids), awaits_transfer=bool(transfers))).wait()
-        return (*result.finished_transfers, *after.finished_transfers)
+        finished = result.finished_transfers
+        finished += self.launch(IterationPlan((), released=tuple(ids))).wait().finished_transfers
+        while len(finished) < len(transfers):
+            finished += self._transfer.take_finished(wait=True)
+        return finished
 
     @torch.inference_mode()
     def capture_graphs(self, sizes: Sequence[GraphSize]) -> None:

@@ -18,10 +18,10 @@ def random_block(device: str, scale: float = 1.0) -> torch.Tensor:
 
 def there_and_back(blocks: PlainHostBlocks | Fp8HostBlocks, block: torch.Tensor) -> torch.Tensor:
     back = torch.full_like(block, float("nan"))
-    blocks.store(block, 1)
+    blocks.store(block, 1)()
     if block.is_cuda:
         torch.cuda.synchronize()
-    blocks.load(1, back)
+    blocks.load(back, 1)()
     return back
 
 
