@@ -1,4 +1,4 @@
-"""Timings at start-up from which the iteration's predictor is first fitted (AdaptiveLLM, section 3.1.1)."""
+"""Timings at start-up from which the iteration's predictor is first fitted (AdaptiveLLM, section 3.2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Carries blocks between the device and the host, beside the computation (PagedAttention 4.5; AdaptiveLLM 3.2)."""
+"""Carries blocks between the device and the host, beside the computation (PagedAttention 4.5; AdaptiveLLM 3.3)."""
 
 from __future__ import annotations
 

@@ -60,8 +60,8 @@ class InterTokenTarget:
     """As many prompt tokens as let the iteration end within the target, by the fitted predictor: a decode waits for one
     iteration between two of its tokens. The whole token budget is used when nothing decodes.
 
-    The predictor follows the machine, so the budget follows what is measured. A target too short for any prompt gives
-    the minimum.
+    The predictor follows the machine, so the budget follows what is measured: on a GPU what the device computes, since
+    the host's part passes meanwhile where iterations overlap. A target too short for any prompt gives the minimum.
     """
 
     def __init__(self, iteration_time: IterationTime, target_s: float, max_num_batched_tokens: int) -> None:

@@ -1,4 +1,4 @@
-"""How long an iteration takes, predicted from what it computes (AdaptiveLLM, section 3.1.1).
+"""How long an iteration takes, predicted from what it computes (AdaptiveLLM, section 3.2).
 
 The paper's predictor takes tokens, batch, layers and hidden size. The last two are constants of a process and end up in
 the coefficients: of an iteration, of a token (dearer past each knee, where a device goes from waiting for memory to
@@ -10,6 +10,8 @@ while running.
 An executor with CUDA graphs computes a few sizes only, each step in the next one with room for it. So tokens and
 sequences that decode are counted as it counts them, and each of its sizes has a correction of its own: how far it is
 off the law, as the tiles of matrix products make it be, and lately the device's clock.
+
+Where the device has a clock of its own, all of these are its seconds: of computing, without what the host did before.
 """
 
 from __future__ import annotations
@@ -66,6 +68,7 @@ class Workload(NamedTuple):
 
     @classmethod
     def of(cls, plan: IterationPlan) -> Workload:
+        """What the plan computes."""
         counts = plan.token_counts()
         num_tokens = sum(counts)
         num_read, pairs, longest, num_prompts = sum(map(_START, plan.scheduled)) + len(counts), 0, 0, 0
@@ -81,13 +84,16 @@ class Workload(NamedTuple):
 
     @classmethod
     def of_chunk(cls, start: int, num_tokens: int, num_decodes: int = 0, num_read: int = 0) -> Workload:
-        """Tokens start, start + 1, ... of one sequence, beside so many decodes."""
+        """Tokens start, start + 1, ... of one sequence, beside so many decodes that read `num_read` tokens together."""
         pairs = num_attended_pairs(start, num_tokens)
         return cls(num_decodes + num_tokens, pairs, num_read, start + num_tokens, num_decodes, 1)
 
 
 class IterationTime:
-    """Engine thread only. padded_step: None for an executor that pads nothing."""
+    """Predicts the seconds of an iteration from those that it was told of. Engine thread only.
+
+    padded_step: None for an executor that pads nothing.
+    """
 
     def __init__(self, padded_step: PaddedStep | None = None) -> None:
         self._padded_step = padded_step
@@ -112,12 +118,13 @@ class IterationTime:
         return sorted(size for size in padded if size <= most)
 
     def calibrate(self, workload: Workload, seconds: float) -> None:
-        """A timing taken on purpose; `fit` once all are in."""
+        """Take in a timing made on purpose; nothing follows from it before the next `fit`."""
         self._calibration.add(_features(workload, self._size(workload)), seconds)
         self._timings.append((workload, seconds))
 
     def observe(self, workload: Workload, seconds: float, *, is_decode: bool) -> None:
-        """An iteration of the traffic took so long. Refreshes the coefficients now and then."""
+        """Learn from an iteration of the traffic: at once what its size takes, and every REFIT_EVERY iterations the
+        coefficients anew."""
         size = self._size(workload)
         features = _features(workload, size)
         (self._decodes if is_decode else self._prefills).add(features, seconds)
@@ -145,7 +152,7 @@ class IterationTime:
             self._correct_by(timings)
 
     def seconds(self, workload: Workload) -> float:
-        """Predicted; only once `is_known`."""
+        """What the iteration is predicted to take; only once `is_known`."""
         size = self._size(workload)
         by_law = self._by_law(_features(workload, size))
         correction = self._corrections.get(size)

@@ -1,4 +1,4 @@
-"""Whom to pause and how it comes back: from host memory, or computed again (AdaptiveLLM, section 3.1, Algorithm 1)."""
+"""Whom to pause and how it comes back: from host memory, or computed again (AdaptiveLLM, section 3.4, Algorithm 1)."""
 
 from __future__ import annotations
 

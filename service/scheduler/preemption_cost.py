@@ -1,4 +1,4 @@
-"""What a preemption costs, predicted both ways (AdaptiveLLM, section 3.1): computing again, or moving out and in."""
+"""What a preemption costs, predicted both ways (AdaptiveLLM 3.2, 3.3): computing again, or moving out and in."""
 
 from __future__ import annotations
 

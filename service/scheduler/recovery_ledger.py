@@ -18,7 +18,7 @@ from service.scheduler.preemption_cost import PreemptionCost, RecoveryCosts
 
 
 class RecoveryLedger:
-    """Engine thread only."""
+    """Keeps what was predicted until it is measured. Engine thread only."""
 
     def __init__(self, cost: PreemptionCost) -> None:
         self._cost = cost
@@ -29,6 +29,7 @@ class RecoveryLedger:
         self._last_was_awaited = True
 
     def predict(self, num_tokens: int, num_kept: int, num_blocks: int) -> RecoveryCosts:
+        """`PreemptionCost.predict`."""
         return self._cost.predict(num_tokens, num_kept, num_blocks)
 
     def iteration_s(self, plan: IterationPlan) -> float | None:
@@ -45,6 +46,8 @@ class RecoveryLedger:
         costs: RecoveryCosts,
         now_s: float,
     ) -> None:
+        """The group was preempted now, with so many computed tokens in so many blocks, and will return by `recovery`.
+        Begins an entry of `group.preemptions`. costs: as predicted before the choice."""
         if recovery is Recovery.SWAP:
             group.preemptions.append(PreemptionStats("swap", num_tokens, num_blocks, now_s, costs.swap_s))
             return
@@ -52,10 +55,11 @@ class RecoveryLedger:
         self._recomputing.update((sequence.sequence_id, (group, sequence)) for sequence in group.live)
 
     def moves(self, group: SequenceGroup, transfer: Transfer) -> None:
-        """The transfer carries the group's blocks, out or in."""
+        """The transfer, which is about to be launched, carries the group's blocks, out or in."""
         self._transfers[transfer.transfer_id] = (group, transfer)
 
     def moved(self, finished: FinishedTransfer) -> None:
+        """The transfer has finished: its seconds teach the predictor and count to the group's preemption."""
         group, transfer = self._transfers.pop(finished.transfer_id)
         if finished.seconds is None:
             return
@@ -69,7 +73,7 @@ class RecoveryLedger:
         _add_actual(group, "swap", finished.seconds)
 
     def lost_transfers(self) -> None:
-        """The executor failed: nobody will hear of transfers under way again."""
+        """The executor failed: no transfer that is under way will be told of as finished."""
         self._transfers.clear()
 
     def executed(

@@ -1,4 +1,4 @@
-"""How long blocks take to the host and back, predicted (AdaptiveLLM, section 3.1.2).
+"""How long blocks take to the host and back, predicted (AdaptiveLLM, section 3.3).
 
 The paper divides bytes by a bandwidth. Blocks of one process are equally large, so that is a time for each block; the
 time to begin comes on top, and more of it for the first transfer of a plan: the others are launched while it runs. All
@@ -29,8 +29,8 @@ class SwapTime:
         return all(copies.is_known for copies in self._copies.values())
 
     def observe(self, to_host: bool, num_blocks: int, seconds: float, is_first: bool) -> None:
-        """A transfer, timed at start-up or of the traffic, took so long. The first few count at once, later ones when
-        the coefficients are refreshed."""
+        """Learn from a transfer, timed at start-up or of the traffic. The first few count at once, later ones when the
+        coefficients are fitted anew, every REFIT_EVERY of a way."""
         self._copies[to_host].observe(num_blocks, is_first, seconds)
 
     def one_way_s(self, *, to_host: bool, num_blocks: int, is_first: bool) -> float | None:
@@ -43,7 +43,7 @@ class SwapTime:
 
 
 class _OneWay:
-    """Seconds to begin, more of them for the first transfer of a plan, and seconds a block."""
+    """One direction: seconds to begin, more of them for the first transfer of a plan, and seconds a block."""
 
     def __init__(self) -> None:
         self._moments = Moments(3, KEEP)
