@@ -74,12 +74,15 @@ def float_bits(value: float) -> int:
 
 
 def _compile(body: Callable[[int], None]) -> Any:
-    """The machine code is kept on disk, in `__pycache__` beside the body's file or in the user's cache folder."""
+    """The machine code is kept on disk, in `__pycache__` beside the body's file or in the user's cache folder.
+
+    Where it cannot be kept, or what lies there cannot be read, it is compiled for this process alone.
+    """
     options: dict[str, Any] = {"fastmath": set(WITHOUT_ORDER), "error_model": "numpy", "boundscheck": False}
     try:
         _forget_older_than_common_parts(body)
         return cfunc("void(int64)", cache=True, **options)(body)
-    except RuntimeError:  # no folder that can be written to
+    except Exception:  # a folder or a file: numba raises whatever it meets; what is wrong with the body comes again
         return cfunc("void(int64)", **options)(body)
 
 

@@ -73,3 +73,20 @@ def test_what_was_compiled_before_the_common_parts_changed_is_compiled_anew(tmp_
     os.utime(kept, (1e9, 1e9))
     Loop(body)
     assert kept.stat().st_mtime > 1e9
+
+
+def test_what_is_kept_may_be_damaged_or_gone(tmp_path, monkeypatch):
+    """As after a full disk, or where another process that starts has removed it."""
+    from kernels.loops.team import Loop
+
+    file = tmp_path / "body_of_damaged_test.py"
+    file.write_text("def body(arguments):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    body = importlib.import_module("body_of_damaged_test").body
+    Loop(body)
+    (kept,) = tmp_path.rglob("body_of_damaged_test.*.nbi")
+    kept.write_bytes(kept.read_bytes()[:20])
+    Loop(body)
+    kept.unlink()
+    kept.symlink_to(tmp_path / "nowhere")
+    Loop(body)
