@@ -55,6 +55,7 @@ class CpuLoops:
     paged_attention_prefill: Callable[..., None]
     takes_head_dim: Callable[[int], bool]
     few_rows_linear: Callable[[Tensor], FewRowsLinear | None]
+    greedy_tokens: Callable[[Tensor], Tensor]
     new_recorder: Callable[[], Recorder]
 
 
@@ -79,6 +80,7 @@ def cpu_loops() -> CpuLoops | None:
         return None
     from kernels.loops import (
         few_rows_linear,
+        greedy_tokens,
         paged_attention_decode,
         paged_attention_prefill,
         recording,
@@ -96,6 +98,7 @@ def cpu_loops() -> CpuLoops | None:
         paged_attention_prefill=paged_attention_prefill.paged_attention_prefill,
         takes_head_dim=paged_attention_decode.takes_head_dim,
         few_rows_linear=few_rows_linear.few_rows_linear,
+        greedy_tokens=greedy_tokens.greedy_tokens,
         new_recorder=recording.Recorder,
     )
 

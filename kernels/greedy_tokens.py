@@ -18,6 +18,7 @@ from typing import no_type_check
 import torch
 from torch import Tensor
 
+from kernels.cpu_loops import loops_for
 from kernels.group_max import GROUP, group_max_triton
 from kernels.optional_triton import tl, triton
 
@@ -78,4 +79,7 @@ def greedy_tokens_triton(logits: Tensor) -> Tensor:
 
 def greedy_tokens(logits: Tensor) -> Tensor:
     assert logits.stride(-1) == 1 and logits.shape[-1] < 2**31
-    return greedy_tokens_triton(logits) if logits.is_cuda else greedy_tokens_reference(logits)
+    if logits.is_cuda:
+        return greedy_tokens_triton(logits)
+    loops = loops_for(logits)
+    return greedy_tokens_reference(logits) if loops is None else loops.greedy_tokens(logits)

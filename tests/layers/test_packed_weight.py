@@ -51,7 +51,9 @@ def test_nothing_to_choose_between():
 
 def test_a_real_choice_is_made():
     weights = [packed_and_its_weight(256, 128, torch.bfloat16, in_two_forms=True)[0] for _ in range(3)]
+    before = torch.get_num_threads()
     assert choose_few_rows_way(weights) in (False, True)
+    assert torch.get_num_threads() == before
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
