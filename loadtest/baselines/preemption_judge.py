@@ -28,7 +28,7 @@ def fitted_cost(pool: KvPool) -> PreemptionCost:
     """As the service makes it at start-up; inside `pool.clock.working()`. The pool's blocks are overwritten."""
     cost = unfitted_cost(pool)
     for timing in pool.swap_timings:
-        cost.swap_time.observe(*timing)
+        cost.swap_time.calibrate(*timing)
     calibrate(
         pool.executor,
         cost.iteration_time,

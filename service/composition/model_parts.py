@@ -100,7 +100,7 @@ def _make_cost(
     if settings.preemption == "adaptive" or settings.inter_token_target_ms is not None:
         started_s = time.monotonic()
         for timing in loaded.runner.measure_swap():
-            swap_time.observe(*timing)
+            swap_time.calibrate(*timing)
         calibrate(
             loaded.runner,
             iteration_time,

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from service.scheduler.least_squares import Moments, fit_nonnegative
 
-KEEP = 1 - 1 / 128
-REFIT_EVERY = 8
+KEEP = 1 - 1 / 32
+REFIT_EVERY = 4
+CALIBRATION_WEIGHT = 0.1
+"""Timings of the start-up are never forgotten: they know numbers of blocks that traffic may not have."""
 
 
 class SwapTime:
@@ -28,9 +30,13 @@ class SwapTime:
         """Whether both ways have been observed, so that `seconds` can tell."""
         return all(copies.is_known for copies in self._copies.values())
 
+    def calibrate(self, to_host: bool, num_blocks: int, seconds: float, is_first: bool) -> None:
+        """Learn from a transfer that was timed on purpose."""
+        self._copies[to_host].calibrate(num_blocks, is_first, seconds)
+
     def observe(self, to_host: bool, num_blocks: int, seconds: float, is_first: bool) -> None:
-        """Learn from a transfer, timed at start-up or of the traffic. The first few count at once, later ones when the
-        coefficients are fitted anew, every REFIT_EVERY of a way."""
+        """Learn from a transfer of the traffic. The first few count at once, later ones when the coefficients are
+        fitted anew, every REFIT_EVERY of a way."""
         self._copies[to_host].observe(num_blocks, is_first, seconds)
 
     def one_way_s(self, *, to_host: bool, num_blocks: int, is_first: bool) -> float | None:
@@ -46,18 +52,26 @@ class _OneWay:
     """One direction: seconds to begin, more of them for the first transfer of a plan, and seconds a block."""
 
     def __init__(self) -> None:
-        self._moments = Moments(3, KEEP)
+        self._calibration = Moments(3)
+        self._traffic = Moments(3, KEEP)
         self._coefficients: list[float] | None = None
 
     @property
     def is_known(self) -> bool:
         return self._coefficients is not None
 
+    def calibrate(self, num_blocks: int, is_first: bool, seconds: float) -> None:
+        self._calibration.add((1.0, float(is_first), float(num_blocks)), max(seconds, 1e-9))
+        self._fit()
+
     def observe(self, num_blocks: int, is_first: bool, seconds: float) -> None:
-        self._moments.add((1.0, float(is_first), float(num_blocks)), max(seconds, 1e-9))
-        num_observed = self._moments.num_observed
-        if num_observed < REFIT_EVERY or num_observed % REFIT_EVERY == 0:  # start-up takes few timings: each counts
-            self._coefficients = fit_nonnegative([(self._moments, 1.0)])
+        self._traffic.add((1.0, float(is_first), float(num_blocks)), max(seconds, 1e-9))
+        num_observed = self._traffic.num_observed
+        if num_observed < REFIT_EVERY or num_observed % REFIT_EVERY == 0:
+            self._fit()
+
+    def _fit(self) -> None:
+        self._coefficients = fit_nonnegative([(self._calibration, CALIBRATION_WEIGHT), (self._traffic, 1.0)])
 
     def seconds(self, num_blocks: int, is_first: bool) -> float | None:
         if self._coefficients is None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from service.scheduler.swap_time import SwapTime
@@ -38,8 +40,18 @@ def test_the_few_timings_of_the_start_all_count():
     swap_time = SwapTime()
     for num_blocks in (1, 64):
         for to_host in (True, False):
-            swap_time.observe(to_host, num_blocks, 1e-5 + 2e-4 * num_blocks, True)
+            swap_time.calibrate(to_host, num_blocks, 1e-5 + 2e-4 * num_blocks, True)
     assert swap_time.seconds(30) == pytest.approx(2 * (1e-5 + 6e-3), rel=1e-3)
+
+
+def test_numbers_of_blocks_that_traffic_does_not_have_stay_known():
+    swap_time, chance = SwapTime(), random.Random(0)
+    for num_blocks in (1, 4, 16, 64):
+        swap_time.calibrate(True, num_blocks, 1e-5 + 4e-5 * num_blocks, False)
+    for _ in range(500):
+        num_blocks = chance.randint(1, 3)
+        observe(swap_time, True, num_blocks, (1e-5 + 4e-5 * num_blocks) * (1 + chance.uniform(-0.1, 0.1)))
+        assert out_s(swap_time, 100) == pytest.approx(4.01e-3, rel=0.1)
 
 
 def test_it_is_known_once_both_ways_are():
