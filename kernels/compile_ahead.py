@@ -41,7 +41,10 @@ def compile_ahead(launch: Callable[[], object]) -> int:
     noted: Noted = {}
     with _noting(noted), _ZeroedMemory():
         launch()
-    num_threads = min(_MAX_THREADS, os.cpu_count() or 1, max(1, len(noted)))
+    if not noted:
+        return 0
+    _hash_triton()
+    num_threads = min(_MAX_THREADS, os.cpu_count() or 1, len(noted))
     with ThreadPoolExecutor(num_threads, thread_name_prefix="compile") as pool:
         return sum(pool.map(_compile, noted.values()))
 
@@ -66,6 +69,14 @@ def _noting(noted: Noted) -> Iterator[None]:
         yield
     finally:
         runtime.jit_cache_hook = before
+
+
+def _hash_triton() -> None:
+    """Triton's hash of itself, half a gigabyte, is a part of every kernel's key in its cache. It is kept, but not
+    before one thread is done with it: all of them at once would each read the files."""
+    hash_of_itself = getattr(triton.runtime.cache, "triton_key", None)  # Triton's own matter, which may move
+    if hash_of_itself is not None:
+        hash_of_itself()
 
 
 def _compile(noted: tuple[Any, str]) -> bool:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kernels.skinny_linear import new_arrivals
 from service.layers.attention import AttentionInputs, LayerCache
@@ -65,9 +65,14 @@ class CausalLM(Layer, ABC):
         return ""
 
     def materialize(self, dtype: torch.dtype, device: torch.device) -> None:
-        """Give the parameters memory; their values are undefined."""
-        self.to(dtype)
-        self.to_empty(device=device)
+        """Give the parameters memory; their values are undefined.
+
+        Not by `to_empty`: to ask whether a tensor is a fake one, torch imports sympy for it, 1.7 s of a start.
+        """
+        for module in self.modules():
+            for name, shape_of in module.named_parameters(recurse=False):
+                values = torch.empty(shape_of.shape, dtype=dtype, device=device)
+                module.register_parameter(name, nn.Parameter(values, requires_grad=shape_of.requires_grad))
 
     def prepare(self, num_positions: int, device: torch.device, in_two_forms: bool = True) -> None:
         """Make ready for inference at positions below `num_positions`; no weight can be written afterwards.

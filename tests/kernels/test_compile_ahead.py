@@ -51,6 +51,14 @@ def test_each_kernel_is_compiled_once_and_side_by_side(monkeypatch):
     assert sorted(first.compiled) == sorted(second.compiled) == ["data of a", "data of b"]
 
 
+def test_what_all_compilations_need_is_computed_once_before_them(monkeypatch):
+    function, compiled_before = Function(), []
+    monkeypatch.setattr(triton.runtime.cache, "triton_key", lambda: compiled_before.append(len(function.compiled)))
+    assert compile_ahead(lambda: None) == 0
+    assert compile_ahead(lambda: [function.launch(key) for key in ("a", "b")]) == 2
+    assert compiled_before == [0]
+
+
 def test_what_a_launch_that_is_left_out_would_have_written_is_zero():
     """Else a compiled kernel that reads it as ids looks outside its tensors."""
     made = []

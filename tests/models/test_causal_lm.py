@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -28,3 +32,17 @@ def test_life_of_a_model(name, tied):
     model.prepare(32, torch.device("cpu"))
     packed = [m for m in model.modules() if isinstance(m, Linear) and m._packed is not None]
     assert len(packed) == (8 if can_pack(torch.bfloat16) else 0)
+
+
+def test_giving_the_parameters_memory_does_not_import_a_computer_algebra_system():
+    """As torch's own `to_empty` does."""
+    code = """
+import json, sys, torch
+from service.models.model_config import parse_model_config
+from service.models.registry import build_model
+model = build_model(parse_model_config(json.loads(sys.argv[1])))
+model.materialize(torch.bfloat16, torch.device("cpu"))
+sys.exit("sympy" in sys.modules)
+"""
+    fields = json.dumps(LEAST_FIELDS["LlamaForCausalLM"])
+    assert subprocess.run([sys.executable, "-c", code, fields], check=False).returncode == 0
