@@ -7,9 +7,10 @@ plane apart from data plane).
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 from service.core.grammar import TokenMasks
 from service.core.sampling_params import SamplingParams
@@ -65,7 +66,59 @@ class ScheduledSequence(NamedTuple):
     targets: tuple[int, ...] = ()
 
 
-_SEQUENCE_ID, _TOKEN_IDS = itemgetter(0), itemgetter(1)
+_SEQUENCE_ID, _TOKEN_IDS, _START = itemgetter(0), itemgetter(1), itemgetter(2)
+
+
+class SharesGoingOn(Sequence[ScheduledSequence]):
+    """The shares of a plan that goes on from the last one that had any: they are the same, in the same order, one token
+    further. Each sequence computes the one that it drew there, and the executor may go on from what it has made of that
+    plan. So few of them are ever looked at, and each is made when it is.
+
+    starts: `num_computed_tokens` of each. first: shares of the same sequences in an earlier plan. grown: place of a
+    share -> its table_start and block_ids; the tables of the others are unchanged.
+    """
+
+    __slots__ = ("_first", "grown", "starts")
+
+    def __init__(
+        self,
+        first: Sequence[ScheduledSequence],
+        starts: Sequence[int],
+        grown: Mapping[int, tuple[int, tuple[int, ...]]],
+    ) -> None:
+        self._first = first
+        self.grown = grown
+        self.starts = starts
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @overload
+    def __getitem__(self, index: int) -> ScheduledSequence: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[ScheduledSequence, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> ScheduledSequence | tuple[ScheduledSequence, ...]:
+        if isinstance(index, slice):
+            return tuple(map(self._share, range(len(self))[index]))
+        return self._share(range(len(self))[index])
+
+    def __iter__(self) -> Iterator[ScheduledSequence]:
+        return map(self._share, range(len(self)))
+
+    def _share(self, place: int) -> ScheduledSequence:
+        first = self._first[place]
+        table_start, block_ids = self.grown.get(place, (first.table_start, ()))
+        return ScheduledSequence(
+            first.sequence_id,
+            (PENDING_TOKEN_ID,),
+            self.starts[place],
+            table_start,
+            block_ids,
+            first.sampling,
+            first.samples,
+        )
 
 
 class BlockCopy(NamedTuple):
@@ -100,7 +153,7 @@ class IterationPlan:
     masks: which ids the draws may give, where grammars restrict them; to be waited for as late as possible.
     """
 
-    scheduled: tuple[ScheduledSequence, ...]
+    scheduled: Sequence[ScheduledSequence]
     copies: tuple[BlockCopy, ...] = ()
     released: tuple[int, ...] = ()
     transfers: tuple[Transfer, ...] = ()
@@ -108,11 +161,17 @@ class IterationPlan:
     masks: TokenMasks | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.scheduled, SharesGoingOn):
+            self._check_scheduled()
+        if self.copies or self.transfers:
+            self._check_blocks()
+
+    def _check_scheduled(self) -> None:
         ids = set(map(_SEQUENCE_ID, self.scheduled))
         assert len(ids) == len(self.scheduled), "a sequence is scheduled once an iteration"
         assert all(map(_TOKEN_IDS, self.scheduled)), "a scheduled sequence computes at least one token"
-        if not (self.copies or self.transfers):
-            return
+
+    def _check_blocks(self) -> None:
         destinations = {c.destination for c in self.copies}
         assert len(destinations) == len(self.copies), "a block is the destination of one copy"
         assert destinations.isdisjoint(c.source for c in self.copies), "copies do not chain"
@@ -126,7 +185,13 @@ class IterationPlan:
 
     def token_counts(self) -> list[int]:
         """How many tokens each of `scheduled` computes."""
+        if isinstance(self.scheduled, SharesGoingOn):
+            return [1] * len(self.scheduled)
         return list(map(len, map(_TOKEN_IDS, self.scheduled)))
+
+    def starts(self) -> Sequence[int]:
+        """`num_computed_tokens` of each of `scheduled`."""
+        return self.scheduled.starts if isinstance(self.scheduled, SharesGoingOn) else [*map(_START, self.scheduled)]
 
     @property
     def num_scheduled_tokens(self) -> int:

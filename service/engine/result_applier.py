@@ -6,6 +6,7 @@ Tokens are appended, choices fork, beams go on, stop conditions are looked at. E
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from itertools import repeat
 
 from service.core.clock import Clock
@@ -51,7 +52,7 @@ class ResultApplier:
         end = len(whose.in_lockstep)
         if end:
             decodes = whose.in_lockstep
-            tokens.generated += self._apply_lockstep(decodes, plan.scheduled, result.token_ids, result.logprobs)
+            tokens.generated += self._apply_lockstep(decodes, plan.starts(), result.token_ids, result.logprobs)
         for item, group in zip(plan.scheduled[end:], whose.apart, strict=True):
             first, end = end, end + len(item.samples)
             member = self._scheduler.pool.member(item.sequence_id)
@@ -74,7 +75,7 @@ class ResultApplier:
     def _apply_lockstep(
         self,
         decodes: tuple[LockstepDecode, ...],
-        scheduled: tuple[ScheduledSequence, ...],
+        starts: Iterable[int],
         token_ids: tuple[int, ...],
         logprobs: tuple[TokenLogprobs | None, ...],
     ) -> int:
@@ -85,11 +86,9 @@ class ResultApplier:
         now_s, tell = self._result_s, self._requests.events.append
         dropped: list[LockstepDecode] = []
         # More ids may follow than there are decodes in lockstep.
-        for decode, item, token_id, scores in zip(
-            decodes, scheduled, token_ids, logprobs or repeat(None), strict=False
-        ):
+        for decode, start, token_id, scores in zip(decodes, starts, token_ids, logprobs or repeat(None), strict=False):
             try:
-                position = item[2] + 1
+                position = start + 1
                 if position >= decode.looked_at_from or token_id in decode.watched_ids or scores is not None:
                     if not self._apply_looked_at(decode, position, token_id, scores):
                         dropped.append(decode)
@@ -101,7 +100,7 @@ class ResultApplier:
                 tell((decode.request_id, token_id))
             except Exception:  # likewise
                 self._requests.fail_inside(decode.group)
-        decoded = [decode for decode in decodes if decode not in dropped] if dropped else decodes
+        decoded = tuple([decode for decode in decodes if decode not in dropped]) if dropped else decodes
         self._scheduler.note_decoded(decoded)
         self._gaps.note_lockstep(len(decoded), self._last_result_s, now_s)
         return len(decoded)
@@ -198,7 +197,12 @@ class ResultApplier:
         self._requests.end_group(group, Outcome.FINISHED)
 
     def _append_token(
-        self, group: SequenceGroup, sequence: Sequence, position: int, token_id: int, logprobs: TokenLogprobs | None
+        self,
+        group: SequenceGroup,
+        sequence: Sequence,
+        position: int,
+        token_id: int,
+        logprobs: TokenLogprobs | None,
     ) -> None:
         matcher = sequence.matcher
         if matcher is not None and not matcher.accept(token_id):

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from kernels.replay_timing import replay_seconds
-from service.core.iteration_plan import ScheduledSequence
 from service.runner.decode_inputs import DecodeInputs
-from service.runner.decode_rows import DecodeRows, is_decode
+from service.runner.decode_rows import DecodeRows
 from service.runner.device_block_table import DeviceBlockTable
 from service.runner.graph_sizes import GraphSize, narrowest, outrun
 from service.runner.mixed_inputs import MixedInputs
@@ -78,16 +77,12 @@ class StepGraphs:
             self._decodes, self._mixed = _worth_keeping(self._decodes), _worth_keeping(self._mixed)
             self._decode_sizes, self._mixed_sizes = sorted(self._decodes), sorted(self._mixed)
 
-    def can_replay(self, scheduled: Sequence[ScheduledSequence]) -> bool:
-        """Whether a graph is large enough, and every sequence computes one token and draws one id."""
-        return (
-            self.padded_step(len(scheduled), len(scheduled), 0) is not None
-            and self._table.is_complete
-            and is_decode(scheduled)
-        )
+    def has_room_for(self, num_decodes: int) -> bool:
+        """Whether so many sequences that compute one token each, and draw one id, can be replayed."""
+        return self.padded_step(num_decodes, num_decodes, 0) is not None and self._table.is_complete
 
     def replay(self, decodes: DecodeRows) -> StepOutputs:
-        """Replay the decodes of sequences that `can_replay`; the outputs are in their order."""
+        """Replay decodes that it `has_room_for`; the outputs are in their order."""
         num_seqs = len(decodes.rows)
         size = self.padded_step(num_seqs, num_seqs, 0)
         assert size is not None

@@ -8,8 +8,8 @@ from kernels.paged_attention_decode import decode_batch
 from kernels.reshape_and_cache import cache_slots
 from service.layers.attention import AttentionInputs
 from service.runner.decode_rows import DecodeRows, empty_rows, pad_into
-from service.runner.device_block_table import NO_CHANGES, empty_changes, pad_changes_into
-from service.runner.sequence_rows import TableChanges
+from service.runner.device_block_table import pad_changes_into
+from service.runner.sequence_rows import NO_CHANGES, TableChanges, empty_changes
 from service.runner.staging import Array, FixedTensors
 from service.runner.step_inputs import StepInputs
 from service.sampling.sampler import SamplingBatch
@@ -29,6 +29,9 @@ class DecodeInputs:
         self.most_changes = num_rows
         self.table_places, self.table_values = fixed["places"], fixed["values"]
         self._fixed = fixed
+        self._rows = DecodeRows(*map(fixed.host.__getitem__, DecodeRows._fields))
+        self._changes = TableChanges(fixed.host["places"], fixed.host["values"])
+        self._filled: DecodeRows | None = None
         self.step = StepInputs(
             token_ids=fixed["token_ids"],
             positions=fixed["positions"],
@@ -42,9 +45,7 @@ class DecodeInputs:
 
     def fill(self, values: DecodeRows, changes: TableChanges = NO_CHANGES) -> None:
         """Set the inputs to at most `num_rows` rows; the rest becomes padding."""
-
-        def write(arrays: dict[str, Array]) -> None:
-            pad_into(DecodeRows(*map(arrays.__getitem__, DecodeRows._fields)), values)
-            pad_changes_into(TableChanges(arrays["places"], arrays["values"]), changes)
-
-        self._fixed.fill(write)
+        pad_into(self._rows, values, self._filled)
+        pad_changes_into(self._changes, changes)
+        self._filled = values
+        self._fixed.send()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from service.core.iteration_plan import ScheduledSequence
+from service.core.iteration_plan import PENDING_TOKEN_ID, ScheduledSequence, SharesGoingOn
 from service.runner.sequence_rows import Float32Array, Int32Array, Int64Array, SequenceRows
 
 
@@ -63,13 +63,32 @@ def decode_rows(scheduled: Sequence[ScheduledSequence], rows: SequenceRows, bloc
     )
 
 
-def pad_into(padded: DecodeRows, values: DecodeRows) -> None:
-    """Write the values to the first rows and PADDING to the others."""
+def rows_going_on(before: DecodeRows, shares: SharesGoingOn, rows: SequenceRows, block_size: int) -> DecodeRows:
+    """The rows of a plan that goes on from one whose rows are `before`. What no token changes is the same array."""
+    for place in shares.grown:
+        rows.update(shares[place])
+    positions = before.positions + 1
+    blocks = rows.block_table[before.rows, positions // block_size].astype(np.int64)
+    return before._replace(
+        token_ids=np.full_like(before.token_ids, PENDING_TOKEN_ID),
+        positions=positions,
+        slots=blocks * block_size + positions % block_size,
+        context_lens=before.context_lens + 1,
+        sample_positions=before.sample_positions + 1,
+    )
+
+
+def pad_into(padded: DecodeRows, values: DecodeRows, before: DecodeRows | None = None) -> None:
+    """Write the values to the first rows and PADDING to the others. before: what `padded` holds already; of its arrays
+    those are not written that are the values' own."""
     num_seqs = len(values.rows)
-    rows: Iterable[tuple[npt.NDArray[Any], npt.NDArray[Any], Any]] = zip(padded, values, PADDING, strict=True)
-    for target, value, filler in rows:
-        target[:num_seqs] = value
-        target[num_seqs:] = filler
+    before = before or empty_rows(0)
+    rows: Iterable[tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], Any]]
+    rows = zip(padded, values, before, PADDING, strict=True)
+    for target, value, held, filler in rows:
+        if value is not held:
+            target[:num_seqs] = value
+            target[num_seqs:] = filler
 
 
 def empty_rows(num_rows: int) -> DecodeRows:

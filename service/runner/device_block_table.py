@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from service.runner.sequence_rows import SequenceRows, TableChanges
+from service.runner.sequence_rows import NO_CHANGES, SequenceRows, TableChanges
 from service.runner.staging import to_device
-
-
-def empty_changes(num: int) -> TableChanges:
-    """Uninitialized room for `num` changes."""
-    return TableChanges(np.empty(num, np.int64), np.empty(num, np.int32))
-
-
-NO_CHANGES = empty_changes(0)
 
 
 class DeviceBlockTable:

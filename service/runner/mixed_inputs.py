@@ -11,10 +11,10 @@ from kernels.paged_attention_decode import decode_batch
 from kernels.paged_attention_prefill import prefill_batch
 from kernels.reshape_and_cache import cache_slots
 from service.layers.attention import AttentionInputs
-from service.runner.device_block_table import NO_CHANGES, empty_changes, pad_changes_into
+from service.runner.device_block_table import pad_changes_into
 from service.runner.graph_sizes import GraphSize
 from service.runner.selective_batching import FlatBatch
-from service.runner.sequence_rows import TableChanges
+from service.runner.sequence_rows import NO_CHANGES, TableChanges, empty_changes
 from service.runner.staging import Array, FixedTensors
 from service.runner.step_inputs import StepInputs
 from service.sampling.sampler import SamplingBatch
@@ -72,23 +72,22 @@ class MixedInputs:
             draw_rows=fixed["draw_rows"],
             sampling=SamplingBatch.of(fixed, is_greedy=False),
         )
-        self._fixed.fill(self._write_padding)
+        self._write_padding()
+        self._fixed.send()
 
     def fill(self, batch: FlatBatch, changes: TableChanges = NO_CHANGES) -> None:
         """A batch that there is room for (`GraphSize.takes`)."""
+        self._write(batch)
+        pad_changes_into(TableChanges(self._fixed.host["places"], self._fixed.host["values"]), changes)
+        self._fixed.send()
 
-        def write(arrays: dict[str, Array]) -> None:
-            self._write(arrays, batch)
-            pad_changes_into(TableChanges(arrays["places"], arrays["values"]), changes)
-
-        self._fixed.fill(write)
-
-    def _write_padding(self, arrays: dict[str, Array]) -> None:
-        for name, array in arrays.items():
+    def _write_padding(self) -> None:
+        for name, array in self._fixed.host.items():
             array.fill(_PADDING.get(name, 0))
 
-    def _write(self, arrays: dict[str, Array], batch: FlatBatch) -> None:
-        self._write_padding(arrays)
+    def _write(self, batch: FlatBatch) -> None:
+        self._write_padding()
+        arrays = self._fixed.host
         for name in ("token_ids", "positions", "slot_mapping"):
             arrays[name][: len(batch.token_ids)] = getattr(batch, name)
         num_draws = len(batch.seeds)

@@ -13,14 +13,22 @@ from torch import Tensor
 
 from kernels.cpu_loops import loops_for
 from service.core.grammar import TokenMasks
-from service.core.iteration_plan import BlockCopy, IterationPlan, Past, Sample, ScheduledSequence, Transfer
+from service.core.iteration_plan import (
+    BlockCopy,
+    IterationPlan,
+    Past,
+    Sample,
+    ScheduledSequence,
+    SharesGoingOn,
+    Transfer,
+)
 from service.core.iteration_result import FinishedTransfer, IterationResult
 from service.core.sampling_params import SamplingParams
 from service.layers.attention import AttentionInputs
 from service.models.causal_lm import CausalLM
 from service.runner.attention_inputs import attention_inputs
 from service.runner.cuda_graphs import StepGraphs, StepOutputs, inputs_of
-from service.runner.decode_rows import decode_rows
+from service.runner.decode_rows import DecodeRows, decode_rows, is_decode, rows_going_on
 from service.runner.device_block_table import DeviceBlockTable
 from service.runner.drawn_ids import DrawnIds
 from service.runner.draws import LogitsOf, draw_all
@@ -129,6 +137,7 @@ class ModelRunner:
         self._graphs: StepGraphs | None = None
         self._recorded: RecordedSteps | None = None
         self._timer = StepTimer(device)
+        self._last_decodes: DecodeRows | None = None  # of the last plan, if it drew by a graph and by nothing else
 
     @torch.inference_mode()
     def launch(self, plan: IterationPlan) -> LaunchedIteration:
@@ -142,7 +151,7 @@ class ModelRunner:
         try:
             if plan.copies:
                 self._storage.copy(plan.copies)
-            outputs = self._compute(plan.scheduled, plan.masks) if plan.scheduled else Outputs()
+            outputs = self._compute(plan) if plan.scheduled else Outputs()
             if plan.transfers:
                 self._transfer.start(plan.transfers, before)
         except BaseException:
@@ -228,12 +237,17 @@ class ModelRunner:
         table = DeviceBlockTable(self._rows, self._device)
         self._step(inputs_of(size, table.tensor, self._block_size).step)
 
-    def _compute(self, scheduled: Sequence[ScheduledSequence], masks: TokenMasks | None) -> Outputs:
-        graphs, decodes = self._graphs, None
-        if graphs is not None and graphs.can_replay(scheduled):
-            decodes = decode_rows(scheduled, self._rows, self._block_size)
-            if masks is None and not self._rows.asks_more[decodes.rows].any():
-                return Outputs(IdsOnTheirWay(graphs.replay(decodes).token_ids, len(scheduled)))
+    def _compute(self, plan: IterationPlan) -> Outputs:
+        scheduled, masks, graphs, decodes = plan.scheduled, plan.masks, self._graphs, None
+        before, self._last_decodes = self._last_decodes, None
+        if graphs is not None and graphs.has_room_for(len(scheduled)):
+            if isinstance(scheduled, SharesGoingOn) and before is not None and masks is None:
+                decodes = rows_going_on(before, scheduled, self._rows, self._block_size)
+                return self._replayed(graphs, decodes)
+            if is_decode(scheduled):
+                decodes = decode_rows(scheduled, self._rows, self._block_size)
+                if masks is None and not self._rows.asks_more[decodes.rows].any():
+                    return self._replayed(graphs, decodes)
         batch = flatten(scheduled, self._rows, self._block_size)
         if graphs is not None and masks is None and batch.is_plain and graphs.can_replay_mixed(batch):
             return Outputs(IdsOnTheirWay(graphs.replay_mixed(batch).token_ids, len(batch.seeds)))
@@ -261,6 +275,11 @@ class ModelRunner:
             return self._model.compute_logits(hidden.index_select(0, tensors["logit_rows"][first:stop]))
 
         return self._sample(scheduled, batch, tensors, logits_of, masks, prompt_logprobs)
+
+    def _replayed(self, graphs: StepGraphs, decodes: DecodeRows) -> Outputs:
+        token_ids = graphs.replay(decodes).token_ids
+        self._last_decodes = decodes
+        return Outputs(IdsOnTheirWay(token_ids, len(decodes.rows)))
 
     def _hidden(
         self, scheduled: Sequence[ScheduledSequence], batch: FlatBatch, tensors: Mapping[str, Tensor]

@@ -25,6 +25,14 @@ class TableChanges(NamedTuple):
     values: Int32Array
 
 
+def empty_changes(num: int) -> TableChanges:
+    """Uninitialized room for `num` changes."""
+    return TableChanges(np.empty(num, np.int64), np.empty(num, np.int32))
+
+
+NO_CHANGES = empty_changes(0)
+
+
 class SequenceRows:
     """sequence_id -> row. Engine thread.
 
@@ -91,6 +99,8 @@ class SequenceRows:
     def take_changes(self, num_rows: int) -> TableChanges:
         """The changes in the first `num_rows` rows since the last call. Some of the values may be as before."""
         rows = np.flatnonzero(self._changed_to[:num_rows])
+        if not len(rows):
+            return NO_CHANGES
         starts, stops = self._changed_from[rows], self._changed_to[rows]
         counts = stops - starts
         max_blocks = self.block_table.shape[1]

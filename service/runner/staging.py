@@ -6,7 +6,7 @@ only after the copies that used it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -49,27 +49,28 @@ def part_of(buffer: Tensor, offset: int, like: Array) -> Tensor:
 
 
 class FixedTensors:
-    """Tensors at one place on the device for good, all rewritten by one copy: what a CUDA graph reads."""
+    """Tensors at one place on the device for good, all rewritten by one copy: what a CUDA graph reads.
+
+    host: an array for each tensor; what is written there, `send` takes to the device.
+    """
 
     def __init__(self, like: Mapping[str, Array], device: torch.device) -> None:
-        self._like = dict(like)
-        self._offsets, num_bytes = layout({name: array.nbytes for name, array in like.items()})
+        offsets, num_bytes = layout({name: array.nbytes for name, array in like.items()})
         self._buffer = torch.empty(num_bytes, dtype=torch.uint8, device=device)
-        self._tensors = {name: part_of(self._buffer, self._offsets[name], array) for name, array in like.items()}
+        self._tensors = {name: part_of(self._buffer, offsets[name], array) for name, array in like.items()}
+        self._memory = np.zeros(num_bytes, np.uint8)
+        self.host: Mapping[str, Array] = {
+            name: self._memory[offsets[name] : offsets[name] + array.nbytes].view(array.dtype)
+            for name, array in like.items()
+        }
 
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]
 
-    def fill(self, write: Callable[[dict[str, Array]], None]) -> None:
-        """`write` gets an array for each tensor and has to write all of it; they are copied behind what the device
-        has still to do."""
+    def send(self) -> None:
+        """The arrays are copied behind what the device has still to do; they may be written again at once."""
         staged = torch.empty(self._buffer.shape, dtype=torch.uint8, pin_memory=self._buffer.is_cuda)
-        memory = staged.numpy()
-        arrays = {}
-        for name, array in self._like.items():
-            start = self._offsets[name]
-            arrays[name] = memory[start : start + array.nbytes].view(array.dtype)
-        write(arrays)
+        staged.numpy()[:] = self._memory
         self._buffer.copy_(staged, non_blocking=True)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping
 from operator import attrgetter
 
 from service.core.clock import Clock
-from service.core.iteration_plan import PENDING_TOKEN_ID, IterationPlan
+from service.core.iteration_plan import PENDING_TOKEN_ID, IterationPlan, ScheduledSequence
 from service.core.iteration_result import FinishedTransfer
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
@@ -62,6 +62,10 @@ class IterationScheduler:
         self._history = history
         self._clock = clock
         self._tally = DecisionTally()
+        self._alone: tuple[LockstepDecode, ...] = ()  # those in lockstep that the last plan held, if nobody else
+        self._shares_alone: tuple[ScheduledSequence, ...] = ()  # theirs, in the first such plan
+        self._counted: tuple[LockstepDecode, ...] = ()
+        self._num_by_client: Mapping[str, int] = {}
         self._launched = LaunchedIterations(blocks)
         self._growth = BlockGrowth(blocks, self.lockstep)
         self._preemption = GroupPreemption(
@@ -82,6 +86,8 @@ class IterationScheduler:
             return IterationPlan(())
         draft = PlanDraft(self._launched.next_number, self._clock.now_s(), self._tally)
         preempted = self._make_room(lacking, draft)
+        if self._alone and not (self.lockstep.apart or self.pool.waiting) and self.lockstep.members() is self._alone:
+            return self._go_on(draft)
         self.lockstep.advance(draft)
         self._schedule_apart(draft)
         if self.pool.waiting and (preempted or draft.sitting_out):
@@ -92,10 +98,11 @@ class IterationScheduler:
         if not (draft.scheduled or draft.transfers or awaits_transfer):
             return IterationPlan(())
         self._begin(draft)
+        scheduled = tuple(draft.scheduled)
+        if scheduled:
+            self._alone, self._shares_alone = (draft.in_lockstep, scheduled) if not draft.shares else ((), ())
         released = self._launched.take_released()
-        return IterationPlan(
-            tuple(draft.scheduled), tuple(draft.copies), released, tuple(draft.transfers), awaits_transfer
-        )
+        return IterationPlan(scheduled, tuple(draft.copies), released, tuple(draft.transfers), awaits_transfer)
 
     def finish_iteration(self) -> IterationGroups:
         """The oldest iteration that runs has ended, whatever came of it."""
@@ -132,9 +139,11 @@ class IterationScheduler:
         self._history.computed(group.request.client, end - start)
         self.blocks.cache_prefix(sequence, group.request.cache_salt, end)
 
-    def note_decoded(self, decodes: Iterable[LockstepDecode]) -> None:
+    def note_decoded(self, decodes: tuple[LockstepDecode, ...]) -> None:
         """Each of these decodes has computed one token and drawn one."""
-        for client, num_tokens in Counter(map(_CLIENT, decodes)).items():
+        if decodes is not self._counted:  # else the same ones as in the iteration before
+            self._counted, self._num_by_client = decodes, Counter(map(_CLIENT, decodes))
+        for client, num_tokens in self._num_by_client.items():
             self._history.decoded(client, num_tokens)
 
     def cache_full_block(self, group: SequenceGroup, sequence: Sequence, end: int) -> None:
@@ -237,6 +246,12 @@ class IterationScheduler:
         for group, sequence in prefilling:
             if draft.budget > 0:
                 draft.add_chunk(group, sequence, blocks.table(sequence.sequence_id))
+
+    def _go_on(self, draft: PlanDraft) -> IterationPlan:
+        """The plan before, one token further, as most are where no requests come and go."""
+        shares = self.lockstep.go_on(draft, self._shares_alone)
+        self._launched.begin(IterationGroups(draft.in_lockstep, []))
+        return IterationPlan(shares, tuple(draft.copies), self._launched.take_released(), tuple(draft.transfers))
 
     def _begin(self, draft: PlanDraft) -> None:
         """Count what the draft computes as computed. A drawn id becomes pending, so that the next iteration can go on

@@ -17,7 +17,7 @@ Where the device has a clock of its own, all of these are its seconds: of comput
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import attrgetter, mul
+from operator import mul
 from statistics import median
 from typing import NamedTuple
 
@@ -40,7 +40,6 @@ FARTHEST = 0.15
 """Once so many iterations of a size were seen, one that is farther off than this had something else happen in it: it
 counts as so far off."""
 
-_START = attrgetter("num_computed_tokens")
 _UNPADDED = -1
 
 StepSize = tuple[int, int]
@@ -71,7 +70,7 @@ class Workload(NamedTuple):
         """What the plan computes."""
         counts = plan.token_counts()
         num_tokens = sum(counts)
-        num_read, pairs, longest, num_prompts = sum(map(_START, plan.scheduled)) + len(counts), 0, 0, 0
+        num_read, pairs, longest, num_prompts = sum(plan.starts()) + len(counts), 0, 0, 0
         if num_tokens > len(counts):  # else all of them decode, as most do
             for item, count in zip(plan.scheduled, counts, strict=True):
                 if count > 1:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from service.core.iteration_plan import PENDING_TOKEN_ID, ScheduledSequence
+from service.core.iteration_plan import PENDING_TOKEN_ID, ScheduledSequence, SharesGoingOn
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager
@@ -35,6 +35,7 @@ class Lockstep:
         self.apart: dict[int, SequenceGroup] = {}
         self._blocks = blocks
         self._members: dict[int, LockstepDecode] = {}
+        self._in_order: tuple[LockstepDecode, ...] | None = None  # the members, as long as they stay the same
         self._step = 0
         self._calendar: dict[int, list[LockstepDecode]] = {}
 
@@ -51,12 +52,14 @@ class Lockstep:
             decode = self._members.pop(group.arrival_order, None)
             if decode is not None:
                 decode.leave()
+                self._in_order = None
 
     def dissolve(self, running: Iterable[SequenceGroup]) -> None:
         """From now on every group is apart. running: all of them, in order of start."""
         for decode in self._members.values():
             decode.leave()
         self._members.clear()
+        self._in_order = None
         self._calendar.clear()
         self.apart = {group.arrival_order: group for group in running}
 
@@ -66,7 +69,16 @@ class Lockstep:
         del self.apart[group.arrival_order]
         decode = LockstepDecode(group, sequence, self._blocks.table(sequence.sequence_id))
         self._members[group.arrival_order] = decode
+        self._in_order = None
         self._note([decode])
+
+    def members(self) -> tuple[LockstepDecode, ...]:
+        """In the order of an iteration; one and the same object as long as they are the same."""
+        if self._in_order is None:
+            self._in_order = tuple(self._members.values())
+            for place, decode in enumerate(self._in_order):
+                decode.place = place
+        return self._in_order
 
     def lacking(self) -> list[LockstepDecode]:
         """The members that need a block for their next token. Members whose last token is drawn, or being drawn, become
@@ -81,6 +93,7 @@ class Lockstep:
             if len(decode.token_ids) >= decode.sequence.max_num_tokens:
                 del members[decode.group.arrival_order]
                 decode.leave()
+                self._in_order = None
                 self.apart[decode.group.arrival_order] = decode.group
             else:
                 lacking.append(decode)
@@ -88,10 +101,13 @@ class Lockstep:
         return lacking
 
     def advance(self, draft: PlanDraft) -> None:
-        """Each member computes its last token. The caller has made sure of free blocks for all that are `lacking`."""
+        """Each member computes its last token. The caller has made sure of free blocks for all that are `lacking`.
+
+        `draft.in_lockstep` is `members`.
+        """
+        members = self.members()
         grown = self._grow()
         number, add = draft.number, draft.scheduled.append
-        members = tuple(self._members.values())
         for decode in members:
             sequence, token_ids = decode.sequence, decode.token_ids
             start = sequence.num_computed_tokens
@@ -114,11 +130,24 @@ class Lockstep:
             sequence.last_iteration = number
             token_ids.append(PENDING_TOKEN_ID)
         draft.in_lockstep = members
-        self._step += 1
-        for decode in grown:
-            decode.table_start += 1
-            decode.block_ids = ()
-        self._note(grown)
+        self._end_step(grown)
+
+    def go_on(self, draft: PlanDraft, first: tuple[ScheduledSequence, ...]) -> SharesGoingOn:
+        """As `advance`, where the members are those of the iteration before, in which nobody else was. first: their
+        shares in an earlier iteration."""
+        members, number, starts = self.members(), draft.number, list[int]()
+        grown = self._grow()
+        for decode in members:
+            sequence = decode.sequence
+            start = sequence.num_computed_tokens
+            starts.append(start)
+            sequence.num_computed_tokens = start + 1
+            sequence.last_iteration = number
+            decode.token_ids.append(PENDING_TOKEN_ID)
+        shares = SharesGoingOn(first, starts, {each.place: (each.table_start, each.block_ids) for each in grown})
+        draft.in_lockstep = members
+        self._end_step(grown)
+        return shares
 
     def check_invariants(self, running: Iterable[SequenceGroup]) -> None:
         """Raise AssertionError unless every group is in one place, and every member has room until its turn comes."""
@@ -139,6 +168,13 @@ class Lockstep:
         for decode, block_id in zip(lacking, new_blocks, strict=True):
             decode.block_ids = (block_id,)
         return lacking
+
+    def _end_step(self, grown: list[LockstepDecode]) -> None:
+        self._step += 1
+        for decode in grown:
+            decode.table_start += 1
+            decode.block_ids = ()
+        self._note(grown)
 
     def _note(self, decodes: Iterable[LockstepDecode]) -> None:
         """Enter them in the calendar: under the step at which their tokens exceed their blocks, or are as many as they

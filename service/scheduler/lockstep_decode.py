@@ -12,7 +12,7 @@ _FAILED = frozenset((INVALID_TOKEN_ID,))
 
 
 class LockstepDecode:
-    """table_start, block_ids: as in ScheduledSequence.
+    """table_start, block_ids: as in ScheduledSequence. place: in `scheduled`, while the members stay the same.
 
     Changed by Lockstep only, except for what the engine needs when it applies results: a drawn token must be examined
     if its position is `looked_at_from` or later (a block is full, it is the last one, or the decode may have ended), or
@@ -25,6 +25,7 @@ class LockstepDecode:
         "group",
         "is_member",
         "looked_at_from",
+        "place",
         "request_id",
         "samples",
         "sampling",
@@ -46,6 +47,7 @@ class LockstepDecode:
         self.table = table
         self.table_start = len(table.block_ids)
         self.block_ids: tuple[int, ...] = ()
+        self.place = 0
         self.request_id = group.request.request_id
         self.client = group.request.client
         self.watched_ids = self.sampling.stop_token_ids | _FAILED

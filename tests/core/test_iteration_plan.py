@@ -2,7 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from service.core.iteration_plan import BlockCopy, IterationPlan, ScheduledSequence
+from service.core.iteration_plan import (
+    PENDING_TOKEN_ID,
+    BlockCopy,
+    IterationPlan,
+    Sample,
+    ScheduledSequence,
+    SharesGoingOn,
+)
 from service.core.sampling_params import SamplingParams
 
 
@@ -29,3 +36,22 @@ def test_a_plan_counts_its_tokens():
 def test_a_plan_that_contradicts_itself_cannot_be_made(make):
     with pytest.raises(AssertionError):
         make()
+
+
+def test_shares_that_go_on_are_those_before_one_token_further():
+    params = SamplingParams(max_tokens=9)
+    first = [ScheduledSequence(i, (5,), 3 + i, 0, (i,), params, (Sample(i, i),)) for i in range(3)]
+    shares = SharesGoingOn(first, [8, 9, 10], {1: (2, (7,))})
+    pending = (PENDING_TOKEN_ID,)
+    expected = (
+        ScheduledSequence(0, pending, 8, 0, (), params, (Sample(0, 0),)),
+        ScheduledSequence(1, pending, 9, 2, (7,), params, (Sample(1, 1),)),
+        ScheduledSequence(2, pending, 10, 0, (), params, (Sample(2, 2),)),
+    )
+    assert tuple(shares) == shares[:] == expected
+    assert (shares[-2], shares[1:], shares[3:]) == (expected[1], expected[1:], ())
+    with pytest.raises(IndexError):
+        shares[3]
+    plan = IterationPlan(shares)
+    assert (plan.starts(), plan.token_counts(), plan.num_scheduled_tokens) == ([8, 9, 10], [1, 1, 1], 3)
+    assert list(IterationPlan(expected).starts()) == [8, 9, 10]

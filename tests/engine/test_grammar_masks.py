@@ -61,7 +61,9 @@ class ObedientToy(ToyExecutor):
         result = super().execute(plan)
         if plan.masks is None:
             return result
-        return IterationResult(tuple(nearest_allowed(result.token_ids, plan.masks)), result.finished_transfers)
+        token_ids = tuple(nearest_allowed(result.token_ids, plan.masks))
+        self.note_drawn(plan, token_ids)
+        return IterationResult(token_ids, result.finished_transfers)
 
 
 def make_harness(num_blocks: int = 64, **options: Any) -> Harness:
@@ -177,7 +179,9 @@ def test_a_grammar_that_fails_takes_its_request_only() -> None:
     class Disobedient(ToyExecutor):
         def execute(self, plan: IterationPlan) -> IterationResult:
             result = super().execute(plan)
-            return IterationResult(tuple(ids("x")[0] for _ in result.token_ids), result.finished_transfers)
+            token_ids = tuple(ids("x")[0] for _ in result.token_ids)
+            self.note_drawn(plan, token_ids)
+            return IterationResult(token_ids, result.finished_transfers)
 
     masker = TokenBitmask(8, SIZE, frozenset({END_ID}))
     harness = Harness(64, 4, executor=Disobedient(64, 4, SIZE), masker=masker)

@@ -7,8 +7,9 @@ or a mixed-up row changes what is read, and so gives a wrong token.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
-from service.core.iteration_plan import PENDING_TOKEN_ID, IterationPlan, ScheduledSequence, Transfer
+from service.core.iteration_plan import PENDING_TOKEN_ID, IterationPlan, ScheduledSequence, SharesGoingOn, Transfer
 from service.core.iteration_result import FinishedTransfer, IterationResult, TokenLogprobs
 from service.core.sampling_params import SamplingParams
 from tests.engine.late_executor import LateExecutor
@@ -86,9 +87,13 @@ class ToyExecutor(LateExecutor):
         self.tables: dict[int, list[int]] = {}
         self._last_drawn: dict[int, int] = {}
         self.plans: list[IterationPlan] = []
+        self._last_scheduled: Sequence[ScheduledSequence] = ()
 
     def execute(self, plan: IterationPlan) -> IterationResult:
         self.plans.append(plan)
+        if isinstance(plan.scheduled, SharesGoingOn):
+            self._check_going_on(plan.scheduled)
+        self._last_scheduled = plan.scheduled or self._last_scheduled
         for sequence_id in plan.released:
             self.tables.pop(sequence_id, None)
             self._last_drawn.pop(sequence_id, None)
@@ -105,12 +110,27 @@ class ToyExecutor(LateExecutor):
             for item in plan.scheduled
             for sample in item.samples
         )
-        drawing = [sample.sequence_id for item in plan.scheduled for sample in item.samples]
-        self._last_drawn.update(zip(drawing, token_ids, strict=True))
+        self.note_drawn(plan, token_ids)
         if self._transfer_delay:
             finished = self._finish_transfers(plan)
         logprobs = tuple(self._logprobs(item) for item in plan.scheduled for _ in item.samples)
         return IterationResult(token_ids, finished, logprobs if any(logprobs) else ())
+
+    def note_drawn(self, plan: IterationPlan, token_ids: Sequence[int]) -> None:
+        drawing = [sample.sequence_id for item in plan.scheduled for sample in item.samples]
+        self._last_drawn.update(zip(drawing, token_ids, strict=True))
+
+    def _check_going_on(self, shares: SharesGoingOn) -> None:
+        """An executor that goes on from the last plan, one token further, does what this one says."""
+        for item, before in zip(shares, self._last_scheduled, strict=True):
+            assert len(before.token_ids) == len(item.token_ids) == len(before.samples) == 1
+            assert item.num_computed_tokens == before.num_computed_tokens + 1
+            assert (item.sequence_id, item.sampling, item.samples) == (
+                before.sequence_id,
+                before.sampling,
+                before.samples,
+            )
+        assert shares.starts == [item.num_computed_tokens for item in shares]
 
     def _check_transfers(self, plan: IterationPlan) -> None:
         """What moves is touched by no plan before it has finished, on neither side (core/iteration_plan.py)."""

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
+from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence, SharesGoingOn
 from service.core.sampling_params import SamplingParams
 from service.runner.model_runner import ModelRunner
 
@@ -39,6 +39,7 @@ class PlanPlayer:
         self._runner = runner
         self._block_size = block_size
         self._free = list(range(num_blocks))
+        self._before: list[ScheduledSequence] = []
         random.Random(seed).shuffle(self._free)
 
     def generate(
@@ -66,7 +67,9 @@ class PlanPlayer:
 
     def _step(self, running: Sequence[Playing], released: tuple[int, ...], chunk: int) -> None:
         scheduled = [self._schedule(playing, chunk) for playing in running]
-        result = iter(self._runner.launch(IterationPlan(tuple(scheduled), released=released)).wait().token_ids)
+        shares = going_on(self._before, scheduled) if _goes_on(self._before, scheduled) else tuple(scheduled)
+        self._before = scheduled
+        result = iter(self._runner.launch(IterationPlan(shares, released=released)).wait().token_ids)
         for playing, share in zip(running, scheduled, strict=True):
             playing.computed += len(share.token_ids)
             playing.tokens.extend(next(result) for _ in share.samples)
@@ -92,3 +95,19 @@ class PlanPlayer:
     @staticmethod
     def _is_done(playing: Playing) -> bool:
         return len(playing.output) >= playing.sampling.max_tokens
+
+
+def going_on(before: Sequence[ScheduledSequence], now: Sequence[ScheduledSequence]) -> SharesGoingOn:
+    """The shares of `now`, made out of those of the plan before."""
+    grown = {place: (share.table_start, share.block_ids) for place, share in enumerate(now) if share.block_ids}
+    return SharesGoingOn(before, [share.num_computed_tokens for share in now], grown)
+
+
+def _goes_on(before: Sequence[ScheduledSequence], now: Sequence[ScheduledSequence]) -> bool:
+    """Whether the shares are those of the plan before, one token further."""
+    return len(before) == len(now) and all(
+        len(was.token_ids) == len(was.samples) == len(share.token_ids) == len(share.samples) == 1
+        and was.sequence_id == share.sequence_id
+        and was.num_computed_tokens + 1 == share.num_computed_tokens
+        for was, share in zip(before, now, strict=True)
+    )

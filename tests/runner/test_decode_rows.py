@@ -5,11 +5,12 @@ import random
 import numpy as np
 import pytest
 
-from service.core.iteration_plan import Sample, ScheduledSequence
+from service.core.iteration_plan import PENDING_TOKEN_ID, Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
-from service.runner.decode_rows import PADDING, decode_rows, empty_rows, is_decode, pad_into
+from service.runner.decode_rows import PADDING, decode_rows, empty_rows, is_decode, pad_into, rows_going_on
 from service.runner.selective_batching import flatten
 from service.runner.sequence_rows import SequenceRows
+from tests.runner.plan_player import going_on
 
 
 def share(sequence_id, token_ids=(5,), computed=0, block_ids=(1,), num_samples=1, seed=0, **sampling):
@@ -47,6 +48,36 @@ def test_the_rows_say_what_the_flat_batch_says(seed):
         assert getattr(got, name).tolist() == getattr(batch, name).tolist()
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_going_on_gives_the_rows_of_the_next_plan(seed):
+    chance = random.Random(seed)
+    block_size = chance.choice([1, 4, 16])
+    first = list(random_decodes(chance, block_size))
+    rows, others = SequenceRows(30, 200), SequenceRows(30, 200)
+    got = decode_rows(first, rows, block_size)
+    decode_rows(first, others, block_size)
+    before, unused = first, iter(range(6000, 9000))
+    for _ in range(2 * block_size + 1):
+        now = []
+        for item in before:
+            start = item.num_computed_tokens + 1
+            block_ids = (next(unused),) if start % block_size == 0 else ()
+            now.append(
+                item._replace(
+                    token_ids=(PENDING_TOKEN_ID,),
+                    num_computed_tokens=start,
+                    table_start=start // block_size,
+                    block_ids=block_ids,
+                )
+            )
+        got = rows_going_on(got, going_on(before, now), rows, block_size)
+        for array, expected in zip(got, decode_rows(now, others, block_size), strict=True):
+            assert array.dtype == expected.dtype
+            assert array.tolist() == expected.tolist()
+        assert [c.tolist() for c in rows.take_changes(31)] == [c.tolist() for c in others.take_changes(31)]
+        before = now
+
+
 def test_what_is_a_decode():
     assert is_decode([share(0), share(1, computed=9)])
     assert not is_decode([share(0), share(1, (5, 6))])
@@ -60,6 +91,8 @@ def test_padding_follows_the_values():
     for array in padded:
         array.fill(77)
     pad_into(padded, values)
+    pad_into(padded, values._replace(seeds=values.seeds + 1), values)
+    values = values._replace(seeds=values.seeds + 1)
     for got, value, filler in zip(padded, values, PADDING, strict=True):
         assert got.dtype == value.dtype
         assert got.tolist() == [*value.tolist(), *[filler.item()] * 3]

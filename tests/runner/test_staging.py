@@ -60,6 +60,10 @@ def test_fixed_tensors_change_what_they_hold_not_where_they_are(device):
     fixed = FixedTensors({"a": np.zeros(3, np.int64), "b": np.zeros(5, np.float32)}, torch.device(device))
     a, b = fixed["a"], fixed["b"]
     for value in (1, 2):
-        fixed.fill(lambda arrays, value=value: [array.fill(value) for array in arrays.values()])
+        for array in fixed.host.values():
+            array.fill(value)
+        fixed.send()
+        for array in fixed.host.values():
+            array.fill(77)  # behind the copy
         assert (a.tolist(), b.tolist()) == ([value] * 3, [value] * 5)
     assert fixed["a"].data_ptr() == a.data_ptr()

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from service.core.iteration_plan import SharesGoingOn
 from service.core.request import Request
 from service.core.sampling_params import SamplingParams
 from service.core.sequence_group import SequenceGroup
@@ -96,7 +97,7 @@ def play(seed: int, *, num_blocks: int, block_size: int, overlap: bool, swap: bo
         num_together += len(harness.scheduler.lockstep)
     harness.run()
     plans = [
-        (sorted((i.sequence_id, i.token_ids, i.num_computed_tokens) for i in plan.scheduled), len(plan.transfers))
+        (sorted((i.sequence_id, len(i.token_ids), i.num_computed_tokens) for i in plan.scheduled), len(plan.transfers))
         for plan in harness.toy.plans
     ]
     return (plans, harness.tokens), num_together
@@ -119,6 +120,23 @@ def test_in_lockstep_or_apart_the_decisions_are_the_same(
         apart, num_together = play(seed, num_blocks=num_blocks, block_size=block_size, overlap=overlap, swap=swap)
     assert num_together == 0
     assert together == apart
+
+
+def test_a_plan_goes_on_while_the_same_decodes_are_alone():
+    """What it says of the plan before is checked by whoever carries it out (tests/engine/toy_model.py)."""
+    harness = Harness(num_blocks=64, block_size=4)
+    for seed in range(3):
+        harness.add(harness.request((1, 2, 3), 12, seed=seed))
+    for _ in range(4):
+        harness.step()
+    harness.add(harness.request((1, 2, 3), 4))
+    for _ in range(20):
+        harness.step()
+    goes_on = [isinstance(plan.scheduled, SharesGoingOn) for plan in harness.toy.plans]
+    with_one_prompt = [len(plan.scheduled) for plan in harness.toy.plans].index(4)
+    # The first iteration of a decode has its prompt; the second is the first that only decodes.
+    assert goes_on[:with_one_prompt] == [False, False, *[True] * (with_one_prompt - 2)]
+    assert goes_on[with_one_prompt : with_one_prompt + 4] == [False, False, True, True]
 
 
 def test_most_decodes_are_in_lockstep():
