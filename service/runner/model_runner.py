@@ -248,6 +248,7 @@ class ModelRunner:
                 decodes = decode_rows(scheduled, self._rows, self._block_size)
                 if masks is None and not self._rows.asks_more[decodes.rows].any():
                     return self._replayed(graphs, decodes)
+        scheduled = tuple(scheduled)  # shares that go on are made when looked at, and each will be several times
         batch = flatten(scheduled, self._rows, self._block_size)
         if graphs is not None and masks is None and batch.is_plain and graphs.can_replay_mixed(batch):
             return Outputs(IdsOnTheirWay(graphs.replay_mixed(batch).token_ids, len(batch.seeds)))
