@@ -10,8 +10,7 @@ import torch
 from service.core.iteration_plan import BlockCopy, IterationPlan, Sample, ScheduledSequence, Transfer
 from service.core.sampling_params import SamplingParams
 from service.runner import draws
-from service.runner.model_runner import LaunchedIteration, Outputs
-from service.runner.staging import IdsOnTheirWay
+from service.runner.launched_iteration import Outputs
 from tests.models.checkpoints import (
     generate,
     gpt2,
@@ -24,6 +23,7 @@ from tests.models.checkpoints import (
     qwen3,
     random_prompts,
 )
+from tests.runner.faulty_ids import FaultyIds
 from tests.runner.loading import load
 from tests.runner.plan_player import PlanPlayer, greedy
 from tests.structured.masks import FixedMasks
@@ -261,27 +261,6 @@ def test_masks_are_waited_for_when_the_forward_pass_has_been_launched(tmp_path, 
     masks = Masks([0], [[5]], runner._vocab_size)
     assert runner.launch(IterationPlan((sequence,), masks=masks)).wait().token_ids == (5,)
     assert order == ["logits", "masks"]
-
-
-class FaultyIds(IdsOnTheirWay):
-    """The device has failed."""
-
-    def __init__(self) -> None:
-        super().__init__(torch.zeros(1, dtype=torch.int64), 1)
-
-    def is_done(self) -> bool:
-        raise RuntimeError("illegal memory access")
-
-    def wait(self) -> tuple[int, ...]:
-        raise RuntimeError("illegal memory access")
-
-
-def test_a_fault_of_the_device_is_told_by_who_waits_for_the_result(tmp_path):
-    runner = load(llama(tmp_path)).runner
-    launched = LaunchedIteration(Outputs(FaultyIds()), runner._transfer, awaits_transfer=False, is_replayed=False)
-    assert launched.is_done()
-    with pytest.raises(RuntimeError, match="illegal"):
-        launched.wait()
 
 
 @pytest.mark.parametrize("fails_in", ["launch", "wait"])

@@ -1,0 +1,65 @@
+"""An iteration that is launched: what it computes is on its way to the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from service.core.iteration_result import IterationResult
+from service.runner.kv_transfer import KvTransfer
+from service.runner.logprobs import DrawLogprobs, PromptLogprobs
+from service.runner.staging import IdsOnTheirWay
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """What a batch computed, on its way to the host; None where there is nothing. `token_ids` arrive once the batch is
+    computed, even if it drew nothing."""
+
+    token_ids: IdsOnTheirWay | None = None
+    logprobs: DrawLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+
+
+class LaunchedIteration:
+    """The engine's PendingIteration (service/engine/ports.py): outputs that the device may still be computing. began:
+    when the device begins with them, if it has a clock."""
+
+    def __init__(
+        self,
+        outputs: Outputs,
+        transfer: KvTransfer,
+        awaits_transfer: bool,
+        *,
+        is_replayed: bool,
+        began: torch.cuda.Event | None = None,
+    ) -> None:
+        self._outputs = outputs
+        self._began = began
+        self._transfer = transfer
+        self._awaits_transfer = awaits_transfer
+        self._is_replayed = is_replayed
+
+    def is_done(self) -> bool:
+        token_ids = self._outputs.token_ids
+        try:
+            return token_ids is None or token_ids.is_done()
+        except RuntimeError:  # the device's; `wait` has it too
+            return True
+
+    def wait(self) -> IterationResult:
+        """The drawn ids, what else was asked for, and the transfers that have finished by then."""
+        outputs, ids = self._outputs, self._outputs.token_ids
+        try:
+            return IterationResult(
+                () if ids is None else ids.wait(),
+                self._transfer.take_finished(self._awaits_transfer),
+                () if outputs.logprobs is None else outputs.logprobs.wait(),
+                () if outputs.prompt_logprobs is None else outputs.prompt_logprobs.wait(),
+                self._is_replayed,
+                None if ids is None or self._began is None else ids.seconds_since(self._began),
+            )
+        except BaseException:
+            self._transfer.abandon()
+            raise
