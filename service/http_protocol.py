@@ -77,7 +77,12 @@ class BoundedProtocol(HttpToolsProtocol):
         for cycle in self._unanswered:  # uvicorn tells the newest request only
             cycle.disconnected = True
             cycle.message_event.set()
+            _let_go(cycle)
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # uvicorn does it only without a fault
+        self._unanswered.clear()
+        self.pipeline.clear()
+        self.cycle = None  # type: ignore[assignment]  # as it was before the first request
 
     def data_received(self, data: bytes) -> None:
         if self._is_over():
@@ -142,7 +147,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        self._unanswered.popleft()
+        _let_go(self._unanswered.popleft())
         super().on_response_complete()
         if self.transport.is_closing():
             self._expect_output()
@@ -254,6 +259,14 @@ def _write_now(cycle: RequestResponseCycle, piece: bytes) -> bool:
     if not cycle.disconnected:
         cycle.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
     return True
+
+
+def _let_go(cycle: RequestResponseCycle) -> None:
+    """The request's `state` no longer holds its connection, which holds the request. A circle of them would live until
+    a garbage collection, which then stops everything to look through thousands of dead connections."""
+    state = cycle.scope["state"]
+    del state["write_now"], state["abort_connection"]
+    vars(cycle).pop("send", None)
 
 
 async def _send_without_chunks(

@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+import gc
 import http.client
 import json
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import httpx
 import pytest
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from service.config import ConnectionLimits
+from service.http_protocol import BoundedProtocol
 from tests.api.running_server import RunningServer, Scene, running
 from tests.api.wire import COMPLETIONS, completion, error_of
 
@@ -351,3 +355,41 @@ def test_a_client_of_http_1_0_gets_no_chunks(bounded: RunningServer, stream: boo
         assert events
     else:
         assert json.loads(body)["choices"]
+
+
+@pytest.mark.parametrize("ending", ["whole", "streamed", "left", "HTTP/1.0", "refused"])
+def test_a_connection_that_has_ended_leaves_nothing_for_the_garbage_collector(
+    bounded: RunningServer, ending: str
+) -> None:
+    """A burst of short calls would leave thousands of them, and a collection of those stops all streams for long."""
+    body = json.dumps(completion(stream=ending in ("streamed", "left"), max_tokens=200)).encode()
+    version = b"1.0" if ending == "HTTP/1.0" else b"1.1"
+    head = POST_HEAD.replace(b"HTTP/1.1", b"HTTP/" + version) + b"Content-Length: %d\r\n\r\n" % len(body)
+    with _uncollected():
+        before = _num_connection_objects()
+        for _ in range(3):
+            with connect(bounded) as connection:
+                connection.sendall(b"nonsense\r\n\r\n" if ending == "refused" else head + body)
+                connection.recv(10)
+                if ending != "left":
+                    connection.shutdown(socket.SHUT_WR)
+                    read_to_end(connection)
+        deadline_s = time.monotonic() + 6
+        while _num_connection_objects() > before and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        assert _num_connection_objects() == before
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage is collected meanwhile, and there is none yet."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _num_connection_objects() -> int:
+    return sum(isinstance(one, BoundedProtocol | RequestResponseCycle) for one in gc.get_objects())
