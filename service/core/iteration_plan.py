@@ -131,8 +131,9 @@ class BlockCopy(NamedTuple):
 class Transfer(NamedTuple):
     """Blocks that move between device and host beside the computation: device_blocks[i] <-> host_blocks[i].
 
-    It starts after everything that earlier plans compute; until the executor says that it has finished, no plan
-    touches its blocks on either side.
+    It starts after everything that earlier plans compute. Until the executor says that it has finished, no plan writes
+    its blocks on either side, nor reads those that it fills. Blocks that are on their way to the host may be read, and
+    moved once more: sequences that share a prefix may leave one after another.
     """
 
     transfer_id: int
@@ -148,7 +149,7 @@ class IterationPlan:
     released: ids of sequences that the executor may forget (finished, aborted or preempted); it may never have seen
         some of them. An id may return in a later plan with table_start 0.
     copies: destinations are distinct, and none is the source of another.
-    transfers: device blocks of all of them are distinct, and so are host blocks.
+    transfers: no device block is filled twice, or filled while it moves to the host; nor is a host block filled twice.
     awaits_transfer: nothing can run before some transfer has finished; the executor may wait for one.
     masks: which ids the draws may give, where grammars restrict them; to be waited for as late as possible.
     """
@@ -175,9 +176,11 @@ class IterationPlan:
         destinations = {c.destination for c in self.copies}
         assert len(destinations) == len(self.copies), "a block is the destination of one copy"
         assert destinations.isdisjoint(c.source for c in self.copies), "copies do not chain"
-        moved = [block_id for t in self.transfers for block_id in t.device_blocks]
-        assert len(set(moved)) == len(moved), "a block moves once"
-        assert destinations.isdisjoint(moved), "a block that moves is not written"
+        filled = [block_id for t in self.transfers if not t.to_host for block_id in t.device_blocks]
+        leaving = {block_id for t in self.transfers if t.to_host for block_id in t.device_blocks}
+        assert len(set(filled)) == len(filled), "a block is filled once"
+        assert leaving.isdisjoint(filled), "a block that moves is not written"
+        assert destinations.isdisjoint(leaving.union(filled)), "a block that moves is not written"
 
     @property
     def is_empty(self) -> bool:

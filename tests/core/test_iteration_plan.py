@@ -9,12 +9,16 @@ from service.core.iteration_plan import (
     Sample,
     ScheduledSequence,
     SharesGoingOn,
+    Transfer,
 )
 from service.core.sampling_params import SamplingParams
 
 
 def scheduled(sequence_id: int, token_ids: tuple[int, ...] = (1,)) -> ScheduledSequence:
     return ScheduledSequence(sequence_id, token_ids, 0, 0, (0,), SamplingParams(max_tokens=1), ())
+
+
+OUT, IN = Transfer(0, True, (2, 3), (0, 1)), Transfer(1, False, (4, 5), (2, 3))
 
 
 def test_a_plan_counts_its_tokens():
@@ -31,6 +35,10 @@ def test_a_plan_counts_its_tokens():
         lambda: IterationPlan((scheduled(0, ()),)),
         lambda: IterationPlan((), (BlockCopy(1, 2), BlockCopy(3, 2))),
         lambda: IterationPlan((), (BlockCopy(1, 2), BlockCopy(2, 3))),
+        lambda: IterationPlan((), (BlockCopy(1, 2),), transfers=(OUT,)),
+        lambda: IterationPlan((), (BlockCopy(1, 5),), transfers=(IN,)),
+        lambda: IterationPlan((), transfers=(IN, Transfer(9, False, (5,), (7,)))),
+        lambda: IterationPlan((), transfers=(IN, Transfer(9, True, (5,), (7,)))),
     ],
 )
 def test_a_plan_that_contradicts_itself_cannot_be_made(make):
@@ -55,3 +63,8 @@ def test_shares_that_go_on_are_those_before_one_token_further():
     plan = IterationPlan(shares)
     assert (plan.starts(), plan.token_counts(), plan.num_scheduled_tokens) == ([8, 9, 10], [1, 1, 1], 3)
     assert list(IterationPlan(expected).starts()) == [8, 9, 10]
+
+
+def test_sequences_that_share_a_block_may_leave_together_while_others_read_it():
+    beside = Transfer(2, True, (2, 6), (4, 5))
+    assert IterationPlan((scheduled(0),), (BlockCopy(2, 7),), transfers=(OUT, IN, beside)).transfers[2] == beside

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import INVALID_TOKEN_ID, IterationResult
 from tests.engine.harness import VOCABULARY
@@ -8,9 +11,11 @@ from tests.engine.toy_model import ToyExecutor
 
 
 class FaultyExecutor(ToyExecutor):
-    """Fails as a whole in the given launches and waits, and gives no token for the sequences in `unlucky`.
+    """Fails as a whole in the given launches and waits, and gives no token for the sequences in `unlucky`. Then no
+    transfer is told of that was under way, as service/engine/ports.py has it.
 
-    hit: ids of the sequences that were in an iteration that failed.
+    moving: ids of sequences on the move, by the engine. hit: of those, and of the sequences that were in an iteration
+    that failed.
     """
 
     def __init__(
@@ -19,8 +24,12 @@ class FaultyExecutor(ToyExecutor):
         unlucky: frozenset[int] = frozenset(),
         failing_launches: frozenset[int] = frozenset(),
         num_blocks: int = 64,
+        transfer_delay: int = 0,
     ) -> None:
-        super().__init__(num_blocks, 4, VOCABULARY)
+        super().__init__(num_blocks, 4, VOCABULARY, transfer_delay)
+        self.moving: Callable[[], list[int]] = list
+        self._num_abandoned = 0
+        self._num_never_waited = 0
         self.failing_waits = failing_waits
         self.failing_launches = failing_launches
         self.unlucky = unlucky
@@ -31,11 +40,14 @@ class FaultyExecutor(ToyExecutor):
     def launch(self, plan: IterationPlan) -> LateIteration:
         self.num_launched += 1
         if self.num_launched in self.failing_launches:
+            self._num_never_waited += 1
             self._fail(plan)
         return super().launch(plan)
 
     def execute(self, plan: IterationPlan) -> IterationResult:
         self.num_waited += 1
+        if self.num_waited + self._num_never_waited <= self._num_abandoned:
+            plan = replace(plan, transfers=())
         result = super().execute(plan)
         if self.num_waited in self.failing_waits:
             self._fail(plan)
@@ -45,5 +57,7 @@ class FaultyExecutor(ToyExecutor):
         return IterationResult(token_ids, result.finished_transfers, result.logprobs)
 
     def _fail(self, plan: IterationPlan) -> None:
-        self.hit |= {item.sequence_id for item in plan.scheduled}
+        self.hit |= {item.sequence_id for item in plan.scheduled} | set(self.moving())
+        self._in_flight.clear()
+        self._num_abandoned = self.num_launched
         raise RuntimeError("out of luck")

@@ -13,7 +13,7 @@ from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
 from service.core.sequence_group import SequenceGroup
 from service.errors import ServerError
-from service.scheduler.preemption import Recovery
+from service.scheduler.preemption import AlwaysSwap, Recovery
 from service.scheduler.preemption_cost import RecoveryCosts
 from tests.engine.faulty_executor import FaultyExecutor
 from tests.engine.harness import VOCABULARY, Harness
@@ -268,7 +268,7 @@ def test_an_iteration_takes_the_device_from_when_the_one_before_has_left_it(over
 faults = st.frozensets(st.integers(1, 30), max_size=3)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     operations=st.lists(operations, max_size=40),
     num_blocks=st.integers(4, 24),
@@ -276,12 +276,16 @@ faults = st.frozensets(st.integers(1, 30), max_size=3)
     failing_waits=faults,
     unlucky=st.frozensets(st.integers(0, 8), max_size=1),
     overlap=st.booleans(),
+    transfer_delay=st.integers(0, 2),
 )
-def test_a_fault_reaches_only_the_requests_that_were_in_the_iteration(
-    operations, num_blocks, failing_launches, failing_waits, unlucky, overlap
+def test_a_fault_reaches_only_the_requests_that_were_in_the_iteration_or_on_the_move(
+    operations, num_blocks, failing_launches, failing_waits, unlucky, overlap, transfer_delay
 ):
-    executor = FaultyExecutor(failing_waits, unlucky, failing_launches, num_blocks)
-    harness = Harness(num_blocks, 4, executor=executor, overlap=overlap)
+    executor = FaultyExecutor(failing_waits, unlucky, failing_launches, num_blocks, transfer_delay)
+    harness = Harness(
+        num_blocks, 4, executor=executor, overlap=overlap, preemption=AlwaysSwap(), num_host_blocks=num_blocks
+    )
+    executor.moving = harness.blocks.swap_space.moving_sequence_ids
     touched: set[tuple[str, int]] = set()
     members: dict[str, set[int]] = {}
     for operation in operations:

@@ -133,16 +133,28 @@ class ToyExecutor(LateExecutor):
         assert shares.starts == [item.num_computed_tokens for item in shares]
 
     def _check_transfers(self, plan: IterationPlan) -> None:
-        """What moves is touched by no plan before it has finished, on neither side (core/iteration_plan.py)."""
+        """What moves is not written before it has finished, nor read where it arrives (core/iteration_plan.py)."""
         moving = [transfer for _, transfer in self._in_flight]
         for transfer in plan.transfers:
             for other in moving:
-                assert set(transfer.device_blocks).isdisjoint(other.device_blocks), "what moves is not moved again"
+                both_leave = transfer.to_host and other.to_host
+                assert both_leave or set(transfer.device_blocks).isdisjoint(other.device_blocks), (
+                    "what moves is written"
+                )
                 assert set(transfer.host_blocks).isdisjoint(other.host_blocks), "what moves is not moved again"
             moving.append(transfer)
         on_the_way = {block_id for transfer in moving for block_id in transfer.device_blocks}
-        assert on_the_way.isdisjoint(block_id for copy in plan.copies for block_id in copy)
-        assert on_the_way.isdisjoint(block_id for item in plan.scheduled for block_id in item.block_ids)
+        arriving = {block_id for transfer in moving if not transfer.to_host for block_id in transfer.device_blocks}
+        assert on_the_way.isdisjoint(copy.destination for copy in plan.copies)
+        assert arriving.isdisjoint(copy.source for copy in plan.copies)
+        for item in plan.scheduled:
+            table = [*self.tables.get(item.sequence_id, [])[: item.table_start], *item.block_ids]
+            if not item.block_ids:
+                table = self.tables[item.sequence_id]
+            end = item.num_computed_tokens + len(item.token_ids)
+            written = table[item.num_computed_tokens // self._block_size : -(-end // self._block_size)]
+            assert on_the_way.isdisjoint(written), "what moves is not written"
+            assert arriving.isdisjoint(table), "what has not arrived is not read"
 
     def _logprobs(self, item: ScheduledSequence) -> TokenLogprobs | None:
         """Those that a beam asks for; choices get none."""

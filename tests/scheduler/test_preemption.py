@@ -38,6 +38,21 @@ def run_under_pressure(preemption: Preemption, transfer_delay: int = 2) -> Harne
     return harness
 
 
+def test_two_that_share_a_prefix_leave_in_one_iteration():
+    harness = Harness(num_blocks=10, max_num_batched_tokens=32, preemption=AlwaysSwap(), num_host_blocks=20)
+    assert harness.add(harness.request((0, 1, 2, 3), 10))
+    harness.step()
+    for seed in range(4):
+        assert harness.add(harness.request((1, 1, 1, 1, 1), 10, seed=seed))
+        harness.step()
+        harness.step()
+    harness.run()
+    left = [[set(t.device_blocks) for t in plan.transfers if t.to_host] for plan in harness.toy.plans]
+    assert any(first & second for first, second, *_ in (blocks for blocks in left if len(blocks) > 1))
+    for request_id in harness.requests:
+        harness.check_against_oracle(request_id)
+
+
 def num_recomputed(harness: Harness) -> int:
     return sum(i.recomputed_tokens for i in harness.sink.iterations)
 
