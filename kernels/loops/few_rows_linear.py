@@ -8,13 +8,15 @@ Tensors (T rows, N outputs, K inputs; N and K multiples of 16):
     bias     [N]                     bf16, or None
     returns  [T, N]                  bf16, contiguous, new
 
-Rounding: products exact, sums in fp32, rounded once, with the bias. T from 1; it pays up to 32.
+Rounding: products exact, sums in fp32, rounded once, with the bias. T may be 0.
 
 A panel is read from its first byte to its last, by vectors of 16 outputs and two inputs; up to 16 rows meet each while
 it is in a register (VDPBF16PS; every row's sums have a register of their own). Memory is asked 2 KB ahead, so loading
 and multiplying go on at once, which oneDNN's product does not manage. Measured on one core with AVX512-bf16, the
 linears of 30 layers of a 135M model, ms, oneDNN's packed / this (at 1 row torch's matrix-vector product takes 12.1):
     1 row 14.8 / 6.8    4 rows 12.7 / 7.1    8 rows 16.2 / 9.3    16 rows 23.4 / 17.0    32 rows 39.4 / 32.7
+and, on a busier machine:
+    32 rows 48.0 / 40.5    64 rows 82.9 / 74.1    128 rows 147 / 136    256 rows 267 / 254    512 rows 535 / 511
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from kernels.loops.vector_code import I64, LANES, Value, VectorCode, vector_func
 
 _AHEAD = 2048  # bytes
 _TAKEN_BY_A_THREAD = 4  # pieces: the last ones even out what the system's other work takes from a thread
+_FEW_ROWS = 32  # more of them make a single panel a piece worth taking
 _SUMS = {1: 8, 2: 4, 4: 4, 8: 2, 16: 1}
 """Rows at once, and sums of each row side by side: an addition takes four or six cycles, so there must be others."""
 _MOST_ROWS_AT_ONCE = max(_SUMS)
@@ -124,12 +127,12 @@ class PanelLinear:
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         num_rows, num_inputs = x.shape
         num_panels, num_outputs = self._panels.shape[0], self._no_bias.shape[0]
-        assert num_rows > 0 and num_inputs == self.num_inputs and x.stride(1) == 1 and x.dtype is torch.bfloat16
+        assert num_inputs == self.num_inputs and x.stride(1) == 1 and x.dtype is torch.bfloat16
         y = torch.empty((num_rows, num_outputs), dtype=torch.bfloat16)
         linear = _LINEARS[min(_MOST_ROWS_AT_ONCE, 1 << (num_rows - 1).bit_length())]
         linear(
             True,
-            min(num_panels, _TAKEN_BY_A_THREAD * torch.get_num_threads()),
+            num_panels if num_rows > _FEW_ROWS else min(num_panels, _TAKEN_BY_A_THREAD * torch.get_num_threads()),
             num_panels,
             num_inputs,
             num_rows,

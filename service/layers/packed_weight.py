@@ -2,13 +2,14 @@
 
 oneDNN wants weights in blocks of its own; F.linear rearranges them at every call, this once. For few rows, as decode
 has them, a compiled loop over a form of its own is faster still (kernels/loops/few_rows_linear.py): it reads at the
-memory's speed and multiplies meanwhile. oneDNN's way is an unadvertised one of torch's: it is tried before it is used.
-The loop is timed.
+memory's speed and multiplies meanwhile. Where its rows are not too wide for the caches it is for many rows too.
+oneDNN's way is an unadvertised one of torch's: it is tried before it is used. The loop is timed.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,30 +22,33 @@ from kernels.cpu_loops import FewRowsLinear, loops_for
 _TIMED_BYTES = 1 << 29
 _TIMED_ROWS = (1, 16)
 _FEW_ROWS = 32
+_MANY_ROWS, _MANY_ROWS_BYTES = 256, 1 << 25
 _MAY_COST = 1.2
 """Steps of loops alone can be recorded (kernels/loops/recording.py), which saves what timing the products does not
 show."""
 
 
 class PackedWeight:
-    """`packed(x, bias)` is F.linear(x, weight, bias), for inference. few_rows: the weight's second form."""
+    """`packed(x, bias)` is F.linear(x, weight, bias), for inference. By oneDNN's form, the loops' form, or both: then
+    few rows go through the loops."""
 
-    __slots__ = ("_few_rows", "_packed")
+    __slots__ = ("_packed", "_panels")
 
-    def __init__(self, packed: Tensor, few_rows: FewRowsLinear | None) -> None:
+    def __init__(self, packed: Tensor | None, panels: FewRowsLinear | None) -> None:
         self._packed = packed
-        self._few_rows = few_rows
+        self._panels = panels
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        if self._few_rows is not None and 0 < x.shape[0] <= _FEW_ROWS:
-            return self._few_rows(x, bias)
+        if self._panels is not None and (self._packed is None or 0 < x.shape[0] <= _FEW_ROWS):
+            return self._panels(x, bias)
+        assert self._packed is not None
         return _packed_linear(x, self._packed, bias)
 
 
 def pack_weight(weight: Tensor, in_two_forms: bool) -> PackedWeight | None:
     """The weight packed, or None where that is not possible (a GPU, another dtype, a torch without oneDNN).
 
-    in_two_forms: memory may hold both; `choose_few_rows_way` has the last word.
+    in_two_forms: memory may hold both; `choose_forms` has the last word.
     """
     if weight.device.type != "cpu" or not can_pack(weight.dtype):
         return None
@@ -53,47 +57,53 @@ def pack_weight(weight: Tensor, in_two_forms: bool) -> PackedWeight | None:
     return PackedWeight(_pack(plain), None if loops is None else loops.few_rows_linear(plain))
 
 
-def choose_few_rows_way(weights: Sequence[PackedWeight]) -> bool:
-    """Time few rows through a model's weights both ways; unless the second form wins, it is given up.
+def choose_forms(weights: Sequence[PackedWeight]) -> bool:
+    """Time few rows through a model's weights in both forms: unless the loops win, their form is given up. If they win
+    with many rows too, oneDNN's is.
 
     The answer depends on the machine and on whether the weights fit its caches, so the model's own are timed (the
-    first half GiB of them). Returns whether the second form is kept.
+    first half GiB of them). Returns whether the loops' form is kept.
     """
-    sample = _some_of(weights)
-    is_faster = bool(sample) and _few_rows_are_faster(sample)
-    if not is_faster:
-        for weight in weights:
-            weight._few_rows = None
-    return is_faster
+    sample = _in_two_forms(weights, _TIMED_BYTES)
+    if not sample or not _loops_win(sample, _TIMED_ROWS, _MAY_COST):
+        for weight in _in_two_forms(weights, math.inf):
+            weight._panels = None
+        return False
+    if _loops_win(_in_two_forms(weights, _MANY_ROWS_BYTES), (_MANY_ROWS,), 1.0):
+        for weight in _in_two_forms(weights, math.inf):
+            weight._packed = None
+    return True
 
 
-def _some_of(weights: Sequence[PackedWeight]) -> list[tuple[FewRowsLinear, Tensor]]:
-    """Both forms of the first weights that have them."""
-    sample, num_bytes = [], 0
+def _in_two_forms(weights: Sequence[PackedWeight], most_bytes: float) -> list[PackedWeight]:
+    """The first weights that are."""
+    both, num_bytes = list[PackedWeight](), 0
     for weight in weights:
-        if weight._few_rows is not None and num_bytes < _TIMED_BYTES:
-            sample.append((weight._few_rows, weight._packed))
-            num_bytes += weight._few_rows.num_bytes
-    return sample
+        if weight._panels is not None and weight._packed is not None and num_bytes < most_bytes:
+            both.append(weight)
+            num_bytes += weight._panels.num_bytes
+    return both
 
 
-def _few_rows_are_faster(sample: Sequence[tuple[FewRowsLinear, Tensor]]) -> bool:
+def _loops_win(weights: Sequence[PackedWeight], rows: Sequence[int], may_cost: float) -> bool:
+    """may_cost: times what oneDNN takes."""
     inputs = [
-        (torch.ones(num_rows, few_rows.num_inputs, dtype=torch.bfloat16), few_rows, packed)
-        for num_rows in _TIMED_ROWS
-        for few_rows, packed in sample
+        (torch.ones(num_rows, weight._panels.num_inputs, dtype=torch.bfloat16), weight._panels, weight._packed)
+        for num_rows in rows
+        for weight in weights
+        if weight._panels is not None and weight._packed is not None
     ]
 
-    def second_form() -> None:
-        for x, few_rows, _ in inputs:
-            few_rows(x, None)
+    def by_loops() -> None:
+        for x, panels, _ in inputs:
+            panels(x, None)
 
-    def first_form() -> None:
+    def by_onednn() -> None:
         for x, _, packed in inputs:
             _packed_linear(x, packed, None)
 
     with _one_thread():
-        return _least_seconds(second_form) < _MAY_COST * _least_seconds(first_form)
+        return _least_seconds(by_loops) < may_cost * _least_seconds(by_onednn)
 
 
 @contextmanager

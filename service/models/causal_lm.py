@@ -17,7 +17,7 @@ from service.layers.gated_mlp import GatedMlp
 from service.layers.gated_rows import choose_gated_rows
 from service.layers.layer import Layer
 from service.layers.linear import Linear
-from service.layers.packed_weight import choose_few_rows_way
+from service.layers.packed_weight import choose_forms
 from service.layers.rotary import RotaryEmbedding
 from service.layers.stream_joint import StreamJoint, choose_deferred_rows
 
@@ -91,7 +91,7 @@ class CausalLM(Layer, ABC):
             choose_gated_rows([module for module in self.modules() if isinstance(module, GatedMlp)])
             choose_deferred_rows(self.stream_joints())
         packed = [linear.pack(in_two_forms) for linear in linears]
-        choose_few_rows_way([weight for weight in packed if weight is not None])
+        choose_forms([weight for weight in packed if weight is not None])
         self.settle()
 
 

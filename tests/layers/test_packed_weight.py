@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from service.layers import packed_weight
-from service.layers.packed_weight import can_pack, choose_few_rows_way, pack_weight
+from service.layers.packed_weight import can_pack, choose_forms, pack_weight
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -33,26 +33,31 @@ def test_equals_the_exact_product(columns, rows, in_two_forms, has_bias, dtype):
         torch.testing.assert_close(packed(x, bias).double(), exact, atol=tolerance, rtol=tolerance / 4)
 
 
-@pytest.mark.parametrize("wins", [False, True])
-def test_the_second_form_stays_only_if_it_wins(wins, monkeypatch):
-    packed, _ = packed_and_its_weight(16, 16, torch.bfloat16, in_two_forms=True)
-    if packed._few_rows is None:
+@pytest.mark.parametrize(("few_win", "many_win"), [(False, False), (True, False), (True, True)])
+def test_the_forms_that_win_stay(few_win, many_win, monkeypatch):
+    packed, weight = packed_and_its_weight(16, 16, torch.bfloat16, in_two_forms=True)
+    if packed._panels is None:
         pytest.skip("this machine runs no compiled loops")
-    monkeypatch.setattr(packed_weight, "_few_rows_are_faster", lambda sample: wins)
-    assert choose_few_rows_way([packed]) is wins
-    assert (packed._few_rows is not None) is wins
+    monkeypatch.setattr(packed_weight, "_loops_win", lambda sample, rows, cost: few_win if rows[0] == 1 else many_win)
+    assert choose_forms([packed]) is few_win
+    assert (packed._panels is not None) is few_win
+    assert (packed._packed is None) is many_win
+    for num_rows in (0, 1, 40):
+        x = torch.randn(num_rows, 16).bfloat16()
+        with torch.inference_mode():
+            torch.testing.assert_close(packed(x, None), F.linear(x, weight), atol=6e-2, rtol=2e-2)
 
 
 def test_nothing_to_choose_between():
-    assert choose_few_rows_way([]) is False
+    assert choose_forms([]) is False
     packed, _ = packed_and_its_weight(8, 8, torch.bfloat16, in_two_forms=False)
-    assert choose_few_rows_way([packed]) is False
+    assert choose_forms([packed]) is False
 
 
 def test_a_real_choice_is_made():
     weights = [packed_and_its_weight(256, 128, torch.bfloat16, in_two_forms=True)[0] for _ in range(3)]
     before = torch.get_num_threads()
-    assert choose_few_rows_way(weights) in (False, True)
+    assert choose_forms(weights) in (False, True)
     assert torch.get_num_threads() == before
 
 

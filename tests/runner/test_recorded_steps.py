@@ -17,7 +17,7 @@ def second_form(monkeypatch):
     """Loops multiply, whichever way is faster here."""
     if cpu_loops() is None:
         pytest.skip("this machine runs no compiled loops")
-    monkeypatch.setattr(causal_lm, "choose_few_rows_way", lambda weights: True)
+    monkeypatch.setattr(causal_lm, "choose_forms", lambda weights: True)
 
 
 def outputs(folder, max_seqs, enforce_eager, max_num_seqs=64):

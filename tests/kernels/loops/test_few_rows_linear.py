@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(16, 16), (48, 208), (592, 64)])
-@pytest.mark.parametrize("num_rows", [1, 2, 3, 5, 8, 11, 16, 17, 40])
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 5, 8, 11, 16, 17, 40, 300])
 def test_equals_the_exact_product(loops, num_rows, num_outputs, num_inputs, has_bias):
     weight = torch.randn(num_outputs, num_inputs).bfloat16()
     bias = torch.randn(num_outputs).bfloat16() if has_bias else None
