@@ -366,7 +366,7 @@ def test_a_connection_that_has_ended_leaves_nothing_for_the_garbage_collector(
     version = b"1.0" if ending == "HTTP/1.0" else b"1.1"
     head = POST_HEAD.replace(b"HTTP/1.1", b"HTTP/" + version) + b"Content-Length: %d\r\n\r\n" % len(body)
     with _uncollected():
-        before = _num_connection_objects()
+        assert _wait_until_no_connection_is_left()  # of the tests before
         for _ in range(3):
             with connect(bounded) as connection:
                 connection.sendall(b"nonsense\r\n\r\n" if ending == "refused" else head + body)
@@ -374,10 +374,7 @@ def test_a_connection_that_has_ended_leaves_nothing_for_the_garbage_collector(
                 if ending != "left":
                     connection.shutdown(socket.SHUT_WR)
                     read_to_end(connection)
-        deadline_s = time.monotonic() + 6
-        while _num_connection_objects() > before and time.monotonic() < deadline_s:
-            time.sleep(0.05)
-        assert _num_connection_objects() == before
+        assert _wait_until_no_connection_is_left()
 
 
 @contextmanager
@@ -391,5 +388,11 @@ def _uncollected() -> Iterator[None]:
         gc.enable()
 
 
-def _num_connection_objects() -> int:
-    return sum(isinstance(one, BoundedProtocol | RequestResponseCycle) for one in gc.get_objects())
+def _wait_until_no_connection_is_left() -> bool:
+    """Whether none is after some seconds at most."""
+    deadline_s = time.monotonic() + 6
+    while not {BoundedProtocol, RequestResponseCycle}.isdisjoint(map(type, gc.get_objects())):
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(0.05)
+    return True
