@@ -18,6 +18,12 @@ def test_equals_the_reference(loops, rows, size):
     assert_close(got, rms_norm_reference(total.double(), weight.double(), 1e-5))
 
 
+@pytest.mark.parametrize(("rows", "size"), [(0, 8), (1, 1), (17, 123), (100, 576)])
+def test_without_a_residual_equals_the_reference(loops, rows, size):
+    x, weight = torch.randn(rows, size).bfloat16(), (torch.rand(size) + 0.5).bfloat16()
+    assert_close(loops.rms_norm(x, weight, 1e-5), rms_norm_reference(x.double(), weight.double(), 1e-5))
+
+
 def test_a_row_that_is_not_finite_stays_alone(loops):
     x, weight = torch.randn(3, 64).bfloat16(), torch.ones(64).bfloat16()
     x[1, 5] = float("nan")
