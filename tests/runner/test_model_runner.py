@@ -286,9 +286,10 @@ def test_after_a_fault_nothing_is_told_of_transfers(fails_in, device, tmp_path, 
 def test_transfers_are_timed_each_way_behind_others_and_behind_a_step(device, tmp_path):
     runner = load(llama(tmp_path), swap_bytes=1 << 20, device=device).runner
     timings = runner.measure_swap()
-    assert {(t.to_host, t.is_first) for t in timings} == {
-        (way, first) for way in (True, False) for first in (True, False)
-    }
+    behind_another = {t.to_host for t in timings if not t.is_first}
+    assert behind_another == {True, False}
+    if device == "cpu":  # a GPU's first one is not, while other processes keep it from what comes before
+        assert {t.to_host for t in timings if t.is_first} == behind_another
     assert all(t.seconds > 0 for t in timings)
 
 
