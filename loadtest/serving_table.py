@@ -10,6 +10,7 @@ it, the same requests through the engine without HTTP.
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -217,7 +218,14 @@ def measure(
     plan = LoadPlan(base_url, tuple(requests), options, num_processes=num_processes, warmup_requests=warmup_requests)
     outcome = run_load(plan, around=use)
     labels = RunLabels(
-        "openai", "headrace", options.model, row.name, workload=row.workload, num_processes=num_processes
+        "openai",
+        "headrace",
+        options.model,
+        row.name,
+        workload=row.workload,
+        seed=row.seed,
+        num_processes=num_processes,
+        request_rate=row.request_rate or math.inf,
     )
     result = summarize(outcome, labels)
     if result["failed"]:

@@ -30,6 +30,7 @@ def test_a_rate_spreads_the_requests(stub_url: str) -> None:
     result = measure(stub_url, Row("paced", "fixed-8x2", 5, (), request_rate=40.0), VOCAB_SIZE, num_processes=1)
     assert result["start_times"] == sorted(result["start_times"])
     assert result["duration"] >= result["start_times"][-1] + TTFT_S
+    assert result["request_rate"] == 40.0
 
 
 def test_every_row_has_prompts_of_its_own(stub_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
