@@ -11,11 +11,11 @@ from functools import cache
 from typing import no_type_check
 
 import numpy as np
-import torch
 from numba import types
 from torch import Tensor
 
 from kernels.loops.bf16 import bf16_at, count_up, exp, float_from_bits, int32_at, int64_at, narrow
+from kernels.loops.paged_heads import check_heads
 from kernels.loops.team import Loop, float_bits
 from kernels.loops.vector_code import I64, LANES, Value, VectorCode, vector_function
 
@@ -152,10 +152,6 @@ def _attend(group: int, head_dim: int) -> Loop:
     return Loop(attend)
 
 
-def takes_head_dim(head_dim: int) -> bool:
-    return head_dim % (2 * LANES) == 0
-
-
 def paged_attention_decode(
     query: Tensor,
     key_cache: Tensor,
@@ -170,11 +166,8 @@ def paged_attention_decode(
     """block_table, context_lens, rows: of `DecodeBatch`."""
     num_seqs, num_heads, head_dim = query.shape
     block_size, num_kv_heads = key_cache.shape[1:3]
-    assert takes_head_dim(head_dim) and query.stride()[1:] == (head_dim, 1) and out.is_contiguous()
-    assert query.dtype is key_cache.dtype is value_cache.dtype is out.dtype is torch.bfloat16
-    assert key_cache.stride() == value_cache.stride()
-    assert key_cache.stride()[1:] == (num_kv_heads * head_dim, head_dim, 1)
-    assert context_lens.is_contiguous() and rows.is_contiguous() and out.shape == query.shape
+    check_heads(query, key_cache, value_cache, out)
+    assert context_lens.is_contiguous() and rows.is_contiguous()
     _attend(num_heads // num_kv_heads, head_dim)(
         True,
         num_seqs * num_kv_heads,

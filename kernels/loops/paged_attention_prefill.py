@@ -18,6 +18,7 @@ from numba import njit
 from torch import Tensor
 
 from kernels.loops.bf16 import bf16_at, count_up, int32_at, int64_at, narrow
+from kernels.loops.paged_heads import check_heads
 from kernels.loops.team import Loop, float_bits
 from kernels.loops.vector_code import F32, I64, LANES, Value, VectorCode, vector_function
 
@@ -271,10 +272,7 @@ def paged_attention_prefill(
     num_tokens, num_heads, head_dim = query.shape
     block_size, num_kv_heads = key_cache.shape[1:3]
     num_seqs, group = context_lens.shape[0], num_heads // num_kv_heads
-    assert head_dim % (2 * LANES) == 0 and query.stride()[1:] == (head_dim, 1) and out.is_contiguous()
-    assert query.dtype is key_cache.dtype is value_cache.dtype is out.dtype is torch.bfloat16
-    assert key_cache.stride() == value_cache.stride()
-    assert key_cache.stride()[1:] == (num_kv_heads * head_dim, head_dim, 1) and out.shape == query.shape
+    check_heads(query, key_cache, value_cache, out)
     assert query_starts.is_contiguous() and context_lens.is_contiguous() and rows.is_contiguous()
 
     def items(tokens: int) -> int:

@@ -48,7 +48,3 @@ def test_a_sequence_that_is_not_finite_stays_alone(loops):
     got = attend(loops, case, query)
     assert got[1, 0].isnan().all()
     assert got[[0, 2]].isfinite().all() and got[1, 1].isfinite().all()
-
-
-def test_takes_head_dims_of_whole_vectors_only(loops):
-    assert [d for d in (16, 32, 64, 80, 128) if loops.takes_head_dim(d)] == [32, 64, 128]

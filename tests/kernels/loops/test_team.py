@@ -58,13 +58,17 @@ def test_runs_where_nothing_can_be_kept_on_disk(monkeypatch):
     assert taken.tolist() == [1, 0]
 
 
+def body_in_a_file(folder, monkeypatch, name):
+    """Of a loop without work, whose compiled form is kept in that folder."""
+    (folder / f"{name}.py").write_text("def body(arguments):\n    pass\n")
+    monkeypatch.syspath_prepend(folder)
+    return importlib.import_module(name).body
+
+
 def test_what_was_compiled_before_the_common_parts_changed_is_compiled_anew(tmp_path, monkeypatch):
     from kernels.loops.team import Loop
 
-    file = tmp_path / "body_of_test.py"
-    file.write_text("def body(arguments):\n    pass\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    body = importlib.import_module("body_of_test").body
+    body = body_in_a_file(tmp_path, monkeypatch, "body_of_test")
     Loop(body)
     (kept,) = tmp_path.rglob("body_of_test.*.nbi")
     os.utime(kept, (2e9, 2e9))
@@ -79,10 +83,7 @@ def test_what_is_kept_may_be_damaged_or_gone(tmp_path, monkeypatch):
     """As after a full disk, or where another process that starts has removed it."""
     from kernels.loops.team import Loop
 
-    file = tmp_path / "body_of_damaged_test.py"
-    file.write_text("def body(arguments):\n    pass\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    body = importlib.import_module("body_of_damaged_test").body
+    body = body_in_a_file(tmp_path, monkeypatch, "body_of_damaged_test")
     Loop(body)
     (kept,) = tmp_path.rglob("body_of_damaged_test.*.nbi")
     kept.write_bytes(kept.read_bytes()[:20])
