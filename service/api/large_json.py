@@ -56,6 +56,8 @@ def _check_rest(num_bytes: int) -> int:
 
 def _parse_run(text: bytes) -> list[int]:
     values: list[int] = []
+    if not text.strip():
+        return values
     for piece in _pieces(text):
         if not piece.strip():
             raise orjson.JSONDecodeError("a value is missing", "", 0)

@@ -55,6 +55,12 @@ def test_too_many_values_are_refused_at_once(value: bytes) -> None:
         parse_large(b"[" + value * (4_000_000 // len(value)) + b"0]")
 
 
+@pytest.mark.parametrize("blank", [b" ", b"\n", b"\t \r\n"])
+def test_an_array_of_white_space_is_an_empty_one(blank: bytes) -> None:
+    body = orjson.dumps({"ids": IDS})[:-1] + b',"none":[' + blank * 5000 + b"]}"
+    assert parse_large(body) == {"ids": IDS, "none": []}
+
+
 def test_what_only_looks_like_the_name_of_a_run_is_left_alone() -> None:
     body = orjson.dumps([IDS, {"\ue000run": 7}, {"\ue000run": "x"}, {"\ue000run": True}])
     assert parse_large(body)[1:] == [{"\ue000run": 7}, {"\ue000run": "x"}, {"\ue000run": True}]
