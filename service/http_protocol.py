@@ -102,7 +102,6 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["state"]["abort_connection"] = self.transport.abort
         self._num_headers = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -128,6 +127,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.cycle.send = send  # type: ignore[method-assign]  # uvicorn makes the cycle itself
             self._unanswered.append(self.cycle)
             self.scope["state"]["write_now"] = partial(_write_now, self.cycle)
+            self.scope["state"]["abort_connection"] = partial(_abort, self.cycle)
         if not self.pipeline:
             self._expect_input(self._limits.body_timeout_s + _GRACE_S)
         elif len(self.pipeline) <= _MAX_PIPELINED:  # an earlier answer is under way: we are the ones to wait for
@@ -259,6 +259,12 @@ def _write_now(cycle: RequestResponseCycle, piece: bytes) -> bool:
     if not cycle.disconnected:
         cycle.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
     return True
+
+
+def _abort(cycle: RequestResponseCycle) -> None:
+    """Cut the connection. Its loss is noticed later; uvicorn would first complain of an answer that has no end."""
+    cycle.disconnected = True
+    cycle.transport.abort()
 
 
 def _let_go(cycle: RequestResponseCycle) -> None:

@@ -77,6 +77,7 @@ def answer_stream(
     return TokenStreamResponse(
         _Frames(context, generation, frames, last_frame, num_logprobs),
         context.recorder.times,
+        context.unread,
         keepalive_s=context.config.stream_keepalive_s,
         send_timeout_s=context.config.stream_send_timeout_s,
         headers=ignored_header(ignored),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -38,6 +39,9 @@ from service.api.traces import Traces
 from service.api.version import Version
 from service.config import ApiConfig
 from service.metrics.recorder import Recorder
+from service.rare_warning import RareWarning
+
+_logger = logging.getLogger(__name__)
 
 
 def create_app(
@@ -54,9 +58,9 @@ def create_app(
     The app's lifespan ends its tokenizing threads and nothing else: it neither starts nor stops the engine.
     Streams are not ended at SIGTERM by this app: they end when the engine ends their requests.
     """
-    context = ApiContext(
-        state, config, TextPool(config.tokenizer_threads, recorder.times), recorder, TraceStore(), RandomIds()
-    )
+    unread = RareWarning(_logger, "streams that were not read for %g s were cut: %d")
+    texts = TextPool(config.tokenizer_threads, recorder.times)
+    context = ApiContext(state, config, texts, recorder, TraceStore(), RandomIds(), unread)
     routes = _routes(context, registry)
     templates = {route.endpoint: route.path for route in routes}
     app = _App(

@@ -10,6 +10,7 @@ from service.api.text_pool import TextPool
 from service.api.trace_store import TraceStore
 from service.config import ApiConfig
 from service.metrics.recorder import Recorder
+from service.rare_warning import RareWarning
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,3 +21,4 @@ class ApiContext:
     recorder: Recorder
     traces: TraceStore
     ids: RandomIds
+    unread: RareWarning

@@ -8,7 +8,6 @@ cancel scope and a lock around every send). Now most frames need no `send` at al
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -18,6 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from service.api.disconnect import disconnected
 from service.core.host_times import HostTimes
+from service.rare_warning import RareWarning
 
 DONE = b"data: [DONE]\n\n"
 ABORT_CONNECTION = "abort_connection"
@@ -30,7 +30,6 @@ _HEADERS = (
 _KEEP_ALIVE = b": keep-alive\n\n"
 _WAITED_S = 0.01
 """A send that took longer has waited for the client, and is no time of the host's."""
-_logger = logging.getLogger(__name__)
 
 
 def data_frame(json: bytes) -> bytes:
@@ -63,7 +62,8 @@ class TokenStreamResponse(Response):
     """Sends frames until there are no more, the client goes away, or it does not read for `send_timeout_s`.
 
     Whenever nothing was sent for `keepalive_s`, a comment is. Whatever happens, the frames are closed once, at the end.
-    The connection of a client that does not read is aborted, if the server says how (`abort_connection`).
+    The connection of a client that does not read is aborted, if the server says how (`abort_connection`), and `unread`
+    tells the log.
 
     Where the server takes a frame without being waited for (`write_now`), it goes there past all middleware and past
     this response's task, straight from whoever has made the tokens. The task has what may have to wait: the beginning,
@@ -74,6 +74,7 @@ class TokenStreamResponse(Response):
         self,
         frames: FrameSource,
         times: HostTimes,
+        unread: RareWarning,
         *,
         keepalive_s: float,
         send_timeout_s: float,
@@ -82,6 +83,7 @@ class TokenStreamResponse(Response):
         super().__init__(headers=headers)
         self._frames = frames
         self._times = times
+        self._unread = unread
         self._keepalive_s = keepalive_s
         self._send_timeout_s = send_timeout_s
         self._write_now: Callable[[bytes], bool] | None = None
@@ -112,7 +114,7 @@ class TokenStreamResponse(Response):
                 await self._send(send, _body(self._unsent, more_body=False))
         except TimeoutError:
             reason = "send_timeout"
-            _logger.warning("a stream was not read for %g s and was cut", self._send_timeout_s)
+            self._unread.tell(self._send_timeout_s)
             abort_connection(scope)
         finally:
             watching.cancel()

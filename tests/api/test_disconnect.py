@@ -171,6 +171,22 @@ def test_a_client_that_does_not_read_is_cut() -> None:
         connection.close()
 
 
+def test_clients_that_do_not_read_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    config = replace(Scene().config, stream_send_timeout_s=0.2)
+    with running(Scene(config=config, max_model_len=60_000, num_blocks=60_000)) as server:
+        server.play(lambda prompt, so_far, seed: 75)
+        body = completion(max_tokens=50_000, stream=True, n=4)
+        connections = [send_raw(server, COMPLETIONS, body, receive_bytes=4096) for _ in range(3)]
+        deadline_s = time.monotonic() + 20
+        while server.metric("headrace_aborts_total", reason="send_timeout") < 3:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        server.check_idle()
+        for connection in connections:
+            connection.close()
+    assert [record.getMessage() for record in caplog.records] == ["streams that were not read for 0.2 s were cut: 1"]
+
+
 async def _receive_nothing() -> Message:
     await asyncio.Event().wait()
     raise AssertionError

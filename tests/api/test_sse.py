@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +13,7 @@ from starlette.types import Message
 from service.api.sse import DONE, WRITE_NOW, TokenStreamResponse, data_frame
 from service.core.host_times import HostTimes
 from service.errors import ServerError
+from service.rare_warning import RareWarning
 from tests.api.running_server import RunningServer, Scene, running
 from tests.api.wire import CHAT, COMPLETIONS, chat, completion, error_of, events_of
 
@@ -23,6 +25,7 @@ class Client:
 
     def __init__(self, reads: int = 1000, stalls: bool = False, takes_s: float = 0.0) -> None:
         self.times = HostTimes()
+        self.unread = RareWarning(logging.getLogger("headrace"), "unread for %g s: %d")
         self.messages: list[Message] = []
         self.reasons: list[str] = []
         self.is_done = False
@@ -68,7 +71,12 @@ class Client:
 
     def read(self, *, keepalive_s: float = 15.0, send_timeout_s: float = 30.0) -> TokenStreamResponse:
         return TokenStreamResponse(
-            self, self.times, keepalive_s=keepalive_s, send_timeout_s=send_timeout_s, headers={"x-a": "b"}
+            self,
+            self.times,
+            self.unread,
+            keepalive_s=keepalive_s,
+            send_timeout_s=send_timeout_s,
+            headers={"x-a": "b"},
         )
 
 

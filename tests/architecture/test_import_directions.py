@@ -45,7 +45,7 @@ OURS = {
     "protocol": {"errors"},
     "text": {"core", "errors"},
     "metrics": EVERYONE_MAY,
-    "api": {"protocol", "text", "engine", "metrics", *EVERYONE_MAY},
+    "api": {"protocol", "text", "engine", "metrics", "rare_warning", *EVERYONE_MAY},
     "engine": {"scheduler", "kvcache", *EVERYONE_MAY},
     "scheduler": {"kvcache", *EVERYONE_MAY},
     "kvcache": EVERYONE_MAY,
