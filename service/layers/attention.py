@@ -6,7 +6,9 @@ flat batch attends to its own blocks.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import NamedTuple
 
 import torch
@@ -31,27 +33,55 @@ class AttentionInputs:
     slots: where each token's key and value go. decode: of the first rows, sequences of one token each. prefill: of the
     rows that its `query_starts` name. None where there are no such rows. Rows of `decode` that are padding may be
     rows of `prefill`: those of `decode` are written first.
+    rows: whose output is computed, [N] int64, and which `decode` and `prefill` count; None: all T.
+    last: for the last layer, if it differs.
     """
 
     slots: CacheSlots
     decode: DecodeBatch | None
     prefill: PrefillBatch | None
+    rows: Tensor | None = None
+    last: AttentionInputs | None = None
+
+    def read_at(self, rows: Tensor, decode: DecodeBatch) -> AttentionInputs:
+        """For a step of whose last layer nothing is read but these rows, [N] int64, N > 0. decode: each of them as
+        the last token of its context.
+
+        All tokens' keys and values are kept, but a prompt's last token alone goes through the rest of that layer: of
+        32 layers it saves 3 % of the products of a prompt. llama.cpp does the same.
+        """
+        return replace(self, last=AttentionInputs(self.slots, decode, None, rows))
+
+    def by_layer(self, num_layers: int) -> Iterator[AttentionInputs]:
+        """Of each layer, the first one's first."""
+        yield from repeat(self, num_layers - 1)
+        yield self.last or self
+
+    def narrow(self, x: Tensor) -> Tensor:
+        """x [T, ...] -> [N, ...]: of the rows whose output is computed."""
+        return x if self.rows is None else x.index_select(0, self.rows)
 
     def afresh(self) -> AttentionInputs:
         """For a step whose lengths and slots are others, at the same places: nothing is known of them yet."""
+        slots = replace(self.slots)
+        last = None if self.last is None else self.last._afresh_over(slots, None)
+        return self._afresh_over(slots, last)
+
+    def _afresh_over(self, slots: CacheSlots, last: AttentionInputs | None) -> AttentionInputs:
         decode = None if self.decode is None else self.decode.afresh()
         prefill = None if self.prefill is None else replace(self.prefill)
-        return AttentionInputs(replace(self.slots), decode, prefill)
+        return AttentionInputs(slots, decode, prefill, self.rows, last)
 
 
 def paged_attention(
     query: Tensor, cache: LayerCache, inputs: AttentionInputs, scale: float, sliding_window: int | None = None
 ) -> Tensor:
-    """query [T, num_heads, head_dim], keys and values already in the cache -> [T, num_heads * head_dim].
+    """query [T, num_heads, head_dim], keys and values already in the cache -> [N, num_heads * head_dim].
 
     sliding_window: how many tokens a query sees, its own included; None: all. The blocks of tokens that no query sees
     any more stay with their sequence. Decodes and prompts are two launches: their best kernels differ.
     """
+    query = inputs.narrow(query)
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if inputs.decode is not None:
         end = inputs.decode.context_lens.shape[0]

@@ -39,7 +39,8 @@ class CausalLM(Layer, ABC):
     ) -> Tensor:
         """token_ids, positions [T] int64. caches: of each layer, to which the tokens' keys and values are written.
 
-        Returns the last layer's output, [T, hidden_size].
+        Returns the last layer's output, [T, hidden_size], or [N, hidden_size] of the rows where it is read
+        (`AttentionInputs.read_at`).
         """
 
     @abstractmethod

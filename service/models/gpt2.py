@@ -31,7 +31,7 @@ class Gpt2Block(Layer):
     ) -> tuple[Tensor, Tensor]:
         x, residual = self.attention_norm(x, residual)
         x = self.attention(x, cache, inputs)
-        x, residual = self.mlp_norm(x, residual)
+        x, residual = self.mlp_norm(x, inputs.narrow(residual))
         return self.mlp(x), residual
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
@@ -63,8 +63,8 @@ class Gpt2(CausalLM):
         attention: AttentionInputs,
     ) -> Tensor:
         x, residual = self.embedding(token_ids) + self.positions(positions), None
-        for block, cache in zip(self.blocks, caches, strict=True):
-            x, residual = block(x, residual, cache, attention)
+        for block, cache, inputs in zip(self.blocks, caches, attention.by_layer(len(self.blocks)), strict=True):
+            x, residual = block(x, residual, cache, inputs)
         hidden, _ = self.norm(x, residual)
         return hidden
 

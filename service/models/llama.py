@@ -26,7 +26,7 @@ from service.models.model_config import ModelConfig
 
 
 class LlamaAttention(Layer):
-    """x [T, hidden_size] -> [T, hidden_size]."""
+    """x [T, hidden_size] -> [N, hidden_size], of the rows whose output is computed (AttentionInputs)."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class LlamaBlock(Layer):
     ) -> tuple[Branch, Tensor]:
         normed, residual = self.attention_norm(x, residual)
         x = self.attention(normed, cos, sin, cache, inputs)
-        normed, residual = self.mlp_norm(x, residual)
+        normed, residual = self.mlp_norm(x, inputs.narrow(residual))
         return self.mlp(normed), residual
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
@@ -113,8 +113,8 @@ class Llama(CausalLM):
     ) -> Tensor:
         x, residual = self.embedding(token_ids), None
         cos, sin = self.rotary(positions)
-        for block, cache in zip(self.blocks, caches, strict=True):
-            x, residual = block(x, residual, cos, sin, cache, attention)
+        for block, cache, inputs in zip(self.blocks, caches, attention.by_layer(len(self.blocks)), strict=True):
+            x, residual = block(x, residual, cos, sin, cache, inputs)
         hidden, _ = self.norm(x, residual)
         return hidden
 

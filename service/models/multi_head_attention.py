@@ -12,7 +12,8 @@ from service.models.model_config import ModelConfig
 
 
 class MultiHeadAttention(Layer):
-    """x [T, hidden_size] -> [T, hidden_size]; writes the tokens' keys and values to the cache.
+    """x [T, hidden_size] -> [N, hidden_size], of the rows whose output is computed (AttentionInputs). Writes all
+    tokens' keys and values to the cache.
 
     qkv_features: output features of the checkpoint's query, key and value matrices: three of them, or one merged.
     """

@@ -40,9 +40,9 @@ class OptBlock(Layer):
         if self.norms_first:
             x, residual = self.attention_norm(x, residual)
             x = self.attention(x, cache, inputs)
-            x, residual = self.mlp_norm(x, residual)
+            x, residual = self.mlp_norm(x, inputs.narrow(residual))
             return self.mlp(x), residual
-        x, _ = self.attention_norm(self.attention(x, cache, inputs), x)
+        x, _ = self.attention_norm(self.attention(x, cache, inputs), inputs.narrow(x))
         x, _ = self.mlp_norm(self.mlp(x), x)
         return x, None
 
@@ -81,8 +81,8 @@ class Opt(CausalLM):
         if self.project_in is not None:
             x = self.project_in(x)
         x, residual = x + self.positions(positions), None
-        for block, cache in zip(self.blocks, caches, strict=True):
-            x, residual = block(x, residual, cache, attention)
+        for block, cache, inputs in zip(self.blocks, caches, attention.by_layer(len(self.blocks)), strict=True):
+            x, residual = block(x, residual, cache, inputs)
         if self.norm is not None:
             x, _ = self.norm(x, residual)
         elif residual is not None:

@@ -13,8 +13,6 @@ from service.models.model_config import ModelConfig
 
 
 class Qwen3Attention(LlamaAttention):
-    """x [T, hidden_size] -> [T, hidden_size]."""
-
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__(config, layer)
         self.query_norm = RMSNorm(config.head_dim, config.norm_eps)

@@ -13,8 +13,11 @@ from service.layers.attention import AttentionInputs
 from service.runner.selective_batching import FlatBatch
 
 
-def attention_inputs(batch: FlatBatch, tensors: Mapping[str, Tensor], block_size: int) -> AttentionInputs:
-    """tensors: the batch's arrays on the device. Decodes and prompts are two launches: their best kernels differ."""
+def attention_inputs(
+    batch: FlatBatch, tensors: Mapping[str, Tensor], block_size: int, *, only_logits: bool = False
+) -> AttentionInputs:
+    """tensors: the batch's arrays on the device. Decodes and prompts are two launches: their best kernels differ.
+    only_logits: of the last layer nothing is read but the rows of logits; there must be one."""
     border, num_seqs = batch.num_decode, len(batch.context_lens)
     block_table, context_lens = tensors["block_table"], tensors["context_lens"]
     decode = prefill = None
@@ -30,4 +33,8 @@ def attention_inputs(batch: FlatBatch, tensors: Mapping[str, Tensor], block_size
             block_size=block_size,
         )
     slots = cache_slots(tensors["slot_mapping"], block_size)
-    return AttentionInputs(slots, decode, prefill)
+    inputs = AttentionInputs(slots, decode, prefill)
+    if only_logits:
+        last = decode_batch(block_table, tensors["logit_lens"], block_size, tensors["logit_places"])
+        inputs = inputs.read_at(tensors["logit_rows"], last)
+    return inputs

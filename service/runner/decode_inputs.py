@@ -37,7 +37,6 @@ class DecodeInputs:
             positions=fixed["positions"],
             decode_rows=fixed["rows"],
             attention=AttentionInputs(cache_slots(fixed["slots"], block_size), decode, None),
-            logit_rows=None,
             draw_rows=fixed["rows"],
             sampling=SamplingBatch.of(fixed, is_greedy=False),
         )

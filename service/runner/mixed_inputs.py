@@ -37,6 +37,7 @@ class MixedInputs:
             **{name: np.empty(num_tokens, np.int64) for name in ("token_ids", "positions", "slot_mapping")},
             **{name: np.empty(num_draws, np.int64) for name in ("logit_rows", "draw_rows", "seeds")},
             "sample_positions": np.empty(num_draws, np.int64),
+            "logit_lens": np.empty(num_draws, np.int32),
             "temperature": np.empty(num_draws, np.float32),
             "top_p": np.empty(num_draws, np.float32),
             "top_k": np.empty(num_draws, np.int32),
@@ -59,6 +60,8 @@ class MixedInputs:
             block_size=block_size,
             rows=fixed["prompt_rows"],
         )
+        last = decode_batch(block_table, fixed["logit_lens"], block_size, fixed["draw_rows"])
+        attention = AttentionInputs(cache_slots(fixed["slot_mapping"], block_size), decode, prefill)
         self.num_tokens, self.num_decodes = num_tokens, num_decodes
         self.most_changes = num_tokens
         self.table_places, self.table_values = fixed["places"], fixed["values"]
@@ -67,8 +70,7 @@ class MixedInputs:
             token_ids=fixed["token_ids"],
             positions=fixed["positions"],
             decode_rows=fixed["decode_rows"],
-            attention=AttentionInputs(cache_slots(fixed["slot_mapping"], block_size), decode, prefill),
-            logit_rows=fixed["logit_rows"],
+            attention=attention.read_at(fixed["logit_rows"], last),
             draw_rows=fixed["draw_rows"],
             sampling=SamplingBatch.of(fixed, is_greedy=False),
         )
@@ -92,6 +94,7 @@ class MixedInputs:
             arrays[name][: len(batch.token_ids)] = getattr(batch, name)
         num_draws = len(batch.seeds)
         arrays["logit_rows"][:num_draws] = np.repeat(batch.logit_rows, batch.samples_per_row)
+        arrays["logit_lens"][:num_draws] = batch.sample_positions
         for name in ("draw_rows", "seeds", "sample_positions", "temperature", "top_p", "top_k"):
             arrays[name][:num_draws] = getattr(batch, name)
         border = batch.num_decode

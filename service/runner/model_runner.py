@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -11,7 +10,6 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from kernels.cpu_loops import loops_for
 from service.core.grammar import TokenMasks
 from service.core.iteration_plan import (
     BlockCopy,
@@ -24,23 +22,20 @@ from service.core.iteration_plan import (
 )
 from service.core.iteration_result import FinishedTransfer
 from service.core.sampling_params import SamplingParams
-from service.layers.attention import AttentionInputs
 from service.models.causal_lm import CausalLM
-from service.runner.attention_inputs import attention_inputs
 from service.runner.cuda_graphs import StepGraphs, StepOutputs, inputs_of
 from service.runner.decode_rows import DecodeRows, decode_rows, is_decode, rows_going_on
 from service.runner.device_block_table import DeviceBlockTable
 from service.runner.drawn_ids import DrawnIds
 from service.runner.draws import LogitsOf, draw_all
+from service.runner.forward_pass import ForwardPass
 from service.runner.grammar_masks import with_grammar_masks
 from service.runner.graph_sizes import GraphSize
-from service.runner.halving import Part, compute_in_halves, places
 from service.runner.host_blocks import HostBlocks, PlainHostBlocks
 from service.runner.kv_storage import KvStorage
 from service.runner.kv_transfer import KvTransfer, TransferTiming
 from service.runner.launched_iteration import LaunchedIteration, Outputs
 from service.runner.logprobs import DrawLogprobs, PromptLogprobs, score_prompts
-from service.runner.recorded_steps import RecordedSteps
 from service.runner.sampling_rows import SamplingRows
 from service.runner.selective_batching import FlatBatch, flatten
 from service.runner.sequence_rows import SequenceRows
@@ -48,8 +43,6 @@ from service.runner.staging import IdsOnTheirWay, to_device
 from service.runner.step_inputs import StepInputs
 from service.runner.step_timer import StepTimer
 from service.sampling.sampler import SamplingBatch, sample
-
-logger = logging.getLogger(__name__)
 
 _SWAP_ROUNDS = 5
 
@@ -80,10 +73,10 @@ class ModelRunner:
         max_blocks = min(-(-max_model_len // self._block_size), storage.num_blocks)
         # Twice as many as run at once: one that has ended is released after the iteration that still had it.
         self._rows = SequenceRows(2 * max_num_seqs, max_blocks)
+        self._forward_pass = ForwardPass(model, storage, self._rows, device)
         self._drawn = DrawnIds(self._rows.num_rows, device)
         self._sampling_rows = SamplingRows(vocab_size, device)
         self._graphs: StepGraphs | None = None
-        self._recorded: RecordedSteps | None = None
         self._timer = StepTimer(device)
         self._last_decodes: DecodeRows | None = None  # of the last plan, if it drew by a graph and by nothing else
 
@@ -175,9 +168,7 @@ class ModelRunner:
 
     def record_steps(self) -> None:
         """Decode steps that consist of compiled loops are recorded and replayed from now on. On a CPU."""
-        loops = loops_for(self._storage.blocks)
-        if loops is not None:
-            self._recorded = RecordedSteps(self._model_step, loops.new_recorder(), self._rows, self._block_size)
+        self._forward_pass.record_steps()
 
     @torch.inference_mode()
     def compute_padding(self, size: GraphSize) -> None:
@@ -211,17 +202,20 @@ class ModelRunner:
             logits = graphs.replay(decodes).logits  # kept as they are: drawing again begins with them
             return self._sample(scheduled, batch, tensors, lambda first, stop: logits[first:stop].clone(), masks)
 
-        hidden = self._hidden(scheduled, batch, tensors)
         prompt_logprobs = None
-        if not batch.is_plain:
+        if not batch.is_plain and any(share.targets for share in scheduled):
+            hidden = self._forward_pass.of_all_tokens(scheduled, batch, tensors)
             prompt_logprobs = score_prompts(
                 scheduled, batch, hidden, self._model.compute_logits, self._vocab_size, self._device
             )
+            hidden = hidden.index_select(0, tensors["logit_rows"])
+        else:
+            hidden = self._forward_pass.of_logit_rows(scheduled, batch, tensors)
         if not len(batch.logit_rows):
             return Outputs(IdsOnTheirWay(tensors["token_ids"], 0), prompt_logprobs=prompt_logprobs)
 
         def logits_of(first: int, stop: int) -> Tensor:
-            return self._model.compute_logits(hidden.index_select(0, tensors["logit_rows"][first:stop]))
+            return self._model.compute_logits(hidden[first:stop])
 
         return self._sample(scheduled, batch, tensors, logits_of, masks, prompt_logprobs)
 
@@ -229,36 +223,6 @@ class ModelRunner:
         token_ids = graphs.replay(decodes).token_ids
         self._last_decodes = decodes
         return Outputs(IdsOnTheirWay(token_ids, len(decodes.rows)))
-
-    def _hidden(
-        self, scheduled: Sequence[ScheduledSequence], batch: FlatBatch, tensors: Mapping[str, Tensor]
-    ) -> Tensor:
-        """[T, hidden_size] of the batch's tokens; computed in parts if the device's memory runs out."""
-        try:
-            return self._forward(batch, tensors, tensors["token_ids"])
-        except torch.OutOfMemoryError:
-            if len(batch.token_ids) == 1:
-                raise
-        logger.warning("no memory for an iteration of %d tokens: it is computed in parts", len(batch.token_ids))
-
-        def compute(parts: Sequence[Part]) -> tuple[Tensor, Tensor]:
-            part = flatten([part.share for part in parts], self._rows, self._block_size)
-            there = to_device({**part.arrays(), "places": places(parts, part)}, self._device)
-            token_ids = tensors["token_ids"].index_select(0, there["places"])
-            return there["places"], self._forward(part, there, token_ids)
-
-        return compute_in_halves(scheduled, batch, compute)
-
-    def _forward(self, batch: FlatBatch, tensors: Mapping[str, Tensor], token_ids: Tensor) -> Tensor:
-        hidden = None if self._recorded is None else self._recorded.try_replay(batch, token_ids)
-        if hidden is not None:
-            return hidden
-        attention = attention_inputs(batch, tensors, self._block_size)
-        return self._model_step(token_ids, tensors["positions"], attention)
-
-    def _model_step(self, token_ids: Tensor, positions: Tensor, attention: AttentionInputs) -> Tensor:
-        hidden: Tensor = self._model(token_ids, positions, self._storage.layers, attention)
-        return hidden
 
     def _sample(
         self,
@@ -283,9 +247,7 @@ class ModelRunner:
         """The step that a graph captures; called directly it computes the same without a graph (its plain twin)."""
         self._drawn.fill_in(inputs.token_ids, inputs.decode_rows)
         attention = inputs.attention.afresh()
-        hidden = self._model_step(inputs.token_ids, inputs.positions, attention)
-        if inputs.logit_rows is not None:
-            hidden = hidden.index_select(0, inputs.logit_rows)
+        hidden = self._forward_pass.compute(inputs.token_ids, inputs.positions, attention)
         logits = self._model.compute_logits(hidden)
         token_ids = sample(logits, inputs.sampling)
         self._drawn.note(inputs.draw_rows, token_ids)

@@ -28,7 +28,8 @@ class FlatBatch:
     rows [S] int64: in SequenceRows. has_pending: some ids of decodes are PENDING_TOKEN_ID.
     token_starts [S] int64: where each sequence's tokens begin, in the plan's order.
     is_plain: every sequence's `SamplingParams.is_plain`.
-    logit_rows: tokens whose logits are needed, one a sequence that samples, in the plan's order.
+    logit_rows: tokens whose logits are needed, one a sequence that samples, in the plan's order. logit_places: these
+    sequences' places among the S. logit_lens: int32, each token's context.
     samples_per_row: draws from each of them. The remaining arrays have one entry a draw, in the plan's order.
     draw_rows: the row in SequenceRows of the sequence whose logits are drawn from.
     """
@@ -45,6 +46,8 @@ class FlatBatch:
     token_starts: Int64Array
     is_plain: bool
     logit_rows: Int64Array
+    logit_places: Int64Array
+    logit_lens: Int32Array
     samples_per_row: Int64Array
     draw_rows: Int64Array
     temperature: Float32Array
@@ -83,15 +86,17 @@ def flatten(scheduled: Sequence[ScheduledSequence], rows: SequenceRows, block_si
     samples_per_seq = np.array([len(s.samples) for s in scheduled], np.int64)
     is_sampled = samples_per_seq > 0
     samples_per_row = samples_per_seq[is_sampled]
-    draw_place = np.repeat(place[is_sampled], samples_per_row)
+    logit_place = place[is_sampled]
+    draw_place = np.repeat(logit_place, samples_per_row)
     draw_row = row[draw_place]
+    context_lens = context_lens.astype(np.int32)
 
     num_decode = int(is_decode.sum())
     return FlatBatch(
         token_ids=token_ids,
         positions=positions,
         slot_mapping=blocks * block_size + positions % block_size,
-        context_lens=context_lens.astype(np.int32),
+        context_lens=context_lens,
         query_starts=starts.astype(np.int32),
         block_table=rows.block_table[row, : -(-int(context_lens.max()) // block_size)],
         num_decode=num_decode,
@@ -99,12 +104,14 @@ def flatten(scheduled: Sequence[ScheduledSequence], rows: SequenceRows, block_si
         has_pending=bool((token_ids[:num_decode] == PENDING_TOKEN_ID).any()),
         token_starts=starts[place],
         is_plain=not rows.asks_more[row].any(),
-        logit_rows=starts[place[is_sampled] + 1] - 1,
+        logit_rows=starts[logit_place + 1] - 1,
+        logit_places=logit_place,
+        logit_lens=context_lens[logit_place],
         samples_per_row=samples_per_row,
         draw_rows=draw_row,
         temperature=rows.temperature[draw_row],
         top_p=rows.top_p[draw_row],
         top_k=rows.top_k[draw_row],
         seeds=np.array([sample.seed for s in scheduled for sample in s.samples], np.int64),
-        sample_positions=context_lens[draw_place],
+        sample_positions=context_lens[draw_place].astype(np.int64),
     )

@@ -14,15 +14,14 @@ from service.sampling.sampler import SamplingBatch
 class StepInputs:
     """T tokens, the first D of them decodes, and N draws; whatever is not used is padding.
 
-    token_ids, positions [T] int64. decode_rows [D] int64: rows of SequenceRows. logit_rows [N] int64: tokens whose
-    logits are drawn from; None for all. draw_rows [N] int64: the row of the sequence that draws, 0 for padding.
-    sampling: of all draws at once, whatever their parameters.
+    token_ids, positions [T] int64. decode_rows [D] int64: rows of SequenceRows. attention: its last layer is read where
+    a draw's logits come from, at N rows in their order. draw_rows [N] int64: the row of the sequence that draws, 0 for
+    padding. sampling: of all draws at once, whatever their parameters.
     """
 
     token_ids: Tensor
     positions: Tensor
     decode_rows: Tensor
     attention: AttentionInputs
-    logit_rows: Tensor | None
     draw_rows: Tensor
     sampling: SamplingBatch

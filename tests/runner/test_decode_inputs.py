@@ -36,7 +36,6 @@ def test_values_arrive_at_fixed_places_and_the_rest_is_padding(device):
         assert step.positions.tolist() == [*positions, *[0] * rest]
         assert step.attention.slots.slot_mapping.tolist() == [*values.slots.tolist(), *[-1] * rest]
         assert decode.context_lens.tolist() == [*(p + 1 for p in positions), *[0] * rest]
-        assert step.logit_rows is None
         assert (
             decode.rows.tolist()
             == step.decode_rows.tolist()

@@ -52,7 +52,10 @@ def test_the_batch_stands_at_fixed_places_with_padding_behind_it(device):
         assert starts[: num_prompts + 1] == batch.query_starts[nd:].tolist()
         assert set(starts[num_prompts:]) == {nt}
         drawn_from = [row for row, num in zip(batch.logit_rows, batch.samples_per_row, strict=True) for _ in range(num)]
-        assert step.logit_rows[:nn].tolist() == drawn_from
+        assert step.attention.last.rows[:nn].tolist() == drawn_from
+        last = step.attention.last.decode
+        assert last.rows[:nn].tolist() == batch.draw_rows.tolist()
+        assert last.context_lens.tolist() == [*batch.sample_positions.tolist(), *[0] * (len(last.rows) - nn)]
         assert step.draw_rows.tolist() == [*batch.draw_rows.tolist(), *[0] * (GraphSize(46, 6).most_draws - nn)]
         assert step.sampling.seeds[:nn].tolist() == batch.seeds.tolist()
         assert step.sampling.top_k[:nn].tolist() == batch.top_k.tolist()

@@ -23,7 +23,9 @@ def second_form(monkeypatch):
 def outputs(folder, max_seqs, enforce_eager, max_num_seqs=64):
     loaded = load(folder, dtype="bfloat16", enforce_eager=enforce_eager, max_num_seqs=max_num_seqs)
     player = PlanPlayer(loaded.runner, loaded.num_blocks, 16)
-    return player.generate(PROMPTS[: 2 * max_seqs], greedy(8), chunk=64, max_seqs=max_seqs), loaded.runner._recorded
+    return player.generate(
+        PROMPTS[: 2 * max_seqs], greedy(8), chunk=64, max_seqs=max_seqs
+    ), loaded.runner._forward_pass._recorded
 
 
 @pytest.mark.parametrize("max_seqs", [1, 5, 26])

@@ -66,6 +66,8 @@ def test_a_batch_says_what_its_plan_says(seed):
 
     sampled = [s for s in scheduled if s.samples]
     assert batch.logit_rows.tolist() == [last[s.sequence_id] for s in sampled]
+    assert [in_order[place].sequence_id for place in batch.logit_places] == [s.sequence_id for s in sampled]
+    assert batch.logit_lens.tolist() == [s.num_computed_tokens + len(s.token_ids) for s in sampled]
     assert batch.samples_per_row.tolist() == [len(s.samples) for s in sampled]
     draws = [(s, d) for s in scheduled for d in s.samples]
     assert batch.seeds.tolist() == [d.seed for _, d in draws]
