@@ -7,17 +7,16 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from kernels.graph_capture import capture_graph
+
 
 def seconds_by_replay(launches: Sequence[Callable[[], object]], rounds: int = 7) -> float:
     """Of one launch on the average, all of them in a row, in the median round. Each kernel has been launched before:
     nothing may be compiled in a capture."""
     torch.cuda.synchronize()
-    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream = torch.cuda.Stream()
+    graph, _ = capture_graph(lambda: [launch() for launch in launches], stream)
     with torch.cuda.stream(stream):
-        graph.capture_begin()
-        for launch in launches:
-            launch()
-        graph.capture_end()
         return replay_seconds(graph, rounds) / len(launches)
 
 

@@ -9,14 +9,13 @@ A step whose size was not captured, yet or ever, runs in the next larger graph o
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from kernels.graph_capture import capture_graph
 from kernels.replay_timing import replay_seconds
 from service.runner.decode_inputs import DecodeInputs
 from service.runner.decode_rows import DecodeRows
@@ -66,14 +65,10 @@ class StepGraphs:
     def capture(self, sizes: Sequence[GraphSize]) -> None:
         """Capture a graph of each size. Each is computed once before, so that every kernel is compiled and loaded:
         neither may happen in a capture."""
-        was_collecting = gc.isenabled()
-        gc.disable()  # a collection might free a tensor, which no capture allows
         try:
             for size in sizes:
                 self._capture(size)
         finally:
-            if was_collecting:
-                gc.enable()
             self._decodes, self._mixed = _worth_keeping(self._decodes), _worth_keeping(self._mixed)
             self._decode_sizes, self._mixed_sizes = sorted(self._decodes), sorted(self._mixed)
 
@@ -153,18 +148,9 @@ class _CapturedStep(Generic[Inputs]):
         self, compute: Callable[[Inputs], StepOutputs], inputs: Inputs, pool: Any, stream: torch.cuda.Stream
     ) -> None:
         self.inputs = inputs
-        self.graph = torch.cuda.CUDAGraph()
         compute(inputs)
         torch.cuda.synchronize()
-        with torch.cuda.stream(stream):
-            self.graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            try:
-                outputs = compute(inputs)
-            except BaseException:
-                with suppress(RuntimeError):  # the capture's own complaint, after the fault that ended it
-                    self.graph.capture_end()
-                raise
-            self.graph.capture_end()
+        self.graph, outputs = capture_graph(lambda: compute(inputs), stream, pool)
         self.seconds = replay_seconds(self.graph, rounds=1)
         # The ids are kept for this graph alone. Nobody holds the logits' memory, so the next capture may use it too:
         # they are the largest tensor by far.

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from kernels.graph_capture import capture_graph
+
 _REPLAYS = 20
 
 
@@ -14,9 +16,7 @@ def launched_and_replayed(chain: Callable[[], Tensor]) -> Tensor:
     """What the chain returns when launched; each replay of a CUDA graph that holds it must return the same."""
     want = chain()
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        got = chain()
+    graph, got = capture_graph(chain, torch.cuda.Stream())
     for _ in range(_REPLAYS):
         got.fill_(float("nan"))
         graph.replay()

@@ -5,6 +5,7 @@ import torch
 
 from kernels import silu_and_mul as op
 from kernels.dependent_launch import dependent_launch
+from kernels.graph_capture import capture_graph
 from kernels.rms_norm import add_rms_norm, add_rms_norm_reference
 from kernels.silu_and_mul import silu_and_mul, silu_and_mul_reference
 from tests.kernels.sm90 import Launch, LaunchRecorder, compile_to_ptx
@@ -44,9 +45,7 @@ def test_a_long_chain_in_a_graph_reads_what_was_written():
     with torch.inference_mode():
         chain(silu_and_mul, add_rms_norm)
         torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            out = chain(silu_and_mul, add_rms_norm)
+        graph, out = capture_graph(lambda: chain(silu_and_mul, add_rms_norm), torch.cuda.Stream())
         for _ in range(20):
             x.normal_()
             out.fill_(float("nan"))

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernels.attention_config import DecodeConfig
+from kernels.graph_capture import capture_graph
 from kernels.paged_attention_decode import (
     decode_batch,
     paged_attention_decode,
@@ -232,11 +233,13 @@ def test_a_graph_follows_lengths_and_blocks_that_change(lane, dtype):
     lens = torch.zeros(num_seqs, dtype=torch.int32, device="cuda")
     batch, out = decode_batch(table, lens, block_size), torch.empty_like(query)
     paged_attention_decode(query, keys, values, batch, 0.125, out)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+
+    def step():
         of_this_step = batch.afresh()
         for _ in range(3):  # as so many layers: the splits are listed once
             paged_attention_decode(query, keys, values, of_this_step, 0.125, out)
+
+    graph, _ = capture_graph(step, torch.cuda.Stream())
     for context_lens in ([0, 0, 0, 0, 0, 0], [1, 2, 3, 0, 0, 0], [4096, 1, 64, 65, 3000, 0], [4096] * 6):
         lens.copy_(torch.tensor(context_lens, dtype=torch.int32))
         table.copy_(random_table([longest] * num_seqs, block_size, num_blocks))
