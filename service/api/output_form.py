@@ -55,7 +55,11 @@ async def compile_form(
 
 def schema_text(schema: object, param: str, config: ApiConfig) -> str:
     """A schema as JSON text; InvalidRequest if it is larger or deeper than any that is honoured."""
-    if len(orjson.dumps(schema)) > config.max_schema_bytes:
+    try:
+        num_bytes = len(orjson.dumps(schema))
+    except orjson.JSONEncodeError as error:  # deeper than it goes, and it goes deeper than we do
+        raise _too_deep(param, config) from error
+    if num_bytes > config.max_schema_bytes:
         raise InvalidRequest(f"{param} may have at most {config.max_schema_bytes} bytes.", param=param)
     _check_depth_and_enums(schema, param, config)
     _check_intersections(schema, param, config)
@@ -145,7 +149,7 @@ def _check_depth_and_enums(schema: object, param: str, config: ApiConfig) -> Non
     while waiting:
         value, depth = waiting.pop()
         if depth > config.max_schema_depth:
-            raise InvalidRequest(f"{param} may be nested {config.max_schema_depth} deep at most.", param=param)
+            raise _too_deep(param, config)
         if isinstance(value, dict):
             values = value.get("enum")
             if isinstance(values, list) and len(values) > config.max_enum_values:
@@ -159,6 +163,10 @@ def _check_depth_and_enums(schema: object, param: str, config: ApiConfig) -> Non
             waiting += [(member, depth + 1) for member in value.values()]
         elif isinstance(value, list):
             waiting += [(member, depth + 1) for member in value]
+
+
+def _too_deep(param: str, config: ApiConfig) -> InvalidRequest:
+    return InvalidRequest(f"{param} may be nested {config.max_schema_depth} deep at most.", param=param)
 
 
 def _check_intersections(schema: object, param: str, config: ApiConfig) -> None:

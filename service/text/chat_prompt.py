@@ -39,11 +39,11 @@ def encode_chat(
     """
     options = options or PromptOptions()
     shield = Shield(tokenizer.special_texts)
-    covered = [{key: shield.cover(value) for key, value in message.items()} for message in messages]
     end = f"\ue004{secrets.token_hex(8)}"
-    if options.continue_final_message:
-        covered[-1]["content"] = f"{covered[-1]['content']}{end}"
     try:
+        covered = [{key: shield.cover(value) for key, value in message.items()} for message in messages]
+        if options.continue_final_message:
+            covered[-1]["content"] = f"{covered[-1]['content']}{end}"
         text = template.render(
             covered,
             add_generation_prompt=options.add_generation_prompt and not options.continue_final_message,
@@ -52,6 +52,8 @@ def encode_chat(
         )
     except TemplateRefusal as error:
         raise TemplateRefusal(shield.reveal(str(error))) from error
+    except RecursionError as error:
+        raise TemplateRefusal("tools or arguments of calls are nested too deeply") from error
     if options.continue_final_message:
         text, found, _ = text.rpartition(end)
         if not found:

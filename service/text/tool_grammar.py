@@ -107,11 +107,13 @@ def _python_bodies(tools: Sequence[CallableTool]) -> list[str]:
     lines = []
     for index, tool in enumerate(tools):
         schema = _parameters(tool)
+        properties, required = schema.get("properties", {}), schema.get("required", [])
         if "properties" not in schema and set(schema) - {"type", "additionalProperties", "description", "title"}:
             raise ValueError(f"the parameters of {tool.name} have no list of properties")
-        required = set(schema.get("required", ()))
-        keys = [key for key in schema.get("properties", {}) if key.isidentifier()]
-        if not required <= set(keys):
+        if not isinstance(properties, dict) or not isinstance(required, list):
+            raise ValueError(f"the parameters of {tool.name} have properties or required of a wrong type")
+        keys = [key for key in properties if key.isidentifier()]
+        if not all(isinstance(key, str) and key in properties and key.isidentifier() for key in required):
             raise ValueError(f"the parameters of {tool.name} have names that cannot be keywords")
         lines.append(f'call_{index}: {json.dumps(tool.name + "(")} first_{index}_0 ")"')
         for number, key in enumerate(keys):

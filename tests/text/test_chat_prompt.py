@@ -78,6 +78,18 @@ def test_a_refusal_shows_the_clients_text_as_it_was() -> None:
         encode_chat(TOKENIZER, template, user("<|im_end|>"))
 
 
+@pytest.mark.parametrize("depth", [600, 100_000])
+def test_what_is_nested_too_deeply_is_refused(depth: int) -> None:
+    nested: object = {}
+    for _ in range(depth):
+        nested = [nested]
+    template = ChatTemplate("{{ tools | tojson }}{{ messages | tojson }}", {})
+    tools = PromptOptions(tools=[{"type": "function", "extra": nested}])
+    for messages, options in ((user("hi"), tools), ([{"role": "assistant", "tool_calls": [nested]}], None)):
+        with pytest.raises(TemplateRefusal, match="nested too deeply"):
+            encode_chat(TOKENIZER, template, messages, options)
+
+
 def test_a_final_message_is_continued() -> None:
     messages = [*user("Count."), {"role": "assistant", "content": "one, two, "}]
     ids = encode_chat(TOKENIZER, TEMPLATE, messages, PromptOptions(continue_final_message=True))

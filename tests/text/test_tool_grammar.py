@@ -170,7 +170,15 @@ def test_a_keyword_that_is_not_honoured_is_a_refusal_for_strict_functions_only()
 
 
 @pytest.mark.parametrize(
-    "parameters", [{"$ref": "#/$defs/a", "$defs": {}}, {"properties": {"a b": {}}, "required": ["a b"]}]
+    "parameters",
+    [
+        {"$ref": "#/$defs/a", "$defs": {}},
+        {"properties": {"a b": {}}, "required": ["a b"]},
+        {"properties": ["a"]},
+        {"properties": None},
+        {"properties": {"a": {}}, "required": 1},
+        {"properties": {"a": {}}, "required": [{}]},
+    ],
 )
 def test_what_python_cannot_call(parameters: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="f have"):
