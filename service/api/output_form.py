@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import orjson
 
-from service.api.schema_annotations import without_annotations
+from service.api.schema_limits import check_grammar, check_regex_size, schema_text
 from service.api.serving_state import ServedModel
 from service.config import ApiConfig
 from service.core.grammar import Grammar, GrammarSpec, Reasoning
@@ -53,19 +53,6 @@ async def compile_form(
     return CompiledForm(grammar, model.clock.now_s() - started_s)
 
 
-def schema_text(schema: object, param: str, config: ApiConfig) -> str:
-    """A schema as JSON text; InvalidRequest if it is larger or deeper than any that is honoured."""
-    try:
-        num_bytes = len(orjson.dumps(schema))
-    except orjson.JSONEncodeError as error:  # deeper than it goes, and it goes deeper than we do
-        raise _too_deep(param, config) from error
-    if num_bytes > config.max_schema_bytes:
-        raise InvalidRequest(f"{param} may have at most {config.max_schema_bytes} bytes.", param=param)
-    _check_depth_and_enums(schema, param, config)
-    _check_intersections(schema, param, config)
-    return orjson.dumps(without_annotations(schema)).decode()
-
-
 def _of_response_format(format_: ResponseFormat | None, config: ApiConfig) -> list[GrammarSpec]:
     if format_ is None or format_.type == "text":
         return []
@@ -89,7 +76,7 @@ def _of_structured(outputs: StructuredOutputs | None, config: ApiConfig) -> list
             raise UnsupportedParameter(f"{where}.{name[:64]} is not supported.", param=f"{where}.{name[:64]}")
     whitespace = "" if outputs.disable_any_whitespace else outputs.whitespace_pattern
     if whitespace:
-        _check_regex_size(whitespace, f"{where}.whitespace_pattern", config)
+        check_regex_size(whitespace, f"{where}.whitespace_pattern", config)
     specs = _json(outputs.json_, f"{where}.json", config, whitespace)
     if outputs.json_object:
         specs.append(GrammarSpec("json_schema", ANY_OBJECT, f"{where}.json_object", whitespace))
@@ -115,7 +102,7 @@ def _json(schema: object, param: str, config: ApiConfig, whitespace: str | None 
 def _regex(pattern: str | None, param: str, config: ApiConfig) -> list[GrammarSpec]:
     if pattern is None:
         return []
-    _check_regex_size(pattern, param, config)
+    check_regex_size(pattern, param, config)
     return [GrammarSpec("regex", pattern, param)]
 
 
@@ -132,63 +119,5 @@ def _choice(choices: Sequence[str] | None, param: str, config: ApiConfig) -> lis
 def _grammar(text: str | None, param: str, config: ApiConfig) -> list[GrammarSpec]:
     if text is None:
         return []
-    if not text.strip() or len(text.encode()) > config.max_schema_bytes:
-        raise InvalidRequest(f"{param} must have 1 to {config.max_schema_bytes} bytes.", param=param)
-    if text.count("&") > config.max_patterns_at_once:
-        raise InvalidRequest(f"{param} may have at most {config.max_patterns_at_once} intersections (&).", param=param)
+    check_grammar(text, param, config)
     return [GrammarSpec("grammar", text, param)]
-
-
-def _check_regex_size(pattern: str, param: str, config: ApiConfig) -> None:
-    if len(pattern.encode()) > config.max_regex_bytes:
-        raise InvalidRequest(f"{param} may have at most {config.max_regex_bytes} bytes.", param=param)
-
-
-def _check_depth_and_enums(schema: object, param: str, config: ApiConfig) -> None:
-    waiting: list[tuple[Any, int]] = [(schema, 1)]
-    while waiting:
-        value, depth = waiting.pop()
-        if depth > config.max_schema_depth:
-            raise _too_deep(param, config)
-        if isinstance(value, dict):
-            values = value.get("enum")
-            if isinstance(values, list) and len(values) > config.max_enum_values:
-                raise InvalidRequest(f"{param}: an enum may hold at most {config.max_enum_values} values.", param=param)
-            if values == []:
-                raise InvalidRequest(f"{param}: an enum must hold at least one value.", param=param)
-            by_pattern = value.get("patternProperties")
-            for pattern in (value.get("pattern"), *(by_pattern if isinstance(by_pattern, dict) else ())):
-                if isinstance(pattern, str):
-                    _check_regex_size(pattern, f"{param}: pattern", config)
-            waiting += [(member, depth + 1) for member in value.values()]
-        elif isinstance(value, list):
-            waiting += [(member, depth + 1) for member in value]
-
-
-def _too_deep(param: str, config: ApiConfig) -> InvalidRequest:
-    return InvalidRequest(f"{param} may be nested {config.max_schema_depth} deep at most.", param=param)
-
-
-def _check_intersections(schema: object, param: str, config: ApiConfig) -> None:
-    """Refuse an allOf of many patterns. One that refers elsewhere may gather all that the schema has."""
-    everywhere = sum("pattern" in node for node in _nodes(schema))
-    for node in _nodes(schema):
-        if "allOf" in node:
-            inside = list(_nodes(node["allOf"]))
-            refers = any("$ref" in each for each in inside)
-            num_patterns = everywhere if refers else sum("pattern" in each for each in inside)
-            if num_patterns > config.max_patterns_at_once:
-                most = config.max_patterns_at_once
-                raise InvalidRequest(f"{param}: allOf may join at most {most} patterns.", param=param)
-
-
-def _nodes(schema: object) -> Iterator[dict[str, Any]]:
-    """Every object in the schema."""
-    waiting = [schema]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict):
-            yield value
-            waiting += value.values()
-        elif isinstance(value, list):
-            waiting += value

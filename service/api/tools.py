@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from service.api.output_form import schema_text
 from service.api.schema_annotations import without_annotations
+from service.api.schema_limits import schema_text
 from service.config import ApiConfig
 from service.core.grammar import GrammarSpec
 from service.errors import InvalidRequest, UnsupportedParameter

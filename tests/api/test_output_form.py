@@ -170,6 +170,8 @@ def test_a_stop_string_cuts_before_the_grammar_ends(server: RunningServer, http:
         ({"guided_json": {"enum": list(range(5001))}}, "guided_json", "5000"),
         ({"guided_json": {"enum": ["x" * 66_000]}}, "guided_json", "65536"),
         ({"guided_json": json.loads('{"items":' * 64 + "{}" + "}" * 64)}, "guided_json", "64"),
+        ({"guided_json": {"const": -(2**63)}}, "guided_json", "const must not be less"),
+        ({"grammar": 'start: "a" %json {"enum": [-9223372036854775808]}'}, "grammar", "enum must not be less"),
         ({"guided_json": '{"items":' * 300 + "{}" + "}" * 300}, "guided_json", "64 deep"),
         ({"guided_json": json.loads('{"items":' * 300 + "{}" + "}" * 300)}, "guided_json", "64 deep"),
     ],

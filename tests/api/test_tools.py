@@ -54,6 +54,7 @@ def test_without_tools_nothing_is_searched_for_calls(values: dict[str, Any]) -> 
         ({"tools": [NOW], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [tool(parameters={"type": "array"})]}, "tools[0].function.parameters"),
+        ({"tools": [tool(parameters={"properties": {"a": {"const": -(2**63)}}})]}, "tools[0].function.parameters"),
     ],
 )
 def test_what_can_never_work_is_refused(values: dict[str, Any], param: str) -> None:
