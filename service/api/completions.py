@@ -43,7 +43,8 @@ class Completions:
         call = _check(fields, self._context.config, model.defaults)
         prompts = _check_prompts(fields, self._context.config)
         model.engine.check_accepts(len(prompts))
-        prompt_ids = await self._prompt_ids(http, prompts, call, model)
+        special = fields.add_special_tokens is not False
+        prompt_ids = await self._prompt_ids(http, prompts, call, model, special)
         echo = bool(fields.echo)
         head = call_head(self._context.ids, http, "cmpl", arrival_s)
         to_submit = CallPrompts(prompt_ids, "prompt", _DEFAULT_MAX_TOKENS, _num_prompt_logprobs(call, echo))
@@ -59,14 +60,14 @@ class Completions:
         return await answer_whole(http, self._context, generation, call.ignored, body)
 
     async def _prompt_ids(
-        self, http: Request, prompts: Sequence[str | list[int]], call: CheckedCall, model: ServedModel
+        self, http: Request, prompts: Sequence[str | list[int]], call: CheckedCall, model: ServedModel, special: bool
     ) -> list[list[int]]:
-        """Ids of each prompt: text as the tokenizer does it, special tokens added; ids as they are."""
+        """Ids of each prompt: text as the tokenizer does it, with `special` tokens added; ids as they are."""
         if call.truncate_prompt_tokens is None:
             check_can_fit(max((len(p) for p in prompts if isinstance(p, str)), default=0), model, "prompt")
         num_characters = sum(len(p) if isinstance(p, str) else len(p) // _IDS_A_CHARACTER for p in prompts)
         ids = await self._context.texts.run_prompt(
-            http.receive, num_characters, lambda: [_encode(prompt, model) for prompt in prompts]
+            http.receive, num_characters, lambda: [_encode(prompt, model, special) for prompt in prompts]
         )
         return [truncated(each, call, model) for each in ids]
 
@@ -103,11 +104,11 @@ def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str 
     return list(cast(list[str | list[int]], prompt))
 
 
-def _encode(prompt: str | list[int], model: ServedModel) -> list[int]:
+def _encode(prompt: str | list[int], model: ServedModel, special: bool) -> list[int]:
     if isinstance(prompt, list):
         check_token_ids(prompt, model.vocab_size, "prompt")
         return prompt
-    ids = model.tokenizer.encode(prompt, add_special_tokens=True)
+    ids = model.tokenizer.encode(prompt, add_special_tokens=special)
     if not ids:
         raise InvalidRequest(_NO_TEXT, param="prompt")
     return ids

@@ -16,6 +16,7 @@ from service.api.context import ApiContext
 from service.api.json_body import read_json_object
 from service.api.serving_state import ServedModel
 from service.api.token_checks import check_token_ids
+from service.api.unsupported import check_extra_fields
 from service.api.validation import check_model, ignored_fields
 from service.api.wire_parsing import parse
 from service.errors import InvalidRequest
@@ -83,7 +84,7 @@ class Tokenize:
     def _check(self, fields: WireRequest, model: str | None, deeper: tuple[str, ...] = ()) -> tuple[str, ...]:
         if model is not None:
             check_model(model, self._context.config)
-        return ignored_fields((*(fields.model_extra or {}), *deeper), self._context.config)
+        return ignored_fields((*check_extra_fields(fields.model_extra or {}), *deeper), self._context.config)
 
 
 def _answer(shape: BaseModel, ignored: tuple[str, ...]) -> Response:

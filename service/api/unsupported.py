@@ -1,6 +1,7 @@
 """Fields of the API that are known but not honoured: accepted at their defaults, else refused by name.
 
-A field that becomes supported moves from here into the wire shapes; one that only chat has stays, for completions.
+A field that becomes supported moves from here into the wire shapes; one that only one endpoint has stays, for the
+other. vLLM's and SGLang's are here if an answer without them would be another answer.
 """
 
 from __future__ import annotations
@@ -18,6 +19,11 @@ _DEFAULTS: dict[str, tuple[object, ...]] = {
     "echo": (False,),
     "suffix": ("",),
     "spaces_between_special_tokens": (True,),
+    "return_tokens_as_token_ids": (False,),
+    "return_prompt_text": (False,),
+    "return_hidden_states": (False,),
+    "include_reasoning": (True,),
+    "separate_reasoning": (True,),
     # form of the output
     "functions": ([],),
     "function_call": ("none", "auto"),
@@ -28,6 +34,19 @@ _DEFAULTS: dict[str, tuple[object, ...]] = {
     "verbosity": ("medium",),
     "web_search_options": (),
     "moderation": (),
+    "guided_json_object": (False,),
+    "guided_whitespace_pattern": (),
+    "ebnf": (),
+    "stop_regex": ([],),
+    "no_stop_trim": (False,),
+    # which tokens are drawn
+    "logits_processors": ([],),
+    "custom_logit_processor": (),
+    "logprob_token_ids": ([],),
+    "thinking_token_budget": (),
+    "repetition_detection": (),
+    "vllm_xargs": ({},),
+    "lora_path": (),
     # the prompt
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -37,10 +56,13 @@ _DEFAULTS: dict[str, tuple[object, ...]] = {
     "continue_final_message": (False,),
     "chat_template": (),
     "prompt_embeds": (),
-    "add_special_tokens": (),
+    "add_special_tokens": (False,),
+    "truncation_side": ("left",),
     "documents": ([],),
     # handling
     "store": (False,),
+    "kv_transfer_params": (),
+    "ec_transfer_params": (),
 }
 """Field -> the values (besides null) at which it asks for nothing."""
 

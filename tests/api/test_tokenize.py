@@ -25,6 +25,15 @@ def test_text_has_the_ids_of_a_completion(server: RunningServer, http: httpx.Cli
     assert [0, *without["tokens"]] == ids
 
 
+@pytest.mark.parametrize("special", [True, False])
+def test_special_tokens_are_added_to_both_alike(http: httpx.Client, special: bool) -> None:
+    asked = tokenize(http, prompt="hello", add_special_tokens=special)["tokens"]
+    assert (asked[0] == 0) == special
+    for prompt, ids in (("hello", asked), ([75], [75])):
+        body = completion(prompt=prompt, return_token_ids=True, add_special_tokens=special)
+        assert http.post(COMPLETIONS, json=body).json()["choices"][0]["prompt_token_ids"] == ids
+
+
 def test_messages_have_the_ids_of_a_chat(server: RunningServer, http: httpx.Client) -> None:
     body = chat("hi <|im_end|> there")
     ids = http.post(CHAT, json={**body, "return_token_ids": True}).json()["choices"][0]["prompt_token_ids"]
@@ -55,6 +64,13 @@ def test_there_and_back(http: httpx.Client) -> None:
         ("/tokenize", {"prompt": 5}, "prompt"),
         ("/tokenize", {"messages": []}, "messages"),
         ("/tokenize", {"messages": [{"role": "user"}]}, "messages[0].content"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "x"}], "chat_template": "x"}, "chat_template"),
+        (
+            "/tokenize",
+            {"messages": [{"role": "user", "content": "x"}], "add_special_tokens": True},
+            "add_special_tokens",
+        ),
+        ("/tokenize", {"prompt": "x", "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),
         ("/detokenize", {"tokens": [5, 10**6]}, "tokens"),

@@ -21,6 +21,26 @@ ASKING = {
     "modalities": ["audio"],
     "reasoning_effort": "high",
     "store": True,
+    "return_tokens_as_token_ids": True,
+    "return_prompt_text": True,
+    "return_hidden_states": True,
+    "include_reasoning": False,
+    "separate_reasoning": False,
+    "truncation_side": "right",
+    "thinking_token_budget": 10,
+    "repetition_detection": {"max_pattern_size": 4},
+    "logits_processors": ["a.b"],
+    "vllm_xargs": {"a": 1},
+    "kv_transfer_params": {"do_remote_decode": True},
+    "guided_whitespace_pattern": " ?",
+    "guided_json_object": True,
+    "ebnf": 'root ::= "a"',
+    "stop_regex": ["a+"],
+    "no_stop_trim": True,
+    "custom_logit_processor": "x",
+    "logprob_token_ids": [5],
+    "lora_path": "x",
+    "ec_transfer_params": {"x": 1},
 }
 DEFAULTS = {
     "presence_penalty": 0,
@@ -35,6 +55,11 @@ DEFAULTS = {
     "repetition_penalty": 1.0,
     "service_tier": "auto",
     "store": False,
+    "include_reasoning": True,
+    "truncation_side": "left",
+    "return_tokens_as_token_ids": False,
+    "logits_processors": [],
+    "vllm_xargs": {},
 }
 
 
@@ -72,6 +97,14 @@ def test_a_default_of_another_type_is_no_default(name: str, value: Any) -> None:
         return
     with pytest.raises(UnsupportedParameter):
         check_extra_fields({name: value})
+
+
+def test_special_tokens_beside_a_templates_own_are_refused(http: httpx.Client) -> None:
+    error = error_of(http.post(CHAT, json=chat("hi", add_special_tokens=True)))
+    assert (error["code"], error["param"]) == ("unsupported_parameter", "add_special_tokens")
+    response = http.post(CHAT, json=chat("hi", add_special_tokens=False))
+    assert response.status_code == 200
+    assert "x-ignored-params" not in response.headers
 
 
 def test_what_only_chat_has_is_refused_for_completions(http: httpx.Client) -> None:

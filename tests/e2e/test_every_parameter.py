@@ -78,7 +78,11 @@ CHAT: dict[str, dict[str, Any]] = {
         "add_generation_prompt": False,
     },
 }
-COMPLETIONS: dict[str, dict[str, Any]] = {"logprobs": {"logprobs": 2}, "echo": {"echo": True, "max_tokens": 2}}
+COMPLETIONS: dict[str, dict[str, Any]] = {
+    "logprobs": {"logprobs": 2},
+    "echo": {"echo": True, "max_tokens": 2},
+    "add_special_tokens": {"add_special_tokens": False},
+}
 IN_EVERY_CALL = {"model", "messages", "prompt", "stream", "stream_options"}
 
 
