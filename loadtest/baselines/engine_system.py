@@ -7,7 +7,7 @@ from loadtest.baselines.iteration_log import IterationLog
 from loadtest.baselines.kv_pool import KvPool
 from loadtest.baselines.planned_ends import END_TOKEN_ID, PlannedEnds
 from loadtest.offline.serving_system import Completion, IterationFacts, MemoryUse, OfflineRequest
-from service.core.events import FinalEvent, Outcome
+from service.core.events import FinalEvent, Outcome, one_by_one
 from service.core.iteration_plan import IterationPlan
 from service.core.request import Request
 from service.core.sampling_params import BeamParams, SamplingParams
@@ -140,7 +140,7 @@ class EngineSystem:
         num_before = len(self.log.iterations)
         self._engine.step()
         self._batch_size = self.log.iterations[-1].batch_size if len(self.log.iterations) > num_before else 0
-        for request_id, event in self._engine.take_events():
+        for request_id, event in one_by_one(self._engine.take_events()):
             if isinstance(event, FinalEvent):
                 if event.outcome is not Outcome.FINISHED:
                     raise RuntimeError(f"{self.name}: request {request_id} {event.outcome}: {event.error}")

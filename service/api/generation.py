@@ -15,7 +15,7 @@ from service.core.iteration_result import TokenLogprobs
 from service.core.request import FinishReason, Request
 from service.core.stats import RequestStats
 from service.engine.async_engine import AsyncEngine
-from service.engine.streams import RequestStream
+from service.engine.request_stream import RequestStream
 from service.errors import RequestError, Unavailable
 from service.protocol.usage import Usage
 from service.text.chat_output import ChatOutput, OutputDelta
@@ -144,7 +144,7 @@ class Generation:
         began_s = time.perf_counter()
         pieces: list[Piece] = []
         for prompt_index, stream in list(self._streams.items()):
-            if stream.events:
+            if stream.has_events:
                 pieces += self._read(prompt_index, stream.take())
         self.text_s += time.perf_counter() - began_s
         return pieces

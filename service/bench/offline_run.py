@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from service.core.events import FinalEvent, Outcome
+from service.core.events import FinalEvent, Outcome, one_by_one
 from service.core.request import Request
 from service.core.sampling_params import SamplingParams
 from service.engine.engine import Engine
@@ -66,7 +66,7 @@ def run_at_once(
 def _record(run: OfflineRun, engine: Engine, now_s: Callable[[], float]) -> None:
     events = engine.take_events()
     here_s, num_tokens = now_s(), 0
-    for request_id, event in events:
+    for request_id, event in one_by_one(events):
         if not isinstance(event, FinalEvent):
             num_tokens += 1
             run.first_s.setdefault(request_id, here_s)

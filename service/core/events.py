@@ -5,6 +5,7 @@ Immutable; they cross threads.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -62,3 +63,24 @@ events are that, so they cost no object."""
 
 Addressed = tuple[str, StreamEvent]
 """An event and the id of the request that it is for."""
+
+
+class LockstepTokens(NamedTuple):
+    """What most iterations have to tell: one plain token for each of many requests. request_ids: mostly the same object
+    as the time before. token_ids: one for each."""
+
+    request_ids: tuple[str, ...]
+    token_ids: tuple[int, ...]
+
+
+News = Addressed | LockstepTokens
+"""What crosses to the event loop."""
+
+
+def one_by_one(news: Iterable[News]) -> Iterator[Addressed]:
+    """The same events, each by itself, in order."""
+    for each in news:
+        if isinstance(each, LockstepTokens):
+            yield from zip(each.request_ids, each.token_ids, strict=True)
+        else:
+            yield each

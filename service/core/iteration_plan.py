@@ -74,24 +74,30 @@ class SharesGoingOn(Sequence[ScheduledSequence]):
     further. Each sequence computes the one that it drew there, and the executor may go on from what it has made of that
     plan. So few of them are ever looked at, and each is made when it is.
 
-    starts: `num_computed_tokens` of each. first: shares of the same sequences in an earlier plan. grown: place of a
+    first: shares of the same sequences in an earlier plan, `num_further` tokens before this one. grown: place of a
     share -> its table_start and block_ids; the tables of the others are unchanged.
     """
 
-    __slots__ = ("_first", "grown", "starts")
+    __slots__ = ("_first", "_num_further", "grown")
 
     def __init__(
         self,
         first: Sequence[ScheduledSequence],
-        starts: Sequence[int],
+        num_further: int,
         grown: Mapping[int, tuple[int, tuple[int, ...]]],
     ) -> None:
         self._first = first
+        self._num_further = num_further
         self.grown = grown
-        self.starts = starts
+
+    @property
+    def starts(self) -> list[int]:
+        """`num_computed_tokens` of each."""
+        num_further = self._num_further
+        return [start + num_further for start in map(_START, self._first)]
 
     def __len__(self) -> int:
-        return len(self.starts)
+        return len(self._first)
 
     @overload
     def __getitem__(self, index: int) -> ScheduledSequence: ...
@@ -113,7 +119,7 @@ class SharesGoingOn(Sequence[ScheduledSequence]):
         return ScheduledSequence(
             first.sequence_id,
             (PENDING_TOKEN_ID,),
-            self.starts[place],
+            first.num_computed_tokens + self._num_further,
             table_start,
             block_ids,
             first.sampling,
@@ -198,4 +204,4 @@ class IterationPlan:
 
     @property
     def num_scheduled_tokens(self) -> int:
-        return sum(self.token_counts())
+        return len(self.scheduled) if isinstance(self.scheduled, SharesGoingOn) else sum(self.token_counts())

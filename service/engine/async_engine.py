@@ -10,12 +10,13 @@ from typing import TypeVar
 
 from service.config import SchedulerConfig
 from service.core.clock import Clock
-from service.core.events import Addressed, FinalEvent, Outcome
+from service.core.events import FinalEvent, News, Outcome
 from service.core.request import Request
 from service.core.stats import EngineSnapshot, RequestStats
 from service.engine.engine import Engine
 from service.engine.engine_loop import Abort, EngineLoop, Expire, Stop, StopChoice, Submit
-from service.engine.streams import RequestStream, StreamPacing
+from service.engine.request_stream import RequestStream
+from service.engine.stream_pacing import StreamPacing
 from service.errors import (
     ContextLengthExceeded,
     InvalidRequest,
@@ -191,7 +192,7 @@ class AsyncEngine:
         per_request_s = (self._clock.now_s() - times_s[0]) / len(times_s)
         return min(max(per_request_s * self._loop.num_queued().requests, 1.0), MAX_RETRY_AFTER_S)
 
-    def _deliver(self, events: list[Addressed]) -> None:
+    def _deliver(self, events: list[News]) -> None:
         now_s = self._clock.now_s()
         for request_id in self._pacing.deliver(events, now_s):
             del self._streams[request_id], self._requests[request_id]

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from service.core.clock import Clock
-from service.core.events import Addressed
+from service.core.events import News
 from service.core.grammar import TokenMasker
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
@@ -151,7 +151,7 @@ class Engine:
         """seconds: what adding and removing requests took."""
         self._stats_sink.record_commands(seconds)
 
-    def take_events(self) -> list[Addressed]:
+    def take_events(self) -> list[News]:
         """Events since the last call, in order."""
         return self._requests.take_events()
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from service.core.clock import Clock
-from service.core.events import Addressed
+from service.core.events import News
 from service.core.request import Request
 from service.core.stats import EngineSnapshot
 from service.engine.engine import Engine
@@ -75,7 +75,7 @@ class EngineLoop:
         self,
         engine: Engine,
         clock: Clock,
-        publish: Callable[[list[Addressed]], None],
+        publish: Callable[[list[News]], None],
         on_death: Callable[[BaseException], None],
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:

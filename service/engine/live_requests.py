@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 
 from service.core.clock import Clock
-from service.core.events import Addressed, FinalEvent, Outcome
+from service.core.events import FinalEvent, News, Outcome
 from service.core.request import FinishReason, Request
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
@@ -33,7 +33,7 @@ class LiveRequests:
         self._stats_sink = stats_sink
         self._clock = clock
         self._next_sequence_id = 0
-        self.events: list[Addressed] = []
+        self.events: list[News] = []
         self.searches: dict[str, BeamSearch] = {}
         self.num_constrained = 0
 
@@ -75,7 +75,7 @@ class LiveRequests:
                 self.end_sequence(group, sequence, FinishReason.STOP)
                 return
 
-    def take_events(self) -> list[Addressed]:
+    def take_events(self) -> list[News]:
         """Events since the last call, in order."""
         events, self.events = self.events, []
         return events

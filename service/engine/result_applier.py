@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from itertools import repeat
 
 from service.core.clock import Clock
-from service.core.events import Outcome, PromptEvent, TokenEvent
+from service.core.events import LockstepTokens, Outcome, PromptEvent, TokenEvent
 from service.core.iteration_plan import IterationPlan, ScheduledSequence
 from service.core.iteration_result import INVALID_TOKEN_ID, IterationResult, TokenLogprobs
 from service.core.request import FinishReason, Request
@@ -51,8 +51,10 @@ class ResultApplier:
         scored = dict(result.prompt_logprobs)
         end = len(whose.in_lockstep)
         if end:
-            decodes = whose.in_lockstep
-            tokens.generated += self._apply_lockstep(decodes, plan.starts(), result.token_ids, result.logprobs)
+            decoded = self._apply_run(whose, result) or self._apply_lockstep(whose.in_lockstep, plan.starts(), result)
+            self._scheduler.note_decoded(decoded)
+            self._gaps.note_lockstep(len(decoded), self._last_result_s, self._result_s)
+            tokens.generated += len(decoded)
         for item, group in zip(plan.scheduled[end:], whose.apart, strict=True):
             first, end = end, end + len(item.samples)
             member = self._scheduler.pool.member(item.sequence_id)
@@ -72,21 +74,26 @@ class ResultApplier:
         """Of the tokens since the last call (`IterationStats.token_gaps`)."""
         return self._gaps.take()
 
+    def _apply_run(self, whose: IterationGroups, result: IterationResult) -> tuple[LockstepDecode, ...]:
+        """If the iteration is one of a run and no token of it has to be looked at, all of it in one step. Returns those
+        whose tokens these are; else nobody."""
+        run = whose.run
+        if run is None or not run.take(result.token_ids, self._result_s):
+            return ()
+        self._requests.events.append(LockstepTokens(run.request_ids, result.token_ids))
+        return run.members
+
     def _apply_lockstep(
-        self,
-        decodes: tuple[LockstepDecode, ...],
-        starts: Iterable[int],
-        token_ids: tuple[int, ...],
-        logprobs: tuple[TokenLogprobs | None, ...],
-    ) -> int:
-        """Apply the tokens of decodes in lockstep (scheduler/lockstep.py), which nearly all are; returns how many were
-        generated. The common case, a token of which only the id is reported, is written out in the loop: it happens
-        some ten thousand times a second.
+        self, decodes: tuple[LockstepDecode, ...], starts: Iterable[int], result: IterationResult
+    ) -> tuple[LockstepDecode, ...]:
+        """Apply the tokens of decodes in lockstep (scheduler/lockstep.py), one by one; returns those whose requests
+        were still there. The common case, a token of which only the id is reported, is written out in the loop: it
+        happens some ten thousand times a second.
         """
-        now_s, tell = self._result_s, self._requests.events.append
+        now_s, tell, scored = self._result_s, self._requests.events.append, result.logprobs or repeat(None)
         dropped: list[LockstepDecode] = []
         # More ids may follow than there are decodes in lockstep.
-        for decode, start, token_id, scores in zip(decodes, starts, token_ids, logprobs or repeat(None), strict=False):
+        for decode, start, token_id, scores in zip(decodes, starts, result.token_ids, scored, strict=False):
             try:
                 position = start + 1
                 if position >= decode.looked_at_from or token_id in decode.watched_ids or scores is not None:
@@ -100,10 +107,7 @@ class ResultApplier:
                 tell((decode.request_id, token_id))
             except Exception:  # likewise
                 self._requests.fail_inside(decode.group)
-        decoded = tuple([decode for decode in decodes if decode not in dropped]) if dropped else decodes
-        self._scheduler.note_decoded(decoded)
-        self._gaps.note_lockstep(len(decoded), self._last_result_s, now_s)
-        return len(decoded)
+        return tuple([decode for decode in decodes if decode not in dropped]) if dropped else decodes
 
     def _apply_looked_at(
         self, decode: LockstepDecode, position: int, token_id: int, logprobs: TokenLogprobs | None
@@ -116,10 +120,8 @@ class ResultApplier:
         if token_id == INVALID_TOKEN_ID:
             self._requests.end_group(group, Outcome.FAILED, _failed_draw(group.request))
             return True
-        block_size = self._scheduler.blocks.block_size
-        if position % block_size == 0:
-            self._scheduler.cache_full_block(group, sequence, position)
-        decode.looked_at(position, block_size)
+        self._scheduler.cache_full_blocks(group, sequence, position)
+        decode.looked_at(position, self._scheduler.blocks.block_size)
         self._append_token(group, sequence, position, token_id, logprobs)
         return True
 

@@ -64,6 +64,7 @@ class IterationScheduler:
         self._tally = DecisionTally()
         self._alone: tuple[LockstepDecode, ...] = ()  # those in lockstep that the last plan held, if nobody else
         self._shares_alone: tuple[ScheduledSequence, ...] = ()  # theirs, in the first such plan
+        self._num_further = 0  # plans since that one
         self._counted: tuple[LockstepDecode, ...] = ()
         self._num_by_client: Mapping[str, int] = {}
         self._launched = LaunchedIterations(blocks)
@@ -88,6 +89,7 @@ class IterationScheduler:
         preempted = self._make_room(lacking, draft)
         if self._alone and not (self.lockstep.apart or self.pool.waiting) and self.lockstep.members() is self._alone:
             return self._go_on(draft)
+        self.lockstep.close_run()
         self.lockstep.advance(draft)
         self._schedule_apart(draft)
         if self.pool.waiting and (preempted or draft.sitting_out):
@@ -101,6 +103,7 @@ class IterationScheduler:
         scheduled = tuple(draft.scheduled)
         if scheduled:
             self._alone, self._shares_alone = (draft.in_lockstep, scheduled) if not draft.shares else ((), ())
+            self._num_further = 0
         released = self._launched.take_released()
         return IterationPlan(scheduled, tuple(draft.copies), released, tuple(draft.transfers), awaits_transfer)
 
@@ -146,8 +149,8 @@ class IterationScheduler:
         for client, num_tokens in self._num_by_client.items():
             self._history.decoded(client, num_tokens)
 
-    def cache_full_block(self, group: SequenceGroup, sequence: Sequence, end: int) -> None:
-        """The block that ends before token `end` is full and computed: it may serve others from now on."""
+    def cache_full_blocks(self, group: SequenceGroup, sequence: Sequence, end: int) -> None:
+        """The sequence is computed up to token `end`: its full blocks may serve others from now on."""
         self.blocks.cache_prefix(sequence, group.request.cache_salt, end)
 
     def note_generated(self, group: SequenceGroup, num_tokens: int) -> None:
@@ -166,6 +169,7 @@ class IterationScheduler:
 
     def end_sequence(self, group: SequenceGroup, sequence: Sequence) -> None:
         """Free what a live sequence holds, however it ends; the last one ends its group."""
+        self.lockstep.close_run()
         sequence.drop_pending()
         if sequence is group.leader and len(group.live) > 1:
             hand_over_lead(group, self.blocks.block_size)
@@ -195,7 +199,7 @@ class IterationScheduler:
         Blocks on their way to the host count as empty.
         """
         blocks = self.blocks
-        unfilled = 0
+        unfilled = -self.lockstep.num_ahead * len(self.lockstep)
         for group in self.pool.running:
             last_blocks = set()
             for sequence in group.computing:
@@ -249,8 +253,9 @@ class IterationScheduler:
 
     def _go_on(self, draft: PlanDraft) -> IterationPlan:
         """The plan before, one token further, as most are where no requests come and go."""
-        shares = self.lockstep.go_on(draft, self._shares_alone)
-        self._launched.begin(IterationGroups(draft.in_lockstep, []))
+        self._num_further += 1
+        shares = self.lockstep.go_on(draft, self._shares_alone, self._num_further)
+        self._launched.begin(IterationGroups(draft.in_lockstep, [], self.lockstep.run))
         return IterationPlan(shares, tuple(draft.copies), self._launched.take_released(), tuple(draft.transfers))
 
     def _begin(self, draft: PlanDraft) -> None:

@@ -10,13 +10,16 @@ from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager
 from service.scheduler.lockstep_decode import LockstepDecode
+from service.scheduler.lockstep_run import LockstepRun
 
 
 class IterationGroups(NamedTuple):
-    """An iteration's requests, in the order of its `scheduled`: those in lockstep, then the groups of the others."""
+    """An iteration's requests, in the order of its `scheduled`: those in lockstep, then the groups of the others. run:
+    the one that the iteration is part of."""
 
     in_lockstep: tuple[LockstepDecode, ...]
     apart: list[SequenceGroup]
+    run: LockstepRun | None = None
 
     def groups(self) -> list[SequenceGroup]:
         """All its groups, in that order."""

@@ -4,7 +4,8 @@ A running request whose only choice decodes needs one thing now and then: a new 
 Such requests advance together. Each iteration computes the next token of every one of them, and examines only those
 whose block is full or whose last token has been drawn: a calendar lists them under the step at which that happens. All
 other running groups are `apart` and examined in every iteration: prompts, several choices, beams, groups whose blocks
-are being copied to or from the host, and groups whose drawn ids the host must know.
+are being copied to or from the host, and groups whose drawn ids the host must know. While nobody joins or leaves, not
+even the others are touched: such iterations are a run (lockstep_run.py).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager
 from service.scheduler.lockstep_decode import LockstepDecode
+from service.scheduler.lockstep_run import LONGEST_RUN, LockstepRun
 from service.scheduler.plan_draft import PlanDraft
 
 _scheduled_sequence: Callable[[tuple[object, ...]], ScheduledSequence] = partial(tuple.__new__, ScheduledSequence)
@@ -38,16 +40,34 @@ class Lockstep:
         self._in_order: tuple[LockstepDecode, ...] | None = None  # the members, as long as they stay the same
         self._step = 0
         self._calendar: dict[int, list[LockstepDecode]] = {}
+        self._run: LockstepRun | None = None
+        self._has_no_run: tuple[LockstepDecode, ...] | None = None  # members that take none
 
     def __len__(self) -> int:
         return len(self._members)
+
+    @property
+    def run(self) -> LockstepRun | None:
+        """The run that is open, if one is."""
+        return self._run if self._run is not None and self._run.is_open else None
+
+    @property
+    def num_ahead(self) -> int:
+        """Tokens that each member has computed, or is computing, beyond what its sequence says."""
+        return self._run.num_launched if self._run is not None and self._run.is_open else 0
+
+    def close_run(self) -> None:
+        """The members' sequences and groups are up to date from now on."""
+        if self._run is not None:
+            self._run.close()
+            self._run = None
 
     def start(self, group: SequenceGroup) -> None:
         """The group runs from now on."""
         self.apart[group.arrival_order] = group
 
     def stop(self, group: SequenceGroup) -> None:
-        """The group runs no more."""
+        """The group runs no more. No run is open."""
         if self.apart.pop(group.arrival_order, None) is None:
             decode = self._members.pop(group.arrival_order, None)
             if decode is not None:
@@ -56,6 +76,7 @@ class Lockstep:
 
     def dissolve(self, running: Iterable[SequenceGroup]) -> None:
         """From now on every group is apart. running: all of them, in order of start."""
+        self.close_run()
         for decode in self._members.values():
             decode.leave()
         self._members.clear()
@@ -65,7 +86,7 @@ class Lockstep:
 
     def join(self, group: SequenceGroup, sequence: Sequence) -> None:
         """The group becomes a member. All tokens of its only sequence are computed, or being computed, but the last,
-        whose id may be pending."""
+        whose id may be pending. No run is open."""
         del self.apart[group.arrival_order]
         decode = LockstepDecode(group, sequence, self._blocks.table(sequence.sequence_id))
         self._members[group.arrival_order] = decode
@@ -90,7 +111,8 @@ class Lockstep:
         for decode in due:
             if members.get(decode.group.arrival_order) is not decode:
                 continue
-            if len(decode.token_ids) >= decode.sequence.max_num_tokens:
+            if len(decode.token_ids) + self.num_ahead >= decode.sequence.max_num_tokens:
+                self.close_run()
                 del members[decode.group.arrival_order]
                 decode.leave()
                 self._in_order = None
@@ -101,7 +123,8 @@ class Lockstep:
         return lacking
 
     def advance(self, draft: PlanDraft) -> None:
-        """Each member computes its last token. The caller has made sure of free blocks for all that are `lacking`.
+        """Each member computes its last token. The caller has made sure of free blocks for all that are `lacking`, and
+        no run is open.
 
         `draft.in_lockstep` is `members`.
         """
@@ -132,19 +155,17 @@ class Lockstep:
         draft.in_lockstep = members
         self._end_step(grown)
 
-    def go_on(self, draft: PlanDraft, first: tuple[ScheduledSequence, ...]) -> SharesGoingOn:
+    def go_on(self, draft: PlanDraft, first: tuple[ScheduledSequence, ...], num_further: int) -> SharesGoingOn:
         """As `advance`, where the members are those of the iteration before, in which nobody else was. first: their
-        shares in an earlier iteration."""
-        members, number, starts = self.members(), draft.number, list[int]()
-        grown = self._grow()
-        for decode in members:
-            sequence = decode.sequence
-            start = sequence.num_computed_tokens
-            starts.append(start)
-            sequence.num_computed_tokens = start + 1
-            sequence.last_iteration = number
-            decode.token_ids.append(PENDING_TOKEN_ID)
-        shares = SharesGoingOn(first, starts, {each.place: (each.table_start, each.block_ids) for each in grown})
+        shares in an earlier iteration, `num_further` tokens before. A run may be open, and the iteration is one of it:
+        then it is `run` from now on."""
+        members, grown = self.members(), self._grow()
+        run = self._next_run(members)
+        if run is not None:
+            run.launch(draft.number)
+        else:
+            _go_on_one_by_one(members, draft.number)
+        shares = SharesGoingOn(first, num_further, {each.place: (each.table_start, each.block_ids) for each in grown})
         draft.in_lockstep = members
         self._end_step(grown)
         return shares
@@ -154,12 +175,29 @@ class Lockstep:
         together = [decode.group.arrival_order for decode in self._members.values()]
         assert sorted([*together, *self.apart]) == sorted(group.arrival_order for group in running)
         turns = {id(decode): step for step, decodes in self._calendar.items() for decode in decodes}
+        assert self.run is None or self.run.members == self.members()
         for decode in self._members.values():
             steps = turns[id(decode)] - self._step
             room = len(self._blocks.tables[decode.sequence_id].block_ids) * self._blocks.block_size
+            num_tokens = len(decode.token_ids) + self.num_ahead
             assert steps >= 0
             assert decode.token_ids is decode.sequence.token_ids
-            assert len(decode.token_ids) + steps - 1 <= min(room, decode.sequence.max_num_tokens - 1)
+            assert num_tokens + steps - 1 <= min(room, decode.sequence.max_num_tokens - 1)
+
+    def _next_run(self, members: tuple[LockstepDecode, ...]) -> LockstepRun | None:
+        """The run of the next iteration; None if that one goes sequence by sequence, as the one behind a long run does:
+        what comes between two runs looks at the members."""
+        if self.num_ahead:
+            if self.num_ahead >= LONGEST_RUN:
+                self.close_run()
+            return self._run
+        if self._has_no_run is members:
+            return None
+        if not LockstepRun.is_possible(members):
+            self._has_no_run = members
+            return None
+        self._run = LockstepRun(members)
+        return self._run
 
     def _grow(self) -> list[LockstepDecode]:
         """One block for each that is `lacking`."""
@@ -179,12 +217,20 @@ class Lockstep:
     def _note(self, decodes: Iterable[LockstepDecode]) -> None:
         """Enter them in the calendar: under the step at which their tokens exceed their blocks, or are as many as they
         may have. The executor knows their block tables as they are now."""
-        block_size, calendar, step = self._blocks.block_size, self._calendar, self._step
+        block_size, calendar, step, num_ahead = self._blocks.block_size, self._calendar, self._step, self.num_ahead
         for decode in decodes:
             table_start = decode.table.changed_from = decode.table_start
             most = min(table_start * block_size + 1, decode.sequence.max_num_tokens)
-            due = step + most - len(decode.token_ids)
+            due = step + most - len(decode.token_ids) - num_ahead
             if due in calendar:
                 calendar[due].append(decode)
             else:
                 calendar[due] = [decode]
+
+
+def _go_on_one_by_one(members: Iterable[LockstepDecode], number: int) -> None:
+    """Each computes its last token in the iteration of that number: the plain twin of a run."""
+    for decode in members:
+        decode.sequence.num_computed_tokens += 1
+        decode.sequence.last_iteration = number
+        decode.token_ids.append(PENDING_TOKEN_ID)

@@ -13,7 +13,7 @@ from service.core.request import FinishReason, Request
 from service.core.sampling_params import SamplingParams
 from service.core.stats import RequestStats
 from service.engine.async_engine import AsyncEngine
-from service.engine.streams import RequestStream
+from service.engine.request_stream import RequestStream
 from service.errors import Overloaded, RequestError, ServerError, Unavailable
 from service.text.tokenizer import Tokenizer
 from tests.text import tiny_tokenizers

@@ -14,7 +14,6 @@ WITHOUT_A_TWIN = {
     "service/main.py": "tests/e2e/test_serve.py starts the whole service",
     "service/engine/ports.py": "Protocols only",
     "service/api/context.py": "values only",
-    "service/core/events.py": "values only",
     "service/core/grammar.py": "Protocols and values only",
     "service/core/iteration_result.py": "values only",
     "service/core/request.py": "values only",

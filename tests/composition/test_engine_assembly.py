@@ -5,7 +5,7 @@ import pytest
 from service.composition.engine_assembly import make_engine
 from service.composition.model_parts import ModelParts
 from service.core.clock import MonotonicClock
-from service.core.events import FinalEvent, TokenEvent
+from service.core.events import FinalEvent, TokenEvent, one_by_one
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
 from service.core.request import Request
@@ -29,7 +29,7 @@ def ids_of(engine: Engine, request_id: str, max_tokens: int = 4) -> tuple[list[i
     events = []
     while engine.has_work:
         engine.step()
-        events += [event for _, event in engine.take_events()]
+        events += [event for _, event in one_by_one(engine.take_events())]
     *tokens, final = events
     assert isinstance(final, FinalEvent)
     return [event.token_id if isinstance(event, TokenEvent) else event for event in tokens], final

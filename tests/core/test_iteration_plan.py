@@ -49,7 +49,7 @@ def test_a_plan_that_contradicts_itself_cannot_be_made(make):
 def test_shares_that_go_on_are_those_before_one_token_further():
     params = SamplingParams(max_tokens=9)
     first = [ScheduledSequence(i, (5,), 3 + i, 0, (i,), params, (Sample(i, i),)) for i in range(3)]
-    shares = SharesGoingOn(first, [8, 9, 10], {1: (2, (7,))})
+    shares = SharesGoingOn(first, 5, {1: (2, (7,))})
     pending = (PENDING_TOKEN_ID,)
     expected = (
         ScheduledSequence(0, pending, 8, 0, (), params, (Sample(0, 0),)),

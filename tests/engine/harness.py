@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import Any, Literal
 
 from service.core.clock import ManualClock
-from service.core.events import FinalEvent, Outcome, PromptEvent, StreamEvent, TokenEvent
+from service.core.events import FinalEvent, Outcome, PromptEvent, StreamEvent, TokenEvent, one_by_one
 from service.core.grammar import TokenMasker
 from service.core.iteration_plan import PENDING_TOKEN_ID
 from service.core.iteration_result import TokenLogprobs
@@ -198,7 +198,7 @@ class Harness:
         raise AssertionError("the engine does not come to an end")
 
     def collect(self) -> None:
-        for request_id, event in self.engine.take_events():
+        for request_id, event in one_by_one(self.engine.take_events()):
             assert request_id not in self.finals, "nothing follows the final event"
             event = as_token_event(event)
             if isinstance(event, TokenEvent):

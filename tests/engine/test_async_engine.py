@@ -13,7 +13,7 @@ from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
 from service.engine.async_engine import AsyncEngine
 from service.engine.engine_loop import MAX_FAILED_IN_A_ROW, Stop
-from service.engine.streams import RequestStream
+from service.engine.request_stream import RequestStream
 from service.errors import ContextLengthExceeded, InvalidRequest, Overloaded, ServerError, Unavailable
 from tests.engine.harness import VOCABULARY, Harness, as_token_event
 from tests.engine.test_engine import FaultyExecutor

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from service.core.events import FinalEvent, Outcome
+from service.core.events import FinalEvent, News, Outcome, one_by_one
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
-from service.engine.engine import Addressed
 from service.engine.engine_loop import MAX_FAILED_IN_A_ROW, Abort, EngineLoop, Stop, Submit
 from service.engine.ports import Executor, PendingIteration
 from service.errors import ServerError, Unavailable
@@ -24,9 +23,9 @@ class Outbox:
         self.deaths: list[BaseException] = []
         self._changed = threading.Condition()
 
-    def publish(self, events: list[Addressed]) -> None:
+    def publish(self, events: list[News]) -> None:
         with self._changed:
-            self.finals.update({r: e for r, e in events if isinstance(e, FinalEvent)})
+            self.finals.update({r: e for r, e in one_by_one(events) if isinstance(e, FinalEvent)})
             self._changed.notify_all()
 
     def wait_for(self, *request_ids: str) -> None:
@@ -86,7 +85,7 @@ def test_tokens_are_handed_over_when_all_is_launched_that_may_be(overlap: bool):
     harness = Harness(executor=ToldExecutor(toy, order), overlap=overlap)
     outbox = Outbox()
 
-    def publish(events: list[Addressed]) -> None:
+    def publish(events: list[News]) -> None:
         order.append("publish")
         outbox.publish(events)
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.core.events import FinalEvent, Outcome
+from service.core.events import FinalEvent, Outcome, one_by_one
 from service.errors import ServerError
 from tests.engine.harness import Harness
 
@@ -37,7 +37,7 @@ def test_whatever_ends_a_request_ends_it_once_and_frees_what_it_held(num_steps: 
     harness.engine.stop_choice("request-0", 0)
     while harness.engine.has_work:
         harness.engine.step()
-    finals = [event for _, event in harness.engine.take_events() if isinstance(event, FinalEvent)]
+    finals = [event for _, event in one_by_one(harness.engine.take_events()) if isinstance(event, FinalEvent)]
     assert [final.outcome for final in finals] == [Outcome.ABORTED]
     assert harness.blocks.pool.num_used == 0
     assert harness.engine.request_ids() == []

@@ -100,7 +100,7 @@ class PlanPlayer:
 def going_on(before: Sequence[ScheduledSequence], now: Sequence[ScheduledSequence]) -> SharesGoingOn:
     """The shares of `now`, made out of those of the plan before."""
     grown = {place: (share.table_start, share.block_ids) for place, share in enumerate(now) if share.block_ids}
-    return SharesGoingOn(before, [share.num_computed_tokens for share in now], grown)
+    return SharesGoingOn(before, now[0].num_computed_tokens - before[0].num_computed_tokens, grown)
 
 
 def _goes_on(before: Sequence[ScheduledSequence], now: Sequence[ScheduledSequence]) -> bool:

@@ -110,8 +110,10 @@ def test_who_is_on_its_way_back_is_not_taken_again():
         returning = [g for g in running if swap_space.is_moving(g.leader.sequence_id)]
         harness.step()
         sat_out += bool(returning) and not harness.toy.plans[-1].scheduled
+        num_cached = harness.scheduler.num_cached_tokens()
+        harness.scheduler.lockstep.close_run()
         held = sum(s.num_computed_tokens for g in harness.scheduler.pool.running for s in g.live)
-        assert harness.scheduler.num_cached_tokens() == held, "what is on its way to the host is not counted"
+        assert num_cached == held, "what is on its way to the host is not counted"
     assert sat_out > 0
     for request_id in harness.requests:
         harness.check_against_oracle(request_id)

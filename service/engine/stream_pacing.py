@@ -1,48 +1,20 @@
-"""The outbox of one request, and when its reader is told. Event-loop thread only."""
+"""When the reader of a stream is told that there are events. Event-loop thread only."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from service.core.clock import Clock
-from service.core.events import Addressed, FinalEvent, StreamEvent
+from service.core.events import FinalEvent, LockstepTokens, News, one_by_one
+from service.engine.lockstep_streams import LockstepStreams
+from service.engine.request_stream import RequestStream
 
 FEW_STREAMS = 16
 MAX_WAKES_PER_S = 6_000
 """Of readers in the middle of their streams. Each costs 15 to 20 us, half of it the socket's: a tenth of a core."""
 
 _GOLDEN_RATIO = 0.618034
-
-
-class RequestStream:
-    """Events are appended to `events`, where they may gather, and leave by `take`, all at once.
-
-    The reader is called, not woken: what a token costs would be less than the way into a task and out of it.
-    due_s: earlier than that, more events alone are not told to the reader (see `StreamPacing`).
-    """
-
-    __slots__ = ("_reader", "due_s", "events")
-
-    def __init__(self) -> None:
-        self.events: list[StreamEvent] = []
-        self._reader: Callable[[], None] | None = None
-        self.due_s = 0.0
-
-    def read_by(self, reader: Callable[[], None]) -> None:
-        """`reader` is called from now on when there are events to take, amid those of other requests: it neither
-        raises nor waits. It may leave them; then nobody calls before there are more."""
-        self._reader = reader
-
-    def wake(self) -> None:
-        """Let the reader take what is there, if anything is."""
-        if self.events and self._reader is not None:
-            self._reader()
-
-    def take(self) -> list[StreamEvent]:
-        """Everything since the last call."""
-        events, self.events = self.events, []
-        return events
 
 
 class StreamPacing:
@@ -62,16 +34,46 @@ class StreamPacing:
         self._clock = clock
         self._phase = 0.0
         self._sweep: asyncio.TimerHandle | None = None
+        self._lockstep = LockstepStreams((), {})
 
-    def deliver(self, events: Sequence[Addressed], now_s: float) -> list[str]:
-        """Give the streams an iteration's events, now or together with later ones. Those of streams that are gone are
-        dropped. Returns the ids of the requests that have ended with them.
+    def deliver(self, news: Sequence[News], now_s: float) -> list[str]:
+        """Give the streams what iterations have to tell, now or together with later events. Those of streams that are
+        gone are dropped. Returns the ids of the requests that have ended with them.
 
         All events are where they belong before the first reader is called.
         """
+        if len(news) == 1 and isinstance(news[0], LockstepTokens):
+            self._deliver_lockstep(news[0], now_s)
+            return []
+        return self._deliver_each(news, now_s)
+
+    def _deliver_lockstep(self, tokens: LockstepTokens, now_s: float) -> None:
+        """What most iterations tell."""
+        lockstep = self._in_lockstep(tokens)
+        interval_s = self._interval(len(tokens.token_ids))
+        if len(self._streams) <= FEW_STREAMS or not interval_s:
+            due = lockstep.all()
+        else:
+            due = lockstep.due(now_s, lambda stream: self._plan(stream, now_s, interval_s))
+            self._sweep_in(interval_s)
+        for stream in due:
+            stream.wake()
+
+    def _in_lockstep(self, tokens: LockstepTokens) -> LockstepStreams:
+        """The streams that these tokens are for, which have them now."""
+        if tokens.request_ids is not self._lockstep.request_ids:
+            self._lockstep.settle()
+            self._lockstep = LockstepStreams(tokens.request_ids, self._streams)
+        self._lockstep.add(tokens.token_ids)
+        return self._lockstep
+
+    def _deliver_each(self, news: Sequence[News], now_s: float) -> list[str]:
+        """Event by event: the plain twin."""
+        self._lockstep.settle()
         streams, ended, due = self._streams, list[str](), list[RequestStream]()
         is_few, must_sweep = len(streams) <= FEW_STREAMS, False
-        interval_s = max(self._interval_s, len(events) / MAX_WAKES_PER_S) if self._interval_s else 0.0
+        events = list(one_by_one(news))
+        interval_s = self._interval(len(events))
         for request_id, event in events:
             stream = streams.get(request_id)
             if stream is None:
@@ -89,9 +91,15 @@ class StreamPacing:
                 must_sweep = True
         for stream in due:
             stream.wake()
-        if must_sweep and self._sweep is None:
+        if must_sweep:
             self._sweep_in(interval_s)
+        if ended:  # nobody keeps their streams any longer
+            self._lockstep = LockstepStreams((), {})
         return ended
+
+    def _interval(self, num_tokens: int) -> float:
+        """How often each of so many streams is told of its tokens."""
+        return max(self._interval_s, num_tokens / MAX_WAKES_PER_S) if self._interval_s else 0.0
 
     def _plan(self, stream: RequestStream, now_s: float, interval_s: float) -> None:
         """When it is due again. The pause after the first event is shorter, by another share for each stream: so their
@@ -102,12 +110,14 @@ class StreamPacing:
         stream.due_s = now_s + share * interval_s
 
     def _sweep_in(self, interval_s: float) -> None:
-        self._sweep = asyncio.get_running_loop().call_later(interval_s, self._wake_due, interval_s)
+        """Have a look then, if not before, at what is left."""
+        if self._sweep is None:
+            self._sweep = asyncio.get_running_loop().call_later(interval_s, self._wake_due, interval_s)
 
     def _wake_due(self, interval_s: float) -> None:
         """For events that no later one of the same stream has taken along."""
         now_s = self._clock.now_s()
-        waiting = [stream for stream in self._streams.values() if stream.events]
+        waiting = [stream for stream in self._streams.values() if stream.has_events]
         for stream in waiting:
             if stream.due_s <= now_s:
                 self._plan(stream, now_s, interval_s)

@@ -2,50 +2,30 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 from collections.abc import Awaitable, Callable
 from functools import partial
 
 from service.core.clock import ManualClock
-from service.core.events import FinalEvent, Outcome, StreamEvent
+from service.core.events import FinalEvent, LockstepTokens, News, Outcome, StreamEvent, TokenEvent, one_by_one
 from service.core.stats import RequestStats
-from service.engine.streams import FEW_STREAMS, MAX_WAKES_PER_S, RequestStream, StreamPacing
+from service.engine.request_stream import RequestStream
+from service.engine.stream_pacing import FEW_STREAMS, MAX_WAKES_PER_S, StreamPacing
 
 TOKEN = 1
 END = FinalEvent(Outcome.ABORTED, RequestStats(1, 0, 0, 1, 1, 0.0, None, None, 0.0, 0))
 INTERVAL_S = 0.05
 
 
-def test_events_that_gathered_come_together_and_in_order():
-    stream = RequestStream()
-    stream.events += range(3)
-    assert stream.take() == [0, 1, 2]
-    assert stream.take() == []
-
-
-def test_a_reader_is_told_when_there_is_something_and_what_it_leaves_stays():
-    stream, told = RequestStream(), list[int]()
-    stream.events.append(1)
-    stream.wake()
-    stream.read_by(lambda: told.append(len(stream.events)))
-    assert told == [], "what came before is for the reader to look at"
-    stream.wake()
-    stream.events.append(2)
-    stream.wake()
-    assert told == [1, 2]
-    assert stream.take() == [1, 2]
-    stream.wake()
-    assert told == [1, 2], "there is nothing"
-
-
 class Readers:
     """So many open streams, each with a reader that notes how many events came at a time."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, interval_s: float = INTERVAL_S) -> None:
         self.streams = [RequestStream() for _ in range(count)]
         self.open = {str(index): stream for index, stream in enumerate(self.streams)}
         self.batches: list[list[int]] = [[] for _ in range(count)]
         self.clock = ManualClock(100.0)
-        self.pacing = StreamPacing(self.open, INTERVAL_S, self.clock)
+        self.pacing = StreamPacing(self.open, interval_s, self.clock)
         for index, stream in enumerate(self.streams):
             stream.read_by(partial(self._read, index))
 
@@ -137,3 +117,38 @@ def test_what_an_iteration_tells_one_stream_comes_together():
         assert readers.batches == [[2], [1]]
 
     play(2, scenario)
+
+
+def test_in_lockstep_or_one_by_one_the_same_comes_at_the_same_moments():
+    """Random iterations of many streams, some of which start and end meanwhile, told both ways."""
+
+    async def scenario(readers: Readers, *, in_lockstep: bool) -> tuple[list[list[int]], list[list[StreamEvent]]]:
+        chance, read = random.Random(len(readers.streams)), [list[StreamEvent]() for _ in readers.streams]
+        for index, stream in enumerate(readers.streams):
+            stream.read_by(partial(note, readers, read, index))
+        names = tuple(readers.open)
+        for number in range(120):
+            readers.clock.advance(0.004)
+            tokens = tuple(range(100 * number, 100 * number + len(names)))
+            news: list[News] = [LockstepTokens(names, tokens)]
+            if chance.random() < 0.1:
+                news.insert(chance.randint(0, 1), (chance.choice(names), TokenEvent(0, 5, None)))
+            if chance.random() < 0.02 and len(names) > 1:
+                news.append((names[0], END))
+            ended = readers.pacing.deliver(news if in_lockstep else list(one_by_one(news)), readers.clock.now_s())
+            if ended:
+                del readers.open[ended[0]]
+                names = names[1:]
+            await asyncio.sleep(0)
+        return readers.batches, read
+
+    def note(readers: Readers, read: list[list[StreamEvent]], index: int) -> None:
+        events = readers.streams[index].take()
+        readers.batches[index].append(len(events))
+        read[index] += events
+
+    for count, interval_s in ((FEW_STREAMS, INTERVAL_S), (3 * FEW_STREAMS, INTERVAL_S), (FEW_STREAMS + 1, 0.0)):
+        told = [
+            asyncio.run(scenario(Readers(count, interval_s), in_lockstep=in_lockstep)) for in_lockstep in (True, False)
+        ]
+        assert told[0] == told[1]
