@@ -46,10 +46,10 @@ class Completions:
         special = fields.add_special_tokens is not False
         prompt_ids = await self._prompt_ids(http, prompts, call, model, special)
         echo = bool(fields.echo)
+        echoes = _echoes(prompts, prompt_ids, call, model) if echo else None
         head = call_head(self._context.ids, http, "cmpl", arrival_s)
         to_submit = CallPrompts(prompt_ids, "prompt", _DEFAULT_MAX_TOKENS, _num_prompt_logprobs(call, echo))
         generation = submit(self._context, model, call, to_submit, head, await compile_form(call.form, model))
-        echoes = _echoes(prompts, prompt_ids, call, model) if echo else None
         texts, fingerprint = CompletionTexts(call, generation, model.tokenizer, echoes), model.system_fingerprint
         if call.stream:
             chunks = ChunkFrames(b"text_completion", call, generation, head.call_id, head.created, fingerprint)

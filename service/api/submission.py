@@ -33,7 +33,7 @@ def submit(
     form: CompiledForm,
     make_output: Callable[[], ChatOutput] | None = None,
 ) -> Generation:
-    """Open the call's trace and submit one request per prompt. Whoever calls this calls `close` of what it returns.
+    """Submit one request per prompt, and keep the call's trace. Whoever calls this calls `close` of what it returns.
 
     make_output: what tells a choice's output apart. Raises ContextLengthExceeded, InvalidRequest, Overloaded,
     Unavailable.
@@ -41,8 +41,7 @@ def submit(
     max_entries = context.config.max_logprob_entries
     requests = build_requests(call, prompts, model, head, grammar=form.grammar, max_logprob_entries=max_entries)
     trace = CallTrace(head, call.model, requests, form.seconds)
-    context.traces.add(trace)
-    return Generation(
+    generation = Generation(
         model.engine,
         model.tokenizer,
         requests,
@@ -52,3 +51,5 @@ def submit(
         skip_special_tokens=call.skip_special_tokens,
         num_returned=call.sampling.num_returned,
     )
+    context.traces.add(trace)
+    return generation

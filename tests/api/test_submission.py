@@ -10,7 +10,9 @@ from starlette.requests import Request as HttpRequest
 
 from service.api.random_ids import RandomIds
 from service.api.submission import call_head
+from service.api.trace_store import TraceStore
 from service.config import ApiConfig
+from service.errors import Overloaded
 from tests.api.running_server import MODEL, Scene, running
 from tests.api.wire import CHAT, COMPLETIONS, chat, completion
 
@@ -39,3 +41,15 @@ def test_a_call_reaches_the_engine_and_its_trace_under_its_keys_name(path, body,
         assert httpx.get(trace, headers={"authorization": "Bearer key-b"}).status_code == 404
     assert answer["id"].startswith(prefix)
     assert [(request.request_id, request.client) for request in seen] == [(f"{answer['id']}-0", "ann")]
+
+
+def test_a_call_that_the_engine_refuses_leaves_no_trace(server, http, monkeypatch):
+    def refuse(request):
+        raise Overloaded("the queue is full")
+
+    kept = []
+    monkeypatch.setattr(TraceStore, "add", lambda store, trace: kept.append(trace))
+    assert http.post(COMPLETIONS, json=completion()).status_code == 200
+    monkeypatch.setattr(server.engine, "submit", refuse)
+    assert http.post(COMPLETIONS, json=completion()).status_code == 503
+    assert len(kept) == 1
