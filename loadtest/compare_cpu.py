@@ -20,10 +20,9 @@ import json
 import os
 import platform
 import signal
-import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,7 +36,7 @@ from loadtest.dummy_model import (
     with_word_tokenizer,
     word_prompt,
 )
-from loadtest.machine_load import share_of_others_during, wait_until_free
+from loadtest.measurements import Measurements
 from loadtest.prompts import BodyOptions, prompt_token_ids
 from loadtest.runner import LoadPlan, run_load
 from loadtest.server_process import ServerDidNotStartError, free_port, running_server
@@ -45,7 +44,6 @@ from loadtest.table import format_figure
 from loadtest.trace import TraceRequest
 from loadtest.workload import draw, fixed
 
-_FREE_SHARE = 0.05
 _PLAIN_BODY = {"ignore_eos": None, "stream_options": None}
 """Fields that `transformers serve` does not know, removed."""
 
@@ -83,50 +81,6 @@ class HttpServer:
     base_url: str
     model: str
     as_text: bool = False
-
-
-class Measurements:
-    """Rates of each side, one for each round, taken while the machine did little else."""
-
-    def __init__(self, patience_s: float = 0.0, max_tries: int = 1) -> None:
-        """Waits up to `patience_s` seconds before each measurement for other work to end, and repeats one
-        during which others used too much of the machine, up to `max_tries` tries; the least disturbed one
-        counts.
-        """
-        self._patience_s = patience_s
-        self._max_tries = max_tries
-        self._rates: dict[str, list[float]] = {}
-        self._others: list[float] = []
-
-    @property
-    def medians(self) -> dict[str, float]:
-        """Output tokens per second by side."""
-        return {name: statistics.median(rates) for name, rates in self._rates.items()}
-
-    @property
-    def greatest_share_of_others(self) -> float | None:
-        """The greatest share of the cores' time that other processes had during a measurement that counts."""
-        return max(self._others, default=None)
-
-    def first_rate(self, name: str) -> float:
-        """The rate of that side in the first round."""
-        return self._rates[name][0]
-
-    def take(self, name: str, side: Callable[[], float]) -> None:
-        """Measures one side once."""
-        tries: list[tuple[float, float | None]] = []
-        for _ in range(self._max_tries):
-            wait_until_free(_FREE_SHARE, self._patience_s)
-            rate, others = share_of_others_during(side)
-            tries.append((rate, others))
-            shown = "unknown" if others is None else f"{others:.0%}"
-            print(f"{name}: {rate:.1f} tokens/s (others used {shown})", file=sys.stderr, flush=True)
-            if others is None or others <= _FREE_SHARE:
-                break
-        rate, others = min(tries, key=lambda taken: taken[1] or 0.0)
-        self._rates.setdefault(name, []).append(rate)
-        if others is not None:
-            self._others.append(others)
 
 
 def compare(folder: Path, servers: Sequence[HttpServer], sizes: Sizes, vocab_size: int, measured: Measurements) -> None:

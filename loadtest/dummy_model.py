@@ -25,8 +25,6 @@ class LlamaShape:
 
 
 LLAMA_135M = LlamaShape("llama-135m", 576, 1536, 30, 9, 3, 49152)
-LLAMA_TINY = LlamaShape("llama-tiny", 64, 128, 2, 4, 2, 300)
-
 
 NUM_SPECIAL_TOKENS = 3
 

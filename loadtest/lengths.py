@@ -43,7 +43,7 @@ class Uniform:
 class Lognormal:
     """Lognormal with this mean and coefficient of variation, rounded, then clipped to `low`..`high`.
 
-    `mean` is that of the law before clipping; `clipped_mean` is what the draws have.
+    `mean` is that of the law before clipping.
     """
 
     mean: float
@@ -61,21 +61,7 @@ class Lognormal:
         """Mean of the logarithm."""
         return math.log(self.mean) - self.sigma**2 / 2
 
-    @property
-    def clipped_mean(self) -> float:
-        """Mean after clipping (rounding left out)."""
-        below = _normal_cdf((math.log(self.low) - self.mu) / self.sigma)
-        above = 1 - _normal_cdf((math.log(self.high) - self.mu) / self.sigma)
-        inside = _normal_cdf((math.log(self.high) - self.mu) / self.sigma - self.sigma) - _normal_cdf(
-            (math.log(self.low) - self.mu) / self.sigma - self.sigma
-        )
-        return self.low * below + self.mean * inside + self.high * above
-
     def draw(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """See `LengthDistribution`."""
         drawn = np.rint(rng.lognormal(self.mu, self.sigma, count))
         return np.clip(drawn, self.low, self.high).astype(np.int64)
-
-
-def _normal_cdf(x: float) -> float:
-    return 0.5 * math.erfc(-x / math.sqrt(2))

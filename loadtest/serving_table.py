@@ -1,8 +1,8 @@
 """The serving figures to reach on one H200, over HTTP: ours beside vLLM's, the goal and the limit.
 
 `python -m loadtest.serving_table [MODEL ...]` starts the server once for each model (dummy weights, its defaults) and
-sends every row's workload: streaming, temperature 0, end of sequence ignored, prompts of random ids. vLLM's column is
-vLLM 0.24.0 at its defaults on one H200; limits are computed from bytes and operations. About two minutes a model.
+sends the workload of every row (loadtest/serving_rows.py): streaming, temperature 0, end of sequence ignored, prompts
+of random ids. About two minutes a model.
 After a model's rows come its server's host profile (FineInfer's table, of all rows together) and, where a row asks for
 it, the same requests through the engine without HTTP.
 `python -m loadtest.serving_table --readme FILE` prints the table of the README out of what a run has saved.
@@ -17,32 +17,22 @@ import tempfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from loadtest.arrivals import AllAtOnce, PoissonArrivals
 from loadtest.metrics import RunLabels, summarize, without_long_arrays
-from loadtest.model_shapes import LLAMA_8B, QWEN3_06B, read_shape, shape_folder
+from loadtest.model_shapes import QWEN3_06B, read_shape, shape_folder
 from loadtest.process_cpu import CpuUse
 from loadtest.prompts import BodyOptions
 from loadtest.random_streams import random_stream
 from loadtest.runner import LoadPlan, default_num_processes, run_load
 from loadtest.server_facts import fetch_server_facts
 from loadtest.server_process import RunningServer, free_port, running_server
+from loadtest.serving_rows import OF_OFFLINE, ROWS, SEED, START, Row, Target
 from loadtest.table import format_figure
 from loadtest.trace import with_arrivals
 from loadtest.workload import draw, named
-
-_SEED = 0
-"""Of arrivals, and of lengths where a row says nothing else."""
-
-ANSWERS_LIKE_VLLMS: Mapping[str, int] = {"orca": 89, "sharegpt": 6}
-"""Seeds of the bursts' lengths. By its tokens/s over its requests/s vLLM's answers had 66.1 (orca) and 303.5 (sharegpt)
-tokens in the mean, and requests/s compare only where answers are equally long. Of the seeds from 0 on these are the
-first whose 1,000 answers come within 0.5 % of that, 65.9 and 304.9, while prompts stay within 2 tokens of their law's
-mean: 272.5 and 155.8 (vLLM's are not known). Seed 0 has 64.1 and 336.2, with 273.9 and 145.9 in: until 2026-11-21 the
-figures of loadtest/LOG.md are of that seed."""
 
 _CACHED_AT_MOST = 0.01
 _CACHED_AT_LEAST = 0.9
@@ -52,114 +42,6 @@ _NUM_SPECIAL_IDS = 300
 """The highest ids of these vocabularies are special; prompts stay below them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """One figure of a row: its words, its key in the result, what vLLM has, the goal and the limit, where known."""
-
-    title: str
-    key: str
-    vllm: float | None = None
-    goal: float | None = None
-    limit: float | None = None
-    less_is_better: bool = True
-
-    def verdict(self, value: float) -> str:
-        """`met` or `missed`, or nothing without a goal."""
-        if self.goal is None:
-            return ""
-        return "met" if (value <= self.goal if self.less_is_better else value >= self.goal) else "missed"
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A workload: all requests at once, or at Poisson arrivals of `request_rate`. beside_offline: to be compared with
-    the engine without HTTP. seed: of the lengths. prompts_of: the earlier row whose prompts these are, all in the
-    prefix cache by then; else a row has prompts of its own."""
-
-    name: str
-    workload: str
-    num_requests: int
-    targets: tuple[Target, ...]
-    request_rate: float | None = None
-    beside_offline: bool = False
-    seed: int = _SEED
-    prompts_of: str = ""
-
-
-def _decode(batch: int, vllm: float, goal: float, limit: float | None = None) -> Row:
-    return Row(f"decode-{batch}", f"decode-{batch}", batch, (Target("TPOT, ms", "median_tpot_ms", vllm, goal, limit),))
-
-
-def _at_once(workload: str, num: int, *targets: Target, beside_offline: bool = False) -> Row:
-    seed = ANSWERS_LIKE_VLLMS.get(workload, _SEED)
-    return Row(f"{workload}, {num} at once", workload, num, targets, beside_offline=beside_offline, seed=seed)
-
-
-def _requests_per_s(vllm: float, goal: float, limit: float | None = None) -> Target:
-    return Target("requests/s", "request_throughput", vllm, goal, limit, less_is_better=False)
-
-
-def _tokens_per_s(vllm: float) -> Target:
-    return Target("output tokens/s", "output_throughput", vllm, less_is_better=False)
-
-
-_ORCA_AT_70 = (
-    Target("TTFT p50, ms", "median_ttft_ms", 19),
-    Target("TTFT p99, ms", "p99_ttft_ms", 53),
-    Target("TPOT p50, ms", "median_tpot_ms", 5.6),
-    Target("TPOT p99, ms", "p99_tpot_ms", 10.9),
-    Target("normalized latency, mean ms", "mean_normalized_latency_ms", 7.3, 6.0),
-)
-"""Whether vLLM had computed these prompts before is not known. Its TPOT is lower here than at 40/s, which prompts that
-are computed do not allow, and it ran with its defaults, a prefix cache: so there is a row of new prompts and a row of
-the same prompts again."""
-
-ROWS: Mapping[str, tuple[Row, ...]] = {
-    LLAMA_8B: (
-        _decode(1, 4.94, 4.3, 3.55),
-        _decode(8, 5.06, 4.4, 3.6),
-        _decode(64, 6.21, 5.4, 4.6),
-        _decode(256, 12.4, 10.8, 9.5),
-        _at_once(
-            "prefill", 300, Target("tokens/s", "total_token_throughput", 42_400, 43_000, 46_000, less_is_better=False)
-        ),
-        _at_once("orca", 1000, _requests_per_s(110, 115, 126), beside_offline=True),
-        _at_once("sharegpt", 1000, _requests_per_s(54.7, 65, 75), _tokens_per_s(16_600)),
-        Row(
-            "orca at 40/s",
-            "orca",
-            1000,
-            (
-                Target("TTFT p50, ms", "median_ttft_ms", 23, 15),
-                Target("TTFT p99, ms", "p99_ttft_ms", 46),
-                Target("TPOT p50, ms", "median_tpot_ms", 6.3),
-                Target("normalized latency, mean ms", "mean_normalized_latency_ms", 7.2, 5.5),
-            ),
-            40.0,
-        ),
-        Row("orca at 70/s", "orca", 1000, _ORCA_AT_70, 70.0),
-        Row("orca at 70/s again", "orca", 1000, _ORCA_AT_70, 70.0, prompts_of="orca at 70/s"),
-    ),
-    QWEN3_06B: (
-        _decode(1, 1.62, 1.1),
-        _decode(64, 2.54, 1.8),
-        Row(
-            "decode-256",
-            "decode-256",
-            256,
-            (
-                Target("TPOT, ms", "median_tpot_ms", 8.6, 5.0),
-                _tokens_per_s(28_600),
-                Target("host's CPU, us a token", "host_us_per_token", None, 5.0),
-            ),
-        ),
-        _at_once("orca", 1000, _requests_per_s(280, 400), _tokens_per_s(18_500)),
-        _at_once("sharegpt", 1000, _requests_per_s(85, 150), _tokens_per_s(25_800)),
-    ),
-}
-
-START = Target("process to ready, s", "start_s", 79.5, 15)
-OF_OFFLINE = Target("of the offline engine", "of_offline", goal=0.95, less_is_better=False)
 SERVER_OPTIONS: Mapping[str, tuple[str, ...]] = {QWEN3_06B: ("--max-model-len", "8192")}
 
 
@@ -209,7 +91,7 @@ def measure(
     pid: of the server, if it runs here: then its CPU time a token is in the result, without the warm-up's.
     """
     process = AllAtOnce() if row.request_rate is None else PoissonArrivals(row.request_rate)
-    times = process.arrival_times(row.num_requests, random_stream(_SEED, "arrivals"))
+    times = process.arrival_times(row.num_requests, random_stream(SEED, "arrivals"))
     prompt_seed = zlib.crc32((row.prompts_of or row.name).encode())
     drawn = draw(named(row.workload), row.num_requests, row.seed, prompt_seed=prompt_seed)
     requests = with_arrivals(drawn, times.tolist())

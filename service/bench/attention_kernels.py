@@ -136,7 +136,6 @@ class PrefillWork:
         self, heads: Heads, query_lens: Sequence[int], context_lens: Sequence[int], block_size: int = BLOCK_SIZE
     ) -> None:
         self.flops = causal_flops(heads, query_lens, context_lens)
-        self._heads = heads
         num_tokens = sum(-(-length // block_size) * block_size for length in context_lens)
         self._caches = Caches.make(heads, num_tokens, block_size)
         lens = torch.tensor(context_lens, dtype=torch.int32, device=bench_device())

@@ -2,11 +2,13 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.compare_cpu import HttpServer, Measurements, Sizes, compare, compare_streams, over_http, summary
-from loadtest.dummy_model import LLAMA_TINY, dummy_llama
+from loadtest.compare_cpu import HttpServer, Sizes, compare, compare_streams, over_http, summary
+from loadtest.dummy_model import dummy_llama
+from loadtest.measurements import Measurements
 from loadtest.prompts import BodyOptions
 from loadtest.workload import draw, fixed
 from tests.loadtest.conftest import ITL_S, TTFT_S
+from tests.loadtest.tiny_llama import LLAMA_TINY
 
 
 @pytest.mark.parametrize("as_text", [False, True])

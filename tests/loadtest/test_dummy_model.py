@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.dummy_model import LLAMA_TINY, NUM_SPECIAL_TOKENS, dummy_llama, with_word_tokenizer, word_prompt
+from loadtest.dummy_model import NUM_SPECIAL_TOKENS, dummy_llama, with_word_tokenizer, word_prompt
+from tests.loadtest.tiny_llama import LLAMA_TINY
 
 transformers = pytest.importorskip("transformers")
 

@@ -1,3 +1,6 @@
+import math
+from statistics import NormalDist
+
 import numpy as np
 import pytest
 
@@ -18,8 +21,16 @@ def test_lognormal_keeps_its_bounds_and_its_clipped_mean(law: Lognormal) -> None
     drawn = law.draw(200_000, random_stream(0, "x"))
     assert drawn.min() >= law.low
     assert drawn.max() <= law.high
-    assert drawn.mean() == pytest.approx(law.clipped_mean, rel=0.01)
-    assert law.clipped_mean == pytest.approx(law.mean, rel=0.1)
+    assert drawn.mean() == pytest.approx(_clipped_mean(law), rel=0.01)
+    assert drawn.mean() == pytest.approx(law.mean, rel=0.1)
+
+
+def _clipped_mean(law: Lognormal) -> float:
+    """By the formula; rounding left out."""
+    logarithm, shifted = NormalDist(law.mu, law.sigma), NormalDist(law.mu + law.sigma**2, law.sigma)
+    low, high = math.log(law.low), math.log(law.high)
+    inside = shifted.cdf(high) - shifted.cdf(low)
+    return law.low * logarithm.cdf(low) + law.mean * inside + law.high * (1 - logarithm.cdf(high))
 
 
 def test_lognormal_without_clipping_has_its_mean_and_spread() -> None:

@@ -4,13 +4,12 @@ from typing import Any
 import pytest
 
 from loadtest import serving_table
-from loadtest.model_shapes import read_shape
 from loadtest.process_cpu import CpuUse
 from loadtest.prompts import prompt_token_ids
 from loadtest.runner import LoadOutcome, LoadPlan, run_load
-from loadtest.serving_table import ROWS, Row, Target, host_profile, lines, measure, readme_table
+from loadtest.serving_rows import Row, Target
+from loadtest.serving_table import host_profile, lines, measure, readme_table
 from loadtest.stub_server import VOCAB_SIZE
-from loadtest.workload import draw, named
 from service.core.host_times import HostTimes, host_table
 from tests.loadtest.conftest import ITL_S, TTFT_S
 
@@ -74,39 +73,6 @@ def test_a_row_of_prompts_sent_again_sends_those_of_the_row_that_it_names(
 def test_a_row_of_prompts_sent_again_is_no_figure_if_the_prefix_cache_has_lost_them(stub_url: str) -> None:
     with pytest.raises(RuntimeError, match="came from the prefix cache"):
         measure(stub_url, Row("again", "fixed-8x2", 3, (), prompts_of="first"), VOCAB_SIZE, num_processes=1)
-
-
-def test_rows_name_earlier_ones_as_those_whose_prompts_they_send_again() -> None:
-    for rows in ROWS.values():
-        for number, row in enumerate(rows):
-            assert not row.prompts_of or row.prompts_of in {earlier.name for earlier in rows[:number]}
-
-
-def test_verdicts() -> None:
-    assert Target("t", "k", goal=5.0).verdict(5.0) == "met"
-    assert Target("t", "k", goal=5.0).verdict(5.1) == "missed"
-    assert Target("t", "k", goal=5.0, less_is_better=False).verdict(4.9) == "missed"
-    assert Target("t", "k").verdict(1.0) == ""
-
-
-def test_every_row_can_be_drawn() -> None:
-    for model, rows in ROWS.items():
-        assert read_shape(model)["vocab_size"] > 1000
-        for row in rows:
-            assert named(row.workload)
-            assert row.targets
-
-
-@pytest.mark.parametrize(("workload", "vllms"), [("orca", 18_500 / 280), ("sharegpt", 25_800 / 85)])
-def test_a_bursts_answers_are_as_long_as_vllms(workload: str, vllms: float) -> None:
-    bursts = [row for rows in ROWS.values() for row in rows if row.workload == workload and row.request_rate is None]
-    assert len(bursts) == 2
-    for row in bursts:
-        figures = {target.key: target.vllm for target in row.targets}
-        if "output_throughput" in figures:
-            assert figures["output_throughput"] / figures["request_throughput"] == pytest.approx(vllms, rel=0.005)
-        requests = draw(named(workload), row.num_requests, row.seed)
-        assert sum(request.output_len for request in requests) / len(requests) == pytest.approx(vllms, rel=0.005)
 
 
 def test_a_row_says_which_lengths(stub_url: str) -> None:

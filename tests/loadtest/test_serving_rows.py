@@ -1,0 +1,38 @@
+import pytest
+
+from loadtest.model_shapes import read_shape
+from loadtest.serving_rows import ROWS, Target
+from loadtest.workload import draw, named
+
+
+def test_rows_name_earlier_ones_as_those_whose_prompts_they_send_again() -> None:
+    for rows in ROWS.values():
+        for number, row in enumerate(rows):
+            assert not row.prompts_of or row.prompts_of in {earlier.name for earlier in rows[:number]}
+
+
+def test_verdicts() -> None:
+    assert Target("t", "k", goal=5.0).verdict(5.0) == "met"
+    assert Target("t", "k", goal=5.0).verdict(5.1) == "missed"
+    assert Target("t", "k", goal=5.0, less_is_better=False).verdict(4.9) == "missed"
+    assert Target("t", "k").verdict(1.0) == ""
+
+
+def test_every_row_can_be_drawn() -> None:
+    for model, rows in ROWS.items():
+        assert read_shape(model)["vocab_size"] > 1000
+        for row in rows:
+            assert named(row.workload)
+            assert row.targets
+
+
+@pytest.mark.parametrize(("workload", "vllms"), [("orca", 18_500 / 280), ("sharegpt", 25_800 / 85)])
+def test_a_bursts_answers_are_as_long_as_vllms(workload: str, vllms: float) -> None:
+    bursts = [row for rows in ROWS.values() for row in rows if row.workload == workload and row.request_rate is None]
+    assert len(bursts) == 2
+    for row in bursts:
+        figures = {target.key: target.vllm for target in row.targets}
+        if "output_throughput" in figures:
+            assert figures["output_throughput"] / figures["request_throughput"] == pytest.approx(vllms, rel=0.005)
+        requests = draw(named(workload), row.num_requests, row.seed)
+        assert sum(request.output_len for request in requests) / len(requests) == pytest.approx(vllms, rel=0.005)
