@@ -108,7 +108,10 @@ class Settings(BaseSettings):
         None, ge=1, le=4096, description="sequences in one iteration at most (256; 512 on a GPU with much memory)"
     )
     max_num_batched_tokens: int | None = Field(
-        None, ge=2, description="tokens in one iteration at most (2048 on a GPU, 512 on a CPU); more than max-num-seqs"
+        None,
+        ge=2,
+        description="tokens in one iteration at most (2048 on a GPU, 4096 if it has much memory, 512 on a CPU);"
+        " more than max-num-seqs",
     )
     overlap: bool | None = Field(None, description="launch an iteration while another runs; on a GPU if left out")
     inter_token_target_ms: FiniteFloat | None = Field(

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from service.composition.default_budget import default_budget
 from service.composition.default_seats import SEATS, default_seats
 from service.config import SchedulerConfig
 from service.core.clock import Clock
@@ -27,10 +28,6 @@ if TYPE_CHECKING:
     from service.runner.load import LoadedModel
 
 logger = logging.getLogger("headrace")
-
-DEFAULT_BUDGET_ON_GPU = 2048
-DEFAULT_BUDGET_ON_CPU = 512
-"""Tokens an iteration: what a device computes in some tens of milliseconds, so that prompts do not stall decodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +56,10 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock) -> Mo
     template = load_chat_template(text_folder, source.chat_template)
     _check_template_options(template, settings.default_chat_template_kwargs)
     device = choose_device(source.device)
+    is_gpu, device_bytes = device.type == "cuda", memory_bytes(device)
     scheduler = settings.scheduler_config(
-        default_seats(memory_bytes(device), *ModelSize.of(source, folder, device)) if device.type == "cuda" else SEATS,
-        DEFAULT_BUDGET_ON_GPU if device.type == "cuda" else DEFAULT_BUDGET_ON_CPU,
+        default_seats(device_bytes, *ModelSize.of(source, folder, device)) if is_gpu else SEATS,
+        default_budget(device_bytes, is_gpu=is_gpu),
     )
     started_s = time.monotonic()
     loaded = load_executor(

@@ -15,6 +15,13 @@ PIECE = 256
 """Tokens; a GPU reads weights for as long as it multiplies some 300 rows with them. Up to there a prompt beside decodes
 costs less than by itself; beyond, an iteration of twice the tokens takes twice the time."""
 
+USUAL_TOKENS = 2048
+"""Of an iteration; Llama-8B on one H200 computes as many in 48 ms. Twice as many take 2 % less than twice the time, but
+whoever comes, or decodes, waits twice as long."""
+
+DEEP_QUEUE = 16
+"""Iterations of the whole token budget that wait: then 2 % are more than such a wait."""
+
 FEW_A_DECODE = 16
 """Waiting prompt tokens a decode, up to which iterations are shorter still. Between 12 and 20 it makes no difference
 for Llama-8B on one H200, by a simulation over the measured times of its steps (loadtest/LOG.md)."""
@@ -38,11 +45,12 @@ class FixedBudget:
 
 
 class InPieces:
-    """Beside decodes, while one iteration could compute all waiting prompt tokens: only as many as fill it up to a
-    multiple of PIECE, and at least PIECE. All at once would take no less time, and meanwhile each decode would get one
-    token instead of several. At least half a PIECE if no more than FEW_A_DECODE tokens wait for each decode: then the
-    answers gain more by short iterations than the prompts lose by waiting for one more of them. The whole budget if
-    more tokens wait (throughput counts then) or nothing decodes.
+    """Beside decodes, while one iteration of USUAL_TOKENS could compute all waiting prompt tokens: only as many as fill
+    it up to a multiple of PIECE, and at least PIECE. All at once would take no less time, and meanwhile each decode
+    would get one token instead of several. At least half a PIECE if no more than FEW_A_DECODE tokens wait for each
+    decode: then the answers gain more by short iterations than the prompts lose by waiting for one more of them.
+    USUAL_TOKENS if more tokens wait (throughput counts then) or nothing decodes, and the whole token budget once a
+    DEEP_QUEUE waits.
     """
 
     def __init__(self, max_num_batched_tokens: int) -> None:
@@ -50,6 +58,8 @@ class InPieces:
 
     def num_tokens(self, decodes: Sequence[ScheduledSequence], start: int, num_waiting: int) -> int:
         num_decodes, most = len(decodes), self._max_tokens
+        if num_waiting < DEEP_QUEUE * most:
+            most = min(most, max(USUAL_TOKENS, 2 * num_decodes))
         if num_decodes and num_waiting <= most:
             least = PIECE // 2 if num_waiting <= FEW_A_DECODE * num_decodes else PIECE
             most = min(most, -(-(num_decodes + least) // PIECE) * PIECE)

@@ -6,7 +6,16 @@ from service.core.clock import ManualClock
 from service.core.iteration_plan import IterationPlan, ScheduledSequence
 from service.core.iteration_result import IterationResult
 from service.core.sampling_params import SamplingParams
-from service.scheduler.chunk_budget import FEW_A_DECODE, MIN_CHUNK, PIECE, FixedBudget, InPieces, InterTokenTarget
+from service.scheduler.chunk_budget import (
+    DEEP_QUEUE,
+    FEW_A_DECODE,
+    MIN_CHUNK,
+    PIECE,
+    USUAL_TOKENS,
+    FixedBudget,
+    InPieces,
+    InterTokenTarget,
+)
 from service.scheduler.iteration_time import IterationTime, Workload
 from tests.engine.harness import Harness
 from tests.engine.toy_model import ToyExecutor
@@ -67,6 +76,14 @@ def test_pieces_are_within_the_token_budget_and_end_where_throughput_counts():
     assert budget.num_tokens([], 0, 300) == 2048, "nobody waits for a token"
     assert InPieces(400).num_tokens(decodes(13), 0, 300) == 400 - 13
     assert InPieces(400).num_tokens(decodes(399), 0, 300) == 1
+
+
+@pytest.mark.parametrize("count", [0, 13, 1500])
+def test_the_whole_budget_is_for_deep_queues(count: int):
+    """Else decodes, and who comes next, would wait twice as long for 2 % of throughput."""
+    budget = InPieces(4096)
+    assert budget.num_tokens(decodes(count), 0, DEEP_QUEUE * 4096) == 4096 - count
+    assert budget.num_tokens(decodes(count), 0, DEEP_QUEUE * 4096 - 1) == max(USUAL_TOKENS, 2 * count) - count
 
 
 def test_answers_go_on_between_the_pieces_of_a_prompt():
