@@ -41,10 +41,11 @@ def template_messages(messages: Sequence[ChatMessage], template: ChatTemplate) -
 
 
 def num_characters(messages: Sequence[ChatMessage]) -> int:
-    """About how much text there is to render."""
-    contents = [_text_of(message.content) for message in messages]
-    calls = [call.function.arguments for message in messages for call in message.tool_calls or ()]
-    return sum(map(len, contents)) + sum(map(len, calls)) + 16 * len(messages)
+    """About how much text there is to render, in whatever field it stands."""
+    texts = [text for m in messages for text in (m.name, m.tool_call_id, m.reasoning_content, _text_of(m.content))]
+    calls = [call for message in messages for call in message.tool_calls or ()]
+    texts += [text for call in calls for text in (call.id, call.function.name, call.function.arguments)]
+    return sum(len(text) for text in texts if text) + 16 * len(messages)
 
 
 def _template_message(message: ChatMessage, template: ChatTemplate, index: int) -> dict[str, object]:

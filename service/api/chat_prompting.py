@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import orjson
 from starlette.types import Receive
 
 from service.api.chat_messages import check_messages, num_characters, template_messages
@@ -64,7 +65,8 @@ def check_chat(fields: ChatPromptFields, model: ServedModel, context: ApiContext
         continue_final_message=continues,
     )
     messages = template_messages(fields.messages, template)
-    return CheckedChat(template, messages, options, tools, num_characters(fields.messages))
+    num_shown = num_characters(fields.messages) + _num_characters_of_tools(tools)
+    return CheckedChat(template, messages, options, tools, num_shown)
 
 
 async def chat_prompt_ids(
@@ -85,6 +87,13 @@ async def chat_prompt_ids(
         raise InvalidRequest(
             f"The chat template refuses these messages: {str(error)[:200]}", param="messages"
         ) from error
+
+
+def _num_characters_of_tools(tools: ToolUse) -> int:
+    try:
+        return len(orjson.dumps(tools.definitions or []))
+    except orjson.JSONEncodeError as error:
+        raise InvalidRequest("tools: an unknown field is nested too deeply.", param="tools") from error
 
 
 def _effort_options(effort: str | None, template: ChatTemplate) -> Mapping[str, object]:

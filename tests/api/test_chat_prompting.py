@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,6 +10,7 @@ import pytest
 
 from service.api.chat_prompting import TEMPLATE_OPTIONS
 from service.config import ApiConfig
+from service.text.chat_template import ChatTemplate
 from tests.api.running_server import MODEL, RunningServer, Scene, running
 from tests.api.wire import CHAT, chat, error_of
 from tests.text import tiny_tokenizers
@@ -135,3 +138,53 @@ def test_with_tool_choice_none_the_model_is_not_shown_the_tools(able: RunningSer
 
 def test_a_request_may_not_bring_its_own_template(able: RunningServer) -> None:
     assert refusal(able, chat_template="{{ messages }}")["code"] == "unsupported_parameter"
+
+
+LONG = "word " * 1000
+
+
+def described(**function: Any) -> dict[str, Any]:
+    return {"tools": [{"type": "function", "function": {"name": "f", **function}}]}
+
+
+def said(**fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "assistant", "content": "x", **fields}, {"role": "user", "content": "x"}]}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        said(content=LONG),
+        said(content=[{"type": "text", "text": LONG}]),
+        said(reasoning_content=LONG),
+        said(name=LONG),
+        said(tool_calls=[{"id": LONG, "function": {"name": "f", "arguments": "{}"}}]),
+        said(tool_calls=[{"function": {"name": "f", "arguments": json.dumps({"a": LONG})}}]),
+        described(description=LONG),
+        described(parameters={"type": "object", "description": LONG}),
+    ],
+    ids=lambda fields: str(fields)[:90],
+)
+def test_long_text_is_not_rendered_on_the_event_loop(
+    able: RunningServer, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    """In whatever field it stands."""
+    threads = []
+    render = ChatTemplate.render
+
+    def noted(template: ChatTemplate, *arguments: Any, **options: Any) -> str:
+        threads.append(threading.current_thread().name)
+        return render(template, *arguments, **options)
+
+    monkeypatch.setattr(ChatTemplate, "render", noted)
+    answer = httpx.post(f"{able.base_url}{CHAT}", json={**chat("hi"), **fields})
+    assert answer.status_code in (200, 400), answer.text
+    assert len(threads) == 1
+    assert threads[0].startswith("headrace-prompt")
+
+
+def test_a_tool_nested_too_deeply_is_refused(able: RunningServer) -> None:
+    nested: object = {}
+    for _ in range(300):
+        nested = [nested]
+    assert refusal(able, **described(own=nested))["param"] == "tools"
