@@ -1,4 +1,7 @@
-"""How the process ends: at the first SIGTERM or SIGINT in order, at the second at once, at a fault with status 1."""
+"""How the process ends: at the first SIGTERM or SIGINT in order, at the second at once, at a fault with status 1.
+
+SIGHUP comes from a terminal that closes, often twice: in order, and never at once. Under nohup it is ignored.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,11 @@ class Shutdown:
         self.status = ExitStatus.OK
 
     def listen(self) -> None:
-        """Take SIGTERM and SIGINT over."""
+        """Take SIGTERM and SIGINT over, and SIGHUP if it is not ignored."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue
             loop.add_signal_handler(number, self._on_signal, number)
 
     def fail(self, reason: str) -> None:
@@ -49,9 +54,9 @@ class Shutdown:
 
     def _on_signal(self, number: int) -> None:
         name = signal.Signals(number).name
-        if self._requested.is_set():
-            logger.warning("%s again: ending at once", name)
-            self._hurry.set()
-        else:
+        if not self._requested.is_set():
             logger.info("%s: no new requests; running ones may finish", name)
             self._requested.set()
+        elif number != signal.SIGHUP:
+            logger.warning("%s again: ending at once", name)
+            self._hurry.set()

@@ -22,6 +22,36 @@ def test_the_first_signal_asks_and_the_second_hurries():
     asyncio.run(scenario())
 
 
+def test_a_closed_terminal_asks_and_never_hurries():
+    async def scenario() -> None:
+        shutdown = Shutdown()
+        shutdown.listen()
+        hurry = asyncio.create_task(shutdown.hurry())
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGHUP)
+            await asyncio.wait_for(shutdown.requested(), 5)
+            await asyncio.sleep(0.05)
+        assert not hurry.done()
+        hurry.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_under_nohup_a_closed_terminal_changes_nothing():
+    async def scenario() -> None:
+        shutdown = Shutdown()
+        shutdown.listen()
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(0.05)
+        assert not shutdown.is_requested
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        asyncio.run(scenario())
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_fault_ends_at_once_with_a_status_that_says_so():
     async def scenario() -> None:
         shutdown = Shutdown()
