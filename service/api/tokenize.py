@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive
@@ -41,25 +40,28 @@ class Tokenize:
         body = await read_json_object(http, self._context.texts)
         if ("prompt" in body) == ("messages" in body):
             raise InvalidRequest("Either prompt or messages is required.", param="prompt")
-        if "messages" in body:
-            ids, ignored, with_strings = await self._chat_ids(body, model, http.receive)
-        else:
-            ids, ignored, with_strings = await self._text_ids(body, model, http.receive)
-        answer = TokenizeResponse(count=len(ids), max_model_len=model.max_model_len, tokens=ids)
-        if with_strings:
-            answer.token_strs = [model.tokenizer.token_text(token_id) for token_id in ids]
-        return _answer(answer, ignored)
+        read = self._chat_ids if "messages" in body else self._text_ids
+        ids, ignored, with_strings = await read(body, model, http.receive)
+
+        def answer() -> str:
+            shape = TokenizeResponse(count=len(ids), max_model_len=model.max_model_len, tokens=ids)
+            if with_strings:
+                shape.token_strs = [model.tokenizer.token_text(token_id) for token_id in ids]
+            return shape.model_dump_json(exclude_unset=True)
+
+        return _json(await self._context.texts.run(len(ids), answer), ignored)
 
     async def detokenize(self, http: Request) -> Response:
         model = self._context.state.check_ready()
         fields = parse(DetokenizeRequest, await read_json_object(http, self._context.texts))
         ignored = self._check(fields, fields.model)
 
-        def decode() -> str:
+        def answer() -> str:
             check_token_ids(fields.tokens, model.vocab_size, "tokens")
-            return model.tokenizer.decode(fields.tokens, skip_special_tokens=False)
+            text = model.tokenizer.decode(fields.tokens, skip_special_tokens=False)
+            return DetokenizeResponse(prompt=text).model_dump_json()
 
-        return _answer(DetokenizeResponse(prompt=await self._context.texts.run(len(fields.tokens), decode)), ignored)
+        return _json(await self._context.texts.run(len(fields.tokens), answer), ignored)
 
     async def _text_ids(
         self, body: dict[str, Any], model: ServedModel, receive: Receive
@@ -87,6 +89,5 @@ class Tokenize:
         return ignored_fields((*check_extra_fields(fields.model_extra or {}), *deeper), self._context.config)
 
 
-def _answer(shape: BaseModel, ignored: tuple[str, ...]) -> Response:
-    json = shape.model_dump_json(exclude_unset=True)
+def _json(json: str, ignored: tuple[str, ...]) -> Response:
     return Response(json, headers=ignored_header(ignored), media_type="application/json")

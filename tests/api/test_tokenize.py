@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
+from service.text.tokenizer import Tokenizer
 from tests.api.running_server import RunningServer, Scene, running
 from tests.api.wire import CHAT, COMPLETIONS, chat, completion, error_of
 
@@ -102,3 +104,17 @@ def test_answers_while_the_engine_is_busy(server: RunningServer, http: httpx.Cli
     with http.stream("POST", COMPLETIONS, json=completion(stream=True)):
         assert tokenize(http, prompt="x")["count"] == 2
         server.executor.gate.set()
+
+
+def test_long_answers_are_not_written_on_the_event_loop(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = set()
+    token_text = Tokenizer.token_text
+
+    def noted(tokenizer: Tokenizer, token_id: int) -> str:
+        threads.add(threading.current_thread().name)
+        return token_text(tokenizer, token_id)
+
+    monkeypatch.setattr(Tokenizer, "token_text", noted)
+    answer = tokenize(http, prompt="\u00e9" * 5000, return_token_strs=True)
+    assert len(answer["token_strs"]) == answer["count"] > 4096
+    assert all(name.startswith("headrace-text") for name in threads)
