@@ -5,9 +5,9 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 _CONNECT_S = 10.0
 
@@ -24,19 +24,21 @@ class Server:
     """url: `http://host:port`, with or without `/v1`. Any thread; every method raises ServerFault."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
-        parts = urlsplit(url if "//" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ServerFault(f"{url!r} is not the address of a server, such as http://127.0.0.1:8000")
+        parts = _parts_of(url)
+        self._address = parts.hostname or "", parts.port
         self._connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._address = parts.hostname, parts.port
         self._root = parts.path.rstrip("/").removesuffix("/v1")
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
 
     def model_names(self) -> list[str]:
+        """One at least."""
         with self._call("GET", "/v1/models") as answer:
-            return [card["id"] for card in json.load(answer)["data"]]
+            names = [str(card["id"]) for card in json.load(answer)["data"]]
+        if not names:
+            raise ServerFault("the server names no model")
+        return names
 
     def complete_chat(self, request: Mapping[str, Any]) -> str:
         """The text of the answer to a chat request, once it is whole."""
@@ -55,7 +57,8 @@ class Server:
     def _call(
         self, method: str, path: str, body: Mapping[str, Any] | None = None
     ) -> Iterator[http.client.HTTPResponse]:
-        connection = self._connect(*self._address, timeout=_CONNECT_S)
+        host, port = self._address
+        connection = self._connect(host, port, timeout=_CONNECT_S)
         try:
             connection.connect()
             connection.sock.settimeout(None)  # an answer may take as long as it likes
@@ -66,11 +69,19 @@ class Server:
                 raise _fault(answer)
             yield answer
         except (OSError, http.client.HTTPException) as fault:
-            raise ServerFault(
-                f"the server at {self._address[0]}:{self._address[1]} does not answer: {fault}"
-            ) from fault
+            raise ServerFault(f"the server at {host}:{port} does not answer: {fault}") from fault
+        except (ValueError, LookupError, TypeError, AttributeError) as fault:
+            raise ServerFault(f"the server at {host}:{port} answers {path} otherwise than OpenAI's do") from fault
         finally:
             connection.close()
+
+
+def _parts_of(url: str) -> SplitResult:
+    with suppress(ValueError):  # brackets or a port that are none
+        parts = urlsplit(url if "//" in url else f"http://{url}")
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return parts
+    raise ServerFault(f"{url!r} is not the address of a server, such as http://127.0.0.1:8000")
 
 
 def _text_of(chunk: Mapping[str, Any]) -> str:

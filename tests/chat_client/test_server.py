@@ -32,7 +32,7 @@ class Answers(BaseHTTPRequestHandler):
         status, text = self.answers[self.path]
         self.send_response(status)
         self.end_headers()
-        self.wfile.write(text.encode())
+        self.wfile.write(text.encode(errors="surrogateescape"))
 
     def log_message(self, *arguments: object) -> None:
         pass
@@ -86,8 +86,26 @@ def test_faults_are_told_in_the_servers_words(listening: tuple[str, type[Answers
         server.complete_chat({})
 
 
-def test_what_is_no_address_and_who_does_not_answer():
+@pytest.mark.parametrize("body", ["<html>", "[]", "{}", '{"data": 1}', '{"data": [{}]}', '{"choices": []}', "\udcff"])
+def test_answers_of_another_kind_of_server_are_faults(listening: tuple[str, type[Answers]], body: str):
+    url, handler = listening
+    handler.answers = dict.fromkeys(("/v1/models", "/v1/chat/completions"), (200, body))
+    for call in (Server(url).model_names, lambda: Server(url).complete_chat({})):
+        with pytest.raises(ServerFault, match="otherwise than OpenAI's do"):
+            call()
+    handler.answers = {"/v1/models": (200, '{"data": []}'), "/v1/chat/completions": (200, 'data: {"a": 1}\n\n')}
+    with pytest.raises(ServerFault, match="names no model"):
+        Server(url).model_names()
+    with pytest.raises(ServerFault, match="otherwise than OpenAI's do"):
+        list(Server(url).stream_chat({}))
+
+
+@pytest.mark.parametrize("url", ["ftp://somewhere", "http://", "localhost:99999", "localhost:port", "http://[::1"])
+def test_what_is_no_address(url: str):
     with pytest.raises(ServerFault, match="is not the address of a server"):
-        Server("ftp://somewhere")
+        Server(url)
+
+
+def test_who_does_not_answer():
     with pytest.raises(ServerFault, match=r"the server at 127\.0\.0\.1:1 does not answer"):
         Server("127.0.0.1:1").model_names()
