@@ -114,6 +114,7 @@ def _routes(context: ApiContext, registry: CollectorRegistry) -> list[Route]:
         _route("/v1/models/{model_id:path}", models.get),
         _route("/health", health.health),
         _route("/ready", health.ready),
+        _route("/ping", health.health, "GET", "POST"),
         _route("/metrics", Metrics(registry).get),
         _route("/v1/requests/{request_id}/trace", Traces(context).get),
         _route("/tokenize", tokenize.tokenize, "POST"),
@@ -124,8 +125,9 @@ def _routes(context: ApiContext, registry: CollectorRegistry) -> list[Route]:
     ]
 
 
-def _route(path: str, answer: Callable[[Request], Awaitable[Response]], method: str = "GET") -> Route:
-    return Route(path, Endpoint(answer), methods=[method])
+def _route(path: str, answer: Callable[[Request], Awaitable[Response]], *methods: str) -> Route:
+    """A GET, if no method is named."""
+    return Route(path, Endpoint(answer), methods=methods or ("GET",))
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ from service.api.http_only import http_only
 from service.api.request_headers import header_of
 from service.errors import AuthenticationFailed
 
-_OPEN_PATHS = frozenset({"/health", "/ready", "/"})
+_OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/"})
 
 
 class BearerAuth:

@@ -12,6 +12,8 @@ from service.errors import MethodNotAllowed, NotFound, RateLimited, RequestError
 from service.protocol.error_body import ErrorBody, ErrorDetail
 
 _CLIENT_CLOSED_REQUEST = 499
+_OPENAI_ROUTES = "/v1/chat/completions, /v1/completions and /v1/models"
+"""Told to whom has left out /v1, or asks for what is not served."""
 _CLOSING = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE})
 """Answers given before the body was read: the rest of it must not be taken for the next request."""
 
@@ -47,7 +49,7 @@ def internal_error() -> ServerError:
 def from_starlette(error: HTTPException) -> RequestError:
     """Starlette's own refusals: no such route, wrong method."""
     if error.status_code == HTTPStatus.NOT_FOUND:
-        return NotFound("There is no such route.")
+        return NotFound(f"There is no such route; OpenAI's are {_OPENAI_ROUTES}.")
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         return MethodNotAllowed("This route does not allow this method.")
     return internal_error()

@@ -1,4 +1,7 @@
-"""GET /health: would a new short request complete? GET /ready: may a balancer send requests here?"""
+"""GET /health: would a new short request complete? GET /ready: may a balancer send requests here?
+
+/ping is /health under the name that SageMaker asks for, as at vLLM.
+"""
 
 from __future__ import annotations
 

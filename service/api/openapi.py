@@ -99,6 +99,7 @@ def _name_models(schemas: dict[str, Any], names: Sequence[str]) -> None:
 def _paths(guards_metrics: bool) -> dict[str, Any]:
     model_id = {"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}
     request_id = {**model_id, "name": "request_id"}
+    healthy = {**_operation("Would a new short request complete?", _json_object()), "security": _PUBLIC}
     return {
         "/v1/completions": {
             "post": _call("Continue a text.", (CompletionRequest,), CompletionResponse, CompletionChunk)
@@ -115,7 +116,8 @@ def _paths(guards_metrics: bool) -> dict[str, Any]:
         "/detokenize": {"post": _call("Text of ids.", (DetokenizeRequest,), DetokenizeResponse, None)},
         "/version": {"get": _operation("What runs here.", _json_object())},
         "/openapi.json": {"get": _operation("This description.", _json_object())},
-        "/health": {"get": {**_operation("Would a new short request complete?", _json_object()), "security": _PUBLIC}},
+        "/health": {"get": healthy},
+        "/ping": {"get": healthy, "post": healthy},
         "/ready": {"get": {**_operation("May a balancer send requests?", _json_object()), "security": _PUBLIC}},
         "/metrics": {
             "get": _operation("For Prometheus.", {"text/plain": {}}) | ({} if guards_metrics else {"security": _PUBLIC})

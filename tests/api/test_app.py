@@ -9,12 +9,17 @@ from tests.api.running_server import RunningServer, Scene, running
 from tests.api.wire import CHAT, COMPLETIONS, error_of
 
 
-@pytest.mark.parametrize("path", ["/nope", "/v1", "/v1/models/", "/health/", "/v1/completions/x", "/%00", "/..%2f"])
+@pytest.mark.parametrize("path", ["/nope", "/v2", "/v1/models/", "/health/", "/v1/completions/x", "/%00", "/..%2f"])
 def test_unknown_routes(http: httpx.Client, path: str) -> None:
     response = http.get(path)
     assert response.status_code == 404
     assert error_of(response)["type"] == "invalid_request_error"
     assert path not in response.text
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/v1/responses"])
+def test_who_asks_elsewhere_is_told_the_routes(http: httpx.Client, path: str) -> None:
+    assert "/v1/chat/completions, /v1/completions and /v1/models" in error_of(http.post(path, json={}))["message"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import httpx
 
@@ -34,6 +35,15 @@ def test_loading_ready_draining() -> None:
         response = http.post(COMPLETIONS, json=completion())
         assert (response.status_code, error_of(response)["code"]) == (503, "shutting_down")
         assert http.get("/v1/models").status_code == 200
+
+
+def test_sagemakers_name_for_it() -> None:
+    config = replace(Scene().config, api_keys=("secret",))
+    with running(Scene(config=config)) as server, httpx.Client(base_url=server.base_url) as http:
+        assert http.get("/ping").status_code == http.post("/ping").status_code == 200
+        server.on_loop(server.state.set_draining)
+        assert http.get("/ping").json() == http.get("/health").json() == {"status": "draining"}
+        assert http.get("/ping").status_code == 503
 
 
 def test_failed() -> None:

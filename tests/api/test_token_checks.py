@@ -15,6 +15,13 @@ def test_ranges_include_both_ends_and_nothing_is_in_every_range() -> None:
         assert refusal.value.param == "x"
 
 
+def test_a_number_that_no_limit_bounds_from_above_is_not_told_one() -> None:
+    with pytest.raises(InvalidRequest, match=r"^x must be at least 1\.$"):
+        check_range("x", 0, 1, 2**63 - 1)
+    with pytest.raises(InvalidRequest, match="x must be between 1 and 9223372036854775807"):
+        check_range("x", 2**63, 1, 2**63 - 1)
+
+
 @pytest.mark.parametrize("at", [0, 70_000])
 def test_the_first_id_outside_the_vocabulary_is_named(at: int) -> None:
     ids = [5] * 100_000
