@@ -49,10 +49,11 @@ def _plain(value: object) -> object:
     return [_plain(each) for each in value] if isinstance(value, list) else value
 
 
-def did_you_mean(name: str, known: Collection[str]) -> str:
-    """The end of a message about an unknown name; empty if no known one is close."""
-    close = difflib.get_close_matches(name, known, 1)
-    return f"; did you mean {close[0]}?" if close else ""
+def did_you_mean(name: str, known: Collection[str], prefix: str = "") -> str:
+    """The end of a message about an unknown name; empty if no known one is close. prefix: of all names, as they are
+    written."""
+    close = difflib.get_close_matches(name.removeprefix(prefix), known, 1)
+    return f"; did you mean {prefix}{close[0]}?" if close else ""
 
 
 class _Pairs(list[tuple[object, object]]):

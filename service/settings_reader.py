@@ -8,7 +8,7 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import ByteSize, ValidationError
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -64,6 +64,12 @@ def _tidy_help(parser: ArgumentParser) -> None:
         if isinstance(action.metavar, str):
             action.metavar = _METAVARS.get(action.metavar, action.metavar)
         action.help = re.sub(r" \(default: (null|\(\)|\{\})\)$", "", action.help or "")
+        if action.metavar == "SIZE":
+            action.help = re.sub(r"(?<=default: )\d+", lambda size: _readable(int(size[0])), action.help)
+
+
+def _readable(size: int) -> str:
+    return ByteSize(size).human_readable().replace(".0", "")
 
 
 def _with_file(path: Path) -> type[Settings]:
@@ -82,10 +88,12 @@ def _with_file(path: Path) -> type[Settings]:
 
 
 def _check_environment() -> None:
-    known = {f"{ENV_PREFIX}{name.upper()}" for name in Settings.model_fields}
+    known = {name.upper() for name in Settings.model_fields}
     for variable, value in os.environ.items():
-        if variable.startswith(ENV_PREFIX) and variable not in known and not is_service_link(variable, value):
-            raise ConfigError(f"{variable} is not a setting{did_you_mean(variable, known)}")
+        if not variable.startswith(ENV_PREFIX) or is_service_link(variable, value):
+            continue
+        if variable.removeprefix(ENV_PREFIX) not in known:
+            raise ConfigError(f"{variable} is not a setting{did_you_mean(variable, known, ENV_PREFIX)}")
 
 
 def _explain(fault: ValidationError) -> str:
@@ -100,10 +108,12 @@ def _explain(fault: ValidationError) -> str:
 
 def _explain_command_line(fault: str) -> str:
     message = fault.removeprefix("error parsing CLI: ")
+    if not_json := re.search(r"Parsing error encountered for (\w+)", message):
+        return f"{not_json[1].replace('_', '-')}: is not a JSON object"
     flag = re.search(r"unrecognized arguments: (--[\w-]+)", message)
     if flag is None:
         return f"{message} (--help lists every setting)"
     if flag[1] == "--model":
         return "--model is not a setting: the model is given without a flag, headrace serve MODEL"
-    known = {f"--{name.replace('_', '-')}" for name in Settings.model_fields}
-    return f"{flag[1]} is not a setting{did_you_mean(flag[1], known)} (--help lists every setting)"
+    known = {name.replace("_", "-") for name in Settings.model_fields}
+    return f"{flag[1]} is not a setting{did_you_mean(flag[1], known, '--')} (--help lists every setting)"

@@ -57,3 +57,5 @@ def test_a_file_that_is_not_there(tmp_path: Path):
 def test_a_hint_only_where_a_name_is_close():
     assert did_you_mean("prt", KNOWN) == "; did you mean port?"
     assert did_you_mean("colour", KNOWN) == ""
+    assert did_you_mean("--prt", KNOWN, "--") == "; did you mean --port?"
+    assert did_you_mean("--nonsense", {"seed"}, "--") == "", "what all names begin with makes none alike"

@@ -71,6 +71,12 @@ def test_an_unknown_setting_is_refused_wherever_it_stands(tmp_path: Path, monkey
         read_settings([])
 
 
+def test_a_setting_that_is_no_json_is_named():
+    for wrong in ("x", "[1]", "5"):
+        with pytest.raises(ConfigError, match=r"^default-chat-template-kwargs: "):
+            read_settings(["--default-chat-template-kwargs", wrong])
+
+
 def test_the_model_as_a_flag_is_put_right():
     with pytest.raises(ConfigError, match="--model is not a setting: the model is given without a flag"):
         read_settings(["--model", "some/model"])
@@ -83,6 +89,8 @@ def test_help_speaks_of_values_and_not_of_python(capsys: pytest.CaptureFixture[s
     assert "usage: headrace serve [options] [MODEL]" in shown
     assert "--kv-cache-memory SIZE" in shown
     assert "--served-model-name A,B,..." in shown
+    assert "(default: 4GiB)" in " ".join(shown.split())
+    assert "(default: 8MiB)" in " ".join(shown.split())
     for python in ("tuple[", "dict[", "ByteSize", "FiniteFloat", "null", "()"):
         assert python not in shown
 

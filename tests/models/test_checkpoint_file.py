@@ -76,6 +76,13 @@ def test_what_is_no_checkpoint_is_named_and_never_run(write, named, tmp_path, mo
     assert not (tmp_path / "made-by-a-pickle").exists()
 
 
+@pytest.mark.parametrize("name", ["x.safetensors", "x.bin"])
+def test_a_file_that_git_lfs_has_not_fetched(name, tmp_path):
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 10432928\n")
+    with pytest.raises(ModelLoadError, match=rf"{name}: .* points to a file in Git LFS, which `git lfs pull` fetches"):
+        list(read_header(tmp_path / name))
+
+
 def test_a_file_that_is_no_safetensors(tmp_path):
     (tmp_path / "x.safetensors").write_bytes(b"not weights")
     with pytest.raises(ModelLoadError, match=r"x\.safetensors: is not a readable safetensors file"):
