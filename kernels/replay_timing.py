@@ -10,7 +10,7 @@ import torch
 from kernels.graph_capture import capture_graph
 
 
-def seconds_by_replay(launches: Sequence[Callable[[], object]], rounds: int = 7) -> float:
+def seconds_by_replay(launches: Sequence[Callable[[], object]], rounds: int) -> float:
     """Of one launch on the average, all of them in a row, in the median round. Each kernel has been launched before:
     nothing may be compiled in a capture."""
     torch.cuda.synchronize()

@@ -84,8 +84,10 @@ def run_load(
     shares = split(plan)
     next_stream = context.Value(c_long, 0)
     finished: Any = context.Array(c_long, len(shares), lock=False)
-    clients = [_start_client(context, i, share, next_stream, finished) for i, share in enumerate(shares)]
+    clients: list[_ClientHandle] = []
     try:
+        for i, share in enumerate(shares):
+            clients.append(_start_client(context, i, share, next_stream, finished))
         for client in clients:
             _receive(client, "ready", lambda: None)
         with around or nullcontext():

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+_TIMEOUT_S = 10.0
+
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
@@ -20,7 +22,7 @@ class ServerFacts:
     max_model_len: int | None
 
 
-def fetch_server_facts(base_url: str, headers: Mapping[str, str], timeout_s: float = 10.0) -> ServerFacts:
+def fetch_server_facts(base_url: str, headers: Mapping[str, str]) -> ServerFacts:
     """Reads the first model of /v1/models.
 
     The vocabulary is the card's `vocab_size`, else that of the config.json in the card's `root` where this is
@@ -29,7 +31,7 @@ def fetch_server_facts(base_url: str, headers: Mapping[str, str], timeout_s: flo
     """
     request = urllib.request.Request(f"{base_url.rstrip('/')}/v1/models", headers=dict(headers))
     try:
-        with urllib.request.urlopen(request, timeout=timeout_s) as response:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
             cards = json.load(response).get("data") or []
     except (urllib.error.URLError, TimeoutError, json.JSONDecodeError) as error:
         raise ConnectionError(f"{base_url}/v1/models: {error}") from error

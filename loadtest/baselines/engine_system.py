@@ -201,14 +201,9 @@ def on_demand(pool: KvPool) -> Admission:
     return OnDemandAdmission(pool.num_blocks // 100)
 
 
-def paged(
-    pool: KvPool,
-    known_limit: KnownLimit = exact_limit,
-    max_num_seqs: int | None = None,
-    name: str = "paged",
-) -> EngineSystem:
+def paged(pool: KvPool, known_limit: KnownLimit = exact_limit, name: str = "paged") -> EngineSystem:
     """Headrace as it serves: iteration-level scheduling, blocks on demand (PagedAttention, section 4.5)."""
-    return EngineSystem(name, pool, EnginePolicies(on_demand(pool), known_limit, max_num_seqs=max_num_seqs))
+    return EngineSystem(name, pool, EnginePolicies(on_demand(pool), known_limit))
 
 
 def reserve(

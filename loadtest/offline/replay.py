@@ -13,12 +13,12 @@ from loadtest.prompts import BodyOptions, prompt_token_ids
 from loadtest.trace import TraceRequest
 
 
-def offline_requests(trace: Sequence[TraceRequest], vocab_size: int, n: int = 1) -> list[OfflineRequest]:
+def offline_requests(trace: Sequence[TraceRequest], vocab_size: int) -> list[OfflineRequest]:
     """The trace with its prompts' ids, as the HTTP generator would send them."""
     options = BodyOptions("", vocab_size=vocab_size)
     return [
         OfflineRequest(
-            request.request_id, request.arrival_s, tuple(prompt_token_ids(request, options)), request.output_len, n
+            request.request_id, request.arrival_s, tuple(prompt_token_ids(request, options)), request.output_len
         )
         for request in trace
     ]

@@ -66,8 +66,9 @@ class ChatCompletions:
             chunks = ChunkFrames(
                 b"chat.completion.chunk", call, generation, head.call_id, head.created, model.system_fingerprint
             )
-            logprobs_of = partial(_logprobs_json, model.tokenizer) if call.logprobs is not None else _no_logprobs
-            frames = partial(chat_frames, chunks, make_call_id, logprobs_of=logprobs_of)
+            frames = partial(chat_frames, chunks, make_call_id)
+            if call.logprobs is not None:
+                frames = partial(frames, logprobs_of=partial(_logprobs_json, model.tokenizer))
             return answer_stream(self._context, generation, call.ignored, frames, chunks.usage)
         body = partial(_answer, generation, call, head, model, make_call_id)
         return await answer_whole(http, self._context, generation, call.ignored, body)
@@ -107,10 +108,6 @@ def check_top_logprobs(fields: ChatRequest, config: ApiConfig) -> int | None:
 
 def _logprobs_json(tokenizer: Tokenizer, piece: Piece) -> bytes:
     return orjson.dumps(chat_logprobs(tokenizer, piece.scored)) if piece.scored else b"null"
-
-
-def _no_logprobs(piece: Piece) -> bytes:
-    return b"null"
 
 
 def _answer(

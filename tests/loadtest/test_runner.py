@@ -1,9 +1,11 @@
 import dataclasses
 import statistics
 import time
+from typing import Any
 
 import pytest
 
+from loadtest import runner
 from loadtest.metrics import max_concurrent
 from loadtest.prompts import BodyOptions
 from loadtest.runner import LoadError, LoadPlan, run_load, split
@@ -119,6 +121,21 @@ def test_failed_warmup_is_an_error(fast_stub_url: str) -> None:
     plan = LoadPlan(fast_stub_url, _spaced(2, 0.0), dataclasses.replace(OPTIONS, model="stub-503"))
     with pytest.raises(LoadError, match="http_503"):
         run_load(plan)
+
+
+def test_if_one_client_does_not_start_the_others_end(fast_stub_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, started = runner._start_client, []
+
+    def start_the_first(context: Any, index: int, *rest: Any) -> Any:
+        if index:
+            raise OSError("no more processes")
+        started.append(start(context, index, *rest))
+        return started[0]
+
+    monkeypatch.setattr(runner, "_start_client", start_the_first)
+    with pytest.raises(OSError, match="no more processes"):
+        run_load(LoadPlan(fast_stub_url, _spaced(4, 0.0), OPTIONS, num_processes=2))
+    assert not started[0].process.is_alive()
 
 
 def test_progress_reaches_the_end(fast_stub_url: str) -> None:

@@ -47,7 +47,8 @@ def test_n_answers_share_their_prompt() -> None:
 
 
 def test_seats_can_be_fewer_than_the_executors() -> None:
-    outcome = replay(paged(pool(), max_num_seqs=2), [request(i) for i in range(6)])
+    system = EngineSystem("few", pool(), EnginePolicies(on_demand(pool()), max_num_seqs=2))
+    outcome = replay(system, [request(i) for i in range(6)])
     assert max(i.batch_size for i in outcome.iterations) == 2
 
 

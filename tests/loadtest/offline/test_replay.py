@@ -94,6 +94,6 @@ def test_ends_when_the_share_has_ended() -> None:
 
 def test_prompts_have_the_traces_lengths() -> None:
     trace = [replace(request, arrival_s=0.5) for request in draw(fixed(9, 4), 3, seed=0)]
-    made = offline_requests(trace, vocab_size=100, n=2)
-    assert [(len(r.prompt_token_ids), r.output_len, r.n, r.arrival_s) for r in made] == [(9, 4, 2, 0.5)] * 3
+    made = offline_requests(trace, vocab_size=100)
+    assert [(len(r.prompt_token_ids), r.output_len, r.arrival_s) for r in made] == [(9, 4, 0.5)] * 3
     assert len({r.prompt_token_ids for r in made}) == 3
