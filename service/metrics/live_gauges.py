@@ -26,7 +26,7 @@ class LiveGauges:
         yield _gauge("headrace_requests_swapped", "Those that wait with their KV blocks on the host.", now.num_swapped)
         yield _gauge("headrace_waiting_tokens", "Tokens that waiting requests have to compute.", now.waiting_tokens)
         yield _gauge("headrace_kv_blocks_used", "KV blocks in use.", now.used_blocks)
-        yield _gauge("headrace_kv_blocks_total", "KV blocks that there are.", now.total_blocks)
+        yield _gauge("headrace_kv_blocks", "KV blocks that there are.", now.total_blocks)
         yield _gauge("headrace_kv_blocks_used_ratio", "Share of the KV blocks in use.", kv_usage(now))
         yield _gauge("headrace_kv_tokens", "Tokens in used KV blocks, those of a shared block once.", now.kv_tokens)
         token_ratio = _kv_token_ratio(now)

@@ -19,6 +19,13 @@ def test_the_format_is_never_negotiated(http: httpx.Client, accept: str) -> None
     assert "# EOF" not in response.text
 
 
+def test_only_counters_are_named_totals(http: httpx.Client) -> None:
+    families = [f for f in text_string_to_metric_families(http.get("/metrics").text) if f.name.startswith("headrace_")]
+    totals = {sample.name for family in families for sample in family.samples if family.type == "counter"}
+    assert all(name.endswith("_total") for name in totals)
+    assert not [family.name for family in families if family.type != "counter" and family.name.endswith("_total")]
+
+
 def test_a_request_is_seen(server: RunningServer, http: httpx.Client) -> None:
     def read() -> dict[str, float]:
         families = text_string_to_metric_families(http.get("/metrics").text)
@@ -38,7 +45,7 @@ def test_a_request_is_seen(server: RunningServer, http: httpx.Client) -> None:
         f"vllm:e2e_request_latency_seconds_count{vllm}",
     ):
         assert after[name] > before[name]
-    assert after["headrace_kv_blocks_total[]"] == 4096
+    assert after["headrace_kv_blocks[]"] == 4096
     assert after["headrace_kv_blocks_used[]"] == after["headrace_requests_running[]"] == 0
     assert not any("_created" in name for name in after)
 

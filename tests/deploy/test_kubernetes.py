@@ -15,7 +15,7 @@ from service.http_server import LAST_WORDS_S
 from service.metrics.instruments import Instruments
 from service.metrics.recorder import Recorder
 from service.settings import Settings
-from tests.deploy.deployment import KUBERNETES, environment_of_the_image, read_yaml
+from tests.deploy.deployment import KUBERNETES, PROMETHEUS, environment_of_the_image, read_yaml
 
 
 def manifests() -> dict[str, Any]:
@@ -46,6 +46,13 @@ def test_all_speak_of_the_same_pods():
     assert of["PodDisruptionBudget"]["selector"]["matchLabels"] == of["PodMonitor"]["selector"]["matchLabels"] == labels
     assert of["ScaledObject"]["scaleTargetRef"]["name"] == manifests()["Deployment"]["metadata"]["name"]
     assert "replicas" not in of["Deployment"], "they are the autoscaler's"
+
+
+def test_the_job_has_the_name_that_the_alerts_know():
+    label = manifests()["PodMonitor"]["spec"]["jobLabel"]
+    labels = manifests()["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    (job,) = read_yaml(PROMETHEUS)["scrape_configs"]
+    assert labels[label] == job["job_name"]
 
 
 def test_ports_are_the_images():

@@ -32,7 +32,7 @@ def test_reads_the_engine() -> None:
         "headrace_requests_swapped": 1,
         "headrace_waiting_tokens": 50,
         "headrace_kv_blocks_used": 10,
-        "headrace_kv_blocks_total": 40,
+        "headrace_kv_blocks": 40,
         "headrace_kv_blocks_used_ratio": 0.25,
         "headrace_kv_tokens": 120,
         "headrace_kv_token_ratio": 0.75,
