@@ -16,6 +16,7 @@ from service.api.context import ApiContext
 from service.api.disconnect import ClientGone, run_unless_disconnected
 from service.api.error_responses import error_body, internal_error, nobody_there
 from service.api.generation import CollectedChoice, Generation
+from service.api.plain_frames import PlainFrames
 from service.api.sse import DONE, TokenStreamResponse, data_frame
 from service.errors import RequestError
 from service.protocol.chat import ChatResponse
@@ -68,14 +69,16 @@ def answer_stream(
     ignored: Sequence[str],
     frames: Callable[[Piece], bytes],
     last_frame: Callable[[], bytes],
+    around_text: tuple[bytes, bytes] | None,
     num_logprobs: Callable[[Piece], int] | None = None,
 ) -> Response:
     """Stream `frames` of every piece, then `last_frame`; abort if the client leaves or does not read.
 
+    around_text: what stands around the text in the frame of a piece that says nothing else, if that is always the same.
     num_logprobs: entries that a piece's frame writes, where they may be so many that they would hold up the event loop.
     """
     return TokenStreamResponse(
-        _Frames(context, generation, frames, last_frame, num_logprobs),
+        _Frames(context, generation, frames, last_frame, around_text, num_logprobs),
         context.recorder.times,
         context.unread,
         keepalive_s=context.config.stream_keepalive_s,
@@ -95,6 +98,7 @@ class _Frames:
         generation: Generation,
         frame: Callable[[Piece], bytes],
         last_frame: Callable[[], bytes],
+        around_text: tuple[bytes, bytes] | None,
         num_logprobs: Callable[[Piece], int] | None,
     ) -> None:
         self._context = context
@@ -102,6 +106,7 @@ class _Frames:
         self._generation = generation
         self._frame = frame
         self._last_frame = last_frame
+        self._plain = None if around_text is None else PlainFrames(generation, *around_text, context.recorder.times)
         self._num_logprobs = num_logprobs
         self._writing: asyncio.Future[bytes] | None = None
         self._reader: Callable[[], None] | None = None
@@ -129,6 +134,10 @@ class _Frames:
             self._context.recorder.record_abort(reason)
 
     def _take(self) -> bytes:
+        if self._plain is not None:
+            frame = self._plain.take()
+            if frame is not None:
+                return frame
         generation, written = self._generation, b""
         if self._writing is not None:
             written, self._writing = self._writing.result(), None

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from service.api.answering import answer_stream, answer_whole
-from service.api.chat_deltas import assemble_message, chat_frames, new_call_id
+from service.api.chat_deltas import PLAIN_CONTENT, assemble_message, chat_frames, new_call_id
 from service.api.chat_messages import unknown_fields
 from service.api.chat_prompting import CheckedChat, chat_prompt_ids, check_chat
 from service.api.choice_text import Piece
@@ -69,7 +69,8 @@ class ChatCompletions:
             frames = partial(chat_frames, chunks, make_call_id)
             if call.logprobs is not None:
                 frames = partial(frames, logprobs_of=partial(_logprobs_json, model.tokenizer))
-            return answer_stream(self._context, generation, call.ignored, frames, chunks.usage)
+            around_text = chunks.around_text(PLAIN_CONTENT)
+            return answer_stream(self._context, generation, call.ignored, frames, chunks.usage, around_text)
         body = partial(_answer, generation, call, head, model, make_call_id)
         return await answer_whole(http, self._context, generation, call.ignored, body)
 

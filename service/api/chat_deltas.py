@@ -8,12 +8,15 @@ from collections.abc import Callable, Sequence
 import orjson
 
 from service.api.choice_text import Piece
-from service.api.chunk_frames import ChunkFrames
+from service.api.chunk_frames import TEXT_PLACE, ChunkFrames
 from service.api.generation import CollectedChoice
 from service.core.request import FinishReason
 from service.protocol.chat import AssistantMessage, MadeFunction, MadeToolCall
 from service.text.chat_output import OutputDelta, ReasoningDelta
 from service.text.tool_calls import CallDelta, TextDelta, ToolStyle
+
+PLAIN_CONTENT = b'"delta":{"content":%b}' % TEXT_PLACE
+"""`ChunkFrames.around_text`."""
 
 
 def new_call_id(style: ToolStyle | None) -> str:

@@ -139,6 +139,18 @@ class ChoiceText:
         """Whether text is text, and nothing but an event can end it."""
         return self._has_only_text and self.finish_reason is None
 
+    @property
+    def has_said_nothing(self) -> bool:
+        """Whether there was no piece yet."""
+        return self._is_first
+
+    def push_and_say(self, token_ids: Sequence[int]) -> str:
+        """As `push_ids` and `take`, where nobody wants to know the piece's ids: its text."""
+        text = self.push_ids(token_ids)
+        if text:
+            self._unsent.clear()
+        return text
+
     def push_ids(self, token_ids: Sequence[int]) -> str:
         """As `push`, where the choice `is_plain`: tokens that are not looked at go all at once."""
         self._unsent += token_ids

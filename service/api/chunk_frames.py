@@ -9,6 +9,8 @@ from service.api.generation import Generation
 from service.api.validation import CheckedCall
 
 NOT_ENDED = b'"finish_reason":null'
+TEXT_PLACE = b"\0"
+"""Nothing that is JSON."""
 
 
 class ChunkFrames:
@@ -45,6 +47,15 @@ class ChunkFrames:
         `ids_of`."""
         usage = self._usage_so_far() if self._has_usage else b""
         return b'%s{"index":%d,%s,"logprobs":%s,%s%s}]%s}\n\n' % (self._head, index, content, logprobs, end, ids, usage)
+
+    def around_text(self, content: bytes) -> tuple[bytes, bytes] | None:
+        """What stands before and behind the text in a chunk of choice 0 that says nothing else, in the middle of its
+        stream; None if chunks of this call say more. content: as in `choice`, with TEXT_PLACE for the text's JSON."""
+        call = self._call
+        if call.return_token_ids or call.continuous_usage or call.logprobs is not None:
+            return None
+        before, after = self.choice(0, content).split(TEXT_PLACE)
+        return before, after
 
     def end_of(self, piece: Piece, finish_reason: str | None = None) -> bytes:
         """Whether the choice has ended and by what; `finish_reason` if the API has another word than the engine."""

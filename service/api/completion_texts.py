@@ -8,13 +8,16 @@ from typing import Any
 import orjson
 
 from service.api.choice_text import Piece, ScoredToken
-from service.api.chunk_frames import ChunkFrames
+from service.api.chunk_frames import TEXT_PLACE, ChunkFrames
 from service.api.generation import CollectedChoice, Generation
 from service.api.request_building import CallHead
 from service.api.token_logprobs import completion_logprobs, prompt_logprobs, scored_prompt
 from service.api.validation import CheckedCall, tier_of
 from service.protocol.completions import CompletionChoice, CompletionLogprobs, CompletionResponse
 from service.text.tokenizer import Tokenizer
+
+PLAIN_CONTENT = b'"text":' + TEXT_PLACE
+"""`ChunkFrames.around_text`."""
 
 
 class CompletionTexts:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from service.api.answering import answer_stream, answer_whole
 from service.api.chunk_frames import ChunkFrames
-from service.api.completion_texts import CompletionTexts
+from service.api.completion_texts import PLAIN_CONTENT, CompletionTexts
 from service.api.context import ApiContext
 from service.api.json_body import read_json_object
 from service.api.output_form import compile_form
@@ -55,7 +55,10 @@ class Completions:
             chunks = ChunkFrames(b"text_completion", call, generation, head.call_id, head.created, fingerprint)
             frames = partial(texts.frame, chunks)
             num_logprobs = texts.num_logprobs if echo and call.logprobs is not None else None
-            return answer_stream(self._context, generation, call.ignored, frames, chunks.usage, num_logprobs)
+            around_text = chunks.around_text(PLAIN_CONTENT)
+            return answer_stream(
+                self._context, generation, call.ignored, frames, chunks.usage, around_text, num_logprobs
+            )
         body = partial(texts.answer, head, fingerprint)
         return await answer_whole(http, self._context, generation, call.ignored, body)
 

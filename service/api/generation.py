@@ -149,6 +149,15 @@ class Generation:
         self.text_s += time.perf_counter() - began_s
         return pieces
 
+    def take_plain_text(self) -> str | None:
+        """As `take_pieces`, where all that can be taken is text in the middle of the call's only choice, and nothing
+        besides is wanted: that text, perhaps none yet. Else None, and nothing is taken."""
+        choice = self._choices[0]
+        if len(self._choices) > 1 or choice.has_said_nothing or not choice.is_plain or not self._streams:
+            return None
+        token_ids = self._streams[0].take_ids()
+        return None if token_ids is None else choice.push_and_say(token_ids)
+
     async def collect(self) -> list[CollectedChoice]:
         """The choices to be shown, complete, in order of their index. Raises `error`, if there is one."""
         news = asyncio.Event()

@@ -91,6 +91,12 @@ class SharesGoingOn(Sequence[ScheduledSequence]):
         self.grown = grown
 
     @property
+    def num_computed_tokens(self) -> int:
+        """Of all together."""
+        first: int = sum(map(_START, self._first))
+        return first + self._num_further * len(self._first)
+
+    @property
     def starts(self) -> list[int]:
         """`num_computed_tokens` of each."""
         num_further = self._num_further
@@ -191,6 +197,13 @@ class IterationPlan:
     @property
     def is_empty(self) -> bool:
         return not (self.scheduled or self.transfers or self.awaits_transfer)
+
+    @property
+    def draws(self) -> bool:
+        """Whether any id is drawn."""
+        if isinstance(self.scheduled, SharesGoingOn):
+            return True
+        return any(item.samples for item in self.scheduled)
 
     def token_counts(self) -> list[int]:
         """How many tokens each of `scheduled` computes."""

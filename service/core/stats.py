@@ -43,9 +43,8 @@ class PreemptionStats:
     actual_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class IterationStats:
-    """One iteration.
+class IterationStats(NamedTuple):
+    """One iteration. A named tuple, which is made at a third of a frozen dataclass's cost.
 
     batch_size: sequences scheduled. prompt_tokens: tokens computed that belong to prompts, for the first time;
     recomputed_tokens: tokens computed again after a preemption; generated_tokens: ids drawn.
@@ -124,8 +123,7 @@ class RequestStats:
         return self.e2e_s / (self.finished_s - self.first_scheduled_s)
 
 
-@dataclass(frozen=True, slots=True)
-class EngineSnapshot:
+class EngineSnapshot(NamedTuple):
     """The engine's state after an iteration; replaced whole, so any thread may read the latest.
 
     num_running, num_waiting: requests. num_swapped: waiting requests whose blocks are on the host, or on their way

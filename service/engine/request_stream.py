@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 from service.core.events import StreamEvent
+
+_IDS_ONLY = {int}
 
 
 class RequestStream:
@@ -48,6 +51,12 @@ class RequestStream:
             place, self.num_taken = self.place, len(rows)
             events += [row[place] for row in (rows[num_taken:] if num_taken else rows)]
         return events
+
+    def take_ids(self) -> list[int] | None:
+        """As `take`, if all are plain tokens; else None, and nothing is taken."""
+        if self.events and set(map(type, self.events)) != _IDS_ONLY:
+            return None
+        return cast(list[int], self.take())
 
     def leave_rows(self) -> None:
         """What is in the rows is among `events` from now on."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
 
-from service.metrics.plain_histogram import PlainHistogram
+from service.metrics.plain_histogram import PlainHistogram, PlainHistograms
 
 _MILLISECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05)
 _ITERATION_SECONDS = (*_MILLISECONDS, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -58,12 +58,14 @@ class Instruments:
         self.iterations = counter(
             "headrace_iterations_total", "Iterations, launched as one CUDA graph or kernel by kernel.", ("launch",)
         )
-        self.iteration_seconds = histogram(
+        self.iteration_seconds = PlainHistograms(
             "headrace_iteration_seconds",
             "Seconds of an iteration, by phase of the host; device: what it took there, as the host sees it.",
             _ITERATION_SECONDS,
-            ("phase",),
+            "phase",
+            ("schedule", "launch", "wait", "apply", "device"),
         )
+        self._registry.register(self.iteration_seconds)
         self.tokens = counter("headrace_tokens_total", "Tokens by kind.", ("kind",))
         self.preemptions = counter("headrace_preemptions_total", "Requests preempted, by kind.", ("kind",))
         self.swapped_blocks = counter("headrace_swapped_blocks_total", "KV blocks moved to or from the host.")

@@ -1,4 +1,4 @@
-"""A histogram that costs little: one thread observes, any scrapes, and there are no labels."""
+"""A histogram that costs little: one thread observes, any scrapes, and labels are few."""
 
 from __future__ import annotations
 
@@ -27,11 +27,38 @@ class PlainHistogram(Collector):
         self._counts[bisect_left(self._bounds, value)] += count
         self._sum += value * count
 
-    def collect(self) -> Iterator[Metric]:
-        below = [*accumulate(self._counts)]
+    @property
+    def sum(self) -> float:
+        """Of all observations."""
+        return self._sum
+
+    def buckets(self) -> list[tuple[str, int]]:
+        """Each bound, and how many observations were no larger."""
         bounds = [*map(_spelled, self._bounds), "+Inf"]
-        buckets = [*zip(bounds, below, strict=True)]
-        yield HistogramMetricFamily(self._name, self._meaning, buckets=buckets, sum_value=self._sum)
+        return [*zip(bounds, accumulate(self._counts), strict=True)]
+
+    def collect(self) -> Iterator[Metric]:
+        yield HistogramMetricFamily(self._name, self._meaning, buckets=self.buckets(), sum_value=self._sum)
+
+
+class PlainHistograms(Collector):
+    """One for each value of a label; the values are known beforehand."""
+
+    def __init__(self, name: str, meaning: str, bounds: Sequence[float], label: str, values: Sequence[str]) -> None:
+        self._name = name
+        self._meaning = meaning
+        self._label = label
+        self._by_value = {value: PlainHistogram(name, meaning, bounds) for value in values}
+
+    def labels(self, value: str) -> PlainHistogram:
+        """The one of this value."""
+        return self._by_value[value]
+
+    def collect(self) -> Iterator[Metric]:
+        family = HistogramMetricFamily(self._name, self._meaning, labels=[self._label])
+        for value, histogram in self._by_value.items():
+            family.add_metric([value], histogram.buckets(), histogram.sum)
+        yield family
 
 
 def _spelled(bound: float) -> str:

@@ -59,15 +59,11 @@ class Recorder:
         self._wait_s.observe(stats.wait_s)
         self._apply_s.observe(stats.apply_s)
         self._device_s.observe(stats.device_s)
-        self._prompt.inc(stats.prompt_tokens)
-        self._recomputed.inc(stats.recomputed_tokens)
         self._generated.inc(stats.generated_tokens)
-        self._dropped.inc(stats.num_dropped)
-        self._swapped.inc(stats.num_swapped)
-        instruments.swapped_blocks.inc(stats.swapped_blocks)
-        instruments.swapped_bytes.inc(stats.swapped_blocks * self._host_block_bytes)
-        instruments.prefix_queried_tokens.inc(stats.prefix_queried_tokens)
-        instruments.prefix_hit_tokens.inc(stats.prefix_hit_tokens)
+        if stats.prompt_tokens or stats.recomputed_tokens or stats.prefix_queried_tokens:
+            self._record_prompts(stats)
+        if stats.num_dropped or stats.num_swapped or stats.swapped_blocks:
+            self._record_preemptions(stats)
         for seconds, count in stats.token_gaps:
             instruments.inter_token_latency.observe(seconds, count)
         for prediction in stats.predictions:
@@ -98,6 +94,18 @@ class Recorder:
             instruments.inference.observe(stats.finished_s - stats.first_scheduled_s)
         if stats.first_token_s is not None:
             self._record_tokens_in_time(stats, stats.first_token_s)
+
+    def _record_prompts(self, stats: IterationStats) -> None:
+        self._prompt.inc(stats.prompt_tokens)
+        self._recomputed.inc(stats.recomputed_tokens)
+        self._instruments.prefix_queried_tokens.inc(stats.prefix_queried_tokens)
+        self._instruments.prefix_hit_tokens.inc(stats.prefix_hit_tokens)
+
+    def _record_preemptions(self, stats: IterationStats) -> None:
+        self._dropped.inc(stats.num_dropped)
+        self._swapped.inc(stats.num_swapped)
+        self._instruments.swapped_blocks.inc(stats.swapped_blocks)
+        self._instruments.swapped_bytes.inc(stats.swapped_blocks * self._host_block_bytes)
 
     def _record_prediction(self, prediction: Prediction) -> None:
         predictor, predicted_s, actual_s = prediction

@@ -21,7 +21,7 @@ from operator import mul
 from statistics import median
 from typing import NamedTuple
 
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration_plan import IterationPlan, SharesGoingOn
 from service.scheduler.least_squares import Moments, fit_nonnegative
 
 KNEES = (64, 256, 1024)
@@ -68,6 +68,9 @@ class Workload(NamedTuple):
     @classmethod
     def of(cls, plan: IterationPlan) -> Workload:
         """What the plan computes."""
+        shares = plan.scheduled
+        if isinstance(shares, SharesGoingOn):
+            return cls(len(shares), 0, shares.num_computed_tokens + len(shares), 0, len(shares), 0)
         counts = plan.token_counts()
         num_tokens = sum(counts)
         num_read, pairs, longest, num_prompts = sum(plan.starts()) + len(counts), 0, 0, 0

@@ -91,7 +91,7 @@ class RecoveryLedger:
             self._learn(plan, compute_s)
             return
         # Where nothing is drawn the executor need not have waited for the device, and the next one waits for both.
-        is_awaited = is_exact and any(item.samples for item in plan.scheduled)
+        is_awaited = is_exact and plan.draws
         is_timed = is_awaited and self._last_was_awaited
         self._last_was_awaited = is_awaited or (is_exact and not plan.scheduled)
         if is_timed and not plan.transfers:  # launching these takes time, too

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from service.core.events import TokenEvent
 from service.engine.request_stream import RequestStream
 
 
@@ -23,6 +24,18 @@ def test_tokens_in_rows_are_behind_the_events_and_are_taken_once():
     stream.events.append(3)
     assert stream.take() == [31, 3]
     assert stream.take() == []
+
+
+def test_ids_are_taken_if_there_is_nothing_else():
+    stream = RequestStream()
+    stream.rows = [(4,)]
+    assert stream.take_ids() == [4]
+    stream.events += [1, 2]
+    stream.rows.append((5,))
+    assert stream.take_ids() == [1, 2, 5]
+    stream.events += [1, TokenEvent(0, 2, None)]
+    assert stream.take_ids() is None
+    assert stream.take() == [1, TokenEvent(0, 2, None)]
 
 
 def test_a_reader_is_told_when_there_is_something_and_what_it_leaves_stays():

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -29,7 +28,7 @@ def test_it_tells_what_happened_since_it_was_last_asked(instruments: Instruments
         "requests: 3 running, 2 waiting (1 swapped), KV cache 25% used;"
         " tokens a second: 10 of prompts (80% cached), 6 generated; 3 preemptions, 2 refusals"
     )
-    recorder.record_iteration(replace(ITERATION, prefix_queried_tokens=0, num_dropped=0, num_swapped=0))
+    recorder.record_iteration(ITERATION._replace(prefix_queried_tokens=0, num_dropped=0, num_swapped=0))
     assert "10 of prompts (0% cached), 6 generated; 0 preemptions, 0 refusals" in (load.line(0.5) or "")
 
 

@@ -71,15 +71,15 @@ def test_an_iteration(recording: Recording) -> None:
     assert recording("headrace_inter_token_latency_seconds_bucket", le="0.025") == 2
     assert recording("headrace_inter_token_latency_seconds_count") == 3
     assert recording("headrace_preemptions_total", kind="recompute") == 1
-    recording.recorder.record_iteration(replace(ITERATION, is_replayed=True))
-    recording.recorder.record_iteration(replace(ITERATION, is_replayed=True))
+    recording.recorder.record_iteration(ITERATION._replace(is_replayed=True))
+    recording.recorder.record_iteration(ITERATION._replace(is_replayed=True))
     launches = {launch: recording("headrace_iterations_total", launch=launch) for launch in ("graph", "kernels")}
     assert launches == {"graph": 2, "kernels": 1}
 
 
 def test_errors_of_predictions(recording: Recording) -> None:
     predictions = (Prediction("recompute", 0.9, 1.0), Prediction("recompute", 2.6, 2.0), Prediction("swap", 1.0, 1.0))
-    recording.recorder.record_iteration(replace(ITERATION, predictions=predictions))
+    recording.recorder.record_iteration(ITERATION._replace(predictions=predictions))
     name = "headrace_prediction_error_ratio"
     assert recording(f"{name}_sum", predictor="recompute") == pytest.approx(0.1 + 0.3)
     assert recording(f"{name}_count", predictor="recompute") == 2

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.core.iteration_plan import IterationPlan, ScheduledSequence
+from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence, SharesGoingOn
 from service.core.sampling_params import SamplingParams
 from service.scheduler.iteration_time import (
     MIN_OBSERVED,
@@ -182,3 +182,12 @@ def test_the_workload_of_a_plan():
 
     plan = IterationPlan((share(0, 1, 99), share(1, 1, 9), share(2, 4, 2)))
     assert Workload.of(plan) == Workload(6, 3 + 4 + 5 + 6, 110, 6, 2, 1)
+
+
+def test_the_workload_of_a_plan_that_goes_on_is_that_of_its_shares():
+    params = SamplingParams(max_tokens=9)
+    first = [ScheduledSequence(i, (5,), 3 + i, 0, (i,), params, (Sample(i, i),)) for i in range(3)]
+    shares = SharesGoingOn(first, 5, {})
+    assert (
+        Workload.of(IterationPlan(shares)) == Workload.of(IterationPlan(tuple(shares))) == Workload(3, 0, 30, 0, 3, 0)
+    )
