@@ -60,7 +60,8 @@ class ChatCompletions:
         form = await compile_form(output_form(chat.tools, call.form, model.tokenizer), model, thinking)
         head = call_head(self._context.ids, http, "chatcmpl", arrival_s)
         prompts = CallPrompts([prompt], "messages", num_logprobs=call.prompt_logprobs)
-        generation = submit(self._context, model, call, prompts, head, form, self._output_maker(chat, thinking))
+        make_output = self._output_maker(chat, thinking)
+        generation = await submit(self._context, model, call, prompts, head, form, make_output)
         make_call_id = partial(new_call_id, chat.tools.style)
         if call.stream:
             chunks = ChunkFrames(

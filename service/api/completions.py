@@ -46,10 +46,11 @@ class Completions:
         special = fields.add_special_tokens is not False
         prompt_ids = await self._prompt_ids(http, prompts, call, model, special)
         echo = bool(fields.echo)
-        echoes = _echoes(prompts, prompt_ids, call, model) if echo else None
+        echoes = await self._echoes(prompts, prompt_ids, call, model) if echo else None
         head = call_head(self._context.ids, http, "cmpl", arrival_s)
         to_submit = CallPrompts(prompt_ids, "prompt", _DEFAULT_MAX_TOKENS, _num_prompt_logprobs(call, echo))
-        generation = submit(self._context, model, call, to_submit, head, await compile_form(call.form, model))
+        form = await compile_form(call.form, model)
+        generation = await submit(self._context, model, call, to_submit, head, form)
         texts, fingerprint = CompletionTexts(call, generation, model.tokenizer, echoes), model.system_fingerprint
         if call.stream:
             chunks = ChunkFrames(b"text_completion", call, generation, head.call_id, head.created, fingerprint)
@@ -73,6 +74,20 @@ class Completions:
             http.receive, num_characters, lambda: [_encode(prompt, model, special) for prompt in prompts]
         )
         return [truncated(each, call, model) for each in ids]
+
+    async def _echoes(
+        self, prompts: Sequence[str | list[int]], prompt_ids: Sequence[list[int]], call: CheckedCall, model: ServedModel
+    ) -> list[str]:
+        """The text of each prompt, to stand before its completions; of one that may be cut, what is left of it."""
+        is_whole = call.truncate_prompt_tokens is None
+
+        def texts() -> list[str]:
+            return [
+                prompt if isinstance(prompt, str) and is_whole else model.tokenizer.decode(ids)
+                for prompt, ids in zip(prompts, prompt_ids, strict=True)
+            ]
+
+        return await self._context.texts.run(sum(map(len, prompt_ids)), texts)
 
 
 def _check(fields: CompletionRequest, config: ApiConfig, defaults: GenerationDefaults) -> CheckedCall:
@@ -115,14 +130,3 @@ def _encode(prompt: str | list[int], model: ServedModel, special: bool) -> list[
     if not ids:
         raise InvalidRequest(_NO_TEXT, param="prompt")
     return ids
-
-
-def _echoes(
-    prompts: Sequence[str | list[int]], prompt_ids: Sequence[list[int]], call: CheckedCall, model: ServedModel
-) -> list[str]:
-    """`echo`: the text of each prompt, to stand before its completions; of one that may be cut, what is left of it."""
-    is_whole = call.truncate_prompt_tokens is None
-    return [
-        prompt if isinstance(prompt, str) and is_whole else model.tokenizer.decode(ids)
-        for prompt, ids in zip(prompts, prompt_ids, strict=True)
-    ]

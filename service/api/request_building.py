@@ -52,7 +52,10 @@ def build_requests(
     grammar: Grammar | None = None,
     max_logprob_entries: int,
 ) -> list[Request]:
-    """One engine request per prompt; ContextLengthExceeded if one does not fit. max_logprob_entries: of the call."""
+    """One engine request per prompt; ContextLengthExceeded if one does not fit. max_logprob_entries: of the call.
+
+    Any thread: bad words are tokenized here.
+    """
     if grammar is not None:
         _check_beside_grammar(call)
     check_token_ids(list(call.stops.token_ids), model.vocab_size, "stop_token_ids")

@@ -24,7 +24,7 @@ def call_head(ids: RandomIds, http: HttpRequest, prefix: str, arrival_s: float) 
     return CallHead(f"{prefix}-{ids.next()}", int(time.time()), arrival_s, client_of(http.scope))
 
 
-def submit(
+async def submit(
     context: ApiContext,
     model: ServedModel,
     call: CheckedCall,
@@ -39,7 +39,10 @@ def submit(
     Unavailable.
     """
     max_entries = context.config.max_logprob_entries
-    requests = build_requests(call, prompts, model, head, grammar=form.grammar, max_logprob_entries=max_entries)
+    requests = await context.texts.run(
+        sum(map(len, call.rules.bad_words)),
+        lambda: build_requests(call, prompts, model, head, grammar=form.grammar, max_logprob_entries=max_entries),
+    )
     trace = CallTrace(head, call.model, requests, form.seconds)
     generation = Generation(
         model.engine,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from functools import partial, partialmethod
 
 import httpx
 import pytest
@@ -13,6 +15,7 @@ from service.api.submission import call_head
 from service.api.trace_store import TraceStore
 from service.config import ApiConfig
 from service.errors import Overloaded
+from service.text.tokenizer import Tokenizer
 from tests.api.running_server import MODEL, Scene, running
 from tests.api.wire import CHAT, COMPLETIONS, chat, completion
 
@@ -53,3 +56,31 @@ def test_a_call_that_the_engine_refuses_leaves_no_trace(server, http, monkeypatc
     monkeypatch.setattr(server.engine, "submit", refuse)
     assert http.post(COMPLETIONS, json=completion()).status_code == 503
     assert len(kept) == 1
+
+
+@pytest.fixture
+def tokenizing_threads(monkeypatch):
+    """Names of the threads in which text becomes ids, or ids text."""
+    threads = []
+
+    def noted(work, *arguments, **options):
+        threads.append(threading.current_thread().name)
+        return work(*arguments, **options)
+
+    for name in ("encode", "decode"):
+        monkeypatch.setattr(Tokenizer, name, partialmethod(partial(noted, getattr(Tokenizer, name))))
+    return threads
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": [1], "bad_words": [f"{number} {'word ' * 100}" for number in range(20)]},
+        {"prompt": [[5] * 600] * 10, "echo": True},
+    ],
+    ids=["bad words", "echoed ids"],
+)
+def test_long_work_is_not_done_on_the_event_loop(http, tokenizing_threads, fields):
+    assert http.post(COMPLETIONS, json=completion(**fields)).status_code == 200
+    assert len(tokenizing_threads) >= 10
+    assert all(name.startswith("headrace-text") for name in tokenizing_threads)
