@@ -5,24 +5,23 @@ faster for short ones, so nobody starves. A queue's priority is the mean of its 
 requests and the queue of new ones compete as a whole. New ones, being short, mostly win.
 
 Two rules differ from the paper's, because its own preempt often and dearly. It pauses the request of lowest priority,
-the longest: the dearest to bring back. Here the one that started last gives way, which has the least to lose. And it
+the longest: the dearest to bring back. Here who was preempted least often gives way, and of those the one that started
+last, which has the least to lose: so nobody who has just returned is chased out again by the next one. And it
 starts new ones until all have started, while those paused for them fill the host's memory and are dropped from then on,
 to be computed again: here the paused go first while the host is nearly full, and of them those that it holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from operator import itemgetter
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.swap_space import SwapSpace
+from service.scheduler.fair_queue import FairQueue, by_priority, mean_priority
 
-SPARE_HOST_SHARE = 1 / 8
+SPARE_HOST_SHARE = 1 / 16
 """Of the host's blocks: with fewer free, most of those who are paused would have to be dropped."""
-
-Queue = list[tuple[float, SequenceGroup]]
-"""Priorities and groups."""
 
 
 class Fair:
@@ -30,42 +29,40 @@ class Fair:
 
     def __init__(self, swap_space: SwapSpace) -> None:
         self._swap_space = swap_space
+        self._new, self._swapped, self._dropped = FairQueue(), FairQueue(), FairQueue()
+        self._queue_of: dict[int, FairQueue] = {}  # by arrival order
 
-    def order(self, waiting: Sequence[SequenceGroup], now_s: float) -> Sequence[SequenceGroup]:
-        """The queue of higher mean priority first, and within a queue the request of higher priority first. If the host
-        is nearly full, first those that it holds, then the others that were preempted."""
-        preempted, new = Queue(), Queue()
-        for group in waiting:
-            (preempted if group.num_preemptions else new).append((fair_priority(group, now_s), group))
-        if self._is_host_nearly_full():
-            queues = [*self._by_place(preempted), new]
+    def begins_to_wait(self, group: SequenceGroup) -> None:
+        if not group.num_preemptions:
+            queue = self._new
+        elif self._swap_space.holds(group.leader.sequence_id):
+            queue = self._swapped
         else:
-            queues = sorted((preempted, new), key=_mean, reverse=True)
-        return [group for queue in queues for _, group in sorted(queue, key=itemgetter(0), reverse=True)]
+            queue = self._dropped
+        queue.add(group)
+        self._queue_of[group.arrival_order] = queue
+
+    def stops_waiting(self, group: SequenceGroup) -> None:
+        self._queue_of.pop(group.arrival_order).remove(group)
+
+    def order(self, waiting: Sequence[SequenceGroup], now_s: float) -> Iterator[SequenceGroup]:
+        """The queue of higher mean priority first, and within a queue the request of higher priority first. While the
+        host is nearly full, first those that it holds, then the others that were preempted."""
+        swapped, dropped, new = self._swapped, self._dropped, self._new
+        if self._is_host_nearly_full():
+            turns = [[swapped], [dropped], [new]]
+        else:
+            turns = sorted(([swapped, dropped], [new]), key=lambda queues: mean_priority(queues, now_s), reverse=True)
+        return chain.from_iterable(by_priority(queues, now_s) for queues in turns)
 
     def victim(self, running: Sequence[SequenceGroup], now_s: float) -> SequenceGroup:
-        """The group that started last."""
-        return running[-1]
-
-    def _by_place(self, preempted: Queue) -> tuple[Queue, Queue]:
-        """Those on the host, and those that were dropped."""
-        swapped, dropped = Queue(), Queue()
-        for priority, group in preempted:
-            is_swapped = self._swap_space.holds(group.leader.sequence_id)
-            (swapped if is_swapped else dropped).append((priority, group))
-        return swapped, dropped
+        """Of the groups that were preempted least often the one that started last."""
+        return min(reversed(running), key=_num_preemptions)
 
     def _is_host_nearly_full(self) -> bool:
         num_free, num_used = self._swap_space.num_free, self._swap_space.num_used
         return num_used > 0 and num_free <= SPARE_HOST_SHARE * (num_free + num_used)
 
 
-def fair_priority(group: SequenceGroup, now_s: float) -> float:
-    """Seconds since arrival for each token of the request's longest sequence."""
-    live = group.live
-    length = len(live[0].token_ids) if len(live) == 1 else max(len(sequence.token_ids) for sequence in live)
-    return (now_s - group.request.arrival_s) / length
-
-
-def _mean(queue: Queue) -> float:
-    return sum(priority for priority, _ in queue) / len(queue) if queue else float("-inf")
+def _num_preemptions(group: SequenceGroup) -> int:
+    return group.num_preemptions

@@ -10,8 +10,14 @@ from service.core.sequence_group import SequenceGroup
 class FirstComeFirstServed:
     """Keeps ORCA's property: who arrived earlier has run in at least as many iterations."""
 
+    def begins_to_wait(self, group: SequenceGroup) -> None:
+        pass
+
+    def stops_waiting(self, group: SequenceGroup) -> None:
+        pass
+
     def order(self, waiting: Sequence[SequenceGroup], now_s: float) -> Sequence[SequenceGroup]:
-        return waiting
+        return tuple(waiting)
 
     def victim(self, running: Sequence[SequenceGroup], now_s: float) -> SequenceGroup:
         return max(running, key=lambda group: group.arrival_order)

@@ -54,7 +54,7 @@ class GroupStart:
             self.let_wait("sequences" if seats <= 0 else "tokens")
             return
         now_s = self._clock.now_s()
-        for group in list(self._policy.order(self._pool.waiting, now_s)):
+        for group in self._policy.order(self._pool.waiting, now_s):
             prefix, lacks = self._fit(group, seats, draft.budget)
             if lacks is not None:
                 self.let_wait(lacks)

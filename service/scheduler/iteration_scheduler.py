@@ -55,7 +55,7 @@ class IterationScheduler:
         max_preemptions: int,
     ) -> None:
         self.blocks = blocks
-        self.pool = RequestPool()
+        self.pool = RequestPool(policies.scheduling)
         self.lockstep = Lockstep(blocks)
         self._ledger = ledger
         self._chunk_budget = policies.chunk_budget
@@ -221,9 +221,9 @@ class IterationScheduler:
             victim = self._preemption.victim(pool.running, draft.now_s)
             if growth.is_moving(victim):
                 break  # it cannot be taken before it is there, and nobody gives way in its stead
-            pool.pause(victim)
             self.lockstep.stop(victim)
             self._preemption.preempt(victim, draft)
+            pool.pause(victim)
             lacking = growth.lacking()
         growth.grow(lacking, draft)
         return len(pool.running) < num_running

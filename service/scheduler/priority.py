@@ -10,6 +10,12 @@ from service.core.sequence_group import SequenceGroup
 class ByPriority:
     """A flood of important requests starves the others: that is what was asked for."""
 
+    def begins_to_wait(self, group: SequenceGroup) -> None:
+        pass
+
+    def stops_waiting(self, group: SequenceGroup) -> None:
+        pass
+
     def order(self, waiting: Sequence[SequenceGroup], now_s: float) -> Sequence[SequenceGroup]:
         return sorted(waiting, key=_urgency, reverse=True)  # stable, so equal ones stay as they came
 

@@ -7,19 +7,22 @@ from collections.abc import Collection
 
 from service.core.sequence import Sequence
 from service.core.sequence_group import GroupStatus, SequenceGroup
+from service.scheduler.scheduling_policy import SchedulingPolicy
 
 
 class RequestPool:
-    """`waiting` is in order of arrival, `running` in order of start. Engine thread only."""
+    """`waiting` is in order of arrival, `running` in order of start. The policy is told who waits. Engine thread
+    only."""
 
-    def __init__(self) -> None:
+    def __init__(self, policy: SchedulingPolicy) -> None:
+        self._policy = policy
         self.waiting: list[SequenceGroup] = []
         self.running: list[SequenceGroup] = []
         self._groups: dict[str, SequenceGroup] = {}
         self._members: dict[int, tuple[SequenceGroup, Sequence]] = {}
-        self._fresh_tokens: dict[int, int] = {}  # of those that wait for their first start, by order of arrival
-        self._num_fresh_tokens = 0
-        self._paused: dict[int, SequenceGroup] = {}
+        self._paused: dict[int, SequenceGroup] = {}  # by order of arrival
+        self._tokens: dict[int, int] = {}  # that those who wait have to compute, by order of arrival
+        self._num_waiting_tokens = 0
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -33,9 +36,8 @@ class RequestPool:
 
     @property
     def waiting_tokens(self) -> int:
-        """Tokens that the waiting groups have to compute. Asked for in every iteration, so those that have never run,
-        which may be a thousand, are not looked at: theirs stay as many as they were."""
-        return self._num_fresh_tokens + sum(group.num_tokens_to_compute for group in self._paused.values())
+        """Tokens that the waiting groups have to compute. Asked for in every iteration, so no group is looked at."""
+        return self._num_waiting_tokens
 
     @property
     def preempted(self) -> Collection[SequenceGroup]:
@@ -50,8 +52,7 @@ class RequestPool:
         self._groups[group.request.request_id] = group
         self._members.update({s.sequence_id: (group, s) for s in group.sequences})
         self.waiting.append(group)
-        self._fresh_tokens[group.arrival_order] = group.num_tokens_to_compute
-        self._num_fresh_tokens += group.num_tokens_to_compute
+        self._begin_to_wait(group)
 
     def start(self, group: SequenceGroup) -> None:
         """A waiting group becomes the last running one."""
@@ -60,16 +61,19 @@ class RequestPool:
         self.running.append(group)
 
     def pause(self, group: SequenceGroup) -> None:
-        """A running group takes its place among the waiting again."""
+        """A running group, which was preempted, takes its place among the waiting again."""
         self.running.remove(group)
         group.status = GroupStatus.WAITING
         insort(self.waiting, group, key=lambda other: other.arrival_order)
         self._paused[group.arrival_order] = group
+        self._begin_to_wait(group)
 
     def remove_sequence(self, group: SequenceGroup, sequence: Sequence) -> None:
         """The sequence has ended; its group may go on."""
         group.live.remove(sequence)
         del self._members[sequence.sequence_id]
+        if group.status is GroupStatus.WAITING:
+            self._count_tokens(group, group.num_tokens_to_compute)
 
     def remove(self, group: SequenceGroup) -> None:
         """The group has ended; its sequences have been removed before."""
@@ -81,7 +85,17 @@ class RequestPool:
         group.status = GroupStatus.ENDED
         del self._groups[group.request.request_id]
 
+    def _begin_to_wait(self, group: SequenceGroup) -> None:
+        self._count_tokens(group, group.num_tokens_to_compute)
+        self._policy.begins_to_wait(group)
+
     def _stop_waiting(self, group: SequenceGroup) -> None:
         self.waiting.remove(group)
-        if self._paused.pop(group.arrival_order, None) is None:
-            self._num_fresh_tokens -= self._fresh_tokens.pop(group.arrival_order)
+        self._paused.pop(group.arrival_order, None)
+        self._count_tokens(group, 0)
+        del self._tokens[group.arrival_order]
+        self._policy.stops_waiting(group)
+
+    def _count_tokens(self, group: SequenceGroup, num_tokens: int) -> None:
+        self._num_waiting_tokens += num_tokens - self._tokens.get(group.arrival_order, 0)
+        self._tokens[group.arrival_order] = num_tokens

@@ -14,6 +14,12 @@ class TokenShares:
     def __init__(self, history: History) -> None:
         self._history = history
 
+    def begins_to_wait(self, group: SequenceGroup) -> None:
+        pass
+
+    def stops_waiting(self, group: SequenceGroup) -> None:
+        pass
+
     def order(self, waiting: Sequence[SequenceGroup], now_s: float) -> Sequence[SequenceGroup]:
         served = {client: self._history.served(client) for client in {group.request.client for group in waiting}}
         return sorted(waiting, key=lambda group: served[group.request.client])  # stable: equal ones stay as they came

@@ -1,16 +1,12 @@
 from __future__ import annotations
 
-import pytest
-
 from service.core.request import Request
 from service.core.sampling_params import SamplingParams
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_pool import BlockPool
 from service.kvcache.swap_space import SwapSpace
-from service.scheduler.fairness import Fair, fair_priority
+from service.scheduler.fairness import Fair
 from tests.engine.harness import Harness
-
-FAIR = Fair(SwapSpace(0, BlockPool(1)))
 
 
 def make_group(order: int, length: int, arrival_s: float, num_preemptions: int = 0) -> SequenceGroup:
@@ -19,65 +15,92 @@ def make_group(order: int, length: int, arrival_s: float, num_preemptions: int =
     return group
 
 
-def test_priority_is_time_since_arrival_per_token():
-    assert fair_priority(make_group(0, 10, 2.0), 7.0) == pytest.approx(0.5)
+def make_host(num_used: int, sequence_id: int) -> SwapSpace:
+    """Of sixteen blocks, so many of which that sequence has."""
+    device = BlockPool(16)
+    swap_space = SwapSpace(16, device)
+    swap_space.move_out({sequence_id: [device.allocate() for _ in range(num_used)]})
+    return swap_space
+
+
+def ordered(waiting: list[SequenceGroup], now_s: float, host: SwapSpace | None = None) -> list[SequenceGroup]:
+    fair = Fair(host or SwapSpace(0, BlockPool(1)))
+    for group in waiting:
+        fair.begins_to_wait(group)
+    return list(fair.order(waiting, now_s))
 
 
 def test_short_requests_do_not_wait_behind_long_ones():
     long, short = make_group(0, 100, 0.0), make_group(1, 10, 1.0)
-    assert list(FAIR.order([long, short], 2.0)) == [short, long]
+    assert ordered([long, short], 2.0) == [short, long]
 
 
 def test_who_started_last_gives_way_however_short_it_is():
+    fair = Fair(SwapSpace(0, BlockPool(1)))
     long, short = make_group(0, 100, 0.0), make_group(1, 10, 1.0)
-    assert FAIR.victim([long, short], 2.0) is short
-    assert FAIR.victim([short, long], 2.0) is long
+    assert fair.victim([long, short], 2.0) is short
+    assert fair.victim([short, long], 2.0) is long
+
+
+def test_who_has_just_returned_is_not_chased_out_again_while_others_never_gave_way():
+    fair = Fair(SwapSpace(0, BlockPool(1)))
+    once, never, twice = (make_group(order, 10, 0.0, num) for order, num in enumerate((1, 0, 2)))
+    assert fair.victim([once, never, twice], 2.0) is never
+    assert fair.victim([once, twice], 2.0) is once
 
 
 def test_a_long_request_is_not_starved_by_short_ones_that_keep_coming():
     long, fresh = make_group(0, 100, 0.0), make_group(1, 1, 99.5)
-    assert list(FAIR.order([long, fresh], 100.0)) == [long, fresh]
+    assert ordered([long, fresh], 100.0) == [long, fresh]
 
 
 def test_the_queue_of_higher_mean_goes_first_as_a_whole():
     preempted = [make_group(0, 10, 0.0, num_preemptions=1), make_group(1, 40, 0.0, num_preemptions=1)]
     new = [make_group(2, 17, 0.0), make_group(3, 18, 0.0)]
-    order = FAIR.order([*preempted, *new], 10.0)
-    assert [g.arrival_order for g in order] == [0, 1, 2, 3]
+    assert ordered([*preempted, *new], 10.0) == [*preempted, *new]
     new[0] = make_group(2, 5, 0.0)
-    order = FAIR.order([*preempted, *new], 10.0)
-    assert [g.arrival_order for g in order] == [2, 3, 0, 1]
+    assert ordered([*preempted, *new], 10.0) == [*new, *preempted]
 
 
 def test_a_queue_does_not_go_first_for_being_long():
     preempted = [make_group(number, 20, 0.0, num_preemptions=1) for number in range(5)]
     new = [make_group(5, 15, 0.0)]
-    order = FAIR.order([*preempted, *new], 10.0)
-    assert [g.arrival_order for g in order] == [5, 0, 1, 2, 3, 4]
+    assert ordered([*preempted, *new], 10.0) == [*new, *preempted]
 
 
 def test_preempted_ones_go_first_while_the_host_has_hardly_room_for_more():
     """Who gives way for a new one would be dropped, and computed again."""
     preempted, new = make_group(0, 40, 0.0, num_preemptions=1), make_group(1, 5, 0.0)
-    for num_used, first in ((6, new), (7, preempted), (8, preempted)):
-        device = BlockPool(8)
-        swap_space = SwapSpace(8, device)
-        swap_space.move_out({0: [device.allocate() for _ in range(num_used)]})
-        assert Fair(swap_space).order([preempted, new], 10.0)[0] is first
+    for num_used, first in ((14, new), (15, preempted), (16, preempted)):
+        assert ordered([preempted, new], 10.0, make_host(num_used, 0))[0] is first
 
 
 def test_then_those_whom_the_host_holds_leave_it_before_others_are_computed_again():
-    device = BlockPool(8)
-    swap_space = SwapSpace(8, device)
     dropped, swapped = make_group(0, 10, 0.0, num_preemptions=1), make_group(1, 40, 0.0, num_preemptions=1)
-    swap_space.move_out({swapped.leader.sequence_id: [device.allocate() for _ in range(7)]})
-    assert list(Fair(swap_space).order([dropped, swapped], 10.0)) == [swapped, dropped]
-    assert list(FAIR.order([dropped, swapped], 10.0)) == [dropped, swapped]
+    assert ordered([dropped, swapped], 10.0, make_host(15, 1)) == [swapped, dropped]
+    assert ordered([dropped, swapped], 10.0, make_host(1, 1)) == [dropped, swapped]
+
+
+def test_both_kinds_of_preempted_are_one_queue_against_the_new_ones():
+    dropped, swapped = make_group(0, 10, 0.0, num_preemptions=1), make_group(1, 40, 0.0, num_preemptions=1)
+    new = [make_group(2, 17, 0.0)]  # the mean of the two is 0.625
+    assert ordered([dropped, swapped, *new], 10.0, make_host(1, 1)) == [dropped, swapped, *new]
 
 
 def test_without_a_host_new_ones_go_first_as_they_do_in_the_paper():
     preempted, new = make_group(0, 40, 0.0, num_preemptions=1), make_group(1, 5, 0.0)
-    assert FAIR.order([preempted, new], 10.0)[0] is new
+    assert ordered([preempted, new], 10.0)[0] is new
+
+
+def test_who_starts_or_ends_waits_no_more():
+    fair = Fair(SwapSpace(0, BlockPool(1)))
+    preempted, new = make_group(0, 40, 0.0, num_preemptions=1), make_group(1, 5, 0.0)
+    fair.begins_to_wait(preempted)
+    fair.begins_to_wait(new)
+    fair.stops_waiting(new)
+    assert list(fair.order([preempted], 10.0)) == [preempted]
+    fair.stops_waiting(preempted)
+    assert list(fair.order([], 10.0)) == []
 
 
 def weighted_turnaround(policy: str) -> float:

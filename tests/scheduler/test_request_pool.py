@@ -3,6 +3,7 @@ from __future__ import annotations
 from service.core.request import Request
 from service.core.sampling_params import SamplingParams
 from service.core.sequence_group import GroupStatus, SequenceGroup
+from service.scheduler.fcfs import FirstComeFirstServed
 from service.scheduler.request_pool import RequestPool
 
 
@@ -11,7 +12,7 @@ def make_group(name: str, n: int = 1, first_sequence_id: int = 0) -> SequenceGro
 
 
 def test_starting_and_pausing_keep_the_order_of_arrival():
-    pool = RequestPool()
+    pool = RequestPool(FirstComeFirstServed())
     a, b, c = (make_group(name, first_sequence_id=i) for i, name in enumerate("abc"))
     for group in (a, b, c):
         pool.add(group)
@@ -24,7 +25,7 @@ def test_starting_and_pausing_keep_the_order_of_arrival():
 
 
 def test_an_ended_group_is_nowhere():
-    pool = RequestPool()
+    pool = RequestPool(FirstComeFirstServed())
     group = make_group("a", n=2)
     pool.add(group)
     pool.start(group)
@@ -40,14 +41,14 @@ def test_an_ended_group_is_nowhere():
 
 
 def test_members_are_found_by_sequence_id():
-    pool = RequestPool()
+    pool = RequestPool(FirstComeFirstServed())
     group = make_group("a", n=2, first_sequence_id=5)
     pool.add(group)
     assert pool.member(6) == (group, group.sequences[1])
 
 
 def test_whoever_pauses_stands_between_those_that_came_before_and_after():
-    pool = RequestPool()
+    pool = RequestPool(FirstComeFirstServed())
     groups = [make_group(name, first_sequence_id=i) for i, name in enumerate("abcde")]
     for group in groups:
         pool.add(group)
@@ -55,3 +56,52 @@ def test_whoever_pauses_stands_between_those_that_came_before_and_after():
     for index in (1, 4, 0, 3, 2):
         pool.pause(groups[index])
     assert pool.waiting == groups
+
+
+class Told(FirstComeFirstServed):
+    """Keeps who waits, by what it was told."""
+
+    def __init__(self) -> None:
+        self.waiting: set[SequenceGroup] = set()
+
+    def begins_to_wait(self, group: SequenceGroup) -> None:
+        assert group not in self.waiting
+        self.waiting.add(group)
+
+    def stops_waiting(self, group: SequenceGroup) -> None:
+        self.waiting.remove(group)
+
+
+def test_the_policy_is_told_who_waits():
+    policy = Told()
+    pool = RequestPool(policy)
+    a, b = make_group("a"), make_group("b", first_sequence_id=1)
+    for group in (a, b):
+        pool.add(group)
+    assert policy.waiting == {a, b}
+    pool.start(a)
+    assert policy.waiting == {b}
+    pool.pause(a)
+    assert policy.waiting == {a, b}
+    for group in (a, b):
+        pool.remove_sequence(group, group.leader)
+        pool.remove(group)
+    assert policy.waiting == set()
+
+
+def test_waiting_tokens_follow_pauses_and_choices_that_end():
+    pool = RequestPool(FirstComeFirstServed())
+    group, other = make_group("a", n=2), make_group("b", first_sequence_id=2)
+    pool.add(group)
+    pool.add(other)
+    assert pool.waiting_tokens == group.num_tokens_to_compute + other.num_tokens_to_compute > 0
+    pool.start(group)
+    assert pool.waiting_tokens == other.num_tokens_to_compute
+    group.is_forked = True
+    for sequence in group.live:
+        sequence.num_computed_tokens = 0
+    pool.pause(group)
+    assert pool.waiting_tokens == group.num_tokens_to_compute + other.num_tokens_to_compute
+    before = pool.waiting_tokens
+    pool.remove_sequence(group, group.live[1])
+    assert pool.waiting_tokens == group.num_tokens_to_compute + other.num_tokens_to_compute < before
