@@ -12,9 +12,9 @@ import asyncio
 import logging
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import orjson
 from uvicorn.config import Config
@@ -23,6 +23,7 @@ from uvicorn.server import ServerState
 
 from service.config import ConnectionLimits
 from service.rare_warning import RareWarning
+from service.request_cycle import let_go, take_over
 
 _logger = logging.getLogger("headrace")
 _GRACE_S = 1.0
@@ -36,7 +37,7 @@ _LINGER_S = 2.0
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol with `limits`. Puts `abort_connection` and `write_now` into each request's `state`."""
+    """uvicorn's protocol with `limits`."""
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class BoundedProtocol(HttpToolsProtocol):
         for cycle in self._unanswered:  # uvicorn tells the newest request only
             cycle.disconnected = True
             cycle.message_event.set()
-            _let_go(cycle)
+            let_go(cycle)
         super().connection_lost(exc)
         self._unset_keepalive_if_required()  # uvicorn does it only without a fault
         self._unanswered.clear()
@@ -121,13 +122,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._expect_no_input()
         super().on_headers_complete()
         if self.cycle is not None:
-            self.cycle.transport = cast(asyncio.Transport, _LingeringTransport(self.transport, self._close))
-            if self.scope["http_version"] == "1.0":
-                send = partial(_send_without_chunks, self.cycle, self.cycle.send)
-                self.cycle.send = send  # type: ignore[method-assign]  # uvicorn makes the cycle itself
+            take_over(self.cycle, self._close)
             self._unanswered.append(self.cycle)
-            self.scope["state"]["write_now"] = partial(_write_now, self.cycle)
-            self.scope["state"]["abort_connection"] = partial(_abort, self.cycle)
         if not self.pipeline:
             self._expect_input(self._limits.body_timeout_s + _GRACE_S)
         elif len(self.pipeline) <= _MAX_PIPELINED:  # an earlier answer is under way: we are the ones to wait for
@@ -147,7 +143,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        _let_go(self._unanswered.popleft())
+        let_go(self._unanswered.popleft())
         super().on_response_complete()
         if self.transport.is_closing():
             self._expect_output()
@@ -251,45 +247,6 @@ class BoundedProtocol(HttpToolsProtocol):
             self._output_deadline = None
 
 
-def _write_now(cycle: RequestResponseCycle, piece: bytes) -> bool:
-    """Write a piece of the answer's body, which more follow, as `cycle.send` would; False if `send` must, because there
-    is something to wait for, or because the answer has not begun or is no chunked one."""
-    if cycle.flow.write_paused or not cycle.chunked_encoding or cycle.response_complete:
-        return False
-    if not cycle.disconnected:
-        cycle.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
-    return True
-
-
-def _abort(cycle: RequestResponseCycle) -> None:
-    """Cut the connection. Its loss is noticed later; uvicorn would first complain of an answer that has no end."""
-    cycle.disconnected = True
-    cycle.transport.abort()
-
-
-def _let_go(cycle: RequestResponseCycle) -> None:
-    """The request's `state` no longer holds its connection, which holds the request. A circle of them would live until
-    a garbage collection, which then stops everything to look through thousands of dead connections."""
-    state = cycle.scope["state"]
-    del state["write_now"], state["abort_connection"]
-    vars(cycle).pop("send", None)
-
-
-async def _send_without_chunks(
-    cycle: RequestResponseCycle, send: Callable[[Any], Awaitable[None]], message: Any
-) -> None:
-    """`cycle.send` for an HTTP/1.0 client, which knows no chunks: the end of the connection ends a body without length.
-
-    uvicorn writes chunks to everybody.
-    """
-    if message["type"] == "http.response.start":
-        if all(name.lower() != b"content-length" for name, _ in message["headers"]):
-            cycle.chunked_encoding = False
-    elif message["type"] == "http.response.body" and not cycle.expected_content_length:
-        cycle.expected_content_length = len(message["body"])
-    await send(message)
-
-
 class _UvicornLog(logging.Logger):
     """uvicorn's log. All that its protocol warns of is a request that is not HTTP, which any client can send."""
 
@@ -300,18 +257,6 @@ class _UvicornLog(logging.Logger):
 
     def warning(self, msg: object, *args: object, **kwargs: Any) -> None:
         self._not_http.tell()
-
-
-class _LingeringTransport:
-    """A connection's transport as uvicorn's side of a request sees it; closing it is left to `close`."""
-
-    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
-        self._transport = transport
-        self.close = close
-        self.write = transport.write
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
 
 
 def bounded_protocol(limits: ConnectionLimits) -> Callable[..., HttpToolsProtocol]:

@@ -1,0 +1,74 @@
+"""A request and its answer in uvicorn's hands (its `RequestResponseCycle`), and what is done to them beyond that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, cast
+
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+
+def take_over(cycle: RequestResponseCycle, close: Callable[[], None]) -> None:
+    """At the end of a request's head. Puts `abort_connection` and `write_now` into its `state`.
+
+    close: called where uvicorn closes the connection behind the answer.
+    """
+    cycle.transport = cast(asyncio.Transport, _LingeringTransport(cycle.transport, close))
+    if cycle.scope["http_version"] == "1.0":
+        send = partial(_send_without_chunks, cycle, cycle.send)
+        cycle.send = send  # type: ignore[method-assign]  # uvicorn makes the cycle itself
+    cycle.scope["state"]["write_now"] = partial(_write_now, cycle)
+    cycle.scope["state"]["abort_connection"] = partial(_abort, cycle)
+
+
+def let_go(cycle: RequestResponseCycle) -> None:
+    """The request's `state` no longer holds its connection, which holds the request. A circle of them would live until
+    a garbage collection, which then stops everything to look through thousands of dead connections."""
+    state = cycle.scope["state"]
+    del state["write_now"], state["abort_connection"]
+    vars(cycle).pop("send", None)
+
+
+def _write_now(cycle: RequestResponseCycle, piece: bytes) -> bool:
+    """Write a piece of the answer's body, which more follow, as `cycle.send` would; False if `send` must, because there
+    is something to wait for, or because the answer has not begun or is no chunked one."""
+    if cycle.flow.write_paused or not cycle.chunked_encoding or cycle.response_complete:
+        return False
+    if not cycle.disconnected:
+        cycle.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+    return True
+
+
+def _abort(cycle: RequestResponseCycle) -> None:
+    """Cut the connection. Its loss is noticed later; uvicorn would first complain of an answer that has no end."""
+    cycle.disconnected = True
+    cycle.transport.abort()
+
+
+async def _send_without_chunks(
+    cycle: RequestResponseCycle, send: Callable[[Any], Awaitable[None]], message: Any
+) -> None:
+    """`cycle.send` for an HTTP/1.0 client, which knows no chunks: the end of the connection ends a body without length.
+
+    uvicorn writes chunks to everybody.
+    """
+    if message["type"] == "http.response.start":
+        if all(name.lower() != b"content-length" for name, _ in message["headers"]):
+            cycle.chunked_encoding = False
+    elif message["type"] == "http.response.body" and not cycle.expected_content_length:
+        cycle.expected_content_length = len(message["body"])
+    await send(message)
+
+
+class _LingeringTransport:
+    """A connection's transport as uvicorn's side of a request sees it; closing it is left to `close`."""
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self._transport = transport
+        self.close = close
+        self.write = transport.write
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
