@@ -50,7 +50,7 @@ class ChatCompletions:
         fields = parse(ChatRequest, await read_json_object(http, self._context.texts))
         config = self._context.config
         logprobs = check_top_logprobs(fields, config)
-        call = check_call(fields, config, model.defaults, logprobs=logprobs, unknown=unknown_fields(fields.messages))
+        call = check_call(fields, config, model.defaults, logprobs=logprobs, unknown=unknown_fields(fields))
         chat = check_chat(fields, model, self._context)
         model.engine.check_accepts()
         must_fit = call.truncate_prompt_tokens is None

@@ -5,17 +5,28 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from service.api.unsupported import extra_fields
 from service.errors import InvalidRequest, UnsupportedParameter
-from service.protocol.chat import ChatMessage, ContentPart, ToolCall
+from service.protocol.chat import ChatMessage, ChatPromptFields, ContentPart, ToolCall
+from service.protocol.generation import WireRequest
 from service.text.chat_template import ChatTemplate
 
-_UNSUPPORTED_FIELDS = frozenset({"function_call", "audio", "refusal"})
+_UNSUPPORTED_FIELDS = frozenset({"messages.function_call", "messages.audio", "messages.refusal"})
 
 
-def unknown_fields(messages: Sequence[ChatMessage]) -> tuple[str, ...]:
-    """Names of the fields inside messages that nobody knows, each once."""
-    names = {name: None for message in messages for name in message.model_extra or {}}
-    return tuple(f"messages.{name}" for name in names if name not in _UNSUPPORTED_FIELDS)
+def unknown_fields(fields: ChatPromptFields) -> tuple[str, ...]:
+    """Names of the fields inside messages and tools that nobody knows, each once."""
+    shapes: list[tuple[str, WireRequest]] = []
+    for message in fields.messages:
+        shapes.append(("messages", message))
+        if isinstance(message.content, list):
+            shapes += [("messages.content", part) for part in message.content if part.type == "text"]
+        for call in message.tool_calls or ():
+            shapes += [("messages.tool_calls", call), ("messages.tool_calls.function", call.function)]
+    for tool in fields.tools or ():
+        shapes += [("tools", tool), ("tools.function", tool.function)]
+    names = {name: None for where, shape in shapes for name in extra_fields(where, shape)}
+    return tuple(name for name in names if name not in _UNSUPPORTED_FIELDS)
 
 
 def check_messages(messages: Sequence[ChatMessage]) -> None:
@@ -25,7 +36,7 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         for name, value in (message.model_extra or {}).items():
-            if value and name in _UNSUPPORTED_FIELDS:
+            if value and f"messages.{name}" in _UNSUPPORTED_FIELDS:
                 raise UnsupportedParameter(f"{where}.{name} is not supported yet.", param=f"{where}.{name}")
         _check_tool_fields(message, where)
         _check_content(message, where)

@@ -54,17 +54,26 @@ async def compile_form(
 
 
 def _of_response_format(format_: ResponseFormat | None, config: ApiConfig) -> list[GrammarSpec]:
-    if format_ is None or format_.type == "text":
+    if format_ is None:
+        return []
+    param = "response_format.json_schema.schema"
+    if (format_.model_extra or {}).get("schema") is not None:
+        raise UnsupportedParameter(
+            f"response_format.schema is not supported: a schema belongs in {param}.", param="response_format.schema"
+        )
+    if format_.type == "text":
         return []
     if format_.type == "json_object":
         return [GrammarSpec("json_schema", ANY_OBJECT, "response_format")]
-    param = "response_format.json_schema"
     if format_.json_schema is None:
-        raise InvalidRequest(f"{param} is required.", param=param, code="missing_required_parameter")
+        whole = "response_format.json_schema"
+        raise InvalidRequest(f"{whole} is required.", param=whole, code="missing_required_parameter")
     schema = format_.json_schema.schema_
+    if schema is None and format_.json_schema.model_extra:  # perhaps the schema itself, one level too high
+        raise InvalidRequest(f"{param} is required.", param=param, code="missing_required_parameter")
     if schema is None:
-        return [GrammarSpec("json_schema", ANY_OBJECT, param)]
-    return _json(schema, f"{param}.schema", config)
+        return [GrammarSpec("json_schema", ANY_OBJECT, "response_format.json_schema")]
+    return _json(schema, param, config)
 
 
 def _of_structured(outputs: StructuredOutputs | None, config: ApiConfig) -> list[GrammarSpec]:

@@ -78,7 +78,7 @@ class Tokenize:
         self, body: dict[str, Any], model: ServedModel, receive: Receive
     ) -> tuple[list[int], tuple[str, ...], bool]:
         fields = parse(TokenizeChatRequest, body)
-        ignored = self._check(fields, fields.model, unknown_fields(fields.messages))
+        ignored = self._check(fields, fields.model, unknown_fields(fields))
         chat = check_chat(fields, model, self._context)
         ids = await chat_prompt_ids(chat, model, self._context, receive, must_fit=False)
         return ids, ignored, bool(fields.return_token_strs)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from service.errors import UnsupportedParameter
+from service.protocol.generation import WireRequest
 
 _HARMLESS = frozenset({"metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"})
 """Labels for the operator's own use; they do not change the answer."""
@@ -76,6 +77,11 @@ def check_extra_fields(extra: Mapping[str, object]) -> tuple[str, ...]:
         elif name not in _HARMLESS:
             unknown.append(name)
     return tuple(unknown)
+
+
+def extra_fields(where: str, shape: WireRequest) -> tuple[str, ...]:
+    """Names of the fields that nobody knows in a part of the body, behind the name of the part."""
+    return tuple(f"{where}.{name}" for name, value in (shape.model_extra or {}).items() if value is not None)
 
 
 def _check_default(name: str, value: object) -> None:

@@ -13,7 +13,7 @@ from service.api.draw_rules import DrawRules, check_draw_rules
 from service.api.output_form import check_output_form
 from service.api.serving_state import GenerationDefaults
 from service.api.token_checks import check_range, quote
-from service.api.unsupported import check_extra_fields
+from service.api.unsupported import check_extra_fields, extra_fields
 from service.config import ApiConfig
 from service.core.grammar import GrammarSpec
 from service.core.sampling_params import BeamParams
@@ -170,7 +170,11 @@ def _check_prompt_fields(fields: GenerationFields, config: ApiConfig) -> None:
 def _check_unknown(fields: GenerationFields, config: ApiConfig, deeper: Sequence[str]) -> tuple[str, ...]:
     unknown = check_extra_fields(fields.model_extra or {}) + tuple(deeper)
     if fields.stream_options is not None:
-        unknown += tuple(f"stream_options.{name}" for name in fields.stream_options.model_extra or {})
+        unknown += extra_fields("stream_options", fields.stream_options)
+    if (format_ := fields.response_format) is not None:
+        unknown += extra_fields("response_format", format_)
+        if format_.json_schema is not None:
+            unknown += extra_fields("response_format.json_schema", format_.json_schema)
     return ignored_fields(unknown, config)
 
 

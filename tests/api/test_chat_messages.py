@@ -6,7 +6,7 @@ import pytest
 
 from service.api.chat_messages import check_messages, num_characters, template_messages, unknown_fields
 from service.errors import InvalidRequest, UnsupportedParameter
-from service.protocol.chat import ChatMessage
+from service.protocol.chat import ChatMessage, ChatPromptFields, Tool
 from service.text.chat_template import ChatTemplate
 
 TEMPLATE = ChatTemplate("{{ messages }}", {})
@@ -51,9 +51,24 @@ def test_unsupported_is_said_with_its_own_code() -> None:
 
 
 def test_names_unknown_fields_once() -> None:
-    messages = [message(mood="good"), message(mood="bad", tool_calls=None, name="Ann")]
-    assert unknown_fields(messages) == ("messages.mood",)
-    check_messages(messages)
+    parts = [{"type": "text", "text": "x", "cache_control": {}}, {"type": "image_url", "image_url": {}}]
+    call = {"id": "1", "type": "function", "x": 1, "function": {"name": "f", "arguments": "{}", "y": 1}}
+    messages = [
+        message(mood="good", audio=None),
+        message(mood="bad", tool_calls=None, name="Ann"),
+        message(content=parts),
+        message(role="assistant", tool_calls=[call]),
+    ]
+    tool = Tool.model_validate({"type": "function", "a": 1, "function": {"name": "f", "b": 1, "c": None}})
+    assert unknown_fields(ChatPromptFields(messages=messages, tools=[tool])) == (
+        "messages.mood",
+        "messages.content.cache_control",
+        "messages.tool_calls.x",
+        "messages.tool_calls.function.y",
+        "tools.a",
+        "tools.function.b",
+    )
+    check_messages(messages[:2])
 
 
 def test_text_parts_become_lines() -> None:

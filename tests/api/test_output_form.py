@@ -146,6 +146,16 @@ def test_a_stop_string_cuts_before_the_grammar_ends(server: RunningServer, http:
         ({"response_format": json_schema({"type": "number", "minimum": 3, "maximum": 2})}, None, "minimum"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "required"),
         ({"response_format": {"type": "xml"}}, "response_format.type", "json_object"),
+        (
+            {"response_format": {"type": "json_object", "schema": {"type": "object"}}},
+            "response_format.schema",
+            "belongs in response_format.json_schema.schema",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"type": "object", "properties": {}}}},
+            "response_format.json_schema.schema",
+            "required",
+        ),
         ({"guided_json": "{"}, "guided_json", "not JSON"),
         ({"regex": "a(?=b)"}, "regex", "regex"),
         ({"regex": "a["}, "regex", "regex"),

@@ -125,6 +125,9 @@ def test_unknown_fields_are_named_in_a_header(http: httpx.Client) -> None:
     assert response.headers["x-ignored-params"] == "colour,bad??name??x,gr??e"
     response = http.post(CHAT, json={**chat("hi"), "stream": True, "stream_options": {"x": 1}, "y": 1})
     assert response.headers["x-ignored-params"] == "y,stream_options.x"
+    form = {"type": "json_schema", "a": 1, "json_schema": {"name": "n", "schema": {"type": "object"}, "b": 1}}
+    response = http.post(COMPLETIONS, json=completion(response_format=form))
+    assert response.headers["x-ignored-params"] == "response_format.a,response_format.json_schema.b"
     assert "x-ignored-params" not in http.post(COMPLETIONS, json=completion()).headers
 
 
