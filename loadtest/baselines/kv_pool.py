@@ -13,7 +13,8 @@ class KvPool:
 
     clock: tells what the executor's work takes.
     max_model_len: tokens that one sequence may have, which is what reserving the maximum reserves.
-    max_num_seqs, max_num_batched_tokens: what the executor takes in one plan. num_spare_blocks: the executor's blocks
+    max_num_seqs, max_num_batched_tokens: what the executor takes in one plan. vocab_size: ids are below it.
+    num_spare_blocks: the executor's blocks
     after `num_blocks`, which no request gets. swap_timings: as `SwapTime.calibrate` takes them, where there are host
     blocks. overlap: whether an iteration is launched while another runs.
     padded_step: as of IterationTime.
@@ -26,6 +27,7 @@ class KvPool:
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    vocab_size: int
     num_host_blocks: int = 0
     num_spare_blocks: int = 0
     swap_timings: tuple[tuple[bool, int, float, bool], ...] = ()

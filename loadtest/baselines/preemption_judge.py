@@ -38,6 +38,7 @@ def fitted_cost(pool: KvPool) -> PreemptionCost:
         max_tokens=pool.max_num_batched_tokens,
         max_model_len=pool.max_model_len,
         max_num_seqs=pool.max_num_seqs,
+        vocab_size=pool.vocab_size,
     )
     return cost
 
@@ -70,28 +71,37 @@ class TimedLedger(RecoveryLedger):
         return costs
 
     def executed(
-        self, plan: IterationPlan, seconds: float, *, is_exact: bool = True, compute_s: float | None = None
+        self,
+        plan: IterationPlan,
+        seconds: float,
+        *,
+        is_exact: bool = True,
+        compute_s: float | None = None,
+        idle_s: float = 0.0,
     ) -> None:
         """See `service/scheduler/recovery_ledger.py`."""
         began = time.perf_counter()
-        super().executed(plan, seconds, is_exact=is_exact, compute_s=compute_s)
+        heat = self._cost.iteration_time.heat.level
+        super().executed(plan, seconds, is_exact=is_exact, compute_s=compute_s, idle_s=idle_s)
         self.seconds += time.perf_counter() - began
         if plan.scheduled:
-            self.timings.append((Workload.of(plan), seconds if compute_s is None else compute_s))
+            self.timings.append((Workload.of(plan, heat), seconds if compute_s is None else compute_s))
 
 
 def recompute_seconds(pool: KvPool, num_tokens: int) -> float:
-    """Measured seconds to compute so many tokens of one sequence again, in chunks of the token budget.
+    """Measured seconds to compute so many tokens of one sequence again, in chunks of the token budget. The ids are
+    drawn at random: one id all over takes a GPU less power, and so less time.
 
     Inside `pool.clock.working()`, like `swap_seconds`; both by the device's clock where it has one.
     """
     seconds = 0.0
+    token_ids = _drawn_ids(pool, num_tokens)
     for start in range(0, num_tokens, pool.max_num_batched_tokens):
         end = min(num_tokens, start + pool.max_num_batched_tokens)
         first, last = -(-start // pool.block_size), -(-end // pool.block_size)
         block_ids = tuple(range(first, last))
         samples = (Sample(_SEQUENCE_ID, 0),) if end == num_tokens else ()
-        chunk = ScheduledSequence(_SEQUENCE_ID, (0,) * (end - start), start, first, block_ids, _PARAMS, samples)
+        chunk = ScheduledSequence(_SEQUENCE_ID, token_ids[start:end], start, first, block_ids, _PARAMS, samples)
         seconds += _seconds(pool, IterationPlan((chunk,)))
     pool.executor.launch(IterationPlan((), released=(_SEQUENCE_ID,))).wait()
     return seconds
@@ -102,7 +112,8 @@ def recompute_beside_seconds(pool: KvPool, num_tokens: int, num_decodes: int) ->
     what recomputing costs where it rides along. The tokens fit the first half of the pool, the decodes the second."""
     decodes = _decodes(pool, num_decodes)
     block_ids = tuple(range(-(-num_tokens // pool.block_size)))
-    chunk = ScheduledSequence(_SEQUENCE_ID, (0,) * num_tokens, 0, 0, block_ids, _PARAMS, (Sample(_SEQUENCE_ID, 0),))
+    token_ids = _drawn_ids(pool, num_tokens)
+    chunk = ScheduledSequence(_SEQUENCE_ID, token_ids, 0, 0, block_ids, _PARAMS, (Sample(_SEQUENCE_ID, 0),))
     seconds = [_seconds(pool, plan) for plan in (IterationPlan(decodes), IterationPlan((*decodes, chunk)))]
     released = tuple(item.sequence_id for item in (*decodes, chunk))
     pool.executor.launch(IterationPlan((), released=released)).wait()
@@ -118,21 +129,25 @@ def decode_meanwhile(pool: KvPool, num_decodes: int) -> None:
     pool.executor.launch(IterationPlan((), released=tuple(item.sequence_id for item in decodes))).wait()
 
 
-def swap_seconds(pool: KvPool, num_blocks: int) -> tuple[float, float]:
+def swap_seconds(pool: KvPool, num_blocks: int, num_decodes: int) -> tuple[float, float]:
     """Measured seconds in which so many blocks, which lie apart, are copied to the host, and back: each beside an
-    iteration of one token."""
+    iteration of so many decodes, as those who preempted go on."""
     device, host = (tuple(range(0, n, n // num_blocks))[:num_blocks] for n in (pool.num_blocks, pool.num_host_blocks))
-    out_s, in_s = (_moved_s(pool, Transfer(_TRANSFER_ID, to_host, device, host)) for to_host in (True, False))
+    decodes = _decodes(pool, num_decodes)
+    pool.executor.launch(IterationPlan(decodes)).wait()
+    out_s, in_s = (_moved_s(pool, Transfer(_TRANSFER_ID, to_host, device, host), decodes) for to_host in (True, False))
+    pool.executor.launch(IterationPlan((), released=tuple(item.sequence_id for item in decodes))).wait()
     return out_s, in_s
 
 
 def _decodes(pool: KvPool, num_decodes: int) -> tuple[ScheduledSequence, ...]:
     """Of sequences with a full block each, from the middle of the pool on."""
     first = pool.num_blocks // 2
+    token_ids = _drawn_ids(pool, num_decodes)
     return tuple(
         ScheduledSequence(
             _SEQUENCE_ID - 1 - i,
-            (0,),
+            (token_ids[i],),
             pool.block_size - 1,
             0,
             (first + i,),
@@ -143,13 +158,15 @@ def _decodes(pool: KvPool, num_decodes: int) -> tuple[ScheduledSequence, ...]:
     )
 
 
-def _moved_s(pool: KvPool, transfer: Transfer) -> float:
-    token = ScheduledSequence(_SEQUENCE_ID, (0,), 0, 0, (0,), _PARAMS, (Sample(_SEQUENCE_ID, 0),))
-    result = pool.executor.launch(IterationPlan((token,), transfers=(transfer,))).wait()
+def _drawn_ids(pool: KvPool, count: int) -> tuple[int, ...]:
+    return tuple(random.Random(_SEED).choices(range(pool.vocab_size), k=count))
+
+
+def _moved_s(pool: KvPool, transfer: Transfer, decodes: tuple[ScheduledSequence, ...]) -> float:
+    result = pool.executor.launch(IterationPlan(decodes, transfers=(transfer,))).wait()
     finished = result.finished_transfers
     while not finished:
         finished = pool.executor.launch(IterationPlan((), awaits_transfer=True)).wait().finished_transfers
-    pool.executor.launch(IterationPlan((), released=(_SEQUENCE_ID,))).wait()
     return finished[0].seconds or 0.0
 
 

@@ -1,9 +1,9 @@
 """AdaptiveLLM, tables 5 and 6 and figure 9: errors of both predictors, and where swapping becomes the cheaper one.
 
 A sequence of each length is computed again, by itself but behind iterations of decodes as in traffic, and its blocks
-are moved out and back beside an iteration; the predictors have been fitted at start-up and have not seen these lengths.
-Beside it what recomputing adds to an iteration of decodes, as chunked prefill has it: there it is cheaper than by
-itself. All by the device's clock where it has one.
+are moved out and back beside such an iteration; the predictors have been fitted at start-up and have not seen these
+lengths. Beside it what recomputing adds to an iteration of decodes, as chunked prefill has it: there it is cheaper than
+by itself. All by the device's clock where it has one.
 
 The paper tests on a fifth of its timings, fitted to the others; so does adaptivellm_table3.
 """
@@ -195,7 +195,7 @@ def _measured(pool: KvPool, lengths: Sequence[int], num_decodes: int) -> dict[in
             measured[length].append(
                 _Round(
                     recompute_seconds(pool, length),
-                    *swap_seconds(pool, _num_blocks(pool, length)),
+                    *swap_seconds(pool, _num_blocks(pool, length), num_decodes),
                     recompute_beside_seconds(pool, length, num_decodes),
                 )
             )

@@ -108,6 +108,7 @@ def _make_cost(
             max_tokens=scheduler.max_num_batched_tokens,
             max_model_len=loaded.max_model_len,
             max_num_seqs=scheduler.max_num_seqs,
+            vocab_size=loaded.model_config.vocab_size,
         )
         recorder.record_startup("calibration", time.monotonic() - started_s)
     return PreemptionCost(iteration_time, swap_time, scheduler.max_num_batched_tokens)

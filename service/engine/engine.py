@@ -234,7 +234,8 @@ class Engine:
         device_s = executed_s - max(launched.scheduled_s, self._executed_s)
         # If a later iteration was launched meanwhile and the wait was short, this one had ended at some time before.
         is_exact = not self._launched or executed_s - started_s > _NOTICEABLE_WAIT_S
-        self._scheduler.observe(plan, device_s, is_exact=is_exact, compute_s=result.compute_s)
+        idle_s = max(0.0, launched.scheduled_s - self._executed_s)
+        self._scheduler.observe(plan, device_s, is_exact=is_exact, compute_s=result.compute_s, idle_s=idle_s)
         put_off_s = self._launch_timing.ended(device_s, is_exact=is_exact)
         self._executed_s = executed_s
         tokens = self._applier.apply(plan, result, whose)

@@ -15,7 +15,7 @@ from service.core.iteration_result import FinishedTransfer
 from service.runner.host_blocks import Copy, HostBlocks
 from service.runner.kv_storage import KvStorage
 
-_PROBE_BLOCKS = (1, 4, 16, 64)
+_PROBE_BLOCKS = (1, 2, 4, 8, 16, 64)
 
 
 class TransferTiming(NamedTuple):

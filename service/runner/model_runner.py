@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -115,15 +116,18 @@ class ModelRunner:
 
     def measure_swap(self) -> tuple[TransferTiming, ...]:
         """Timings to the host and back, of a plan's first transfer and of the one behind it, beside a step, as in
-        traffic: it takes some of the memory's bandwidth. Before serving: the blocks' contents are lost."""
-        return tuple(timing for transfers in self._transfer.probes() for timing in self._timings(transfers))
+        traffic: it takes some of the memory's bandwidth. Before serving: the blocks' contents are lost.
 
-    def _timings(self, transfers: Sequence[Transfer]) -> Iterator[TransferTiming]:
-        """Medians of several rounds of one plan's transfers."""
-        rounds = [self._warm_up(1, SamplingParams(max_tokens=2), *transfers) for _ in range(_SWAP_ROUNDS)]
-        for transfer, of_one in zip(transfers, zip(*rounds, strict=True), strict=True):
-            seconds = median(finished.seconds or 0.0 for finished in of_one)
-            yield TransferTiming(transfer.to_host, len(transfer.device_blocks), seconds, of_one[0].is_first)
+        Medians of several rounds. The plans take turns, in another order each round: a host that launches the same one
+        again and again does it faster than it ever will in traffic, and a first transfer of few blocks waits for that.
+        """
+        plans = tuple(self._transfer.probes())
+        rounds: list[list[tuple[FinishedTransfer, ...]]] = [[] for _ in plans]
+        shuffled = random.Random(0)
+        for _ in range(_SWAP_ROUNDS):
+            for number in shuffled.sample(range(len(plans)), len(plans)):
+                rounds[number].append(self._warm_up(1, SamplingParams(max_tokens=2), *plans[number]))
+        return tuple(timing for pair in zip(plans, rounds, strict=True) for timing in _medians(*pair))
 
     def warm_up(self) -> None:
         """Compute small iterations of every kind, so that the first request finds all kernels compiled and loaded.
@@ -252,3 +256,10 @@ class ModelRunner:
         token_ids = sample(logits, inputs.sampling)
         self._drawn.note(inputs.draw_rows, token_ids)
         return StepOutputs(token_ids, logits)
+
+
+def _medians(transfers: Sequence[Transfer], rounds: Sequence[Sequence[FinishedTransfer]]) -> Iterator[TransferTiming]:
+    """Of one plan's transfers, timed in several rounds."""
+    for transfer, of_one in zip(transfers, zip(*rounds, strict=True), strict=True):
+        seconds = median(finished.seconds or 0.0 for finished in of_one)
+        yield TransferTiming(transfer.to_host, len(transfer.device_blocks), seconds, of_one[0].is_first)

@@ -84,10 +84,11 @@ class InterTokenTarget:
         if not decodes or not self._iteration_time.is_known:
             return most
         num_read = sum(item.num_computed_tokens + 1 for item in decodes)
+        heat = self._iteration_time.heat.level
         low, high = min(MIN_CHUNK, most), most
         while low < high:  # the most tokens that end in time; more tokens never take less
             middle = (low + high + 1) // 2
-            workload = Workload.of_chunk(start, middle, len(decodes), num_read)
+            workload = Workload.of_chunk(start, middle, len(decodes), num_read, heat)
             if self._iteration_time.seconds(workload) <= self._target_s:
                 low = middle
             else:

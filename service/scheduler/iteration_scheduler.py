@@ -127,11 +127,17 @@ class IterationScheduler:
         self._ledger.lost_transfers()
 
     def observe(
-        self, plan: IterationPlan, seconds: float, *, is_exact: bool = True, compute_s: float | None = None
+        self,
+        plan: IterationPlan,
+        seconds: float,
+        *,
+        is_exact: bool = True,
+        compute_s: float | None = None,
+        idle_s: float = 0.0,
     ) -> None:
         """The plan took `seconds` to execute; at most that if not exact: its end was seen only afterwards. compute_s:
-        what the device says that it took, if it has a clock."""
-        self._ledger.executed(plan, seconds, is_exact=is_exact, compute_s=compute_s)
+        what the device says that it took, if it has a clock. idle_s: nothing was launched for so long before."""
+        self._ledger.executed(plan, seconds, is_exact=is_exact, compute_s=compute_s, idle_s=idle_s)
 
     def predicted_s(self, plan: IterationPlan) -> float | None:
         """Predicted seconds of executing the plan; None before enough has been observed."""

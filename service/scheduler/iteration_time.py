@@ -4,12 +4,13 @@ The paper's predictor takes tokens, batch, layers and hidden size. The last two 
 the coefficients: of an iteration, of a token (dearer past each knee, where a device goes from waiting for memory to
 computing), of a pair of a prompt's token and one that it attends to, of a token of the longest prompt's context (which
 few tokens wait for one after the other, however little they compute), of a sequence that decodes, of a cached token
-that it reads, and of a prompt (which the host takes up). They are fitted to timings taken at start-up and refreshed
-while running.
+that it reads, of a prompt (which the host takes up), and of a second under heat (device_heat.py). They are fitted to
+timings taken at start-up and refreshed while running.
 
 An executor with CUDA graphs computes a few sizes only, each step in the next one with room for it. So tokens and
 sequences that decode are counted as it counts them, and each of its sizes has a correction of its own: how far it is
-off the law, as the tiles of matrix products make it be, and lately the device's clock.
+off the law, as the tiles of matrix products make it be, and lately the device's clock. A size that was not seen yet
+is as far off as one of as many tokens.
 
 Where the device has a clock of its own, all of these are its seconds: of computing, without what the host did before.
 """
@@ -22,11 +23,12 @@ from statistics import median
 from typing import NamedTuple
 
 from service.core.iteration_plan import IterationPlan, SharesGoingOn
+from service.scheduler.device_heat import DeviceHeat, slowed_s
 from service.scheduler.least_squares import Moments, fit_nonnegative
 
 KNEES = (64, 256, 1024)
 """Tokens."""
-NUM_FEATURES = 7 + len(KNEES)
+NUM_FEATURES = 8 + len(KNEES)
 MIN_OBSERVED = 12
 REFIT_EVERY = 32
 KEEP = 1 - 1 / 256
@@ -55,7 +57,8 @@ class Workload(NamedTuple):
 
     num_tokens: computed. num_pairs: pairs of a prompt's token and a token that it attends to. num_read: tokens that
     the sequences with one token attend to. longest_context: tokens that the last token of a prompt attends to, of the
-    prompt with the most. num_decodes, num_prompts: sequences that compute one token, and more.
+    prompt with the most. num_decodes, num_prompts: sequences that compute one token, and more. heat: of the device when
+    it begins, as of DeviceHeat.
     """
 
     num_tokens: int
@@ -64,13 +67,14 @@ class Workload(NamedTuple):
     longest_context: int
     num_decodes: int
     num_prompts: int
+    heat: float = 0.0
 
     @classmethod
-    def of(cls, plan: IterationPlan) -> Workload:
+    def of(cls, plan: IterationPlan, heat: float = 0.0) -> Workload:
         """What the plan computes."""
         shares = plan.scheduled
         if isinstance(shares, SharesGoingOn):
-            return cls(len(shares), 0, shares.num_computed_tokens + len(shares), 0, len(shares), 0)
+            return cls(len(shares), 0, shares.num_computed_tokens + len(shares), 0, len(shares), 0, heat)
         counts = plan.token_counts()
         num_tokens = sum(counts)
         num_read, pairs, longest, num_prompts = sum(plan.starts()) + len(counts), 0, 0, 0
@@ -82,22 +86,25 @@ class Workload(NamedTuple):
                     pairs += num_attended_pairs(start, count)
                     longest = max(longest, start + count)
                     num_prompts += 1
-        return cls(num_tokens, pairs, num_read, longest, len(counts) - num_prompts, num_prompts)
+        return cls(num_tokens, pairs, num_read, longest, len(counts) - num_prompts, num_prompts, heat)
 
     @classmethod
-    def of_chunk(cls, start: int, num_tokens: int, num_decodes: int = 0, num_read: int = 0) -> Workload:
+    def of_chunk(
+        cls, start: int, num_tokens: int, num_decodes: int = 0, num_read: int = 0, heat: float = 0.0
+    ) -> Workload:
         """Tokens start, start + 1, ... of one sequence, beside so many decodes that read `num_read` tokens together."""
         pairs = num_attended_pairs(start, num_tokens)
-        return cls(num_decodes + num_tokens, pairs, num_read, start + num_tokens, num_decodes, 1)
+        return cls(num_decodes + num_tokens, pairs, num_read, start + num_tokens, num_decodes, 1, heat)
 
 
 class IterationTime:
     """Predicts the seconds of an iteration from those that it was told of. Engine thread only.
 
-    padded_step: None for an executor that pads nothing.
+    padded_step: None for an executor that pads nothing. heat: of the device by now; who sees its iterations tells it.
     """
 
     def __init__(self, padded_step: PaddedStep | None = None) -> None:
+        self.heat = DeviceHeat()
         self._padded_step = padded_step
         self._calibration = Moments(NUM_FEATURES)
         self._prefills = Moments(NUM_FEATURES, KEEP)
@@ -121,7 +128,7 @@ class IterationTime:
 
     def calibrate(self, workload: Workload, seconds: float) -> None:
         """Take in a timing made on purpose; nothing follows from it before the next `fit`."""
-        self._calibration.add(_features(workload, self._size(workload)), seconds)
+        self._calibration.add(_learnt(_features(workload, self._size(workload)), seconds), seconds)
         self._timings.append((workload, seconds))
 
     def observe(self, workload: Workload, seconds: float, *, is_decode: bool) -> None:
@@ -129,13 +136,16 @@ class IterationTime:
         coefficients anew."""
         size = self._size(workload)
         features = _features(workload, size)
-        (self._decodes if is_decode else self._prefills).add(features, seconds)
+        (self._decodes if is_decode else self._prefills).add(_learnt(features, seconds), seconds)
         self._num_since_fit += 1
         if self._num_since_fit >= REFIT_EVERY:
             self.fit()
         if self.is_known and self._padded_step is not None:
             ratio = seconds / self._by_law(features)
-            self._corrections.setdefault(size, _Correction(features)).observe(ratio, features)
+            if size not in self._corrections:
+                like = self._correction(size)
+                self._corrections[size] = _Correction(features) if like is None else _Correction(features, like.ratio)
+            self._corrections[size].observe(ratio, features)
 
     def fit(self) -> None:
         """Fit the coefficients anew to all that was seen. What a size was seen to take stays: only how that changes
@@ -157,37 +167,54 @@ class IterationTime:
         """What the iteration is predicted to take; only once `is_known`."""
         size = self._size(workload)
         by_law = self._by_law(_features(workload, size))
-        correction = self._corrections.get(size)
+        correction = self._correction(size)
         return by_law if correction is None else by_law * correction.ratio
 
     def _by_law(self, features: tuple[float, ...]) -> float:
+        """Linear but for the heat, which costs by the seconds that come out without it."""
         assert self._coefficients is not None
-        seconds: float = sum(map(mul, self._coefficients, features))
-        return seconds
+        *coefficients, under_heat = self._coefficients
+        seconds: float = sum(map(mul, coefficients, features))
+        return seconds + under_heat * slowed_s(features[-1], seconds)
 
     def _correct_by(self, timings: list[tuple[Workload, float]]) -> None:
-        """Of each size those with the fewest pairs count: what attention costs is for the law to tell."""
         by_size: dict[StepSize, list[tuple[Workload, float]]] = {}
         for workload, seconds in timings:
             by_size.setdefault(self._size(workload), []).append((workload, seconds))
         for size, of_size in by_size.items():
-            fewest = min(of_size, key=lambda timing: timing[0].num_pairs)[0]
-            features = _features(fewest, size)
-            ratios = [s / self._by_law(_features(w, size)) for w, s in of_size if w.num_pairs == fewest.num_pairs]
-            self._corrections[size] = _Correction(features, median(ratios), len(ratios))
+            ratios = [seconds / self._by_law(_features(workload, size)) for workload, seconds in of_size]
+            self._corrections[size] = _Correction(_features(of_size[0][0], size), median(ratios), len(ratios))
+
+    def _correction(self, size: StepSize) -> _Correction | None:
+        """The size's own; else that of the one with the nearest number of decodes that is like it in all else."""
+        if size in self._corrections:
+            return self._corrections[size]
+        alike = [seen for seen in self._corrections if _kind(seen) == _kind(size)]
+        return self._corrections[min(alike, key=lambda seen: abs(seen[1] - size[1]))] if alike else None
 
     def _size(self, workload: Workload) -> StepSize:
         """As the executor pads it. What is not padded shares a correction with what is half to twice as large."""
-        num_tokens, _, _, _, num_decodes, num_prompts = workload
+        num_tokens, _, _, _, num_decodes, num_prompts, _ = workload
         if self._padded_step is None:
             return num_tokens, num_decodes
         return self._padded_step(num_tokens, num_decodes, num_prompts) or (1 << num_tokens.bit_length(), _UNPADDED)
 
 
+def _kind(size: StepSize) -> tuple[int, bool, bool]:
+    """As many tokens, that may all decode, or are not padded."""
+    num_tokens, num_decodes = size
+    return num_tokens, num_decodes == num_tokens, num_decodes == _UNPADDED
+
+
 def _features(workload: Workload, size: StepSize) -> tuple[float, ...]:
     num_tokens, num_decodes = (workload.num_tokens, workload.num_decodes) if size[1] == _UNPADDED else size
     past_knees = [max(0, num_tokens - knee) for knee in KNEES]
-    return (1.0, num_tokens, *past_knees, num_decodes, *workload[1:4], workload.num_prompts)
+    return (1.0, num_tokens, *past_knees, num_decodes, *workload[1:4], *workload[5:7])
+
+
+def _learnt(features: tuple[float, ...], seconds: float) -> tuple[float, ...]:
+    """The features of what took so long, as the law is linear in them: seconds under heat for the heat."""
+    return (*features[:-1], slowed_s(features[-1], seconds))
 
 
 class _Correction:

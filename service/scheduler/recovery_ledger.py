@@ -35,7 +35,9 @@ class RecoveryLedger:
     def iteration_s(self, plan: IterationPlan) -> float | None:
         """What the plan is predicted to take; None before enough has been seen."""
         iteration_time = self._cost.iteration_time
-        return iteration_time.seconds(Workload.of(plan)) if iteration_time.is_known else None
+        if not iteration_time.is_known:
+            return None
+        return iteration_time.seconds(Workload.of(plan, iteration_time.heat.level))
 
     def preempted(
         self,
@@ -77,25 +79,38 @@ class RecoveryLedger:
         self._transfers.clear()
 
     def executed(
-        self, plan: IterationPlan, seconds: float, *, is_exact: bool = True, compute_s: float | None = None
+        self,
+        plan: IterationPlan,
+        seconds: float,
+        *,
+        is_exact: bool = True,
+        compute_s: float | None = None,
+        idle_s: float = 0.0,
     ) -> None:
         """The plan took so long. Told of every plan, in order.
 
         seconds: by the host's clock. Not exact: nobody saw when it ended, so neither its time nor that of the next one
         says anything. compute_s: by the device's clock, which counts instead where there is one: it is exact and leaves
-        out what the host does.
+        out what the host does. idle_s: nothing was asked of the device for so long before.
         """
+        heat = self._cost.iteration_time.heat
+        heat.rested(idle_s + max(0.0, seconds - (compute_s or 0.0)))
         if self._recomputing:
             self._share_out(plan, max(seconds if compute_s is None else compute_s, 1e-9))
         if compute_s is not None:
-            self._learn(plan, compute_s)
+            compute_s, is_decode = max(compute_s, 1e-9), _only_decodes(plan)
+            self._learn(plan, compute_s, is_decode)
+            if is_decode:
+                heat.decoded(compute_s)
+            else:
+                heat.computed(compute_s)
             return
         # Where nothing is drawn the executor need not have waited for the device, and the next one waits for both.
         is_awaited = is_exact and plan.draws
         is_timed = is_awaited and self._last_was_awaited
         self._last_was_awaited = is_awaited or (is_exact and not plan.scheduled)
         if is_timed and not plan.transfers:  # launching these takes time, too
-            self._learn(plan, seconds)
+            self._learn(plan, max(seconds, 1e-9), _only_decodes(plan))
 
     def forget(self, group: SequenceGroup) -> None:
         """The group has ended."""
@@ -110,14 +125,13 @@ class RecoveryLedger:
         predictions, self._predictions = self._predictions, []
         return tuple(predictions)
 
-    def _learn(self, plan: IterationPlan, seconds: float) -> None:
-        is_decode = plan.num_scheduled_tokens == len(plan.scheduled)
+    def _learn(self, plan: IterationPlan, seconds: float, is_decode: bool) -> None:
         if is_decode:
             self._num_decodes += 1
             if self._num_decodes % DECODE_EVERY:
                 return
-        iteration_time, workload = self._cost.iteration_time, Workload.of(plan)
-        seconds = max(seconds, 1e-9)
+        iteration_time = self._cost.iteration_time
+        workload = Workload.of(plan, iteration_time.heat.level)
         if iteration_time.is_known and not is_decode:
             self._predictions.append(Prediction("recompute", iteration_time.seconds(workload), seconds))
         iteration_time.observe(workload, seconds, is_decode=is_decode)
@@ -147,7 +161,11 @@ class RecoveryLedger:
         iteration_time = self._cost.iteration_time
         if not others or not iteration_time.is_known:
             return 0.0
-        return iteration_time.seconds(Workload.of(IterationPlan(tuple(others))))
+        return iteration_time.seconds(Workload.of(IterationPlan(tuple(others)), iteration_time.heat.level))
+
+
+def _only_decodes(plan: IterationPlan) -> bool:
+    return plan.num_scheduled_tokens == len(plan.scheduled)
 
 
 def _after(item: ScheduledSequence, num_tokens: int) -> ScheduledSequence:

@@ -11,6 +11,8 @@ from service.engine.calibration import calibrate
 from service.scheduler.iteration_time import IterationTime, Workload, num_attended_pairs
 from tests.engine.late_executor import LateExecutor
 
+VOCAB_SIZE = 50
+
 
 class LinearExecutor(LateExecutor):
     """Takes a time that is known exactly."""
@@ -46,6 +48,7 @@ def calibrated(
         max_tokens=max_tokens,
         max_model_len=2048,
         max_num_seqs=64,
+        vocab_size=VOCAB_SIZE,
     )
     return executor
 
@@ -77,14 +80,67 @@ def test_the_devices_own_clock_counts_where_there_is_one():
     assert iteration_time.seconds(Workload.of_chunk(0, 700)) == pytest.approx(expected, rel=1e-3)
 
 
+LOWERED_S = 0.0012
+
+
+class Throttled(LinearExecutor):
+    """A device that takes longer for a while after it has computed much."""
+
+    hot_until_s = 0.0
+
+    def execute(self, plan: IterationPlan) -> IterationResult:
+        if self._clock.now_s() < self.hot_until_s and plan.scheduled:
+            self._clock.advance(LOWERED_S)
+        result = super().execute(plan)
+        if plan.num_scheduled_tokens > len(plan.scheduled):
+            self.hot_until_s = self._clock.now_s() + 0.01 * plan.num_scheduled_tokens / 1024
+        return result
+
+
+class ThrottledWithClock(WithClock, Throttled):
+    pass
+
+
+def test_the_time_of_a_device_that_has_rested_is_known_from_one_that_hardly_has():
+    iteration_time = IterationTime()
+    calibrated(iteration_time, max_tokens=1024, kind=ThrottledWithClock)
+    for length in (300, 700, 1000):
+        expected = 0.004 + 2e-5 * length + 1e-9 * num_attended_pairs(0, length)
+        assert iteration_time.seconds(Workload.of_chunk(0, length)) == pytest.approx(expected, rel=0.02)
+    assert iteration_time.seconds(Workload.of_chunk(0, 300, heat=0.4)) > 1.02 * iteration_time.seconds(
+        Workload.of_chunk(0, 300)
+    )
+
+
+def test_ids_differ_and_are_the_vocabularys():
+    plans = list[IterationPlan]()
+
+    class Watched(LinearExecutor):
+        def execute(self, plan: IterationPlan) -> IterationResult:
+            plans.append(plan)
+            return super().execute(plan)
+
+    calibrated(IterationTime(), max_tokens=1024, kind=Watched)
+    ids = [token_id for plan in plans for item in plan.scheduled for token_id in item.token_ids]
+    assert set(ids) == set(range(VOCAB_SIZE))
+
+
+def test_every_large_size_is_timed_as_one_prompt_and_as_several():
+    iteration_time = WatchedTime(lambda num_tokens, num_decodes, num_prompts: (-(-num_tokens // 256) * 256, 0))
+    calibrated(iteration_time, max_tokens=1024)
+    assert {(size, count) for size in (512, 768, 1024) for count in (1, size // 256)} <= iteration_time.prompts
+
+
 class WatchedTime(IterationTime):
-    """Keeps which numbers of tokens were timed."""
+    """Keeps which numbers of tokens were timed, and of prompts with them."""
 
     timed: tuple[int, ...] = ()
+    prompts: frozenset[tuple[int, int]] = frozenset()
 
     def calibrate(self, workload: Workload, seconds: float) -> None:
         super().calibrate(workload, seconds)
         self.timed += (workload.num_tokens,)
+        self.prompts |= {(workload.num_tokens, workload.num_prompts)}
 
 
 def test_every_size_that_is_padded_to_is_timed():
@@ -116,6 +172,7 @@ def test_prompts_are_taken_up_and_decodes_are_there_already():
         max_tokens=1024,
         max_model_len=2048,
         max_num_seqs=64,
+        vocab_size=VOCAB_SIZE,
     )
     decodes = Workload(60, 0, 60 * 100, 0, 60, 0)
     assert iteration_time.seconds(decodes) == pytest.approx(0.004 + 60 * (2e-5 + 100e-9), rel=0.02)
@@ -142,6 +199,7 @@ def test_no_plan_has_more_sequences_or_tokens_than_there_is_room_for(max_num_seq
         max_tokens=20,
         max_model_len=64,
         max_num_seqs=max_num_seqs,
+        vocab_size=VOCAB_SIZE,
     )
     assert max(len(plan.scheduled) for plan in plans) <= max_num_seqs
     assert max(plan.num_scheduled_tokens for plan in plans) == 20

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence, SharesGoingOn
 from service.core.sampling_params import SamplingParams
+from service.scheduler.device_heat import slowed_s
 from service.scheduler.iteration_time import (
     MIN_OBSERVED,
     IterationTime,
@@ -191,3 +192,47 @@ def test_the_workload_of_a_plan_that_goes_on_is_that_of_its_shares():
     assert (
         Workload.of(IterationPlan(shares)) == Workload.of(IterationPlan(tuple(shares))) == Workload(3, 0, 30, 0, 3, 0)
     )
+
+
+def test_a_size_that_was_not_seen_is_as_far_off_the_law_as_one_of_as_many_tokens():
+    iteration_time = calibrated(padded_step)
+    alone, beside_decodes = Workload.of_chunk(0, 1000), Workload.of_chunk(0, 900, 60, 6000)
+    before = iteration_time.seconds(beside_decodes)
+    for _ in range(30):
+        iteration_time.observe(alone, 1.1 * staircase_s(alone), is_decode=False)
+    assert iteration_time.seconds(beside_decodes) == pytest.approx(1.1 * before, rel=0.02)
+    for _ in range(30):
+        iteration_time.observe(beside_decodes, 0.9 * before, is_decode=False)
+    assert iteration_time.seconds(beside_decodes) == pytest.approx(0.9 * before, rel=0.01)
+    assert iteration_time.seconds(alone) == pytest.approx(1.1 * staircase_s(alone), rel=0.02), "the one keeps its own"
+
+
+def test_decodes_share_nothing_with_prompts_of_as_many_tokens():
+    iteration_time = IterationTime(lambda num_tokens, num_decodes, num_prompts: (64, 0 if num_prompts else 64))
+    for num_tokens in range(2, 60):
+        iteration_time.calibrate(Workload.of_chunk(0, num_tokens), 0.01)
+    iteration_time.fit()
+    decodes = Workload(60, 0, 6000, 0, 60, 0)
+    for _ in range(20):
+        iteration_time.observe(decodes, 0.005, is_decode=True)
+    assert iteration_time.seconds(decodes) == pytest.approx(0.005, rel=0.01)
+    assert iteration_time.seconds(Workload.of_chunk(0, 40)) == pytest.approx(0.01, rel=0.01)
+
+
+def heated_s(workload: Workload) -> float:
+    """A device that computes 14 % slower under full heat."""
+    seconds = device_s(workload)
+    return seconds + 0.14 * slowed_s(workload.heat, seconds)
+
+
+def test_what_heat_costs_is_learnt():
+    chance = random.Random(2)
+    iteration_time = IterationTime()
+    for workload in some_workloads(200, 0):
+        hot = workload._replace(heat=chance.choice((0.0, chance.random())))
+        iteration_time.calibrate(hot, heated_s(hot))
+    iteration_time.fit()
+    for workload in some_workloads(50, 1):
+        for heat in (0.0, 0.3, 0.9):
+            hot = workload._replace(heat=heat)
+            assert iteration_time.seconds(hot) == pytest.approx(heated_s(hot), rel=0.005)

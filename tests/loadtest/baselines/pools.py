@@ -15,6 +15,7 @@ def pool(num_blocks: int = 16, block_size: int = 4, max_num_seqs: int = 8, num_h
         max_model_len=64,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=32,
+        vocab_size=1000,
         num_host_blocks=num_host_blocks,
         num_spare_blocks=64 // block_size,
         swap_timings=tuple((to_host, n, swap_s(n, block_size), True) for n in (1, 8) for to_host in (True, False)),

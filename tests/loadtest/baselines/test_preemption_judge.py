@@ -23,8 +23,8 @@ def test_what_is_predicted_is_what_is_measured() -> None:
     with scarce.clock.working():
         costs = fitted_cost(scarce).predict(24, 0, 6)
         assert costs.recompute_s == pytest.approx(recompute_seconds(scarce, 24), rel=0.1)
-        assert costs.swap_s == pytest.approx(sum(swap_seconds(scarce, 6)), rel=0.02)
-        assert swap_seconds(scarce, 6) == pytest.approx((swap_s(6, 4), swap_s(6, 4)))
+        assert costs.swap_s == pytest.approx(sum(swap_seconds(scarce, 6, 4)), rel=0.02)
+        assert swap_seconds(scarce, 6, 4) == pytest.approx((swap_s(6, 4), swap_s(6, 4)))
 
 
 def test_the_ledger_knows_what_it_cost() -> None:
