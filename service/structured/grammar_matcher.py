@@ -39,6 +39,7 @@ class CompiledGrammar:
         self._prototype = prototype
         self.num_bytes = num_bytes
         self.places = places
+        self.identity = object()  # stands for the grammar in keys, which may outlive it
         self.is_spent = False  # its lexer, which all its matchers share, has outgrown its limits
 
     def start(self) -> GrammarMatcher:
@@ -61,7 +62,7 @@ class GrammarMatcher:
 
     @property
     def mask_key(self) -> Hashable | None:
-        return None if self._place is None else (self._grammar.places, self._place)
+        return None if self._place is None else (self._grammar.identity, self._place)
 
     @property
     def is_finished(self) -> bool:

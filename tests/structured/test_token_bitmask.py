@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Hashable
 
 import numpy as np
@@ -22,6 +24,19 @@ def test_each_row_is_its_matchers() -> None:
     assert {TOKENIZER.decode([token_id]) for token_id in allowed_ids(bits[0])} == set("0123456789")
     assert sorted(allowed_ids(bits[1])) == sorted([END_ID, *ids("a")])
     assert masks.rows == [0, -1, 1, 0], "the fork stands where the first does"
+
+
+def test_a_mask_that_is_kept_keeps_nothing_of_its_grammar() -> None:
+    """Else a client's grammars, one after another, would take far more memory than their masks."""
+    masker = TokenBitmask(1, SIZE, frozenset({END_ID}))
+    grammar = regex("[a-z]{2}")
+    matcher = grammar.start()
+    masker.begin([matcher], [0]).wait()
+    places = weakref.ref(grammar.places)
+    assert places() is not None
+    del grammar, matcher
+    gc.collect()
+    assert places() is None
 
 
 def test_masks_leave_the_matchers_as_they_are() -> None:
