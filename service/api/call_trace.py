@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from service.api.request_building import CallHead
-from service.core.events import FinalEvent
+from service.core.events import FinalEvent, Outcome
 from service.core.request import Request
 from service.core.stats import RequestStats
 from service.protocol.trace import ChunkTrace, PreemptionTrace, PromptTrace, RequestTrace, TraceOutcome, WaitTrace
@@ -18,6 +18,13 @@ class _Prompt(NamedTuple):
     max_tokens: int
 
 
+class _End(NamedTuple):
+    """Of a prompt's request. Not its error, which knows where it was raised, and by that all that the call has held."""
+
+    outcome: Outcome
+    stats: RequestStats
+
+
 class CallTrace:
     """The facts of one call; `show` shapes them only when somebody asks. grammar_s: seconds of compiling a grammar."""
 
@@ -26,11 +33,11 @@ class CallTrace:
         self._model = model
         self._grammar_s = grammar_s
         self._prompts = [_Prompt(r.num_prompt_tokens, r.sampling.n, r.sampling.max_tokens) for r in requests]
-        self._ends: dict[int, FinalEvent | None] = {}
+        self._ends: dict[int, _End | None] = {}
 
     def note_end(self, prompt_index: int, event: FinalEvent | None) -> None:
         """The prompt's request has ended; None: we stopped listening, and it is being aborted."""
-        self._ends[prompt_index] = event
+        self._ends[prompt_index] = None if event is None else _End(event.outcome, event.stats)
 
     def show(self) -> RequestTrace:
         """The trace as the API returns it."""
@@ -53,10 +60,10 @@ class CallTrace:
             max_tokens=known.max_tokens,
             grammar_s=self._grammar_s,
         )
-        event = self._ends.get(index)
-        if event is not None:
-            prompt.outcome = event.outcome.value
-            _add_stats(prompt, event.stats)
+        end = self._ends.get(index)
+        if end is not None:
+            prompt.outcome = end.outcome.value
+            _add_stats(prompt, end.stats)
         return prompt
 
 

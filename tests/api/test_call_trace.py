@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import contextlib
+import gc
+import weakref
+
 from service.api.call_trace import CallTrace
 from service.api.request_building import CallHead
 from service.core.events import FinalEvent, Outcome
@@ -52,3 +56,21 @@ def test_the_worst_outcome_is_the_calls() -> None:
     assert trace.show().outcome == "aborted"
     trace.note_end(1, FinalEvent(Outcome.FAILED, STATS, ServerError("x")))
     assert trace.show().outcome == "failed"
+
+
+def test_a_failed_calls_error_and_with_it_what_the_call_has_held_is_let_go() -> None:
+    """A thousand traces are kept; the prompts of a thousand failed calls would be too much."""
+    trace, error = CallTrace(HEAD, "m", REQUESTS), ServerError("x")
+    trace.note_end(0, FinalEvent(Outcome.FAILED, STATS, error))
+
+    def fail(held: set[int], error: ServerError) -> None:
+        raise error
+
+    held = set(range(9))
+    known = weakref.ref(held)
+    with contextlib.suppress(ServerError):
+        fail(held, error)
+    del held, error
+    gc.collect()
+    assert known() is None
+    assert trace.show().prompts[0].outcome == "failed"
