@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 _NOTICEABLE_WAIT_S = 2e-4
 """Longer than fetching a result that is there."""
 
-KV_TOKENS_EVERY_S = 0.1
+KV_TOKENS_EVERY_S = 0.5
 
 
 class Engine:

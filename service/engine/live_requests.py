@@ -72,6 +72,7 @@ class LiveRequests:
             return
         for sequence in group.live:
             if sequence.choice_index == choice_index:
+                self._scheduler.cache_before_end(group, sequence)
                 self.end_sequence(group, sequence, FinishReason.STOP)
                 return
 

@@ -62,6 +62,8 @@ class GroupPreemption:
 
     def _drop(self, group: SequenceGroup, draft: PlanDraft) -> None:
         draft.tally.num_dropped += 1
+        for sequence in group.computing:
+            self._blocks.cache_prefix(sequence, group.request.cache_salt, sequence.num_computed_tokens)
         for sequence in group.live:
             sequence.recompute_until = max(sequence.recompute_until, sequence.num_computed_tokens)
             sequence.num_computed_tokens = 0

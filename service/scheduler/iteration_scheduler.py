@@ -159,6 +159,13 @@ class IterationScheduler:
         """The sequence is computed up to token `end`: its full blocks may serve others from now on."""
         self.blocks.cache_prefix(sequence, group.request.cache_salt, end)
 
+    def cache_before_end(self, group: SequenceGroup, sequence: Sequence) -> None:
+        """The sequence, which decodes, is about to end between two results: its full blocks may serve others."""
+        self.lockstep.close_run()
+        sequence.drop_pending()
+        if not group.num_preemptions:  # else it may just be computed again; what is known was computed
+            self.cache_full_blocks(group, sequence, sequence.num_tokens - 1)
+
     def note_generated(self, group: SequenceGroup, num_tokens: int) -> None:
         """`num_tokens` tokens of the group were drawn."""
         self._history.generated(group.request.client, num_tokens)

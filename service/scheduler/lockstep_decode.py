@@ -8,6 +8,10 @@ from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_table import BlockTable
 
+BLOCKS_A_LOOK = 8
+"""Full blocks of a decode that are offered to the prefix cache together. One by one each costs several times as much:
+what a look touches has left the processor's caches since the last one (loadtest/LOG.md)."""
+
 _FAILED = frozenset((INVALID_TOKEN_ID,))
 
 
@@ -15,8 +19,8 @@ class LockstepDecode:
     """table_start, block_ids: as in ScheduledSequence. place: in `scheduled`, while the members stay the same.
 
     Changed by Lockstep only, except for what the engine needs when it applies results: a drawn token must be examined
-    if its position is `looked_at_from` or later (a block is full, it is the last one, or the decode may have ended), or
-    if it is one of `watched_ids` (a stop, or a failed draw). Of any other token only the id is reported.
+    if its position is `looked_at_from` or later (BLOCKS_A_LOOK blocks are full, it is the last one, or the decode may
+    have ended), or if it is one of `watched_ids` (a stop, or a failed draw). Of any other token only the id is told.
     """
 
     __slots__ = (
@@ -60,9 +64,11 @@ class LockstepDecode:
         self.looked_at_from = 0
 
     def looked_at(self, position: int, block_size: int) -> None:
-        """The token at `position` has been examined. Next comes the one that fills a block, or the last one. Every
-        token is examined if the decode is no member, or if the request has several choices, which tokens must name.
+        """The token at `position` has been examined. Next comes one that fills a block, another one for each of
+        BLOCKS_A_LOOK decodes, or the last one. Every token is examined if the decode is no member, or if the request
+        has several choices, which tokens must name.
         """
         if self.is_member and len(self.group.sequences) == 1:
-            full = (position // block_size + 1) * block_size
+            block = position // block_size + 1
+            full = (block + (self.sequence_id - block) % BLOCKS_A_LOOK) * block_size
             self.looked_at_from = min(full, self.sequence.max_num_tokens - 1)

@@ -54,3 +54,17 @@ def test_a_choice_whose_text_is_complete_ends_alone():
     assert len(harness.tokens["request-0", 0]) < 9
     assert len(harness.tokens["request-0", 1]) == 9
     assert harness.finals["request-0"].outcome is Outcome.FINISHED
+
+
+def test_what_a_choice_said_before_its_text_ended_it_is_found_again():
+    harness = Harness(num_blocks=64, overlap=True)
+    harness.add(harness.request((1, 2, 3), 40))
+    while len(harness.tokens["request-0", 0]) < 22:
+        harness.step()
+    harness.engine.stop_choice("request-0", 0)
+    harness.run()
+    said = (1, 2, 3, *harness.tokens["request-0", 0])
+    harness.add(harness.request(said, 2))
+    harness.run()
+    assert harness.finals["request-1"].stats.num_cached_tokens == (len(said) - 1) // 4 * 4
+    harness.check_against_oracle("request-1")
