@@ -53,7 +53,7 @@ class Sampling:
 class CheckedCall:
     """What completions and chat have in common, checked.
 
-    max_tokens: None when the client gave none.
+    model: its name in the answer. max_tokens: None when the client gave none.
     form: what the output must be; None: any text. beam: the choices are the best beams instead of draws.
     logprobs: of generated tokens, and how many of the most probable ones; None: not wanted. prompt_logprobs: likewise.
     truncate_prompt_tokens: how many of a prompt's last tokens are kept; -1: as many as leave room for max_tokens.
@@ -107,7 +107,7 @@ def check_call(
     _check_prompt_fields(fields, config)
     form = check_output_form(fields, config)
     return CheckedCall(
-        model=fields.model,
+        model=config.served_model_names[0],
         sampling=_check_sampling(fields, config, defaults),
         max_tokens=max_tokens,
         max_tokens_param=max_tokens_param,

@@ -13,7 +13,7 @@ from service.api.wire_parsing import parse
 from service.config import ApiConfig
 from service.protocol.completions import CompletionRequest
 from tests.api.running_server import MODEL, RunningServer, Scene, running
-from tests.api.wire import CHAT, COMPLETIONS, chat, completion, error_of
+from tests.api.wire import CHAT, COMPLETIONS, chat, completion, error_of, events_of
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model": None}, "model"),
@@ -109,8 +109,15 @@ def test_another_model_is_not_found(http: httpx.Client, route: str) -> None:
     assert len(error["message"]) < 150
 
 
-def test_every_served_name_answers_under_that_name(http: httpx.Client) -> None:
-    assert http.post(COMPLETIONS, json=completion(model="alias")).json()["model"] == "alias"
+@pytest.mark.parametrize(
+    ("route", "body"), [(COMPLETIONS, completion(model="alias")), (CHAT, {**chat("hi"), "model": "alias"})]
+)
+def test_under_whatever_name_it_is_asked_the_first_is_in_the_answer(
+    http: httpx.Client, route: str, body: dict[str, Any]
+) -> None:
+    assert http.post(route, json=body).json()["model"] == MODEL
+    events = events_of(http.post(route, json={**body, "stream": True}).text)
+    assert {event["model"] for event in events} == {MODEL}
 
 
 def test_null_is_as_if_absent(http: httpx.Client) -> None:
