@@ -37,19 +37,18 @@ class ErrorBarrier:
             await self._app(scope, receive, send_and_note)
         except (ClientDisconnect, ClientGone):  # before its body was complete, or its prompt read
             await nobody_there()(scope, receive, send)
-            return
         except HTTPException as error:  # no such route, or not this method
             response = error_response(from_starlette(error))
             response.headers.update(error.headers or {})
             await response(scope, receive, send)
-            return
-        except RequestError as error:
-            refusal = error
+        except RequestError as error:  # in no other variable: with its traceback it would be a reference cycle
+            await self._refuse(error, scope, receive, None if started else send)
         except Exception:  # a defect of ours: it costs this request, not the connection
             _logger.exception("request %s failed", scope["state"]["request_id"])
-            refusal = internal_error()
-        else:
-            return
+            await self._refuse(internal_error(), scope, receive, None if started else send)
+
+    async def _refuse(self, refusal: RequestError, scope: Scope, receive: Receive, send: Send | None) -> None:
+        """send: None if the answer has begun."""
         self._recorder.record_rejection(refusal.code or refusal.error_type)
-        if not started:
+        if send is not None:
             await error_response(refusal)(scope, receive, send)

@@ -199,6 +199,7 @@ class Generation:
             self._engine.abort(self._requests[prompt_index].request_id)
             self._note_end(prompt_index, None)
         self._streams.clear()
+        self.error = None  # which knows this call by its traceback, if it was raised: no reference cycle
         return aborted
 
     def _read(self, prompt_index: int, events: Sequence[StreamEvent]) -> list[Piece]:

@@ -95,7 +95,10 @@ class GrammarCompiler:
             pending = asyncio.ensure_future(self._compile(spec, vocabulary))
             self._pending[spec] = pending
             pending.add_done_callback(lambda future: self._settle(spec, future))
-        return await asyncio.shield(pending)
+        try:
+            return await asyncio.shield(pending)
+        finally:
+            del pending  # a fault knows this frame by its traceback: no reference cycle
 
     def _settle(self, spec: GrammarSpec, future: asyncio.Future[CompiledGrammar]) -> None:
         del self._pending[spec]
@@ -114,17 +117,20 @@ class GrammarCompiler:
         job = _Job(work)
         future = self._pool.submit(job)
         running = asyncio.wrap_future(future)
-        limit_s = self._limits.seconds
-        done, _ = await asyncio.wait({running}, timeout=limit_s)
-        if not done and job.started_s is not None:
-            done, _ = await asyncio.wait({running}, timeout=max(0.0, job.started_s + limit_s - time.monotonic()))
-        if done:
-            return running.result()
-        if future.cancel():
-            raise Overloaded("other grammars take too long to compile; try again later", retry_after_s=limit_s)
-        self._num_stuck += 1
-        running.add_done_callback(self._unstick)
-        raise InvalidRequest(f"{param}: takes longer than {limit_s:g} s to compile.", param=param)
+        try:
+            limit_s = self._limits.seconds
+            await asyncio.wait({running}, timeout=limit_s)
+            if not running.done() and job.started_s is not None:
+                await asyncio.wait({running}, timeout=max(0.0, job.started_s + limit_s - time.monotonic()))
+            if running.done():
+                return running.result()
+            if future.cancel():
+                raise Overloaded("other grammars take too long to compile; try again later", retry_after_s=limit_s)
+            self._num_stuck += 1
+            running.add_done_callback(self._unstick)
+            raise InvalidRequest(f"{param}: takes longer than {limit_s:g} s to compile.", param=param)
+        finally:
+            del future, running  # no reference cycle here either
 
     def _unstick(self, running: asyncio.Future[_T]) -> None:
         self._num_stuck -= 1

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import time
+from typing import Any
 
 import httpx
 import pytest
@@ -16,6 +19,7 @@ from service.api.body_limits import BodyLimits
 from service.api.error_barrier import ErrorBarrier
 from service.api.http_facts import HttpFacts
 from service.api.request_ids import RequestIds
+from service.errors import RequestError
 from tests.api.running_server import RunningServer
 from tests.api.wire import COMPLETIONS, completion, error_of
 
@@ -70,3 +74,40 @@ def test_a_surprise_after_the_answer_began_adds_nothing_to_it(server: RunningSer
     scope = {"type": "http", "state": {"request_id": "x"}}
     asyncio.run(ErrorBarrier(fail_late, server.recorder)(scope, receive, send))
     assert [message["type"] for message in sent] == ["http.response.start"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": 5},
+        {"max_tokens": -1},
+        {"model": "another"},
+        {"prompt": [5] * 3000},
+        {"prompt": "word " * 2000},
+        {"regex": "a["},
+        {"seed": 13},
+    ],
+    ids=["type", "range", "model", "long ids", "long text", "regex", "engine"],
+)
+def test_a_refused_or_failed_call_leaves_nothing_for_the_garbage_collector(
+    server: RunningServer, http: httpx.Client, fields: dict[str, Any]
+) -> None:
+    """A fault knows the frames that it came through, and they must not know it: a body may have megabytes."""
+    server.play(lambda prompt, so_far, seed: -1)  # every draw fails
+    http.post(COMPLETIONS, json=completion())
+    gc.collect()
+    gc.disable()
+    try:
+        others = set(map(id, _faults()))
+        for _ in range(3):
+            assert http.post(COMPLETIONS, json=completion(**fields)).status_code >= 400
+        deadline_s = time.monotonic() + 5
+        while not others.issuperset(map(id, _faults())):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+    finally:
+        gc.enable()
+
+
+def _faults() -> list[object]:
+    return [it for it in gc.get_objects() if issubclass(type(it), RequestError | ValueError)]
