@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SERVE_ARGS ?=
+INSTALLING := Installing into $(VENV). The first time that takes minutes: torch is large.
 
 .PHONY: serve test lint types unit clients format figures clean
 
@@ -40,10 +41,12 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+	@echo '$(INSTALLING)'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
+	@echo '$(INSTALLING)'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	touch $@ $(VENV)/.installed
 
