@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from loadtest.direct_http import opened
+
 _TIMEOUT_S = 10.0
 
 
@@ -31,7 +33,7 @@ def fetch_server_facts(base_url: str, headers: Mapping[str, str]) -> ServerFacts
     """
     request = urllib.request.Request(f"{base_url.rstrip('/')}/v1/models", headers=dict(headers))
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
+        with opened(request, _TIMEOUT_S) as response:
             cards = json.load(response).get("data") or []
     except (urllib.error.URLError, TimeoutError, json.JSONDecodeError) as error:
         raise ConnectionError(f"{base_url}/v1/models: {error}") from error

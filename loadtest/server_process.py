@@ -6,9 +6,10 @@ import subprocess
 import tempfile
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from typing import BinaryIO, NamedTuple
+
+from loadtest.direct_http import opened
 
 _STOP_S = 20.0
 _POLL_S = 0.05
@@ -60,7 +61,7 @@ def running_server(
 
 def _answers(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=2.0) as response:
+        with opened(url, 2.0) as response:
             return bool(response.status == 200)
     except (urllib.error.URLError, OSError):
         return False

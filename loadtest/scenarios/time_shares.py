@@ -8,7 +8,6 @@ while it launches; its staging is then measured apart and taken off.
 """
 
 import time
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -16,6 +15,7 @@ from statistics import fmean, median
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
+from loadtest.direct_http import opened
 from loadtest.prompts import BodyOptions
 from loadtest.runner import LoadPlan, run_load
 from loadtest.server_facts import fetch_server_facts
@@ -83,7 +83,7 @@ def time_shares(latency_s: float, spent: Mapping[str, float], staging_s: float |
 
 def read_metrics(base_url: str) -> dict[str, float]:
     """Every sample of /metrics by its name, labels in braces."""
-    with urllib.request.urlopen(f"{base_url}/metrics", timeout=10) as response:
+    with opened(f"{base_url}/metrics", 10) as response:
         text = response.read().decode()
     return {
         sample.name + ("{" + ",".join(f"{k}={v}" for k, v in sample.labels.items()) + "}" if sample.labels else ""): (
