@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from service.core.clock import ManualClock
 from service.rare_warning import EVERY_S, RareWarning
+from tests.manual_clock import ManualClock
 
 
 def test_it_is_told_now_and_then_and_how_often_it_came(caplog: pytest.LogCaptureFixture):

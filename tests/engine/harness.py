@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any, Literal
 
-from service.core.clock import ManualClock
 from service.core.events import FinalEvent, Outcome, PromptEvent, StreamEvent, TokenEvent, one_by_one
 from service.core.grammar import TokenMasker
 from service.core.iteration_plan import PENDING_TOKEN_ID
@@ -36,6 +35,7 @@ from service.scheduler.scheduling_policy import SchedulingPolicy
 from service.scheduler.swap_time import SwapTime
 from service.scheduler.token_shares import TokenShares
 from tests.engine.toy_model import ToyExecutor, beam_oracle, oracle
+from tests.manual_clock import ManualClock
 
 VOCABULARY = 1000
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from service.config import SchedulerConfig
-from service.core.clock import Clock, ManualClock, MonotonicClock
+from service.core.clock import Clock, MonotonicClock
 from service.core.events import FinalEvent, Outcome, StreamEvent, TokenEvent
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
@@ -18,6 +18,7 @@ from service.errors import ContextLengthExceeded, InvalidRequest, Overloaded, Se
 from tests.engine.harness import VOCABULARY, Harness, as_token_event
 from tests.engine.test_engine import FaultyExecutor
 from tests.engine.toy_model import ToyExecutor
+from tests.manual_clock import ManualClock
 
 
 class GatedExecutor(ToyExecutor):

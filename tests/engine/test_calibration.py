@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from service.core.clock import ManualClock
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
 from service.engine.calibration import calibrate
 from service.scheduler.iteration_time import IterationTime, Workload, num_attended_pairs
 from tests.engine.late_executor import LateExecutor
+from tests.manual_clock import ManualClock
 
 VOCAB_SIZE = 50
 

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.core.clock import ManualClock
 from service.core.events import Outcome
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
@@ -19,6 +18,7 @@ from service.scheduler.preemption_cost import RecoveryCosts
 from tests.engine.faulty_executor import FaultyExecutor
 from tests.engine.harness import VOCABULARY, Harness
 from tests.engine.toy_model import ToyExecutor
+from tests.manual_clock import ManualClock
 
 STOPS = frozenset(range(0, 1000, 9))
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from service.core.clock import ManualClock
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
 from service.core.request import Request
@@ -16,6 +15,7 @@ from service.scheduler.iteration_time import IterationTime, Workload
 from tests.engine.harness import Harness
 from tests.engine.late_executor import LateIteration
 from tests.engine.toy_model import ToyExecutor
+from tests.manual_clock import ManualClock
 
 STEP_S, LAUNCH_S, SPREAD = 5e-3, 8e-4, 0.03
 

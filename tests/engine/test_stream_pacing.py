@@ -6,11 +6,11 @@ import random
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from service.core.clock import ManualClock
 from service.core.events import FinalEvent, LockstepTokens, News, Outcome, StreamEvent, TokenEvent, one_by_one
 from service.core.stats import RequestStats
 from service.engine.request_stream import RequestStream
 from service.engine.stream_pacing import FEW_STREAMS, MAX_WAKES_PER_S, StreamPacing
+from tests.manual_clock import ManualClock
 
 TOKEN = 1
 END = FinalEvent(Outcome.ABORTED, RequestStats(1, 0, 0, 1, 1, 0.0, None, None, 0.0, 0))

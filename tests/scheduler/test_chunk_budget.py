@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 
-from service.core.clock import ManualClock
 from service.core.iteration_plan import IterationPlan, ScheduledSequence
 from service.core.iteration_result import IterationResult
 from service.core.sampling_params import SamplingParams
@@ -19,6 +18,7 @@ from service.scheduler.chunk_budget import (
 from service.scheduler.iteration_time import IterationTime, Workload
 from tests.engine.harness import Harness
 from tests.engine.toy_model import ToyExecutor
+from tests.manual_clock import ManualClock
 
 BUDGET = 512
 
