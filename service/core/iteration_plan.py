@@ -75,10 +75,10 @@ class SharesGoingOn(Sequence[ScheduledSequence]):
     plan. So few of them are ever looked at, and each is made when it is.
 
     first: shares of the same sequences in an earlier plan, `num_further` tokens before this one. grown: place of a
-    share -> its table_start and block_ids; the tables of the others are unchanged.
+    share -> its table_start and block_ids; the tables of the others are unchanged. num_computed_tokens: of all of them.
     """
 
-    __slots__ = ("_first", "_num_further", "grown")
+    __slots__ = ("_first", "_num_further", "grown", "num_computed_tokens")
 
     def __init__(
         self,
@@ -89,12 +89,14 @@ class SharesGoingOn(Sequence[ScheduledSequence]):
         self._first = first
         self._num_further = num_further
         self.grown = grown
+        self.num_computed_tokens: int = sum(map(_START, first)) + num_further * len(first)
 
-    @property
-    def num_computed_tokens(self) -> int:
-        """Of all together."""
-        first: int = sum(map(_START, self._first))
-        return first + self._num_further * len(self._first)
+    def further(self, grown: Mapping[int, tuple[int, tuple[int, ...]]]) -> SharesGoingOn:
+        """One token further than these. Looks at none of them."""
+        shares = SharesGoingOn((), self._num_further + 1, grown)
+        shares._first = self._first
+        shares.num_computed_tokens = self.num_computed_tokens + len(self._first)
+        return shares
 
     @property
     def starts(self) -> list[int]:

@@ -109,6 +109,11 @@ class Engine:
         """Whether an iteration still runs; the next step waits for it."""
         return bool(self._launched)
 
+    @property
+    def is_in_run(self) -> bool:
+        """Whether the last iteration that was launched is one of a run (scheduler/lockstep_run.py)."""
+        return self._scheduler.lockstep.run is not None
+
     def spare_s(self) -> float:
         """Seconds by which the next step may be put off, so that requests which arrive until then are in it. 0 while
         requests wait: they are before any new one."""

@@ -141,7 +141,8 @@ class EngineLoop:
             self.snapshot = self._engine.snapshot()
             self._engine.note_commands(self._clock.now_s() - started_s)
         self._engine.step(self._hand_over)
-        self.snapshot = self._engine.snapshot()
+        if not self._engine.is_in_run:  # nothing comes or goes there but tokens; it is over soon
+            self.snapshot = self._engine.snapshot()
         if not self._engine.has_launched:
             self._hand_over()
         if self._engine.num_failed_in_a_row >= MAX_FAILED_IN_A_ROW:

@@ -55,7 +55,7 @@ class ResultApplier:
             self._scheduler.note_decoded(decoded)
             self._gaps.note_lockstep(len(decoded), self._last_result_s, self._result_s)
             tokens.generated += len(decoded)
-        for item, group in zip(plan.scheduled[end:], whose.apart, strict=True):
+        for item, group in zip(plan.scheduled[end:] if whose.apart else (), whose.apart, strict=True):
             first, end = end, end + len(item.samples)
             member = self._scheduler.pool.member(item.sequence_id)
             if member is None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from operator import attrgetter
 
 from service.core.clock import Clock
-from service.core.iteration_plan import PENDING_TOKEN_ID, IterationPlan, ScheduledSequence
+from service.core.iteration_plan import PENDING_TOKEN_ID, IterationPlan, SharesGoingOn
 from service.core.iteration_result import FinishedTransfer
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
@@ -63,8 +63,7 @@ class IterationScheduler:
         self._clock = clock
         self._tally = DecisionTally()
         self._alone: tuple[LockstepDecode, ...] = ()  # those in lockstep that the last plan held, if nobody else
-        self._shares_alone: tuple[ScheduledSequence, ...] = ()  # theirs, in the first such plan
-        self._num_further = 0  # plans since that one
+        self._shares_alone = SharesGoingOn((), 0, {})  # theirs
         self._counted: tuple[LockstepDecode, ...] = ()
         self._num_by_client: Mapping[str, int] = {}
         self._launched = LaunchedIterations(blocks)
@@ -102,8 +101,8 @@ class IterationScheduler:
         self._begin(draft)
         scheduled = tuple(draft.scheduled)
         if scheduled:
-            self._alone, self._shares_alone = (draft.in_lockstep, scheduled) if not draft.shares else ((), ())
-            self._num_further = 0
+            self._alone = draft.in_lockstep if not draft.shares else ()
+            self._shares_alone = SharesGoingOn(scheduled if self._alone else (), 0, {})
         released = self._launched.take_released()
         return IterationPlan(scheduled, tuple(draft.copies), released, tuple(draft.transfers), awaits_transfer)
 
@@ -266,8 +265,7 @@ class IterationScheduler:
 
     def _go_on(self, draft: PlanDraft) -> IterationPlan:
         """The plan before, one token further, as most are where no requests come and go."""
-        self._num_further += 1
-        shares = self.lockstep.go_on(draft, self._shares_alone, self._num_further)
+        self._shares_alone = shares = self.lockstep.go_on(draft, self._shares_alone)
         self._launched.begin(IterationGroups(draft.in_lockstep, [], self.lockstep.run))
         return IterationPlan(shares, tuple(draft.copies), self._launched.take_released(), tuple(draft.transfers))
 

@@ -18,7 +18,7 @@ from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager
 from service.scheduler.lockstep_decode import LockstepDecode
-from service.scheduler.lockstep_run import LONGEST_RUN, LockstepRun
+from service.scheduler.lockstep_run import LONGEST_RUN, LockstepRun, RunningTogether
 from service.scheduler.plan_draft import PlanDraft
 
 _scheduled_sequence: Callable[[tuple[object, ...]], ScheduledSequence] = partial(tuple.__new__, ScheduledSequence)
@@ -41,7 +41,7 @@ class Lockstep:
         self._step = 0
         self._calendar: dict[int, list[LockstepDecode]] = {}
         self._run: LockstepRun | None = None
-        self._has_no_run: tuple[LockstepDecode, ...] | None = None  # members that take none
+        self._together: RunningTogether | None = None
 
     def __len__(self) -> int:
         return len(self._members)
@@ -155,17 +155,16 @@ class Lockstep:
         draft.in_lockstep = members
         self._end_step(grown)
 
-    def go_on(self, draft: PlanDraft, first: tuple[ScheduledSequence, ...], num_further: int) -> SharesGoingOn:
-        """As `advance`, where the members are those of the iteration before, in which nobody else was. first: their
-        shares in an earlier iteration, `num_further` tokens before. A run may be open, and the iteration is one of it:
-        then it is `run` from now on."""
+    def go_on(self, draft: PlanDraft, before: SharesGoingOn) -> SharesGoingOn:
+        """As `advance`, where the members are those of the iteration before, in which nobody else was. before: their
+        shares there. If the iteration is one of a run, that is `run` from now on."""
         members, grown = self.members(), self._grow()
         run = self._next_run(members)
         if run is not None:
             run.launch(draft.number)
         else:
             _go_on_one_by_one(members, draft.number)
-        shares = SharesGoingOn(first, num_further, {each.place: (each.table_start, each.block_ids) for each in grown})
+        shares = before.further({each.place: (each.table_start, each.block_ids) for each in grown})
         draft.in_lockstep = members
         self._end_step(grown)
         return shares
@@ -191,12 +190,10 @@ class Lockstep:
             if self.num_ahead >= LONGEST_RUN:
                 self.close_run()
             return self._run
-        if self._has_no_run is members:
-            return None
-        if not LockstepRun.is_possible(members):
-            self._has_no_run = members
-            return None
-        self._run = LockstepRun(members)
+        together = self._together
+        if together is None or together.members is not members:
+            together = self._together = RunningTogether(members, self._step)
+        self._run = LockstepRun(together, self._step) if together.is_possible else None
         return self._run
 
     def _grow(self) -> list[LockstepDecode]:

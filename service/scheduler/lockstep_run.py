@@ -18,30 +18,41 @@ LONGEST_RUN = 32
 """Iterations. The full blocks of a run are offered to the prefix cache behind it; so many of them wait at most."""
 
 
+class RunningTogether:
+    """What all runs of the same members have in common.
+
+    last_step: in this step the first of them draws its last token. request_ids: one and the same object.
+    """
+
+    __slots__ = ("is_possible", "last_step", "members", "request_ids", "watched_ids")
+
+    def __init__(self, members: tuple[LockstepDecode, ...], step: int) -> None:
+        """Their sequences are up to date before this step."""
+        self.members = members
+        self.is_possible = not any(map(_wants_more_than_ids, members))
+        self.request_ids = tuple([decode.request_id for decode in members])
+        self.watched_ids = frozenset[int]().union(*[decode.watched_ids for decode in members])
+        self.last_step = step + min([_num_before_last(decode) for decode in members], default=0)
+
+
 class LockstepRun:
-    """Engine thread only. Each of `members` decodes one token in each iteration.
+    """Engine thread only. Each of the members decodes one token in each iteration, from step `step` on.
 
     A token of a run is told by its id alone. So a run takes no token that may be more than that: the last one of a
     choice, one of anybody's `watched_ids`, one with logprobs.
     """
 
-    def __init__(self, members: tuple[LockstepDecode, ...]) -> None:
-        self.members = members
-        self.request_ids = tuple([decode.request_id for decode in members])
+    def __init__(self, together: RunningTogether, step: int) -> None:
+        assert together.is_possible
+        self.members = together.members
+        self.request_ids = together.request_ids
         self.num_launched = 0
         self.is_open = True
-        self._watched_ids = frozenset[int]().union(*[decode.watched_ids for decode in members])
-        self._num_to_take = min([_num_before_last(decode) for decode in members])
+        self._watched_ids = together.watched_ids
+        self._num_to_take = together.last_step - step
         self._drawn: list[tuple[int, ...]] = []
         self._last_number = 0
         self._last_result_s = 0.0
-
-    @staticmethod
-    def is_possible(members: Iterable[LockstepDecode]) -> bool:
-        """Whether nothing but its id is to be told of a usual token of each of them."""
-        return not any(
-            len(decode.group.sequences) > 1 or decode.sampling.num_logprobs is not None for decode in members
-        )
 
     def launch(self, number: int) -> None:
         """The iteration of that number is launched as the run's next one."""
@@ -77,6 +88,11 @@ class LockstepRun:
             group.num_output_tokens += num_drawn
             if num_drawn:
                 group.last_token_s = self._last_result_s
+
+
+def _wants_more_than_ids(decode: LockstepDecode) -> bool:
+    """Whether more than its id is to be told of each of its tokens."""
+    return len(decode.group.sequences) > 1 or decode.sampling.num_logprobs is not None
 
 
 def _num_before_last(decode: LockstepDecode) -> int:

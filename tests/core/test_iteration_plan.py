@@ -64,6 +64,8 @@ def test_shares_that_go_on_are_those_before_one_token_further():
     assert (plan.starts(), plan.token_counts(), plan.num_scheduled_tokens) == ([8, 9, 10], [1, 1, 1], 3)
     assert list(IterationPlan(expected).starts()) == [8, 9, 10]
     assert (shares.num_computed_tokens, plan.draws, IterationPlan(expected).draws) == (27, True, True)
+    further = SharesGoingOn(first, 4, {}).further({1: (2, (7,))})
+    assert (tuple(further), further.num_computed_tokens) == (expected, 27)
 
 
 def test_sequences_that_share_a_block_may_leave_together_while_others_read_it():

@@ -11,15 +11,15 @@ from service.core.iteration_plan import PENDING_TOKEN_ID
 from service.core.sampling_params import SamplingParams
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.prefix_cache import NoPrefixCache
-from service.scheduler import lockstep
-from service.scheduler.lockstep_run import LockstepRun
+from service.scheduler import lockstep, lockstep_run
+from service.scheduler.lockstep_run import LockstepRun, RunningTogether
 from tests.engine.harness import Harness
 from tests.scheduler.test_lockstep import make_lockstep
 
 
 def make_run(*prompt_lens: int, max_tokens: int = 20) -> tuple[LockstepRun, list[SequenceGroup]]:
     lockstep, groups = make_lockstep(*prompt_lens, max_tokens=max_tokens)
-    return LockstepRun(lockstep.members()), groups
+    return LockstepRun(RunningTogether(lockstep.members(), 0), 0), groups
 
 
 def test_what_a_run_has_launched_and_drawn_is_its_members_once_it_is_closed():
@@ -65,7 +65,7 @@ def test_who_wants_more_than_ids_is_in_no_run():
             harness.add(harness.request((1, 2), 4, num_logprobs=0))
         harness.step()
         members = harness.scheduler.lockstep.members()
-        assert LockstepRun.is_possible(members) == (len(members) < 2)
+        assert RunningTogether(members, 0).is_possible == (len(members) < 2)
         assert harness.scheduler.lockstep.run is None or len(members) == 1
     assert SamplingParams(4).num_logprobs is None
 
@@ -101,7 +101,7 @@ def play(seed: int, longest_run: int, *, block_size: int, overlap: bool) -> tupl
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lockstep, "LONGEST_RUN", longest_run)
         if not longest_run:
-            patch.setattr(LockstepRun, "is_possible", staticmethod(lambda members: False))
+            patch.setattr(lockstep_run, "_wants_more_than_ids", lambda decode: True)
         harness = Harness(
             chance.randint(12, 60),
             block_size,
