@@ -46,9 +46,9 @@ class Generation:
 
     Submits on construction: an engine's refusal is raised, and what was already submitted is aborted. Whoever
     makes one calls `close` in a `finally`. error: what one of the requests has failed with, or Unavailable if the
-    server has aborted one; then the others are of no use. note_end(prompt index, event) is called once a prompt; event
-    None means that `close` aborted it. Choice index = prompt index * n + i. num_returned: of each prompt's choices so
-    many are shown by `collect`, the best by their mean logprob; None: all of them.
+    server has aborted one; then the others are of no use; None again after `close`. note_end(prompt index, event) is
+    called once a prompt; event None means that `close` aborted it. Choice index = prompt index * n + i. num_returned:
+    of each prompt's choices so many are shown by `collect`, the best by their mean logprob; None: all of them.
     """
 
     def __init__(
@@ -74,12 +74,6 @@ class Generation:
         self.error: RequestError | None = None
         self.text_s = 0.0
         self._choices: list[ChoiceText] = []
-        try:
-            for prompt_index, request in enumerate(requests):
-                self._streams[prompt_index] = engine.submit(request)
-        except BaseException:
-            self.close()
-            raise
         for prompt_index, request in enumerate(requests):
             for _ in range(request.sampling.n):
                 detokenizer = make_detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
@@ -89,6 +83,12 @@ class Generation:
                         len(self._choices), prompt_index, detokenizer, stops, output, request.sampling.stop_token_ids
                     )
                 )
+        try:
+            for prompt_index, request in enumerate(requests):
+                self._streams[prompt_index] = engine.submit(request)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def is_done(self) -> bool:

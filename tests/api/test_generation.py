@@ -15,6 +15,7 @@ from service.core.stats import RequestStats
 from service.engine.async_engine import AsyncEngine
 from service.engine.request_stream import RequestStream
 from service.errors import Overloaded, RequestError, ServerError, Unavailable
+from service.text.chat_output import ChatOutput
 from service.text.tokenizer import Tokenizer
 from tests.text import tiny_tokenizers
 
@@ -99,6 +100,16 @@ def test_a_refusal_aborts_what_was_submitted() -> None:
         assert engine.aborted == ["r0", "r1"]
 
     asyncio.run(scene())
+
+
+def test_a_defect_in_making_the_output_leaves_no_request_behind() -> None:
+    def broken() -> ChatOutput:
+        raise RuntimeError
+
+    engine = HandFedEngine()
+    with pytest.raises(RuntimeError):
+        Generation(cast(AsyncEngine, engine), TOKENIZER, requests(2), StopRules(()), broken)
+    assert set(engine.streams) == set(engine.aborted)
 
 
 @pytest.mark.parametrize(
