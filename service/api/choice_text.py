@@ -72,8 +72,8 @@ class ChoiceText:
         prompt_index: int,
         detokenizer: Detokenizer,
         stops: StopRules,
-        output: ChatOutput | None = None,
-        stop_token_ids: frozenset[int] = frozenset(),
+        output: ChatOutput | None,
+        stop_token_ids: frozenset[int],
     ) -> None:
         self.index = index
         self.prompt_index = prompt_index

@@ -27,7 +27,7 @@ class ChunkFrames:
         generation: Generation,
         call_id: str,
         created: int,
-        system_fingerprint: str | None = None,
+        system_fingerprint: str | None,
     ) -> None:
         self._call = call
         self._generation = generation

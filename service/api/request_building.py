@@ -49,7 +49,7 @@ def build_requests(
     model: ServedModel,
     head: CallHead,
     *,
-    grammar: Grammar | None = None,
+    grammar: Grammar | None,
     max_logprob_entries: int,
 ) -> list[Request]:
     """One engine request per prompt; ContextLengthExceeded if one does not fit. max_logprob_entries: of the call.

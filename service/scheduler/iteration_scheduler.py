@@ -130,9 +130,9 @@ class IterationScheduler:
         plan: IterationPlan,
         seconds: float,
         *,
-        is_exact: bool = True,
-        compute_s: float | None = None,
-        idle_s: float = 0.0,
+        is_exact: bool,
+        compute_s: float | None,
+        idle_s: float,
     ) -> None:
         """The plan took `seconds` to execute; at most that if not exact: its end was seen only afterwards. compute_s:
         what the device says that it took, if it has a clock. idle_s: nothing was launched for so long before."""

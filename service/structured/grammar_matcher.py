@@ -35,7 +35,7 @@ class CompiledGrammar:
     num_bytes: about what it takes, its lexer's tables included. places: where texts stand, if they can be followed.
     """
 
-    def __init__(self, prototype: LLMatcher, num_bytes: int, places: AnyPlaces | None = None) -> None:
+    def __init__(self, prototype: LLMatcher, num_bytes: int, places: AnyPlaces | None) -> None:
         self._prototype = prototype
         self.num_bytes = num_bytes
         self.places = places

@@ -15,7 +15,7 @@ def choice_of(*stops: str) -> ChoiceText:
 
 
 def choice_by(rules: StopRules) -> ChoiceText:
-    return ChoiceText(0, 0, make_detokenizer(TOKENIZER), rules, stop_token_ids=rules.token_ids | {2})
+    return ChoiceText(0, 0, make_detokenizer(TOKENIZER), rules, None, rules.token_ids | {2})
 
 
 def events_of(text: str, end: FinishReason | None = None) -> list[TokenEvent]:
