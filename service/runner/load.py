@@ -174,6 +174,8 @@ def _phase(name: str, on_progress: OnProgress | None) -> Callable[[int, int], No
 
 
 def _max_model_len(source: ModelSource, config: ModelConfig) -> int:
+    if config.longest_context < 2:
+        raise ModelLoadError("config.json: the model's own context is 1; a prompt and an answer need 2 tokens")
     if source.max_model_len is None:
         return config.max_position_embeddings
     if source.max_model_len > config.longest_context:

@@ -53,6 +53,12 @@ def test_max_model_len_may_shrink_but_not_exceed_the_context(tmp_path):
         load_executor(source(folder, load_format="dummy", max_model_len=129), folder, CACHE, 4, 64)
 
 
+def test_a_context_without_room_for_an_answer_is_refused(tmp_path):
+    folder = config_folder(tmp_path, max_position_embeddings=1)
+    with pytest.raises(ModelLoadError, match="own context is 1; a prompt and an answer need 2 tokens"):
+        load_executor(source(folder, load_format="dummy"), folder, CACHE, 4, 64)
+
+
 def test_weights_that_memory_cannot_hold_are_refused_before_it_is_taken(tmp_path):
     folder = config_folder(tmp_path, vocab_size=10**13)
     with pytest.raises(ModelLoadError, match=r"model: its weights take \d+\.\d GiB, \d+\.\d GiB of the cpu's memory"):
