@@ -24,8 +24,8 @@ def take_over(cycle: RequestResponseCycle, close: Callable[[], None]) -> None:
 
 
 def let_go(cycle: RequestResponseCycle) -> None:
-    """The request's `state` no longer holds its connection, which holds the request. A circle of them would live until
-    a garbage collection, which then stops everything to look through thousands of dead connections."""
+    """The request's `state` no longer holds its connection, which holds the request. A reference cycle would live
+    until a garbage collection, which then stops everything to look through thousands of dead connections."""
     state = cycle.scope["state"]
     del state["write_now"], state["abort_connection"]
     vars(cycle).pop("send", None)
