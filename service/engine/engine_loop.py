@@ -67,7 +67,8 @@ class EngineLoop:
 
     publish(events): called on the engine thread with everything that has happened, once an iteration: as soon as the
         one behind it is launched, or before that launch is put off.
-    on_death(error): called on the engine thread, last, if the thread ends by a fault.
+    on_death(error): called on the engine thread, last, if the thread ends by a fault. Where that fault keeps requests
+        from ending, too, they have no final event.
     sleep(seconds): passes the time before a launch that is put off; the only wait while there is work but the engine's.
     """
 
@@ -126,7 +127,10 @@ class EngineLoop:
                 self._iterate()
         except BaseException as fault:
             logger.critical("the engine thread has died", exc_info=fault)
-            self._fail_all(ServerError("the engine has stopped after a fault"))
+            try:
+                self._fail_all(ServerError("the engine has stopped after a fault"))
+            except Exception:  # by the same fault, perhaps
+                logger.exception("requests could not be ended")
             self._on_death(fault)
 
     def _iterate(self) -> None:

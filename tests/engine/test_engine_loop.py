@@ -145,6 +145,19 @@ def test_an_executor_that_only_fails_ends_the_thread_and_every_request():
     assert all(isinstance(f.error, ServerError) for f in outbox.finals.values())
 
 
+def test_a_fault_that_also_keeps_requests_from_ending_is_told(monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: object) -> None:
+        raise RuntimeError("nothing is recorded any more")
+
+    harness = Harness(max_num_batched_tokens=8)
+    monkeypatch.setattr(harness.sink, "record_request", fail)
+    loop, outbox = start(harness)
+    for _ in range(2):
+        loop.send(Submit(harness.request((1, 2), 5)))
+    assert loop.join(10)
+    assert len(outbox.deaths) == 1
+
+
 class PiecesOfWork:
     """Idle work of `num_pieces`, each of which waits for `allowed` and notes what ran meanwhile."""
 
