@@ -65,8 +65,8 @@ def decode_rows(scheduled: Sequence[ScheduledSequence], rows: SequenceRows, bloc
 
 def rows_going_on(before: DecodeRows, shares: SharesGoingOn, rows: SequenceRows, block_size: int) -> DecodeRows:
     """The rows of a plan that goes on from one whose rows are `before`. What no token changes is the same array."""
-    for place in shares.grown:
-        rows.update(shares[place])
+    for place, (table_start, block_ids) in shares.grown.items():
+        rows.grow(before.rows[place], table_start, block_ids)
     positions = before.positions + 1
     blocks = rows.block_table[before.rows, positions // block_size].astype(np.int64)
     return before._replace(

@@ -68,13 +68,17 @@ class SequenceRows:
             assert scheduled.table_start == 0, "a sequence new to the executor brings its whole block table"
             row = self._take_row(scheduled)
         if scheduled.block_ids:
-            start, stop = scheduled.table_start, scheduled.table_start + len(scheduled.block_ids)
-            self.block_table[row, start:stop] = scheduled.block_ids
-            if start < self._changed_from[row]:
-                self._changed_from[row] = start
-            if stop > self._changed_to[row]:
-                self._changed_to[row] = stop
+            self.grow(row, scheduled.table_start, scheduled.block_ids)
         return row
+
+    def grow(self, row: int, table_start: int, block_ids: Sequence[int]) -> None:
+        """The row's block table is `block_ids` from index `table_start` on."""
+        stop = table_start + len(block_ids)
+        self.block_table[row, table_start:stop] = block_ids
+        if table_start < self._changed_from[row]:
+            self._changed_from[row] = table_start
+        if stop > self._changed_to[row]:
+            self._changed_to[row] = stop
 
     def update_all(self, scheduled: Sequence[ScheduledSequence]) -> Int64Array:
         """`update` of a whole plan; their rows. Sequences that grew by one block, as most do at block size 1
