@@ -13,7 +13,8 @@ from service.models.model_config import ModelConfig
 class GenerationConfig:
     """Values for requests that give none; None where the model says nothing or something out of range.
 
-    eos_token_ids: ids that end a sequence, from generation_config.json, else from config.json.
+    eos_token_ids: ids that end a sequence, from generation_config.json, else from config.json. One outside the
+    vocabulary, as files that were taken over from a larger model have it, can never be drawn and is left out.
     """
 
     eos_token_ids: frozenset[int]
@@ -31,8 +32,9 @@ def load_generation_config(folder: Path, config: ModelConfig) -> GenerationConfi
     fields = read_json(path) if path.exists() else {}
     temperature, top_p, top_k = fields.get("temperature"), fields.get("top_p"), fields.get("top_k")
     min_p, penalty = fields.get("min_p"), fields.get("repetition_penalty")
+    ends = token_ids(fields.get("eos_token_id")) or config.eos_token_ids
     return GenerationConfig(
-        eos_token_ids=token_ids(fields.get("eos_token_id")) or config.eos_token_ids,
+        eos_token_ids=frozenset(token_id for token_id in ends if 0 <= token_id < config.vocab_size),
         bos_token_id=min(token_ids(fields.get("bos_token_id")), default=config.bos_token_id),
         temperature=float(temperature) if isinstance(temperature, int | float) and temperature >= 0 else None,
         top_p=float(top_p) if isinstance(top_p, int | float) and 0 < top_p <= 1 else None,

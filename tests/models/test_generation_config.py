@@ -32,6 +32,12 @@ def test_values_out_of_range_count_as_not_given(tmp_path):
     assert defaults(tmp_path, fields) == GenerationConfig(frozenset({2}), 1, None, None, None, None, None)
 
 
+def test_an_end_outside_the_vocabulary_is_none(tmp_path):
+    outside = [-1, CONFIG.vocab_size, 99_999]
+    assert defaults(tmp_path, {"eos_token_id": [7, *outside]}).eos_token_ids == {7}
+    assert defaults(tmp_path, {"eos_token_id": outside}).eos_token_ids == frozenset()
+
+
 def test_a_broken_file_is_named(tmp_path):
     (tmp_path / "generation_config.json").write_text("{")
     with pytest.raises(ModelLoadError, match=r"generation_config\.json"):
