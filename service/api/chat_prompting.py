@@ -14,6 +14,7 @@ from service.api.chat_messages import check_messages, num_characters, template_m
 from service.api.context import ApiContext
 from service.api.serving_state import ServedModel
 from service.api.token_budget import check_can_fit
+from service.api.token_checks import check_token_ids
 from service.api.tools import ToolUse, check_tools
 from service.errors import InvalidRequest, UnsupportedParameter
 from service.protocol.chat import ChatPromptFields
@@ -77,12 +78,14 @@ async def chat_prompt_ids(
     must_fit: ContextLengthExceeded, before they are tokenized, if so many characters cannot fit the context.
     """
     check = partial(check_can_fit, model=model, param="messages") if must_fit else None
+
+    def encoded() -> list[int]:
+        ids = encode_chat(model.tokenizer, chat.template, chat.messages, chat.options, check)
+        check_token_ids(ids, model.vocab_size, "messages")  # a tokenizer may have tokens that its model has not
+        return ids
+
     try:
-        return await context.texts.run_prompt(
-            receive,
-            chat.num_characters,
-            lambda: encode_chat(model.tokenizer, chat.template, chat.messages, chat.options, check),
-        )
+        return await context.texts.run_prompt(receive, chat.num_characters, encoded)
     except TemplateRefusal as error:
         raise InvalidRequest(
             f"The chat template refuses these messages: {str(error)[:200]}", param="messages"

@@ -123,10 +123,10 @@ def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str 
 
 
 def _encode(prompt: str | list[int], model: ServedModel, special: bool) -> list[int]:
-    if isinstance(prompt, list):
-        check_token_ids(prompt, model.vocab_size, "prompt")
-        return prompt
-    ids = model.tokenizer.encode(prompt, add_special_tokens=special)
+    ids = prompt if isinstance(prompt, list) else model.tokenizer.encode(prompt, add_special_tokens=special)
     if not ids:
         raise InvalidRequest(_NO_TEXT, param="prompt")
+    check_token_ids(
+        ids, model.vocab_size, "prompt"
+    )  # text may have others too: tokens that were added to the tokenizer
     return ids

@@ -121,10 +121,10 @@ def _check_allowed(token_ids: list[int] | None, config: ApiConfig) -> tuple[int,
 
 
 def _ids_of_bad_word(word: str, model: ServedModel) -> list[tuple[int, ...]]:
-    """As it is written at the beginning of a text, and behind a space, as vLLM does."""
+    """As it is written at the beginning of a text, and behind a space, as vLLM does; without what cannot be drawn."""
     bare = word.lstrip()
     spellings = [tuple(model.tokenizer.encode(text, add_special_tokens=False)) for text in (bare, f" {bare}")]
     first, spaced = spellings
     if spaced and (len(spaced) != len(first) or spaced[0] == first[0]):
         spellings.pop()  # the space is a token of its own, so the first spelling covers it
-    return [ids for ids in dict.fromkeys(spellings) if ids]
+    return [ids for ids in dict.fromkeys(spellings) if ids and max(ids) < model.vocab_size]

@@ -58,12 +58,13 @@ SCHEDULER = SchedulerConfig(
 
 @dataclass
 class Scene:
-    """What a test may set before the server starts."""
+    """What a test may set before the server starts. vocab_size: of the model; None: the tokenizer's."""
 
     config: ApiConfig = field(default_factory=lambda: ApiConfig(served_model_names=(MODEL, "alias")))
     scheduler: SchedulerConfig = SCHEDULER
     num_blocks: int = 4096
     max_model_len: int = 2048
+    vocab_size: int | None = None
     chat_template: str | None = tiny_tokenizers.CHAT_TEMPLATE
     defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
@@ -201,7 +202,7 @@ class RunningServer:
             root="tiny-root",
             created=1_700_000_000,
             max_model_len=self.scene.max_model_len,
-            vocab_size=self.tokenizer.num_tokens,
+            vocab_size=self.scene.vocab_size or self.tokenizer.num_tokens,
             eos_token_ids=ENDS,
             defaults=self.scene.defaults,
             build={"dtype": "none"},

@@ -13,7 +13,7 @@ import pytest
 from service.api import completions
 from service.api.serving_state import GenerationDefaults
 from tests.api.running_server import END_ID, MODEL, RunningServer, Scene, running
-from tests.api.wire import COMPLETIONS, completion, error_of, events_of, post, stream
+from tests.api.wire import CHAT, COMPLETIONS, chat, completion, error_of, events_of, post, stream
 from tests.text import tiny_tokenizers
 
 
@@ -353,6 +353,23 @@ def test_min_tokens_hold_off_stop_strings(server: RunningServer, http: httpx.Cli
     choice = post(http, stop="b", min_tokens=4, max_tokens=50)["choices"][0]
     assert (choice["text"], choice["stop_reason"]) == ("abca", "b")
     assert server.executor.last_sampling.min_tokens == 4
+
+
+def test_tokens_that_the_tokenizer_has_and_the_model_has_not(server: RunningServer) -> None:
+    """Added to a tokenizer and not to the weights; in an iteration they would be read outside the embedding."""
+    last = server.tokenizer.num_tokens - 1
+    text = server.tokenizer.decode([last], skip_special_tokens=False)
+    assert last in server.tokenizer.encode(text, add_special_tokens=False)
+    with running(Scene(vocab_size=last)) as smaller, httpx.Client(base_url=smaller.base_url) as http:
+        for response, param in (
+            (http.post(COMPLETIONS, json=completion(prompt=["a", text])), "prompt"),
+            (http.post(CHAT, json=chat(text)), "messages"),
+        ):
+            assert response.status_code == 400
+            assert error_of(response)["param"] == param
+            assert f"token id {last} is outside the vocabulary" in error_of(response)["message"]
+        smaller.say("b")
+        assert http.post(COMPLETIONS, json=completion(bad_words=[text])).json()["choices"][0]["text"] == "b"
 
 
 def test_special_tokens_can_be_shown(server: RunningServer, http: httpx.Client) -> None:
