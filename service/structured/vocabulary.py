@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,11 +43,26 @@ class Vocabulary:
 
 def vocabulary_of(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: frozenset[int]) -> Vocabulary:
     """Takes about a second for a large vocabulary. Raises ValueError if llguidance cannot read the tokenizer."""
-    if tokenizer.num_tokens > vocab_size:
-        raise ValueError(f"the tokenizer has {tokenizer.num_tokens} tokens, the model's logits only {vocab_size}")
     ends = sorted(eos_token_ids)
-    trie = LLTokenizer(tokenizer.to_json(), n_vocab=vocab_size, eos_token=ends or None, slices=_SLICES)
-    return Vocabulary(trie, vocab_size, eos_token_ids, tokenizer.id_of("<think>"), tokenizer.id_of("</think>"))
+    trie = LLTokenizer(_drawable(tokenizer, vocab_size), n_vocab=vocab_size, eos_token=ends or None, slices=_SLICES)
+    think, end_think = (
+        token_id if token_id is not None and token_id < vocab_size else None
+        for token_id in map(tokenizer.id_of, ("<think>", "</think>"))
+    )
+    return Vocabulary(trie, vocab_size, eos_token_ids, think, end_think)
+
+
+def _drawable(tokenizer: Tokenizer, vocab_size: int) -> str:
+    """The tokenizer's JSON, without tokens that were added to it and not to the model: they have no logits."""
+    if tokenizer.num_tokens <= vocab_size:
+        return tokenizer.to_json()
+    described = json.loads(tokenizer.to_json())
+    added = described["added_tokens"]
+    described["added_tokens"] = [token for token in added if token["id"] < vocab_size]
+    num_tokens = tokenizer.num_tokens - len(added) + len(described["added_tokens"])
+    if num_tokens > vocab_size:
+        raise ValueError(f"the tokenizer has {num_tokens} tokens, the model's logits only {vocab_size}")
+    return json.dumps(described)
 
 
 VocabularyMaker = Callable[[], Vocabulary]

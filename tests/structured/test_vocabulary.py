@@ -38,6 +38,20 @@ def test_bytes_of_a_sentencepiece_vocabulary() -> None:
     assert matcher.is_finished
 
 
+def test_tokens_that_were_added_without_logits_are_left_out() -> None:
+    more = tiny_tokenizers.byte_level()
+    size = more.get_vocab_size()
+    more.add_special_tokens(["<|extra|>"])
+    more.add_tokens(["plainextra"])
+    tokenizer = Tokenizer(more)
+    known = vocabulary_of(tokenizer, size, frozenset({2}))
+    assert known.trie.vocab_size == size
+    matcher = compile_grammar(GrammarSpec("regex", "hi plainextra", "regex"), known).start()
+    ids = TOKENIZER.encode("hi plainextra", add_special_tokens=False)
+    assert all(matcher.accept(token_id) for token_id in ids)
+    assert matcher.is_finished
+
+
 def test_tokens_without_logits_cannot_be_masked() -> None:
     with pytest.raises(ValueError, match="logits"):
-        vocabulary_of(TOKENIZER, TOKENIZER.num_tokens - 1, frozenset({2}))
+        vocabulary_of(TOKENIZER, 100, frozenset({2}))
