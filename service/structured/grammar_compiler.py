@@ -70,14 +70,21 @@ class GrammarCompiler:
 
     async def _read_vocabulary(self, spec: GrammarSpec) -> Vocabulary:
         if self._vocabulary is None:
-            self._vocabulary = asyncio.get_running_loop().run_in_executor(self._pool, self._make_vocabulary)
+            self._vocabulary = asyncio.get_running_loop().run_in_executor(self._pool, self._made_vocabulary)
         try:
             return await asyncio.shield(self._vocabulary)
         except ValueError as error:
-            _logger.exception("the tokenizer cannot be constrained by grammars")
             raise InvalidRequest(
                 f"{spec.param}: this model's output cannot be constrained.", param=spec.param
             ) from error
+
+    def _made_vocabulary(self) -> Vocabulary:
+        """In the pool, and once: so is what is wrong with it logged, however many requests it refuses."""
+        try:
+            return self._make_vocabulary()
+        except ValueError:
+            _logger.exception("the tokenizer cannot be constrained by grammars")
+            raise
 
     def _cached(self, spec: GrammarSpec) -> CompiledGrammar | None:
         grammar = self._cache.get(spec)

@@ -105,7 +105,7 @@ def test_time_is_limited_and_stuck_threads_are_counted(monkeypatch: pytest.Monke
     asyncio.run(scene())
 
 
-def test_a_tokenizer_that_cannot_be_read_is_a_refusal() -> None:
+def test_a_tokenizer_that_cannot_be_read_is_a_refusal(caplog: pytest.LogCaptureFixture) -> None:
     def fail() -> Vocabulary:
         raise ValueError("no such model")
 
@@ -117,6 +117,7 @@ def test_a_tokenizer_that_cannot_be_read_is_a_refusal() -> None:
         compiler.close()
 
     asyncio.run(scene())
+    assert len(caplog.records) == 1, "clients cannot fill the log"
 
 
 def test_reasoning_comes_first_if_the_model_marks_it_by_one_token() -> None:
