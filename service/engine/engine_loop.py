@@ -24,6 +24,9 @@ MAX_FAILED_IN_A_ROW = 3
 IDLE_BEFORE_WORK_S = 0.01
 """Without a command for so long, the engine does a piece of idle work: not in the pause between a client's calls."""
 
+SNAPSHOT_EVERY_S = 0.5
+"""While the same decodes go on: nothing but tokens comes or goes then."""
+
 LOOK_EVERY_S = 2e-3
 """While a launch is put off: whether the iteration has ended, against every prediction."""
 
@@ -93,6 +96,7 @@ class EngineLoop:
         self._num_taken = _Amount()
         self.busy_since_s: float | None = None
         self.snapshot: EngineSnapshot = engine.snapshot()
+        self._snapshot_due_s = 0.0
 
     def start(self) -> None:
         self._thread.start()
@@ -145,8 +149,9 @@ class EngineLoop:
             self.snapshot = self._engine.snapshot()
             self._engine.note_commands(self._clock.now_s() - started_s)
         self._engine.step(self._hand_over)
-        if not self._engine.is_in_run:  # nothing comes or goes there but tokens; it is over soon
+        if not self._engine.is_in_run or self.busy_since_s >= self._snapshot_due_s:
             self.snapshot = self._engine.snapshot()
+            self._snapshot_due_s = self.busy_since_s + SNAPSHOT_EVERY_S
         if not self._engine.has_launched:
             self._hand_over()
         if self._engine.num_failed_in_a_row >= MAX_FAILED_IN_A_ROW:

@@ -8,7 +8,7 @@ import pytest
 from service.core.events import FinalEvent, News, Outcome, one_by_one
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
-from service.engine.engine_loop import MAX_FAILED_IN_A_ROW, Abort, EngineLoop, Stop, Submit
+from service.engine.engine_loop import MAX_FAILED_IN_A_ROW, SNAPSHOT_EVERY_S, Abort, EngineLoop, Stop, Submit
 from service.engine.ports import Executor, PendingIteration
 from service.errors import ServerError, Unavailable
 from tests.engine.harness import Harness
@@ -196,3 +196,19 @@ def test_idle_work_is_done_a_piece_at_a_time_and_requests_come_between():
     assert not work.begun.acquire(blocking=False)
     assert outbox.deaths == []
     assert len(work.threads) == 1
+
+
+def test_while_the_same_decodes_go_on_a_snapshot_is_taken_now_and_then():
+    harness = Harness(num_blocks=64, block_size=1)
+    loop = EngineLoop(harness.engine, harness.clock, lambda news: None, lambda fault: None)
+    loop.send(Submit(harness.request((1, 2), 40)))
+    told, used = [], []
+    for number in range(12):
+        if number == 8:
+            harness.clock.advance(SNAPSHOT_EVERY_S)
+        loop._iterate()
+        told.append(loop.snapshot.used_blocks)
+        used.append(harness.blocks.pool.num_used)
+    assert used[3:] == list(range(used[3], used[3] + 9)), "a block an iteration"
+    assert told[3:8] == [told[3]] * 5
+    assert told[8:] == [used[8]] * 4
