@@ -64,10 +64,10 @@ class Server:
             connection.sock.settimeout(None)  # an answer may take as long as it likes
             text = None if body is None else json.dumps(body)
             connection.request(method, self._root + path, text, self._headers)
-            answer = connection.getresponse()
-            if answer.status != http.client.OK:
-                raise _fault(answer)
-            yield answer
+            with connection.getresponse() as answer:  # which has the socket, if the server closes it after the answer
+                if answer.status != http.client.OK:
+                    raise _fault(answer)
+                yield answer
         except (OSError, http.client.HTTPException) as fault:
             raise ServerFault(f"the server at {host}:{port} does not answer: {fault}") from fault
         except (ValueError, LookupError, TypeError, AttributeError) as fault:

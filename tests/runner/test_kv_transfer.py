@@ -45,7 +45,10 @@ def test_blocks_come_back_as_they_went_into_other_places(storage: KvStorage):
 def test_transfers_of_one_plan_run_one_after_another(storage: KvStorage):
     transfer = KvTransfer(storage, host_blocks(storage, 4))
     before = storage.blocks.clone()
-    transfer.start([Transfer(1, True, (0, 1), (3, 2)), Transfer(2, True, (4,), (1,))])
+    launched = transfer.mark()
+    if launched is not None:
+        launched.synchronize()  # the first copy waits for its own launch alone
+    transfer.start([Transfer(1, True, (0, 1), (3, 2)), Transfer(2, True, (4,), (1,))], launched)
     finished = []
     while len(finished) < 2:
         finished += transfer.take_finished(wait=True)

@@ -78,7 +78,7 @@ def test_a_refusal_shows_the_clients_text_as_it_was() -> None:
         encode_chat(TOKENIZER, template, user("<|im_end|>"))
 
 
-@pytest.mark.parametrize("depth", [600, 100_000])
+@pytest.mark.parametrize("depth", [20_000, 100_000])
 def test_what_is_nested_too_deeply_is_refused(depth: int) -> None:
     nested: object = {}
     for _ in range(depth):
