@@ -16,6 +16,7 @@ from service.engine.calibration import calibrate
 from service.errors import ConfigError
 from service.metrics.recorder import Recorder
 from service.model_folder import resolve_model_folder
+from service.scheduler.chunk_budget import USUAL_TOKENS
 from service.scheduler.iteration_time import IterationTime
 from service.scheduler.preemption_cost import PreemptionCost
 from service.scheduler.swap_time import SwapTime
@@ -111,7 +112,8 @@ def _make_cost(
             vocab_size=loaded.model_config.vocab_size,
         )
         recorder.record_startup("calibration", time.monotonic() - started_s)
-    return PreemptionCost(iteration_time, swap_time, scheduler.max_num_batched_tokens)
+    # A preempted request is computed again in iterations of the usual size, unless a deep queue waits behind it.
+    return PreemptionCost(iteration_time, swap_time, min(scheduler.max_num_batched_tokens, USUAL_TOKENS))
 
 
 def _log_sizes(loaded: LoadedModel, scheduler: SchedulerConfig, block_size: int) -> None:
