@@ -10,6 +10,7 @@ from loadtest.baselines.kv_pool import KvPool
 from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence, Transfer
 from service.core.sampling_params import SamplingParams
 from service.engine.calibration import calibrate
+from service.scheduler.execution_time import ExecutionTime
 from service.scheduler.iteration_time import IterationTime, PaddedStep, Workload
 from service.scheduler.preemption_cost import PreemptionCost, RecoveryCosts
 from service.scheduler.recovery_ledger import RecoveryLedger
@@ -70,22 +71,14 @@ class TimedLedger(RecoveryLedger):
         self.seconds += time.perf_counter() - began
         return costs
 
-    def executed(
-        self,
-        plan: IterationPlan,
-        seconds: float,
-        *,
-        is_exact: bool = True,
-        compute_s: float | None = None,
-        idle_s: float = 0.0,
-    ) -> None:
+    def executed(self, plan: IterationPlan, took: ExecutionTime) -> None:
         """See `service/scheduler/recovery_ledger.py`."""
         began = time.perf_counter()
         heat = self._cost.iteration_time.heat.level
-        super().executed(plan, seconds, is_exact=is_exact, compute_s=compute_s, idle_s=idle_s)
+        super().executed(plan, took)
         self.seconds += time.perf_counter() - began
         if plan.scheduled:
-            self.timings.append((Workload.of(plan, heat), seconds if compute_s is None else compute_s))
+            self.timings.append((Workload.of(plan, heat), took.seconds))
 
 
 def recompute_seconds(pool: KvPool, num_tokens: int) -> float:

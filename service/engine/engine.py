@@ -33,6 +33,7 @@ from service.engine.processed_tokens import ProcessedTokens
 from service.engine.result_applier import ResultApplier
 from service.errors import RequestError
 from service.scheduler.decision_tally import DecisionTally
+from service.scheduler.execution_time import ExecutionTime
 from service.scheduler.iteration_scheduler import IterationScheduler
 
 logger = logging.getLogger(__name__)
@@ -240,7 +241,7 @@ class Engine:
         # If a later iteration was launched meanwhile and the wait was short, this one had ended at some time before.
         is_exact = not self._launched or executed_s - started_s > _NOTICEABLE_WAIT_S
         idle_s = max(0.0, launched.scheduled_s - self._executed_s)
-        self._scheduler.observe(plan, device_s, is_exact=is_exact, compute_s=result.compute_s, idle_s=idle_s)
+        self._scheduler.observe(plan, ExecutionTime(device_s, is_exact, result.compute_s, idle_s))
         put_off_s = self._launch_timing.ended(device_s, is_exact=is_exact)
         self._executed_s = executed_s
         tokens = self._applier.apply(plan, result, whose)

@@ -14,6 +14,7 @@ from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager
 from service.scheduler.block_growth import BlockGrowth, Lacking
 from service.scheduler.decision_tally import DecisionTally
+from service.scheduler.execution_time import ExecutionTime
 from service.scheduler.forking import continue_beams, fork_choices, hand_over_lead, has_its_prefix
 from service.scheduler.group_preemption import GroupPreemption
 from service.scheduler.group_start import GroupStart
@@ -125,18 +126,9 @@ class IterationScheduler:
         self.blocks.swap_space.finish_all()
         self._ledger.lost_transfers()
 
-    def observe(
-        self,
-        plan: IterationPlan,
-        seconds: float,
-        *,
-        is_exact: bool,
-        compute_s: float | None,
-        idle_s: float,
-    ) -> None:
-        """The plan took `seconds` to execute; at most that if not exact: its end was seen only afterwards. compute_s:
-        what the device says that it took, if it has a clock. idle_s: nothing was launched for so long before."""
-        self._ledger.executed(plan, seconds, is_exact=is_exact, compute_s=compute_s, idle_s=idle_s)
+    def observe(self, plan: IterationPlan, took: ExecutionTime) -> None:
+        """The plan has been executed."""
+        self._ledger.executed(plan, took)
 
     def predicted_s(self, plan: IterationPlan) -> float | None:
         """Predicted seconds of executing the plan; None before enough has been observed."""

@@ -12,6 +12,7 @@ from service.core.iteration_result import FinishedTransfer
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.core.stats import Prediction, PreemptionStats
+from service.scheduler.execution_time import ExecutionTime
 from service.scheduler.iteration_time import DECODE_EVERY, Workload
 from service.scheduler.preemption import Recovery
 from service.scheduler.preemption_cost import PreemptionCost, RecoveryCosts
@@ -78,39 +79,26 @@ class RecoveryLedger:
         """The executor failed: no transfer that is under way will be told of as finished."""
         self._transfers.clear()
 
-    def executed(
-        self,
-        plan: IterationPlan,
-        seconds: float,
-        *,
-        is_exact: bool = True,
-        compute_s: float | None = None,
-        idle_s: float = 0.0,
-    ) -> None:
-        """The plan took so long. Told of every plan, in order.
-
-        seconds: by the host's clock. Not exact: nobody saw when it ended, so neither its time nor that of the next one
-        says anything. compute_s: by the device's clock, which counts instead where there is one: it is exact and leaves
-        out what the host does. idle_s: nothing was asked of the device for so long before.
-        """
-        heat = self._cost.iteration_time.heat
-        heat.rested(idle_s + max(0.0, seconds - (compute_s or 0.0)))
+    def executed(self, plan: IterationPlan, took: ExecutionTime) -> None:
+        """Told of every plan, in order."""
+        heat, seconds = self._cost.iteration_time.heat, took.seconds
+        heat.rested(took.idle_s + max(0.0, took.host_s - (took.compute_s or 0.0)))
         if self._recomputing:
-            self._share_out(plan, max(seconds if compute_s is None else compute_s, 1e-9))
-        if compute_s is not None:
-            compute_s, is_decode = max(compute_s, 1e-9), _only_decodes(plan)
-            self._learn(plan, compute_s, is_decode)
+            self._share_out(plan, seconds)
+        if took.compute_s is not None:
+            is_decode = _only_decodes(plan)
+            self._learn(plan, seconds, is_decode)
             if is_decode:
-                heat.decoded(compute_s)
+                heat.decoded(seconds)
             else:
-                heat.computed(compute_s)
+                heat.computed(seconds)
             return
         # Where nothing is drawn the executor need not have waited for the device, and the next one waits for both.
-        is_awaited = is_exact and plan.draws
+        is_awaited = took.is_exact and plan.draws
         is_timed = is_awaited and self._last_was_awaited
-        self._last_was_awaited = is_awaited or (is_exact and not plan.scheduled)
+        self._last_was_awaited = is_awaited or (took.is_exact and not plan.scheduled)
         if is_timed and not plan.transfers:  # launching these takes time, too
-            self._learn(plan, max(seconds, 1e-9), _only_decodes(plan))
+            self._learn(plan, seconds, _only_decodes(plan))
 
     def forget(self, group: SequenceGroup) -> None:
         """The group has ended."""

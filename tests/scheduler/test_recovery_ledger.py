@@ -6,6 +6,7 @@ from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
 from service.core.iteration_result import FinishedTransfer
 from service.core.sampling_params import SamplingParams
 from service.core.sequence_group import SequenceGroup
+from service.scheduler.execution_time import ExecutionTime
 from service.scheduler.iteration_time import Workload
 from service.scheduler.preemption import AlwaysRecompute, AlwaysSwap, Recovery
 from service.scheduler.preemption_cost import PreemptionCost, RecoveryCosts
@@ -38,7 +39,7 @@ def preempted(group: SequenceGroup, num_tokens: int) -> SequenceGroup:
 
 def test_a_prompts_iteration_is_compared_with_its_prediction(cost: PreemptionCost):
     ledger = RecoveryLedger(cost)
-    ledger.executed(plan(500), 0.1)
+    ledger.executed(plan(500), ExecutionTime(0.1))
     ((predictor, predicted_s, actual_s),) = ledger.take_predictions()
     assert (predictor, actual_s) == ("recompute", 0.1)
     assert predicted_s == pytest.approx(seconds_of(0, 500), rel=1e-3)
@@ -49,25 +50,25 @@ def test_times_that_say_nothing_are_passed_over(cost: PreemptionCost):
     ledger = RecoveryLedger(cost)
     before = cost.predict(100, 0, 1).recompute_s
     for _ in range(1000):
-        ledger.executed(plan(100, draws=False), 5.0)
-        ledger.executed(plan(100), 5.0)  # waits for the one before it too
+        ledger.executed(plan(100, draws=False), ExecutionTime(5.0))
+        ledger.executed(plan(100), ExecutionTime(5.0))  # waits for the one before it too
     assert ledger.take_predictions() == ()
     assert cost.predict(100, 0, 1).recompute_s == before
 
 
 def test_iterations_whose_end_nobody_saw_are_passed_over_and_so_is_the_next(cost: PreemptionCost):
     ledger = RecoveryLedger(cost)
-    ledger.executed(plan(100), 0.001, is_exact=False)
-    ledger.executed(plan(100), 0.001)
+    ledger.executed(plan(100), ExecutionTime(0.001, is_exact=False))
+    ledger.executed(plan(100), ExecutionTime(0.001))
     assert ledger.take_predictions() == ()
-    ledger.executed(plan(100), 0.1)
+    ledger.executed(plan(100), ExecutionTime(0.1))
     assert len(ledger.take_predictions()) == 1
 
 
 def test_the_predictor_learns_from_what_it_is_told(cost: PreemptionCost):
     ledger = RecoveryLedger(cost)
     for num_tokens in (100, 300, 700) * 400:
-        ledger.executed(plan(num_tokens), 2 * seconds_of(0, num_tokens))
+        ledger.executed(plan(num_tokens), ExecutionTime(2 * seconds_of(0, num_tokens)))
     workload = Workload.of_chunk(0, 300)
     assert cost.iteration_time.seconds(workload) == pytest.approx(2 * seconds_of(0, 300), rel=0.05)
 
@@ -98,11 +99,11 @@ def test_a_recomputation_costs_what_its_iterations_take_beyond_the_rest(cost: Pr
     ledger, group = RecoveryLedger(cost), preempted(make_group("a"), 30)
     ledger.preempted(group, Recovery.RECOMPUTE, 30, 3, RecoveryCosts(1.0, 0.5), 7.0)
     other = plan(20, sequence_id=5).scheduled[0]
-    ledger.executed(IterationPlan((*plan(20).scheduled, other)), 0.4)
+    ledger.executed(IterationPlan((*plan(20).scheduled, other)), ExecutionTime(0.4))
     rest = 0.4 - seconds_of(0, 20)
-    ledger.executed(plan(20, start=20), 0.6)  # ten of them again, ten for the first time
+    ledger.executed(plan(20, start=20), ExecutionTime(0.6))  # ten of them again, ten for the first time
     rest += 0.6 - seconds_of(30, 10)
-    ledger.executed(plan(1, start=40), 9.0)
+    ledger.executed(plan(1, start=40), ExecutionTime(9.0))
     (kept,) = group.preemptions
     assert kept.predicted_s == 1.0
     assert kept.actual_s == pytest.approx(rest, rel=1e-3)
@@ -113,15 +114,15 @@ def test_a_recomputation_by_itself_costs_all_of_its_iteration_and_never_less_tha
     for number, group in enumerate(groups):
         group.live[0].sequence_id = number
         ledger.preempted(group, Recovery.RECOMPUTE, 30, 3, UNKNOWN, 7.0)
-    ledger.executed(plan(30), 0.4)
+    ledger.executed(plan(30), ExecutionTime(0.4))
     beside = (*plan(30, sequence_id=1).scheduled, *plan(500, sequence_id=5).scheduled)
-    ledger.executed(IterationPlan(beside), seconds_of(0, 500) / 2)
+    ledger.executed(IterationPlan(beside), ExecutionTime(seconds_of(0, 500) / 2))
     assert [group.preemptions[0].actual_s for group in groups] == [0.4, 0.0]
 
 
 def test_a_plan_that_begins_transfers_teaches_nothing(cost: PreemptionCost):
     ledger = RecoveryLedger(cost)
-    ledger.executed(IterationPlan(plan(100).scheduled, transfers=(OUT,)), 5.0)
+    ledger.executed(IterationPlan(plan(100).scheduled, transfers=(OUT,)), ExecutionTime(5.0))
     assert ledger.take_predictions() == ()
     assert cost.predict(100, 0, 1).recompute_s == pytest.approx(seconds_of(0, 100), rel=1e-3)
 
@@ -129,8 +130,8 @@ def test_a_plan_that_begins_transfers_teaches_nothing(cost: PreemptionCost):
 def test_a_devices_own_clock_counts_whatever_the_host_did_meanwhile(cost: PreemptionCost):
     ledger, group = RecoveryLedger(cost), preempted(make_group("a"), 30)
     ledger.preempted(group, Recovery.RECOMPUTE, 30, 3, UNKNOWN, 7.0)
-    ledger.executed(plan(30), 5.0, is_exact=False, compute_s=0.2)
-    ledger.executed(IterationPlan(plan(100).scheduled, transfers=(OUT,)), 5.0, compute_s=0.1)
+    ledger.executed(plan(30), ExecutionTime(5.0, is_exact=False, compute_s=0.2))
+    ledger.executed(IterationPlan(plan(100).scheduled, transfers=(OUT,)), ExecutionTime(5.0, compute_s=0.1))
     assert [p.actual_s for p in ledger.take_predictions()] == [0.2, 0.1]
     assert group.preemptions[0].actual_s == 0.2
 
@@ -138,29 +139,29 @@ def test_a_devices_own_clock_counts_whatever_the_host_did_meanwhile(cost: Preemp
 def test_what_the_device_computed_before_counts_until_it_has_rested(cost: PreemptionCost):
     iteration_time = cost.iteration_time
     ledger, heat = RecoveryLedger(cost), iteration_time.heat
-    ledger.executed(plan(1, start=9), 0.01, compute_s=0.01)
+    ledger.executed(plan(1, start=9), ExecutionTime(0.01, compute_s=0.01))
     assert heat.level == 0
-    ledger.executed(plan(500), 0.2, compute_s=0.2)
+    ledger.executed(plan(500), ExecutionTime(0.2, compute_s=0.2))
     hot = heat.level
     assert hot > 0.9
-    ledger.executed(plan(1, start=500), 0.01, compute_s=0.01)
+    ledger.executed(plan(1, start=500), ExecutionTime(0.01, compute_s=0.01))
     assert 0 < heat.level < hot
-    ledger.executed(plan(500), 0.2, compute_s=0.2, idle_s=10.0)
+    ledger.executed(plan(500), ExecutionTime(0.2, compute_s=0.2, idle_s=10.0))
     assert heat.level == pytest.approx(hot, rel=0.01), "as after a rest"
-    ledger.executed(plan(1, start=500), 10.0, compute_s=0.01)
+    ledger.executed(plan(1, start=500), ExecutionTime(10.0, compute_s=0.01))
     assert heat.level < 1e-9, "the host let it rest"
 
 
 def test_an_iteration_is_predicted_for_the_heat_that_it_meets(cost: PreemptionCost):
     ledger, iteration_time = RecoveryLedger(cost), cost.iteration_time
     for start in range(40):  # behind a rest, and at once behind that one
-        ledger.executed(plan(400 + start), 0.1, compute_s=0.1, idle_s=10.0)
-        ledger.executed(plan(400 + start), 0.12, compute_s=0.12)
-        ledger.executed(plan(1, start=9), 0.01, compute_s=0.01)
+        ledger.executed(plan(400 + start), ExecutionTime(0.1, compute_s=0.1, idle_s=10.0))
+        ledger.executed(plan(400 + start), ExecutionTime(0.12, compute_s=0.12))
+        ledger.executed(plan(1, start=9), ExecutionTime(0.01, compute_s=0.01))
     iteration_time.fit()
     ledger.take_predictions()
-    ledger.executed(plan(420), 0.1, compute_s=0.1, idle_s=10.0)
-    ledger.executed(plan(420), 0.12, compute_s=0.12)
+    ledger.executed(plan(420), ExecutionTime(0.1, compute_s=0.1, idle_s=10.0))
+    ledger.executed(plan(420), ExecutionTime(0.12, compute_s=0.12))
     behind_a_rest, at_once = ledger.take_predictions()
     assert at_once.predicted_s > 1.1 * behind_a_rest.predicted_s
     assert ledger.iteration_s(plan(420)) == pytest.approx(at_once.predicted_s, rel=0.05)
@@ -207,7 +208,7 @@ def test_what_was_under_way_when_a_request_was_preempted_anew_is_not_the_new_pre
 
 def test_an_iteration_behind_transfers_that_were_waited_for_is_learnt_from(cost: PreemptionCost):
     ledger = RecoveryLedger(cost)
-    ledger.executed(plan(100, draws=False), 0.1)
-    ledger.executed(IterationPlan((), transfers=(OUT,), awaits_transfer=True), 0.1)
-    ledger.executed(plan(100), 0.1)
+    ledger.executed(plan(100, draws=False), ExecutionTime(0.1))
+    ledger.executed(IterationPlan((), transfers=(OUT,), awaits_transfer=True), ExecutionTime(0.1))
+    ledger.executed(plan(100), ExecutionTime(0.1))
     assert len(ledger.take_predictions()) == 1
