@@ -24,7 +24,9 @@ def main(arguments: list[str] | None = None) -> int:
     command, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if arguments is None and command in ("serve", "bench"):
         from service.process_environment import restart_prepared
+        from service.standard_streams import open_standard_streams
 
+        open_standard_streams()
         restart_prepared()
     match command:
         case "serve":

@@ -73,5 +73,6 @@ def restart_prepared() -> None:
         **huge_pages(os.environ, libc_version(), _GPU.exists()),
     }
     if added:
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it was closed when the process began
+            sys.stdout.flush()
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **added})
