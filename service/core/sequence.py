@@ -95,7 +95,14 @@ class Sequence:
             assert self.token_ids[position] == PENDING_TOKEN_ID
             self.token_ids[position] = token_id
 
+    @property
+    def num_known_tokens(self) -> int:
+        """Tokens before the draws whose ids are not known."""
+        num_known = len(self.token_ids)
+        while self.token_ids[num_known - 1] == PENDING_TOKEN_ID:
+            num_known -= 1
+        return num_known
+
     def drop_pending(self) -> None:
         """Forget draws whose ids are not known: the sequence ends before them."""
-        while self.token_ids[-1] == PENDING_TOKEN_ID:
-            self.token_ids.pop()
+        del self.token_ids[self.num_known_tokens :]

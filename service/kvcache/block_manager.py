@@ -96,6 +96,13 @@ class BlockManager:
         if num_tokens - sequence.num_cached_blocks * self.block_size >= self._prefix_cache.tokens_per_entry:
             self._prefix_cache.insert(sequence, salt, self._tables[sequence.sequence_id].block_ids, num_tokens)
 
+    def cache_decoded(self, sequence: Sequence, salt: str) -> None:
+        """As `cache_prefix`, of a sequence that was never preempted: what stands before a token that was drawn, and is
+        known, is computed. Of one that has drawn none its prompt's chunks tell."""
+        num_known = sequence.num_known_tokens
+        if num_known > sequence.num_prompt_tokens:
+            self.cache_prefix(sequence, salt, num_known - 1)
+
     def num_blocks_to_append(self, appends: Iterable[Append]) -> int:
         """Blocks that these appends, one after the other, would take. Of those who share a block, the last one to
         write keeps it."""

@@ -62,8 +62,9 @@ class GroupPreemption:
 
     def _drop(self, group: SequenceGroup, draft: PlanDraft) -> None:
         draft.tally.num_dropped += 1
-        for sequence in group.computing:
-            self._blocks.cache_prefix(sequence, group.request.cache_salt, sequence.num_computed_tokens)
+        if group.num_preemptions == 1:  # else it may just be computed again
+            for sequence in group.computing:
+                self._blocks.cache_decoded(sequence, group.request.cache_salt)
         for sequence in group.live:
             sequence.recompute_until = max(sequence.recompute_until, sequence.num_computed_tokens)
             sequence.num_computed_tokens = 0

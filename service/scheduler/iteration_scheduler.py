@@ -151,11 +151,10 @@ class IterationScheduler:
         self.blocks.cache_prefix(sequence, group.request.cache_salt, end)
 
     def cache_before_end(self, group: SequenceGroup, sequence: Sequence) -> None:
-        """The sequence, which decodes, is about to end between two results: its full blocks may serve others."""
+        """The sequence is about to end between two results: its full blocks may serve others."""
         self.lockstep.close_run()
-        sequence.drop_pending()
-        if not group.num_preemptions:  # else it may just be computed again; what is known was computed
-            self.cache_full_blocks(group, sequence, sequence.num_tokens - 1)
+        if not group.num_preemptions:  # else it may just be computed again
+            self.blocks.cache_decoded(sequence, group.request.cache_salt)
 
     def note_generated(self, group: SequenceGroup, num_tokens: int) -> None:
         """`num_tokens` tokens of the group were drawn."""

@@ -56,6 +56,23 @@ def test_a_choice_whose_text_is_complete_ends_alone():
     assert harness.finals["request-0"].outcome is Outcome.FINISHED
 
 
+@pytest.mark.parametrize("num_steps", [0, 1])
+def test_a_choice_that_has_computed_nothing_or_half_a_prompt_may_be_stopped(num_steps: int):
+    """And nobody finds what it has not computed."""
+    harness = Harness(max_num_batched_tokens=9)
+    prompt = tuple(range(17))
+    harness.add(harness.request(prompt, 5))
+    for _ in range(num_steps):
+        harness.step()
+    harness.engine.stop_choice("request-0", 0)
+    harness.collect()
+    assert harness.finals["request-0"].outcome is Outcome.FINISHED
+    harness.add(harness.request(prompt, 5))
+    harness.run()
+    assert harness.finals["request-1"].stats.num_cached_tokens == 8 * num_steps
+    harness.check_against_oracle("request-1")
+
+
 def test_what_a_choice_said_before_its_text_ended_it_is_found_again():
     harness = Harness(num_blocks=64, overlap=True)
     harness.add(harness.request((1, 2, 3), 40))

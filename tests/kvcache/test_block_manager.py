@@ -5,6 +5,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.core.iteration_plan import PENDING_TOKEN_ID
+from service.core.sequence import Sequence
 from service.kvcache.block_manager import BlockManager, Fit
 from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
 from tests.engine.harness import Harness
@@ -145,6 +147,17 @@ def test_what_a_taken_slot_held_is_found_no_more():
     for _ in range(3):
         blocks.append_each([2])
     assert len(cache) == 0
+
+
+def test_what_stands_before_the_last_known_token_is_found():
+    """Not what is known but was not computed: a prompt in chunks, draws whose ids are pending."""
+    for num_drawn, num_pending, found in ((0, 0, []), (0, 1, []), (1, 0, [0]), (3, 2, [0]), (4, 1, [0, 1])):
+        blocks = BlockManager(4, 4, ChainedPrefixCache(4))
+        sequence = Sequence(1, 0, 0, [5] * (5 + num_drawn), 5, 99)
+        sequence.token_ids += [PENDING_TOKEN_ID] * num_pending
+        blocks.allocate(1, sequence.num_tokens, [])
+        blocks.cache_decoded(sequence, "")
+        assert blocks.match_prefix(make_sequence([5] * 30), "") == found
 
 
 def test_blocks_of_one_token_under_pressure_give_what_larger_blocks_give():
