@@ -126,7 +126,6 @@ def _encode(prompt: str | list[int], model: ServedModel, special: bool) -> list[
     ids = prompt if isinstance(prompt, list) else model.tokenizer.encode(prompt, add_special_tokens=special)
     if not ids:
         raise InvalidRequest(_NO_TEXT, param="prompt")
-    check_token_ids(
-        ids, model.vocab_size, "prompt"
-    )  # text may have others too: tokens that were added to the tokenizer
+    # Text may have others too: tokens that were added to the tokenizer.
+    check_token_ids(ids, model.vocab_size, "prompt")
     return ids

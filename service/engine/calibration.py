@@ -10,6 +10,7 @@ from service.core.clock import Clock
 from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
 from service.engine.ports import Executor
+from service.scheduler.execution_time import ExecutionTime
 from service.scheduler.iteration_time import IterationTime, Workload
 
 PROBE_SEQUENCE_ID = -2
@@ -199,17 +200,15 @@ class _Timing:
     def _compute(self, plan: IterationPlan) -> _Timed:
         started_s = self._clock.now_s()
         result = self._executor.launch(plan).wait()
-        took_s = self._clock.now_s() - started_s
-        seconds = max(took_s if result.compute_s is None else result.compute_s, 1e-9)
-        self._heat.rested(started_s - self._ended_s + max(0.0, took_s - seconds))
-        self._ended_s = started_s + took_s
+        host_s, idle_s = self._clock.now_s() - started_s, started_s - self._ended_s
+        took = ExecutionTime(host_s, is_exact=True, compute_s=result.compute_s, idle_s=idle_s)
+        self._heat.rested(took.rest_s)
+        self._ended_s = started_s + host_s
         workload = Workload.of(plan, self._heat.level)
         self._has_own_clock = result.compute_s is not None
-        if self._has_own_clock and workload.num_prompts:
-            self._heat.computed(seconds)
-        elif self._has_own_clock:
-            self._heat.decoded(seconds)
-        return _Timed(workload, seconds, result.is_replayed)
+        if self._has_own_clock:
+            self._heat.executed(took.seconds, is_decode=not workload.num_prompts)
+        return _Timed(workload, took.seconds, result.is_replayed)
 
     def _release(self, items: Iterable[ScheduledSequence]) -> None:
         self._executor.launch(IterationPlan((), released=tuple(item.sequence_id for item in items))).wait()

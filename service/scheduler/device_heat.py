@@ -30,6 +30,13 @@ class DeviceHeat:
         """The device computed nothing for so long."""
         self._rest_s += seconds
 
+    def executed(self, seconds: float, *, is_decode: bool) -> None:
+        """An iteration took so long. is_decode: it only decoded."""
+        if is_decode:
+            self.decoded(seconds)
+        else:
+            self.computed(seconds)
+
     def decoded(self, seconds: float) -> None:
         """An iteration only decoded, which is a rest."""
         self._rest_s += seconds

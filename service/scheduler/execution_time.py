@@ -20,3 +20,8 @@ class ExecutionTime(NamedTuple):
     def seconds(self) -> float:
         """By the clock that counts. More than 0, whatever a clock's ticks are."""
         return max(self.host_s if self.compute_s is None else self.compute_s, 1e-9)
+
+    @property
+    def rest_s(self) -> float:
+        """Until the end of the plan the device computed nothing for so long, by its own clock."""
+        return self.idle_s + max(0.0, self.host_s - (self.compute_s or 0.0))

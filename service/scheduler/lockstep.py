@@ -54,7 +54,8 @@ class Lockstep:
     @property
     def num_ahead(self) -> int:
         """Tokens that each member has computed, or is computing, beyond what its sequence says."""
-        return self._run.num_launched if self._run is not None and self._run.is_open else 0
+        run = self.run
+        return 0 if run is None else run.num_launched
 
     def close_run(self) -> None:
         """The members' sequences and groups are up to date from now on."""

@@ -82,16 +82,13 @@ class RecoveryLedger:
     def executed(self, plan: IterationPlan, took: ExecutionTime) -> None:
         """Told of every plan, in order."""
         heat, seconds = self._cost.iteration_time.heat, took.seconds
-        heat.rested(took.idle_s + max(0.0, took.host_s - (took.compute_s or 0.0)))
+        heat.rested(took.rest_s)
         if self._recomputing:
             self._share_out(plan, seconds)
         if took.compute_s is not None:
             is_decode = _only_decodes(plan)
             self._learn(plan, seconds, is_decode)
-            if is_decode:
-                heat.decoded(seconds)
-            else:
-                heat.computed(seconds)
+            heat.executed(seconds, is_decode=is_decode)
             return
         # Where nothing is drawn the executor need not have waited for the device, and the next one waits for both.
         is_awaited = took.is_exact and plan.draws
