@@ -10,8 +10,9 @@ MAX_DECODES = 1024
 """Decodes of the largest graph. A larger step computes for longer than the host needs to launch its kernels one by one,
 even if the host has to wait for the interpreter."""
 
-MAX_TOKENS = 2048
-"""The same for steps with prompts."""
+MAX_TOKENS = 4096
+"""The same for steps with prompts: those of a deep queue have a graph too, since a launch kernel by kernel keeps the
+interpreter from the streams."""
 
 FEW_DECODES = 32
 MIXED_DECODES = (0, FEW_DECODES, 256, 512, MAX_DECODES)
@@ -23,8 +24,8 @@ NARROW_DECODES = 64
 of Llama-8B takes 2 to 4 % longer on one H200 (256 tokens 8.6 ms for 8.25, 512 13.2 for 12.9)."""
 
 NARROW_TOKENS = 512
-"""A step of fewer tokens may be padded up to this many: the device then takes hardly longer than the host would to
-launch the kernels one by one. A larger step may be padded to twice its size."""
+"""Few enough tokens to be padding: the device takes hardly longer for them than the host would to launch the kernels of
+a step one by one."""
 
 TILED = (64, 128, 192, 256, 320, 384, 512, 640, 768, 896, 1024, 1152, 1280, 1536, 1664, 1792, 2048)
 """Rows up to which the time of cuBLAS's products is flat, so that padding up to them costs little.
@@ -83,8 +84,9 @@ class GraphSize(NamedTuple):
 def narrowest(
     sizes: Sequence[GraphSize], num_tokens: int, num_decodes: int, num_prompts: int, num_draws: int = 0
 ) -> GraphSize | None:
-    """The first of the rising sizes that takes such a step; None if there is none, or it would pad the step too far."""
-    widest = max(NARROW_TOKENS, 2 * num_tokens)
+    """The first of the rising sizes that takes such a step; None if there is none, or it would add more than
+    NARROW_TOKENS of padding."""
+    widest = num_tokens + NARROW_TOKENS
     for index in range(bisect_left(sizes, (num_tokens, num_decodes)), len(sizes)):
         size = sizes[index]
         if size.takes(num_tokens, num_decodes, num_prompts, num_draws):
@@ -119,17 +121,18 @@ def graph_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> list[GraphSiz
 def common_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> set[GraphSize]:
     """The sizes that are captured before the first request, because a burst right after the start leaves no time for
     others. Any step fits one of them. Beside a full batch of decodes, where throughput counts, every number of tokens
-    has its own.
+    has its own. Beyond TILED, where a capture takes half a second, there is no more than that.
     """
     decodes = sorted(_decode_sizes(max_num_seqs))
     mixed = sorted(_mixed_sizes(max_num_seqs, max_num_batched_tokens))
+    usual = [size for size in mixed if size.num_tokens <= TILED[-1]]
     most_decodes = dict(mixed)  # the last of each number of tokens
     return {
         decodes[-1],
         *(size for size in decodes if _is_power_of_two(size.num_tokens)),
         *(size for size in mixed if size.num_decodes == most_decodes[size.num_tokens]),
-        *(size for size in mixed if size.num_decodes == FEW_DECODES and _is_power_of_two(size.num_tokens)),
-        GraphSize(mixed[-1].num_tokens, 0),
+        *(size for size in usual if size.num_decodes == FEW_DECODES and _is_power_of_two(size.num_tokens)),
+        GraphSize(usual[-1].num_tokens, 0),
     }
 
 

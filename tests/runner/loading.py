@@ -39,6 +39,7 @@ def load(
     enforce_eager: bool = False,
     max_num_seqs: int = 64,
     swap_bytes: int = 0,
+    max_num_batched_tokens: int = 2048,
 ) -> LoadedModel:
     """Everything is prepared, also what a service would leave for its idle time."""
     cache = CacheConfig(block_size=block_size, memory_utilization=0.9, memory_bytes=memory_bytes, swap_bytes=swap_bytes)
@@ -47,7 +48,7 @@ def load(
         folder,
         cache,
         max_num_seqs,
-        2048,
+        max_num_batched_tokens,
         on_progress,
         enforce_eager=enforce_eager,
     )

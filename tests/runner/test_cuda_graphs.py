@@ -19,7 +19,7 @@ from service.runner import cuda_graphs
 from service.runner.decode_inputs import DecodeInputs
 from service.runner.decode_rows import decode_rows
 from service.runner.device_block_table import DeviceBlockTable
-from service.runner.graph_sizes import MAX_DECODES, graph_sizes
+from service.runner.graph_sizes import MAX_DECODES, MAX_TOKENS, graph_sizes
 from service.runner.mixed_inputs import MixedInputs
 from service.runner.selective_batching import flatten
 from tests.models.checkpoints import llama, qwen3, random_prompts
@@ -233,7 +233,14 @@ def test_a_graph_computes_its_twin_bit_for_bit(dtype, tmp_path, monkeypatch):
 def test_every_size_of_a_large_service_computes_its_twin_bit_for_bit(tmp_path, monkeypatch):
     """Up to the whole token budget and all seats: one batch for each graph, which fills it but for a little padding."""
     monkeypatch.setattr(cuda_graphs, "outrun", lambda timed: set())  # timings of so small a model say nothing
-    loaded = load(llama(tmp_path), dtype="bfloat16", device="cuda", max_num_seqs=MAX_DECODES, memory_bytes=1 << 30)
+    loaded = load(
+        llama(tmp_path),
+        dtype="bfloat16",
+        device="cuda",
+        max_num_seqs=MAX_DECODES,
+        max_num_batched_tokens=MAX_TOKENS,
+        memory_bytes=1 << 30,
+    )
     runner = loaded.runner
     replayed = compare_with_twins(runner, monkeypatch)
     for cache in runner._storage.layers:
@@ -241,7 +248,7 @@ def test_every_size_of_a_large_service_computes_its_twin_bit_for_bit(tmp_path, m
         cache.values.normal_()
     chance = random.Random(0)
     params = random_params(5, 0)
-    for size in graph_sizes(MAX_DECODES, 2048):
+    for size in graph_sizes(MAX_DECODES, MAX_TOKENS):
         num_decodes = size.num_decodes
         lengths = [1] * num_decodes
         if size.is_mixed:
@@ -256,7 +263,7 @@ def test_every_size_of_a_large_service_computes_its_twin_bit_for_bit(tmp_path, m
             shares.append(ScheduledSequence(i, tokens, computed, 0, table, params[i % 5], (Sample(i, i),)))
         runner.launch(IterationPlan(tuple(shares))).wait()
         runner.launch(IterationPlan((), released=tuple(range(len(lengths))))).wait()
-    assert len(replayed) == len(graph_sizes(MAX_DECODES, 2048))
+    assert len(replayed) == len(graph_sizes(MAX_DECODES, MAX_TOKENS))
     assert len({id(inputs) for inputs in replayed}) == len(replayed)
 
 

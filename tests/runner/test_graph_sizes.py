@@ -42,8 +42,8 @@ def test_what_a_graph_has_room_for():
 
 def test_a_step_is_padded_to_the_next_size_that_takes_it_if_that_is_not_too_far():
     sizes = sorted(GraphSize(num_tokens, d) for num_tokens in (64, 128, 512, 2048) for d in (0, 32))
-    assert [narrowest(sizes, n, 0, 1) for n in (3, 64, 65, 513, 1100)] == [
-        (64, 0), (64, 0), (128, 0), None, (2048, 0)
+    assert [narrowest(sizes, n, 0, 1) for n in (3, 64, 65, 513, 1535, 1536)] == [
+        (64, 0), (64, 0), (128, 0), None, None, (2048, 0)
     ]  # fmt: skip
     assert narrowest(sizes, 60, 20, 1) == (64, 32)
     assert narrowest(sizes, 60, 33, 1) is None
@@ -53,6 +53,12 @@ def test_a_step_is_padded_to_the_next_size_that_takes_it_if_that_is_not_too_far(
     assert narrowest(sizes, 20, 20, 0) == (64, 32), "prompts of one token are computed like decodes"
     decodes = [GraphSize(n, n) for n in (1, 8, 300)]
     assert [narrowest(decodes, n, n, 0) for n in (1, 2, 9, 300, 301)] == [(1, 1), (8, 8), (300, 300), (300, 300), None]
+
+
+def test_a_deep_queues_iteration_has_a_graph_and_the_tail_of_one_is_not_padded_to_it():
+    sizes = sorted(size for size in graph_sizes(1024, 4096) if size.is_mixed)
+    assert [narrowest(sizes, 4096, d, 16) for d in (0, 33, 400)] == [(4096, 0), (4096, 256), (4096, 512)]
+    assert [narrowest(sizes, n, 0, 8) for n in (2048, 2049, 3583, 3584)] == [(2048, 0), None, None, (4096, 0)]
 
 
 def test_prompts_of_16_tokens_have_room_however_many_start_at_once():
@@ -89,7 +95,7 @@ def test_any_mixed_step_within_seats_and_budget_finds_a_graph_with_little_paddin
         assert narrowest - num_tokens < (32 if num_tokens <= 64 else 128 if num_tokens <= 1280 else 256)
 
 
-@pytest.mark.parametrize(("seats", "budget"), [(1, 2), (48, 2048), (256, 2048), (512, 2048), (1024, 2048), (700, 900)])
+@pytest.mark.parametrize(("seats", "budget"), [(1, 2), (48, 2048), (256, 2048), (512, 4096), (1024, 4096), (700, 900)])
 def test_the_largest_graph_is_the_first_then_come_the_common_ones_and_any_step_finds_one(seats, budget):
     sizes, common = graph_sizes(seats, budget), common_sizes(seats, budget)
     assert sizes[0] == max(sizes)
@@ -98,3 +104,4 @@ def test_the_largest_graph_is_the_first_then_come_the_common_ones_and_any_step_f
     assert len(common) < 50
     assert GraphSize(min(seats, MAX_DECODES), min(seats, MAX_DECODES)) in common
     assert GraphSize(budget, min(seats, budget - 2)) in common
+    assert [size for size in sizes if size in common and size.num_tokens > 2048] == sizes[: budget > 2048]
