@@ -14,7 +14,7 @@ class ReserveAdmission:
     """ORCA's Algorithm 1: a request starts only if all that it may ever need can be reserved beside the others.
 
     Nothing is ever preempted, and memory stands empty for tokens that may never come: the plain twin of the
-    policies that overcommit.
+    policies that overcommit. Who has ended may still hold blocks, until the iterations that touch them are over.
     """
 
     def fit(
@@ -22,7 +22,9 @@ class ReserveAdmission:
     ) -> Fit:
         reserved = sum(num_blocks_at_most(other.request, blocks) for other in running)
         needed = reserved + num_blocks_at_most(group.request, blocks)
-        return Fit.OK if needed <= blocks.pool.num_blocks else Fit.LATER
+        if needed > blocks.pool.num_blocks:
+            return Fit.LATER
+        return blocks.fit(num_blocks_to_start(group, prefix, blocks))
 
 
 class ForecastAdmission:

@@ -86,6 +86,18 @@ def test_what_fits_to_the_last_block_starts(make: Callable[[], Admission], num_b
     assert make().fit(waiting, [], harness.blocks, [running]).name == answer
 
 
+@pytest.mark.parametrize("admission", ["reserve", "forecast", "on-demand"])
+def test_who_has_left_keeps_its_blocks_until_its_last_iteration_is_over(admission: str):
+    harness = Harness(num_blocks=4, admission=admission, overlap=True)
+    for first_id in (1, 2):
+        harness.add(harness.request((first_id,) * 12, 4))
+        harness.step()
+        harness.engine.abort("request-0")
+        harness.collect()
+    harness.run()
+    harness.check_against_oracle("request-1")
+
+
 def test_what_a_request_has_generated_is_not_to_come_again():
     harness = Harness(num_blocks=7, block_size=2)
     for seed in range(2):
