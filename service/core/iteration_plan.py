@@ -161,7 +161,7 @@ class IterationPlan:
     """One iteration, in the order: release, copy, compute, sample; transfers run beside that.
 
     released: ids of sequences that the executor may forget (finished, aborted or preempted); it may never have seen
-        some of them. An id may return in a later plan with table_start 0.
+        some of them. An id may return, in this plan or a later one, with table_start 0.
     copies: destinations are distinct, and none is the source of another.
     transfers: no device block is filled twice, or filled while it moves to the host; nor is a host block filled twice.
     awaits_transfer: nothing can run before some transfer has finished; the executor may wait for one.

@@ -231,7 +231,8 @@ class Engine:
             self.num_failed_in_a_row += 1
             self._launch_timing.lost()
             self._requests.lose(self._scheduler.finish_iteration().groups())
-            self._scheduler.release_again(plan.released)
+            if isinstance(launched.pending, _FailedLaunch):
+                self._scheduler.release_again(plan.released)
             return
         self.num_failed_in_a_row = 0
         executed_s = self._clock.now_s()

@@ -112,8 +112,8 @@ class IterationScheduler:
         return self._launched.finish()
 
     def release_again(self, sequence_ids: tuple[int, ...]) -> None:
-        """The executor may not have heard of these: the plan that told it has failed."""
-        self._launched.release(i for i in sequence_ids if self.pool.member(i) is None)
+        """The executor may not have heard of these: the launch that told it has failed, and none came behind it."""
+        self._launched.release(sequence_ids)
 
     def finish_transfers(self, finished: tuple[FinishedTransfer, ...]) -> None:
         """The executor says that these copies are done."""

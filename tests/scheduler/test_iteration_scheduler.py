@@ -3,10 +3,13 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from service.core.events import Outcome
 from service.scheduler.preemption import AlwaysSwap
+from tests.engine.faulty_executor import FaultyExecutor
 from tests.engine.harness import Harness
 
 
@@ -119,10 +122,22 @@ def test_who_is_on_its_way_back_is_not_taken_again():
         harness.check_against_oracle(request_id)
 
 
-def test_who_lives_is_not_released_for_a_plan_that_failed():
-    harness = Harness()
-    harness.add(harness.request((1, 2, 3), 10))
+@pytest.mark.parametrize("returns", [False, True])
+def test_who_was_preempted_by_a_launch_that_failed_is_released_by_the_next(returns: bool):
+    """The executor hears of it before it computes it anew, or never again."""
+    executor = FaultyExecutor(frozenset(), failing_launches=frozenset({2}), num_blocks=3)
+    harness = Harness(num_blocks=3, executor=executor)
+    for _ in range(2):
+        harness.add(harness.request((1, 2, 3, 4), 4))
     harness.step()
-    harness.scheduler.release_again((0, 99))
     harness.step()
-    assert harness.toy.plans[-1].released == (99,)
+    assert harness.finals["request-0"].outcome is Outcome.FAILED, "which took the other one's block"
+    if not returns:
+        harness.engine.abort("request-1")
+        harness.collect()
+    harness.add(harness.request((5,), 2))
+    harness.run()
+    assert set(executor.plans[1].released) == {0, 1}
+    assert [item.sequence_id for item in executor.plans[1].scheduled] == ([1, 2] if returns else [2])
+    for request_id in ("request-1", "request-2") if returns else ("request-2",):
+        harness.check_against_oracle(request_id)
