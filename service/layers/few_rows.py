@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.compile_ahead import compile_ahead
 from kernels.replay_timing import seconds_by_replay
 from kernels.skinny_linear import FEW_ROWS, MAX_ROWS, skinny_linear
 
@@ -34,7 +33,7 @@ def most_skinny_rows(weights: Sequence[Tensor], arrivals: Tensor | None) -> int:
     """The most rows for which skinny_linear is the better one; 0 if it never is, or cannot run (on a CPU, say).
 
     weights: of one shape, type and device. arrivals: what skinny_linear takes by that name. The timing takes some
-    milliseconds, and compiling the kernel more, unless `compile_skinny` was called before.
+    milliseconds, if what `launch_skinny` launches is compiled, and seconds else.
     """
     first = weights[0]
     if not timed_rows(first):
@@ -51,12 +50,11 @@ def most_skinny_rows(weights: Sequence[Tensor], arrivals: Tensor | None) -> int:
     return most
 
 
-def compile_skinny(weights: Sequence[Tensor], arrivals: Tensor) -> None:
-    """Compile, for weights of these shapes side by side, what `most_skinny_rows` would compile one after the other."""
-    rows = [weight.new_empty(num_rows, weight.shape[1]) for weight in weights for num_rows in timed_rows(weight)]
-    if rows:
-        pairs = [(x, w) for x in rows for w in weights if x.shape[1] == w.shape[1]]
-        compile_ahead(lambda: [skinny_linear(x, w, arrivals=arrivals) for x, w in pairs])
+def launch_skinny(weights: Sequence[Tensor], arrivals: Tensor) -> None:
+    """Launch what is timed, once for each of these weights: to have it compiled ahead."""
+    for weight in weights:
+        for num_rows in timed_rows(weight):
+            skinny_linear(weight.new_empty(num_rows, weight.shape[1]), weight, arrivals=arrivals)
 
 
 def timed_rows(weight: Tensor) -> tuple[int, ...]:

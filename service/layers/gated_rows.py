@@ -13,7 +13,6 @@ from itertools import cycle, islice
 import torch
 from torch import Tensor
 
-from kernels.compile_ahead import compile_ahead
 from kernels.gated_linear import MAX_ROWS, gated_linear, is_copied_by_tiles
 from kernels.replay_timing import seconds_by_replay
 from service.layers.gated_mlp import GatedMlp
@@ -25,20 +24,28 @@ _MAX_LAUNCHES = 64
 _ROUNDS = 5
 
 
+def launch_gated(mlps: Sequence[GatedMlp]) -> None:
+    """Launch what is timed, once for each shape: to have it compiled ahead."""
+    for shape, alike in _by_shape(mlps).items():
+        gated_linear(alike[0].gate_up.weight.new_empty(MAX_ROWS, shape[1]), alike[0].gate_up.weight)
+
+
 def choose_gated_rows(mlps: Sequence[GatedMlp]) -> None:
     """Once each Linear's `skinny_rows` are chosen. On a CPU, on older GPUs, and where the kernel does not know the
     activation, a bias or the type, nothing changes. On a GPU some milliseconds a shape, beside compiling."""
+    for alike in _by_shape(mlps).values():
+        rows = _better_rows(alike)
+        for mlp in alike:
+            mlp.gated_rows = rows
+
+
+def _by_shape(mlps: Sequence[GatedMlp]) -> dict[torch.Size, list[GatedMlp]]:
+    """Those that the kernel knows."""
     by_shape: dict[torch.Size, list[GatedMlp]] = {}
     for mlp in mlps:
         if _is_known(mlp):
             by_shape.setdefault(mlp.gate_up.weight.shape, []).append(mlp)
-    if by_shape:
-        firsts = [alike[0].gate_up.weight for alike in by_shape.values()]
-        compile_ahead(lambda: [gated_linear(_rows(weight, MAX_ROWS), weight) for weight in firsts])
-    for alike in by_shape.values():
-        rows = _better_rows(alike)
-        for mlp in alike:
-            mlp.gated_rows = rows
+    return by_shape
 
 
 def _is_known(mlp: GatedMlp) -> bool:

@@ -16,7 +16,6 @@ from itertools import cycle, islice
 
 from torch import Tensor
 
-from kernels.compile_ahead import compile_ahead
 from kernels.replay_timing import seconds_by_replay
 from kernels.skinny_linear import FEW_ROWS, MAX_ROWS
 from service.layers.few_rows import timed_rows
@@ -44,6 +43,15 @@ class StreamJoint:
         return self.behind(self.norm(DeferredProduct(self.product, x), residual)[0])
 
 
+def launch_joints(joints: Sequence[Sequence[StreamJoint]]) -> None:
+    """Launch what is timed, once for each group: to have it compiled ahead."""
+    for joint, *_ in _known(joints):
+        for num_rows in timed_rows(joint.product.weight):
+            x, residual = _tensors(joint, num_rows)
+            joint.plain(x, residual)
+            joint.deferred(x, residual)
+
+
 def choose_deferred_rows(joints: Sequence[Sequence[StreamJoint]]) -> None:
     """Time both ways and set each product's `deferred_rows`. joints: in groups of equal shapes, timed together.
 
@@ -51,10 +59,7 @@ def choose_deferred_rows(joints: Sequence[Sequence[StreamJoint]]) -> None:
     decided at once, and all above together: so a row's result depends on nothing but whether there are more than
     FEW_ROWS. On a CPU, and for types that the kernels do not know, the plain way stays.
     """
-    known = [alike for alike in joints if alike and timed_rows(alike[0].product.weight)]
-    if known:
-        compile_ahead(lambda: _launch_all([alike[0] for alike in known]))
-    for alike in known:
+    for alike in _known(joints):
         rows = timed_rows(alike[0].product.weight)
         few = _gains(alike, [n for n in rows if n <= FEW_ROWS])
         many = _gains(alike, [n for n in rows if n > FEW_ROWS])
@@ -62,12 +67,9 @@ def choose_deferred_rows(joints: Sequence[Sequence[StreamJoint]]) -> None:
             joint.product.deferred_rows = range(0 if few else FEW_ROWS + 1, (MAX_ROWS if many else FEW_ROWS) + 1)
 
 
-def _launch_all(joints: Sequence[StreamJoint]) -> None:
-    for joint in joints:
-        for num_rows in timed_rows(joint.product.weight):
-            x, residual = _tensors(joint, num_rows)
-            joint.plain(x, residual)
-            joint.deferred(x, residual)
+def _known(joints: Sequence[Sequence[StreamJoint]]) -> list[Sequence[StreamJoint]]:
+    """The groups whose type the kernels know, on a GPU."""
+    return [alike for alike in joints if alike and timed_rows(alike[0].product.weight)]
 
 
 def _gains(alike: Sequence[StreamJoint], rows: Sequence[int]) -> bool:

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from kernels.compile_ahead import compile_ahead
 from kernels.skinny_linear import new_arrivals
 from service.layers.attention import AttentionInputs, LayerCache
 from service.layers.embedding import OutputHead
-from service.layers.few_rows import compile_skinny, most_skinny_rows
+from service.layers.few_rows import launch_skinny, most_skinny_rows
 from service.layers.gated_mlp import GatedMlp
-from service.layers.gated_rows import choose_gated_rows
+from service.layers.gated_rows import choose_gated_rows, launch_gated
 from service.layers.layer import Layer
 from service.layers.linear import Linear
 from service.layers.packed_weight import choose_forms
 from service.layers.rotary import RotaryEmbedding
-from service.layers.stream_joint import StreamJoint, choose_deferred_rows
+from service.layers.stream_joint import StreamJoint, choose_deferred_rows, launch_joints
 
 
 class CausalLM(Layer, ABC):
@@ -75,11 +76,19 @@ class CausalLM(Layer, ABC):
                 values = torch.empty(shape_of.shape, dtype=dtype, device=device)
                 module.register_parameter(name, nn.Parameter(values, requires_grad=shape_of.requires_grad))
 
-    def prepare(self, num_positions: int, device: torch.device, in_two_forms: bool = True) -> None:
+    def prepare(
+        self,
+        num_positions: int,
+        device: torch.device,
+        in_two_forms: bool = True,
+        also_launch: Callable[[], object] = lambda: None,
+    ) -> None:
         """Make ready for inference at positions below `num_positions`; no weight can be written afterwards.
 
         Here the ways to multiply are timed and chosen, on a GPU and on a CPU. in_two_forms: on a CPU there is memory
         for a second form of the weights, which is faster for small batches (service/layers/packed_weight.py).
+        also_launch: on a GPU, called once, may use the model and is launched for nothing but to compile its kernels
+        beside those between which is chosen (kernels/compile_ahead.py).
         """
         linears: list[Linear | OutputHead] = []
         for module in self.modules():
@@ -88,23 +97,34 @@ class CausalLM(Layer, ABC):
             elif isinstance(module, RotaryEmbedding):
                 module.build(num_positions, device)
         if device.type == "cuda":
-            _choose_skinny_rows(linears, device)
-            choose_gated_rows([module for module in self.modules() if isinstance(module, GatedMlp)])
-            choose_deferred_rows(self.stream_joints())
+            self._choose_kernels(linears, device, also_launch)
         packed = [linear.pack(in_two_forms) for linear in linears]
         choose_forms([weight for weight in packed if weight is not None])
         self.settle()
 
+    def _choose_kernels(
+        self, linears: Sequence[Linear | OutputHead], device: torch.device, also_launch: Callable[[], object]
+    ) -> None:
+        by_shape = defaultdict(list)
+        for linear in linears:
+            by_shape[linear.plain_weight.shape].append(linear)
+        # All share these counters: the products run one after the other.
+        arrivals = new_arrivals(max(num_features for num_features, _ in by_shape), device)
+        for linear in linears:
+            linear.arrivals = arrivals
+        mlps = [module for module in self.modules() if isinstance(module, GatedMlp)]
+        joints = self.stream_joints()
 
-def _choose_skinny_rows(linears: Sequence[Linear | OutputHead], device: torch.device) -> None:
-    """Set `skinny_rows` of each: one bound for all weights of a shape, which are timed together."""
-    by_shape = defaultdict(list)
-    for linear in linears:
-        by_shape[linear.plain_weight.shape].append(linear)
-    # All share these counters: the products run one after the other.
-    arrivals = new_arrivals(max(num_features for num_features, _ in by_shape), device)
-    compile_skinny([alike[0].plain_weight for alike in by_shape.values()], arrivals)
-    for alike in by_shape.values():
-        most = most_skinny_rows([linear.plain_weight for linear in alike], arrivals)
-        for linear in alike:
-            linear.skinny_rows, linear.arrivals = most, arrivals
+        def launch() -> None:
+            launch_skinny([alike[0].plain_weight for alike in by_shape.values()], arrivals)
+            launch_gated(mlps)
+            launch_joints(joints)
+            also_launch()
+
+        compile_ahead(launch)
+        for alike in by_shape.values():
+            most = most_skinny_rows([linear.plain_weight for linear in alike], arrivals)
+            for linear in alike:
+                linear.skinny_rows = most
+        choose_gated_rows(mlps)
+        choose_deferred_rows(joints)

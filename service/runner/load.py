@@ -27,7 +27,7 @@ from service.runner.kv_storage import KvLayout, KvStorage
 from service.runner.load_phases import LoadPhases
 from service.runner.memory_profile import GIBIBYTE, MemoryLedger, cpu_memory
 from service.runner.model_runner import ModelRunner
-from service.runner.worst_case import StepSizes, measure_memory
+from service.runner.worst_case import StepSizes, prepare_and_measure
 
 OnProgress = Callable[[str, int, int], None]
 """Called with (phase, bytes done, bytes in all), from any thread, one call at a time."""
@@ -84,13 +84,12 @@ def load_executor(
     if device.type == "cpu":
         keep_freed_memory()
     model, weights_bytes = _load_model(source, folder, config, dtype, device, phases, on_progress)
-    model.prepare(max_model_len, device, in_two_forms=_fits_twice(weights_bytes, device))
-    phases.end("prepare")
 
     layout = KvLayout.of(config, cache.block_size, dtype)
     graphs = graph_sizes(max_num_seqs, max_num_batched_tokens) if device.type == "cuda" and not enforce_eager else []
     sizes = StepSizes(max_num_seqs, max_num_batched_tokens, max_model_len, config.vocab_size, graphs)
-    memory = measure_memory(model, layout, device, weights_bytes, cache, sizes, phases)
+    in_two_forms = _fits_twice(weights_bytes, device)
+    memory = prepare_and_measure(model, layout, device, weights_bytes, cache, sizes, phases, in_two_forms=in_two_forms)
     num_blocks = _num_blocks(memory, layout, sizes)
     _check_cache_fits(layout, cache, num_blocks, device)
     storage = KvStorage(layout, num_blocks, device)

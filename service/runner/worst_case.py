@@ -46,6 +46,7 @@ class WorstCase:
         self._num_blocks = -(-self._length // layout.block_size)
         storage = KvStorage(layout, max(2, self._num_blocks), device)  # two: what warming up needs
         self.runner = ModelRunner(model, storage, device, self._num_seqs, sizes.max_model_len, sizes.vocab_size)
+        self._graphs = sizes.graphs
 
     def plan(self) -> IterationPlan:
         params = SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9)
@@ -58,8 +59,15 @@ class WorstCase:
         self.runner.launch(self.plan()).wait()
         self.runner.launch(IterationPlan((), released=tuple(range(self._num_seqs)))).wait()
 
+    def launch_kernels(self) -> None:
+        """Launch all kernels that iterations need."""
+        self.run()
+        self.runner.warm_up()
+        for size in self._graphs[:1]:
+            self.runner.compute_padding(size)
 
-def measure_memory(
+
+def prepare_and_measure(
     model: CausalLM,
     layout: KvLayout,
     device: torch.device,
@@ -67,12 +75,20 @@ def measure_memory(
     cache: CacheConfig,
     sizes: StepSizes,
     phases: LoadPhases,
+    *,
+    in_two_forms: bool,
 ) -> MemoryLedger:
-    """Where the device's memory goes. On a GPU it is measured by running the worst case, which compiles the kernels."""
+    """Prepare the model (`CausalLM.prepare`) and tell where the device's memory goes: on a GPU it is measured by
+    running the worst case. Used first, each kernel would be compiled by itself. So all are compiled side by side, the
+    worst case's beside those that `prepare` times, and then the few that only the choices have brought."""
     if device.type == "cpu":
+        model.prepare(sizes.max_model_len, device, in_two_forms)
+        phases.end("prepare")
         return profile_cpu(weights_bytes, cache.memory_bytes)
     worst_case = WorstCase(model, layout, device, sizes)
-    _compile_kernels(worst_case, sizes.graphs)
+    model.prepare(sizes.max_model_len, device, in_two_forms, worst_case.launch_kernels)
+    phases.end("prepare")
+    compile_ahead(worst_case.launch_kernels)
     phases.end("kernels")
     memory = profile_device(
         CudaMemory(device),
@@ -89,18 +105,6 @@ def measure_memory(
     torch.cuda.empty_cache()
     phases.end("profile")
     return memory
-
-
-def _compile_kernels(worst_case: WorstCase, graphs: Sequence[GraphSize]) -> None:
-    """Compile all kernels that iterations need, side by side; used first, each would be compiled by itself."""
-
-    def launch() -> None:
-        worst_case.run()
-        worst_case.runner.warm_up()
-        for size in graphs[:1]:
-            worst_case.runner.compute_padding(size)
-
-    compile_ahead(launch)
 
 
 def _table_bytes(layout: KvLayout, sizes: StepSizes) -> int:

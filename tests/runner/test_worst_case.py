@@ -8,7 +8,7 @@ from service.models.model_config import parse_model_config
 from service.models.registry import build_model
 from service.runner.kv_storage import KvLayout
 from service.runner.load_phases import LoadPhases
-from service.runner.worst_case import StepSizes, WorstCase, measure_memory
+from service.runner.worst_case import StepSizes, WorstCase, prepare_and_measure
 from tests.models.test_model_config import FIELDS
 
 CPU = torch.device("cpu")
@@ -20,7 +20,6 @@ def parts(block_size=16):
     model.materialize(torch.float32, CPU)
     for parameter in model.parameters():
         parameter.zero_()
-    model.prepare(64, CPU)
     return model, KvLayout.of(config, block_size, torch.float32)
 
 
@@ -33,6 +32,7 @@ def test_as_many_tokens_and_draws_as_an_iteration_can_have(
     block_size, max_num_seqs, max_num_batched_tokens, max_model_len, num_tokens
 ):
     model, layout = parts(block_size)
+    model.prepare(max_model_len, CPU)
     sizes = StepSizes(max_num_seqs, max_num_batched_tokens, max_model_len, 300, [])
     worst = WorstCase(model, layout, CPU, sizes)
     plan = worst.plan()
@@ -47,5 +47,7 @@ def test_as_many_tokens_and_draws_as_an_iteration_can_have(
 def test_a_cpu_is_asked_for_its_free_memory_alone():
     model, layout = parts()
     cache = CacheConfig(16, 0.9, 12345)
-    ledger = measure_memory(model, layout, CPU, 1000, cache, StepSizes(4, 64, 64, 300, []), LoadPhases())
+    sizes, phases = StepSizes(4, 64, 64, 300, []), LoadPhases()
+    ledger = prepare_and_measure(model, layout, CPU, 1000, cache, sizes, phases, in_two_forms=False)
+    assert list(phases.seconds) == ["prepare"]
     assert (ledger.weights_bytes, ledger.activations_bytes, ledger.kv_cache_bytes) == (1000, 0, 12345)
