@@ -17,15 +17,16 @@ from torch import Tensor
 
 from kernels.graph_capture import capture_graph
 from kernels.replay_timing import replay_seconds
+from service.core.iteration_plan import SharesGoingOn
 from service.runner.decode_inputs import DecodeInputs
-from service.runner.decode_rows import DecodeRows
+from service.runner.decode_rows import DecodeRows, go_on
 from service.runner.device_block_table import DeviceBlockTable
 from service.runner.graph_sizes import GraphSize, narrowest, outrun
 from service.runner.mixed_inputs import MixedInputs
 from service.runner.selective_batching import FlatBatch
 from service.runner.sequence_rows import SequenceRows
+from service.runner.staging_turns import StagingTurn
 from service.runner.step_inputs import StepInputs
-from service.runner.step_timer import StepTimer
 
 
 class StepOutputs(NamedTuple):
@@ -43,15 +44,13 @@ Inputs = TypeVar("Inputs", bound=DecodeInputs | MixedInputs)
 class StepGraphs:
     """Can it be replayed? Then replay it. Engine thread; `capture` while no step runs.
 
-    compute: the step over its inputs, without a wait for the device. timer: hears when a step begins. num_replays: so
-    far.
+    compute: the step over its inputs, without a wait for the device. num_replays: so far.
+    Inputs leave from the iteration's turn, which hears when the step begins.
     """
 
-    def __init__(
-        self, compute: Compute, rows: SequenceRows, block_size: int, device: torch.device, timer: StepTimer
-    ) -> None:
+    def __init__(self, compute: Compute, rows: SequenceRows, block_size: int, device: torch.device) -> None:
         self._compute = compute
-        self._timer = timer
+        self._rows = rows
         self._block_size = block_size
         self._table = DeviceBlockTable(rows, device)
         self._pool = torch.cuda.graph_pool_handle()
@@ -60,6 +59,7 @@ class StepGraphs:
         self._mixed: dict[GraphSize, _CapturedStep[MixedInputs]] = {}
         self._decode_sizes: list[GraphSize] = []
         self._mixed_sizes: list[GraphSize] = []
+        self._last_decodes: _CapturedStep[DecodeInputs] | None = None
         self.num_replays = 0
 
     def capture(self, sizes: Sequence[GraphSize]) -> None:
@@ -76,26 +76,36 @@ class StepGraphs:
         """Whether so many sequences that compute one token each, and draw one id, can be replayed."""
         return self.padded_step(num_decodes, num_decodes, 0) is not None and self._table.is_complete
 
-    def replay(self, decodes: DecodeRows) -> StepOutputs:
+    def replay(self, decodes: DecodeRows, turn: StagingTurn) -> StepOutputs:
         """Replay decodes that it `has_room_for`; the outputs are in their order."""
         num_seqs = len(decodes.rows)
         size = self.padded_step(num_seqs, num_seqs, 0)
         assert size is not None
-        step = self._decodes[size]
-        step.inputs.fill(decodes, self._table.take_changes(step.inputs.most_changes))
-        return self._run(step, num_seqs)
+        step = self._last_decodes = self._decodes[size]
+        step.inputs.fill(decodes, self._table.take_changes(step.inputs.most_changes), turn)
+        return self._run(step, num_seqs, turn)
+
+    def replay_going_on(self, shares: SharesGoingOn, turn: StagingTurn) -> StepOutputs:
+        """Replay the plan that goes on from the one that was replayed last, which was of decodes alone."""
+        step = self._last_decodes
+        assert step is not None
+        inputs = step.inputs
+        assert len(inputs.held.rows) == len(shares)
+        go_on(inputs.held, shares, self._rows, self._block_size)
+        inputs.send(self._table.take_changes(inputs.most_changes), turn)
+        return self._run(step, len(shares), turn)
 
     def can_replay_mixed(self, batch: FlatBatch) -> bool:
         """Whether some graph has room for the batch's decodes, prompts and draws, and not far too much."""
         return self._table.is_complete and self._size_of(batch) is not None
 
-    def replay_mixed(self, batch: FlatBatch) -> StepOutputs:
+    def replay_mixed(self, batch: FlatBatch, turn: StagingTurn) -> StepOutputs:
         """Replay a batch that `can_replay_mixed`; the outputs have one row a draw, in the plan's order."""
         size = self._size_of(batch)
         assert size is not None
         step = self._mixed[size]
-        step.inputs.fill(batch, self._table.take_changes(step.inputs.most_changes))
-        return self._run(step, len(batch.seeds))
+        step.inputs.fill(batch, self._table.take_changes(step.inputs.most_changes), turn)
+        return self._run(step, len(batch.seeds), turn)
 
     def padded_step(self, num_tokens: int, num_decodes: int, num_prompts: int) -> GraphSize | None:
         """The size of the graph that computes such a step, None if there is none. Of the `num_tokens` tokens
@@ -120,10 +130,10 @@ class StepGraphs:
         self._table.write(inputs.table_places, inputs.table_values)
         return self._compute(inputs.step)
 
-    def _run(self, step: _CapturedStep[Inputs], num_draws: int) -> StepOutputs:
+    def _run(self, step: _CapturedStep[Inputs], num_draws: int, turn: StagingTurn) -> StepOutputs:
         """num_draws: what is wanted of the outputs; nothing is cut off, as that would cost the host two more calls."""
         assert num_draws <= len(step.outputs.token_ids)
-        self._timer.begins()
+        turn.begins()
         step.graph.replay()
         self.num_replays += 1
         return step.outputs

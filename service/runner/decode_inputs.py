@@ -7,10 +7,11 @@ from torch import Tensor
 from kernels.paged_attention_decode import decode_batch
 from kernels.reshape_and_cache import cache_slots
 from service.layers.attention import AttentionInputs
-from service.runner.decode_rows import DecodeRows, empty_rows, pad_into
+from service.runner.decode_rows import DecodeRows, empty_rows, first_rows, pad_into
 from service.runner.device_block_table import pad_changes_into
 from service.runner.sequence_rows import NO_CHANGES, TableChanges, empty_changes
 from service.runner.staging import Array, FixedTensors
+from service.runner.staging_turns import StagingTurn
 from service.runner.step_inputs import StepInputs
 from service.sampling.sampler import SamplingBatch
 
@@ -19,6 +20,7 @@ class DecodeInputs:
     """Inputs of a step of at most `num_rows` decodes, with at most as many changes of the block table.
 
     block_table: DeviceBlockTable's tensor. table_places, table_values: what the step has to write to it first.
+    held: the rows that were filled in, without padding; what is written there, `send` takes to the device.
     """
 
     def __init__(self, num_rows: int, block_table: Tensor, block_size: int) -> None:
@@ -31,7 +33,7 @@ class DecodeInputs:
         self._fixed = fixed
         self._rows = DecodeRows(*map(fixed.host.__getitem__, DecodeRows._fields))
         self._changes = TableChanges(fixed.host["places"], fixed.host["values"])
-        self._filled: DecodeRows | None = None
+        self.held = first_rows(self._rows, 0)
         self.step = StepInputs(
             token_ids=fixed["token_ids"],
             positions=fixed["positions"],
@@ -42,9 +44,13 @@ class DecodeInputs:
         )
         self.fill(empty_rows(0))
 
-    def fill(self, values: DecodeRows, changes: TableChanges = NO_CHANGES) -> None:
-        """Set the inputs to at most `num_rows` rows; the rest becomes padding."""
-        pad_into(self._rows, values, self._filled)
+    def fill(self, values: DecodeRows, changes: TableChanges = NO_CHANGES, turn: StagingTurn | None = None) -> None:
+        """Set the inputs to at most `num_rows` rows; the rest becomes padding. turn: FixedTensors.send's."""
+        pad_into(self._rows, values)
+        self.held = first_rows(self._rows, len(values.rows))
+        self.send(changes, turn)
+
+    def send(self, changes: TableChanges, turn: StagingTurn | None = None) -> None:
+        """Set the inputs to the rows that are `held`."""
         pad_changes_into(self._changes, changes)
-        self._filled = values
-        self._fixed.send()
+        self._fixed.send(turn)

@@ -63,32 +63,33 @@ def decode_rows(scheduled: Sequence[ScheduledSequence], rows: SequenceRows, bloc
     )
 
 
-def rows_going_on(before: DecodeRows, shares: SharesGoingOn, rows: SequenceRows, block_size: int) -> DecodeRows:
-    """The rows of a plan that goes on from one whose rows are `before`. What no token changes is the same array."""
-    for place, (table_start, block_ids) in shares.grown.items():
-        rows.grow(before.rows[place], table_start, block_ids)
-    positions = before.positions + 1
-    blocks = rows.block_table[before.rows, positions // block_size].astype(np.int64)
-    return before._replace(
-        token_ids=np.full_like(before.token_ids, PENDING_TOKEN_ID),
-        positions=positions,
-        slots=blocks * block_size + positions % block_size,
-        context_lens=before.context_lens + 1,
-        sample_positions=before.sample_positions + 1,
-    )
+def go_on(held: DecodeRows, shares: SharesGoingOn, rows: SequenceRows, block_size: int) -> None:
+    """`held`, the rows of some plan, become in place those of the plan that goes on from it. `rows` is brought up to
+    date with that one. The block table is read where a block begins only: elsewhere slots follow each other."""
+    rows.grow_each(held.rows, shares.grown)
+    held.token_ids.fill(PENDING_TOKEN_ID)
+    for array in (held.positions, held.slots, held.sample_positions):
+        np.add(array, 1, out=array)
+    np.add(held.context_lens, 1, out=held.context_lens)
+    begins = np.flatnonzero(held.positions % block_size == 0)
+    if len(begins):
+        blocks = rows.block_table[held.rows[begins], held.positions[begins] // block_size]
+        held.slots[begins] = blocks.astype(np.int64) * block_size
 
 
-def pad_into(padded: DecodeRows, values: DecodeRows, before: DecodeRows | None = None) -> None:
-    """Write the values to the first rows and PADDING to the others. before: what `padded` holds already; of its arrays
-    those are not written that are the values' own."""
+def first_rows(rows: DecodeRows, num: int) -> DecodeRows:
+    """The first `num`, in the same memory."""
+    arrays: Iterable[npt.NDArray[Any]] = rows
+    return DecodeRows(*(array[:num] for array in arrays))
+
+
+def pad_into(padded: DecodeRows, values: DecodeRows) -> None:
+    """Write the values to the first rows and PADDING to the others."""
     num_seqs = len(values.rows)
-    before = before or empty_rows(0)
-    rows: Iterable[tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], Any]]
-    rows = zip(padded, values, before, PADDING, strict=True)
-    for target, value, held, filler in rows:
-        if value is not held:
-            target[:num_seqs] = value
-            target[num_seqs:] = filler
+    rows: Iterable[tuple[npt.NDArray[Any], npt.NDArray[Any], Any]] = zip(padded, values, PADDING, strict=True)
+    for target, value, filler in rows:
+        target[:num_seqs] = value
+        target[num_seqs:] = filler
 
 
 def empty_rows(num_rows: int) -> DecodeRows:

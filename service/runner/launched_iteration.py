@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from service.core.iteration_result import IterationResult
 from service.runner.kv_transfer import KvTransfer
 from service.runner.logprobs import DrawLogprobs, PromptLogprobs
-from service.runner.staging import IdsOnTheirWay
+from service.runner.staging_turns import IdsOnTheirWay
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +21,7 @@ class Outputs:
 
 
 class LaunchedIteration:
-    """The engine's PendingIteration (service/engine/ports.py): outputs that the device may still be computing. began:
-    when the device begins with them, if it has a clock."""
+    """The engine's PendingIteration (service/engine/ports.py): outputs that the device may still be computing."""
 
     def __init__(
         self,
@@ -33,10 +30,8 @@ class LaunchedIteration:
         awaits_transfer: bool,
         *,
         is_replayed: bool,
-        began: torch.cuda.Event | None = None,
     ) -> None:
         self._outputs = outputs
-        self._began = began
         self._transfer = transfer
         self._awaits_transfer = awaits_transfer
         self._is_replayed = is_replayed
@@ -58,7 +53,7 @@ class LaunchedIteration:
                 () if outputs.logprobs is None else outputs.logprobs.wait(),
                 () if outputs.prompt_logprobs is None else outputs.prompt_logprobs.wait(),
                 self._is_replayed,
-                None if ids is None or self._began is None else ids.seconds_since(self._began),
+                None if ids is None else ids.compute_s,
             )
         except BaseException:
             self._transfer.abandon()

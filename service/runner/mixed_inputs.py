@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 from torch import Tensor
@@ -16,6 +16,7 @@ from service.runner.graph_sizes import GraphSize
 from service.runner.selective_batching import FlatBatch
 from service.runner.sequence_rows import NO_CHANGES, TableChanges, empty_changes
 from service.runner.staging import Array, FixedTensors
+from service.runner.staging_turns import StagingTurn
 from service.runner.step_inputs import StepInputs
 from service.sampling.sampler import SamplingBatch
 
@@ -74,38 +75,50 @@ class MixedInputs:
             draw_rows=fixed["draw_rows"],
             sampling=SamplingBatch.of(fixed, is_greedy=False),
         )
-        self._write_padding()
-        self._fixed.send()
+        for name, array in fixed.host.items():
+            array.fill(_padding(name))
+        self._num_filled = dict.fromkeys(fixed.host, 0)
+        fixed.send()
 
-    def fill(self, batch: FlatBatch, changes: TableChanges = NO_CHANGES) -> None:
-        """A batch that there is room for (`GraphSize.takes`)."""
-        self._write(batch)
-        pad_changes_into(TableChanges(self._fixed.host["places"], self._fixed.host["values"]), changes)
-        self._fixed.send()
+    def fill(self, batch: FlatBatch, changes: TableChanges = NO_CHANGES, turn: StagingTurn | None = None) -> None:
+        """A batch that there is room for (`GraphSize.takes`). turn: FixedTensors.send's."""
+        host = self._fixed.host
+        for name, values in _values(batch):
+            self._write(name, values)
+        host["query_starts"][len(batch.rows) - batch.num_decode + 1 :] = batch.query_starts[-1]
+        pad_changes_into(TableChanges(host["places"], host["values"]), changes)
+        self._fixed.send(turn)
 
-    def _write_padding(self) -> None:
-        for name, array in self._fixed.host.items():
-            array.fill(_PADDING.get(name, 0))
-
-    def _write(self, batch: FlatBatch) -> None:
-        self._write_padding()
-        arrays = self._fixed.host
-        for name in ("token_ids", "positions", "slot_mapping"):
-            arrays[name][: len(batch.token_ids)] = getattr(batch, name)
-        num_draws = len(batch.seeds)
-        arrays["logit_rows"][:num_draws] = np.repeat(batch.logit_rows, batch.samples_per_row)
-        arrays["logit_lens"][:num_draws] = batch.sample_positions
-        for name in ("draw_rows", "seeds", "sample_positions", "temperature", "top_p", "top_k"):
-            arrays[name][:num_draws] = getattr(batch, name)
-        border = batch.num_decode
-        num_prompts = len(batch.rows) - border
-        arrays["decode_rows"][:border] = batch.rows[:border]
-        arrays["decode_lens"][:border] = batch.context_lens[:border]
-        arrays["prompt_rows"][:num_prompts] = batch.rows[border:]
-        arrays["prompt_lens"][:num_prompts] = batch.context_lens[border:]
-        arrays["query_starts"][: num_prompts + 1] = batch.query_starts[border:]
-        arrays["query_starts"][num_prompts + 1 :] = batch.query_starts[-1]
+    def _write(self, name: str, values: Array) -> None:
+        """Padding is written only where the batch before had values."""
+        array, num, num_before = self._fixed.host[name], len(values), self._num_filled[name]
+        array[:num] = values
+        if num < num_before:
+            array[num:num_before] = _padding(name)
+        self._num_filled[name] = num
 
 
-_PADDING: dict[str, Any] = {"slot_mapping": -1, "top_p": 1.0}
-"""Everything else is 0: the row that is nobody's, no context, the largest logit of the first token."""
+def _values(batch: FlatBatch) -> Iterator[tuple[str, Array]]:
+    """What stands first in the array of each name."""
+    border = batch.num_decode
+    yield "token_ids", batch.token_ids
+    yield "positions", batch.positions
+    yield "slot_mapping", batch.slot_mapping
+    yield "logit_rows", np.repeat(batch.logit_rows, batch.samples_per_row)
+    yield "logit_lens", batch.sample_positions
+    yield "draw_rows", batch.draw_rows
+    yield "seeds", batch.seeds
+    yield "sample_positions", batch.sample_positions
+    yield "temperature", batch.temperature
+    yield "top_p", batch.top_p
+    yield "top_k", batch.top_k
+    yield "decode_rows", batch.rows[:border]
+    yield "decode_lens", batch.context_lens[:border]
+    yield "prompt_rows", batch.rows[border:]
+    yield "prompt_lens", batch.context_lens[border:]
+    yield "query_starts", batch.query_starts[border:]
+
+
+def _padding(name: str) -> float:
+    """The row that is nobody's, no slot, no context; it draws the largest logit of the first token."""
+    return {"slot_mapping": -1, "top_p": 1.0}.get(name, 0)

@@ -25,7 +25,7 @@ from service.core.iteration_result import FinishedTransfer
 from service.core.sampling_params import SamplingParams
 from service.models.causal_lm import CausalLM
 from service.runner.cuda_graphs import StepGraphs, StepOutputs, inputs_of
-from service.runner.decode_rows import DecodeRows, decode_rows, is_decode, rows_going_on
+from service.runner.decode_rows import decode_rows, is_decode
 from service.runner.device_block_table import DeviceBlockTable
 from service.runner.drawn_ids import DrawnIds
 from service.runner.draws import LogitsOf, draw_all
@@ -40,9 +40,9 @@ from service.runner.logprobs import DrawLogprobs, PromptLogprobs, score_prompts
 from service.runner.sampling_rows import SamplingRows
 from service.runner.selective_batching import FlatBatch, flatten
 from service.runner.sequence_rows import SequenceRows
-from service.runner.staging import IdsOnTheirWay, to_device
+from service.runner.staging import to_device
+from service.runner.staging_turns import IdsOnTheirWay, StagingTurn, StagingTurns
 from service.runner.step_inputs import StepInputs
-from service.runner.step_timer import StepTimer
 from service.sampling.sampler import SamplingBatch, sample
 
 _SWAP_ROUNDS = 5
@@ -78,8 +78,8 @@ class ModelRunner:
         self._drawn = DrawnIds(self._rows.num_rows, device)
         self._sampling_rows = SamplingRows(vocab_size, device)
         self._graphs: StepGraphs | None = None
-        self._timer = StepTimer(device)
-        self._last_decodes: DecodeRows | None = None  # of the last plan, if it drew by a graph and by nothing else
+        self._turns = StagingTurns(device)
+        self._can_go_on = False  # from the last plan that had shares: it was drawn by a graph of decodes alone
 
     @torch.inference_mode()
     def launch(self, plan: IterationPlan) -> LaunchedIteration:
@@ -93,16 +93,14 @@ class ModelRunner:
         try:
             if plan.copies:
                 self._storage.copy(plan.copies)
-            outputs = self._compute(plan) if plan.scheduled else Outputs()
+            outputs = self._compute(plan, self._turns.take()) if plan.scheduled else Outputs()
             if plan.transfers:
                 self._transfer.start(plan.transfers, before)
         except BaseException:
             self._transfer.abandon()
             raise
         is_replayed = self._num_replays > replays
-        return LaunchedIteration(
-            outputs, self._transfer, plan.awaits_transfer, is_replayed=is_replayed, began=self._timer.take()
-        )
+        return LaunchedIteration(outputs, self._transfer, plan.awaits_transfer, is_replayed=is_replayed)
 
     @property
     def _num_replays(self) -> int:
@@ -167,7 +165,7 @@ class ModelRunner:
         """Steps that fit one of these sizes are replayed from now on. On a GPU, while no iteration runs; may be called
         again for more sizes."""
         if self._graphs is None:
-            self._graphs = StepGraphs(self._step, self._rows, self._block_size, self._device, self._timer)
+            self._graphs = StepGraphs(self._step, self._rows, self._block_size, self._device)
         self._graphs.capture(sizes)
 
     def record_steps(self) -> None:
@@ -180,31 +178,30 @@ class ModelRunner:
         table = DeviceBlockTable(self._rows, self._device)
         self._step(inputs_of(size, table.tensor, self._block_size).step)
 
-    def _compute(self, plan: IterationPlan) -> Outputs:
+    def _compute(self, plan: IterationPlan, turn: StagingTurn) -> Outputs:
         scheduled, masks, graphs, decodes = plan.scheduled, plan.masks, self._graphs, None
-        before, self._last_decodes = self._last_decodes, None
-        if graphs is not None and graphs.has_room_for(len(scheduled)):
-            if isinstance(scheduled, SharesGoingOn) and before is not None and masks is None:
-                decodes = rows_going_on(before, scheduled, self._rows, self._block_size)
-                return self._replayed(graphs, decodes)
-            if is_decode(scheduled):
+        can_go_on, self._can_go_on = self._can_go_on, False
+        if graphs is not None:
+            if can_go_on and isinstance(scheduled, SharesGoingOn) and masks is None:
+                return self._drawn_by(graphs.replay_going_on(scheduled, turn), len(scheduled), turn)
+            if graphs.has_room_for(len(scheduled)) and is_decode(scheduled):
                 decodes = decode_rows(scheduled, self._rows, self._block_size)
                 if masks is None and not self._rows.asks_more[decodes.rows].any():
-                    return self._replayed(graphs, decodes)
+                    return self._drawn_by(graphs.replay(decodes, turn), len(scheduled), turn)
         scheduled = tuple(scheduled)  # shares that go on are made when looked at, and each will be several times
         batch = flatten(scheduled, self._rows, self._block_size)
         if graphs is not None and masks is None and batch.is_plain and graphs.can_replay_mixed(batch):
-            return Outputs(IdsOnTheirWay(graphs.replay_mixed(batch).token_ids, len(batch.seeds)))
-        self._timer.begins()
-        tensors = to_device(batch.arrays(), self._device)
+            return Outputs(IdsOnTheirWay(graphs.replay_mixed(batch, turn).token_ids, len(batch.seeds), turn))
+        turn.begins()
+        tensors = to_device(batch.arrays(), self._device, turn)
         self._drawn.grow(self._rows.num_rows)
         if batch.has_pending:
             self._drawn.fill_in(tensors["token_ids"], tensors["rows"][: batch.num_decode])
         if not batch.is_plain:
             self._sampling_rows.update(scheduled, batch, tensors["token_ids"])
         if graphs is not None and decodes is not None:
-            logits = graphs.replay(decodes).logits  # kept as they are: drawing again begins with them
-            return self._sample(scheduled, batch, tensors, lambda first, stop: logits[first:stop].clone(), masks)
+            logits = graphs.replay(decodes, turn).logits  # kept as they are: drawing again begins with them
+            return self._sample(scheduled, batch, tensors, lambda first, stop: logits[first:stop].clone(), turn, masks)
 
         prompt_logprobs = None
         if not batch.is_plain and any(share.targets for share in scheduled):
@@ -216,17 +213,18 @@ class ModelRunner:
         else:
             hidden = self._forward_pass.of_logit_rows(scheduled, batch, tensors)
         if not len(batch.logit_rows):
-            return Outputs(IdsOnTheirWay(tensors["token_ids"], 0), prompt_logprobs=prompt_logprobs)
+            return Outputs(IdsOnTheirWay(tensors["token_ids"], 0, turn), prompt_logprobs=prompt_logprobs)
 
         def logits_of(first: int, stop: int) -> Tensor:
             return self._model.compute_logits(hidden[first:stop])
 
-        return self._sample(scheduled, batch, tensors, logits_of, masks, prompt_logprobs)
+        return self._sample(scheduled, batch, tensors, logits_of, turn, masks, prompt_logprobs)
 
-    def _replayed(self, graphs: StepGraphs, decodes: DecodeRows) -> Outputs:
-        token_ids = graphs.replay(decodes).token_ids
-        self._last_decodes = decodes
-        return Outputs(IdsOnTheirWay(token_ids, len(decodes.rows)))
+    def _drawn_by(self, replayed: StepOutputs, num: int, turn: StagingTurn) -> Outputs:
+        """Of decodes alone, by a graph alone."""
+        outputs = Outputs(IdsOnTheirWay(replayed.token_ids, num, turn))
+        self._can_go_on = True
+        return outputs
 
     def _sample(
         self,
@@ -234,6 +232,7 @@ class ModelRunner:
         batch: FlatBatch,
         tensors: Mapping[str, Tensor],
         logits_of: LogitsOf,
+        turn: StagingTurn,
         masks: TokenMasks | None,
         prompt_logprobs: PromptLogprobs | None = None,
     ) -> Outputs:
@@ -245,7 +244,7 @@ class ModelRunner:
         drawn = draw_all(batch, logits_of, parameters, extras_of)
         self._drawn.note(tensors["draw_rows"], drawn.token_ids)
         logprobs = None if drawn.logprobs is None else DrawLogprobs(drawn.logprobs, num_logprobs)
-        return Outputs(IdsOnTheirWay(drawn.token_ids, len(batch.seeds)), logprobs, prompt_logprobs)
+        return Outputs(IdsOnTheirWay(drawn.token_ids, len(batch.seeds), turn), logprobs, prompt_logprobs)
 
     def _step(self, inputs: StepInputs) -> StepOutputs:
         """The step that a graph captures; called directly it computes the same without a graph (its plain twin)."""

@@ -5,7 +5,7 @@ Rows are numpy, so that a batch is gathered by one fancy index and no Python obj
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +19,8 @@ Float32Array = npt.NDArray[np.float32]
 
 
 class TableChanges(NamedTuple):
-    """Entries of the flattened block table to be written: places [C] int64, values [C] int32."""
+    """Entries of the flattened block table to be written: places [C] int64, values [C] int32. A place that is there
+    twice has the same value twice."""
 
     places: Int64Array
     values: Int32Array
@@ -49,8 +50,8 @@ class SequenceRows:
         self.top_p: Float32Array = np.ones(num_rows, dtype=np.float32)
         self.top_k: Int32Array = np.zeros(num_rows, dtype=np.int32)
         self.asks_more: npt.NDArray[np.bool_] = np.zeros(num_rows, dtype=np.bool_)
-        self._changed_from: Int64Array = np.full(num_rows, max_blocks, dtype=np.int64)
-        self._changed_to: Int64Array = np.zeros(num_rows, dtype=np.int64)
+        self._changed: list[Int64Array] | None = []  # places; None: too many to note each
+        self._num_changed = 0
         self._row_of: dict[int, int] = {}
         self._free = list(range(1, num_rows))[::-1]
 
@@ -75,10 +76,20 @@ class SequenceRows:
         """The row's block table is `block_ids` from index `table_start` on."""
         stop = table_start + len(block_ids)
         self.block_table[row, table_start:stop] = block_ids
-        if table_start < self._changed_from[row]:
-            self._changed_from[row] = table_start
-        if stop > self._changed_to[row]:
-            self._changed_to[row] = stop
+        first = row * self.block_table.shape[1]
+        self._note(np.arange(first + table_start, first + stop))
+
+    def grow_each(self, rows: Int64Array, grown: Mapping[int, tuple[int, Sequence[int]]]) -> None:
+        """grown: place among the rows -> what `grow` takes for that row. No row stands at two places."""
+        if not grown:
+            return
+        at = rows[list(grown)]
+        starts, tables = zip(*grown.values(), strict=True)
+        if set(map(len, tables)) == {1}:
+            self._grow_by_one(at, starts, [block_ids[0] for block_ids in tables])
+            return
+        for row, table_start, block_ids in zip(at.tolist(), starts, tables, strict=True):
+            self.grow(row, table_start, block_ids)
 
     def update_all(self, scheduled: Sequence[ScheduledSequence]) -> Int64Array:
         """`update` of a whole plan; their rows. Sequences that grew by one block, as most do at block size 1
@@ -94,23 +105,21 @@ class SequenceRows:
                 block_ids.append(item.block_ids[0])
             rows.append(row)
         if grown:
-            at, place = np.array(grown), np.array(places)
-            self.block_table[at, place] = block_ids
-            self._changed_from[at] = np.minimum(self._changed_from[at], place)
-            self._changed_to[at] = np.maximum(self._changed_to[at], place + 1)
+            self._grow_by_one(np.array(grown), places, block_ids)
         return np.array(rows, dtype=np.int64)
 
     def take_changes(self, num_rows: int) -> TableChanges:
         """The changes in the first `num_rows` rows since the last call. Some of the values may be as before."""
-        rows = np.flatnonzero(self._changed_to[:num_rows])
-        if not len(rows):
+        changed, self._changed, self._num_changed = self._changed, [], 0
+        if changed == []:
             return NO_CHANGES
-        starts, stops = self._changed_from[rows], self._changed_to[rows]
-        counts = stops - starts
-        max_blocks = self.block_table.shape[1]
-        first = rows * max_blocks + starts - (np.cumsum(counts) - counts)
-        places = np.repeat(first, counts) + np.arange(counts.sum())
-        self._changed_from[rows], self._changed_to[rows] = max_blocks, 0
+        end = num_rows * self.block_table.shape[1]
+        if changed is None:
+            places = np.arange(end)
+        else:
+            places = changed[0] if len(changed) == 1 else np.concatenate(changed)
+            if num_rows < self.num_rows:
+                places = places[places < end]
         return TableChanges(places, self.block_table.reshape(-1)[places])
 
     def release(self, sequence_id: int) -> None:
@@ -118,6 +127,19 @@ class SequenceRows:
         row = self._row_of.pop(sequence_id, None)
         if row is not None:
             self._free.append(row)
+
+    def _grow_by_one(self, rows: Int64Array, table_starts: Sequence[int], block_ids: Sequence[int]) -> None:
+        """`grow` of these rows by a block each."""
+        places = rows * self.block_table.shape[1] + table_starts
+        self.block_table.reshape(-1)[places] = block_ids
+        self._note(places)
+
+    def _note(self, places: Int64Array) -> None:
+        if self._changed is not None:
+            self._changed.append(places)
+            self._num_changed += len(places)
+            if self._num_changed > self.block_table.size:
+                self._changed = None
 
     def _take_row(self, scheduled: ScheduledSequence) -> int:
         if not self._free:
@@ -133,10 +155,7 @@ class SequenceRows:
 
     def _grow(self) -> None:
         old = len(self.temperature)
-        max_blocks = self.block_table.shape[1]
         self.block_table = np.concatenate((self.block_table, np.zeros_like(self.block_table)))
-        self._changed_from = np.concatenate((self._changed_from, np.full(old, max_blocks, dtype=np.int64)))
-        self._changed_to = np.concatenate((self._changed_to, np.zeros(old, dtype=np.int64)))
         self.temperature = np.concatenate((self.temperature, np.zeros_like(self.temperature)))
         self.top_p = np.concatenate((self.top_p, np.ones_like(self.top_p)))
         self.top_k = np.concatenate((self.top_k, np.zeros_like(self.top_k)))

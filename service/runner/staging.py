@@ -1,7 +1,7 @@
-"""Host arrays to the device and ids back, without waiting.
+"""Host arrays to the device and tensors back, without waiting.
 
-A copy from or to pinned memory runs while the host goes on; torch's allocator of pinned memory hands a buffer out again
-only after the copies that used it.
+A copy from or to pinned memory runs while the host goes on. It is the memory of the iteration's turn
+(service/runner/staging_turns.py), or fresh; torch hands that out again only after the copies that used it.
 """
 
 from __future__ import annotations
@@ -14,22 +14,24 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from service.runner.staging_turns import StagingTurn, pinned
+
 _ALIGNMENT = 16  # bytes: as torch's own allocations, so that Triton compiles a kernel for one alignment only
 
 Array = npt.NDArray[Any]
 
 
-def to_device(arrays: Mapping[str, Array], device: torch.device) -> dict[str, Tensor]:
-    """The arrays as tensors on `device`, in one copy. On the CPU they share the arrays' memory."""
+def to_device(arrays: Mapping[str, Array], device: torch.device, turn: StagingTurn | None = None) -> dict[str, Tensor]:
+    """The arrays as tensors on `device`, in one copy. On the CPU they share the arrays' memory. turn: the iteration's,
+    whose memory they leave from; else they leave from fresh memory."""
     if device.type == "cpu":
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
     offsets, num_bytes = layout({name: array.nbytes for name, array in arrays.items()})
-    staged = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
-    memory = staged.numpy()
+    staged = pinned(num_bytes, torch.uint8) if turn is None else turn.inputs(1 << (num_bytes - 1).bit_length())
     for name, array in arrays.items():
-        part = memory[offsets[name] : offsets[name] + array.nbytes]
+        part = staged.array[offsets[name] : offsets[name] + array.nbytes]
         part.view(array.dtype).reshape(array.shape)[...] = array
-    there = staged.to(device, non_blocking=True)
+    there = staged.tensor[:num_bytes].to(device, non_blocking=True)
     return {name: part_of(there, offsets[name], array) for name, array in arrays.items()}
 
 
@@ -67,11 +69,15 @@ class FixedTensors:
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]
 
-    def send(self) -> None:
-        """The arrays are copied behind what the device has still to do; they may be written again at once."""
-        staged = torch.empty(self._buffer.shape, dtype=torch.uint8, pin_memory=self._buffer.is_cuda)
-        staged.numpy()[:] = self._memory
-        self._buffer.copy_(staged, non_blocking=True)
+    def send(self, turn: StagingTurn | None = None) -> None:
+        """The arrays are copied behind what the device has still to do; they may be written again at once. Without a
+        turn to leave from, the copy is waited for."""
+        if turn is None or not self._buffer.is_cuda:
+            self._buffer.copy_(torch.from_numpy(self._memory))
+            return
+        staged = turn.inputs(len(self._memory))
+        staged.array[:] = self._memory
+        self._buffer.copy_(staged.tensor, non_blocking=True)
 
 
 class OnTheirWay:
@@ -81,50 +87,15 @@ class OnTheirWay:
         self._copied: torch.cuda.Event | None = None
         if any(tensor.is_cuda for tensor in tensors):
             tensors = tuple(tensor.to("cpu", non_blocking=True) for tensor in tensors)
-            self._copied = _sleeping_event()
+            self._copied = torch.cuda.Event(blocking=True)  # who waits for it sleeps
             self._copied.record()
         self._tensors = tensors
-
-    def is_done(self) -> bool:
-        """Whether they are there."""
-        return self._copied is None or self._copied.query()
 
     def wait(self) -> tuple[Tensor, ...]:
         """The tensors on the host. Other threads run meanwhile."""
         if self._copied is not None:
             self._copied.synchronize()
         return self._tensors
-
-    def seconds_since(self, began: torch.cuda.Event) -> float:
-        """On a GPU, once they are there: from that moment until they were, by the device's clock."""
-        assert self._copied is not None, "the device has a clock"
-        seconds: float = began.elapsed_time(self._copied) / 1000
-        return seconds
-
-
-class IdsOnTheirWay:
-    """[N] int64 ids of the device, on their way to the host; the first `num` of them count."""
-
-    def __init__(self, token_ids: Tensor, num: int) -> None:
-        self._copy = OnTheirWay(token_ids)
-        self._num = num
-
-    def is_done(self) -> bool:
-        """Whether they are there."""
-        return self._copy.is_done()
-
-    def wait(self) -> tuple[int, ...]:
-        (token_ids,) = self._copy.wait()
-        return tuple(token_ids.tolist()[: self._num])
-
-    def seconds_since(self, began: torch.cuda.Event) -> float:
-        """`OnTheirWay.seconds_since`."""
-        return self._copy.seconds_since(began)
-
-
-def _sleeping_event() -> torch.cuda.Event:
-    """A thread that waits for it sleeps; for the default kind of event it would spin."""
-    return torch.cuda.Event(enable_timing=True, blocking=True)
 
 
 def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from service.runner.staging import IdsOnTheirWay
+from service.runner.staging_turns import IdsOnTheirWay
 
 
 class FaultyIds(IdsOnTheirWay):

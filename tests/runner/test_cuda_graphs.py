@@ -94,7 +94,7 @@ class InLockstep:
 def count_replays(runner, monkeypatch, name):
     replayed = []
     replay = getattr(runner._graphs, name)
-    monkeypatch.setattr(runner._graphs, name, lambda batch: (replayed.append(1), replay(batch))[1])
+    monkeypatch.setattr(runner._graphs, name, lambda *how: (replayed.append(1), replay(*how))[1])
     return replayed
 
 
@@ -183,7 +183,8 @@ def test_500_random_mixed_batches(save, tmp_path, monkeypatch):
     """In fp32, where the shapes of matrix products do not decide what is drawn."""
     folder = save(tmp_path)
     loaded, eager = load(folder, device="cuda"), load(folder, device="cuda", enforce_eager=True)
-    decodes, mixed = (count_replays(loaded.runner, monkeypatch, name) for name in ("replay", "replay_mixed"))
+    names = ("replay", "replay_going_on", "replay_mixed")
+    decodes, going_on, mixed = (count_replays(loaded.runner, monkeypatch, name) for name in names)
     both = InLockstep(loaded.runner, eager.runner)
     player = PlanPlayer(both, loaded.num_blocks, 16)
     chance = random.Random(1)
@@ -195,15 +196,15 @@ def test_500_random_mixed_batches(save, tmp_path, monkeypatch):
         )
     assert len(decodes) > 100
     assert len(mixed) > 30
-    assert both.num_replayed == len(decodes) + len(mixed)
+    assert both.num_replayed == len(decodes) + len(going_on) + len(mixed)
 
 
 def compare_with_twins(runner, monkeypatch):
     """Every replay from now on must give its eager twin's results bit for bit. Returns the replayed inputs."""
     run, replayed = runner._graphs._run, []
 
-    def compared(step, num_draws):
-        outputs = run(step, num_draws)
+    def compared(step, num_draws, turn):
+        outputs = run(step, num_draws, turn)
         logits, ids = outputs.logits[:num_draws].clone(), outputs.token_ids[:num_draws].clone()
         twin = runner._step(step.inputs.step)
         assert torch.equal(twin.logits[:num_draws], logits)

@@ -7,7 +7,7 @@ import pytest
 
 from service.core.iteration_plan import PENDING_TOKEN_ID, Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
-from service.runner.decode_rows import PADDING, decode_rows, empty_rows, is_decode, pad_into, rows_going_on
+from service.runner.decode_rows import PADDING, decode_rows, empty_rows, go_on, is_decode, pad_into
 from service.runner.selective_batching import flatten
 from service.runner.sequence_rows import SequenceRows
 from tests.runner.plan_player import going_on
@@ -17,6 +17,10 @@ def share(sequence_id, token_ids=(5,), computed=0, block_ids=(1,), num_samples=1
     params = SamplingParams(max_tokens=1, **sampling)
     samples = tuple(Sample(sequence_id, seed + i) for i in range(num_samples))
     return ScheduledSequence(sequence_id, tuple(token_ids), computed, 0, tuple(block_ids), params, samples)
+
+
+def changes(rows):
+    return dict(zip(*(part.tolist() for part in rows.take_changes(rows.num_rows)), strict=True))
 
 
 def random_decodes(chance, block_size):
@@ -50,6 +54,7 @@ def test_the_rows_say_what_the_flat_batch_says(seed):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_going_on_gives_the_rows_of_the_next_plan(seed):
+    """Whether a block comes when its first token does, or before, with others."""
     chance = random.Random(seed)
     block_size = chance.choice([1, 4, 16])
     first = list(random_decodes(chance, block_size))
@@ -57,24 +62,28 @@ def test_going_on_gives_the_rows_of_the_next_plan(seed):
     got = decode_rows(first, rows, block_size)
     decode_rows(first, others, block_size)
     before, unused = first, iter(range(6000, 9000))
+    tables = {item.sequence_id: list(item.block_ids) for item in first}
     for _ in range(2 * block_size + 1):
         now = []
         for item in before:
             start = item.num_computed_tokens + 1
-            block_ids = (next(unused),) if start % block_size == 0 else ()
+            table_start, block_ids = len(tables[item.sequence_id]), ()
+            if start // block_size == table_start or chance.random() < 0.05:
+                block_ids = tuple(next(unused) for _ in range(chance.choice([1, 1, 3])))
+            tables[item.sequence_id] += block_ids
             now.append(
                 item._replace(
                     token_ids=(PENDING_TOKEN_ID,),
                     num_computed_tokens=start,
-                    table_start=start // block_size,
+                    table_start=table_start,
                     block_ids=block_ids,
                 )
             )
-        got = rows_going_on(got, going_on(before, now), rows, block_size)
+        go_on(got, going_on(before, now), rows, block_size)
         for array, expected in zip(got, decode_rows(now, others, block_size), strict=True):
             assert array.dtype == expected.dtype
             assert array.tolist() == expected.tolist()
-        assert [c.tolist() for c in rows.take_changes(31)] == [c.tolist() for c in others.take_changes(31)]
+        assert changes(rows) == changes(others)
         before = now
 
 
@@ -91,8 +100,6 @@ def test_padding_follows_the_values():
     for array in padded:
         array.fill(77)
     pad_into(padded, values)
-    pad_into(padded, values._replace(seeds=values.seeds + 1), values)
-    values = values._replace(seeds=values.seeds + 1)
     for got, value, filler in zip(padded, values, PADDING, strict=True):
         assert got.dtype == value.dtype
         assert got.tolist() == [*value.tolist(), *[filler.item()] * 3]

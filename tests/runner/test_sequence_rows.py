@@ -15,6 +15,10 @@ def share(sequence_id, block_ids=(), table_start=0, **sampling):
     return ScheduledSequence(sequence_id, (0,), 0, table_start, tuple(block_ids), params, ())
 
 
+def changes(rows, num_rows):
+    return dict(zip(*(part.tolist() for part in rows.take_changes(num_rows)), strict=True))
+
+
 def test_a_row_keeps_what_does_not_change_and_takes_what_grows():
     rows = SequenceRows(4, 8)
     row = rows.update(share(7, (5, 6), temperature=0.5, top_p=0.9, top_k=3))
@@ -90,7 +94,7 @@ def test_a_copy_that_takes_the_changes_stays_equal():
             lengths[sequence_id] = start + len(block_ids)
         if step % 3 == 0:
             places, values = rows.take_changes(4)
-            assert len(set(places.tolist())) == len(places)
+            assert len(set(zip(places.tolist(), values.tolist(), strict=True))) == len(set(places.tolist()))
             copy[places] = values
             assert (copy == rows.block_table.reshape(-1)).all()
     rows.take_changes(4)
@@ -103,6 +107,37 @@ def test_changes_of_rows_that_the_copy_lacks_are_left_out():
     places, values = rows.take_changes(3)
     assert sorted(values.tolist()) == [i + 1 for i in range(4) if taken[i] < 3] != []
     assert (places < 3 * 8).all()
+
+
+def test_changes_that_nobody_takes_are_few():
+    """However long it takes: more than the whole table are not noted."""
+    rows = SequenceRows(3, 12)
+    copy = np.zeros(4 * 12, dtype=np.int32)
+    for step in range(60):
+        rows.update(share(0, (step, step + 1)))
+        if step == 40:
+            places, values = rows.take_changes(4)
+            assert sorted(places.tolist()) == [*range(4 * 12)]
+            copy[places] = values
+    places, values = rows.take_changes(4)
+    copy[places] = values
+    assert (copy == rows.block_table.reshape(-1)).all()
+
+
+@pytest.mark.parametrize("num_blocks", [(1,), (1, 1, 2, 0)])
+def test_rows_that_grow_together_grow_as_each_by_itself(num_blocks):
+    chance = random.Random(0)
+    together, apart = SequenceRows(9, 40), SequenceRows(9, 40)
+    taken = together.update_all([share(i, (i,)) for i in range(9)])
+    assert apart.update_all([share(i, (i,)) for i in range(9)]).tolist() == taken.tolist()
+    for step in range(1, 20):
+        places = chance.sample(range(9), chance.randint(0, 9))
+        grown = {p: (step, [chance.randrange(99) for _ in range(chance.choice(num_blocks))]) for p in places}
+        together.grow_each(taken, grown)
+        for place, (start, block_ids) in grown.items():
+            apart.grow(int(taken[place]), start, block_ids)
+        assert np.array_equal(together.block_table, apart.block_table)
+        assert changes(together, 10) == changes(apart, 10)
 
 
 def test_nobody_gets_the_row_of_padding():
@@ -132,5 +167,4 @@ def test_a_whole_plan_at_once_is_each_after_the_other(seed: int):
         assert at_once.update_all(plan).tolist() == expected
         assert np.array_equal(at_once.block_table, one_by_one.block_table)
         if chance.random() < 0.5:
-            for ours, theirs in zip(at_once.take_changes(6), one_by_one.take_changes(6), strict=True):
-                assert np.array_equal(ours, theirs)
+            assert changes(at_once, 6) == changes(one_by_one, 6)

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from service.runner.staging import FixedTensors, IdsOnTheirWay, layout, part_of, to_device
+from service.runner.staging import FixedTensors, layout, part_of, to_device
+from service.runner.staging_turns import StagingTurns
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 ARRAYS = {
@@ -16,9 +17,11 @@ ARRAYS = {
 }
 
 
+@pytest.mark.parametrize("with_turn", [False, True])
 @pytest.mark.parametrize("device", DEVICES)
-def test_values_shapes_and_types_arrive(device):
-    tensors = to_device(ARRAYS, torch.device(device))
+def test_values_shapes_and_types_arrive(device, with_turn):
+    turn = StagingTurns(torch.device(device)).take() if with_turn else None
+    tensors = to_device(ARRAYS, torch.device(device), turn)
     assert list(tensors) == list(ARRAYS)
     for name, array in ARRAYS.items():
         got = tensors[name].cpu().numpy()
@@ -46,23 +49,16 @@ def test_a_part_has_the_type_and_shape_of_its_array():
     assert part[0, 0] == int.from_bytes(bytes([16, 17, 18, 19]), "little")
 
 
+@pytest.mark.parametrize("with_turn", [False, True])
 @pytest.mark.parametrize("device", DEVICES)
-def test_ids_come_back(device):
-    ids = torch.tensor([3, -1, 2**40], device=device)
-    all_of_them, some = IdsOnTheirWay(ids, 3), IdsOnTheirWay(ids, 1)
-    ids.fill_(0) if device == "cuda" else None  # behind the copy
-    assert all_of_them.wait() == (3, -1, 2**40)
-    assert some.wait() == (3,)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_fixed_tensors_change_what_they_hold_not_where_they_are(device):
+def test_fixed_tensors_change_what_they_hold_not_where_they_are(device, with_turn):
+    turns = StagingTurns(torch.device(device))
     fixed = FixedTensors({"a": np.zeros(3, np.int64), "b": np.zeros(5, np.float32)}, torch.device(device))
     a, b = fixed["a"], fixed["b"]
     for value in (1, 2):
         for array in fixed.host.values():
             array.fill(value)
-        fixed.send()
+        fixed.send(turns.take() if with_turn else None)
         for array in fixed.host.values():
             array.fill(77)  # behind the copy
         assert (a.tolist(), b.tolist()) == ([value] * 3, [value] * 5)

@@ -1,0 +1,145 @@
+"""Pinned memory that iterations use in turns, with the two moments between which the device computes one of them.
+
+A copy from or to pinned memory runs while the host goes on. To allocate such memory in each iteration, and events, cost
+more than to use them (loadtest/LOG.md). So an iteration takes over what another has left whose ids are there. By then
+all of that one's copies have run, whatever the caller does: they stand before the ids in the device's stream.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+_FIRST_NUM_BYTES = 1 << 18
+"""What nearly every iteration has room in."""
+
+
+class StagingTurns:
+    """Engine thread. As many turns are made as iterations are on their way at once; one that fails keeps its own."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._left: list[StagingTurn] = []
+
+    def take(self) -> StagingTurn:
+        """One that nobody uses, for one iteration."""
+        return self._left.pop() if self._left else StagingTurn(self._device, self._left)
+
+
+class StagingTurn:
+    """One iteration's, from `StagingTurns.take` until `collect`. On a CPU it has neither memory nor clock: nothing is
+    copied or timed there.
+
+    A step's seconds are the device's, because what the host does between two steps is no part of them: its preparation,
+    or another process that kept it from launching, would make the same step 3 % longer or shorter each time (Llama-8B,
+    one H200).
+    """
+
+    def __init__(self, device: torch.device, left: list[StagingTurn]) -> None:
+        self._left = left
+        self._is_cuda = device.type == "cuda"
+        self._inputs_taken = False
+        if self._is_cuda:
+            self._inputs, self._ids = _PinnedArray(torch.uint8), _PinnedArray(torch.int64)
+            self._stream = torch.cuda.current_stream(device)
+            self._began = torch.cuda.Event(enable_timing=True)
+            # A thread that waits for it sleeps; for the default kind of event it would spin.
+            self._done = torch.cuda.Event(enable_timing=True, blocking=True)
+
+    def inputs(self, num_bytes: int) -> PinnedPart:
+        """Memory for copies to the device; of few different sizes, as each is kept. Whoever asks again in the same
+        iteration gets memory of its own. On a GPU."""
+        if self._inputs_taken:
+            return pinned(num_bytes, torch.uint8)
+        self._inputs_taken = True
+        return self._inputs.first(num_bytes)
+
+    def begins(self) -> None:
+        """All that is launched from now on is the step's; a moment noted before counts no more."""
+        if self._is_cuda:
+            self._began.record(self._stream)
+
+    def bring(self, token_ids: Tensor) -> None:
+        """[N] int64 begin their way to the host, behind the work that makes them. They may be none. Once, on a GPU."""
+        if len(token_ids):
+            self._ids.first(len(token_ids)).tensor.copy_(token_ids, non_blocking=True)
+        self._done.record(self._stream)
+
+    def is_done(self) -> bool:
+        """Whether what it was told to `bring` is there."""
+        is_done: bool = self._done.query()
+        return is_done
+
+    def collect(self, num: int) -> tuple[tuple[int, ...], float]:
+        """Wait for the ids, and give the turn back: the first `num` of them, and the step's seconds by the device's
+        clock, up to their arrival. Other threads run meanwhile. After a fault of the device it is not given back."""
+        self._done.synchronize()
+        token_ids: tuple[int, ...] = tuple(self._ids.whole.array[:num].tolist())
+        seconds: float = self._began.elapsed_time(self._done) / 1000
+        self._inputs_taken = False
+        self._left.append(self)
+        return token_ids, seconds
+
+
+class PinnedPart:
+    """The same memory as a tensor and as an array."""
+
+    __slots__ = ("array", "tensor")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self.array: npt.NDArray[Any] = tensor.numpy()
+
+
+def pinned(num: int, dtype: torch.dtype) -> PinnedPart:
+    """Fresh memory. It is handed out again only after the copies that used it: torch sees to that."""
+    return PinnedPart(torch.empty(num, dtype=dtype, pin_memory=True))
+
+
+class _PinnedArray:
+    """Memory that is asked for in few sizes, again and again: to cut a tensor costs nearly as much as to copy it."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self.whole = pinned(_FIRST_NUM_BYTES // dtype.itemsize, dtype)
+        self._parts: dict[int, PinnedPart] = {}
+
+    def first(self, num: int) -> PinnedPart:
+        """Its first `num` entries. If it has fewer, it becomes longer, and what it held is gone."""
+        part = self._parts.get(num)
+        if part is None:
+            if num > len(self.whole.tensor):
+                self.whole = pinned(1 << (num - 1).bit_length(), self._dtype)
+                self._parts.clear()
+            part = self._parts[num] = PinnedPart(self.whole.tensor[:num])
+        return part
+
+
+class IdsOnTheirWay:
+    """[N] int64 ids, on their way to the host; the first `num` of them count. turn: the iteration's. compute_s: once
+    they are there, `StagingTurn.collect`'s seconds; None on a CPU."""
+
+    def __init__(self, token_ids: Tensor, num: int, turn: StagingTurn | None = None) -> None:
+        self.compute_s: float | None = None
+        self._num = num
+        self._turn: StagingTurn | None = None
+        self._token_ids: tuple[int, ...] | Tensor = token_ids
+        if turn is not None and token_ids.is_cuda:
+            turn.bring(token_ids if num else token_ids[:0])
+            self._turn = turn
+
+    def is_done(self) -> bool:
+        """Whether they are there."""
+        return self._turn is None or self._turn.is_done()
+
+    def wait(self) -> tuple[int, ...]:
+        """Idempotent."""
+        if self._turn is not None:
+            self._token_ids, self.compute_s = self._turn.collect(self._num)
+            self._turn = None
+        elif isinstance(self._token_ids, Tensor):
+            self._token_ids = tuple(self._token_ids[: self._num].tolist())
+        return self._token_ids
