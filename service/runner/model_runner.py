@@ -98,6 +98,7 @@ class ModelRunner:
                 self._transfer.start(plan.transfers, before)
         except BaseException:
             self._transfer.abandon()
+            self._rows.note_all()  # changes of sequences that were not in the plan may be lost with it
             raise
         is_replayed = self._num_replays > replays
         return LaunchedIteration(outputs, self._transfer, plan.awaits_transfer, is_replayed=is_replayed)

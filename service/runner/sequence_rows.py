@@ -122,6 +122,10 @@ class SequenceRows:
                 places = places[places < end]
         return TableChanges(places, self.block_table.reshape(-1)[places])
 
+    def note_all(self) -> None:
+        """A copy may have missed what was taken: all entries count as changed."""
+        self._changed = None
+
     def release(self, sequence_id: int) -> None:
         """Forget the sequence; one never seen is fine."""
         row = self._row_of.pop(sequence_id, None)

@@ -10,6 +10,7 @@ import torch
 from service.core.iteration_plan import BlockCopy, IterationPlan, Sample, ScheduledSequence, Transfer
 from service.core.sampling_params import SamplingParams
 from service.runner import draws
+from service.runner.device_block_table import DeviceBlockTable
 from service.runner.launched_iteration import Outputs
 from tests.models.checkpoints import (
     generate,
@@ -280,6 +281,25 @@ def test_after_a_fault_nothing_is_told_of_transfers(fails_in, device, tmp_path, 
     after = runner.launch(IterationPlan((item,), transfers=(Transfer(3, False, (1,), (0,)),))).wait()
     later = runner.launch(IterationPlan((), awaits_transfer=True)).wait()
     assert [finished.transfer_id for finished in (*after.finished_transfers, *later.finished_transfers)] == [3]
+
+
+def test_after_a_fault_the_device_has_the_blocks_of_those_who_were_not_in_the_plan(tmp_path, monkeypatch):
+    """What the plan before has told of them was to go to the device with the one that failed."""
+    runner = load(llama(tmp_path)).runner
+    table = DeviceBlockTable(runner._rows, torch.device("cpu"))
+    first, second = (ScheduledSequence(i, (3, 1), 0, 0, (i + 1,), greedy(4), (Sample(i, 0),)) for i in range(2))
+    runner.launch(IterationPlan((first,)))
+
+    def fail(*_: object) -> None:
+        table.take_changes(100)
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="memory"):
+        patch.setattr(runner._forward_pass, "compute", fail)
+        runner.launch(IterationPlan((second,)))
+    table.take_changes(0)
+    assert table.tensor.tolist() == runner._rows.block_table.tolist()
+    assert (table.tensor == 1).any()
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -124,6 +124,17 @@ def test_changes_that_nobody_takes_are_few():
     assert (copy == rows.block_table.reshape(-1)).all()
 
 
+def test_what_a_copy_has_missed_is_noted_again():
+    rows = SequenceRows(3, 12)
+    rows.update(share(0, (5, 6)))
+    rows.take_changes(4)
+    rows.note_all()
+    rows.update(share(1, (7,)))
+    places, values = rows.take_changes(4)
+    assert places.tolist() == [*range(4 * 12)]
+    assert values.tolist() == rows.block_table.reshape(-1).tolist()
+
+
 @pytest.mark.parametrize("num_blocks", [(1,), (1, 1, 2, 0)])
 def test_rows_that_grow_together_grow_as_each_by_itself(num_blocks):
     chance = random.Random(0)
