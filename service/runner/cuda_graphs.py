@@ -2,9 +2,10 @@
 
 A graph replays the kernels of one step, from the embedding to the drawn ids, with the addresses that it was captured
 with. So there is one graph for each of a few padded sizes (graph_sizes.py), of decodes alone and of decodes beside some
-tokens of prompts. Inputs lie at fixed places; rows that are padding have no context, write nothing and draw what nobody
-reads. All graphs share one memory pool, and the largest is captured first, so that the others fit into what it needed.
-A step whose size was not captured, yet or ever, runs in the next larger graph or kernel by kernel.
+tokens of prompts. Inputs lie at fixed places, also on the host, from where the graph itself fetches them; rows that are
+padding have no context, write nothing and draw what nobody reads. All graphs share one memory pool, and the largest is
+captured first, so that the others fit into what it needed. A step whose size was not captured, yet or ever, runs in the
+next larger graph or kernel by kernel.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ Inputs = TypeVar("Inputs", bound=DecodeInputs | MixedInputs)
 class StepGraphs:
     """Can it be replayed? Then replay it. Engine thread; `capture` while no step runs.
 
-    compute: the step over its inputs, without a wait for the device. num_replays: so far.
-    Inputs leave from the iteration's turn, which hears when the step begins.
+    compute: the step over its inputs, without a wait for the device. num_replays: so far. turn: the iteration's, which
+    hears when the step begins.
     """
 
     def __init__(self, compute: Compute, rows: SequenceRows, block_size: int, device: torch.device) -> None:
@@ -82,17 +83,17 @@ class StepGraphs:
         size = self.padded_step(num_seqs, num_seqs, 0)
         assert size is not None
         step = self._last_decodes = self._decodes[size]
-        step.inputs.fill(decodes, self._table.take_changes(step.inputs.most_changes), turn)
+        step.inputs.fill(decodes, self._table.take_changes(step.inputs.most_changes))
         return self._run(step, num_seqs, turn)
 
     def replay_going_on(self, shares: SharesGoingOn, turn: StagingTurn) -> StepOutputs:
         """Replay the plan that goes on from the one that was replayed last, which was of decodes alone."""
         step = self._last_decodes
         assert step is not None
-        inputs = step.inputs
-        assert len(inputs.held.rows) == len(shares)
-        go_on(inputs.held, shares, self._rows, self._block_size)
-        inputs.send(self._table.take_changes(inputs.most_changes), turn)
+        held = step.inputs.held()
+        assert len(held.rows) == len(shares)
+        go_on(held, shares, self._rows, self._block_size)
+        step.inputs.set_changes(self._table.take_changes(step.inputs.most_changes))
         return self._run(step, len(shares), turn)
 
     def can_replay_mixed(self, batch: FlatBatch) -> bool:
@@ -104,7 +105,7 @@ class StepGraphs:
         size = self._size_of(batch)
         assert size is not None
         step = self._mixed[size]
-        step.inputs.fill(batch, self._table.take_changes(step.inputs.most_changes), turn)
+        step.inputs.fill(batch, self._table.take_changes(step.inputs.most_changes))
         return self._run(step, len(batch.seeds), turn)
 
     def padded_step(self, num_tokens: int, num_decodes: int, num_prompts: int) -> GraphSize | None:
@@ -126,7 +127,8 @@ class StepGraphs:
             self._decodes[size] = _CapturedStep(self._compute_by_table, inputs, self._pool, self._stream)
 
     def _compute_by_table(self, inputs: DecodeInputs | MixedInputs) -> StepOutputs:
-        """The step, once the table has the changes that come with it."""
+        """The step, once its inputs are there and the table has the changes that come with them."""
+        inputs.fetch()
         self._table.write(inputs.table_places, inputs.table_values)
         return self._compute(inputs.step)
 

@@ -11,7 +11,6 @@ from service.runner.decode_rows import DecodeRows, empty_rows, first_rows, pad_i
 from service.runner.device_block_table import pad_changes_into
 from service.runner.sequence_rows import NO_CHANGES, TableChanges, empty_changes
 from service.runner.staging import Array, FixedTensors
-from service.runner.staging_turns import StagingTurn
 from service.runner.step_inputs import StepInputs
 from service.sampling.sampler import SamplingBatch
 
@@ -20,7 +19,7 @@ class DecodeInputs:
     """Inputs of a step of at most `num_rows` decodes, with at most as many changes of the block table.
 
     block_table: DeviceBlockTable's tensor. table_places, table_values: what the step has to write to it first.
-    held: the rows that were filled in, without padding; what is written there, `send` takes to the device.
+    What is filled in reaches the step by `fetch`, with which its graph begins.
     """
 
     def __init__(self, num_rows: int, block_table: Tensor, block_size: int) -> None:
@@ -31,9 +30,10 @@ class DecodeInputs:
         self.most_changes = num_rows
         self.table_places, self.table_values = fixed["places"], fixed["values"]
         self._fixed = fixed
-        self._rows = DecodeRows(*map(fixed.host.__getitem__, DecodeRows._fields))
-        self._changes = TableChanges(fixed.host["places"], fixed.host["values"])
-        self.held = first_rows(self._rows, 0)
+        host = fixed.writable()
+        self._rows = DecodeRows(*map(host.__getitem__, DecodeRows._fields))
+        self._changes = TableChanges(host["places"], host["values"])
+        self._held = first_rows(self._rows, 0)
         self.step = StepInputs(
             token_ids=fixed["token_ids"],
             positions=fixed["positions"],
@@ -42,15 +42,22 @@ class DecodeInputs:
             draw_rows=fixed["rows"],
             sampling=SamplingBatch.of(fixed, is_greedy=False),
         )
+        self.fetch = fixed.fetch
         self.fill(empty_rows(0))
+        self.fetch()
 
-    def fill(self, values: DecodeRows, changes: TableChanges = NO_CHANGES, turn: StagingTurn | None = None) -> None:
-        """Set the inputs to at most `num_rows` rows; the rest becomes padding. turn: FixedTensors.send's."""
+    def fill(self, values: DecodeRows, changes: TableChanges = NO_CHANGES) -> None:
+        """Set the inputs to at most `num_rows` rows; the rest becomes padding."""
+        self._fixed.writable()
         pad_into(self._rows, values)
-        self.held = first_rows(self._rows, len(values.rows))
-        self.send(changes, turn)
+        self._held = first_rows(self._rows, len(values.rows))
+        self.set_changes(changes)
 
-    def send(self, changes: TableChanges, turn: StagingTurn | None = None) -> None:
-        """Set the inputs to the rows that are `held`."""
+    def held(self) -> DecodeRows:
+        """The rows that were filled in, without padding, to be changed in place."""
+        self._fixed.writable()
+        return self._held
+
+    def set_changes(self, changes: TableChanges) -> None:
+        """Of the block table alone: after `held`."""
         pad_changes_into(self._changes, changes)
-        self._fixed.send(turn)

@@ -41,7 +41,7 @@ largest logit, which is ignored."""
 
 def is_decode(scheduled: Sequence[ScheduledSequence]) -> bool:
     """Whether every sequence computes one token and draws one id."""
-    return all(len(s.token_ids) == 1 == len(s.samples) for s in scheduled)
+    return all(len(s.token_ids) == 1 == len(s.samples) for s in reversed(scheduled))  # prompts mostly stand last
 
 
 def decode_rows(scheduled: Sequence[ScheduledSequence], rows: SequenceRows, block_size: int) -> DecodeRows:

@@ -16,7 +16,6 @@ from service.runner.graph_sizes import GraphSize
 from service.runner.selective_batching import FlatBatch
 from service.runner.sequence_rows import NO_CHANGES, TableChanges, empty_changes
 from service.runner.staging import Array, FixedTensors
-from service.runner.staging_turns import StagingTurn
 from service.runner.step_inputs import StepInputs
 from service.sampling.sampler import SamplingBatch
 
@@ -29,6 +28,7 @@ class MixedInputs:
     shape wherever the border between decodes and prompts lies.
 
     table_places, table_values: what the step has to write to the block table first, `num_tokens` entries at most.
+    What is filled in reaches the step by `fetch`, with which its graph begins.
     """
 
     def __init__(self, num_tokens: int, num_decodes: int, block_table: Tensor, block_size: int) -> None:
@@ -75,23 +75,24 @@ class MixedInputs:
             draw_rows=fixed["draw_rows"],
             sampling=SamplingBatch.of(fixed, is_greedy=False),
         )
-        for name, array in fixed.host.items():
+        host = fixed.writable()
+        for name, array in host.items():
             array.fill(_padding(name))
-        self._num_filled = dict.fromkeys(fixed.host, 0)
-        fixed.send()
+        self._num_filled = dict.fromkeys(host, 0)
+        self.fetch = fixed.fetch
+        self.fetch()
 
-    def fill(self, batch: FlatBatch, changes: TableChanges = NO_CHANGES, turn: StagingTurn | None = None) -> None:
-        """A batch that there is room for (`GraphSize.takes`). turn: FixedTensors.send's."""
-        host = self._fixed.host
+    def fill(self, batch: FlatBatch, changes: TableChanges = NO_CHANGES) -> None:
+        """A batch that there is room for (`GraphSize.takes`)."""
+        host = self._fixed.writable()
         for name, values in _values(batch):
-            self._write(name, values)
+            self._write(host[name], name, values)
         host["query_starts"][len(batch.rows) - batch.num_decode + 1 :] = batch.query_starts[-1]
         pad_changes_into(TableChanges(host["places"], host["values"]), changes)
-        self._fixed.send(turn)
 
-    def _write(self, name: str, values: Array) -> None:
+    def _write(self, array: Array, name: str, values: Array) -> None:
         """Padding is written only where the batch before had values."""
-        array, num, num_before = self._fixed.host[name], len(values), self._num_filled[name]
+        num, num_before = len(values), self._num_filled[name]
         array[:num] = values
         if num < num_before:
             array[num:num_before] = _padding(name)

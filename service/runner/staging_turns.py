@@ -13,8 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-_FIRST_NUM_BYTES = 1 << 18
-"""What nearly every iteration has room in."""
+_FIRST_NUM_BYTES, _FIRST_NUM_IDS = 1 << 18, 1 << 11
+"""In which nearly every iteration has room."""
 
 
 class StagingTurns:
@@ -43,19 +43,22 @@ class StagingTurn:
         self._is_cuda = device.type == "cuda"
         self._inputs_taken = False
         if self._is_cuda:
-            self._inputs, self._ids = _PinnedArray(torch.uint8), _PinnedArray(torch.int64)
+            self._inputs = pinned(_FIRST_NUM_BYTES, torch.uint8)
+            self._ids = _PinnedIds()
             self._stream = torch.cuda.current_stream(device)
             self._began = torch.cuda.Event(enable_timing=True)
             # A thread that waits for it sleeps; for the default kind of event it would spin.
             self._done = torch.cuda.Event(enable_timing=True, blocking=True)
 
     def inputs(self, num_bytes: int) -> PinnedPart:
-        """Memory for copies to the device; of few different sizes, as each is kept. Whoever asks again in the same
-        iteration gets memory of its own. On a GPU."""
+        """At least so much memory for copies to the device. Whoever asks again in the same iteration gets memory of its
+        own. On a GPU."""
         if self._inputs_taken:
             return pinned(num_bytes, torch.uint8)
         self._inputs_taken = True
-        return self._inputs.first(num_bytes)
+        if num_bytes > len(self._inputs.array):
+            self._inputs = pinned(_power_of_two(num_bytes), torch.uint8)
+        return self._inputs
 
     def begins(self) -> None:
         """All that is launched from now on is the step's; a moment noted before counts no more."""
@@ -65,7 +68,7 @@ class StagingTurn:
     def bring(self, token_ids: Tensor) -> None:
         """[N] int64 begin their way to the host, behind the work that makes them. They may be none. Once, on a GPU."""
         if len(token_ids):
-            self._ids.first(len(token_ids)).tensor.copy_(token_ids, non_blocking=True)
+            self._ids.first(len(token_ids)).copy_(token_ids, non_blocking=True)
         self._done.record(self._stream)
 
     def is_done(self) -> bool:
@@ -99,23 +102,27 @@ def pinned(num: int, dtype: torch.dtype) -> PinnedPart:
     return PinnedPart(torch.empty(num, dtype=dtype, pin_memory=True))
 
 
-class _PinnedArray:
-    """Memory that is asked for in few sizes, again and again: to cut a tensor costs nearly as much as to copy it."""
+class _PinnedIds:
+    """int64, asked for in few numbers again and again: to cut a tensor costs nearly as much as to copy it."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
-        self.whole = pinned(_FIRST_NUM_BYTES // dtype.itemsize, dtype)
-        self._parts: dict[int, PinnedPart] = {}
+    def __init__(self) -> None:
+        self.whole = pinned(_FIRST_NUM_IDS, torch.int64)
+        self._parts: dict[int, Tensor] = {}
 
-    def first(self, num: int) -> PinnedPart:
-        """Its first `num` entries. If it has fewer, it becomes longer, and what it held is gone."""
+    def first(self, num: int) -> Tensor:
+        """Of `whole` the first `num` entries. If it has fewer, it becomes longer, and what it held is gone."""
         part = self._parts.get(num)
         if part is None:
-            if num > len(self.whole.tensor):
-                self.whole = pinned(1 << (num - 1).bit_length(), self._dtype)
+            if num > len(self.whole.array):
+                self.whole = pinned(_power_of_two(num), torch.int64)
                 self._parts.clear()
-            part = self._parts[num] = PinnedPart(self.whole.tensor[:num])
+            part = self._parts[num] = self.whole.tensor[:num]
         return part
+
+
+def _power_of_two(num: int) -> int:
+    """The least that is not below `num`, which is positive."""
+    return 1 << (num - 1).bit_length()
 
 
 class IdsOnTheirWay:

@@ -69,6 +69,7 @@ def test_a_padded_step_draws_what_the_flat_batch_draws(mixed, tmp_path):
             inputs.fill(batch)
         else:
             inputs.fill(decode_rows(steps, runner._rows, 16))
+        inputs.fetch()
         padded = runner._step(inputs.step).token_ids.tolist()
     want = list(runner.launch(IterationPlan(tuple(steps))).wait().token_ids)
     assert padded[: len(want)] == want

@@ -30,6 +30,7 @@ def test_values_arrive_at_fixed_places_and_the_rest_is_padding(device):
     for positions in ((5, 2), (1, 2, 3, 4), (7,)):
         values = decode_rows(decodes(*positions), rows, 4)
         inputs.fill(values)
+        inputs.fetch()
         count, rest = len(positions), 4 - len(positions)
         decode, sampling = step.attention.decode, step.sampling
         assert step.token_ids.tolist() == [*range(40, 40 + count), *[0] * rest]

@@ -51,6 +51,7 @@ def test_follows_the_rows_by_what_comes_with_a_step(is_mixed, device):
         taken = table.take_changes(inputs.most_changes)
         assert table.tensor.tolist() == before
         inputs.fill(NO_PROMPT if is_mixed else empty_rows(0), taken)
+        inputs.fetch()
         table.write(inputs.table_places, inputs.table_values)
         assert table.tensor.tolist() == rows.block_table.tolist()
 

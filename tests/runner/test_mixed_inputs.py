@@ -37,6 +37,7 @@ def test_the_batch_stands_at_fixed_places_with_padding_behind_it(device):
         scheduled = [share(chance, 10 * seed + i, n, chance.randint(0, 2)) for i, n in enumerate(lengths)]
         batch = flatten(scheduled, rows, 4)
         inputs.fill(batch)
+        inputs.fetch()
         nd, nt, nn = batch.num_decode, len(batch.token_ids), len(batch.seeds)
         decode, prefill = step.attention.decode, step.attention.prefill
         assert step.token_ids[:nt].tolist() == batch.token_ids.tolist()
@@ -70,6 +71,7 @@ def test_the_border_between_decodes_and_prompts_moves():
     for number, lengths in enumerate(([1] * 20 + [4], [1, 11, 12], [24])):
         batch = flatten([share(chance, 100 * number + i, n) for i, n in enumerate(lengths)], rows, 4)
         inputs.fill(batch)
+        inputs.fetch()
         assert inputs.step.token_ids.tolist() == batch.token_ids.tolist()
         assert inputs.step.attention.prefill.query_starts.tolist()[: len(lengths) - batch.num_decode + 1] == (
             batch.query_starts[batch.num_decode :].tolist()

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from kernels.graph_capture import capture_graph
 from service.runner.staging import FixedTensors, layout, part_of, to_device
 from service.runner.staging_turns import StagingTurns
 
@@ -49,17 +50,66 @@ def test_a_part_has_the_type_and_shape_of_its_array():
     assert part[0, 0] == int.from_bytes(bytes([16, 17, 18, 19]), "little")
 
 
-@pytest.mark.parametrize("with_turn", [False, True])
 @pytest.mark.parametrize("device", DEVICES)
-def test_fixed_tensors_change_what_they_hold_not_where_they_are(device, with_turn):
-    turns = StagingTurns(torch.device(device))
+def test_fixed_tensors_change_what_they_hold_not_where_they_are(device):
     fixed = FixedTensors({"a": np.zeros(3, np.int64), "b": np.zeros(5, np.float32)}, torch.device(device))
     a, b = fixed["a"], fixed["b"]
     for value in (1, 2):
-        for array in fixed.host.values():
+        for array in fixed.writable().values():
             array.fill(value)
-        fixed.send(turns.take() if with_turn else None)
-        for array in fixed.host.values():
+        fixed.fetch()
+        for array in fixed.writable().values():
             array.fill(77)  # behind the copy
         assert (a.tolist(), b.tolist()) == ([value] * 3, [value] * 5)
     assert fixed["a"].data_ptr() == a.data_ptr()
+
+
+class Fetched:
+    """In place of a CUDA event, behind a copy that runs when it is waited for."""
+
+    def __init__(self):
+        self.is_pending = False
+
+    def query(self):
+        return not self.is_pending
+
+    def synchronize(self):
+        self.is_pending = False
+
+    def record(self):
+        self.is_pending = True
+
+
+def test_what_has_not_been_fetched_is_not_written_again():
+    fixed = FixedTensors({"a": np.zeros(3, np.int64)}, torch.device("cpu"))
+    fixed._fetched = Fetched()
+    fixed.writable()["a"][:] = 5
+    fixed.fetch()
+    assert fixed._fetched.is_pending
+    fixed.writable()
+    assert not fixed._fetched.is_pending
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_what_the_device_has_not_fetched_yet_is_not_written_again(is_captured):
+    """Steps in a row, all launched before the first begins."""
+    device = torch.device("cuda")
+    fixed = FixedTensors({"a": np.zeros(1000, np.int64)}, device)
+    seen = torch.zeros(1000, dtype=torch.int64, device=device)
+
+    def step():
+        fixed.fetch()
+        seen.add_(fixed["a"])
+
+    step()
+    torch.cuda.synchronize()
+    graph = capture_graph(step, torch.cuda.Stream(device))[0] if is_captured else None
+    for value in (1, 10, 100):
+        fixed.writable()["a"][:] = value
+        torch.cuda._sleep(10**8)
+        step() if graph is None else graph.replay()
+        assert fixed._fetched is not None
+        assert not fixed._fetched.query()
+    fixed.writable()["a"][:] = -1
+    assert seen.unique().tolist() == [111]
