@@ -74,13 +74,16 @@ class LateMemory(torch.Tensor):
         ids.device.launch(lambda: array.__setitem__(slice(None), ids.values))
 
 
+def late_memory(num, dtype):
+    return PinnedPart(torch.zeros(num, dtype=dtype).as_subclass(LateMemory))
+
+
 @pytest.fixture
 def late(monkeypatch):
     device = LateDevice()
     monkeypatch.setattr(Moment, "device", device, raising=False)
     monkeypatch.setattr(torch.cuda, "Event", Moment)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
-    late_memory = lambda num, dtype: PinnedPart(torch.zeros(num, dtype=dtype).as_subclass(LateMemory))  # noqa: E731
     monkeypatch.setattr(staging_turns, "pinned", late_memory)
     return device
 
