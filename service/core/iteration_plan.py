@@ -66,7 +66,9 @@ class ScheduledSequence(NamedTuple):
     targets: tuple[int, ...] = ()
 
 
-_SEQUENCE_ID, _TOKEN_IDS, _START = itemgetter(0), itemgetter(1), itemgetter(2)
+SEQUENCE_ID, TOKEN_IDS, START, BLOCK_IDS, SAMPLES = map(itemgetter, (0, 1, 2, 4, 6))
+SEED = itemgetter(1)
+"""Fields of a ScheduledSequence, and of a Sample, for `map`: a third of what the attribute costs."""
 
 
 class SharesGoingOn(Sequence[ScheduledSequence]):
@@ -89,7 +91,7 @@ class SharesGoingOn(Sequence[ScheduledSequence]):
         self._first = first
         self._num_further = num_further
         self.grown = grown
-        self.num_computed_tokens: int = sum(map(_START, first)) + num_further * len(first)
+        self.num_computed_tokens: int = sum(map(START, first)) + num_further * len(first)
 
     def further(self, grown: Mapping[int, tuple[int, tuple[int, ...]]]) -> SharesGoingOn:
         """One token further than these. Looks at none of them."""
@@ -102,7 +104,7 @@ class SharesGoingOn(Sequence[ScheduledSequence]):
     def starts(self) -> list[int]:
         """`num_computed_tokens` of each."""
         num_further = self._num_further
-        return [start + num_further for start in map(_START, self._first)]
+        return [start + num_further for start in map(START, self._first)]
 
     def __len__(self) -> int:
         return len(self._first)
@@ -182,9 +184,9 @@ class IterationPlan:
             self._check_blocks()
 
     def _check_scheduled(self) -> None:
-        ids = set(map(_SEQUENCE_ID, self.scheduled))
+        ids = set(map(SEQUENCE_ID, self.scheduled))
         assert len(ids) == len(self.scheduled), "a sequence is scheduled once an iteration"
-        assert all(map(_TOKEN_IDS, self.scheduled)), "a scheduled sequence computes at least one token"
+        assert all(map(TOKEN_IDS, self.scheduled)), "a scheduled sequence computes at least one token"
 
     def _check_blocks(self) -> None:
         destinations = {c.destination for c in self.copies}
@@ -211,11 +213,11 @@ class IterationPlan:
         """How many tokens each of `scheduled` computes."""
         if isinstance(self.scheduled, SharesGoingOn):
             return [1] * len(self.scheduled)
-        return list(map(len, map(_TOKEN_IDS, self.scheduled)))
+        return list(map(len, map(TOKEN_IDS, self.scheduled)))
 
     def starts(self) -> Sequence[int]:
         """`num_computed_tokens` of each of `scheduled`."""
-        return self.scheduled.starts if isinstance(self.scheduled, SharesGoingOn) else [*map(_START, self.scheduled)]
+        return self.scheduled.starts if isinstance(self.scheduled, SharesGoingOn) else [*map(START, self.scheduled)]
 
     @property
     def num_scheduled_tokens(self) -> int:

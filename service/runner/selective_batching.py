@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from service.core.iteration_plan import PENDING_TOKEN_ID, ScheduledSequence
+from service.core.iteration_plan import PENDING_TOKEN_ID, SAMPLES, SEED, START, TOKEN_IDS, ScheduledSequence
 from service.runner.sequence_rows import Float32Array, Int32Array, Int64Array, SequenceRows
 
 
@@ -64,9 +64,10 @@ class FlatBatch:
 
 def flatten(scheduled: Sequence[ScheduledSequence], rows: SequenceRows, block_size: int) -> FlatBatch:
     """The plan's sequences as one batch; `rows` takes over what has changed. At least one sequence."""
-    row = rows.update_all(scheduled)
-    query_lens = np.array([len(s.token_ids) for s in scheduled], np.int64)
-    computed = np.array([s.num_computed_tokens for s in scheduled], np.int64)
+    num_seqs, row = len(scheduled), rows.update_all(scheduled)
+    ids, samples = [*map(TOKEN_IDS, scheduled)], [*map(SAMPLES, scheduled)]
+    query_lens = np.fromiter(map(len, ids), np.int64, num_seqs)
+    computed = np.fromiter(map(START, scheduled), np.int64, num_seqs)
     context_lens = computed + query_lens
 
     # Decodes first, longest first; prompts keep the plan's order.
@@ -74,16 +75,15 @@ def flatten(scheduled: Sequence[ScheduledSequence], rows: SequenceRows, block_si
     order = np.argsort(np.where(is_decode, -context_lens, 1), kind="stable")
     row, query_lens, computed, context_lens = (a[order] for a in (row, query_lens, computed, context_lens))
 
-    starts = np.zeros(len(scheduled) + 1, dtype=np.int64)
+    starts = np.zeros(num_seqs + 1, dtype=np.int64)
     np.cumsum(query_lens, out=starts[1:])
-    ordered_ids = chain.from_iterable([scheduled[i].token_ids for i in order.tolist()])
-    token_ids = np.fromiter(ordered_ids, np.int64, starts[-1])
+    token_ids = np.fromiter(chain.from_iterable(map(ids.__getitem__, order.tolist())), np.int64, starts[-1])
     positions = np.arange(len(token_ids)) - np.repeat(starts[:-1] - computed, query_lens)
     blocks = rows.block_table[np.repeat(row, query_lens), positions // block_size].astype(np.int64)
 
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
-    samples_per_seq = np.array([len(s.samples) for s in scheduled], np.int64)
+    samples_per_seq = np.fromiter(map(len, samples), np.int64, num_seqs)
     is_sampled = samples_per_seq > 0
     samples_per_row = samples_per_seq[is_sampled]
     logit_place = place[is_sampled]
@@ -112,6 +112,6 @@ def flatten(scheduled: Sequence[ScheduledSequence], rows: SequenceRows, block_si
         temperature=rows.temperature[draw_row],
         top_p=rows.top_p[draw_row],
         top_k=rows.top_k[draw_row],
-        seeds=np.array([sample.seed for s in scheduled for sample in s.samples], np.int64),
+        seeds=np.fromiter(map(SEED, chain.from_iterable(samples)), np.int64, len(draw_row)),
         sample_positions=context_lens[draw_place].astype(np.int64),
     )

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from service.core.iteration_plan import ScheduledSequence
+from service.core.iteration_plan import BLOCK_IDS, SEQUENCE_ID, ScheduledSequence
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -94,16 +94,18 @@ class SequenceRows:
     def update_all(self, scheduled: Sequence[ScheduledSequence]) -> Int64Array:
         """`update` of a whole plan; their rows. Sequences that grew by one block, as most do at block size 1
         (TokenAttention), are written together."""
-        rows, grown, places, block_ids = [], [], [], []
-        for item in scheduled:
-            row = self._row_of.get(item.sequence_id)
-            if row is None or len(item.block_ids) > 1:
-                row = self.update(item)
-            elif item.block_ids:
+        rows = [*map(self._row_of.get, map(SEQUENCE_ID, scheduled))]
+        grown, places, block_ids = [], [], []
+        for index, changed in enumerate(map(BLOCK_IDS, scheduled)):
+            if not changed:  # as for nearly all
+                continue
+            row = rows[index]
+            if row is None or len(changed) > 1:
+                rows[index] = self.update(scheduled[index])
+            else:
                 grown.append(row)
-                places.append(item.table_start)
-                block_ids.append(item.block_ids[0])
-            rows.append(row)
+                places.append(scheduled[index].table_start)
+                block_ids.append(changed[0])
         if grown:
             self._grow_by_one(np.array(grown), places, block_ids)
         return np.array(rows, dtype=np.int64)
