@@ -15,7 +15,7 @@ import sys
 import time
 from dataclasses import dataclass
 
-from service.core.iteration_plan import IterationPlan, SharesGoingOn
+from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
 from service.main import serve
 from service.settings_reader import read_settings
@@ -55,10 +55,7 @@ class TimedExecutor:
         self._compute()
         self._free_s = max(self._free_s, time.monotonic()) + self._step_s
         self._num_launched += 1
-        shares = plan.scheduled
-        going_on = isinstance(shares, SharesGoingOn)  # none of them need be made, then
-        num_draws = len(shares) if going_on else sum(len(item.samples) for item in shares)
-        return TimedIteration(self._free_s, (_FIRST_ID + self._num_launched % _NUM_IDS,) * num_draws)
+        return TimedIteration(self._free_s, (_FIRST_ID + self._num_launched % _NUM_IDS,) * plan.num_draws)
 
     def _compute(self) -> None:
         end_s = time.thread_time() + self._launch_s

@@ -5,7 +5,7 @@ Immutable; they cross threads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -69,7 +69,7 @@ class LockstepTokens(NamedTuple):
     """What most iterations have to tell: one plain token for each of many requests. request_ids: mostly the same object
     as the time before. token_ids: one for each."""
 
-    request_ids: tuple[str, ...]
+    request_ids: Sequence[str]
     token_ids: tuple[int, ...]
 
 

@@ -7,8 +7,10 @@ plane apart from data plane).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain, repeat
 from operator import itemgetter
 from typing import NamedTuple, overload
 
@@ -71,13 +73,16 @@ SEED = itemgetter(1)
 """Fields of a ScheduledSequence, and of a Sample, for `map`: a third of what the attribute costs."""
 
 
-class SharesGoingOn(Sequence[ScheduledSequence]):
-    """The shares of a plan that goes on from the last one that had any: they are the same, in the same order, one token
-    further. Each sequence computes the one that it drew there, and the executor may go on from what it has made of that
-    plan. So few of them are ever looked at, and each is made when it is.
+_scheduled_sequence: Callable[[tuple[object, ...]], ScheduledSequence] = partial(tuple.__new__, ScheduledSequence)
+"""What the named tuple's own constructor ends in, at half the cost."""
 
-    first: shares of the same sequences in an earlier plan, `num_further` tokens before this one. grown: place of a
-    share -> its table_start and block_ids; the tables of the others are unchanged. num_computed_tokens: of all of them.
+
+class LockstepShares(Sequence[ScheduledSequence]):
+    """Shares of sequences that decode in lockstep: each computes the token that it drew in the iteration before. They
+    differ from iteration to iteration by one token; so they are made when they are looked at, and few ever are.
+
+    first: one of each sequence, `num_further` tokens before this one. grown: place of a share -> its table_start and
+    block_ids; the tables of the others are unchanged. num_computed_tokens: of all of them; num_first, of `first`.
     """
 
     __slots__ = ("_first", "_num_further", "grown", "num_computed_tokens")
@@ -87,18 +92,18 @@ class SharesGoingOn(Sequence[ScheduledSequence]):
         first: Sequence[ScheduledSequence],
         num_further: int,
         grown: Mapping[int, tuple[int, tuple[int, ...]]],
+        num_first: int | None = None,
     ) -> None:
         self._first = first
         self._num_further = num_further
         self.grown = grown
-        self.num_computed_tokens: int = sum(map(START, first)) + num_further * len(first)
+        num_first = sum(map(START, first)) if num_first is None else num_first
+        self.num_computed_tokens: int = num_first + num_further * len(first)
 
-    def further(self, grown: Mapping[int, tuple[int, tuple[int, ...]]]) -> SharesGoingOn:
-        """One token further than these. Looks at none of them."""
-        shares = SharesGoingOn((), self._num_further + 1, grown)
-        shares._first = self._first
-        shares.num_computed_tokens = self.num_computed_tokens + len(self._first)
-        return shares
+    def going_on(self) -> SharesGoingOn:
+        """The same, of sequences that were alone in the last plan that had any."""
+        num_first = self.num_computed_tokens - self._num_further * len(self._first)
+        return SharesGoingOn(self._first, self._num_further, self.grown, num_first)
 
     @property
     def starts(self) -> list[int]:
@@ -116,25 +121,54 @@ class SharesGoingOn(Sequence[ScheduledSequence]):
     def __getitem__(self, index: slice) -> tuple[ScheduledSequence, ...]: ...
 
     def __getitem__(self, index: int | slice) -> ScheduledSequence | tuple[ScheduledSequence, ...]:
-        if isinstance(index, slice):
-            return tuple(map(self._share, range(len(self))[index]))
-        return self._share(range(len(self))[index])
+        return tuple(self)[index]
 
     def __iter__(self) -> Iterator[ScheduledSequence]:
-        return map(self._share, range(len(self)))
+        """All of them, without a step of Python for each."""
+        if not self._first:
+            return iter(())
+        ids, _, _, table_starts, _, sampling, samples, *_ = zip(*self._first, strict=True)
+        starts, blocks = [*table_starts], list[tuple[int, ...]]([()] * len(ids))
+        for place, (table_start, block_ids) in self.grown.items():
+            starts[place], blocks[place] = table_start, block_ids
+        pending, nothing = (PENDING_TOKEN_ID,), ()
+        columns = (ids, repeat(pending), self.starts, starts, blocks, sampling, samples, repeat(None), repeat(nothing))
+        return map(_scheduled_sequence, zip(*columns, strict=False))
 
-    def _share(self, place: int) -> ScheduledSequence:
-        first = self._first[place]
-        table_start, block_ids = self.grown.get(place, (first.table_start, ()))
-        return ScheduledSequence(
-            first.sequence_id,
-            (PENDING_TOKEN_ID,),
-            first.num_computed_tokens + self._num_further,
-            table_start,
-            block_ids,
-            first.sampling,
-            first.samples,
-        )
+
+class SharesGoingOn(LockstepShares):
+    """The shares of a plan that goes on from the last one that had any: they are the same, in the same order, one token
+    further. The executor may go on from what it has made of that plan."""
+
+    __slots__ = ()
+
+
+class MixedShares(Sequence[ScheduledSequence]):
+    """Sequences that decode in lockstep, and behind them the others."""
+
+    __slots__ = ("apart", "in_lockstep")
+
+    def __init__(self, in_lockstep: LockstepShares, apart: tuple[ScheduledSequence, ...]) -> None:
+        self.in_lockstep = in_lockstep
+        self.apart = apart
+
+    def __len__(self) -> int:
+        return len(self.in_lockstep) + len(self.apart)
+
+    @overload
+    def __getitem__(self, index: int) -> ScheduledSequence: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[ScheduledSequence, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> ScheduledSequence | tuple[ScheduledSequence, ...]:
+        return tuple(self)[index]
+
+    def __iter__(self) -> Iterator[ScheduledSequence]:
+        return chain(self.in_lockstep, self.apart)
+
+
+NOBODY = LockstepShares((), 0, {})
 
 
 class BlockCopy(NamedTuple):
@@ -178,15 +212,14 @@ class IterationPlan:
     masks: TokenMasks | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.scheduled, SharesGoingOn):
-            self._check_scheduled()
+        self._check_apart()
         if self.copies or self.transfers:
             self._check_blocks()
 
-    def _check_scheduled(self) -> None:
-        ids = set(map(SEQUENCE_ID, self.scheduled))
-        assert len(ids) == len(self.scheduled), "a sequence is scheduled once an iteration"
-        assert all(map(TOKEN_IDS, self.scheduled)), "a scheduled sequence computes at least one token"
+    def _check_apart(self) -> None:
+        apart = self.apart
+        assert len(set(map(SEQUENCE_ID, apart))) == len(apart), "a sequence is scheduled once an iteration"
+        assert all(map(TOKEN_IDS, apart)), "a scheduled sequence computes at least one token"
 
     def _check_blocks(self) -> None:
         destinations = {c.destination for c in self.copies}
@@ -203,22 +236,24 @@ class IterationPlan:
         return not (self.scheduled or self.transfers or self.awaits_transfer)
 
     @property
-    def draws(self) -> bool:
-        """Whether any id is drawn."""
-        if isinstance(self.scheduled, SharesGoingOn):
-            return True
-        return any(item.samples for item in self.scheduled)
+    def in_lockstep(self) -> LockstepShares:
+        """Those of `scheduled` that decode in lockstep, at its beginning. A plain sequence names none."""
+        if isinstance(self.scheduled, MixedShares):
+            return self.scheduled.in_lockstep
+        return self.scheduled if isinstance(self.scheduled, LockstepShares) else NOBODY
 
-    def token_counts(self) -> list[int]:
-        """How many tokens each of `scheduled` computes."""
-        if isinstance(self.scheduled, SharesGoingOn):
-            return [1] * len(self.scheduled)
-        return list(map(len, map(TOKEN_IDS, self.scheduled)))
+    @property
+    def apart(self) -> Sequence[ScheduledSequence]:
+        """The others."""
+        if isinstance(self.scheduled, MixedShares):
+            return self.scheduled.apart
+        return () if isinstance(self.scheduled, LockstepShares) else self.scheduled
 
-    def starts(self) -> Sequence[int]:
-        """`num_computed_tokens` of each of `scheduled`."""
-        return self.scheduled.starts if isinstance(self.scheduled, SharesGoingOn) else [*map(START, self.scheduled)]
+    @property
+    def num_draws(self) -> int:
+        """Ids that are drawn."""
+        return len(self.in_lockstep) + sum(map(len, map(SAMPLES, self.apart)))
 
     @property
     def num_scheduled_tokens(self) -> int:
-        return len(self.scheduled) if isinstance(self.scheduled, SharesGoingOn) else sum(self.token_counts())
+        return len(self.in_lockstep) + sum(map(len, map(TOKEN_IDS, self.apart)))

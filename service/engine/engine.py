@@ -111,9 +111,9 @@ class Engine:
         return bool(self._launched)
 
     @property
-    def is_in_run(self) -> bool:
-        """Whether the last iteration that was launched is one of a run (scheduler/lockstep_run.py)."""
-        return self._scheduler.lockstep.run is not None
+    def is_going_on(self) -> bool:
+        """Whether the last iteration that was launched has the same decodes as the one before, and nobody else."""
+        return self._scheduler.is_going_on
 
     def spare_s(self) -> float:
         """Seconds by which the next step may be put off, so that requests which arrive until then are in it. 0 while

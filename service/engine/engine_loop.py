@@ -149,7 +149,7 @@ class EngineLoop:
             self.snapshot = self._engine.snapshot()
             self._engine.note_commands(self._clock.now_s() - started_s)
         self._engine.step(self._hand_over)
-        if not self._engine.is_in_run or self.busy_since_s >= self._snapshot_due_s:
+        if not self._engine.is_going_on or self.busy_since_s >= self._snapshot_due_s:
             self.snapshot = self._engine.snapshot()
             self._snapshot_due_s = self.busy_since_s + SNAPSHOT_EVERY_S
         if not self._engine.has_launched:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
 from service.engine.request_stream import RequestStream
@@ -15,7 +15,7 @@ class LockstepStreams:
     request_ids: whose they are, as the engine names them in `LockstepTokens`.
     """
 
-    def __init__(self, request_ids: tuple[str, ...], streams: Mapping[str, RequestStream]) -> None:
+    def __init__(self, request_ids: Sequence[str], streams: Mapping[str, RequestStream]) -> None:
         self.request_ids = request_ids
         self.rows: list[tuple[int, ...]] = []
         self._streams = [(place, streams[each]) for place, each in enumerate(request_ids) if each in streams]

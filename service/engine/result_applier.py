@@ -24,6 +24,7 @@ from service.errors import InvalidRequest, RequestError, ServerError
 from service.scheduler.iteration_scheduler import IterationScheduler
 from service.scheduler.launched_iterations import IterationGroups
 from service.scheduler.lockstep_decode import LockstepDecode
+from service.scheduler.lockstep_members import LockstepIteration
 
 _NOT_FINITE = "the model produced no finite probabilities for this request"
 _OUTGROWN = "the grammar has outgrown the limits of this server"
@@ -49,13 +50,12 @@ class ResultApplier:
         self._last_result_s, self._result_s = self._result_s, self._clock.now_s()
         logprobs = result.logprobs or (None,) * len(result.token_ids)
         scored = dict(result.prompt_logprobs)
-        end = len(whose.in_lockstep)
-        if end:
-            decoded = self._apply_run(whose, result) or self._apply_lockstep(whose.in_lockstep, plan.starts(), result)
-            self._scheduler.note_decoded(decoded)
-            self._gaps.note_lockstep(len(decoded), self._last_result_s, self._result_s)
-            tokens.generated += len(decoded)
-        for item, group in zip(plan.scheduled[end:] if whose.apart else (), whose.apart, strict=True):
+        end = len(plan.in_lockstep)
+        if whose.in_lockstep is not None:
+            num_decoded = self._apply_lockstep(whose.in_lockstep, result)
+            self._gaps.note_lockstep(num_decoded, self._last_result_s, self._result_s)
+            tokens.generated += num_decoded
+        for item, group in zip(plan.apart, whose.apart, strict=True):
             first, end = end, end + len(item.samples)
             member = self._scheduler.pool.member(item.sequence_id)
             if member is None:
@@ -74,55 +74,54 @@ class ResultApplier:
         """Of the tokens since the last call (`IterationStats.token_gaps`)."""
         return self._gaps.take()
 
-    def _apply_run(self, whose: IterationGroups, result: IterationResult) -> tuple[LockstepDecode, ...]:
-        """If the iteration is one of a run and no token of it has to be looked at, all of it in one step. Returns those
-        whose tokens these are; else nobody."""
-        run = whose.run
-        if run is None or not run.take(result.token_ids, self._result_s):
-            return ()
-        self._requests.events.append(LockstepTokens(run.request_ids, result.token_ids))
-        return run.members
-
-    def _apply_lockstep(
-        self, decodes: tuple[LockstepDecode, ...], starts: Iterable[int], result: IterationResult
-    ) -> tuple[LockstepDecode, ...]:
-        """Apply the tokens of decodes in lockstep (scheduler/lockstep.py), one by one; returns those whose requests
-        were still there. The common case, a token of which only the id is reported, is written out in the loop: it
-        happens some ten thousand times a second.
-        """
-        now_s, tell, scored = self._result_s, self._requests.events.append, result.logprobs or repeat(None)
-        dropped: list[LockstepDecode] = []
-        # More ids may follow than there are decodes in lockstep.
-        for decode, start, token_id, scores in zip(decodes, starts, result.token_ids, scored, strict=False):
+    def _apply_lockstep(self, iteration: LockstepIteration, result: IterationResult) -> int:
+        """Apply the tokens of decodes in lockstep (scheduler/lockstep.py): all in one step, but for those that must be
+        looked at. Returns how many were for requests that were still there."""
+        members = iteration.members
+        token_ids = result.token_ids[: len(members)]
+        by_place, full = self._scheduler.lockstep.take(iteration, result.token_ids, self._result_s)
+        self._tell_all_but(by_place, members.request_ids, token_ids)
+        for decode, position in full:
             try:
-                position = start + 1
-                if position >= decode.looked_at_from or token_id in decode.watched_ids or scores is not None:
-                    if not self._apply_looked_at(decode, position, token_id, scores):
-                        dropped.append(decode)
-                    continue
-                decode.token_ids[position] = token_id
-                group = decode.group
-                group.num_output_tokens += 1
-                group.last_token_s = now_s
-                tell((decode.request_id, token_id))
+                self._scheduler.cache_full_blocks(decode.group, decode.sequence, position)
             except Exception:  # likewise
                 self._requests.fail_inside(decode.group)
-        return tuple([decode for decode in decodes if decode not in dropped]) if dropped else decodes
+        num_by_client, num_dropped = members.num_by_client.copy(), 0
+        for place, decode in by_place.items():
+            try:
+                logprobs = result.logprobs[place] if result.logprobs else None
+                if not self._apply_looked_at(decode, token_ids[place], logprobs):
+                    num_dropped += 1
+                    num_by_client[decode.client] -= 1
+            except Exception:  # likewise
+                self._requests.fail_inside(decode.group)
+        self._scheduler.note_decoded(num_by_client)
+        return len(members) - num_dropped
 
-    def _apply_looked_at(
-        self, decode: LockstepDecode, position: int, token_id: int, logprobs: TokenLogprobs | None
-    ) -> bool:
+    def _tell_all_but(self, places: Iterable[int], request_ids: list[str], token_ids: tuple[int, ...]) -> None:
+        """One plain token for each of the requests, but for those at these places."""
+        left_out = sorted(places, reverse=True)
+        if not left_out:
+            self._requests.events.append(LockstepTokens(request_ids, token_ids))
+            return
+        told = list(zip(request_ids, token_ids, strict=True))
+        for place in left_out:
+            del told[place]
+        self._requests.events += told
+
+    def _apply_looked_at(self, decode: LockstepDecode, token_id: int, logprobs: TokenLogprobs | None) -> bool:
         """False if the request ended after the launch: what it drew since is dropped."""
         group, sequence = decode.group, decode.sequence
         if self._scheduler.pool.member(decode.sequence_id) is None:
             return False
-        group.last_token_s = self._result_s
         if token_id == INVALID_TOKEN_ID:
             self._requests.end_group(group, Outcome.FAILED, _failed_draw(group.request))
-            return True
-        self._scheduler.cache_full_blocks(group, sequence, position)
-        decode.looked_at(position, self._scheduler.blocks.block_size)
-        self._append_token(group, sequence, position, token_id, logprobs)
+        elif decode.is_member:
+            self._tell_token(group, sequence, self._scheduler.lockstep.last_drawn(decode), token_id, logprobs)
+        else:
+            group.last_token_s, position = self._result_s, sequence.num_known_tokens
+            self._scheduler.cache_full_blocks(group, sequence, position)
+            self._append_token(group, sequence, position, token_id, logprobs)
         return True
 
     def _apply_one(
@@ -214,6 +213,17 @@ class ResultApplier:
         group.num_output_tokens += 1
         if group.first_token_s is None:
             group.first_token_s = self._clock.now_s()
+        self._tell_token(group, sequence, position, token_id, logprobs)
+
+    def _tell_token(
+        self,
+        group: SequenceGroup,
+        sequence: Sequence,
+        position: int,
+        token_id: int,
+        logprobs: TokenLogprobs | None,
+    ) -> None:
+        """The token is the sequence's; it may be its last one."""
         reason = _finish_reason(group.request, sequence, position, token_id)
         is_plain = reason is None and logprobs is None and len(group.sequences) == 1
         event = token_id if is_plain else TokenEvent(sequence.choice_index, token_id, reason, logprobs)

@@ -96,10 +96,9 @@ class SequenceRows:
         (TokenAttention), are written together."""
         rows = [*map(self._row_of.get, map(SEQUENCE_ID, scheduled))]
         grown, places, block_ids = [], [], []
-        for index, changed in enumerate(map(BLOCK_IDS, scheduled)):
-            if not changed:  # as for nearly all
+        for index, (row, changed) in enumerate(zip(rows, map(BLOCK_IDS, scheduled), strict=True)):
+            if row is not None and not changed:  # as for nearly all
                 continue
-            row = rows[index]
             if row is None or len(changed) > 1:
                 rows[index] = self.update(scheduled[index])
             else:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
-from operator import attrgetter
 
 from service.core.clock import Clock
-from service.core.iteration_plan import PENDING_TOKEN_ID, IterationPlan, SharesGoingOn
+from service.core.iteration_plan import PENDING_TOKEN_ID, IterationPlan, LockstepShares, MixedShares
 from service.core.iteration_result import FinishedTransfer
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
@@ -21,13 +19,11 @@ from service.scheduler.group_start import GroupStart
 from service.scheduler.history import History
 from service.scheduler.launched_iterations import IterationGroups, LaunchedIterations
 from service.scheduler.lockstep import Lockstep
-from service.scheduler.lockstep_decode import LockstepDecode
+from service.scheduler.lockstep_members import LockstepMembers
 from service.scheduler.plan_draft import PlanDraft
 from service.scheduler.recovery_ledger import RecoveryLedger
 from service.scheduler.request_pool import RequestPool
 from service.scheduler.scheduler_policies import SchedulerPolicies
-
-_CLIENT = attrgetter("client")
 
 
 class IterationScheduler:
@@ -63,10 +59,8 @@ class IterationScheduler:
         self._history = history
         self._clock = clock
         self._tally = DecisionTally()
-        self._alone: tuple[LockstepDecode, ...] = ()  # those in lockstep that the last plan held, if nobody else
-        self._shares_alone = SharesGoingOn((), 0, {})  # theirs
-        self._counted: tuple[LockstepDecode, ...] = ()
-        self._num_by_client: Mapping[str, int] = {}
+        self._alone: LockstepMembers | None = None  # those in lockstep that the last plan held, if nobody else
+        self._goes_on = False
         self._launched = LaunchedIterations(blocks)
         self._growth = BlockGrowth(blocks, self.lockstep)
         self._preemption = GroupPreemption(
@@ -87,29 +81,41 @@ class IterationScheduler:
             return IterationPlan(())
         draft = PlanDraft(self._launched.next_number, self._clock.now_s(), self._tally)
         preempted = self._make_room(lacking, draft)
-        if self._alone and not (self.lockstep.apart or self.pool.waiting) and self.lockstep.members() is self._alone:
-            return self._go_on(draft)
-        self.lockstep.close_run()
         self.lockstep.advance(draft)
         self._schedule_apart(draft)
         if self.pool.waiting and (preempted or draft.sitting_out):
             self._start.let_wait("memory")
         elif self.pool.waiting:
+            self.lockstep.settle()  # who admits may look at what runs
             self._start.admit(draft)
-        awaits_transfer = not (draft.scheduled or self._launched) and self.blocks.swap_space.has_transfers
-        if not (draft.scheduled or draft.transfers or awaits_transfer):
+        in_lockstep = draft.in_lockstep
+        is_nobody = in_lockstep is None and not draft.scheduled
+        awaits_transfer = is_nobody and not self._launched and self.blocks.swap_space.has_transfers
+        if is_nobody and not (draft.transfers or awaits_transfer):
             return IterationPlan(())
         self._begin(draft)
-        scheduled = tuple(draft.scheduled)
-        if scheduled:
-            self._alone = draft.in_lockstep if not draft.shares else ()
-            self._shares_alone = SharesGoingOn(scheduled if self._alone else (), 0, {})
+        shares: LockstepShares | MixedShares = draft.all_shares()
+        if not is_nobody:
+            alone = None if draft.scheduled or in_lockstep is None else in_lockstep.members
+            self._goes_on = alone is not None and alone is self._alone
+            self._alone = alone
+            if self._goes_on:
+                shares = draft.shares_in_lockstep.going_on()
         released = self._launched.take_released()
-        return IterationPlan(scheduled, tuple(draft.copies), released, tuple(draft.transfers), awaits_transfer)
+        return IterationPlan(shares, tuple(draft.copies), released, tuple(draft.transfers), awaits_transfer)
+
+    @property
+    def is_going_on(self) -> bool:
+        """Whether the last iteration has the same decodes as the one before it, and nobody else, and all of them still
+        run."""
+        return self._goes_on and self._alone is self.lockstep.members
 
     def finish_iteration(self) -> IterationGroups:
         """The oldest iteration that runs has ended, whatever came of it."""
-        return self._launched.finish()
+        whose = self._launched.finish()
+        if whose.in_lockstep is not None:
+            self.lockstep.finish()
+        return whose
 
     def release_again(self, sequence_ids: tuple[int, ...]) -> None:
         """The executor may not have heard of these: the launch that told it has failed, and none came behind it."""
@@ -139,11 +145,9 @@ class IterationScheduler:
         self._history.computed(group.request.client, end - start)
         self.blocks.cache_prefix(sequence, group.request.cache_salt, end)
 
-    def note_decoded(self, decodes: tuple[LockstepDecode, ...]) -> None:
-        """Each of these decodes has computed one token and drawn one."""
-        if decodes is not self._counted:  # else the same ones as in the iteration before
-            self._counted, self._num_by_client = decodes, Counter(map(_CLIENT, decodes))
-        for client, num_tokens in self._num_by_client.items():
+    def note_decoded(self, decoded: Mapping[str, int]) -> None:
+        """So many decodes of each client have computed one token and drawn one."""
+        for client, num_tokens in decoded.items():
             self._history.decoded(client, num_tokens)
 
     def cache_full_blocks(self, group: SequenceGroup, sequence: Sequence, end: int) -> None:
@@ -152,7 +156,7 @@ class IterationScheduler:
 
     def cache_before_end(self, group: SequenceGroup, sequence: Sequence) -> None:
         """The sequence is about to end between two results: its full blocks may serve others."""
-        self.lockstep.close_run()
+        self.lockstep.settle()
         if not group.num_preemptions:  # else it may just be computed again
             self.blocks.cache_decoded(sequence, group.request.cache_salt)
 
@@ -172,7 +176,8 @@ class IterationScheduler:
 
     def end_sequence(self, group: SequenceGroup, sequence: Sequence) -> None:
         """Free what a live sequence holds, however it ends; the last one ends its group."""
-        self.lockstep.close_run()
+        if len(group.live) == 1:
+            self.lockstep.stop(group)
         sequence.drop_pending()
         if sequence is group.leader and len(group.live) > 1:
             hand_over_lead(group, self.blocks.block_size)
@@ -181,7 +186,6 @@ class IterationScheduler:
         self._history.choice_ended(sequence.num_output_tokens)
         if not group.live:
             self.pool.remove(group)
-            self.lockstep.stop(group)
             self._ledger.forget(group)
             self._history.request_ended(group.request.client)
 
@@ -202,8 +206,8 @@ class IterationScheduler:
         Blocks on their way to the host count as empty.
         """
         blocks = self.blocks
-        unfilled = -self.lockstep.num_ahead * len(self.lockstep)
-        for group in self.pool.running:
+        unfilled = self.lockstep.num_unfilled()
+        for group in self.lockstep.apart.values():
             last_blocks = set()
             for sequence in group.computing:
                 block_ids = blocks.table(sequence.sequence_id).block_ids
@@ -249,16 +253,10 @@ class IterationScheduler:
         if prefilling or self.pool.waiting:
             start = prefilling[0][1].num_computed_tokens if prefilling else 0
             num_waiting = self.pool.waiting_tokens + sum(s.num_tokens_to_compute for _, s in prefilling)
-            draft.budget = self._chunk_budget.num_tokens(draft.scheduled, start, num_waiting)
+            draft.budget = self._chunk_budget.num_tokens(draft.all_shares(), start, num_waiting)
         for group, sequence in prefilling:
             if draft.budget > 0:
                 draft.add_chunk(group, sequence, blocks.table(sequence.sequence_id))
-
-    def _go_on(self, draft: PlanDraft) -> IterationPlan:
-        """The plan before, one token further, as most are where no requests come and go."""
-        self._shares_alone = shares = self.lockstep.go_on(draft, self._shares_alone)
-        self._launched.begin(IterationGroups(draft.in_lockstep, [], self.lockstep.run))
-        return IterationPlan(shares, tuple(draft.copies), self._launched.take_released(), tuple(draft.transfers))
 
     def _begin(self, draft: PlanDraft) -> None:
         """Count what the draft computes as computed. A drawn id becomes pending, so that the next iteration can go on

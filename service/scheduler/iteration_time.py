@@ -22,7 +22,7 @@ from operator import mul
 from statistics import median
 from typing import NamedTuple
 
-from service.core.iteration_plan import IterationPlan, SharesGoingOn
+from service.core.iteration_plan import IterationPlan
 from service.scheduler.device_heat import DeviceHeat, slowed_s
 from service.scheduler.least_squares import Moments, fit_nonnegative
 
@@ -72,21 +72,19 @@ class Workload(NamedTuple):
     @classmethod
     def of(cls, plan: IterationPlan, heat: float = 0.0) -> Workload:
         """What the plan computes."""
-        shares = plan.scheduled
-        if isinstance(shares, SharesGoingOn):
-            return cls(len(shares), 0, shares.num_computed_tokens + len(shares), 0, len(shares), 0, heat)
-        counts = plan.token_counts()
-        num_tokens = sum(counts)
-        num_read, pairs, longest, num_prompts = sum(plan.starts()) + len(counts), 0, 0, 0
-        if num_tokens > len(counts):  # else all of them decode, as most do
-            for item, count in zip(plan.scheduled, counts, strict=True):
-                if count > 1:
-                    start = item.num_computed_tokens
-                    num_read -= start + 1
-                    pairs += num_attended_pairs(start, count)
-                    longest = max(longest, start + count)
-                    num_prompts += 1
-        return cls(num_tokens, pairs, num_read, longest, len(counts) - num_prompts, num_prompts, heat)
+        num_decodes = num_tokens = len(plan.in_lockstep)
+        num_read, pairs, longest, num_prompts = plan.in_lockstep.num_computed_tokens + num_decodes, 0, 0, 0
+        for item in plan.apart:
+            start, count = item.num_computed_tokens, len(item.token_ids)
+            num_tokens += count
+            if count == 1:
+                num_decodes += 1
+                num_read += start + 1
+            else:
+                num_prompts += 1
+                pairs += num_attended_pairs(start, count)
+                longest = max(longest, start + count)
+        return cls(num_tokens, pairs, num_read, longest, num_decodes, num_prompts, heat)
 
     @classmethod
     def of_chunk(

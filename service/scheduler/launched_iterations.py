@@ -9,21 +9,21 @@ from typing import NamedTuple
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager
-from service.scheduler.lockstep_decode import LockstepDecode
-from service.scheduler.lockstep_run import LockstepRun
+from service.scheduler.lockstep_members import LockstepIteration
 
 
 class IterationGroups(NamedTuple):
-    """An iteration's requests, in the order of its `scheduled`: those in lockstep, then the groups of the others. run:
-    the one that the iteration is part of."""
+    """An iteration's requests, in the order of its `scheduled`: those in lockstep, if any, then the groups of the
+    others."""
 
-    in_lockstep: tuple[LockstepDecode, ...]
+    in_lockstep: LockstepIteration | None
     apart: list[SequenceGroup]
-    run: LockstepRun | None = None
 
     def groups(self) -> list[SequenceGroup]:
         """All its groups, in that order."""
-        return [*(decode.group for decode in self.in_lockstep), *self.apart]
+        if self.in_lockstep is None:
+            return self.apart
+        return [*(decode.group for decode in self.in_lockstep.members.decodes), *self.apart]
 
 
 class LaunchedIterations:

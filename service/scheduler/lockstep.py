@@ -1,28 +1,31 @@
-"""Decodes in lockstep: what most iterations are made of, decided at little more than the cost of writing the plan.
+"""Decodes in lockstep: what most iterations are made of, decided at little more than the cost of saying so.
 
 A running request whose only choice decodes needs one thing now and then: a new block, once in block_size iterations.
 Such requests advance together. Each iteration computes the next token of every one of them, and examines only those
 whose block is full or whose last token has been drawn: a calendar lists them under the step at which that happens. All
 other running groups are `apart` and examined in every iteration: prompts, several choices, beams, groups whose blocks
-are being copied to or from the host, and groups whose drawn ids the host must know. While nobody joins or leaves, not
-even the others are touched: such iterations are a run (lockstep_run.py).
+are being copied to or from the host, and groups whose drawn ids the host must know.
+
+What a member's tokens are is written when somebody joins or leaves, or may have to be looked at, and now and then; what
+else its sequence and group say when it leaves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections import Counter, deque
+from collections.abc import Iterable
 
-from service.core.iteration_plan import PENDING_TOKEN_ID, ScheduledSequence, SharesGoingOn
+from service.core.iteration_plan import LockstepShares
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager
 from service.scheduler.lockstep_decode import LockstepDecode
-from service.scheduler.lockstep_run import LONGEST_RUN, LockstepRun, RunningTogether
+from service.scheduler.lockstep_members import LockstepIteration, LockstepMembers, LookedAt
 from service.scheduler.plan_draft import PlanDraft
 
-_scheduled_sequence: Callable[[tuple[object, ...]], ScheduledSequence] = partial(tuple.__new__, ScheduledSequence)
-"""What the named tuple's own constructor ends in, at half the cost."""
+LONGEST_RUN = 32
+"""Iterations of the same members, of which only the drawn ids are kept. What waits for them to be written, as full
+blocks do that others may find, waits no longer."""
 
 
 class Lockstep:
@@ -36,71 +39,74 @@ class Lockstep:
     def __init__(self, blocks: BlockManager) -> None:
         self.apart: dict[int, SequenceGroup] = {}
         self._blocks = blocks
-        self._members: dict[int, LockstepDecode] = {}
-        self._in_order: tuple[LockstepDecode, ...] | None = None  # the members, as long as they stay the same
+        self._decodes: dict[int, LockstepDecode] = {}
+        self._members = LockstepMembers()
+        self._num_joined = 0
         self._step = 0
         self._calendar: dict[int, list[LockstepDecode]] = {}
-        self._run: LockstepRun | None = None
-        self._together: RunningTogether | None = None
+        self._looks: dict[int, list[LockstepDecode]] = {}  # whose tokens must be looked at, by step
+        self._talkative: list[LockstepDecode] = []  # of whose tokens more than the id is told
+        self._fills: dict[int, list[LockstepDecode]] = {}  # who offers full blocks, by step
+        self._offering: list[LockstepDecode] = []
+        self._settled_until = 0  # this step
+        self._watched = Counter[int]()
+        self._running: deque[LockstepIteration] = deque()
+        self._last_number = 0
+        self._last_result_s = 0.0
 
     def __len__(self) -> int:
-        return len(self._members)
+        return len(self._decodes)
 
     @property
-    def run(self) -> LockstepRun | None:
-        """The run that is open, if one is."""
-        return self._run if self._run is not None and self._run.is_open else None
+    def members(self) -> LockstepMembers:
+        """One and the same object while iterations of the same ones follow each other."""
+        return self._members
 
     @property
     def num_ahead(self) -> int:
         """Tokens that each member has computed, or is computing, beyond what its sequence says."""
-        run = self.run
-        return 0 if run is None else run.num_launched
+        return self._members.num_ahead
 
-    def close_run(self) -> None:
-        """The members' sequences and groups are up to date from now on."""
-        if self._run is not None:
-            self._run.close()
-            self._run = None
+    def settle(self) -> None:
+        """The members' tokens are up to date from now on."""
+        self._members.settle()
+        self._settled_until = self._step
 
     def start(self, group: SequenceGroup) -> None:
         """The group runs from now on."""
         self.apart[group.arrival_order] = group
 
     def stop(self, group: SequenceGroup) -> None:
-        """The group runs no more. No run is open."""
+        """The group runs no more, or by itself. What its sequence and it say is up to date from now on."""
         if self.apart.pop(group.arrival_order, None) is None:
-            decode = self._members.pop(group.arrival_order, None)
+            decode = self._decodes.pop(group.arrival_order, None)
             if decode is not None:
-                decode.leave()
-                self._in_order = None
+                self._leave(decode)
 
     def dissolve(self, running: Iterable[SequenceGroup]) -> None:
         """From now on every group is apart. running: all of them, in order of start."""
-        self.close_run()
-        for decode in self._members.values():
-            decode.leave()
-        self._members.clear()
-        self._in_order = None
+        for decode in self._decodes.values():
+            self._leave(decode)
+        self._decodes.clear()
         self._calendar.clear()
+        self._looks.clear()
+        self._fills.clear()
         self.apart = {group.arrival_order: group for group in running}
 
     def join(self, group: SequenceGroup, sequence: Sequence) -> None:
         """The group becomes a member. All tokens of its only sequence are computed, or being computed, but the last,
-        whose id may be pending. No run is open."""
+        whose id is pending."""
         del self.apart[group.arrival_order]
-        decode = LockstepDecode(group, sequence, self._blocks.table(sequence.sequence_id))
-        self._members[group.arrival_order] = decode
-        self._in_order = None
+        self._num_joined += 1
+        table = self._blocks.table(sequence.sequence_id)
+        decode = LockstepDecode(group, sequence, table, self._num_joined, self._step)
+        self._decodes[group.arrival_order] = decode
+        self._changing().add(decode)
+        self._watched.update(decode.watched_ids)
+        if len(group.sequences) > 1 or decode.first.sampling.num_logprobs is not None:
+            self._talkative.append(decode)
+        self._fill_behind(decode, len(decode.token_ids), self._step)
         self._note([decode])
-
-    def members(self) -> tuple[LockstepDecode, ...]:
-        """In the order of an iteration; one and the same object as long as they are the same."""
-        if self._in_order is None:
-            self._in_order = tuple(self._members.values())
-            for place, decode in enumerate(self._in_order):
-                decode.place = place
-        return self._in_order
 
     def lacking(self) -> list[LockstepDecode]:
         """The members that need a block for their next token. Members whose last token is drawn, or being drawn, become
@@ -108,94 +114,127 @@ class Lockstep:
         due = self._calendar.get(self._step)
         if due is None:
             return []
-        members, lacking = self._members, list[LockstepDecode]()
+        lacking = []
         for decode in due:
-            if members.get(decode.group.arrival_order) is not decode:
+            if not decode.is_member:
                 continue
-            if len(decode.token_ids) + self.num_ahead >= decode.sequence.max_num_tokens:
-                self.close_run()
-                del members[decode.group.arrival_order]
-                decode.leave()
-                self._in_order = None
-                self.apart[decode.group.arrival_order] = decode.group
+            if self._num_tokens(decode) >= decode.sequence.max_num_tokens:
+                group = decode.group
+                del self._decodes[group.arrival_order]
+                self._leave(decode)
+                self.apart[group.arrival_order] = group
             else:
                 lacking.append(decode)
         self._calendar[self._step] = lacking
         return lacking
 
     def advance(self, draft: PlanDraft) -> None:
-        """Each member computes its last token. The caller has made sure of free blocks for all that are `lacking`, and
-        no run is open.
+        """Each member computes its last token. The caller has made sure of free blocks for all that are `lacking`."""
+        step, members, grown = self._step, self._members, self._grow()
+        due = self._looks.pop(step, []) + self._talkative
+        self._offering += self._fills.pop(step, ())
+        if self._decodes:
+            members.launch()
+            iteration = LockstepIteration(step, members, due)
+            self._running.append(iteration)
+            self._last_number = draft.number
+            changes = {members.place_of(each): (each.table_start, each.block_ids) for each in grown}
+            due += [each for each in grown if self._num_tokens(each) == each.sequence.max_num_tokens]
+            draft.in_lockstep = iteration
+            draft.shares_in_lockstep = LockstepShares(members.first, step, changes, members.num_first)
+        self._step += 1
+        for decode in grown:
+            decode.table_start += 1
+            decode.block_ids = ()
+        self._note(grown)
 
-        `draft.in_lockstep` is `members`.
-        """
-        members = self.members()
-        grown = self._grow()
-        number, add = draft.number, draft.scheduled.append
-        for decode in members:
-            sequence, token_ids = decode.sequence, decode.token_ids
-            start = sequence.num_computed_tokens
-            add(
-                _scheduled_sequence(
-                    (
-                        decode.sequence_id,
-                        (token_ids[start],),
-                        start,
-                        decode.table_start,
-                        decode.block_ids,
-                        decode.sampling,
-                        decode.samples,
-                        None,
-                        (),
-                    )
-                )
-            )
-            sequence.num_computed_tokens = start + 1
-            sequence.last_iteration = number
-            token_ids.append(PENDING_TOKEN_ID)
-        draft.in_lockstep = members
-        self._end_step(grown)
+    def finish(self) -> None:
+        """The oldest iteration that runs has ended, whatever came of it."""
+        self._running.popleft()
 
-    def go_on(self, draft: PlanDraft, before: SharesGoingOn) -> SharesGoingOn:
-        """As `advance`, where the members are those of the iteration before, in which nobody else was. before: their
-        shares there. If the iteration is one of a run, that is `run` from now on."""
-        members, grown = self.members(), self._grow()
-        run = self._next_run(members)
-        if run is not None:
-            run.launch(draft.number)
+    def take(self, iteration: LockstepIteration, token_ids: tuple[int, ...], now_s: float) -> LookedAt:
+        """The iteration, which has just finished, has drawn these for its members; more may follow. They are of those
+        that have not left. Returns what has to be looked at; if there is anything, all is settled."""
+        members, current = iteration.members, self._members
+        mine = token_ids[: len(members)]
+        if iteration.step >= self._settled_until:
+            current.rows.append(mine)
         else:
-            _go_on_one_by_one(members, draft.number)
-        shares = before.further({each.place: (each.table_start, each.block_ids) for each in grown})
-        draft.in_lockstep = members
-        self._end_step(grown)
-        return shares
+            members.write(mine, len(self._running) - current.num_ahead + len(current.rows))
+        self._last_result_s = now_s
+        by_place = members.left.copy()
+        by_place.update((members.place_of(decode), decode) for decode in iteration.due if decode.is_member)
+        if not self._watched.keys().isdisjoint(mine):
+            watching = zip(members.decodes, mine, strict=True)
+            by_place.update((i, decode) for i, (decode, drawn) in enumerate(watching) if drawn in decode.watched_ids)
+        if by_place or len(current.rows) >= LONGEST_RUN:
+            self.settle()
+        return LookedAt(by_place, [] if self.num_ahead else self._full())
+
+    def last_drawn(self, decode: LockstepDecode) -> int:
+        """The position of the last token of a member that was taken. All is settled."""
+        return len(decode.token_ids) - 1 - len(self._running)
+
+    def num_unfilled(self) -> int:
+        """Places for tokens in the members' blocks that are not computed."""
+        block_size = self._blocks.block_size
+        return sum(
+            len(decode.table.block_ids) * block_size - len(decode.token_ids) - self.num_ahead + 1
+            for decode in self._decodes.values()
+        )
 
     def check_invariants(self, running: Iterable[SequenceGroup]) -> None:
         """Raise AssertionError unless every group is in one place, and every member has room until its turn comes."""
-        together = [decode.group.arrival_order for decode in self._members.values()]
-        assert sorted([*together, *self.apart]) == sorted(group.arrival_order for group in running)
+        assert sorted([*self._decodes, *self.apart]) == sorted(group.arrival_order for group in running)
+        assert self._members.decodes == list(self._decodes.values())
         turns = {id(decode): step for step, decodes in self._calendar.items() for decode in decodes}
-        assert self.run is None or self.run.members == self.members()
-        for decode in self._members.values():
+        for decode in self._decodes.values():
             steps = turns[id(decode)] - self._step
             room = len(self._blocks.tables[decode.sequence_id].block_ids) * self._blocks.block_size
-            num_tokens = len(decode.token_ids) + self.num_ahead
             assert steps >= 0
+            num_tokens = self._num_tokens(decode)
             assert decode.token_ids is decode.sequence.token_ids
+            assert decode.first.num_computed_tokens + self._step == num_tokens - 1
             assert num_tokens + steps - 1 <= min(room, decode.sequence.max_num_tokens - 1)
 
-    def _next_run(self, members: tuple[LockstepDecode, ...]) -> LockstepRun | None:
-        """The run of the next iteration; None if that one goes sequence by sequence, as the one behind a long run does:
-        what comes between two runs looks at the members."""
-        if self.num_ahead:
-            if self.num_ahead >= LONGEST_RUN:
-                self.close_run()
-            return self._run
-        together = self._together
-        if together is None or together.members is not members:
-            together = self._together = RunningTogether(members, self._step)
-        self._run = LockstepRun(together, self._step) if together.is_possible else None
-        return self._run
+    def _changing(self) -> LockstepMembers:
+        """The members, for somebody to join or leave."""
+        if self._members.is_launched:
+            self.settle()
+            self._members = self._members.copy()
+        return self._members
+
+    def _leave(self, decode: LockstepDecode) -> None:
+        """It is a member no more: its sequence and group are brought up to date. Tokens may still be under way, and the
+        request may end before they arrive."""
+        decode.is_member = False
+        self._changing().remove(decode)
+        for members in {id(iteration.members): iteration.members for iteration in self._running}.values():
+            members.leave(decode)
+        self._watched.subtract(decode.watched_ids)
+        self._watched += Counter()
+        if decode in self._talkative:
+            self._talkative.remove(decode)
+        sequence, group = decode.sequence, decode.group
+        sequence.num_computed_tokens = len(decode.token_ids) - 1
+        sequence.last_iteration = max(sequence.last_iteration, self._last_number)
+        num_new = sequence.num_known_tokens - decode.num_told
+        if num_new > 0:
+            group.num_output_tokens += num_new
+            group.last_token_s = self._last_result_s
+
+    def _full(self) -> list[tuple[LockstepDecode, int]]:
+        """The members that have full blocks to offer, each with the number of its computed tokens."""
+        offering, self._offering = [decode for decode in self._offering if decode.is_member], []
+        full = [(decode, self.last_drawn(decode)) for decode in offering]
+        for decode, position in full:
+            self._fill_behind(decode, position, self._step - len(self._running) - 1)
+        return full
+
+    def _fill_behind(self, decode: LockstepDecode, position: int, step: int) -> None:
+        """The member, whose token at `position` is drawn in that step, offers full blocks again when it has more."""
+        full = decode.next_full(position, self._blocks.block_size)
+        self._fills.setdefault(max(self._step, step + full - position), []).append(decode)
 
     def _grow(self) -> list[LockstepDecode]:
         """One block for each that is `lacking`."""
@@ -205,30 +244,19 @@ class Lockstep:
             decode.block_ids = (block_id,)
         return lacking
 
-    def _end_step(self, grown: list[LockstepDecode]) -> None:
-        self._step += 1
-        for decode in grown:
-            decode.table_start += 1
-            decode.block_ids = ()
-        self._note(grown)
-
     def _note(self, decodes: Iterable[LockstepDecode]) -> None:
         """Enter them in the calendar: under the step at which their tokens exceed their blocks, or are as many as they
-        may have. The executor knows their block tables as they are now."""
-        block_size, calendar, step, num_ahead = self._blocks.block_size, self._calendar, self._step, self.num_ahead
+        may have; then their last token must be looked at, too. The executor knows their block tables as they are now.
+        """
+        block_size, step = self._blocks.block_size, self._step
         for decode in decodes:
             table_start = decode.table.changed_from = decode.table_start
             most = min(table_start * block_size + 1, decode.sequence.max_num_tokens)
-            due = step + most - len(decode.token_ids) - num_ahead
-            if due in calendar:
-                calendar[due].append(decode)
-            else:
-                calendar[due] = [decode]
+            due = step + most - self._num_tokens(decode)
+            self._calendar.setdefault(due, []).append(decode)
+            if most == decode.sequence.max_num_tokens and due > step:
+                self._looks.setdefault(due - 1, []).append(decode)
 
-
-def _go_on_one_by_one(members: Iterable[LockstepDecode], number: int) -> None:
-    """Each computes its last token in the iteration of that number: the plain twin of a run."""
-    for decode in members:
-        decode.sequence.num_computed_tokens += 1
-        decode.sequence.last_iteration = number
-        decode.token_ids.append(PENDING_TOKEN_ID)
+    def _num_tokens(self, decode: LockstepDecode) -> int:
+        """Those that are pending, too."""
+        return len(decode.token_ids) + self.num_ahead

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.core.iteration_plan import Sample
+from service.core.iteration_plan import PENDING_TOKEN_ID, ScheduledSequence
 from service.core.iteration_result import INVALID_TOKEN_ID
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
@@ -16,23 +16,22 @@ _FAILED = frozenset((INVALID_TOKEN_ID,))
 
 
 class LockstepDecode:
-    """table_start, block_ids: as in ScheduledSequence. place: in `scheduled`, while the members stay the same.
+    """number: grows with every decode that joins. first: its share of an iteration before step 0, had there been one.
+    table_start, block_ids: as in ScheduledSequence. num_told: tokens that its group has counted.
 
-    Changed by Lockstep only, except for what the engine needs when it applies results: a drawn token must be examined
-    if its position is `looked_at_from` or later (BLOCKS_A_LOOK blocks are full, it is the last one, or the decode may
-    have ended), or if it is one of `watched_ids` (a stop, or a failed draw). Of any other token only the id is told.
+    Changed by Lockstep only. Of most tokens only the id is told. A drawn token must be looked at if it is the last one,
+    or if it is one of `watched_ids` (a stop, or a failed draw).
     """
 
     __slots__ = (
         "block_ids",
         "client",
+        "first",
         "group",
         "is_member",
-        "looked_at_from",
-        "place",
+        "num_told",
+        "number",
         "request_id",
-        "samples",
-        "sampling",
         "sequence",
         "sequence_id",
         "table",
@@ -41,34 +40,34 @@ class LockstepDecode:
         "watched_ids",
     )
 
-    def __init__(self, group: SequenceGroup, sequence: Sequence, table: BlockTable) -> None:
+    def __init__(self, group: SequenceGroup, sequence: Sequence, table: BlockTable, number: int, step: int) -> None:
+        """step: the next one, in which it is a member for the first time."""
+        request = group.request
+        self.number = number
         self.group = group
         self.sequence = sequence
         self.sequence_id = sequence.sequence_id
         self.token_ids = sequence.token_ids
-        self.sampling = group.request.sampling
-        self.samples: tuple[Sample, ...] = sequence.draws
+        self.num_told = len(sequence.token_ids)
         self.table = table
         self.table_start = len(table.block_ids)
         self.block_ids: tuple[int, ...] = ()
-        self.place = 0
-        self.request_id = group.request.request_id
-        self.client = group.request.client
-        self.watched_ids = self.sampling.stop_token_ids | _FAILED
-        self.looked_at_from = 0
+        self.request_id = request.request_id
+        self.client = request.client
+        self.watched_ids = request.sampling.stop_token_ids | _FAILED
         self.is_member = True
+        self.first = ScheduledSequence(
+            sequence.sequence_id,
+            (PENDING_TOKEN_ID,),
+            len(sequence.token_ids) - 1 - step,
+            self.table_start,
+            (),
+            request.sampling,
+            sequence.draws,
+        )
 
-    def leave(self) -> None:
-        """It is a member no more. Tokens may still be under way, and the request may end before they arrive."""
-        self.is_member = False
-        self.looked_at_from = 0
-
-    def looked_at(self, position: int, block_size: int) -> None:
-        """The token at `position` has been examined. Next comes one that fills a block, another one for each of
-        BLOCKS_A_LOOK decodes, or the last one. Every token is examined if the decode is no member, or if the request
-        has several choices, which tokens must name.
-        """
-        if self.is_member and len(self.group.sequences) == 1:
-            block = position // block_size + 1
-            full = (block + (self.sequence_id - block) % BLOCKS_A_LOOK) * block_size
-            self.looked_at_from = min(full, self.sequence.max_num_tokens - 1)
+    def next_full(self, position: int, block_size: int) -> int:
+        """The position behind `position` at which its full blocks are offered next: at the end of one block, and of
+        another one for each of BLOCKS_A_LOOK decodes."""
+        block = position // block_size + 1
+        return (block + (self.sequence_id - block) % BLOCKS_A_LOOK) * block_size

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from service.core.iteration_plan import BlockCopy, Past, Sample, ScheduledSequence, Transfer
+from service.core.iteration_plan import NOBODY, BlockCopy, MixedShares, Past, Sample, ScheduledSequence, Transfer
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_table import BlockTable
 from service.scheduler.decision_tally import DecisionTally
-from service.scheduler.lockstep_decode import LockstepDecode
+from service.scheduler.lockstep_members import LockstepIteration
 
 
 class Share(NamedTuple):
@@ -24,9 +24,9 @@ class Share(NamedTuple):
 class PlanDraft:
     """The plan of iteration `number`, decided at `now_s`; what is done for it is counted in `tally`.
 
-    budget: prompt tokens left to schedule. in_lockstep: the first entries of `scheduled`, already counted as computed.
-    shares: the other entries, not counted yet. sitting_out: groups, by order of arrival, for which there are no blocks
-    before transfers have finished.
+    budget: prompt tokens left to schedule. in_lockstep, shares_in_lockstep: the first entries of the plan, already
+    counted as computed. scheduled, shares: the other entries, not counted yet. sitting_out: groups, by order of
+    arrival, for which there are no blocks before transfers have finished.
     """
 
     __slots__ = (
@@ -37,6 +37,7 @@ class PlanDraft:
         "number",
         "scheduled",
         "shares",
+        "shares_in_lockstep",
         "sitting_out",
         "tally",
         "transfers",
@@ -47,12 +48,17 @@ class PlanDraft:
         self.now_s = now_s
         self.tally = tally
         self.budget = 0
-        self.in_lockstep: tuple[LockstepDecode, ...] = ()
+        self.in_lockstep: LockstepIteration | None = None
+        self.shares_in_lockstep = NOBODY
         self.scheduled: list[ScheduledSequence] = []
         self.shares: list[Share] = []
         self.copies: list[BlockCopy] = []
         self.transfers: list[Transfer] = []
         self.sitting_out: set[int] = set()
+
+    def all_shares(self) -> MixedShares:
+        """Those in lockstep and the others."""
+        return MixedShares(self.shares_in_lockstep, tuple(self.scheduled))
 
     def add(self, group: SequenceGroup, sequence: Sequence, end: int, table: BlockTable) -> None:
         """The sequence computes its tokens before position `end`, and draws if those are all. table: its own."""

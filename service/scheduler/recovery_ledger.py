@@ -91,7 +91,7 @@ class RecoveryLedger:
             heat.executed(seconds, is_decode=is_decode)
             return
         # Where nothing is drawn the executor need not have waited for the device, and the next one waits for both.
-        is_awaited = took.is_exact and plan.draws
+        is_awaited = took.is_exact and plan.num_draws > 0
         is_timed = is_awaited and self._last_was_awaited
         self._last_was_awaited = is_awaited or (took.is_exact and not plan.scheduled)
         if is_timed and not plan.transfers:  # launching these takes time, too

@@ -6,6 +6,8 @@ from service.core.iteration_plan import (
     PENDING_TOKEN_ID,
     BlockCopy,
     IterationPlan,
+    LockstepShares,
+    MixedShares,
     Sample,
     ScheduledSequence,
     SharesGoingOn,
@@ -61,11 +63,30 @@ def test_shares_that_go_on_are_those_before_one_token_further():
     with pytest.raises(IndexError):
         shares[3]
     plan = IterationPlan(shares)
-    assert (plan.starts(), plan.token_counts(), plan.num_scheduled_tokens) == ([8, 9, 10], [1, 1, 1], 3)
-    assert list(IterationPlan(expected).starts()) == [8, 9, 10]
-    assert (shares.num_computed_tokens, plan.draws, IterationPlan(expected).draws) == (27, True, True)
-    further = SharesGoingOn(first, 4, {}).further({1: (2, (7,))})
-    assert (tuple(further), further.num_computed_tokens) == (expected, 27)
+    assert (shares.starts, shares.num_computed_tokens) == ([8, 9, 10], 27)
+    assert (plan.num_scheduled_tokens, plan.num_draws, IterationPlan(expected).num_draws) == (3, 3, 3)
+    assert (plan.in_lockstep, plan.apart) == (shares, ())
+    assert (len(IterationPlan(expected).in_lockstep), IterationPlan(expected).apart) == (0, expected)
+
+
+def test_shares_in_lockstep_stand_before_the_others():
+    params = SamplingParams(max_tokens=9)
+    first = [ScheduledSequence(i, (5,), -2, 1, (), params, (Sample(i, i),)) for i in range(2)]
+    prompt, decode = (5, 6, 7), (5,)
+    others = (
+        ScheduledSequence(7, prompt, 0, 0, (3,), params, ()),
+        ScheduledSequence(8, decode, 4, 0, (4,), params, ()),
+    )
+    in_lockstep = LockstepShares(first, 5, {})
+    plan = IterationPlan(MixedShares(in_lockstep, others))
+    assert tuple(plan.scheduled) == (*in_lockstep, *others)
+    assert (len(plan.scheduled), plan.scheduled[1], plan.scheduled[-1]) == (4, in_lockstep[1], others[1])
+    assert (plan.in_lockstep, plan.apart) == (in_lockstep, others)
+    assert (plan.num_scheduled_tokens, plan.num_draws, plan.is_empty) == (6, 2, False)
+    assert IterationPlan(MixedShares(LockstepShares((), 5, {}), ())).is_empty
+    going_on = in_lockstep.going_on()
+    assert isinstance(going_on, SharesGoingOn)
+    assert (tuple(going_on), going_on.num_computed_tokens) == (tuple(in_lockstep), in_lockstep.num_computed_tokens)
 
 
 def test_sequences_that_share_a_block_may_leave_together_while_others_read_it():

@@ -260,17 +260,22 @@ class Harness:
                     assert (salt, position) == held[:2]
                     if other is sequence:
                         continue
-                    computed = min(sequence.num_computed_tokens, other.num_computed_tokens)
+                    computed = min(self._num_computed(sequence), self._num_computed(other))
                     end = min((index + 1) * self.blocks.block_size, computed)
                     pairs = zip(other.token_ids[:end], sequence.token_ids[:end], strict=True)
                     assert all(a == b or PENDING_TOKEN_ID in (a, b) for a, b in pairs)
+
+    def _num_computed(self, sequence: Sequence) -> int:
+        """A sequence in lockstep says it only once it has left."""
+        together = {decode.sequence_id for decode in self.scheduler.lockstep.members.decodes}
+        return sequence.num_tokens - 1 if sequence.sequence_id in together else sequence.num_computed_tokens
 
     def _check_running(self, group: SequenceGroup) -> None:
         for sequence in group.computing:
             table = self.blocks.table(sequence.sequence_id)
             waits = bool(self.engine._launched) or sequence.top is not None
             assert sequence.num_tokens_to_compute > 0 or waits
-            assert len(table.block_ids) * self.blocks.block_size >= sequence.num_computed_tokens
+            assert len(table.block_ids) * self.blocks.block_size >= self._num_computed(sequence)
 
     def check_against_oracle(self, request_id: str, choice_index: int = 0, complete: bool = True) -> None:
         request = self.requests[request_id]

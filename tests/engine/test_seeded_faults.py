@@ -132,13 +132,13 @@ def rows_mixed_up(patch: Patch) -> None:
 
 
 def blocks_freed_while_an_iteration_touches_them(patch: Patch) -> None:
-    end_sequence = IterationScheduler.end_sequence
+    free = LaunchedIterations.free
 
-    def at_once(self, group, sequence):
+    def at_once(self, sequence):
         sequence.last_iteration = 0
-        end_sequence(self, group, sequence)
+        free(self, sequence)
 
-    patch.setattr(IterationScheduler, "end_sequence", at_once)
+    patch.setattr(LaunchedIterations, "free", at_once)
 
 
 def a_draw_after_the_end_delivered(patch: Patch) -> None:

@@ -114,8 +114,9 @@ def test_who_is_on_its_way_back_is_not_taken_again():
         harness.step()
         sat_out += bool(returning) and not harness.toy.plans[-1].scheduled
         num_cached = harness.scheduler.num_cached_tokens()
-        harness.scheduler.lockstep.close_run()
-        held = sum(s.num_computed_tokens for g in harness.scheduler.pool.running for s in g.live)
+        lockstep = harness.scheduler.lockstep
+        held = sum(len(decode.token_ids) + lockstep.num_ahead - 1 for decode in lockstep.members.decodes)
+        held += sum(s.num_computed_tokens for g in lockstep.apart.values() for s in g.live)
         assert num_cached == held, "what is on its way to the host is not counted"
     assert sat_out > 0
     for request_id in harness.requests:

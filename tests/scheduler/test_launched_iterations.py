@@ -5,6 +5,7 @@ from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import NoPrefixCache
 from service.scheduler.launched_iterations import IterationGroups, LaunchedIterations
 from service.scheduler.lockstep_decode import LockstepDecode
+from service.scheduler.lockstep_members import LockstepIteration, LockstepMembers
 from tests.scheduler.test_request_pool import make_group
 
 
@@ -16,10 +17,10 @@ def make_launched() -> tuple[LaunchedIterations, BlockManager, Sequence]:
 
 def test_what_a_running_iteration_touches_is_kept_until_it_has_finished():
     launched, blocks, sequence = make_launched()
-    whose = IterationGroups((), [make_group("a")])
+    whose = IterationGroups(None, [make_group("a")])
     sequence.last_iteration = launched.next_number
     launched.begin(whose)
-    launched.begin(IterationGroups((), []))
+    launched.begin(IterationGroups(None, []))
     launched.free(sequence)
     assert blocks.pool.num_used == 2
     assert launched.finish() == whose
@@ -52,5 +53,7 @@ def test_the_groups_of_an_iteration_are_in_the_order_of_its_plan():
     blocks = BlockManager(4, 2, NoPrefixCache())
     blocks.allocate(0, 4, [])
     together, apart = make_group("a"), make_group("b")
-    decode = LockstepDecode(together, together.leader, blocks.table(0))
-    assert IterationGroups((decode,), [apart]).groups() == [together, apart]
+    members = LockstepMembers()
+    members.add(LockstepDecode(together, together.leader, blocks.table(0), 1, 0))
+    assert IterationGroups(LockstepIteration(0, members, []), [apart]).groups() == [together, apart]
+    assert IterationGroups(None, [apart]).groups() == [apart]

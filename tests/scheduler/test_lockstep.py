@@ -47,7 +47,8 @@ def test_a_block_is_asked_for_when_the_last_one_is_full():
     lockstep, groups = make_lockstep(3, 4)
     assert [decode.sequence_id for decode in lockstep.lacking()] == [1], "the first has room for its fourth token"
     draft = advance(lockstep)
-    assert [(item.num_computed_tokens, item.table_start, len(item.block_ids)) for item in draft.scheduled] == [
+    shares = draft.shares_in_lockstep
+    assert [(item.num_computed_tokens, item.table_start, len(item.block_ids)) for item in shares] == [
         (3, 1, 0),
         (4, 1, 1),
     ]
@@ -68,10 +69,10 @@ def test_whose_last_token_is_being_drawn_is_apart():
 def test_who_stops_is_scheduled_no_more():
     lockstep, groups = make_lockstep(2, 2)
     lockstep.stop(groups[0])
-    assert [item.sequence_id for item in advance(lockstep).scheduled] == [1]
+    assert [item.sequence_id for item in advance(lockstep).shares_in_lockstep] == [1]
     lockstep.stop(groups[1])
     assert len(lockstep) == 0
-    assert not advance(lockstep).scheduled
+    assert not advance(lockstep).shares_in_lockstep
 
 
 def play(seed: int, *, num_blocks: int, block_size: int, overlap: bool, swap: bool) -> tuple[object, int]:
