@@ -25,8 +25,9 @@ class FaultyExecutor(ToyExecutor):
         failing_launches: frozenset[int] = frozenset(),
         num_blocks: int = 64,
         transfer_delay: int = 0,
+        block_size: int = 4,
     ) -> None:
-        super().__init__(num_blocks, 4, VOCABULARY, transfer_delay)
+        super().__init__(num_blocks, block_size, VOCABULARY, transfer_delay)
         self.moving: Callable[[], list[int]] = list
         self._num_abandoned = 0
         self._num_never_waited = 0
@@ -54,7 +55,7 @@ class FaultyExecutor(ToyExecutor):
         drawing = [sample.sequence_id for item in plan.scheduled for sample in item.samples]
         pairs = zip(drawing, result.token_ids, strict=True)
         token_ids = tuple(INVALID_TOKEN_ID if i in self.unlucky else token_id for i, token_id in pairs)
-        return IterationResult(token_ids, result.finished_transfers, result.logprobs)
+        return replace(result, token_ids=token_ids)
 
     def _fail(self, plan: IterationPlan) -> None:
         self.hit |= {item.sequence_id for item in plan.scheduled} | set(self.moving())

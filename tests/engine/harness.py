@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict
 from typing import Any, Literal
 
@@ -34,7 +35,8 @@ from service.scheduler.scheduler_policies import SchedulerPolicies
 from service.scheduler.scheduling_policy import SchedulingPolicy
 from service.scheduler.swap_time import SwapTime
 from service.scheduler.token_shares import TokenShares
-from tests.engine.toy_model import ToyExecutor, beam_oracle, oracle
+from tests.engine.toy_grammar import ToyGrammar
+from tests.engine.toy_model import ToyExecutor, beam_oracle, cells_of, logprob_after, oracle
 from tests.manual_clock import ManualClock
 
 VOCABULARY = 1000
@@ -92,6 +94,7 @@ class Harness:
             num_host_blocks,
         )
         self.toy = ToyExecutor(num_blocks, block_size, VOCABULARY, transfer_delay)
+        self.executor = executor or self.toy
         self.sink = ListSink()
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -126,7 +129,7 @@ class Harness:
         )
         self.engine = Engine(
             self.scheduler,
-            executor or self.toy,
+            self.executor,
             self.sink,
             self.clock,
             overlap=overlap,
@@ -246,6 +249,7 @@ class Harness:
         if not self.engine.has_work and not held:
             assert self.blocks.swap_space.num_used == 0
         self._check_sharing()
+        self._check_prefix_cache()
         if self.toy.plans:
             assert self.toy.plans[-1].num_scheduled_tokens <= self.max_num_batched_tokens
 
@@ -270,6 +274,34 @@ class Harness:
         together = {decode.sequence_id for decode in self.scheduler.lockstep.members.decodes}
         return sequence.num_tokens - 1 if sequence.sequence_id in together else sequence.num_computed_tokens
 
+    def _check_prefix_cache(self) -> None:
+        """What may be found is computed: the blocks of an entry hold its tokens, one position after the other."""
+        cache, executor = self.blocks._prefix_cache, self.executor
+        if not (isinstance(cache, ChainedPrefixCache) and isinstance(executor, ToyExecutor)):
+            return
+        for entry in cache._entries.values():
+            held = [cell for block_id in entry.block_ids for cell in executor.block(block_id)]
+            assert held[0] is not None, "an entry's blocks are computed"
+            first = held[0][1]
+            assert first % cache.tokens_per_entry == 0
+            assert held == [(token_id, first + i) for i, token_id in enumerate(array("i", entry.tokens))]
+
+    def check_nothing_left(self) -> None:
+        """All requests have ended, each once, and nobody remembers any of them."""
+        scheduler, pool, blocks = self.scheduler, self.scheduler.pool, self.blocks
+        assert not self.engine.has_work
+        assert len(self.sink.requests) == len(self.finals)
+        assert blocks.pool.num_used == blocks.swap_space.num_used == 0
+        assert not (pool.waiting or pool.running or pool.preempted or pool.waiting_tokens or pool._members)
+        assert not (scheduler._ledger._recomputing or scheduler._ledger._transfers or scheduler._history._num_live)
+        assert not (self.engine._requests.searches or self.engine._requests.num_constrained)
+        assert not (len(scheduler.lockstep) or scheduler.lockstep.apart)
+        last = self.request((1,), 1)
+        if self.add(last):
+            self.run()
+            assert isinstance(self.executor, ToyExecutor)
+            assert len(self.executor.tables) == 1, "the executor has heard of all the others"
+
     def _check_running(self, group: SequenceGroup) -> None:
         for sequence in group.computing:
             table = self.blocks.table(sequence.sequence_id)
@@ -281,9 +313,25 @@ class Harness:
         request = self.requests[request_id]
         sampling = request.sampling
         if sampling.beam is None:
-            seed = sampling.seed + choice_index
-            expected = oracle(request.prompt_token_ids, seed, sampling.max_tokens, sampling.stop_token_ids, VOCABULARY)
+            seed, stops = sampling.seed + choice_index, sampling.stop_token_ids
+            assert request.grammar is None or isinstance(request.grammar, ToyGrammar)
+            prompt, max_tokens = request.prompt_token_ids, sampling.max_tokens
+            expected = oracle(prompt, seed, max_tokens, stops, VOCABULARY, request.grammar)
         else:
             expected = beam_oracle(request.prompt_token_ids, sampling)[choice_index]
         got = self.tokens[request_id, choice_index]
         assert got == (expected if complete else expected[: len(got)])
+        if isinstance(self.executor, ToyExecutor) and sampling.beam is None:
+            self._check_logprobs(request, choice_index, complete)
+
+    def _check_logprobs(self, request: Request, choice_index: int, complete: bool) -> None:
+        """Each token's and, once any token is there, the prompt's."""
+        prompt, drawn = request.prompt_token_ids, self.tokens[request.request_id, choice_index]
+        cells = cells_of([*prompt, *drawn])
+        by_position = [logprob_after(cells[:position], token_id) for token_id, position in cells[1:]]
+        if request.sampling.num_logprobs is not None:
+            got = self.logprobs[request.request_id, choice_index]
+            assert [entry.chosen for entry in got] == by_position[len(prompt) - 1 :]
+        if request.sampling.num_prompt_logprobs is not None and (drawn or complete):
+            scored = self.prompt_logprobs[request.request_id]
+            assert [entry.chosen for entry in scored] == by_position[: len(prompt) - 1]

@@ -12,19 +12,23 @@ from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
 from service.core.sequence_group import SequenceGroup
 from service.errors import ServerError
+from service.kvcache.prefix_cache import ChainedPrefixCache
 from service.scheduler.iteration_time import IterationTime, Workload
-from service.scheduler.preemption import AlwaysSwap, Recovery
+from service.scheduler.preemption import Recovery
 from service.scheduler.preemption_cost import RecoveryCosts
 from tests.engine.faulty_executor import FaultyExecutor
 from tests.engine.harness import VOCABULARY, Harness
+from tests.engine.toy_grammar import ToyGrammar, ToyMasker
 from tests.engine.toy_model import ToyExecutor
 from tests.manual_clock import ManualClock
 
 STOPS = frozenset(range(0, 1000, 9))
 
 prompts = st.lists(st.integers(0, 1), min_size=1, max_size=20).map(tuple)  # few ids, so that prefixes repeat
+lengths = st.one_of(st.integers(0, 12), st.just(40))  # there are runs in the long ones
+wishes = st.sampled_from(["", "", "", "logprobs", "prompt logprobs", "grammar", "cursed grammar"])
 arrivals = st.tuples(
-    st.just("add"), prompts, st.integers(1, 12), st.integers(1, 4), st.booleans(), st.sampled_from(["", "salt"])
+    st.just("add"), prompts, lengths, st.integers(1, 4), st.booleans(), st.sampled_from(["", "salt"]), wishes
 )
 BEAM_STOPS = frozenset({0, 9, 18})
 beam_arrivals = st.tuples(
@@ -60,14 +64,26 @@ class SometimesSwap:
 
 def apply_operation(harness: Harness, operation: tuple, touched: set[tuple[str, int]]) -> None:
     match operation:
-        case ("add", prompt, max_tokens, n, with_stops, salt):
+        case ("add", prompt, max_tokens, n, with_stops, salt, wish):
             stops = STOPS if with_stops else frozenset()
             seed = len(harness.requests) % 3
-            harness.add(
-                harness.request(
-                    prompt, max_tokens, n, seed, stops, salt=salt, priority=seed, client=f"client-{seed % 2}"
-                )
+            request = harness.request(
+                prompt,
+                max_tokens,
+                n,
+                seed,
+                stops,
+                salt=salt,
+                priority=seed,
+                client=f"client-{seed % 2}",
+                num_logprobs=0 if wish == "logprobs" else None,
+                num_prompt_logprobs=0 if wish == "prompt logprobs" or not max_tokens else None,
             )
+            if wish.endswith("grammar"):
+                grammar = ToyGrammar(1 + len(prompt) % 8, 1 + seed, is_cursed=wish == "cursed grammar")
+                request = replace(request, grammar=grammar)
+                harness.requests[request.request_id] = request
+            harness.add(request)
             group = harness.scheduler.pool.get(f"request-{len(harness.requests) - 1}")
             if group is not None and len(harness.requests) % 4 == 0:
                 group.runs_ahead = False
@@ -96,7 +112,7 @@ def apply_operation(harness: Harness, operation: tuple, touched: set[tuple[str, 
     num_blocks=st.integers(2, 24),
     block_size=st.sampled_from([1, 2, 4, 16]),
     max_num_seqs=st.integers(1, 8),
-    extra_budget=st.integers(1, 20),
+    extra_budget=st.one_of(st.integers(1, 20), st.just(4096)),
     watermark_blocks=st.integers(0, 2),
     policy=st.sampled_from(["fcfs", "priority", "fair", "shares"]),
     admission=st.sampled_from(["on-demand", "reserve", "forecast"]),
@@ -104,6 +120,7 @@ def apply_operation(harness: Harness, operation: tuple, touched: set[tuple[str, 
     transfer_delay=st.integers(0, 3),
     swap_share=st.sampled_from([0.0, 0.5, 1.0]),
     max_preemptions=st.sampled_from([1, 2, 1_000_000]),
+    blocks_per_entry=st.sampled_from([1, 2]),
     overlap=st.booleans(),
 )
 def test_every_request_gets_its_oracle_tokens_whatever_else_happens(
@@ -119,6 +136,7 @@ def test_every_request_gets_its_oracle_tokens_whatever_else_happens(
     transfer_delay,
     swap_share,
     max_preemptions,
+    blocks_per_entry,
     overlap,
 ):
     harness = Harness(
@@ -127,6 +145,7 @@ def test_every_request_gets_its_oracle_tokens_whatever_else_happens(
         max_num_seqs,
         max_num_seqs + extra_budget,
         watermark_blocks,
+        prefix_cache=ChainedPrefixCache(block_size, blocks_per_entry),
         policy=policy,
         admission=admission,
         preemption=SometimesSwap(swap_share),
@@ -134,6 +153,7 @@ def test_every_request_gets_its_oracle_tokens_whatever_else_happens(
         transfer_delay=transfer_delay,
         max_preemptions=max_preemptions,
         overlap=overlap,
+        masker=ToyMasker(VOCABULARY),
     )
     touched: set[tuple[str, int]] = set()
     for operation in operations:
@@ -143,12 +163,12 @@ def test_every_request_gets_its_oracle_tokens_whatever_else_happens(
 
     assert set(harness.finals) == set(accepted), "every accepted request ends in one final event"
     for request_id in accepted:
-        for choice in range(harness.requests[request_id].sampling.n):
-            harness.check_against_oracle(request_id, choice, complete=(request_id, choice) not in touched)
-    assert harness.blocks.pool.num_free == num_blocks
-    assert harness.blocks.swap_space.num_used == 0
-    harness.step()
-    assert len(harness.sink.requests) == len(accepted)
+        request, has_failed = harness.requests[request_id], harness.finals[request_id].outcome is Outcome.FAILED
+        assert not has_failed or (request.grammar is not None and request.grammar.is_cursed)
+        for choice in range(request.sampling.n):
+            is_whole = (request_id, choice) not in touched and not has_failed
+            harness.check_against_oracle(request_id, choice, complete=is_whole)
+    harness.check_nothing_left()
 
 
 def test_a_preempted_request_goes_on_with_the_same_tokens_and_is_counted():
@@ -273,6 +293,8 @@ faults = st.frozensets(st.integers(1, 30), max_size=3)
 @given(
     operations=st.lists(operations, max_size=40),
     num_blocks=st.integers(4, 24),
+    policy=st.sampled_from(["fcfs", "priority", "fair", "shares"]),
+    swap_share=st.sampled_from([0.0, 0.5, 1.0]),
     failing_launches=faults,
     failing_waits=faults,
     unlucky=st.frozensets(st.integers(0, 8), max_size=1),
@@ -280,11 +302,18 @@ faults = st.frozensets(st.integers(1, 30), max_size=3)
     transfer_delay=st.integers(0, 2),
 )
 def test_a_fault_reaches_only_the_requests_that_were_in_the_iteration_or_on_the_move(
-    operations, num_blocks, failing_launches, failing_waits, unlucky, overlap, transfer_delay
+    operations, num_blocks, policy, swap_share, failing_launches, failing_waits, unlucky, overlap, transfer_delay
 ):
     executor = FaultyExecutor(failing_waits, unlucky, failing_launches, num_blocks, transfer_delay)
     harness = Harness(
-        num_blocks, 4, executor=executor, overlap=overlap, preemption=AlwaysSwap(), num_host_blocks=num_blocks
+        num_blocks,
+        4,
+        executor=executor,
+        policy=policy,
+        overlap=overlap,
+        preemption=SometimesSwap(swap_share),
+        num_host_blocks=num_blocks,
+        masker=ToyMasker(VOCABULARY),
     )
     executor.moving = harness.blocks.swap_space.moving_sequence_ids
     touched: set[tuple[str, int]] = set()
@@ -295,12 +324,15 @@ def test_a_fault_reaches_only_the_requests_that_were_in_the_iteration_or_on_the_
             members[group.request.request_id] = {s.sequence_id for s in group.sequences}
     harness.run()
     for request_id, final in harness.finals.items():
+        request = harness.requests[request_id]
         was_hit = bool(members[request_id] & (executor.hit | unlucky))
-        assert (final.outcome is Outcome.FAILED) <= was_hit, "nobody else fails"
-        for choice in range(harness.requests[request_id].sampling.n):
+        is_cursed = request.grammar is not None and request.grammar.is_cursed
+        assert (final.outcome is Outcome.FAILED) <= (was_hit or is_cursed), "nobody else fails"
+        for choice in range(request.sampling.n):
             is_whole = final.outcome is Outcome.FINISHED and (request_id, choice) not in touched
             harness.check_against_oracle(request_id, choice, complete=is_whole)
-    assert harness.blocks.pool.num_used == 0
+    executor.failing_launches = executor.failing_waits = frozenset()
+    harness.check_nothing_left()
 
 
 def test_an_iteration_is_launched_while_another_runs():

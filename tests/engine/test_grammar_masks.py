@@ -20,7 +20,6 @@ from service.scheduler.preemption import AlwaysRecompute, AlwaysSwap
 from service.structured.token_bitmask import TokenBitmask
 from tests.engine.harness import Harness
 from tests.engine.toy_model import ToyExecutor
-from tests.structured.masks import nearest_allowed
 from tests.structured.tiny_grammars import END_ID, TOKENIZER, ids, regex, schema
 
 SIZE = TOKENIZER.num_tokens
@@ -54,20 +53,8 @@ def _object(properties: dict[str, Any]) -> dict[str, Any]:
 SCHEMAS = st.recursive(SCALARS, _nested, max_leaves=4)
 
 
-class ObedientToy(ToyExecutor):
-    """Draws what the toy model draws, or the next id that the mask allows."""
-
-    def execute(self, plan: IterationPlan) -> IterationResult:
-        result = super().execute(plan)
-        if plan.masks is None:
-            return result
-        token_ids = tuple(nearest_allowed(result.token_ids, plan.masks))
-        self.note_drawn(plan, token_ids)
-        return IterationResult(token_ids, result.finished_transfers)
-
-
 def make_harness(num_blocks: int = 64, **options: Any) -> Harness:
-    toy = ObedientToy(num_blocks, 4, SIZE)
+    toy = ToyExecutor(num_blocks, 4, SIZE)
     masker = TokenBitmask(8, SIZE, frozenset({END_ID}))
     return Harness(num_blocks, 4, executor=toy, masker=masker, **options)
 
@@ -154,7 +141,7 @@ def test_a_preemption_changes_nothing(preemption: Any) -> None:
 
 
 def test_choices_share_the_first_mask_and_then_differ() -> None:
-    toy = ObedientToy(64, 4, SIZE)
+    toy = ToyExecutor(64, 4, SIZE)
     harness = Harness(64, 4, executor=toy, masker=TokenBitmask(8, SIZE, frozenset({END_ID})))
     made = request(harness, regex("[a-z]{30}"), n=3, seed=1)
     harness.step()
@@ -193,7 +180,7 @@ def test_a_grammar_that_fails_takes_its_request_only() -> None:
 
 
 def test_who_has_no_grammar_has_no_mask() -> None:
-    toy = ObedientToy(64, 4, SIZE)
+    toy = ToyExecutor(64, 4, SIZE)
     harness = Harness(64, 4, executor=toy, masker=TokenBitmask(8, SIZE, frozenset({END_ID})))
     request(harness, None, max_tokens=4)
     request(harness, regex("[0-9]{2}"))
@@ -241,7 +228,7 @@ def test_masks_are_begun_before_the_executor_launches_and_awaited_by_it() -> Non
             order.append("begin")
             return super().begin(matchers, rows)
 
-    class Toy(ObedientToy):
+    class Toy(ToyExecutor):
         def launch(self, plan):
             order.append("launch")
             return super().launch(plan)

@@ -13,6 +13,8 @@ from service.core.iteration_plan import PENDING_TOKEN_ID, IterationPlan, Schedul
 from service.core.iteration_result import FinishedTransfer, IterationResult, TokenLogprobs
 from service.core.sampling_params import SamplingParams
 from tests.engine.late_executor import LateExecutor
+from tests.engine.toy_grammar import ToyGrammar
+from tests.structured.masks import nearest_allowed
 
 Cell = tuple[int, int]
 """What a slot holds: token id and position."""
@@ -26,14 +28,37 @@ def next_token(cells: list[Cell], seed: int, vocabulary: int) -> int:
     return int.from_bytes(digest[:8], "big") % vocabulary
 
 
-def oracle(prompt: tuple[int, ...], seed: int, max_tokens: int, stops: frozenset[int], vocabulary: int) -> list[int]:
-    """The tokens that a request alone in the world gets."""
+def oracle(
+    prompt: tuple[int, ...],
+    seed: int,
+    max_tokens: int,
+    stops: frozenset[int],
+    vocabulary: int,
+    grammar: ToyGrammar | None = None,
+) -> list[int]:
+    """The tokens that a request alone in the world gets. If its grammar fails, those before."""
     tokens = list(prompt)
+    matcher = None if grammar is None else grammar.start()
     while len(tokens) - len(prompt) < max_tokens:
-        tokens.append(next_token([(t, p) for p, t in enumerate(tokens)], seed, vocabulary))
-        if tokens[-1] in stops:
+        drawn = next_token(cells_of(tokens), seed, vocabulary)
+        if matcher is not None:
+            drawn = matcher.nearest(drawn, vocabulary)
+            if not matcher.accept(drawn):
+                break
+        tokens.append(drawn)
+        if drawn in stops or (matcher is not None and matcher.is_finished):
             break
     return tokens[len(prompt) :]
+
+
+def cells_of(tokens: Sequence[int]) -> list[Cell]:
+    """What the slots of a sequence hold."""
+    return [(token_id, position) for position, token_id in enumerate(tokens)]
+
+
+def logprob_after(cells: list[Cell], token_id: int) -> float:
+    """Of a token, from what is read before it."""
+    return -1e-3 * (1 + next_token([*cells, (token_id, -1)], 0, 1000))
 
 
 def toy_top(cells: list[Cell], count: int) -> tuple[tuple[int, float], ...]:
@@ -56,7 +81,7 @@ def beam_oracle(prompt: tuple[int, ...], sampling: SamplingParams) -> list[list[
     for length in range(1, sampling.max_tokens + 1):
         grown = []
         for logprob, tokens in beams:
-            cells = [(t, p) for p, t in enumerate([*prompt, *tokens])]
+            cells = cells_of([*prompt, *tokens])
             grown += [(logprob + lp, [*tokens, t]) for t, lp in toy_top(cells, sampling.num_logprobs)]
         grown.sort(key=lambda pair: -pair[0])
         is_over = [length == sampling.max_tokens or tokens[-1] in sampling.stop_token_ids for _, tokens in grown]
@@ -110,11 +135,15 @@ class ToyExecutor(LateExecutor):
             for item in plan.scheduled
             for sample in item.samples
         )
+        if plan.masks is not None:
+            token_ids = tuple(nearest_allowed(token_ids, plan.masks))
         self.note_drawn(plan, token_ids)
         if self._transfer_delay:
             finished = self._finish_transfers(plan)
-        logprobs = tuple(self._logprobs(item) for item in plan.scheduled for _ in item.samples)
-        return IterationResult(token_ids, finished, logprobs if any(logprobs) else ())
+        drawing = (item for item in plan.scheduled for _ in item.samples)
+        logprobs = tuple(self._logprobs(*pair) for pair in zip(drawing, token_ids, strict=True))
+        scored = tuple((item.sequence_id, self._score(item)) for item in plan.scheduled if item.targets)
+        return IterationResult(token_ids, finished, logprobs if any(logprobs) else (), scored)
 
     def note_drawn(self, plan: IterationPlan, token_ids: Sequence[int]) -> None:
         drawing = [sample.sequence_id for item in plan.scheduled for sample in item.samples]
@@ -156,11 +185,24 @@ class ToyExecutor(LateExecutor):
             assert on_the_way.isdisjoint(written), "what moves is not written"
             assert arriving.isdisjoint(table), "what has not arrived is not read"
 
-    def _logprobs(self, item: ScheduledSequence) -> TokenLogprobs | None:
-        """Those that a beam asks for; choices get none."""
-        if item.sampling.beam is None or item.sampling.num_logprobs is None:
+    def block(self, block_id: int) -> list[Cell | None]:
+        """What its slots hold."""
+        first = block_id * self._block_size
+        return [self._slots.get(slot) for slot in range(first, first + self._block_size)]
+
+    def _logprobs(self, item: ScheduledSequence, token_id: int) -> TokenLogprobs | None:
+        if item.sampling.num_logprobs is None:
             return None
-        return TokenLogprobs(0.0, toy_top(self._read(item), item.sampling.num_logprobs))
+        cells = self._read(item)
+        if item.sampling.beam is not None:
+            return TokenLogprobs(0.0, toy_top(cells, item.sampling.num_logprobs))
+        return TokenLogprobs(logprob_after(cells, token_id), ())
+
+    def _score(self, item: ScheduledSequence) -> tuple[TokenLogprobs, ...]:
+        """The tokens that the scheduled ones predict."""
+        cells, first = self._read(item), item.num_computed_tokens + 1
+        targets = enumerate(item.targets, first)
+        return tuple(TokenLogprobs(logprob_after(cells[:position], target), ()) for position, target in targets)
 
     def _finish_transfers(self, plan: IterationPlan) -> tuple[FinishedTransfer, ...]:
         """Copies happen as late as allowed, so that a block that is reused too early is caught."""

@@ -1,0 +1,183 @@
+"""Long and dense histories, under settings of every kind: what a list of operations seldom grows to.
+
+Requests of all kinds begin alike, come faster than they can be served, are cancelled and stopped at any moment, and
+preempt each other; iterations fail. Whatever happens, each gets its own tokens, and nothing is left in the end.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.core.events import Outcome
+from service.core.request import Request
+from service.errors import ServerError
+from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
+from service.scheduler import chunk_budget, lockstep
+from service.scheduler.chunk_budget import FixedBudget, InPieces
+from tests.engine.faulty_executor import FaultyExecutor
+from tests.engine.harness import VOCABULARY, Harness
+from tests.engine.test_engine import SometimesSwap
+from tests.engine.toy_grammar import ToyGrammar, ToyMasker
+
+MOST_STEPS = 20_000
+
+
+class History:
+    """touched: choices that were ended from outside; None for all choices of a request. members: the sequence ids of
+    the requests that were accepted."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = chance = random.Random(seed)
+        self.block_size = block_size = chance.choice([1, 2, 3, 4, 8, 16])
+        num_blocks = chance.choice([chance.randint(4, 18), chance.randint(20, 100)]) * (3 if block_size < 3 else 1)
+        max_num_seqs = chance.randint(1, 12)
+        budget = max_num_seqs + chance.choice([1, 2, 5, 16, 40, 4096])
+        delay = chance.choice([0, 0, 1, 2, 5])
+        rate = chance.choice([0.0, 0.0, 0.0, 0.01, 0.05])
+        waits, launches = (frozenset(i for i in range(1, 1000) if chance.random() < rate) for _ in range(2))
+        self.executor = FaultyExecutor(waits, frozenset(), launches, num_blocks, delay, block_size)
+        cache = ChainedPrefixCache(block_size, chance.choice([1, 1, 2, 4]))
+        admission = chance.choice(["on-demand", "on-demand", "reserve", "forecast"])
+        self.reserves = admission == "reserve"
+        self.harness = Harness(
+            num_blocks,
+            block_size,
+            max_num_seqs,
+            budget,
+            chance.choice([0, 0, 1, 2]),
+            executor=self.executor,
+            prefix_cache=NoPrefixCache() if chance.random() < 0.1 else cache,
+            policy=chance.choice(["fcfs", "fcfs", "priority", "fair", "shares"]),
+            admission=admission,
+            preemption=SometimesSwap(chance.choice([0.0, 0.5, 1.0])),
+            num_host_blocks=chance.choice([0, 1, 3, 8, num_blocks]),
+            max_preemptions=chance.choice([1, 2, 10, 1_000_000]),
+            chunk_budget=chance.choice([FixedBudget, InPieces])(budget),
+            overlap=chance.random() < 0.65,
+            masker=ToyMasker(VOCABULARY),
+        )
+        self.executor.moving = self.harness.blocks.swap_space.moving_sequence_ids
+        self.members: dict[str, set[int]] = {}
+        self.touched: set[tuple[str, int | None]] = set()
+        self._beginnings = [[chance.randint(0, 2) for _ in range(4 * block_size + 3)] for _ in range(3)]
+        self._num_arriving = chance.choice([0.1, 0.4, 1.5])
+        self._num_cancelled = chance.choice([0.0, 0.0, 0.03, 0.2])
+        self._num_stopped = chance.choice([0.0, 0.0, 0.05, 0.15])
+        self._longest = chance.choice([3, 12, 25, 60])
+
+    def play(self) -> None:
+        chance, engine = self.chance, self.harness.engine
+        for _ in range(chance.choice([10, 40, 80])):
+            for _ in range(int(chance.expovariate(1 / self._num_arriving))):
+                self._arrive()
+            self._cancel_or_stop()
+            self._step()
+        for _ in range(MOST_STEPS):
+            if not engine.has_work:
+                return
+            self._cancel_or_stop()
+            self._step()
+        raise AssertionError("the engine does not come to an end")
+
+    def _step(self) -> None:
+        self.harness.step()
+        groups = self.harness.scheduler.pool.groups()
+        assert not (self.reserves and any(group.num_preemptions for group in groups))
+
+    def _arrive(self) -> None:
+        request = self._request()
+        if self.harness.add(request):
+            group = self.harness.scheduler.pool.get(request.request_id)
+            assert group is not None
+            self.members[request.request_id] = {sequence.sequence_id for sequence in group.sequences}
+
+    def _request(self) -> Request:
+        chance, harness = self.chance, self.harness
+        prompt = chance.choice(self._beginnings)[: chance.randint(1, 60)]
+        prompt += [chance.randint(0, 2) for _ in range(chance.choice([0, 0, 1, 2, 9]))]
+        if chance.random() < 0.2:
+            del prompt[max(1, len(prompt) // self.block_size * self.block_size) :]
+        if harness.tokens and chance.random() < 0.1:  # a conversation goes on
+            request_id, choice = chance.choice(list(harness.tokens))
+            prompt = [*harness.requests[request_id].prompt_token_ids, *harness.tokens[request_id, choice], 1]
+        max_tokens = chance.choice([1, 2, self._longest, *(chance.randint(1, self._longest) for _ in range(3))])
+        stops = (
+            frozenset(range(0, VOCABULARY, chance.choice([5, 9, 40]))) if chance.random() < 0.3 else frozenset[int]()
+        )
+        salt, kind = chance.choice(["", "", "", "salt"]), chance.choice(["", "", "", "", *KINDS])
+        if kind == "beams":
+            width = chance.randint(2, 5)
+            stops = frozenset({0, 9, 18}) if stops else stops
+            return harness.beam_request(tuple(prompt), max_tokens, width, chance.randint(1, width), stops, salt=salt)
+        request = harness.request(
+            tuple(prompt),
+            0 if kind == "no tokens" else max_tokens,
+            chance.randint(2, 5) if kind == "choices" or chance.random() < 0.1 else 1,
+            chance.randint(0, 3),
+            stops,
+            salt=salt,
+            priority=chance.randint(-1, 1),
+            client=f"client-{chance.randint(0, 2)}",
+            num_logprobs=0 if kind == "logprobs" else None,
+            num_prompt_logprobs=0 if kind in ("prompt logprobs", "no tokens") else None,
+            bad_words=((1001, 1002),) if kind == "ids on the host" else (),
+        )
+        if kind == "grammar":
+            grammar = ToyGrammar(chance.randint(1, self._longest), chance.randint(1, 4), chance.random() < 0.2)
+            request = replace(request, grammar=grammar)
+            harness.requests[request.request_id] = request
+        return request
+
+    def _cancel_or_stop(self) -> None:
+        chance, engine = self.chance, self.harness.engine
+        live = engine.request_ids()
+        if live and chance.random() < self._num_cancelled:
+            request_id = chance.choice(live)
+            if chance.random() < 0.2:
+                engine.fail_unless_started(request_id, ServerError("too late"))
+            else:
+                engine.abort(request_id)
+            self.touched.add((request_id, None))
+        if live and chance.random() < self._num_stopped:
+            request_id, choice = chance.choice(live), chance.randint(0, 3)
+            engine.stop_choice(request_id, choice)
+            self.touched.add((request_id, choice))
+        self.harness.collect()
+
+    def check_end(self) -> None:
+        harness = self.harness
+        assert set(harness.finals) == set(self.members), "every accepted request ends in one final event"
+        for request_id, final in harness.finals.items():
+            request, outcome = harness.requests[request_id], final.outcome
+            was_hit = bool(self.members[request_id] & self.executor.hit)
+            is_cursed = isinstance(request.grammar, ToyGrammar) and request.grammar.is_cursed
+            was_ended = (request_id, None) in self.touched
+            assert outcome is Outcome.FINISHED or was_ended or (outcome is Outcome.FAILED and (was_hit or is_cursed))
+            choices = range(request.sampling.n)
+            for choice in choices:
+                is_whole = outcome is Outcome.FINISHED and (request_id, choice) not in self.touched
+                harness.check_against_oracle(request_id, choice, complete=is_whole)
+            num_told = sum(len(harness.tokens[request_id, choice]) for choice in choices)
+            assert final.stats.num_output_tokens == num_told
+        self.executor.failing_launches = self.executor.failing_waits = frozenset()
+        harness.check_nothing_left()
+
+
+KINDS = ("choices", "beams", "grammar", "grammar", "logprobs", "prompt logprobs", "no tokens", "ids on the host")
+
+
+@settings(max_examples=80, deadline=None)
+@given(seed=st.integers(0, 2**32), longest_run=st.sampled_from([1, 2, 3, 8, 32]))
+def test_whatever_happens_each_gets_its_own_tokens_and_nothing_is_left(seed: int, longest_run: int):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lockstep, "LONGEST_RUN", longest_run)
+        for name, tokens in (("PIECE", 6), ("USUAL_TOKENS", 12), ("DEEP_QUEUE", 2), ("FEW_A_DECODE", 2)):
+            patch.setattr(chunk_budget, name, tokens)
+        history = History(seed)
+        history.play()
+    history.check_end()
