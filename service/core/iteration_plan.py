@@ -106,6 +106,16 @@ class LockstepShares(Sequence[ScheduledSequence]):
         return SharesGoingOn(self._first, self._num_further, self.grown, num_first)
 
     @property
+    def sequence_ids(self) -> Iterator[int]:
+        """In the order of the shares."""
+        return map(SEQUENCE_ID, self._first)
+
+    @property
+    def seeds(self) -> Iterator[int]:
+        """Of the one draw of each."""
+        return map(SEED, chain.from_iterable(map(SAMPLES, self._first)))
+
+    @property
     def starts(self) -> list[int]:
         """`num_computed_tokens` of each."""
         num_further = self._num_further
@@ -169,6 +179,13 @@ class MixedShares(Sequence[ScheduledSequence]):
 
 
 NOBODY = LockstepShares((), 0, {})
+
+
+def parts_of(scheduled: Sequence[ScheduledSequence]) -> tuple[LockstepShares, Sequence[ScheduledSequence]]:
+    """The shares in lockstep, which stand first, and the others. A plain sequence names none in lockstep."""
+    if isinstance(scheduled, MixedShares):
+        return scheduled.in_lockstep, scheduled.apart
+    return (scheduled, ()) if isinstance(scheduled, LockstepShares) else (NOBODY, scheduled)
 
 
 class BlockCopy(NamedTuple):
@@ -238,16 +255,12 @@ class IterationPlan:
     @property
     def in_lockstep(self) -> LockstepShares:
         """Those of `scheduled` that decode in lockstep, at its beginning. A plain sequence names none."""
-        if isinstance(self.scheduled, MixedShares):
-            return self.scheduled.in_lockstep
-        return self.scheduled if isinstance(self.scheduled, LockstepShares) else NOBODY
+        return parts_of(self.scheduled)[0]
 
     @property
     def apart(self) -> Sequence[ScheduledSequence]:
         """The others."""
-        if isinstance(self.scheduled, MixedShares):
-            return self.scheduled.apart
-        return () if isinstance(self.scheduled, LockstepShares) else self.scheduled
+        return parts_of(self.scheduled)[1]
 
     @property
     def num_draws(self) -> int:

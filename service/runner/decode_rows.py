@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from service.core.iteration_plan import PENDING_TOKEN_ID, ScheduledSequence, SharesGoingOn
+from service.core.iteration_plan import PENDING_TOKEN_ID, ScheduledSequence, SharesGoingOn, parts_of
 from service.runner.sequence_rows import Float32Array, Int32Array, Int64Array, SequenceRows
+from service.runner.share_columns import share_columns
 
 
 class DecodeRows(NamedTuple):
@@ -41,16 +42,16 @@ largest logit, which is ignored."""
 
 def is_decode(scheduled: Sequence[ScheduledSequence]) -> bool:
     """Whether every sequence computes one token and draws one id."""
-    return all(len(s.token_ids) == 1 == len(s.samples) for s in reversed(scheduled))  # prompts mostly stand last
+    _, apart = parts_of(scheduled)
+    return all(len(s.token_ids) == 1 == len(s.samples) for s in reversed(apart))  # prompts mostly stand last
 
 
 def decode_rows(scheduled: Sequence[ScheduledSequence], rows: SequenceRows, block_size: int) -> DecodeRows:
     """The rows of a plan that `is_decode`. `rows` is brought up to date with the plan."""
-    row = rows.update_all(scheduled)
-    positions = np.array([s.num_computed_tokens for s in scheduled], dtype=np.int64)
+    row, positions, _, token_ids, _, seeds = share_columns(scheduled, rows)
     blocks = rows.block_table[row, positions // block_size].astype(np.int64)
     return DecodeRows(
-        token_ids=np.array([s.token_ids[0] for s in scheduled], dtype=np.int64),
+        token_ids=token_ids,
         positions=positions,
         slots=blocks * block_size + positions % block_size,
         rows=row,
@@ -58,7 +59,7 @@ def decode_rows(scheduled: Sequence[ScheduledSequence], rows: SequenceRows, bloc
         temperature=rows.temperature[row],
         top_p=rows.top_p[row],
         top_k=rows.top_k[row],
-        seeds=np.array([s.samples[0].seed for s in scheduled], dtype=np.int64),
+        seeds=seeds,
         sample_positions=positions + 1,
     )
 
@@ -71,7 +72,7 @@ def go_on(held: DecodeRows, shares: SharesGoingOn, rows: SequenceRows, block_siz
     for array in (held.positions, held.slots, held.sample_positions):
         np.add(array, 1, out=array)
     np.add(held.context_lens, 1, out=held.context_lens)
-    begins = np.flatnonzero(held.positions % block_size == 0)
+    (begins,) = (held.positions % block_size == 0).nonzero()
     if len(begins):
         blocks = rows.block_table[held.rows[begins], held.positions[begins] // block_size]
         held.slots[begins] = blocks.astype(np.int64) * block_size

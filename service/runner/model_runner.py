@@ -180,11 +180,10 @@ class ModelRunner:
         self._step(inputs_of(size, table.tensor, self._block_size).step)
 
     def _compute(self, plan: IterationPlan, turn: StagingTurn) -> Outputs:
-        masks, graphs, decodes = plan.masks, self._graphs, None
+        scheduled, masks, graphs, decodes = plan.scheduled, plan.masks, self._graphs, None
         can_go_on, self._can_go_on = self._can_go_on, False
-        if graphs is not None and can_go_on and isinstance(plan.scheduled, SharesGoingOn) and masks is None:
-            return self._drawn_by(graphs.replay_going_on(plan.scheduled, turn), len(plan.scheduled), turn)
-        scheduled = tuple(plan.scheduled)  # those in lockstep are made when looked at, and each will be several times
+        if graphs is not None and can_go_on and isinstance(scheduled, SharesGoingOn) and masks is None:
+            return self._drawn_by(graphs.replay_going_on(scheduled, turn), len(scheduled), turn)
         if graphs is not None and graphs.has_room_for(len(scheduled)) and is_decode(scheduled):
             decodes = decode_rows(scheduled, self._rows, self._block_size)
             if masks is None and not self._rows.asks_more[decodes.rows].any():
@@ -192,6 +191,7 @@ class ModelRunner:
         batch = flatten(scheduled, self._rows, self._block_size)
         if graphs is not None and masks is None and batch.is_plain and graphs.can_replay_mixed(batch):
             return Outputs(IdsOnTheirWay(graphs.replay_mixed(batch, turn).token_ids, len(batch.seeds), turn))
+        scheduled = tuple(scheduled)  # those in lockstep are made when looked at, and each will be several times
         turn.begins()
         tensors = to_device(batch.arrays(), self._device, turn)
         self._drawn.grow(self._rows.num_rows)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from service.core.iteration_plan import PENDING_TOKEN_ID, SAMPLES, SEED, START, TOKEN_IDS, ScheduledSequence
+from service.core.iteration_plan import PENDING_TOKEN_ID, ScheduledSequence
 from service.runner.sequence_rows import Float32Array, Int32Array, Int64Array, SequenceRows
+from service.runner.share_columns import share_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,26 +64,24 @@ class FlatBatch:
 
 def flatten(scheduled: Sequence[ScheduledSequence], rows: SequenceRows, block_size: int) -> FlatBatch:
     """The plan's sequences as one batch; `rows` takes over what has changed. At least one sequence."""
-    num_seqs, row = len(scheduled), rows.update_all(scheduled)
-    ids, samples = [*map(TOKEN_IDS, scheduled)], [*map(SAMPLES, scheduled)]
-    query_lens = np.fromiter(map(len, ids), np.int64, num_seqs)
-    computed = np.fromiter(map(START, scheduled), np.int64, num_seqs)
+    row, computed, query_lens, planned_ids, samples_per_seq, seeds = share_columns(scheduled, rows)
     context_lens = computed + query_lens
+    planned_starts = np.cumsum(query_lens) - query_lens
 
     # Decodes first, longest first; prompts keep the plan's order.
     is_decode = query_lens == 1
     order = np.argsort(np.where(is_decode, -context_lens, 1), kind="stable")
     row, query_lens, computed, context_lens = (a[order] for a in (row, query_lens, computed, context_lens))
 
-    starts = np.zeros(num_seqs + 1, dtype=np.int64)
+    starts = np.zeros(len(order) + 1, dtype=np.int64)
     np.cumsum(query_lens, out=starts[1:])
-    token_ids = np.fromiter(chain.from_iterable(map(ids.__getitem__, order.tolist())), np.int64, starts[-1])
-    positions = np.arange(len(token_ids)) - np.repeat(starts[:-1] - computed, query_lens)
+    places = np.arange(starts[-1])
+    token_ids = planned_ids[places - np.repeat(starts[:-1] - planned_starts[order], query_lens)]
+    positions = places - np.repeat(starts[:-1] - computed, query_lens)
     blocks = rows.block_table[np.repeat(row, query_lens), positions // block_size].astype(np.int64)
 
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
-    samples_per_seq = np.fromiter(map(len, samples), np.int64, num_seqs)
     is_sampled = samples_per_seq > 0
     samples_per_row = samples_per_seq[is_sampled]
     logit_place = place[is_sampled]
@@ -112,6 +110,6 @@ def flatten(scheduled: Sequence[ScheduledSequence], rows: SequenceRows, block_si
         temperature=rows.temperature[draw_row],
         top_p=rows.top_p[draw_row],
         top_k=rows.top_k[draw_row],
-        seeds=np.fromiter(map(SEED, chain.from_iterable(samples)), np.int64, len(draw_row)),
+        seeds=seeds,
         sample_positions=context_lens[draw_place].astype(np.int64),
     )

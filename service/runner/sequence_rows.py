@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from service.core.iteration_plan import BLOCK_IDS, SEQUENCE_ID, ScheduledSequence
+from service.core.iteration_plan import BLOCK_IDS, SEQUENCE_ID, LockstepShares, ScheduledSequence
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -90,6 +90,12 @@ class SequenceRows:
             return
         for row, table_start, block_ids in zip(at.tolist(), starts, tables, strict=True):
             self.grow(row, table_start, block_ids)
+
+    def update_lockstep(self, shares: LockstepShares) -> Int64Array:
+        """`update` of shares in lockstep, whose sequences all have a row; the rows."""
+        rows = np.fromiter(map(self._row_of.__getitem__, shares.sequence_ids), np.int64, len(shares))
+        self.grow_each(rows, shares.grown)
+        return rows
 
     def update_all(self, scheduled: Sequence[ScheduledSequence]) -> Int64Array:
         """`update` of a whole plan; their rows. Sequences that grew by one block, as most do at block size 1
