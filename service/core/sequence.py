@@ -97,12 +97,12 @@ class Sequence:
 
     @property
     def num_known_tokens(self) -> int:
-        """Tokens before the draws whose ids are not known."""
+        """Tokens before a draw that failed, or whose id is not known."""
         num_known = len(self.token_ids)
-        while self.token_ids[num_known - 1] == PENDING_TOKEN_ID:
+        while self.token_ids[num_known - 1] < 0:
             num_known -= 1
         return num_known
 
     def drop_pending(self) -> None:
-        """Forget draws whose ids are not known: the sequence ends before them."""
+        """Forget draws that failed, or whose ids are not known: the sequence ends before them."""
         del self.token_ids[self.num_known_tokens :]

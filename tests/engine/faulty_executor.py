@@ -11,8 +11,8 @@ from tests.engine.toy_model import ToyExecutor
 
 
 class FaultyExecutor(ToyExecutor):
-    """Fails as a whole in the given launches and waits, and gives no token for the sequences in `unlucky`. Then no
-    transfer is told of that was under way, as service/engine/ports.py has it.
+    """Fails as a whole in the given launches and waits. Then no transfer is told of that was under way, as
+    service/engine/ports.py has it. Gives no token for the sequences in `unlucky`, nor in place of `failing_ids`.
 
     moving: ids of sequences on the move, by the engine. hit: of those, and of the sequences that were in an iteration
     that failed.
@@ -26,6 +26,7 @@ class FaultyExecutor(ToyExecutor):
         num_blocks: int = 64,
         transfer_delay: int = 0,
         block_size: int = 4,
+        failing_ids: frozenset[int] = frozenset(),
     ) -> None:
         super().__init__(num_blocks, block_size, VOCABULARY, transfer_delay)
         self.moving: Callable[[], list[int]] = list
@@ -34,6 +35,7 @@ class FaultyExecutor(ToyExecutor):
         self.failing_waits = failing_waits
         self.failing_launches = failing_launches
         self.unlucky = unlucky
+        self.failing_ids = failing_ids
         self.num_launched = 0
         self.num_waited = 0
         self.hit: set[int] = set()
@@ -54,7 +56,9 @@ class FaultyExecutor(ToyExecutor):
             self._fail(plan)
         drawing = [sample.sequence_id for item in plan.scheduled for sample in item.samples]
         pairs = zip(drawing, result.token_ids, strict=True)
-        token_ids = tuple(INVALID_TOKEN_ID if i in self.unlucky else token_id for i, token_id in pairs)
+        token_ids = tuple(
+            INVALID_TOKEN_ID if i in self.unlucky or token_id in self.failing_ids else token_id for i, token_id in pairs
+        )
         return replace(result, token_ids=token_ids)
 
     def _fail(self, plan: IterationPlan) -> None:

@@ -40,7 +40,10 @@ class History:
         delay = chance.choice([0, 0, 1, 2, 5])
         rate = chance.choice([0.0, 0.0, 0.0, 0.01, 0.05])
         waits, launches = (frozenset(i for i in range(1, 1000) if chance.random() < rate) for _ in range(2))
-        self.executor = FaultyExecutor(waits, frozenset(), launches, num_blocks, delay, block_size)
+        self.failing_ids = frozenset(range(0, VOCABULARY, 50)) if chance.random() < 0.2 else frozenset[int]()
+        self.executor = FaultyExecutor(
+            waits, frozenset(), launches, num_blocks, delay, block_size, failing_ids=self.failing_ids
+        )
         cache = ChainedPrefixCache(block_size, chance.choice([1, 1, 2, 4]))
         admission = chance.choice(["on-demand", "on-demand", "reserve", "forecast"])
         self.reserves = admission == "reserve"
@@ -154,7 +157,7 @@ class History:
         assert set(harness.finals) == set(self.members), "every accepted request ends in one final event"
         for request_id, final in harness.finals.items():
             request, outcome = harness.requests[request_id], final.outcome
-            was_hit = bool(self.members[request_id] & self.executor.hit)
+            was_hit = bool(self.members[request_id] & self.executor.hit or self.failing_ids)
             is_cursed = isinstance(request.grammar, ToyGrammar) and request.grammar.is_cursed
             was_ended = (request_id, None) in self.touched
             assert outcome is Outcome.FINISHED or was_ended or (outcome is Outcome.FAILED and (was_hit or is_cursed))

@@ -13,7 +13,7 @@ from service.core.sequence import Sequence
 from service.kvcache.prefix_cache import ChainedPrefixCache
 from tests.engine.faulty_executor import FaultyExecutor
 from tests.engine.harness import VOCABULARY, Harness
-from tests.engine.toy_model import ToyExecutor
+from tests.engine.toy_model import ToyExecutor, oracle
 
 
 def test_finish_reasons():
@@ -41,6 +41,19 @@ def test_a_failed_draw_ends_its_own_request_only(overlap: bool):
     harness.check_against_oracle("request-0")
     harness.check_against_oracle("request-2")
     assert harness.blocks.pool.num_used == 0
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_failed_draw_counts_as_no_token(overlap: bool):
+    drawn = oracle((1, 2), 0, 12, frozenset(), VOCABULARY)
+    executor = FaultyExecutor(frozenset(), failing_ids=frozenset({drawn[7]}))
+    harness = Harness(executor=executor, overlap=overlap)
+    harness.add(harness.request((1, 2), 12))
+    harness.run()
+    final = harness.finals["request-0"]
+    assert final.outcome is Outcome.FAILED
+    assert final.stats.num_output_tokens == final.stats.num_tokens_of_longest == 7
+    assert harness.tokens["request-0", 0] == drawn[:7]
 
 
 class BrokenForOne(ChainedPrefixCache):
