@@ -85,9 +85,16 @@ class Lockstep:
 
     def dissolve(self, running: Iterable[SequenceGroup]) -> None:
         """From now on every group is apart. running: all of them, in order of start."""
+        self.settle()
+        for members in self._running_members():
+            for decode in members.decodes:
+                members.leave(decode)
         for decode in self._decodes.values():
-            self._leave(decode)
+            self._bring_up_to_date(decode)
+        self._members = LockstepMembers()
         self._decodes.clear()
+        self._watched.clear()
+        self._talkative.clear()
         self._calendar.clear()
         self._looks.clear()
         self._fills.clear()
@@ -205,16 +212,19 @@ class Lockstep:
         return self._members
 
     def _leave(self, decode: LockstepDecode) -> None:
-        """It is a member no more: its sequence and group are brought up to date. Tokens may still be under way, and the
-        request may end before they arrive."""
-        decode.is_member = False
+        """It is a member no more. Tokens may still be under way, and the request may end before they arrive."""
         self._changing().remove(decode)
-        for members in {id(iteration.members): iteration.members for iteration in self._running}.values():
+        for members in self._running_members():
             members.leave(decode)
         self._watched.subtract(decode.watched_ids)
-        self._watched += Counter()
+        self._watched += Counter()  # drops what nobody watches for
         if decode in self._talkative:
             self._talkative.remove(decode)
+        self._bring_up_to_date(decode)
+
+    def _bring_up_to_date(self, decode: LockstepDecode) -> None:
+        """What its sequence and its group say, once it has left. Its tokens are settled."""
+        decode.is_member = False
         sequence, group = decode.sequence, decode.group
         sequence.num_computed_tokens = len(decode.token_ids) - 1
         sequence.last_iteration = max(sequence.last_iteration, self._last_number)
@@ -222,6 +232,10 @@ class Lockstep:
         if num_new > 0:
             group.num_output_tokens += num_new
             group.last_token_s = self._last_result_s
+
+    def _running_members(self) -> Iterable[LockstepMembers]:
+        """Those of all iterations that run, each once."""
+        return {id(iteration.members): iteration.members for iteration in self._running}.values()
 
     def _full(self) -> list[tuple[LockstepDecode, int]]:
         """The members that have full blocks to offer, each with the number of its computed tokens."""

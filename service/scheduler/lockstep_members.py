@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections import Counter, deque
 from itertools import repeat
 from operator import setitem
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from service.core.iteration_plan import PENDING_TOKEN_ID, ScheduledSequence
 from service.scheduler.lockstep_decode import LockstepDecode
@@ -99,7 +99,7 @@ class LockstepMembers:
         place = bisect_left(self._numbers, decode.number)
         if place < len(self) and self.decodes[place] is decode:
             self.left[place] = decode
-            self._token_ids[place] = [PENDING_TOKEN_ID] * len(decode.token_ids)
+            self._token_ids[place] = _Nowhere()
 
     def launch(self) -> None:
         """Each draws one more token."""
@@ -139,6 +139,13 @@ class LookedAt(NamedTuple):
 
     by_place: dict[int, LockstepDecode]
     full: list[tuple[LockstepDecode, int]]
+
+
+class _Nowhere(list[int]):
+    """Takes the tokens of who has left."""
+
+    def __setitem__(self, place: Any, token_id: Any) -> None:
+        pass
 
 
 def _do(steps: map[None]) -> None:
