@@ -36,9 +36,6 @@ Products of a Llama-8B step on one H200, ms (bf16, torch 2.11, CUDA 13), sizes t
 (1408 27.1,) 1536 27.9, 1664 33.4, 1792 37.5, (1920 39.3,) 2048 39.6.
 """
 
-COMMON = (32, 64, 128, 256, 512, 1024, 1536, 2048)
-"""Tokens of the steps with prompts that are captured before the first request: any step is padded to one of them."""
-
 _FARTHEST = 1.25
 """A slow size is replaced by one at most this many times as large, or its steps would find that one too wide."""
 
@@ -114,28 +111,33 @@ def outrun(timed: Mapping[GraphSize, float]) -> set[GraphSize]:
 
 
 def graph_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> list[GraphSize]:
-    """All sizes, in the order of capture: the largest, then the common ones, then the rest; each part largest first."""
+    """All sizes, in the order of capture: the largest, then the common ones, the largest first, then the rest, the
+    smallest first: a request that comes meanwhile waits for one capture."""
     common = common_sizes(max_num_seqs, max_num_batched_tokens)
-    sizes = common | {*_decode_sizes(max_num_seqs), *_mixed_sizes(max_num_seqs, max_num_batched_tokens)}
-    largest = max(sizes)
-    return sorted(sizes, key=lambda size: (size != largest, size not in common, -size.num_tokens, size))
+    rest = {*_decode_sizes(max_num_seqs), *_mixed_sizes(max_num_seqs, max_num_batched_tokens)} - common
+    largest = max(common)
+    return [
+        largest,
+        *sorted(common - {largest}, key=lambda size: (-size.num_tokens, size)),
+        *sorted(rest),
+    ]
 
 
 def common_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> set[GraphSize]:
     """The sizes that are captured before the first request, because a burst right after the start leaves no time for
-    others. Any step fits one of them. Beyond TILED, where a capture takes half a second, there is but one.
+    others, nor does steady traffic from then on. Any step fits one of them, and every number of tokens has its own,
+    with room for a full batch of decodes. Beyond TILED, where a capture takes half a second, there is no more than that.
     """
     decodes = sorted(_decode_sizes(max_num_seqs))
     mixed = sorted(_mixed_sizes(max_num_seqs, max_num_batched_tokens))
-    largest = mixed[-1].num_tokens
+    usual = [size for size in mixed if size.num_tokens <= TILED[-1]]
     most_decodes = dict(mixed)  # the last of each number of tokens
-    usual = [size for size in mixed if size.num_tokens in COMMON]
     return {
         decodes[-1],
         *(size for size in decodes if _is_power_of_two(size.num_tokens)),
-        *(size for size in usual if size.num_decodes in (FEW_DECODES, most_decodes[size.num_tokens])),
-        GraphSize(largest, most_decodes[largest]),
-        GraphSize(min(largest, COMMON[-1]), 0),
+        *(size for size in mixed if size.num_decodes == most_decodes[size.num_tokens]),
+        *(size for size in usual if size.num_decodes == FEW_DECODES and _is_power_of_two(size.num_tokens)),
+        GraphSize(usual[-1].num_tokens, 0),
     }
 
 
