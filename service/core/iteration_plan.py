@@ -8,7 +8,7 @@ plane apart from data plane).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, repeat
 from operator import itemgetter
@@ -219,6 +219,7 @@ class IterationPlan:
     transfers: no device block is filled twice, or filled while it moves to the host; nor is a host block filled twice.
     awaits_transfer: nothing can run before some transfer has finished; the executor may wait for one.
     masks: which ids the draws may give, where grammars restrict them; to be waited for as late as possible.
+    in_lockstep, apart: the two parts of `scheduled` (`parts_of`).
     """
 
     scheduled: Sequence[ScheduledSequence]
@@ -227,8 +228,12 @@ class IterationPlan:
     transfers: tuple[Transfer, ...] = ()
     awaits_transfer: bool = False
     masks: TokenMasks | None = None
+    in_lockstep: LockstepShares = field(init=False, compare=False, repr=False)
+    apart: Sequence[ScheduledSequence] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        for name, part in zip(("in_lockstep", "apart"), parts_of(self.scheduled), strict=True):
+            object.__setattr__(self, name, part)  # told apart once: they are asked for ten times
         self._check_apart()
         if self.copies or self.transfers:
             self._check_blocks()
@@ -251,16 +256,6 @@ class IterationPlan:
     @property
     def is_empty(self) -> bool:
         return not (self.scheduled or self.transfers or self.awaits_transfer)
-
-    @property
-    def in_lockstep(self) -> LockstepShares:
-        """Those of `scheduled` that decode in lockstep, at its beginning. A plain sequence names none."""
-        return parts_of(self.scheduled)[0]
-
-    @property
-    def apart(self) -> Sequence[ScheduledSequence]:
-        """The others."""
-        return parts_of(self.scheduled)[1]
 
     @property
     def num_draws(self) -> int:
