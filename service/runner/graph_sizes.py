@@ -125,8 +125,8 @@ def graph_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> list[GraphSiz
 
 def common_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> set[GraphSize]:
     """The sizes that are captured before the first request, because a burst right after the start leaves no time for
-    others, nor does steady traffic from then on. Any step fits one of them, and every number of tokens has its own,
-    with room for a full batch of decodes. Beyond TILED, where a capture takes half a second, there is no more than that.
+    others. Any step fits one of them, and every number of tokens has its own, with room for a full batch of decodes.
+    Beyond TILED, where a capture takes half a second, there is no more than that.
     """
     decodes = sorted(_decode_sizes(max_num_seqs))
     mixed = sorted(_mixed_sizes(max_num_seqs, max_num_batched_tokens))
