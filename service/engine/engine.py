@@ -153,6 +153,15 @@ class Engine:
         assert not self.has_work
         return self._idle_work.do_some()
 
+    def catch_up(self, before_work: Callable[[], None]) -> None:
+        """Where there may never be idle time: if iterations miss a piece of the work that waits for it, do it once
+        those that run are applied. before_work: called in between."""
+        if self._idle_work.is_missed():
+            while self._launched:
+                self._complete(self._launched.popleft())
+            before_work()
+            self._idle_work.do_some()
+
     def note_commands(self, seconds: float) -> None:
         """seconds: what adding and removing requests took."""
         self._stats_sink.record_commands(seconds)

@@ -37,11 +37,15 @@ class Executor(Protocol):
 
 
 class IdleWork(Protocol):
-    """Preparation that can wait until there is nothing to compute. Engine thread."""
+    """Preparation that can wait until there is nothing to compute. Engine thread; must not raise."""
 
     def do_some(self) -> bool:
-        """Do one piece, short enough for a new request to wait for it; returns whether there is more. Called while no
-        iteration runs; must not raise."""
+        """Do one piece, short enough for a new request to wait for it, the one that is missed most; returns whether
+        there is more. Called while no iteration runs."""
+        ...
+
+    def is_missed(self) -> bool:
+        """Whether the last iterations would have gained by a piece, so that the next ones may wait for it."""
         ...
 
 
@@ -49,6 +53,9 @@ class NoIdleWork:
     """Everything was prepared at start."""
 
     def do_some(self) -> bool:
+        return False
+
+    def is_missed(self) -> bool:
         return False
 
 

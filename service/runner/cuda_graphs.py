@@ -10,6 +10,7 @@ next larger graph or kernel by kernel.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -22,7 +23,7 @@ from service.core.iteration_plan import SharesGoingOn
 from service.runner.decode_inputs import DecodeInputs
 from service.runner.decode_rows import DecodeRows, go_on
 from service.runner.device_block_table import DeviceBlockTable
-from service.runner.graph_sizes import GraphSize, narrowest, outrun
+from service.runner.graph_sizes import GraphSize, PaddedStep, narrowest, outrun
 from service.runner.mixed_inputs import MixedInputs
 from service.runner.selective_batching import FlatBatch
 from service.runner.sequence_rows import SequenceRows
@@ -38,6 +39,8 @@ class StepOutputs(NamedTuple):
     logits: Tensor
 
 
+_NUM_RECENT_STEPS = 256
+
 Compute = Callable[[StepInputs], StepOutputs]
 Inputs = TypeVar("Inputs", bound=DecodeInputs | MixedInputs)
 
@@ -45,8 +48,8 @@ Inputs = TypeVar("Inputs", bound=DecodeInputs | MixedInputs)
 class StepGraphs:
     """Can it be replayed? Then replay it. Engine thread; `capture` while no step runs.
 
-    compute: the step over its inputs, without a wait for the device. num_replays: so far. turn: the iteration's, which
-    hears when the step begins.
+    compute: the step over its inputs, without a wait for the device. num_replays: so far. recent_steps: replayed or
+    asked for in vain. turn: the iteration's, which hears when the step begins.
     """
 
     def __init__(self, compute: Compute, rows: SequenceRows, block_size: int, device: torch.device) -> None:
@@ -62,6 +65,7 @@ class StepGraphs:
         self._mixed_sizes: list[GraphSize] = []
         self._last_decodes: _CapturedStep[DecodeInputs] | None = None
         self.num_replays = 0
+        self.recent_steps: deque[PaddedStep] = deque(maxlen=_NUM_RECENT_STEPS)
 
     def capture(self, sizes: Sequence[GraphSize]) -> None:
         """Capture a graph of each size. Each is computed once before, so that every kernel is compiled and loaded:
@@ -82,6 +86,7 @@ class StepGraphs:
         num_seqs = len(decodes.rows)
         size = self.padded_step(num_seqs, num_seqs, 0)
         assert size is not None
+        self.recent_steps.append(PaddedStep(num_seqs, num_seqs, 0, size))
         step = self._last_decodes = self._decodes[size]
         step.inputs.fill(decodes, self._table.take_changes(step.inputs.most_changes))
         return self._run(step, num_seqs, turn)
@@ -91,14 +96,21 @@ class StepGraphs:
         step = self._last_decodes
         assert step is not None
         held = step.inputs.held()
-        assert len(held.rows) == len(shares)
+        num_seqs = len(shares)
+        assert len(held.rows) == num_seqs
+        self.recent_steps.append(
+            PaddedStep(num_seqs, num_seqs, 0, GraphSize(step.inputs.num_rows, step.inputs.num_rows))
+        )
         go_on(held, shares, self._rows, self._block_size)
         step.inputs.set_changes(self._table.take_changes(step.inputs.most_changes))
-        return self._run(step, len(shares), turn)
+        return self._run(step, num_seqs, turn)
 
     def can_replay_mixed(self, batch: FlatBatch) -> bool:
         """Whether some graph has room for the batch's decodes, prompts and draws, and not far too much."""
-        return self._table.is_complete and self._size_of(batch) is not None
+        size = self._size_of(batch)
+        num_prompts = len(batch.rows) - batch.num_decode
+        self.recent_steps.append(PaddedStep(len(batch.token_ids), batch.num_decode, num_prompts, size))
+        return self._table.is_complete and size is not None
 
     def replay_mixed(self, batch: FlatBatch, turn: StagingTurn) -> StepOutputs:
         """Replay a batch that `can_replay_mixed`; the outputs have one row a draw, in the plan's order."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 MAX_DECODES = 1024
@@ -44,6 +45,10 @@ _CLEARLY = 0.9
 beside other processes dropped a dozen good sizes."""
 
 
+MISSED_SHARE = 1 / 16
+"""Of the recent steps: for fewer a size is not worth that all others wait for its capture."""
+
+
 def most_prompts(num_tokens: int) -> int:
     """How many sequences of a step of `num_tokens` may compute several tokens. Each of them costs a row of logits, and
     a step with more runs kernel by kernel. Prompts of 16 tokens, a chatbot's first turns, have room."""
@@ -81,6 +86,15 @@ class GraphSize(NamedTuple):
         )
 
 
+class PaddedStep(NamedTuple):
+    """A step that was computed, by its tokens, decodes and prompts, and the size of its graph; None if it had none."""
+
+    num_tokens: int
+    num_decodes: int
+    num_prompts: int
+    size: GraphSize | None
+
+
 def narrowest(
     sizes: Sequence[GraphSize], num_tokens: int, num_decodes: int, num_prompts: int, num_draws: int = 0
 ) -> GraphSize | None:
@@ -108,6 +122,21 @@ def outrun(timed: Mapping[GraphSize, float]) -> set[GraphSize]:
         and size.num_decodes <= other.num_decodes
         and its_seconds < _CLEARLY * seconds
     }
+
+
+def most_missed(sizes: Iterable[GraphSize], steps: Collection[PaddedStep]) -> GraphSize | None:
+    """Which of these sizes, not captured yet, would have been the narrower one for the most of the steps; None unless
+    for MISSED_SHARE of them."""
+    decodes, mixed = list[GraphSize](), list[GraphSize]()
+    for size in sorted(sizes):
+        (mixed if size.is_mixed else decodes).append(size)
+    missed = Counter[GraphSize]()
+    for (num_tokens, num_decodes, num_prompts, padded), count in Counter(steps).items():
+        narrower = narrowest(mixed if num_prompts else decodes, num_tokens, num_decodes, num_prompts)
+        if narrower is not None and (padded is None or narrower < padded):
+            missed[narrower] += count
+    often = [size for size, count in missed.most_common(1) if count >= MISSED_SHARE * len(steps)]
+    return often[0] if often else None
 
 
 def graph_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> list[GraphSize]:

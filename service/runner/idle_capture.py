@@ -1,12 +1,12 @@
-"""CUDA graphs that are captured after the service is ready, while it has nothing to compute."""
+"""CUDA graphs that are captured after the service is ready: while it has nothing to compute, or, where it always has,
+between two iterations now and then."""
 
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
-from service.runner.graph_sizes import GraphSize
+from service.runner.graph_sizes import GraphSize, PaddedStep, most_missed
 
 logger = logging.getLogger(__name__)
 
@@ -14,17 +14,29 @@ logger = logging.getLogger(__name__)
 class IdleCapture:
     """The engine's IdleWork (service/engine/ports.py): a piece is one graph, some tens of milliseconds. Engine thread.
 
-    What cannot be captured is told once; its steps run in larger graphs or kernel by kernel, as they did before.
+    recent_steps: of which some would have had a narrower graph among `sizes`. What is missed most comes first, the
+    others in their order. What cannot be captured is told once; its steps run in larger graphs or kernel by kernel, as
+    they did before.
     """
 
-    def __init__(self, capture: Callable[[Sequence[GraphSize]], None], sizes: Sequence[GraphSize]) -> None:
+    def __init__(
+        self,
+        capture: Callable[[Sequence[GraphSize]], None],
+        sizes: Sequence[GraphSize],
+        recent_steps: Callable[[], Collection[PaddedStep]] = tuple,
+    ) -> None:
         self._capture = capture
-        self._waiting = deque(sizes)
+        self._waiting = list(sizes)
+        self._recent_steps = recent_steps
+
+    def is_missed(self) -> bool:
+        return bool(self._waiting) and most_missed(self._waiting, self._recent_steps()) is not None
 
     def do_some(self) -> bool:
         if not self._waiting:
             return False
-        size = self._waiting.popleft()
+        size = most_missed(self._waiting, self._recent_steps()) or self._waiting[0]
+        self._waiting.remove(size)
         try:
             self._capture([size])
         except Exception:

@@ -149,7 +149,7 @@ def _warm_up(runner: ModelRunner, sizes: StepSizes, phases: LoadPhases) -> IdleC
     num_common = len(common_sizes(sizes.max_num_seqs, sizes.max_num_batched_tokens))
     runner.capture_graphs(sizes.graphs[:num_common])
     phases.end("graphs")
-    return IdleCapture(runner.capture_graphs, sizes.graphs[num_common:])
+    return IdleCapture(runner.capture_graphs, sizes.graphs[num_common:], runner.recent_steps)
 
 
 def _host_blocks(layout: KvLayout, cache: CacheConfig, num_blocks: int, *, pinned: bool) -> HostBlocks:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from statistics import median
@@ -31,7 +31,7 @@ from service.runner.drawn_ids import DrawnIds
 from service.runner.draws import LogitsOf, draw_all
 from service.runner.forward_pass import ForwardPass
 from service.runner.grammar_masks import with_grammar_masks
-from service.runner.graph_sizes import GraphSize
+from service.runner.graph_sizes import GraphSize, PaddedStep
 from service.runner.host_blocks import HostBlocks, PlainHostBlocks
 from service.runner.kv_storage import KvStorage
 from service.runner.kv_transfer import KvTransfer, TransferTiming
@@ -112,6 +112,10 @@ class ModelRunner:
         """(num_tokens, num_decodes, num_prompts) of a step -> the size that it is padded to, None if it is not. None
         if no step is padded."""
         return None if self._graphs is None else self._graphs.padded_step
+
+    def recent_steps(self) -> Collection[PaddedStep]:
+        """The last steps that were replayed, or could not be for want of a size."""
+        return () if self._graphs is None else self._graphs.recent_steps
 
     def measure_swap(self) -> tuple[TransferTiming, ...]:
         """Timings to the host and back, of a plan's first transfer and of the one behind it, beside a step, as in

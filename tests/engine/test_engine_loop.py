@@ -8,7 +8,16 @@ import pytest
 from service.core.events import FinalEvent, News, Outcome, one_by_one
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
-from service.engine.engine_loop import MAX_FAILED_IN_A_ROW, SNAPSHOT_EVERY_S, Abort, EngineLoop, Stop, Submit
+from service.engine.engine import Engine
+from service.engine.engine_loop import (
+    CATCH_UP_EVERY_S,
+    MAX_FAILED_IN_A_ROW,
+    SNAPSHOT_EVERY_S,
+    Abort,
+    EngineLoop,
+    Stop,
+    Submit,
+)
 from service.engine.ports import Executor, PendingIteration
 from service.errors import ServerError, Unavailable
 from tests.engine.harness import Harness
@@ -174,6 +183,9 @@ class PiecesOfWork:
         self.num_left = max(0, self.num_left - 1)
         return self.num_left > 0
 
+    def is_missed(self) -> bool:
+        return False
+
 
 def test_idle_work_is_done_a_piece_at_a_time_and_requests_come_between():
     work = PiecesOfWork(5)
@@ -212,3 +224,41 @@ def test_while_the_same_decodes_go_on_a_snapshot_is_taken_now_and_then():
     assert used[3:] == list(range(used[3], used[3] + 9)), "a block an iteration"
     assert told[3:8] == [told[3]] * 5
     assert told[8:] == [used[8]] * 4
+
+
+class MissedWork:
+    """A piece that is missed, done at once. Notes how many iterations ran then."""
+
+    def __init__(self) -> None:
+        self.missed = True
+        self.engine: Engine | None = None
+        self.running: list[bool] = []
+
+    def is_missed(self) -> bool:
+        return self.missed
+
+    def do_some(self) -> bool:
+        assert self.engine is not None
+        self.running.append(self.engine.has_launched)
+        return True
+
+
+def test_without_a_pause_what_iterations_miss_is_done_between_two_of_them_now_and_then():
+    work = MissedWork()
+    harness = Harness(num_blocks=64, idle_work=work, overlap=True)
+    work.engine = harness.engine
+    told: list[News] = []
+    loop = EngineLoop(harness.engine, harness.clock, told.extend, lambda fault: None)
+    loop.send(Submit(harness.request((1, 2), 60)))
+    counts = []
+    for number in range(16):
+        if number in (4, 8, 12):
+            harness.clock.advance(CATCH_UP_EVERY_S)
+        work.missed = number != 8
+        loop._iterate()
+        counts.append(len(work.running))
+    assert counts == [1] * 4 + [2] * 8 + [3] * 4
+    assert not any(work.running)
+    while harness.engine.has_work:
+        loop._iterate()
+    assert sum(len(list(one_by_one([news]))) for news in told) == 61, "each token, and the end"

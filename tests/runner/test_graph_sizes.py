@@ -7,8 +7,10 @@ import pytest
 from service.runner.graph_sizes import (
     MAX_DECODES,
     GraphSize,
+    PaddedStep,
     common_sizes,
     graph_sizes,
+    most_missed,
     most_prompts,
     narrowest,
     outrun,
@@ -112,3 +114,34 @@ def test_the_largest_graph_is_the_first_then_come_the_common_ones_and_any_step_f
     for _ in range(300):
         num_tokens = chance.randint(2, min(budget, 2048))
         assert narrowest(mixed, num_tokens, chance.randint(0, min(seats, num_tokens - 2)), 1) is not None
+
+
+def test_the_size_that_most_steps_miss():
+    waiting = [GraphSize(320, 32), GraphSize(192, 32), GraphSize(40, 40), GraphSize(24, 24)]
+    wide, whole = PaddedStep(300, 20, 1, GraphSize(512, 32)), PaddedStep(18, 18, 0, GraphSize(32, 32))
+    assert most_missed(waiting, [wide, wide, whole]) == (320, 32)
+    assert most_missed(waiting, [wide, whole, whole]) == (24, 24)
+    assert most_missed(waiting, [wide, *[whole] * 99]) == (24, 24)
+    assert most_missed([GraphSize(320, 32)], [wide, *[whole] * 99]) is None, "too seldom"
+    assert most_missed(waiting, [PaddedStep(36, 36, 0, None)]) == (40, 40), "kernel by kernel"
+    for step in (PaddedStep(300, 20, 1, GraphSize(320, 32)), PaddedStep(300, 40, 1, None), PaddedStep(50, 50, 0, None)):
+        assert most_missed(waiting, [step]) is None, "no size is narrower, or has room"
+    assert most_missed(waiting, []) is None
+    assert most_missed([], [wide]) is None
+
+
+def test_in_the_end_no_step_within_the_budget_misses_a_size():
+    chance, sizes = random.Random(3), graph_sizes(256, 2048)
+    mixed, decodes = (sorted(size for size in sizes if size.is_mixed is is_mixed) for is_mixed in (True, False))
+    for _ in range(300):
+        num_tokens = chance.randint(2, 2048)
+        num_decodes = chance.randint(0, min(256, num_tokens - 2))
+        step = PaddedStep(num_tokens, num_decodes, 1, narrowest(mixed, num_tokens, num_decodes, 1))
+        assert most_missed(sizes, [step]) is None
+        num_decodes += 1
+        assert (
+            most_missed(
+                sizes, [PaddedStep(num_decodes, num_decodes, 0, narrowest(decodes, num_decodes, num_decodes, 0))]
+            )
+            is None
+        )

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from service.runner import cuda_graphs
-from service.runner.graph_sizes import GraphSize, common_sizes, graph_sizes
+from service.runner.graph_sizes import GraphSize, PaddedStep, common_sizes, graph_sizes
 from service.runner.idle_capture import IdleCapture
 from service.runner.load import load_executor
 from tests.models.checkpoints import llama, random_prompts
@@ -22,6 +22,19 @@ def test_a_piece_is_one_graph():
     work = IdleCapture(captured.append, SIZES)
     assert [work.do_some() for _ in range(5)] == [True, True, False, False, False]
     assert captured == [[size] for size in SIZES]
+
+
+def test_what_is_missed_comes_first():
+    captured, steps = [], [PaddedStep(5, 5, 0, GraphSize(64, 64))]
+    work = IdleCapture(captured.extend, SIZES, lambda: steps)
+    assert work.is_missed()
+    assert work.do_some()
+    assert captured == [SIZES[2]]
+    assert not work.is_missed()
+    assert [work.do_some() for _ in range(2)] == [True, False]
+    assert captured == [SIZES[2], *SIZES[:2]]
+    steps.append(PaddedStep(60, 3, 1, None))
+    assert not work.is_missed(), "none is left"
 
 
 @pytest.mark.parametrize("fault", [torch.OutOfMemoryError("no memory"), RuntimeError("capture failed")])
@@ -92,3 +105,19 @@ def test_a_capture_that_fails_half_way_leaves_the_device_usable(tmp_path, monkey
     assert loaded.idle_work.do_some()
     assert len(captured_sizes(loaded.runner._graphs)) == len(before) + 1
     assert player.generate(prompts, params) == want
+
+
+@pytest.mark.gpu
+def test_a_size_that_decodes_have_to_do_without_is_missed_until_it_is_captured(tmp_path, monkeypatch):
+    monkeypatch.setattr(cuda_graphs, "outrun", lambda timed: set())
+    loaded = load_executor(source(llama(tmp_path), device="cuda"), tmp_path, CACHE, 64, 2048)
+    prompts, params = random_prompts(20), random_params(20, 3)
+    player = PlanPlayer(loaded.runner, loaded.num_blocks, 16)
+    want = player.generate(prompts, params, chunk=2048, max_seqs=20)
+    assert loaded.idle_work.is_missed()
+    for _ in range(8):
+        if loaded.idle_work.is_missed():
+            loaded.idle_work.do_some()
+    assert not loaded.idle_work.is_missed()
+    assert GraphSize(24, 24) in loaded.runner._graphs._decodes
+    assert player.generate(prompts, params, chunk=2048, max_seqs=20) == want
