@@ -126,14 +126,16 @@ def outrun(timed: Mapping[GraphSize, float]) -> set[GraphSize]:
 
 def most_missed(sizes: Iterable[GraphSize], steps: Collection[PaddedStep]) -> GraphSize | None:
     """Which of these sizes, not captured yet, would have been the narrower one for the most of the steps; None unless
-    for MISSED_SHARE of them."""
+    for MISSED_SHARE of them. Beyond NARROW_TOKENS fewer decodes to pad are worth less than the capture takes."""
     decodes, mixed = list[GraphSize](), list[GraphSize]()
     for size in sorted(sizes):
         (mixed if size.is_mixed else decodes).append(size)
     missed = Counter[GraphSize]()
     for (num_tokens, num_decodes, num_prompts, padded), count in Counter(steps).items():
         narrower = narrowest(mixed if num_prompts else decodes, num_tokens, num_decodes, num_prompts)
-        if narrower is not None and (padded is None or narrower < padded):
+        if narrower is None or (padded is not None and narrower >= padded):
+            continue
+        if padded is None or narrower.num_tokens < padded.num_tokens or padded.num_tokens <= NARROW_TOKENS:
             missed[narrower] += count
     often = [size for size, count in missed.most_common(1) if count >= MISSED_SHARE * len(steps)]
     return often[0] if often else None

@@ -126,6 +126,8 @@ def test_the_size_that_most_steps_miss():
     assert most_missed(waiting, [PaddedStep(36, 36, 0, None)]) == (40, 40), "kernel by kernel"
     for step in (PaddedStep(300, 20, 1, GraphSize(320, 32)), PaddedStep(300, 40, 1, None), PaddedStep(50, 50, 0, None)):
         assert most_missed(waiting, [step]) is None, "no size is narrower, or has room"
+    assert most_missed([GraphSize(512, 32)], [PaddedStep(500, 20, 1, GraphSize(512, 256))]) == (512, 32)
+    assert most_missed([GraphSize(2048, 32)], [PaddedStep(2000, 20, 9, GraphSize(2048, 256))]) is None
     assert most_missed(waiting, []) is None
     assert most_missed([], [wide]) is None
 
