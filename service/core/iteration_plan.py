@@ -77,7 +77,22 @@ _scheduled_sequence: Callable[[tuple[object, ...]], ScheduledSequence] = partial
 """What the named tuple's own constructor ends in, at half the cost."""
 
 
-class LockstepShares(Sequence[ScheduledSequence]):
+class _Shares(Sequence[ScheduledSequence]):
+    """To be looked at from the first to the last: one by itself costs as much as all."""
+
+    __slots__ = ()
+
+    @overload
+    def __getitem__(self, index: int) -> ScheduledSequence: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[ScheduledSequence, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> ScheduledSequence | tuple[ScheduledSequence, ...]:
+        return tuple(self)[index]
+
+
+class LockstepShares(_Shares):
     """Shares of sequences that decode in lockstep: each computes the token that it drew in the iteration before. They
     differ from iteration to iteration by one token; so they are made when they are looked at, and few ever are.
 
@@ -124,15 +139,6 @@ class LockstepShares(Sequence[ScheduledSequence]):
     def __len__(self) -> int:
         return len(self._first)
 
-    @overload
-    def __getitem__(self, index: int) -> ScheduledSequence: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[ScheduledSequence, ...]: ...
-
-    def __getitem__(self, index: int | slice) -> ScheduledSequence | tuple[ScheduledSequence, ...]:
-        return tuple(self)[index]
-
     def __iter__(self) -> Iterator[ScheduledSequence]:
         """All of them, without a step of Python for each."""
         if not self._first:
@@ -153,7 +159,7 @@ class SharesGoingOn(LockstepShares):
     __slots__ = ()
 
 
-class MixedShares(Sequence[ScheduledSequence]):
+class MixedShares(_Shares):
     """Sequences that decode in lockstep, and behind them the others."""
 
     __slots__ = ("apart", "in_lockstep")
@@ -164,15 +170,6 @@ class MixedShares(Sequence[ScheduledSequence]):
 
     def __len__(self) -> int:
         return len(self.in_lockstep) + len(self.apart)
-
-    @overload
-    def __getitem__(self, index: int) -> ScheduledSequence: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[ScheduledSequence, ...]: ...
-
-    def __getitem__(self, index: int | slice) -> ScheduledSequence | tuple[ScheduledSequence, ...]:
-        return tuple(self)[index]
 
     def __iter__(self) -> Iterator[ScheduledSequence]:
         return chain(self.in_lockstep, self.apart)

@@ -25,8 +25,8 @@ IDLE_BEFORE_WORK_S = 0.01
 """Without a command for so long, the engine does a piece of idle work: not in the pause between a client's calls."""
 
 CATCH_UP_EVERY_S = 2.0
-"""Where there is no such pause: what iterations miss (`Engine.catch_up`) holds everybody up for less than a tenth of
-a second, and makes their steps up to twice as short from then on."""
+"""Without any pause for so long, what iterations miss is done between two of them (`Engine.catch_up`): it holds
+everybody up for about a tenth of a second, and makes their steps up to twice as short from then on."""
 
 SNAPSHOT_EVERY_S = 0.5
 """While the same decodes go on: nothing but tokens comes or goes then."""
@@ -101,7 +101,7 @@ class EngineLoop:
         self.busy_since_s: float | None = None
         self.snapshot: EngineSnapshot = engine.snapshot()
         self._snapshot_due_s = 0.0
-        self._catch_up_due_s = 0.0
+        self._catch_up_due_s = clock.now_s() + CATCH_UP_EVERY_S
 
     def start(self) -> None:
         self._thread.start()
@@ -145,6 +145,7 @@ class EngineLoop:
     def _iterate(self) -> None:
         if not self._engine.has_work and not self._inbox:
             self._rest()
+            self._catch_up_due_s = self._clock.now_s() + CATCH_UP_EVERY_S
         self._wake.clear()
         self.busy_since_s = self._clock.now_s()
         if self.busy_since_s >= self._catch_up_due_s:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass
 
 import pytest
@@ -11,6 +12,7 @@ from service.core.iteration_result import IterationResult
 from service.engine.engine import Engine
 from service.engine.engine_loop import (
     CATCH_UP_EVERY_S,
+    IDLE_BEFORE_WORK_S,
     MAX_FAILED_IN_A_ROW,
     SNAPSHOT_EVERY_S,
     Abort,
@@ -227,7 +229,7 @@ def test_while_the_same_decodes_go_on_a_snapshot_is_taken_now_and_then():
 
 
 class MissedWork:
-    """A piece that is missed, done at once. Notes how many iterations ran then."""
+    """A piece that is missed, done at once. Notes each time whether iterations ran."""
 
     def __init__(self) -> None:
         self.missed = True
@@ -240,7 +242,7 @@ class MissedWork:
     def do_some(self) -> bool:
         assert self.engine is not None
         self.running.append(self.engine.has_launched)
-        return True
+        return False
 
 
 def test_without_a_pause_what_iterations_miss_is_done_between_two_of_them_now_and_then():
@@ -257,8 +259,25 @@ def test_without_a_pause_what_iterations_miss_is_done_between_two_of_them_now_an
         work.missed = number != 8
         loop._iterate()
         counts.append(len(work.running))
-    assert counts == [1] * 4 + [2] * 8 + [3] * 4
+    assert counts == [0] * 4 + [1] * 8 + [2] * 4
     assert not any(work.running)
     while harness.engine.has_work:
         loop._iterate()
     assert sum(len(list(one_by_one([news]))) for news in told) == 61, "each token, and the end"
+
+
+def test_who_comes_after_a_pause_does_not_wait_for_what_is_missed():
+    work = MissedWork()
+    harness = Harness(num_blocks=64, idle_work=work, overlap=True)
+    work.engine = harness.engine
+    loop, outbox = start(harness)
+    for number in range(3):
+        while loop.busy_since_s is not None or len(work.running) <= number:
+            time.sleep(1e-3)
+        time.sleep(3 * IDLE_BEFORE_WORK_S)
+        assert len(work.running) == number + 1, "once in each pause"
+        harness.clock.advance(CATCH_UP_EVERY_S)
+        loop.send(Submit(harness.request((1, 2), 5)))
+        outbox.wait_for(f"request-{number}")
+    loop.send(Stop(Unavailable("bye")))
+    assert loop.join(10)
