@@ -3,8 +3,20 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from service.shutdown import ExitStatus, Shutdown
+
+
+@contextmanager
+def hang_up_by(handler: signal.Handlers) -> Iterator[None]:
+    """As the process was started: under nohup it ignores SIGHUP, and so would its tests."""
+    before = signal.signal(signal.SIGHUP, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_the_first_signal_asks_and_the_second_hurries():
@@ -34,7 +46,8 @@ def test_a_closed_terminal_asks_and_never_hurries():
         assert not hurry.done()
         hurry.cancel()
 
-    asyncio.run(scenario())
+    with hang_up_by(signal.SIG_DFL):
+        asyncio.run(scenario())
 
 
 def test_under_nohup_a_closed_terminal_changes_nothing():
@@ -45,11 +58,8 @@ def test_under_nohup_a_closed_terminal_changes_nothing():
         await asyncio.sleep(0.05)
         assert not shutdown.is_requested
 
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
+    with hang_up_by(signal.SIG_IGN):
         asyncio.run(scenario())
-    finally:
-        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_fault_ends_at_once_with_a_status_that_says_so():
