@@ -98,23 +98,20 @@ class StepGraphs:
         held = step.inputs.held()
         num_seqs = len(shares)
         assert len(held.rows) == num_seqs
-        self.recent_steps.append(
-            PaddedStep(num_seqs, num_seqs, 0, GraphSize(step.inputs.num_rows, step.inputs.num_rows))
-        )
+        self.recent_steps.append(self.recent_steps[-1])  # the same once more
         go_on(held, shares, self._rows, self._block_size)
         step.inputs.set_changes(self._table.take_changes(step.inputs.most_changes))
         return self._run(step, num_seqs, turn)
 
     def can_replay_mixed(self, batch: FlatBatch) -> bool:
         """Whether some graph has room for the batch's decodes, prompts and draws, and not far too much."""
-        size = self._size_of(batch)
-        num_prompts = len(batch.rows) - batch.num_decode
-        self.recent_steps.append(PaddedStep(len(batch.token_ids), batch.num_decode, num_prompts, size))
-        return self._table.is_complete and size is not None
+        step = self._padded(batch)
+        self.recent_steps.append(step)
+        return self._table.is_complete and step.size is not None
 
     def replay_mixed(self, batch: FlatBatch, turn: StagingTurn) -> StepOutputs:
         """Replay a batch that `can_replay_mixed`; the outputs have one row a draw, in the plan's order."""
-        size = self._size_of(batch)
+        size = self._padded(batch).size
         assert size is not None
         step = self._mixed[size]
         step.inputs.fill(batch, self._table.take_changes(step.inputs.most_changes))
@@ -126,10 +123,11 @@ class StepGraphs:
         sizes = self._mixed_sizes if num_prompts else self._decode_sizes
         return narrowest(sizes, num_tokens, num_decodes, num_prompts)
 
-    def _size_of(self, batch: FlatBatch) -> GraphSize | None:
+    def _padded(self, batch: FlatBatch) -> PaddedStep:
         num_prompts = len(batch.rows) - batch.num_decode
         num_tokens, num_draws = len(batch.token_ids), len(batch.seeds)
-        return narrowest(self._mixed_sizes, num_tokens, batch.num_decode, num_prompts, num_draws)
+        size = narrowest(self._mixed_sizes, num_tokens, batch.num_decode, num_prompts, num_draws)
+        return PaddedStep(num_tokens, batch.num_decode, num_prompts, size)
 
     def _capture(self, size: GraphSize) -> None:
         inputs = inputs_of(size, self._table.tensor, self._block_size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from torch import Tensor
@@ -77,7 +77,7 @@ class MixedInputs:
         )
         host = fixed.writable()
         for name, array in host.items():
-            array.fill(_padding(name))
+            array.fill(_PADDING.get(name, 0))
         self._num_filled = dict.fromkeys(host, 0)
         self.fetch = fixed.fetch
         self.fetch()
@@ -95,7 +95,7 @@ class MixedInputs:
         num, num_before = len(values), self._num_filled[name]
         array[:num] = values
         if num < num_before:
-            array[num:num_before] = _padding(name)
+            array[num:num_before] = _PADDING.get(name, 0)
         self._num_filled[name] = num
 
 
@@ -120,6 +120,5 @@ def _values(batch: FlatBatch) -> Iterator[tuple[str, Array]]:
     yield "query_starts", batch.query_starts[border:]
 
 
-def _padding(name: str) -> float:
-    """The row that is nobody's, no slot, no context; it draws the largest logit of the first token."""
-    return {"slot_mapping": -1, "top_p": 1.0}.get(name, 0)
+_PADDING: Mapping[str, float] = {"slot_mapping": -1, "top_p": 1.0}
+"""Everything else is 0: the row that is nobody's, no context, the largest logit of the first token."""
