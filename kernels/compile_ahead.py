@@ -3,8 +3,8 @@ needs some thirty, one after the other if nothing is done about it.
 
 Triton asks a hook before it compiles for a launch. Here the hook notes what would be compiled and says that it has been
 seen to, so that neither the compilation nor that launch takes place; then threads compile all that was noted (the
-compiler releases the interpreter, and ptxas is a process of its own), make each kernel's launcher, which Triton up to
-3.6 has a C compiler for, and load it. The results are where later launches look.
+compiler releases the interpreter, and ptxas is a process of its own) and each kernel's launcher, which Triton up to 3.6
+has a C compiler for. The results are loaded, one after the other, to where later launches look.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def compile_ahead(launch: Callable[[], object]) -> int:
     _hash_triton()
     num_threads = min(_MAX_THREADS, os.cpu_count() or 1, len(noted))
     with ThreadPoolExecutor(num_threads, thread_name_prefix="compile") as pool:
-        return sum(pool.map(_compile, noted.values()))
+        kernels = list(pool.map(_compile, noted.values()))
+    return sum(_load(kernel) for kernel in kernels if kernel is not None)
 
 
 class _ZeroedMemory(TorchFunctionMode):
@@ -79,11 +80,25 @@ def _hash_triton() -> None:
         hash_of_itself()
 
 
-def _compile(noted: tuple[Any, str]) -> bool:
+def _compile(noted: tuple[Any, str]) -> Any:
+    """The kernel, None if that fails. Its launcher is on disk then, and this one is left alone: see `_load`."""
     function, specialization = noted
     try:
-        _ = function.preload(specialization).run  # made, and the kernel loaded, by being asked for
+        kernel = function.preload(specialization)
+        triton.runtime.driver.active.launcher_cls(kernel.src, kernel.metadata)
     except Exception:
         logger.warning("%s was not compiled ahead", function, exc_info=True)
+        return None
+    return kernel
+
+
+def _load(kernel: Any) -> bool:
+    """Make the kernel's launcher, and load both. Never two at once: up to Triton 3.6 all launchers are Python modules
+    of one name, and what Python has loaded before it puts into whichever of them came last. So one thread may find the
+    launcher of another's kernel in its own."""
+    try:
+        _ = kernel.run  # by being asked for
+    except Exception:
+        logger.warning("%s was not loaded ahead", kernel, exc_info=True)
         return False
     return True

@@ -12,11 +12,38 @@ from kernels.optional_triton import triton
 knobs = pytest.importorskip("triton").knobs
 
 
+@pytest.fixture(autouse=True)
+def launchers(request, monkeypatch):
+    """(source, thread) of each launcher that was made and left alone; of Triton's driver no more is needed, but on a
+    GPU."""
+    made = []
+    driver = SimpleNamespace(launcher_cls=lambda source, metadata: made.append((source, threading.get_ident())))
+    if request.node.get_closest_marker("gpu") is None:
+        monkeypatch.setattr(triton.runtime.driver, "_active", driver)
+    return made
+
+
+class Kernel:
+    """As much of a compiled kernel as `compile_ahead` asks for."""
+
+    def __init__(self, source, function):
+        self.src, self.metadata = source, None
+        self._function = function
+
+    @property
+    def run(self):
+        self._function.loaded.append((self.src, threading.get_ident()))
+        if self._function.does_not_load:
+            raise RuntimeError("no room")
+        return self
+
+
 class Function:
     """As much of a Triton function as a launch's hook shows; two compile at once or wait for each other in vain."""
 
-    def __init__(self, together=None, fault=None):
-        self.compiled = []
+    def __init__(self, together=None, fault=None, does_not_load=False):
+        self.compiled, self.loaded = [], []
+        self.does_not_load = does_not_load
         self._together, self._fault = together, fault
 
     def launch(self, key):
@@ -37,7 +64,7 @@ class Function:
         if self._fault is not None:
             raise self._fault
         self.compiled.append(data)
-        return SimpleNamespace(run=self)
+        return Kernel(data, self)
 
 
 def test_each_kernel_is_compiled_once_and_side_by_side(monkeypatch):
@@ -49,6 +76,16 @@ def test_each_kernel_is_compiled_once_and_side_by_side(monkeypatch):
     assert num == 4
     assert left_out == [True] * 6
     assert sorted(first.compiled) == sorted(second.compiled) == ["data of a", "data of b"]
+
+
+def test_kernels_are_loaded_by_one_thread_once_all_are_compiled(launchers):
+    """Triton up to 3.6 may hand a thread the launcher that another thread loads at the same time."""
+    function = Function()
+    keys = [str(number) for number in range(20)]
+    assert compile_ahead(lambda: [function.launch(key) for key in keys]) == 20
+    assert sorted(function.loaded) == [(data, threading.get_ident()) for data in sorted(function.compiled)]
+    assert sorted(source for source, _ in launchers) == sorted(function.compiled)
+    assert threading.get_ident() not in {thread for _, thread in launchers}
 
 
 def test_what_all_compilations_need_is_computed_once_before_them(monkeypatch):
@@ -87,6 +124,9 @@ def test_a_kernel_that_fails_is_left_to_its_launch(caplog):
     assert compile_ahead(lambda: (bad.launch("a"), good.launch("a"))) == 1
     assert good.compiled == ["data of a"]
     assert "was not compiled ahead" in caplog.text
+    unloaded = Function(does_not_load=True)
+    assert compile_ahead(lambda: (unloaded.launch("a"), good.launch("b"))) == 1
+    assert "was not loaded ahead" in caplog.text
 
 
 @pytest.mark.gpu
