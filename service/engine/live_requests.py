@@ -50,6 +50,8 @@ class LiveRequests:
         """End the request in whatever state it is; nothing happens if it has ended."""
         group = self._scheduler.pool.get(request_id)
         if group is not None:
+            for sequence in group.computing:
+                self._scheduler.cache_before_end(group, sequence)
             self.end_group(group, Outcome.ABORTED)
 
     def fail(self, request_id: str, error: RequestError) -> None:

@@ -79,13 +79,8 @@ class ResultApplier:
         looked at. Returns how many were for requests that were still there."""
         members = iteration.members
         token_ids = result.token_ids[: len(members)]
-        by_place, full = self._scheduler.lockstep.take(iteration, result.token_ids, self._result_s)
+        by_place = self._scheduler.lockstep.take(iteration, result.token_ids, self._result_s)
         self._tell_all_but(by_place, members.request_ids, token_ids)
-        for decode, position in full:
-            try:
-                self._scheduler.cache_full_blocks(decode.group, decode.sequence, position)
-            except Exception:  # likewise
-                self._requests.fail_inside(decode.group)
         num_by_client, num_dropped = members.num_by_client.copy(), 0
         for place, decode in by_place.items():
             try:
@@ -93,7 +88,7 @@ class ResultApplier:
                 if not self._apply_looked_at(decode, token_ids[place], logprobs):
                     num_dropped += 1
                     num_by_client[decode.client] -= 1
-            except Exception:  # likewise
+            except Exception:  # whatever it is, the others get theirs
                 self._requests.fail_inside(decode.group)
         self._scheduler.note_decoded(num_by_client)
         return len(members) - num_dropped
@@ -119,9 +114,8 @@ class ResultApplier:
         elif decode.is_member:
             self._tell_token(group, sequence, self._scheduler.lockstep.last_drawn(decode), token_id, logprobs)
         else:
-            group.last_token_s, position = self._result_s, sequence.num_known_tokens
-            self._scheduler.cache_full_blocks(group, sequence, position)
-            self._append_token(group, sequence, position, token_id, logprobs)
+            group.last_token_s = self._result_s
+            self._append_token(group, sequence, sequence.num_known_tokens, token_id, logprobs)
         return True
 
     def _apply_one(
@@ -229,6 +223,7 @@ class ResultApplier:
         event = token_id if is_plain else TokenEvent(sequence.choice_index, token_id, reason, logprobs)
         self._requests.events.append((group.request.request_id, event))
         if reason is not None:
+            self._scheduler.cache_full_blocks(group, sequence, position)
             self._requests.end_sequence(group, sequence, reason)
 
 

@@ -3,6 +3,8 @@
 A block's digest is sha256 over its parent's digest and its own token ids; the first parent is the salt's digest. So
 equal digests mean equal prefixes under the same salt, and tenants with different salts never share. Collisions are
 not believed in but guarded against: the token ids are compared on a hit.
+
+A prompt's blocks are offered as they are computed, an answer's once it has ended or is preempted.
 """
 
 from __future__ import annotations

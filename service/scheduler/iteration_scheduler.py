@@ -141,9 +141,10 @@ class IterationScheduler:
         return self._ledger.iteration_s(plan)
 
     def note_computed(self, group: SequenceGroup, sequence: Sequence, start: int, end: int) -> None:
-        """Tokens `start` to `end` of the sequence are there; its full blocks may serve others from now on."""
+        """Tokens `start` to `end` of the sequence are there; full blocks of its prompt may serve others from now on.
+        Those of an answer do so when it ends (`cache_full_blocks`): nobody goes on from it before."""
         self._history.computed(group.request.client, end - start)
-        self.blocks.cache_prefix(sequence, group.request.cache_salt, end)
+        self.blocks.cache_prefix(sequence, group.request.cache_salt, min(end, sequence.num_prompt_tokens))
 
     def note_decoded(self, decoded: Mapping[str, int]) -> None:
         """So many decodes of each client have computed one token and drawn one."""

@@ -20,12 +20,11 @@ from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager
 from service.scheduler.lockstep_decode import LockstepDecode
-from service.scheduler.lockstep_members import LockstepIteration, LockstepMembers, LookedAt
+from service.scheduler.lockstep_members import LockstepIteration, LockstepMembers
 from service.scheduler.plan_draft import PlanDraft
 
 LONGEST_RUN = 32
-"""Iterations of the same members, of which only the drawn ids are kept. What waits for them to be written, as full
-blocks do that others may find, waits no longer."""
+"""Iterations of the same members, of which only the drawn ids are kept."""
 
 
 class Lockstep:
@@ -46,8 +45,6 @@ class Lockstep:
         self._calendar: dict[int, list[LockstepDecode]] = {}
         self._looks: dict[int, list[LockstepDecode]] = {}  # whose tokens must be looked at, by step
         self._talkative: list[LockstepDecode] = []  # of whose tokens more than the id is told
-        self._fills: dict[int, list[LockstepDecode]] = {}  # who offers full blocks, by step
-        self._offering: list[LockstepDecode] = []
         self._settled_until = 0  # this step
         self._watched = Counter[int]()
         self._running: deque[LockstepIteration] = deque()
@@ -97,7 +94,6 @@ class Lockstep:
         self._talkative.clear()
         self._calendar.clear()
         self._looks.clear()
-        self._fills.clear()
         self.apart = {group.arrival_order: group for group in running}
 
     def join(self, group: SequenceGroup, sequence: Sequence) -> None:
@@ -112,7 +108,6 @@ class Lockstep:
         self._watched.update(decode.watched_ids)
         if len(group.sequences) > 1 or decode.first.sampling.num_logprobs is not None:
             self._talkative.append(decode)
-        self._fill_behind(decode, len(decode.token_ids), self._step)
         self._note([decode])
 
     def lacking(self) -> list[LockstepDecode]:
@@ -139,7 +134,6 @@ class Lockstep:
         """Each member computes its last token. The caller has made sure of free blocks for all that are `lacking`."""
         step, members, grown = self._step, self._members, self._grow()
         due = self._looks.pop(step, []) + self._talkative
-        self._offering += self._fills.pop(step, ())
         if self._decodes:
             members.launch()
             iteration = LockstepIteration(step, members, due)
@@ -159,9 +153,10 @@ class Lockstep:
         """The oldest iteration that runs has ended, whatever came of it."""
         self._running.popleft()
 
-    def take(self, iteration: LockstepIteration, token_ids: tuple[int, ...], now_s: float) -> LookedAt:
+    def take(self, iteration: LockstepIteration, token_ids: tuple[int, ...], now_s: float) -> dict[int, LockstepDecode]:
         """The iteration, which has just finished, has drawn these for its members; more may follow. They are of those
-        that have not left. Returns what has to be looked at; if there is anything, all is settled."""
+        that have not left. Returns by place whose token must be looked at, as it may be more than an id, or who is a
+        member no more; if there is anybody, all is settled."""
         members, current = iteration.members, self._members
         mine = token_ids[: len(members)]
         if iteration.step >= self._settled_until:
@@ -176,7 +171,7 @@ class Lockstep:
             by_place.update((i, decode) for i, (decode, drawn) in enumerate(watching) if drawn in decode.watched_ids)
         if by_place or len(current.rows) >= LONGEST_RUN:
             self.settle()
-        return LookedAt(by_place, [] if self.num_ahead else self._full())
+        return by_place
 
     def last_drawn(self, decode: LockstepDecode) -> int:
         """The position of the last token of a member that was taken. All is settled."""
@@ -236,19 +231,6 @@ class Lockstep:
     def _running_members(self) -> Iterable[LockstepMembers]:
         """Those of all iterations that run, each once."""
         return {id(iteration.members): iteration.members for iteration in self._running}.values()
-
-    def _full(self) -> list[tuple[LockstepDecode, int]]:
-        """The members that have full blocks to offer, each with the number of its computed tokens."""
-        offering, self._offering = [decode for decode in self._offering if decode.is_member], []
-        full = [(decode, self.last_drawn(decode)) for decode in offering]
-        for decode, position in full:
-            self._fill_behind(decode, position, self._step - len(self._running) - 1)
-        return full
-
-    def _fill_behind(self, decode: LockstepDecode, position: int, step: int) -> None:
-        """The member, whose token at `position` is drawn in that step, offers full blocks again when it has more."""
-        full = decode.next_full(position, self._blocks.block_size)
-        self._fills.setdefault(max(self._step, step + full - position), []).append(decode)
 
     def _grow(self) -> list[LockstepDecode]:
         """One block for each that is `lacking`."""

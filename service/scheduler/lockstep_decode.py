@@ -8,10 +8,6 @@ from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_table import BlockTable
 
-BLOCKS_A_LOOK = 8
-"""Full blocks of a decode that are offered to the prefix cache together. One by one each costs several times as much:
-what a look touches has left the processor's caches since the last one (loadtest/LOG.md)."""
-
 _FAILED = frozenset((INVALID_TOKEN_ID,))
 
 
@@ -65,9 +61,3 @@ class LockstepDecode:
             request.sampling,
             sequence.draws,
         )
-
-    def next_full(self, position: int, block_size: int) -> int:
-        """The position behind `position` at which its full blocks are offered next: at the end of one block, and of
-        another one for each of BLOCKS_A_LOOK decodes."""
-        block = position // block_size + 1
-        return (block + (self.sequence_id - block) % BLOCKS_A_LOOK) * block_size

@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections import Counter, deque
 from itertools import repeat
 from operator import setitem
-from typing import Any, NamedTuple
+from typing import Any
 
 from service.core.iteration_plan import PENDING_TOKEN_ID, ScheduledSequence
 from service.scheduler.lockstep_decode import LockstepDecode
@@ -130,15 +130,6 @@ class LockstepIteration:
         self.step = step
         self.members = members
         self.due = due
-
-
-class LookedAt(NamedTuple):
-    """What has to be looked at behind an iteration. by_place: whose token may be more than an id, or who is a member no
-    more. full: members with full blocks, each with the number of its computed tokens; their tokens are as all others.
-    """
-
-    by_place: dict[int, LockstepDecode]
-    full: list[tuple[LockstepDecode, int]]
 
 
 class _Nowhere(list[int]):

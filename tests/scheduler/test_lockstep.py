@@ -83,7 +83,6 @@ def play(seed: int, *, num_blocks: int, block_size: int, overlap: bool, swap: bo
         block_size,
         max_num_seqs=6,
         max_num_batched_tokens=6 + chance.randint(1, 16),
-        prefix_cache=NoPrefixCache(),
         preemption=AlwaysSwap() if swap else None,
         num_host_blocks=num_blocks if swap else 0,
         transfer_delay=chance.randint(0, 2),

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from service.core.events import LockstepTokens
 from service.core.iteration_plan import PENDING_TOKEN_ID
-from service.kvcache.prefix_cache import NoPrefixCache
 from service.scheduler.lockstep import LONGEST_RUN, Lockstep
 from tests.engine.harness import Harness
 from tests.scheduler.test_lockstep import advance, make_lockstep
@@ -21,7 +20,7 @@ def test_what_is_drawn_is_written_once_it_is_settled_and_the_rest_when_a_member_
     first, second, third = (advance(lockstep).in_lockstep for _ in range(3))
     for iteration, token_ids in ((first, (10, 11, 99)), (second, (20, 21))):
         lockstep.finish()
-        assert lockstep.take(iteration, token_ids, 1.0) == ({}, []), "another's draw follows"
+        assert lockstep.take(iteration, token_ids, 1.0) == {}, "another's draw follows"
     assert [len(group.leader.token_ids) for group in groups] == [4, 6], "nothing was touched yet"
     lockstep.settle()
     assert groups[1].leader.token_ids[5:] == [7, 11, 21, PENDING]
@@ -60,7 +59,7 @@ def test_who_leaves_while_an_iteration_runs_is_told_of_by_itself():
     decodes = list(lockstep.members.decodes)
     lockstep.stop(groups[1])
     lockstep.finish()
-    assert lockstep.take(running, (10, 11, 12), 1.0) == ({1: decodes[1]}, [])
+    assert lockstep.take(running, (10, 11, 12), 1.0) == {1: decodes[1]}
     assert [group.leader.token_ids[-1] for group in groups] == [10, PENDING, 12]
     assert lockstep.members.decodes == [decodes[0], decodes[2]]
     assert [lockstep.members.place_of(decodes[i]) for i in (0, 2)] == [0, 1]
@@ -71,7 +70,7 @@ def test_who_watches_for_an_id_is_looked_at():
     lockstep, _ = make_lockstep(3, 5)
     running = advance(lockstep).in_lockstep
     lockstep.finish()
-    assert list(lockstep.take(running, (10, -1), 1.0).by_place) == [1], "a draw that failed"
+    assert list(lockstep.take(running, (10, -1), 1.0)) == [1], "a draw that failed"
 
 
 def test_tokens_are_told_iteration_by_iteration():
@@ -88,26 +87,33 @@ def test_tokens_are_told_iteration_by_iteration():
     assert {len(row.token_ids) for row in rows} == {3}
 
 
-def test_full_blocks_of_those_in_lockstep_are_found_again():
-    harness = Harness(num_blocks=64, max_num_seqs=1)
-    harness.add(harness.request((1, 2, 3), 30))
+@pytest.mark.parametrize("is_aborted", [False, True])
+@pytest.mark.parametrize("n", [1, 2])
+def test_full_blocks_of_an_answer_are_found_again_once_it_has_ended(is_aborted, n):
+    harness = Harness(num_blocks=64, max_num_seqs=4, block_size=4)
+    harness.add(harness.request((1, 2, 3), 30, n=n, seed=5))
+    for _ in range(29):
+        harness.step()
+    assert not len(harness.blocks._prefix_cache), "nobody has use for half an answer"
+    if is_aborted:
+        harness.engine.abort("request-0")
     harness.run()
-    said = tuple(harness.tokens["request-0", 0])
-    harness.add(harness.request((1, 2, 3, *said)[:29], 2))
-    harness.run()
-    assert harness.finals["request-1"].stats.num_cached_tokens == 28
+    for choice in range(n):
+        said = tuple(harness.tokens["request-0", choice])
+        prompt = (1, 2, 3, *said)[:29]
+        harness.add(harness.request(prompt, 2))
+        harness.run()
+        assert harness.finals[f"request-{choice + 1}"].stats.num_cached_tokens == 28
 
 
 def play(seed: int, *, block_size: int, overlap: bool) -> tuple[object, ...]:
-    """All that can be seen of a random history, whatever the order in its plans. Without a prefix cache: those in
-    lockstep offer their blocks later."""
+    """All that can be seen of a random history, whatever the order in its plans."""
     chance = random.Random(seed)
     harness = Harness(
         chance.randint(12, 60),
         block_size,
         max_num_seqs=6,
         max_num_batched_tokens=24,
-        prefix_cache=NoPrefixCache(),
         overlap=overlap,
     )
     for _ in range(chance.randint(20, 80)):
