@@ -37,6 +37,8 @@ Products of a Llama-8B step on one H200, ms (bf16, torch 2.11, CUDA 13), sizes t
 (1408 27.1,) 1536 27.9, 1664 33.4, 1792 37.5, (1920 39.3,) 2048 39.6.
 """
 
+_EVERY_EIGHTH_UP_TO = 256
+
 _FARTHEST = 1.25
 """A slow size is replaced by one at most this many times as large, or its steps would find that one too wide."""
 
@@ -142,15 +144,18 @@ def most_missed(sizes: Iterable[GraphSize], steps: Collection[PaddedStep]) -> Gr
 
 
 def graph_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> list[GraphSize]:
-    """All sizes, in the order of capture: the largest, then the common ones, the largest first, then the rest, the
-    smallest first: a request that comes meanwhile waits for one capture."""
+    """All sizes, in the order of capture: the largest, then the common ones, the largest first, then the rest. Of these
+    those of many decodes first, for a burst's end is padded the most without them: 300 decodes of Llama-8B take 15.9 ms
+    among 512, among 320 12.5 (one H200). Then the smallest: a request that comes meanwhile waits for one capture."""
     common = common_sizes(max_num_seqs, max_num_batched_tokens)
     rest = {*_decode_sizes(max_num_seqs), *_mixed_sizes(max_num_seqs, max_num_batched_tokens)} - common
+    many = {size for size in rest if not size.is_mixed and size.num_tokens > _EVERY_EIGHTH_UP_TO}
     largest = max(common)
     return [
         largest,
         *sorted(common - {largest}, key=lambda size: (-size.num_tokens, size)),
-        *sorted(rest),
+        *sorted(many),
+        *sorted(rest - many),
     ]
 
 
@@ -179,7 +184,8 @@ def _is_power_of_two(number: int) -> bool:
 def _decode_sizes(max_num_seqs: int) -> list[GraphSize]:
     """Every eighth number of decodes up to 256, with a few small ones before, and above that those of TILED."""
     largest = min(max_num_seqs, MAX_DECODES)
-    counts = {1, 2, 4, *range(8, 257, 8), *(count for count in TILED if count > 256), largest}
+    eighths = range(8, _EVERY_EIGHTH_UP_TO + 1, 8)
+    counts = {1, 2, 4, *eighths, *(count for count in TILED if count > _EVERY_EIGHTH_UP_TO), largest}
     return [GraphSize(count, count) for count in counts if count <= largest]
 
 
