@@ -42,6 +42,15 @@ def huge_pages(environment: Mapping[str, str], libc: str | None, has_gpu: bool) 
     return {"GLIBC_TUNABLES": _HUGE_PAGES} if (int(major), int(minor)) >= (2, 35) else {}
 
 
+def single_threaded_numpy(environment: Mapping[str, str], has_gpu: bool) -> dict[str, str]:
+    """Have numpy's BLAS make no threads beside a GPU, where nobody multiplies by it.
+
+    By its default it makes one a core when numpy is imported, and each spins for a while. Measured on 16 cores: 2 s of
+    their time, and 0.1 s of the start.
+    """
+    return {"OPENBLAS_NUM_THREADS": "1"} if has_gpu and "OPENBLAS_NUM_THREADS" not in environment else {}
+
+
 def bounded_caches(environment: Mapping[str, str]) -> dict[str, str]:
     """Have torch's linears on a CPU remember few shapes of batches.
 
@@ -69,6 +78,7 @@ def restart_prepared() -> None:
     """
     added = {
         **limited_spinning(os.environ),
+        **single_threaded_numpy(os.environ, _GPU.exists()),
         **bounded_caches(os.environ),
         **huge_pages(os.environ, libc_version(), _GPU.exists()),
     }

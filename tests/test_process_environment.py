@@ -8,7 +8,13 @@ import pytest
 import torch
 
 from service.layers.packed_weight import can_pack
-from service.process_environment import bounded_caches, huge_pages, libc_version, limited_spinning
+from service.process_environment import (
+    bounded_caches,
+    huge_pages,
+    libc_version,
+    limited_spinning,
+    single_threaded_numpy,
+)
 
 GROWTH_IN_BYTES = """
 import os
@@ -31,7 +37,7 @@ before = resident()
 use(range(150, 600))
 print(resident() - before)
 """
-SET_BEFORE = {"GOMP_SPINCOUNT", "GLIBC_TUNABLES", "OMP_WAIT_POLICY", *bounded_caches({})}
+SET_BEFORE = {"GOMP_SPINCOUNT", "GLIBC_TUNABLES", "OMP_WAIT_POLICY", "OPENBLAS_NUM_THREADS", *bounded_caches({})}
 SHOWS_THE_RESTART = """
 import os, sys
 from service.process_environment import restart_prepared
@@ -71,6 +77,12 @@ def test_huge_pages_where_malloc_can(environment, libc, is_added):
 
 def test_no_huge_pages_beside_a_gpu():
     assert huge_pages({}, "glibc 2.36", has_gpu=True) == {}
+
+
+def test_numpy_makes_no_threads_beside_a_gpu_unless_the_environment_says_how_many():
+    assert single_threaded_numpy({}, has_gpu=True) == {"OPENBLAS_NUM_THREADS": "1"}
+    assert single_threaded_numpy({"OPENBLAS_NUM_THREADS": "4"}, has_gpu=True) == {}
+    assert single_threaded_numpy({}, has_gpu=False) == {}, "torch may multiply by the same library"
 
 
 def test_caches_are_bounded_unless_the_environment_says_how_large():

@@ -164,7 +164,8 @@ def inputs_of(size: GraphSize, block_table: Tensor, block_size: int) -> DecodeIn
 
 
 class _CapturedStep(Generic[Inputs]):
-    """A graph, where it reads and writes, and the seconds that it takes with nothing but padding."""
+    """A graph, where it reads and writes, and the seconds that it takes with nothing but padding. These are the first
+    replay's, which also brings the graph to the device: 0.2 to 0.4 ms of any size of Llama-8B."""
 
     def __init__(
         self, compute: Callable[[Inputs], StepOutputs], inputs: Inputs, pool: Any, stream: torch.cuda.Stream
