@@ -49,10 +49,14 @@ class LiveRequests:
     def abort(self, request_id: str) -> None:
         """End the request in whatever state it is; nothing happens if it has ended."""
         group = self._scheduler.pool.get(request_id)
-        if group is not None:
+        if group is None:
+            return
+        try:
             for sequence in group.computing:
                 self._scheduler.cache_before_end(group, sequence)
             self.end_group(group, Outcome.ABORTED)
+        except Exception:  # whatever it is, the other requests go on
+            self.fail_inside(group)
 
     def fail(self, request_id: str, error: RequestError) -> None:
         """End the request with an error; nothing happens if it has ended."""
@@ -74,8 +78,11 @@ class LiveRequests:
             return
         for sequence in group.live:
             if sequence.choice_index == choice_index:
-                self._scheduler.cache_before_end(group, sequence)
-                self.end_sequence(group, sequence, FinishReason.STOP)
+                try:
+                    self._scheduler.cache_before_end(group, sequence)
+                    self.end_sequence(group, sequence, FinishReason.STOP)
+                except Exception:  # likewise
+                    self.fail_inside(group)
                 return
 
     def take_events(self) -> list[News]:

@@ -3,8 +3,10 @@ from __future__ import annotations
 import pytest
 
 from service.core.events import FinalEvent, Outcome, one_by_one
+from service.engine.engine import Engine
 from service.errors import ServerError
 from tests.engine.harness import Harness
+from tests.engine.test_result_applier import BrokenForOne
 
 
 def test_a_journal_tells_what_happened():
@@ -85,3 +87,17 @@ def test_what_a_choice_said_before_its_text_ended_it_is_found_again():
     harness.run()
     assert harness.finals["request-1"].stats.num_cached_tokens == (len(said) - 1) // 4 * 4
     harness.check_against_oracle("request-1")
+
+
+@pytest.mark.parametrize("end", [Engine.abort, lambda engine, request_id: engine.stop_choice(request_id, 0)])
+def test_a_fault_at_one_requests_end_costs_that_request_only(end):
+    harness = Harness(prefix_cache=BrokenForOne(4))
+    for seed in range(3):
+        harness.add(harness.request((1, 2), 12, seed=seed))
+    for _ in range(9):
+        harness.step()
+    end(harness.engine, "request-1")
+    harness.run()
+    outcomes = [harness.finals[f"request-{i}"].outcome for i in range(3)]
+    assert outcomes == [Outcome.FINISHED, Outcome.FAILED, Outcome.FINISHED]
+    assert harness.blocks.pool.num_used == 0
