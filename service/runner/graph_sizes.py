@@ -16,7 +16,8 @@ MAX_TOKENS = 4096
 interpreter from the streams."""
 
 FEW_DECODES = 32
-MIXED_DECODES = (0, FEW_DECODES, 256, 512, MAX_DECODES)
+_DECODES_OF_A_DEEP_QUEUE = 256
+MIXED_DECODES = (0, FEW_DECODES, _DECODES_OF_A_DEEP_QUEUE, 512, MAX_DECODES)
 """Decodes of a step with prompts. Beside prompts a padded decode costs a row of logits and little more, so few sizes
 are enough."""
 
@@ -144,16 +145,19 @@ def most_missed(sizes: Iterable[GraphSize], steps: Collection[PaddedStep]) -> Gr
 
 
 def graph_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> list[GraphSize]:
-    """All sizes, in the order of capture: the largest, then the common ones, the largest first, then the rest. Of these
-    those of many decodes first, for a burst's end is padded the most without them: 300 decodes of Llama-8B take 15.9 ms
-    among 512, among 320 12.5 (one H200). Then the smallest: a request that comes meanwhile waits for one capture."""
+    """All sizes, in the order of capture.
+
+    First the largest, then the common ones, the larger first, but those beyond TILED last. Of the rest first those of
+    many decodes, without which a burst's end is padded the most: 300 decodes of Llama-8B take 15.9 ms among 512, among
+    320 12.5 (one H200). Then the smallest first: a request that comes meanwhile waits for one capture.
+    """
     common = common_sizes(max_num_seqs, max_num_batched_tokens)
     rest = {*_decode_sizes(max_num_seqs), *_mixed_sizes(max_num_seqs, max_num_batched_tokens)} - common
     many = {size for size in rest if not size.is_mixed and size.num_tokens > _EVERY_EIGHTH_UP_TO}
     largest = max(common)
     return [
         largest,
-        *sorted(common - {largest}, key=lambda size: (-size.num_tokens, size)),
+        *sorted(common - {largest}, key=lambda size: (size.num_tokens > TILED[-1], -size.num_tokens, size)),
         *sorted(many),
         *sorted(rest - many),
     ]
@@ -162,7 +166,9 @@ def graph_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> list[GraphSiz
 def common_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> set[GraphSize]:
     """The sizes that are captured before the first request, because a burst right after the start leaves no time for
     others. Any step fits one of them, and every number of tokens has its own, with room for a full batch of decodes.
-    Beyond TILED, where a capture takes half a second, there is no more than that.
+    Beyond TILED, where a capture takes a quarter of a second, there is one more, for a deep queue's first iterations:
+    for each decode that they might have, but have not, a row of logits is computed (1,024 of them are 2 % of 4,096
+    tokens of Llama-8B).
     """
     decodes = sorted(_decode_sizes(max_num_seqs))
     mixed = sorted(_mixed_sizes(max_num_seqs, max_num_batched_tokens))
@@ -174,6 +180,7 @@ def common_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> set[GraphSiz
         *(size for size in mixed if size.num_decodes == most_decodes[size.num_tokens]),
         *(size for size in usual if size.num_decodes == FEW_DECODES and _is_power_of_two(size.num_tokens)),
         GraphSize(usual[-1].num_tokens, 0),
+        *(size for size in mixed if size.num_tokens > TILED[-1] and size.num_decodes == _DECODES_OF_A_DEEP_QUEUE),
     }
 
 
