@@ -2,10 +2,13 @@
 
 A graph replays the kernels of one step, from the embedding to the drawn ids, with the addresses that it was captured
 with. So there is one graph for each of a few padded sizes (graph_sizes.py), of decodes alone and of decodes beside some
-tokens of prompts. Inputs lie at fixed places, also on the host, from where the graph itself fetches them; rows that are
-padding have no context, write nothing and draw what nobody reads. All graphs share one memory pool, and the largest is
-captured first, so that the others fit into what it needed. A step whose size was not captured, yet or ever, runs in the
-next larger graph or kernel by kernel.
+tokens of prompts. One of many tokens ends with the hidden states of the rows that draw, and the few kernels behind them
+are launched one by one, for those rows that are no padding.
+
+Inputs lie at fixed places, also on the host, from where the graph itself fetches them; rows that are padding have no
+context, write nothing and draw what nobody reads. All graphs share one memory pool, and the largest is captured first,
+so that the others fit into what it needed. A step whose size was not captured, yet or ever, runs in the next larger
+graph or kernel by kernel.
 """
 
 from __future__ import annotations
@@ -39,21 +42,31 @@ class StepOutputs(NamedTuple):
     logits: Tensor
 
 
+class StepParts(NamedTuple):
+    """A step's computation, without a wait for the device. hidden: up to the hidden states [N, hidden_size] of the rows
+    that draw. draw: what is left, for the first of these rows, as many as it is told."""
+
+    hidden: Callable[[StepInputs], Tensor]
+    draw: Callable[[Tensor, StepInputs, int], StepOutputs]
+
+    def whole(self, inputs: StepInputs) -> StepOutputs:
+        return self.draw(self.hidden(inputs), inputs, len(inputs.draw_rows))
+
+
 _NUM_RECENT_STEPS = 256
 
-Compute = Callable[[StepInputs], StepOutputs]
 Inputs = TypeVar("Inputs", bound=DecodeInputs | MixedInputs)
 
 
 class StepGraphs:
     """Can it be replayed? Then replay it. Engine thread; `capture` while no step runs.
 
-    compute: the step over its inputs, without a wait for the device. num_replays: so far. recent_steps: replayed or
-    asked for in vain. turn: the iteration's, which hears when the step begins.
+    parts: of the step. num_replays: so far. recent_steps: replayed or asked for in vain. turn: the iteration's, which
+    hears when the step begins.
     """
 
-    def __init__(self, compute: Compute, rows: SequenceRows, block_size: int, device: torch.device) -> None:
-        self._compute = compute
+    def __init__(self, parts: StepParts, rows: SequenceRows, block_size: int, device: torch.device) -> None:
+        self._parts = parts
         self._rows = rows
         self._block_size = block_size
         self._table = DeviceBlockTable(rows, device)
@@ -131,24 +144,26 @@ class StepGraphs:
 
     def _capture(self, size: GraphSize) -> None:
         inputs = inputs_of(size, self._table.tensor, self._block_size)
-        if isinstance(inputs, MixedInputs):
-            self._mixed[size] = _CapturedStep(self._compute_by_table, inputs, self._pool, self._stream)
-        else:
-            self._decodes[size] = _CapturedStep(self._compute_by_table, inputs, self._pool, self._stream)
+        compute = self._parts.whole if size.draws else self._parts.hidden
 
-    def _compute_by_table(self, inputs: DecodeInputs | MixedInputs) -> StepOutputs:
-        """The step, once its inputs are there and the table has the changes that come with them."""
-        inputs.fetch()
-        self._table.write(inputs.table_places, inputs.table_values)
-        return self._compute(inputs.step)
+        def compute_by_table(inputs: DecodeInputs | MixedInputs) -> StepOutputs | Tensor:
+            inputs.fetch()
+            self._table.write(inputs.table_places, inputs.table_values)
+            return compute(inputs.step)
+
+        if isinstance(inputs, MixedInputs):
+            self._mixed[size] = _CapturedStep(compute_by_table, inputs, self._pool, self._stream)
+        else:
+            self._decodes[size] = _CapturedStep(compute_by_table, inputs, self._pool, self._stream)
 
     def _run(self, step: _CapturedStep[Inputs], num_draws: int, turn: StagingTurn) -> StepOutputs:
-        """num_draws: what is wanted of the outputs; nothing is cut off, as that would cost the host two more calls."""
-        assert num_draws <= len(step.outputs.token_ids)
+        """num_draws: how many are wanted. Of what a graph draws nothing is cut off, as that would cost the host two
+        more calls."""
         turn.begins()
         step.graph.replay()
         self.num_replays += 1
-        return step.outputs
+        outputs = step.outputs
+        return outputs if isinstance(outputs, StepOutputs) else self._parts.draw(outputs, step.inputs.step, num_draws)
 
 
 def _worth_keeping(steps: dict[GraphSize, _CapturedStep[Inputs]]) -> dict[GraphSize, _CapturedStep[Inputs]]:
@@ -164,20 +179,27 @@ def inputs_of(size: GraphSize, block_table: Tensor, block_size: int) -> DecodeIn
 
 
 class _CapturedStep(Generic[Inputs]):
-    """A graph, where it reads and writes, and the seconds that it takes with nothing but padding. These are the first
-    replay's, which also brings the graph to the device: 0.2 to 0.4 ms of any size of Llama-8B."""
+    """A graph, where it reads and writes (ids and logits, or the hidden states that they are drawn from), and the
+    seconds that it takes with nothing but padding. These are the first replay's, which also brings the graph to the
+    device: 0.2 to 0.4 ms of any size of Llama-8B."""
 
     def __init__(
-        self, compute: Callable[[Inputs], StepOutputs], inputs: Inputs, pool: Any, stream: torch.cuda.Stream
+        self, compute: Callable[[Inputs], StepOutputs | Tensor], inputs: Inputs, pool: Any, stream: torch.cuda.Stream
     ) -> None:
         self.inputs = inputs
         compute(inputs)
         torch.cuda.synchronize()
         self.graph, outputs = capture_graph(lambda: compute(inputs), stream, pool)
         self.seconds = replay_seconds(self.graph, rounds=1)
-        # The ids are kept for this graph alone. Nobody holds the logits' memory, so the next capture may use it too:
-        # they are the largest tensor by far.
-        self.outputs = StepOutputs(outputs.token_ids, _without_holding(outputs.logits))
+        self.outputs = _kept(outputs)
+
+
+def _kept(outputs: StepOutputs | Tensor) -> StepOutputs | Tensor:
+    """A graph's outputs. The ids are kept for it alone. Nobody holds the memory of the others, so the next capture may
+    use it too: logits are the largest tensor by far."""
+    if isinstance(outputs, StepOutputs):
+        return StepOutputs(outputs.token_ids, _without_holding(outputs.logits))
+    return _without_holding(outputs)
 
 
 def _without_holding(tensor: Tensor) -> Tensor:

@@ -15,15 +15,16 @@ MAX_TOKENS = 4096
 """The same for steps with prompts: those of a deep queue have a graph too, since a launch kernel by kernel keeps the
 interpreter from the streams."""
 
-FEW_DECODES = 32
-_DECODES_OF_A_DEEP_QUEUE = 256
-MIXED_DECODES = (0, FEW_DECODES, _DECODES_OF_A_DEEP_QUEUE, 512, MAX_DECODES)
-"""Decodes of a step with prompts. Beside prompts a padded decode costs a row of logits and little more, so few sizes
-are enough."""
+DRAWING_TOKENS = 512
+"""Of a graph for steps with prompts that draws ids. One of more tokens ends before the logits. It has room for a full
+batch of decodes, and what is padding among them has no logits: 1,152 rows of logits for 300 that draw would be 2 % of
+4,096 tokens of Llama-8B. A smaller step would have its host launch too much behind it."""
 
-NARROW_DECODES = 64
-"""One more for steps of at most NARROW_TOKENS, where it tells: with room for 256 decodes beside 40 and a prompt, a step
-of Llama-8B takes 2 to 4 % longer on one H200 (256 tokens 8.6 ms for 8.25, 512 13.2 for 12.9)."""
+FEW_DECODES = 32
+DECODES_BESIDE_PROMPTS = (0, FEW_DECODES, 64, 256)
+"""Where the graph draws, each with a size of its own, and a full batch. A padded decode costs a row of logits and
+little more: with room for 256 decodes beside 40 and a prompt, a step of Llama-8B takes 2 to 4 % longer than with room
+for 64 on one H200 (256 tokens 8.6 ms for 8.25, 512 13.2 for 12.9)."""
 
 NARROW_TOKENS = 512
 """Few enough tokens to be padding: the device takes hardly longer for them than the host would to launch the kernels of
@@ -67,6 +68,11 @@ class GraphSize(NamedTuple):
     @property
     def is_mixed(self) -> bool:
         return self.num_decodes < self.num_tokens
+
+    @property
+    def draws(self) -> bool:
+        """Whether the graph draws ids; else it ends with the hidden states that they are drawn from."""
+        return not self.is_mixed or self.num_tokens <= DRAWING_TOKENS
 
     @property
     def most_prompts(self) -> int:
@@ -129,16 +135,14 @@ def outrun(timed: Mapping[GraphSize, float]) -> set[GraphSize]:
 
 def most_missed(sizes: Iterable[GraphSize], steps: Collection[PaddedStep]) -> GraphSize | None:
     """Which of these sizes, not captured yet, would have been the narrower one for the most of the steps; None unless
-    for MISSED_SHARE of them. Beyond NARROW_TOKENS fewer decodes to pad are worth less than the capture takes."""
+    for MISSED_SHARE of them."""
     decodes, mixed = list[GraphSize](), list[GraphSize]()
     for size in sorted(sizes):
         (mixed if size.is_mixed else decodes).append(size)
     missed = Counter[GraphSize]()
     for (num_tokens, num_decodes, num_prompts, padded), count in Counter(steps).items():
         narrower = narrowest(mixed if num_prompts else decodes, num_tokens, num_decodes, num_prompts)
-        if narrower is None or (padded is not None and narrower >= padded):
-            continue
-        if padded is None or narrower.num_tokens < padded.num_tokens or padded.num_tokens <= NARROW_TOKENS:
+        if narrower is not None and (padded is None or narrower < padded):
             missed[narrower] += count
     often = [size for size, count in missed.most_common(1) if count >= MISSED_SHARE * len(steps)]
     return often[0] if often else None
@@ -147,40 +151,28 @@ def most_missed(sizes: Iterable[GraphSize], steps: Collection[PaddedStep]) -> Gr
 def graph_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> list[GraphSize]:
     """All sizes, in the order of capture.
 
-    First the largest, then the common ones, the larger first, but those beyond TILED last. Of the rest first those of
-    many decodes, without which a burst's end is padded the most: 300 decodes of Llama-8B take 15.9 ms among 512, among
-    320 12.5 (one H200). Then the smallest first: a request that comes meanwhile waits for one capture.
+    First the common ones, the larger first. Of the rest first those of many decodes, without which a burst's end is
+    padded the most: 300 decodes of Llama-8B take 15.9 ms among 512, among 320 12.5 (one H200). Then the smallest first:
+    a request that comes meanwhile waits for one capture.
     """
     common = common_sizes(max_num_seqs, max_num_batched_tokens)
     rest = {*_decode_sizes(max_num_seqs), *_mixed_sizes(max_num_seqs, max_num_batched_tokens)} - common
     many = {size for size in rest if not size.is_mixed and size.num_tokens > _EVERY_EIGHTH_UP_TO}
-    largest = max(common)
-    return [
-        largest,
-        *sorted(common - {largest}, key=lambda size: (size.num_tokens > TILED[-1], -size.num_tokens, size)),
-        *sorted(many),
-        *sorted(rest - many),
-    ]
+    return [*sorted(common, reverse=True), *sorted(many), *sorted(rest - many)]
 
 
 def common_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> set[GraphSize]:
     """The sizes that are captured before the first request, because a burst right after the start leaves no time for
     others. Any step fits one of them, and every number of tokens has its own, with room for a full batch of decodes.
-    Beyond TILED, where a capture takes a quarter of a second, there is one more, for a deep queue's first iterations:
-    for each decode that they might have, but have not, a row of logits is computed (1,024 of them are 2 % of 4,096
-    tokens of Llama-8B).
     """
     decodes = sorted(_decode_sizes(max_num_seqs))
     mixed = sorted(_mixed_sizes(max_num_seqs, max_num_batched_tokens))
-    usual = [size for size in mixed if size.num_tokens <= TILED[-1]]
     most_decodes = dict(mixed)  # the last of each number of tokens
     return {
         decodes[-1],
         *(size for size in decodes if _is_power_of_two(size.num_tokens)),
         *(size for size in mixed if size.num_decodes == most_decodes[size.num_tokens]),
-        *(size for size in usual if size.num_decodes == FEW_DECODES and _is_power_of_two(size.num_tokens)),
-        GraphSize(usual[-1].num_tokens, 0),
-        *(size for size in mixed if size.num_tokens > TILED[-1] and size.num_decodes == _DECODES_OF_A_DEEP_QUEUE),
+        *(size for size in mixed if size.num_decodes == FEW_DECODES and _is_power_of_two(size.num_tokens)),
     }
 
 
@@ -200,13 +192,18 @@ def _mixed_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> list[GraphSi
     largest = min(max_num_batched_tokens, MAX_TOKENS)
     counts = {32, *TILED, largest}
     most_decodes = min(max_num_seqs, MAX_DECODES)
-    beside = {count for count in MIXED_DECODES if count < most_decodes} | {most_decodes}
-    narrow = beside | {min(NARROW_DECODES, most_decodes)}
+    beside = {count for count in DECODES_BESIDE_PROMPTS if count < most_decodes} | {most_decodes}
     # A prompt that shares a step has two tokens at least: one is computed like a decode.
     return [
         GraphSize(n, d)
         for n in counts
         if n <= largest
-        for d in {min(d, n - 2) for d in (narrow if n <= NARROW_TOKENS else beside)}
+        for d in {min(d, n - 2) for d in (beside if n <= DRAWING_TOKENS else {most_decodes})}
         if d >= 0
     ]
+
+
+def rows_of_logits(num_draws: int, most: int) -> int:
+    """How many rows to compute logits of for so many draws, `most` at most: as many as the library is fast at."""
+    index = bisect_left(TILED, num_draws)
+    return min(TILED[index], most) if index < len(TILED) else most

@@ -24,14 +24,14 @@ from service.core.iteration_plan import (
 from service.core.iteration_result import FinishedTransfer
 from service.core.sampling_params import SamplingParams
 from service.models.causal_lm import CausalLM
-from service.runner.cuda_graphs import StepGraphs, StepOutputs, inputs_of
+from service.runner.cuda_graphs import StepGraphs, StepOutputs, StepParts, inputs_of
 from service.runner.decode_rows import decode_rows, is_decode
 from service.runner.device_block_table import DeviceBlockTable
 from service.runner.drawn_ids import DrawnIds
 from service.runner.draws import LogitsOf, draw_all
 from service.runner.forward_pass import ForwardPass
 from service.runner.grammar_masks import with_grammar_masks
-from service.runner.graph_sizes import GraphSize, PaddedStep
+from service.runner.graph_sizes import GraphSize, PaddedStep, rows_of_logits
 from service.runner.host_blocks import HostBlocks, PlainHostBlocks
 from service.runner.kv_storage import KvStorage
 from service.runner.kv_transfer import KvTransfer, TransferTiming
@@ -77,6 +77,7 @@ class ModelRunner:
         self._forward_pass = ForwardPass(model, storage, self._rows, device)
         self._drawn = DrawnIds(self._rows.num_rows, device)
         self._sampling_rows = SamplingRows(vocab_size, device)
+        self._step = StepParts(self._hidden, self._draw)  # what a graph captures; without one it computes the same
         self._graphs: StepGraphs | None = None
         self._turns = StagingTurns(device)
         self._can_go_on = False  # from the last plan that had shares: it was drawn by a graph of decodes alone
@@ -181,7 +182,7 @@ class ModelRunner:
     def compute_padding(self, size: GraphSize) -> None:
         """The step that a graph of this size holds, of padding alone, kernel by kernel."""
         table = DeviceBlockTable(self._rows, self._device)
-        self._step(inputs_of(size, table.tensor, self._block_size).step)
+        self._step.whole(inputs_of(size, table.tensor, self._block_size).step)
 
     def _compute(self, plan: IterationPlan, turn: StagingTurn) -> Outputs:
         scheduled, masks, graphs, decodes = plan.scheduled, plan.masks, self._graphs, None
@@ -250,14 +251,18 @@ class ModelRunner:
         logprobs = None if drawn.logprobs is None else DrawLogprobs(drawn.logprobs, num_logprobs)
         return Outputs(IdsOnTheirWay(drawn.token_ids, len(batch.seeds), turn), logprobs, prompt_logprobs)
 
-    def _step(self, inputs: StepInputs) -> StepOutputs:
-        """The step that a graph captures; called directly it computes the same without a graph (its plain twin)."""
+    def _hidden(self, inputs: StepInputs) -> Tensor:
+        """See StepParts."""
         self._drawn.fill_in(inputs.token_ids, inputs.decode_rows)
         attention = inputs.attention.afresh()
-        hidden = self._forward_pass.compute(inputs.token_ids, inputs.positions, attention)
-        logits = self._model.compute_logits(hidden)
-        token_ids = sample(logits, inputs.sampling)
-        self._drawn.note(inputs.draw_rows, token_ids)
+        return self._forward_pass.compute(inputs.token_ids, inputs.positions, attention)
+
+    def _draw(self, hidden: Tensor, inputs: StepInputs, num_draws: int) -> StepOutputs:
+        """See StepParts."""
+        num_rows = rows_of_logits(num_draws, len(hidden))
+        logits = self._model.compute_logits(hidden[:num_rows])[:num_draws]
+        token_ids = sample(logits, inputs.sampling.first(num_draws))
+        self._drawn.note(inputs.draw_rows[:num_draws], token_ids)
         return StepOutputs(token_ids, logits)
 
 

@@ -58,6 +58,17 @@ class SamplingBatch:
             is_greedy=is_greedy,
         )
 
+    def first(self, num: int) -> SamplingBatch:
+        """Of the first `num` draws alone, in the same memory."""
+        return SamplingBatch(
+            self.temperature[:num],
+            self.top_k[:num],
+            self.top_p[:num],
+            self.seeds[:num],
+            self.positions[:num],
+            self.is_greedy,
+        )
+
     def part(self, first: int, stop: int) -> SamplingBatch:
         """Of those draws alone."""
         part = slice(first, stop)

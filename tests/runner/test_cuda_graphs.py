@@ -16,6 +16,8 @@ from service.core.iteration_plan import BlockCopy, IterationPlan, Sample, Schedu
 from service.core.sampling_params import SamplingParams
 from service.layers import stream_joint
 from service.runner import cuda_graphs
+from service.runner import graph_sizes as sizes_module
+from service.runner.cuda_graphs import StepOutputs
 from service.runner.decode_inputs import DecodeInputs
 from service.runner.decode_rows import decode_rows
 from service.runner.device_block_table import DeviceBlockTable
@@ -70,7 +72,7 @@ def test_a_padded_step_draws_what_the_flat_batch_draws(mixed, tmp_path):
         else:
             inputs.fill(decode_rows(steps, runner._rows, 16))
         inputs.fetch()
-        padded = runner._step(inputs.step).token_ids.tolist()
+        padded = runner._step.whole(inputs.step).token_ids.tolist()
     want = list(runner.launch(IterationPlan(tuple(steps))).wait().token_ids)
     assert padded[: len(want)] == want
 
@@ -111,9 +113,11 @@ class Recomputed:
         self.outputs = self._compute(self.inputs)
 
 
-@pytest.fixture
-def without_capture(tmp_path, monkeypatch):
-    """A model whose steps are all but captured, and the same by flat batches. For 20 sequences."""
+@pytest.fixture(params=[sizes_module.DRAWING_TOKENS, 32], ids=["narrow", "wide"])
+def without_capture(request, tmp_path, monkeypatch):
+    """A model whose steps are all but captured, and the same by flat batches. For 20 sequences. Wide: most steps with
+    prompts draw behind what would be their graph."""
+    monkeypatch.setattr(sizes_module, "DRAWING_TOKENS", request.param)
     monkeypatch.setattr(cuda_graphs, "_CapturedStep", Recomputed)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
@@ -207,7 +211,9 @@ def compare_with_twins(runner, monkeypatch):
     def compared(step, num_draws, turn):
         outputs = run(step, num_draws, turn)
         logits, ids = outputs.logits[:num_draws].clone(), outputs.token_ids[:num_draws].clone()
-        twin = runner._step(step.inputs.step)
+        parts, inputs = runner._step, step.inputs.step
+        num_drawn = len(inputs.draw_rows) if isinstance(step.outputs, StepOutputs) else num_draws
+        twin = parts.draw(parts.hidden(inputs), inputs, num_drawn)
         assert torch.equal(twin.logits[:num_draws], logits)
         assert torch.equal(twin.token_ids[:num_draws], ids)
         replayed.append(step.inputs)

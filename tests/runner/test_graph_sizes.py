@@ -5,7 +5,9 @@ import random
 import pytest
 
 from service.runner.graph_sizes import (
+    DRAWING_TOKENS,
     MAX_DECODES,
+    TILED,
     GraphSize,
     PaddedStep,
     common_sizes,
@@ -14,6 +16,7 @@ from service.runner.graph_sizes import (
     most_prompts,
     narrowest,
     outrun,
+    rows_of_logits,
 )
 
 
@@ -59,8 +62,8 @@ def test_a_step_is_padded_to_the_next_size_that_takes_it_if_that_is_not_too_far(
 
 def test_a_deep_queues_iteration_has_a_graph_and_the_tail_of_one_is_not_padded_to_it():
     sizes = sorted(size for size in graph_sizes(1024, 4096) if size.is_mixed)
-    assert [narrowest(sizes, 4096, d, 16) for d in (0, 33, 400)] == [(4096, 0), (4096, 256), (4096, 512)]
-    assert [narrowest(sizes, n, 0, 8) for n in (2048, 2049, 3583, 3584)] == [(2048, 0), None, None, (4096, 0)]
+    assert [narrowest(sizes, 4096, d, 16) for d in (0, 1024, 1025)] == [(4096, 1024), (4096, 1024), None]
+    assert [narrowest(sizes, n, 0, 8) for n in (2048, 2049, 3583, 3584)] == [(2048, 1024), None, None, (4096, 1024)]
 
 
 def test_prompts_of_16_tokens_have_room_however_many_start_at_once():
@@ -68,13 +71,30 @@ def test_prompts_of_16_tokens_have_room_however_many_start_at_once():
     for num_tokens in range(2, 2049):
         assert narrowest(sizes, num_tokens, 0, max(1, num_tokens // 16)) is not None
     assert narrowest(sizes, 264, 38, 17) == (320, 64), "steps of a chatbot's traffic"
-    assert narrowest(sizes, 1430, 0, 87) == (1536, 0)
+    assert narrowest(sizes, 1430, 0, 87) == (1536, 256)
 
 
 def test_a_narrow_step_beside_some_decodes_has_few_to_pad():
     sizes = sorted(size for size in graph_sizes(1024, 2048) if size.is_mixed)
     rooms = [narrowest(sizes, n, d, 1) for n in (200, 512, 640) for d in (20, 40, 100)]
-    assert [size and size.num_decodes for size in rooms] == [32, 64, 254, 32, 64, 256, 32, 256, 256]
+    assert [size and size.num_decodes for size in rooms] == [32, 64, 254, 32, 64, 256, 638, 638, 638]
+
+
+def test_a_wide_step_has_one_size_of_its_tokens_and_draws_behind_its_graph():
+    sizes = graph_sizes(1024, 4096)
+    wide = [size for size in sizes if size.is_mixed and size.num_tokens > DRAWING_TOKENS]
+    assert len({size.num_tokens for size in wide}) == len(wide) > 8
+    assert {size for size in sizes if not size.draws} == set(wide)
+
+
+@pytest.mark.parametrize("most", [70, 1152, 3000])
+def test_as_many_rows_of_logits_as_draws_and_a_few_that_make_them_fast(most):
+    assert rows_of_logits(most, most) == most, "of a whole graph all"
+    for num_draws in range(1, most):
+        rows = rows_of_logits(num_draws, most)
+        assert num_draws <= rows <= most
+        assert rows in (*TILED, most)
+        assert rows - num_draws < 256 or num_draws > TILED[-1]
 
 
 def test_a_size_that_takes_longer_than_a_larger_one_nearby_is_not_kept():
@@ -109,9 +129,7 @@ def test_the_largest_graph_is_the_first_then_come_the_common_ones_and_any_step_f
     assert rest == sorted(many) + sorted(set(rest) - set(many))
     assert GraphSize(min(seats, MAX_DECODES), min(seats, MAX_DECODES)) in common
     assert GraphSize(budget, min(seats, budget - 2)) in common
-    deep = [size for size in sizes if size in common and size.num_tokens > 2048]
-    assert deep[:1] == sizes[: budget > 2048]
-    assert deep[1:] == [GraphSize(budget, 256)] * (budget > 2048 and seats > 256)
+    assert [size for size in sizes if size in common and size.num_tokens > 2048] == sizes[: budget > 2048]
     mixed = sorted(size for size in common if size.is_mixed)
     chance = random.Random(seats)
     for _ in range(300):
@@ -130,7 +148,6 @@ def test_the_size_that_most_steps_miss():
     for step in (PaddedStep(300, 20, 1, GraphSize(320, 32)), PaddedStep(300, 40, 1, None), PaddedStep(50, 50, 0, None)):
         assert most_missed(waiting, [step]) is None, "no size is narrower, or has room"
     assert most_missed([GraphSize(512, 32)], [PaddedStep(500, 20, 1, GraphSize(512, 256))]) == (512, 32)
-    assert most_missed([GraphSize(2048, 32)], [PaddedStep(2000, 20, 9, GraphSize(2048, 256))]) is None
     assert most_missed(waiting, []) is None
     assert most_missed([], [wide]) is None
 
