@@ -217,7 +217,7 @@ class AsyncEngine:
         )
 
     def _call_on_loop(self, function: Callable[[_T], None], argument: _T) -> None:
-        if not self._event_loop.is_closed():
+        with contextlib.suppress(RuntimeError):  # the loop is closed, perhaps just now: nobody listens any more
             self._event_loop.call_soon_threadsafe(function, argument)
 
 

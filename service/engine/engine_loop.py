@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from service.core.clock import Clock
 from service.core.events import News
@@ -96,10 +97,9 @@ class EngineLoop:
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._stopping = False
-        self._num_sent = _Amount()
-        self._num_taken = _Amount()
+        self._sent = self._taken = _Amount()
+        self._known = _Known(engine.snapshot(), self._taken)
         self.busy_since_s: float | None = None
-        self.snapshot: EngineSnapshot = engine.snapshot()
         self._snapshot_due_s = 0.0
         self._catch_up_due_s = clock.now_s() + CATCH_UP_EVERY_S
 
@@ -109,7 +109,7 @@ class EngineLoop:
     def send(self, command: Command) -> None:
         """Event-loop thread. Carried out before the next iteration."""
         if isinstance(command, Submit):
-            self._num_sent.add(command.request)
+            self._sent = self._sent.with_one_more(command.request)
         self._inbox.append(command)
         self._wake.set()
 
@@ -118,9 +118,14 @@ class EngineLoop:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
+    @property
+    def snapshot(self) -> EngineSnapshot:
+        """The engine's latest state. Any thread."""
+        return self._known.snapshot
+
     def num_queued(self) -> _Amount:
         """Requests, and tokens of theirs to compute, that have not started. Event-loop thread."""
-        snapshot, sent, taken = self.snapshot, self._num_sent, self._num_taken
+        (snapshot, taken), sent = self._known, self._sent
         return _Amount(
             snapshot.num_waiting + sent.requests - taken.requests,
             snapshot.waiting_tokens + sent.tokens - taken.tokens,
@@ -155,11 +160,11 @@ class EngineLoop:
         if self._inbox:
             started_s = self._clock.now_s()
             self._take_commands()
-            self.snapshot = self._engine.snapshot()
+            self._note_state()
             self._engine.note_commands(self._clock.now_s() - started_s)
         self._engine.step(self._hand_over)
         if not self._engine.is_going_on or self.busy_since_s >= self._snapshot_due_s:
-            self.snapshot = self._engine.snapshot()
+            self._note_state()
             self._snapshot_due_s = self.busy_since_s + SNAPSHOT_EVERY_S
         if not self._engine.has_launched:
             self._hand_over()
@@ -192,7 +197,7 @@ class EngineLoop:
             match command:
                 case Submit(request):
                     self._engine.add(request)
-                    self._num_taken.add(request)
+                    self._taken = self._taken.with_one_more(request)
                 case Abort(request_id):
                     self._engine.abort(request_id)
                 case Expire(request_id, error):
@@ -206,8 +211,12 @@ class EngineLoop:
     def _fail_all(self, error: RequestError) -> None:
         for request_id in self._engine.request_ids():
             self._engine.fail(request_id, error)
-        self.snapshot = self._engine.snapshot()
+        self._note_state()
         self._hand_over()
+
+    def _note_state(self) -> None:
+        """For other threads."""
+        self._known = _Known(self._engine.snapshot(), self._taken)
 
     def _hand_over(self) -> None:
         """Called when this thread is about to wait: the event loop works on the events, and while it does, every launch
@@ -217,13 +226,21 @@ class EngineLoop:
             self._publish(events)
 
 
-@dataclass(slots=True)
-class _Amount:
-    """A number of requests and of prompt tokens. Each counter has one writing thread."""
+class _Amount(NamedTuple):
+    """A number of requests and of prompt tokens."""
 
     requests: int = 0
     tokens: int = 0
 
-    def add(self, request: Request) -> None:
-        self.requests += 1
-        self.tokens += request.num_prompt_tokens
+    def with_one_more(self, request: Request) -> _Amount:
+        return _Amount(self.requests + 1, self.tokens + request.num_prompt_tokens)
+
+
+class _Known(NamedTuple):
+    """What other threads know of the engine: one object, replaced whole, so that no request is missing from both.
+
+    taken: of the inbox so far, all of which the snapshot tells of.
+    """
+
+    snapshot: EngineSnapshot
+    taken: _Amount

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -16,21 +17,23 @@ from service.engine.engine_loop import MAX_FAILED_IN_A_ROW, Stop
 from service.engine.request_stream import RequestStream
 from service.errors import ContextLengthExceeded, InvalidRequest, Overloaded, ServerError, Unavailable
 from tests.engine.harness import VOCABULARY, Harness, as_token_event
-from tests.engine.test_engine import FaultyExecutor
 from tests.engine.toy_model import ToyExecutor
 from tests.manual_clock import ManualClock
 
 
 class GatedExecutor(ToyExecutor):
-    """Computes only while the gate is open."""
+    """Computes only while the gate is open. one_at_a_time: each iteration closes it behind itself."""
 
     def __init__(self) -> None:
         super().__init__(64, 4, VOCABULARY)
         self.gate = threading.Event()
         self.gate.set()
+        self.one_at_a_time = False
 
     def execute(self, plan: IterationPlan) -> IterationResult:
         assert self.gate.wait(10)
+        if self.one_at_a_time:
+            self.gate.clear()
         return super().execute(plan)
 
 
@@ -162,16 +165,16 @@ def test_who_waits_too_long_for_a_first_iteration_is_told_to_come_back():
 
     async def scenario(engine: AsyncEngine, harness: Harness) -> None:
         executor.gate.clear()
-        started = [engine.submit(harness.request((1,), 3)) for _ in range(2)]
-        await asyncio.sleep(0.05)
+        started = engine.submit(harness.request((1,), 3, n=2))
+        while engine.snapshot.num_waiting == 0:
+            await asyncio.sleep(0.001)
         waiting = engine.submit(harness.request((1,), 3))
         await asyncio.sleep(0.3)
         executor.gate.set()
         _, final = await collect(waiting)
         assert isinstance(final.error, Overloaded)
         assert "waited for 0.2 s" in str(final.error)
-        for stream in started:
-            assert (await collect(stream))[1].outcome is Outcome.FINISHED
+        assert (await collect(started))[1].outcome is Outcome.FINISHED
 
     run(scenario, executor, max_waiting_s=0.2)
 
@@ -299,34 +302,80 @@ def test_a_request_that_the_thread_dies_before_taking_is_told():
     assert len(run(scenario, executor)) == 1
 
 
+def test_a_thread_that_outlives_the_event_loop_is_no_fault(caplog: pytest.LogCaptureFixture):
+    """Also where the loop is closed while the thread tells its news."""
+    harness, deaths = Harness(), list[BaseException]()
+    asked, is_closed = threading.Event(), threading.Event()
+
+    class ClosedMeanwhile(asyncio.SelectorEventLoop):
+        def call_soon_threadsafe(self, *arguments: Any, **options: Any) -> asyncio.Handle:
+            asked.set()
+            assert is_closed.wait(10)
+            return super().call_soon_threadsafe(*arguments, **options)
+
+    async def make() -> AsyncEngine:
+        engine = AsyncEngine(
+            harness.engine, harness.blocks, SchedulerConfig(2, 16, 0.0, 9, 99), MonotonicClock(), deaths.append
+        )
+        engine.start()
+        engine.submit(harness.request((1,), 5))
+        return engine
+
+    loop = ClosedMeanwhile()
+    engine = loop.run_until_complete(make())
+    assert asked.wait(10)
+    loop.close()
+    is_closed.set()
+    engine._loop.send(Stop(ServerError("over")))
+    assert engine._loop.join(10.0)
+    assert not deaths
+    assert not caplog.records
+
+
 def test_abort_and_stop_choice():
+    executor = GatedExecutor()
+
     async def scenario(engine: AsyncEngine, harness: Harness) -> None:
+        executor.gate.clear()
         aborted = harness.request((1,), 200)
         stream = engine.submit(aborted)
         engine.abort(aborted.request_id)
         engine.abort(aborted.request_id)
         engine.abort("nobody")
+        executor.gate.set()
         assert (await collect(stream))[1].outcome is Outcome.ABORTED
 
+        executor.one_at_a_time = True
         stopped = harness.request((1,), 120, n=2)
         stream = engine.submit(stopped)
         await next_events(stream)
         engine.stop_choice(stopped.request_id, 0)
         engine.stop_choice(stopped.request_id, 1)
-        assert (await collect(stream))[1].outcome is Outcome.FINISHED
+        executor.one_at_a_time = False
+        executor.gate.set()
+        tokens, final = await collect(stream)
+        assert len(tokens) < 2 * 119
+        assert final.outcome is Outcome.FINISHED
 
-    run(scenario)
+    run(scenario, executor)
 
 
 def test_a_broken_executor_ends_every_stream_and_is_told():
-    executor = FaultyExecutor(frozenset(range(99)), frozenset())
+    class BrokenExecutor(GatedExecutor):
+        def execute(self, plan: IterationPlan) -> IterationResult:
+            super().execute(plan)
+            raise RuntimeError("broken")
+
+    executor = BrokenExecutor()
 
     async def scenario(engine: AsyncEngine, harness: Harness) -> None:
+        executor.gate.clear()
         streams = [engine.submit(harness.request((1,), 5)) for _ in range(8)]
+        executor.gate.set()
         for stream in streams:
             assert (await collect(stream))[1].outcome is Outcome.FAILED
-        await asyncio.sleep(0.1)
-        assert not engine.is_healthy()
+        while engine.is_healthy():
+            await asyncio.sleep(0.01)
         with pytest.raises(Unavailable):
             engine.submit(harness.request((1,), 5))
 

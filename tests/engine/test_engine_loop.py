@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -109,6 +111,39 @@ def test_tokens_are_handed_over_when_all_is_launched_that_may_be(overlap: bool):
     plain = ["launch", "wait", "publish"] * 4
     ahead = ["launch", "launch", "wait", *["launch", "publish", "wait"] * 2, "publish", "wait", "publish"]
     assert order == (ahead if overlap else plain)
+
+
+def test_a_request_is_queued_at_every_moment_until_it_starts(monkeypatch: pytest.MonkeyPatch):
+    """Also while the thread takes it from the inbox: else a burst finds room for as many again."""
+    harness = Harness()
+    outbox = Outbox()
+    loop = EngineLoop(harness.engine, harness.clock, outbox.publish, outbox.deaths.append)
+    seen: list[tuple[int, int]] = []
+
+    def look() -> None:
+        queued = loop.num_queued()
+        seen.append((queued.requests, queued.tokens))
+
+    def look_around(function: Callable[..., Any]) -> Callable[..., Any]:
+        def looking(*args: Any) -> Any:
+            look()
+            result = function(*args)
+            look()
+            return result
+
+        return looking
+
+    for _ in range(3):
+        loop.send(Submit(harness.request((1, 2), 2)))
+    for name in ("add", "snapshot", "note_commands"):
+        monkeypatch.setattr(harness.engine, name, look_around(getattr(harness.engine, name)))
+    loop.start()
+    outbox.wait_for("request-0", "request-1", "request-2")
+    loop.send(Stop(Unavailable("bye")))
+    assert loop.join(10)
+    look()
+    assert seen[:10] == [(3, 6)] * 10
+    assert seen[-1] == (0, 0)
 
 
 def test_stopping_fails_what_still_runs():
