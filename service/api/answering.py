@@ -145,7 +145,9 @@ class _Frames:
         if self._num_logprobs is not None and pieces:
             self._write_elsewhere(pieces, sum(map(self._num_logprobs, pieces)))
             return written
+        began_s = time.perf_counter()
         written += self._write(pieces)
+        self._times.sse += time.perf_counter() - began_s
         if generation.error is not None:
             return written + self._ended_by(generation.error)
         if generation.is_done:
@@ -158,7 +160,8 @@ class _Frames:
         return data_frame(error_body(error)) + DONE
 
     def _write_elsewhere(self, pieces: Sequence[Piece], num_logprobs: int) -> None:
-        """Where it does not hold up the event loop; until it is done, nothing is taken."""
+        """Where it does not hold up the event loop, and with the time that `texts` notes; until it is done, nothing is
+        taken."""
         work = self._context.texts.run(num_logprobs * _CHARACTERS_OF_A_LOGPROB, lambda: self._write(pieces))
         self._writing = asyncio.ensure_future(work)
         self._writing.add_done_callback(self._on_written)
@@ -168,10 +171,8 @@ class _Frames:
             self._reader()
 
     def _write(self, pieces: Sequence[Piece]) -> bytes:
-        began_s = time.perf_counter()
-        written = b"".join([self._frame(piece) for piece in pieces])
-        self._times.sse += time.perf_counter() - began_s
-        return written
+        """Perhaps in a thread of the pool."""
+        return b"".join([self._frame(piece) for piece in pieces])
 
 
 def ignored_header(names: Sequence[str]) -> dict[str, str]:

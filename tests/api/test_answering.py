@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import threading
+from collections import defaultdict
+
 import httpx
 import pytest
 
 from service.api.answering import ignored_header, written
+from service.core.host_times import HostTimes
 from service.protocol.completions import CompletionChoice, CompletionResponse
 from service.protocol.usage import Usage
-from tests.api.running_server import RunningServer
-from tests.api.wire import CHAT, COMPLETIONS, chat, completion, error_of
+from tests.api.running_server import RunningServer, running
+from tests.api.wire import CHAT, COMPLETIONS, chat, completion, error_of, events_of
 
 
 @pytest.mark.parametrize(("names", "header"), [((), None), (("a", "b.c"), "a,b.c"), (("x y", "ä\n"), "x?y,??")])
@@ -50,3 +54,27 @@ def test_an_executor_that_fails_fails_only_what_it_ran(server: RunningServer, ht
     server.reset()
     server.say("fine again")
     assert http.post(COMPLETIONS, json=completion()).json()["choices"][0]["text"] == "fine again"
+
+
+def test_each_part_of_the_hosts_time_has_one_writing_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two would lose some of it. Long prompts are read, and many logprobs written, in threads of the pool."""
+    writers: dict[str, set[str]] = defaultdict(set)
+
+    class Watched(HostTimes):
+        def __setattr__(self, name: str, value: float) -> None:
+            writers[name].add(threading.current_thread().name)
+            super().__setattr__(name, value)
+
+    monkeypatch.setattr("service.metrics.recorder.HostTimes", Watched)
+    with running() as server, httpx.Client(base_url=server.base_url, timeout=10) as http:
+        writers.clear()
+        server.say("so it is")
+        for stream in (False, True):
+            assert http.post(CHAT, json=chat("hello", stream=stream)).status_code == 200
+            body = completion(prompt="hello " * 300, echo=True, logprobs=2, max_tokens=9, stream=stream)
+            answer = http.post(COMPLETIONS, json=body)
+        assert "".join(e["choices"][0]["text"] for e in events_of(answer.text)) == "hello " * 300 + "so it is"
+        assert http.post("/tokenize", json={"prompt": "hello " * 2000}).status_code == 200
+    of_engine = ("schedule", "launch", "wait", "apply", "device", "commands")
+    of_loop = ("tokenize", "detokenize", "sse")
+    assert dict(writers) == {**{part: {"engine"} for part in of_engine}, **{part: {"server"} for part in of_loop}}
