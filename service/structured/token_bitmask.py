@@ -9,10 +9,9 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
-from threading import Lock
 from typing import cast
 
 import numpy as np
@@ -55,24 +54,23 @@ class TokenBitmask:
         self._free_row = _all_but(eos_token_ids, self._num_words)
         self._kept = _KeptMasks(kept_bytes // (4 * self._num_words))
         self._thread = ThreadPoolExecutor(1, "bitmask")
-        self._filling = Lock()  # masks that nobody waits for, after a fault, may still be under way
+        self._under_way: Future[memoryview] | None = None
         self._parallel: LLExecutor | None = None
 
     def begin(self, matchers: Sequence[Matcher], rows: Sequence[int]) -> BegunMasks:
         """See `TokenMasker`. The matchers must be of this package; those whose masks are the same share a row."""
+        if self._under_way is not None:
+            self._under_way.exception()  # waits. After a fault nobody has, and they must not come into later ones' bits
         different, stands_for = _different(cast(Sequence[StructuredMatcher], matchers))
         self._bits.reverse()
         bits = self._bits[0][: len(different)]
         shared = [-1 if row < 0 else stands_for[row] for row in rows]
         if len(different) <= _FEW_ROWS:
             return BegunMasks(shared, cache(partial(self._fill, different, bits)))
-        return BegunMasks(shared, self._thread.submit(self._fill, different, bits).result)
+        self._under_way = self._thread.submit(self._fill, different, bits)
+        return BegunMasks(shared, self._under_way.result)
 
     def _fill(self, matchers: Sequence[StructuredMatcher], bits: NDArray[np.int32]) -> memoryview:
-        with self._filling:
-            return self._fill_alone(matchers, bits)
-
-    def _fill_alone(self, matchers: Sequence[StructuredMatcher], bits: NDArray[np.int32]) -> memoryview:
         constrained, unknown = list[tuple[LLMatcher, int]](), list[tuple[Hashable, int]]()
         for index, matcher in enumerate(matchers):
             constraint, key = matcher.constraint, matcher.mask_key

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Hashable
 
@@ -74,6 +75,20 @@ def test_masks_stay_while_the_next_are_computed() -> None:
     second.wait()
     assert allowed_ids(np.asarray(first.wait())[0]) == ids("a")
     assert allowed_ids(np.asarray(second.wait())[0]) == ids("b")
+
+
+@pytest.mark.parametrize("num_later", [1, 3])
+def test_masks_that_nobody_waits_for_do_not_come_into_later_ones(num_later: int) -> None:
+    """The iteration that they were for has failed."""
+    masker, may_begin = TokenBitmask(3, SIZE, frozenset({END_ID})), threading.Event()
+    masker._thread.submit(may_begin.wait, 10)
+    matchers = [regex(letter).start() for letter in "xyzabc"]
+    masker.begin(matchers[:3], range(3))
+    threading.Timer(0.1, may_begin.set).start()
+    masker.begin(matchers[3:4], [0]).wait()
+    bits = np.asarray(masker.begin(matchers[3 : 3 + num_later], range(num_later)).wait())
+    masker._thread.submit(may_begin.wait, 10).result()
+    assert [allowed_ids(row) for row in bits] == [ids(letter) for letter in "abc"[:num_later]]
 
 
 @pytest.mark.parametrize("num_others", [0, 3])
