@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -23,13 +24,17 @@ async def in_daemon_thread(function: Callable[[], T], name: str) -> T:
         if not future.done():
             set_outcome()
 
+    def tell(set_outcome: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, set_outcome)
+
     def work() -> None:
         try:
             result = function()
         except BaseException as fault:
-            loop.call_soon_threadsafe(settle, partial(future.set_exception, fault))
+            tell(partial(future.set_exception, fault))
         else:
-            loop.call_soon_threadsafe(settle, partial(future.set_result, result))
+            tell(partial(future.set_result, result))
 
     threading.Thread(target=work, name=name, daemon=True).start()
     return await future

@@ -46,3 +46,24 @@ def test_cancelled_it_drops_what_the_thread_still_gives(fails: bool):
 
     asyncio.run(scenario())
     assert faults == []
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_thread_that_outlives_the_loop_ends_quietly(fails: bool, monkeypatch: pytest.MonkeyPatch):
+    may_end, threads, faults = threading.Event(), list[threading.Thread](), list[object]()
+    monkeypatch.setattr(threading, "excepthook", faults.append)
+
+    def work() -> None:
+        threads.append(threading.current_thread())
+        may_end.wait(10)
+        if fails:
+            raise ValueError
+
+    async def scenario() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(in_daemon_thread(work, "load"), 0.05)
+
+    asyncio.run(scenario())
+    may_end.set()
+    threads[0].join(10)
+    assert faults == []
