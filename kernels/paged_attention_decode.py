@@ -13,7 +13,7 @@ rows of it):
         block_table          [R, M]        int32, last stride 1; entries past a sequence's last block are not used
         context_lens         [S]           int32: cached tokens, the query's own included; 0 marks a padding row
         rows                 [S]           int64: the sequence's row of the table; None where that is s itself
-    out                      [S, H, D]     query's dtype, contiguous; written in place, padding rows with zeros
+    out                      [S, H, D]     query's dtype, contiguous; written in place; padding rows hold anything
 
 P from 1 (TokenAttention) up; any G; in the kernel D and K up to 256, and scale > 0. Cells at or past context_lens[s],
 or before `first`, do not count: they may hold another request's remains, NaN included.
@@ -124,7 +124,6 @@ def paged_attention_decode_reference(
 ) -> None:
     for group in batch.groups:
         if group.longest == 0:
-            out[group.rows].zero_()
             continue
         rows = query[group.rows]
         num_kv_heads, head_dim = key_cache.shape[2:]
@@ -197,7 +196,9 @@ def _paged_attention_decode_kernel(
     first_item = tl.load(item_ptr + 4)
     num_splits = tl.load(item_ptr + 5)
     if table_row < 0:
-        return  # without a wait: others of this launch do
+        if item == 0:
+            wait_for_inputs(PDL)  # as somebody must, before the launch counts as complete: here all is padding
+        return
     if IS_ALIGNED:
         kv_begin = tl.multiple_of(kv_begin, BLOCK_KV)
 
@@ -237,7 +238,7 @@ def _paged_attention_decode_kernel(
         total = total * decay + tl.sum(weights, 1)
         acc = tl.dot(weights.to(values.dtype), values, acc * decay[:, None], input_precision="tf32x3")
         highest = higher
-    acc = acc / tl.where(total > 0, total, 1)[:, None]  # an empty row: zeros
+    acc = acc / total[:, None]
 
     num_heads: tl.constexpr = NUM_KV_HEADS * GROUP
     out_row_ptr = out_ptr + seq.to(tl.int64) * (num_heads * HEAD_DIM)

@@ -1,6 +1,6 @@
 """Split-KV (Flash-Decoding, Dao et al. 2023): a batch of decodes cut into items of about equal work.
 
-A sequence of n tiles of keys is cut into ceil(n / t) splits, at least one, of t tiles at most. t is the same for the
+A sequence of n tiles of keys is cut into ceil(n / t) splits of t tiles at most. t is the same for the
 whole batch, so that it makes about `splits_wanted` items of it, and never below `min_tiles`:
 
     t = max(ceil(all tiles of the batch / splits_wanted), min_tiles)
@@ -10,7 +10,7 @@ is made by a kernel, from lengths that only the device reads: what the host woul
 a CUDA graph is replayed.
 
 Tensors (S sequences):
-    context_lens  [S]            int32, contiguous; 0 marks a padding row, which has one item all the same
+    context_lens  [S]            int32, contiguous; 0 marks a padding row, which has no item
     rows          [S]            int64, contiguous: the sequence's row of the block table
     returns       [num_items, 8] int32, of each item: row; first and end of its keys; sequence; number of the
                                  sequence's first item; its number of splits; two unused. Behind the last item all rows
@@ -56,7 +56,9 @@ def split_items_reference(context_lens: Sequence[int], rows: Sequence[int], rule
     split_tiles = max(-(-sum(tiles) // rule.splits_wanted), rule.min_tiles)
     items: list[tuple[int, ...]] = []
     for seq, (length, start, num_tiles) in enumerate(zip(context_lens, starts, tiles, strict=True)):
-        num_splits = max(-(-num_tiles // split_tiles), 1)
+        if length == 0:
+            continue
+        num_splits = -(-num_tiles // split_tiles)
         borders = [start + split * num_tiles // num_splits * rule.block_kv for split in range(num_splits)]
         ends = [*borders[1:], length]
         first = len(items)
@@ -114,7 +116,7 @@ def _split_items_kernel(
     for base in range(0, 1 if ONE_LOOK else num_seqs, BLOCK_SEQS):
         seqs = base + tl.arange(0, BLOCK_SEQS)
         tiles = _count_tiles(context_lens_ptr, seqs, num_seqs, SLIDING_WINDOW, BLOCK_KV)
-        splits = tl.maximum(tl.cdiv(tiles, split_tiles), 1)
+        splits = tl.cdiv(tiles, split_tiles)
         ends = num_items + tl.cumsum(splits, 0)
         is_before = (ends <= item) & (seqs < num_seqs)
         # One reduction for two facts: the last sequence that ends before the item, and where.
@@ -132,7 +134,7 @@ def _split_items_kernel(
     context_len = tl.load(context_lens_ptr + seq)
     start = _window_start(context_len, SLIDING_WINDOW)
     num_tiles = tl.cdiv(context_len - start, BLOCK_KV)
-    num_splits = tl.maximum(tl.cdiv(num_tiles, split_tiles), 1)
+    num_splits = tl.cdiv(num_tiles, split_tiles)
     split = item - first_item
     tl.store(item_ptr, tl.load(rows_ptr + seq).to(tl.int32))
     tl.store(item_ptr + 1, start + split * num_tiles // num_splits * BLOCK_KV)

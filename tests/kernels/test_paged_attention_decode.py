@@ -22,14 +22,14 @@ HEADS = [(4, 4), (4, 2), (6, 1)]
 
 
 def run(lane, case, query, scale, **options):
-    """`query` and the returned tensor are on the CPU."""
+    """`query` and the returned tensor are on the CPU. Rows of padding, which hold anything, come back as zeros."""
     case, query = put(case, lane), lane.put(query) if query.is_contiguous() else query
     out = torch.full(query.shape, float("nan"), dtype=query.dtype, device=lane.device)
     batch = decode_batch(case.block_table, case.context_lens, case.key_cache.shape[1])
     attend = lane(paged_attention_decode, paged_attention_decode_triton)
     attend(query, case.key_cache, case.value_cache, batch, scale, out, **options)
     assert not any(splits.arrivals.any() for splits in batch.splits.values())
-    return out.cpu()
+    return out.masked_fill_((case.context_lens == 0)[:, None, None], 0).cpu()
 
 
 def naive(case, query, scale):
@@ -248,7 +248,7 @@ def test_a_graph_follows_lengths_and_blocks_that_change(lane, dtype):
         want = torch.empty_like(query, dtype=FLOAT32)
         fresh = decode_batch(table, lens, block_size)
         paged_attention_decode_reference(query.float(), keys.float(), values.float(), fresh, 0.125, want)
-        assert_close(out, want)
+        assert_close(out[lens > 0], want[lens > 0])
 
 
 @pytest.mark.parametrize(("lane", "dtype"), GPU_ONLY)
