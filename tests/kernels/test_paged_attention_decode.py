@@ -207,7 +207,7 @@ def random_table(context_lens, block_size, num_blocks):
     ids=["one", "two", "equal", "skewed", "rising"],
 )
 def test_large_batches(context_lens, block_size, lane, dtype):
-    """Against the reference in fp32."""
+    """Against the reference in fp32. Rows of padding hold anything."""
     num_seqs, width = len(context_lens), -(-max(context_lens) // block_size)
     num_blocks = num_seqs * width
     keys, values = random_storage(num_blocks, block_size, 8, 128, dtype)
@@ -217,6 +217,7 @@ def test_large_batches(context_lens, block_size, lane, dtype):
     got, want = torch.full_like(query, float("nan")), torch.empty_like(query, dtype=FLOAT32)
     paged_attention_decode(query, keys, values, batch, 128**-0.5, got)
     paged_attention_decode_reference(query.float(), keys.float(), values.float(), batch, 128**-0.5, want)
+    got, want = got[lens > 0], want[lens > 0]
     assert torch.isfinite(got).all()
     assert (got.float() - want).norm() < 5e-3 * want.norm()
     torch.testing.assert_close(got.float(), want, atol=2e-2, rtol=2e-2)
