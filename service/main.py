@@ -143,12 +143,13 @@ class _Service:
             stuck_after_s=min(STUCK_AFTER_S, hangs_after_s / 2),  # /health tells before the process ends
             stream_interval_s=settings.stream_interval_ms / 1e3,
         )
+        # Before the engine's thread begins: a collection might come into a CUDA graph that it captures while idle.
+        self._at_end.enter_context(settled(is_gpu=is_gpu))
         self._engine.start()
         self._watchdog = asyncio.create_task(watch_for_hangs(self._engine, hangs_after_s, self._on_hang))
         self._state.set_ready(make_served_model(settings, parts, self._engine, clock))
         self._ready_s, self._ready_process_s = time.monotonic(), time.process_time()
         recorder.record_startup("total", self._ready_s - self._started_s)
-        self._at_end.enter_context(settled(is_gpu=is_gpu))
 
     async def _drain(self) -> None:
         self._state.set_draining()

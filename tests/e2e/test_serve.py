@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import openai
 import pytest
 
+from service.config import SchedulerConfig
+from service.engine.engine_loop import EngineLoop
+from service.main import _Service
+from service.settings_reader import read_settings
 from tests.e2e.server_process import ServerProcess, write_dummy_folder
+from tests.engine.harness import Harness
 
 MODEL = "dummy"
 
@@ -206,3 +214,21 @@ def test_a_start_that_cannot_work_says_why_and_fails(folder: Path, arguments: li
     assert reason in done.stderr
     assert "Traceback" not in done.stderr
     assert "the HTTP server has stopped" not in done.stderr, "it was told to"
+
+
+def test_the_engine_begins_once_garbage_is_collected(monkeypatch: pytest.MonkeyPatch):
+    """Its first idle work captures CUDA graphs, into which no collection may come."""
+    order: list[str] = []
+    harness = Harness()
+    parts = SimpleNamespace(loaded=SimpleNamespace(device="cpu"), scheduler=SchedulerConfig(2, 16, 0.0, 9, 99))
+    monkeypatch.setattr("service.main.load_model_parts", lambda *_: parts)
+    monkeypatch.setattr("service.main.make_engine", lambda *_: (harness.engine, harness.blocks))
+    monkeypatch.setattr("service.main.make_served_model", lambda *_: None)
+    monkeypatch.setattr("service.main.settled", lambda is_gpu: nullcontext(order.append("collected")))
+    monkeypatch.setattr(EngineLoop, "start", lambda _: order.append("begun"))
+
+    async def load() -> None:
+        await _Service(read_settings([]), None, ExitStack())._load()
+
+    asyncio.run(load())
+    assert order == ["collected", "begun"]
