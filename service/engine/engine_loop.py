@@ -71,7 +71,8 @@ Command = Submit | Abort | Expire | StopChoice | Stop
 
 
 class EngineLoop:
-    """Commands come in by `send`, events go out by `publish`; nothing else is shared with other threads.
+    """Commands come in by `send`, events go out by `publish`. Of the rest other threads only read: `snapshot`, what
+    `num_queued` counts, and `busy_since_s`, each of them from one object that is replaced whole.
 
     publish(events): called on the engine thread with everything that has happened, once an iteration: as soon as the
         one behind it is launched, or before that launch is put off.
