@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from service.core.events import LockstepTokens
 from service.core.iteration_plan import PENDING_TOKEN_ID
+from service.kvcache.prefix_cache import NoPrefixCache
 from service.scheduler.lockstep import LONGEST_RUN, Lockstep
 from tests.engine.harness import Harness
 from tests.scheduler.test_lockstep import advance, make_lockstep
@@ -107,13 +108,15 @@ def test_full_blocks_of_an_answer_are_found_again_once_it_has_ended(is_aborted, 
 
 
 def play(seed: int, *, block_size: int, overlap: bool) -> tuple[object, ...]:
-    """All that can be seen of a random history, whatever the order in its plans."""
+    """All that can be seen of a random history, whatever the order in its plans. Without a prefix cache, as in `play`
+    of test_lockstep.py."""
     chance = random.Random(seed)
     harness = Harness(
         chance.randint(12, 60),
         block_size,
         max_num_seqs=6,
         max_num_batched_tokens=24,
+        prefix_cache=NoPrefixCache(),
         overlap=overlap,
     )
     for _ in range(chance.randint(20, 80)):
