@@ -86,7 +86,7 @@ def _compile(noted: tuple[Any, str]) -> Any:
     try:
         kernel = function.preload(specialization)
         triton.runtime.driver.active.launcher_cls(kernel.src, kernel.metadata)
-    except Exception:
+    except Exception:  # whatever it is, the kernel's first launch tells it again
         logger.warning("%s was not compiled ahead", function, exc_info=True)
         return None
     return kernel
@@ -98,7 +98,7 @@ def _load(kernel: Any) -> bool:
     launcher of another's kernel in its own."""
     try:
         _ = kernel.run  # by being asked for
-    except Exception:
+    except Exception:  # likewise
         logger.warning("%s was not loaded ahead", kernel, exc_info=True)
         return False
     return True

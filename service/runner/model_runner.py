@@ -261,7 +261,7 @@ class ModelRunner:
         """See StepParts."""
         num_rows = rows_of_logits(num_draws, len(hidden))
         logits = self._model.compute_logits(hidden[:num_rows])[:num_draws]
-        token_ids = sample(logits, inputs.sampling.first(num_draws))
+        token_ids = sample(logits, inputs.sampling.part(0, num_draws))
         self._drawn.note(inputs.draw_rows[:num_draws], token_ids)
         return StepOutputs(token_ids, logits)
 

@@ -58,26 +58,14 @@ class SamplingBatch:
             is_greedy=is_greedy,
         )
 
-    def first(self, num: int) -> SamplingBatch:
-        """Of the first `num` draws alone, in the same memory."""
-        return SamplingBatch(
-            self.temperature[:num],
-            self.top_k[:num],
-            self.top_p[:num],
-            self.seeds[:num],
-            self.positions[:num],
-            self.is_greedy,
-        )
-
     def part(self, first: int, stop: int) -> SamplingBatch:
-        """Of those draws alone."""
-        part = slice(first, stop)
+        """Of those draws alone; if they are the first ones, in the same memory."""
         return SamplingBatch(
-            _dense(self.temperature[part]),
-            _dense(self.top_k[part]),
-            _dense(self.top_p[part]),
-            _dense(self.seeds[part]),
-            _dense(self.positions[part]),
+            _part(self.temperature, first, stop),
+            _part(self.top_k, first, stop),
+            _part(self.top_p, first, stop),
+            _part(self.seeds, first, stop),
+            _part(self.positions, first, stop),
             self.is_greedy,
         )
 
@@ -126,18 +114,18 @@ class SamplingExtras:
 
     def part(self, first: int, stop: int) -> SamplingExtras:
         """Of those draws alone. Waits for the device if there is a bias."""
-        penalties, bias, part = self.penalties, self.bias, slice(first, stop)
+        penalties, bias = self.penalties, self.bias
         if penalties is not None:
             of_draws = (penalties.slots, penalties.repetition, penalties.presence, penalties.frequency)
-            penalties = Penalties(penalties.token_counts, *(_dense(tensor[part]) for tensor in of_draws))
+            penalties = Penalties(penalties.token_counts, *(_part(tensor, first, stop) for tensor in of_draws))
         if bias is not None:
             is_part = (bias.rows >= first) & (bias.rows < stop)
             bias = LogitBias(bias.rows[is_part] - first, bias.token_ids[is_part], bias.values[is_part])
         return SamplingExtras(
             penalties,
             bias,
-            tuple(TokenBitmask(mask.bitmask, _dense(mask.mask_rows[part])) for mask in self.bitmasks),
-            None if self.min_p is None else _dense(self.min_p[part]),
+            tuple(TokenBitmask(mask.bitmask, _part(mask.mask_rows, first, stop)) for mask in self.bitmasks),
+            None if self.min_p is None else _part(self.min_p, first, stop),
             self.num_top,
         )
 
@@ -146,9 +134,9 @@ class SamplingExtras:
         return self.penalties is not None or self.bias is not None or bool(self.bitmasks)
 
 
-def _dense(part: Tensor) -> Tensor:
+def _part(of_draws: Tensor, first: int, stop: int) -> Tensor:
     """At an address as of a whole tensor, which Triton has compiled for."""
-    return part.clone()
+    return of_draws[first:stop].clone() if first else of_draws[:stop]
 
 
 @dataclass(frozen=True, slots=True)
