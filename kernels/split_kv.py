@@ -5,9 +5,10 @@ whole batch, so that it makes about `splits_wanted` items of it, and never below
 
     t = max(ceil(all tiles of the batch / splits_wanted), min_tiles)
 
-Items are numbered sequence by sequence. Under a sliding window a sequence has no more tiles than the window. The list
-is made by a kernel, from lengths that only the device reads: what the host would prepare could be a step too old when
-a CUDA graph is replayed.
+Items are numbered sequence by sequence, those with the longest splits first: the device takes programs in their order,
+and what it takes last should be short (Graham 1969, longest processing time first). Under a sliding window a sequence
+has no more tiles than the window. The list is made by a kernel, from lengths that only the device reads: what the host
+would prepare could be a step too old when a CUDA graph is replayed.
 
 Tensors (S sequences):
     context_lens  [S]            int32, contiguous; 0 marks a padding row, which has no item
@@ -31,6 +32,7 @@ from kernels.optional_triton import tl, triton
 
 ITEM_FIELDS = 8
 _MOST_AT_ONE_LOOK = 1024  # sequences whose lengths a program reads together
+_SPLITS_AT_ONCE = 128  # items that a program writes together
 
 
 class SplitRule(NamedTuple):
@@ -54,14 +56,15 @@ def split_items_reference(context_lens: Sequence[int], rows: Sequence[int], rule
     starts = [0 if window is None else max(length - window, 0) for length in context_lens]
     tiles = [-(-(length - start) // rule.block_kv) for length, start in zip(context_lens, starts, strict=True)]
     split_tiles = max(-(-sum(tiles) // rule.splits_wanted), rule.min_tiles)
+    splits = [-(-num_tiles // split_tiles) for num_tiles in tiles]
+    longest_split = [-(-num_tiles // max(num_splits, 1)) for num_tiles, num_splits in zip(tiles, splits, strict=True)]
     items: list[tuple[int, ...]] = []
-    for seq, (length, start, num_tiles) in enumerate(zip(context_lens, starts, tiles, strict=True)):
-        if length == 0:
+    for seq in sorted(range(len(rows)), key=longest_split.__getitem__, reverse=True):
+        num_splits, first = splits[seq], len(items)
+        if num_splits == 0:
             continue
-        num_splits = -(-num_tiles // split_tiles)
-        borders = [start + split * num_tiles // num_splits * rule.block_kv for split in range(num_splits)]
-        ends = [*borders[1:], length]
-        first = len(items)
+        borders = [starts[seq] + split * tiles[seq] // num_splits * rule.block_kv for split in range(num_splits)]
+        ends = [*borders[1:], context_lens[seq]]
         items += [(rows[seq], begin, end, seq, first, num_splits) for begin, end in zip(borders, ends, strict=True)]
     return items
 
@@ -82,8 +85,15 @@ def _count_tiles(context_lens_ptr, seqs, num_seqs, SLIDING_WINDOW: tl.constexpr,
     return tl.cdiv(lens - _window_start(lens, SLIDING_WINDOW), BLOCK_KV)
 
 
+@triton.jit
+@no_type_check
+def _longest_split(tiles, splits):
+    """In tiles; 0 for padding."""
+    return tl.cdiv(tiles, tl.maximum(splits, 1))
+
+
 @triton.jit(
-    do_not_specialize=["num_seqs", "splits_wanted", "min_tiles"],
+    do_not_specialize=["num_seqs", "num_items", "splits_wanted", "min_tiles"],
     do_not_specialize_on_alignment=["context_lens_ptr", "rows_ptr"],
 )
 @no_type_check
@@ -92,56 +102,60 @@ def _split_items_kernel(
     rows_ptr,
     items_ptr,
     num_seqs,
+    num_items,
     splits_wanted,
     min_tiles,
     SLIDING_WINDOW: tl.constexpr,
     BLOCK_KV: tl.constexpr,
     BLOCK_SEQS: tl.constexpr,
+    BLOCK_SPLITS: tl.constexpr,
     ONE_LOOK: tl.constexpr,
     FIELDS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program: one item. ONE_LOOK: all sequences at once, num_seqs <= BLOCK_SEQS."""
+    """Program: one sequence, whose items it writes, and its share of those that nobody has. ONE_LOOK: all sequences at
+    once, num_seqs <= BLOCK_SEQS."""
     wait_for_inputs(PDL)
-    item = tl.program_id(0)
+    seq = tl.program_id(0)
     all_tiles = 0
     for base in range(0, 1 if ONE_LOOK else num_seqs, BLOCK_SEQS):
-        seqs = base + tl.arange(0, BLOCK_SEQS)
-        all_tiles += tl.sum(_count_tiles(context_lens_ptr, seqs, num_seqs, SLIDING_WINDOW, BLOCK_KV))
+        others = base + tl.arange(0, BLOCK_SEQS)
+        all_tiles += tl.sum(_count_tiles(context_lens_ptr, others, num_seqs, SLIDING_WINDOW, BLOCK_KV))
     split_tiles = tl.maximum(tl.cdiv(all_tiles, splits_wanted), min_tiles)
 
-    seq = 0
-    first_item = 0
-    num_items = 0
-    for base in range(0, 1 if ONE_LOOK else num_seqs, BLOCK_SEQS):
-        seqs = base + tl.arange(0, BLOCK_SEQS)
-        tiles = _count_tiles(context_lens_ptr, seqs, num_seqs, SLIDING_WINDOW, BLOCK_KV)
-        splits = tl.cdiv(tiles, split_tiles)
-        ends = num_items + tl.cumsum(splits, 0)
-        is_before = (ends <= item) & (seqs < num_seqs)
-        # One reduction for two facts: the last sequence that ends before the item, and where.
-        last = tl.max(tl.where(is_before, (ends.to(tl.int64) << 32) + seqs + 1, 0))
-        if last > 0:
-            seq = (last & 0xFFFFFFFF).to(tl.int32)
-            first_item = (last >> 32).to(tl.int32)
-        if not ONE_LOOK:
-            num_items += tl.sum(splits)
-
-    item_ptr = items_ptr + item * FIELDS
-    if seq >= num_seqs:
-        tl.store(item_ptr, -1)
-        return
     context_len = tl.load(context_lens_ptr + seq)
     start = _window_start(context_len, SLIDING_WINDOW)
     num_tiles = tl.cdiv(context_len - start, BLOCK_KV)
     num_splits = tl.cdiv(num_tiles, split_tiles)
-    split = item - first_item
-    tl.store(item_ptr, tl.load(rows_ptr + seq).to(tl.int32))
-    tl.store(item_ptr + 1, start + split * num_tiles // num_splits * BLOCK_KV)
-    tl.store(item_ptr + 2, tl.minimum(start + (split + 1) * num_tiles // num_splits * BLOCK_KV, context_len))
-    tl.store(item_ptr + 3, seq)
-    tl.store(item_ptr + 4, first_item)
-    tl.store(item_ptr + 5, num_splits)
+    longest_split = _longest_split(num_tiles, num_splits)
+    first_item = 0
+    used_items = 0
+    for base in range(0, 1 if ONE_LOOK else num_seqs, BLOCK_SEQS):
+        others = base + tl.arange(0, BLOCK_SEQS)
+        tiles = _count_tiles(context_lens_ptr, others, num_seqs, SLIDING_WINDOW, BLOCK_KV)
+        splits = tl.cdiv(tiles, split_tiles)
+        longest = _longest_split(tiles, splits)
+        is_before = (longest > longest_split) | ((longest == longest_split) & (others < seq))
+        # One reduction for two sums, of which neither reaches 2^31.
+        sums = tl.sum((splits.to(tl.int64) << 32) + tl.where(is_before, splits, 0))
+        first_item += (sums & 0xFFFFFFFF).to(tl.int32)
+        used_items += (sums >> 32).to(tl.int32)
+
+    table_row = tl.load(rows_ptr + seq).to(tl.int32)
+    for base in range(0, num_splits, BLOCK_SPLITS):
+        split = base + tl.arange(0, BLOCK_SPLITS)
+        is_split = split < num_splits
+        item_ptr = items_ptr + (first_item + split) * FIELDS
+        begin = start + split * num_tiles // num_splits * BLOCK_KV
+        end = tl.minimum(start + (split + 1) * num_tiles // num_splits * BLOCK_KV, context_len)
+        tl.store(item_ptr, table_row, mask=is_split)
+        tl.store(item_ptr + 1, begin, mask=is_split)
+        tl.store(item_ptr + 2, end, mask=is_split)
+        tl.store(item_ptr + 3, seq, mask=is_split)
+        tl.store(item_ptr + 4, first_item, mask=is_split)
+        tl.store(item_ptr + 5, num_splits, mask=is_split)
+    for item in range(used_items + seq, num_items, num_seqs):
+        tl.store(items_ptr + item * FIELDS, -1)
 
 
 def split_items_triton(
@@ -154,16 +168,18 @@ def split_items_triton(
     items = torch.empty((num_items, ITEM_FIELDS), dtype=torch.int32, device=context_lens.device)
     block_seqs = 32 if num_seqs <= 32 else max(256, triton.next_power_of_2(num_seqs))
     block_seqs = min(block_seqs, most_at_one_look)
-    _split_items_kernel[(num_items,)](
+    _split_items_kernel[(num_seqs,)](
         context_lens,
         rows,
         items,
         num_seqs,
+        num_items,
         rule.splits_wanted,
         rule.min_tiles,
         SLIDING_WINDOW=rule.sliding_window or 0,
         BLOCK_KV=rule.block_kv,
         BLOCK_SEQS=block_seqs,
+        BLOCK_SPLITS=_SPLITS_AT_ONCE,
         ONE_LOOK=num_seqs <= block_seqs,
         FIELDS=ITEM_FIELDS,
         num_warps=1 if block_seqs <= 32 else 4,

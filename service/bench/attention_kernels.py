@@ -237,22 +237,29 @@ def print_prefill(results: Sequence[AttentionResult]) -> None:
 
 def sweep_decode() -> None:
     """us a layer of the first shape, for each configuration and several batches."""
-    points = [[128], [2048], [32768], [4096] * 8, [1024] * 32, [512] * 64, [2048] * 64, [128] * 256, [1024] * 256]
-    points += [[32768] + [128] * 63, list(range(4096, 63, -64))]
+    even = [(1, 392), (1, 32768), (8, 392), (8, 4096), (32, 1024), (64, 392), (128, 392), (256, 128), (256, 392)]
+    uneven = [(32, 280), (64, 392), (128, 392), (128, 2048), (256, 392), (1000, 300)]
+    points = [[context] * batch for batch, context in even] + [_uneven(batch, context) for batch, context in uneven]
+    labels = [f"{batch}x{context}" for batch, context in even] + [f"{batch}x~{context}" for batch, context in uneven]
     tiles = [
+        (32, 1, 4),
+        (32, 1, 5),
+        (32, 2, 4),
         (64, 2, 3),
+        (64, 2, 4),
         (64, 2, 5),
-        (64, 2, 7),
-        (64, 4, 3),
         (64, 4, 5),
-        (64, 4, 7),
         (128, 4, 3),
         (128, 4, 5),
-        (128, 8, 5),
     ]
-    splits = [(1, 2), (2, 1), (2, 2), (3, 2), (4, 2)]
-    configs = [DecodeConfig(*tile, *split) for tile in tiles for split in splits]
-    _sweep([DecodeWork(SHAPES[0], lens) for lens in points], [f"{len(p)}x{p[0]}" for p in points], configs)
+    configs = [DecodeConfig(*tile, programs, 1) for tile in tiles for programs in (1, 2, 4, 6)]
+    _sweep([DecodeWork(SHAPES[0], lens) for lens in points], labels, configs)
+
+
+def _uneven(batch: int, mean: int) -> list[int]:
+    """Lengths from a third of the mean to five thirds, in no order, as traffic brings them."""
+    lens = torch.linspace(mean / 3, mean * 5 / 3, batch).int()
+    return [int(length) for length in lens[torch.randperm(batch, generator=torch.Generator().manual_seed(0))]]
 
 
 def sweep_prefill() -> None:

@@ -64,6 +64,7 @@ def launch_of_decode(monkeypatch, num_seqs, num_heads, num_kv_heads, head_dim, s
         (1, 32, 8, 128, None),
         (5, 32, 8, 128, None),
         (128, 32, 8, 128, None),
+        (192, 32, 8, 128, None),
         (1, 8, 4, 256, None),
         (5, 32, 8, 128, 4096),
         (5, 32, 32, 80, None),

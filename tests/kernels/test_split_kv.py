@@ -43,6 +43,17 @@ def test_splits_cover_what_is_seen_once_and_are_about_as_many_as_wanted(lens: li
         assert len(mine) == 1 or min(end - begin for _, (_, begin, end, *_) in mine) > split_tiles // 2 - 64
 
 
+@pytest.mark.parametrize("lens", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize("window", [None, 100])
+def test_sequences_with_the_longest_splits_come_first(lens: list[int], window: int | None):
+    """So the device, which takes items in their order, ends with short ones."""
+    items = split_items_reference(lens, rows_of(lens), SplitRule(64, 20, min_tiles=2, sliding_window=window))
+    longest: dict[int, int] = {}
+    for _, begin, end, seq, *_ in items:
+        longest[seq] = max(longest.get(seq, 0), -(-(end - begin) // 64))
+    assert list(longest.values()) == sorted(longest.values(), reverse=True)
+
+
 def test_the_most_items_grow_neither_with_the_length_alone_nor_with_the_splits_wanted_alone():
     """As many programs are launched: a batch of long sequences costs one splits_wanted, not one for each of them."""
     rule = SplitRule(64, splits_wanted=20, min_tiles=2)
