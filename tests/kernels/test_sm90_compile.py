@@ -69,7 +69,7 @@ def launch_of_decode(monkeypatch, num_seqs, num_heads, num_kv_heads, head_dim, s
         (5, 32, 8, 128, 4096),
         (5, 32, 32, 80, None),
     ],
-    ids=["one", "a few", "many", "wide heads", "a window", "heads of 80"],
+    ids=["one", "a few", "many", "many more", "wide heads", "a window", "heads of 80"],
 )
 def test_decode(num_seqs, num_heads, num_kv_heads, head_dim, sliding_window, monkeypatch, tmp_path):
     launch = launch_of_decode(monkeypatch, num_seqs, num_heads, num_kv_heads, head_dim, sliding_window)
