@@ -60,7 +60,7 @@ def decode_config(head_dim: int, dtype: torch.dtype, num_pairs: int) -> DecodeCo
         return DecodeConfig(128, num_warps=4, num_stages=5, programs_per_sm=1, min_tiles=1)
     if num_pairs < 1536:
         return DecodeConfig(64, num_warps=2, num_stages=4, programs_per_sm=4, min_tiles=1)
-    return DecodeConfig(32, num_warps=1, num_stages=4, programs_per_sm=2, min_tiles=1)
+    return DecodeConfig(32, num_warps=1, num_stages=4, programs_per_sm=4, min_tiles=1)
 
 
 def prefill_config(head_dim: int, dtype: torch.dtype, rows_per_sm: float) -> PrefillConfig:
