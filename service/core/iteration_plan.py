@@ -1,8 +1,8 @@
 """What one iteration computes: an immutable value, complete at birth, the scheduler's only message to the executor.
 
 The executor keeps, per sequence, what does not change (parameters) and what grows (block table); the plan carries
-the changes. So a plan is small, and one compact message could carry it to other ranks (ORCA section 5: control
-plane apart from data plane).
+the changes. So a plan is small, and one compact message could carry it to other ranks (ORCA, section 4.1: control
+messages apart from tensors).
 """
 
 from __future__ import annotations

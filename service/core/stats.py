@@ -111,13 +111,13 @@ class RequestStats:
 
     @property
     def normalized_latency_s(self) -> float | None:
-        """End-to-end seconds per output token (ORCA section 6.2); None without output."""
+        """End-to-end seconds per output token (ORCA, section 6.2); None without output."""
         return self.e2e_s / self.num_output_tokens if self.num_output_tokens else None
 
     @property
     def weighted_turnaround(self) -> float | None:
-        """End-to-end seconds divided by the seconds since its first iteration (AdaptiveLLM); 1 if it never waited. None
-        if it never ran."""
+        """End-to-end seconds divided by the seconds since its first iteration (AdaptiveLLM, section 4.4); 1 if it never
+        waited. None if it never ran."""
         if self.first_scheduled_s is None or self.finished_s <= self.first_scheduled_s:
             return None
         return self.e2e_s / (self.finished_s - self.first_scheduled_s)

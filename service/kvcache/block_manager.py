@@ -1,4 +1,5 @@
-"""Block tables of all sequences over one pool: allocate, append, fork, free (PagedAttention, sections 4.3-4.4)."""
+"""Block tables of all sequences over one pool (PagedAttention, section 4.2), and what changes them: allocate, append,
+fork, free (section 5.2)."""
 
 from __future__ import annotations
 

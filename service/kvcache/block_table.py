@@ -1,4 +1,4 @@
-"""One sequence's map from logical to physical blocks (PagedAttention, section 4.3).
+"""One sequence's map from logical to physical blocks (PagedAttention, section 4.2).
 
 With blocks of one token it is a row of TokenAttention's table (LightLLM): position -> slot.
 """

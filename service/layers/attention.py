@@ -1,6 +1,6 @@
 """Self-attention of one layer over the paged KV cache, and the facts about the batch that it needs.
 
-All that is not a dense operation per token happens here (ORCA section 4.2: selective batching): each sequence of the
+All that is not a dense operation per token happens here (ORCA, section 3: selective batching): each sequence of the
 flat batch attends to its own blocks.
 """
 

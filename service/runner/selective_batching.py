@@ -1,4 +1,4 @@
-"""Selective batching (ORCA section 4.2): the tokens of all requests, in any phase and at any position, become one
+"""Selective batching (ORCA, section 3): the tokens of all requests, in any phase and at any position, become one
 flat row of tokens for the dense operations; their borders are kept for attention and sampling.
 
 Host side and numpy only: no tensor is made here.

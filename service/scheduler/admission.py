@@ -23,7 +23,7 @@ class Admission(Protocol):
 
 
 class OnDemandAdmission:
-    """Needs room for the tokens that exist now, not for those to come (PagedAttention, section 4.5).
+    """Needs room for the tokens that exist now, not for those to come (PagedAttention, section 4.3).
 
     A watermark of blocks stays free for the running sequences to grow, so that an admission does not cause a
     preemption in the next iteration. With nothing running there is nobody to grow and the watermark is waived:

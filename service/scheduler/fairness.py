@@ -4,11 +4,15 @@ A request's priority is its time since arrival divided by its length in tokens: 
 faster for short ones, so nobody starves. A queue's priority is the mean of its members'; the queue of preempted
 requests and the queue of new ones compete as a whole. New ones, being short, mostly win.
 
-Two rules differ from the paper's, because its own preempt often and dearly. It pauses the request of lowest priority,
-the longest: the dearest to bring back. Here who was preempted least often gives way, and of those the one that started
-last, which has the least to lose: so nobody who has just returned is chased out again by the next one. And it
-starts new ones until all have started, while those paused for them fill the host's memory and are dropped from then on,
-to be computed again: here the paused go first while the host is nearly full, and of them those that it holds.
+Some rules differ from the paper's, because its own preempt often and dearly:
+- It pauses the request of lowest priority, mostly the longest: the dearest to bring back. Here who was preempted least
+  often gives way, and of those the one that started last, which has the least to lose. So nobody who has just returned
+  is chased out again by the next one.
+- It starts new ones until all have started. Those paused for them fill the host's memory; from then on they are
+  dropped and computed again. Here the paused go first while the host is nearly full, and of them those that it holds.
+- It lets those that were dropped compete among the new ones; here they are on the side of those that were swapped.
+- It compares the means of those that fit, and takes from one queue an iteration. Here whole queues are compared, and
+  what the first one leaves goes to the other.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""First come, first served (ORCA, section 4.2): the latest arrival pauses first and returns before newer ones."""
+"""First come, first served (ORCA, section 4.2). The latest arrival is preempted first, and returns
+before newer ones (PagedAttention, section 4.5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Iteration-level scheduling (ORCA, section 3.1): who computes how many tokens is decided anew each iteration."""
+"""Iteration-level scheduling (ORCA, sections 3, 4.2): who computes how many tokens is decided anew each iteration."""
 
 from __future__ import annotations
 

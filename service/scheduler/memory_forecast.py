@@ -11,7 +11,8 @@ from service.scheduler.memory_need import num_blocks_at_most, num_blocks_to_star
 
 
 class ReserveAdmission:
-    """ORCA's Algorithm 1: a request starts only if all that it may ever need can be reserved beside the others.
+    """ORCA's Algorithm 1 (section 4.2): a request starts only if all that it may ever need can be reserved beside
+    the others.
 
     Nothing is ever preempted, and memory stands empty for tokens that may never come: the plain twin of the
     policies that overcommit. Who has ended may still hold blocks, until the iterations that touch them are over.
@@ -28,7 +29,8 @@ class ReserveAdmission:
 
 
 class ForecastAdmission:
-    """A request starts if the forecast peak, with it, stays within the cache (LightLLM's router, FineInfer 3.2).
+    """A request starts if the forecast peak, with it, stays within the cache (LightLLM's router, whose request manager
+    FineInfer takes over in section 3.4.2).
 
     A choice is expected to get as long as nine of ten recent ones, or max_tokens before enough have ended. A wrong
     forecast costs a preemption, never correctness.

@@ -1,4 +1,4 @@
-"""ORCA's request pool (section 4.1): every accepted request that has not ended, waiting or running."""
+"""ORCA's request pool (section 3, figure 4): every accepted request that has not ended, waiting or running."""
 
 from __future__ import annotations
 
