@@ -12,7 +12,6 @@ from torch import Tensor
 from kernels.apply_penalties import apply_penalties
 from kernels.apply_token_bitmask import apply_token_bitmask
 from kernels.copy_blocks import copy_blocks
-from kernels.gather_blocks import gather_blocks
 from kernels.gelu_and_mul import gelu_and_mul
 from kernels.greedy_tokens import greedy_tokens
 from kernels.layer_norm import add_layer_norm
@@ -23,7 +22,6 @@ from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rotary_and_cache import rotary_and_cache
 from kernels.rotary_embedding import rotary_embedding
 from kernels.sample_tokens import sample_tokens
-from kernels.scatter_blocks import scatter_blocks
 from kernels.silu_and_mul import silu_and_mul
 from kernels.skinny_linear import new_arrivals, skinny_linear
 from kernels.split_kv import SplitRule, split_items_triton
@@ -182,19 +180,13 @@ def block_cases(num_blocks: int) -> Iterable[Case]:
     shape = (LAYERS, 2, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
     block_bytes = 2 * LAYERS * 2 * BLOCK_SIZE * KV_HEADS * HEAD_DIM
 
-    def make(op: str) -> Launch:
+    def make() -> Launch:
         storage = torch.zeros((2 * num_blocks, *shape), dtype=torch.bfloat16)
         ids = torch.randperm(2 * num_blocks)
         sources, destinations = ids[:num_blocks], ids[num_blocks:]
-        if op == "copy":
-            return lambda: copy_blocks(storage, sources, destinations)
-        staging = torch.zeros((num_blocks, *shape), dtype=torch.bfloat16)
-        if op == "gather":
-            return lambda: gather_blocks(storage, sources, staging)
-        return lambda: scatter_blocks(staging, sources, storage)
+        return lambda: copy_blocks(storage, sources, destinations)
 
-    for op in ("copy", "gather", "scatter"):
-        yield Case(f"{op}_blocks", num_blocks, 2 * num_blocks * block_bytes, partial(make, op))
+    yield Case("copy_blocks", num_blocks, 2 * num_blocks * block_bytes, make)
 
 
 def split_cases(rows: int) -> Iterable[Case]:

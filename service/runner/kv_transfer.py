@@ -1,4 +1,7 @@
-"""Carries blocks between the device and the host, beside the computation (PagedAttention 4.5; AdaptiveLLM 3.3)."""
+"""Carries blocks between the device and the host, beside the computation (PagedAttention 4.5; AdaptiveLLM 3.3).
+
+A block is one piece on either side. So, but for compression, it goes by one copy, without a kernel or a buffer between.
+"""
 
 from __future__ import annotations
 
