@@ -154,7 +154,7 @@ class SequenceRows:
 
     def _take_row(self, scheduled: ScheduledSequence) -> int:
         if not self._free:
-            self._grow()
+            self._add_rows()
         row = self._free.pop()
         self._row_of[scheduled.sequence_id] = row
         sampling = scheduled.sampling
@@ -164,7 +164,8 @@ class SequenceRows:
         self.asks_more[row] = not sampling.is_plain
         return row
 
-    def _grow(self) -> None:
+    def _add_rows(self) -> None:
+        """Twice as many from now on."""
         old = len(self.temperature)
         self.block_table = np.concatenate((self.block_table, np.zeros_like(self.block_table)))
         self.temperature = np.concatenate((self.temperature, np.zeros_like(self.temperature)))
