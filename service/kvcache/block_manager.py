@@ -4,7 +4,7 @@ fork, free (section 5.2)."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from enum import Enum, auto
 from itertools import takewhile
 
@@ -54,12 +54,8 @@ class BlockManager:
             return Fit.NEVER
         return Fit.OK if num_blocks + keep_free <= self.pool.num_free else Fit.LATER
 
-    @property
-    def tables(self) -> Mapping[int, BlockTable]:
-        """Block tables of the sequences on the device, by sequence id."""
-        return self._tables
-
     def table(self, sequence_id: int) -> BlockTable:
+        """Of a sequence on the device."""
         return self._tables[sequence_id]
 
     def holds(self, sequence_id: int) -> bool:

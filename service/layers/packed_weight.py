@@ -21,7 +21,8 @@ from kernels.cpu_loops import FewRowsLinear, loops_for
 
 _TIMED_BYTES = 1 << 29
 _TIMED_ROWS = (1, 16)
-_FEW_ROWS = 32
+FEW_ROWS = 32
+"""Up to so many rows go through the loops, where a weight has both forms."""
 _MANY_ROWS, _MANY_ROWS_BYTES = 256, 1 << 25
 _MAY_COST = 1.2
 """Steps of loops alone can be recorded (kernels/loops/recording.py), which saves what timing the products does not
@@ -39,7 +40,7 @@ class PackedWeight:
         self._panels = panels
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        if self._panels is not None and (self._packed is None or 0 < x.shape[0] <= _FEW_ROWS):
+        if self._panels is not None and (self._packed is None or 0 < x.shape[0] <= FEW_ROWS):
             return self._panels(x, bias)
         assert self._packed is not None
         return _packed_linear(x, self._packed, bias)

@@ -2,8 +2,8 @@
 
 A replay runs the loops of all layers in one parallel region (kernels/loops/recording.py), so Python, torch and the
 waits between two loops are left out. Inputs lie at fixed places; rows that are padding have no context and write
-nothing. The plain step is the twin: a batch with prompts, or with more rows, and a model with an operation that is no
-loop are computed by it.
+nothing. The plain step is the twin: it computes batches with prompts or with more than FEW_ROWS rows, and models with
+an operation that is no loop.
 """
 
 from __future__ import annotations
@@ -20,14 +20,12 @@ from kernels.cpu_loops import RecordedLoops, Recorder
 from kernels.paged_attention_decode import decode_batch
 from kernels.reshape_and_cache import cache_slots
 from service.layers.attention import AttentionInputs
+from service.layers.packed_weight import FEW_ROWS
 from service.runner.selective_batching import FlatBatch
 from service.runner.sequence_rows import SequenceRows
 
 Compute = Callable[[Tensor, Tensor, AttentionInputs], Tensor]
 """token_ids, positions [T] int64, attention -> hidden [T, hidden_size]"""
-
-MOST_ROWS = 32
-"""Up to there decodes multiply by loops (service/layers/packed_weight.py)."""
 
 
 class RecordedSteps:
@@ -48,7 +46,7 @@ class RecordedSteps:
         token_ids: the batch's, pending ones filled in.
         """
         num_rows = len(token_ids)
-        if self._is_refused or batch.num_decode < num_rows or num_rows > MOST_ROWS:
+        if self._is_refused or batch.num_decode < num_rows or num_rows > FEW_ROWS:
             return None
         if self._rows.block_table is not self._block_table:  # it has grown
             self._block_table = self._rows.block_table

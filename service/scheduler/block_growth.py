@@ -40,7 +40,7 @@ class BlockGrowth:
         for group in self._lockstep.apart.values():
             live = group.live
             if len(live) == 1:
-                room = len(blocks.tables[live[0].sequence_id].block_ids) * blocks.block_size
+                room = len(blocks.table(live[0].sequence_id).block_ids) * blocks.block_size
                 lack = live[0].num_tokens_to_cache - room
                 if lack > 0 and not self.is_moving(group):
                     lacking.apart.append((group, blocks.num_blocks_for(lack)))

@@ -192,7 +192,7 @@ class Lockstep:
         turns = {id(decode): step for step, decodes in self._calendar.items() for decode in decodes}
         for decode in self._decodes.values():
             steps = turns[id(decode)] - self._step
-            room = len(self._blocks.tables[decode.sequence_id].block_ids) * self._blocks.block_size
+            room = len(self._blocks.table(decode.sequence_id).block_ids) * self._blocks.block_size
             assert steps >= 0
             num_tokens = self._num_tokens(decode)
             assert decode.token_ids is decode.sequence.token_ids

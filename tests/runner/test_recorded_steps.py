@@ -3,13 +3,13 @@ from __future__ import annotations
 import pytest
 
 from kernels.cpu_loops import cpu_loops
+from service.layers.packed_weight import FEW_ROWS
 from service.models import causal_lm
-from service.runner.recorded_steps import MOST_ROWS
 from tests.models.checkpoints import llama, mistral, opt, qwen3, random_prompts
 from tests.runner.loading import load
 from tests.runner.plan_player import PlanPlayer, greedy
 
-PROMPTS = sorted(random_prompts(20 + MOST_ROWS), key=len)
+PROMPTS = sorted(random_prompts(20 + FEW_ROWS), key=len)
 
 
 @pytest.fixture(autouse=True)
