@@ -80,8 +80,8 @@ def profile_device(
 ) -> MemoryLedger:
     """Run the worst case, capture some graphs, and give the blocks what is left of `memory_utilization` of the device.
 
-    capture: makes graphs of these sizes, which are kept. graph_sizes: largest first. kv_cache_bytes may come out
-    negative: then not even the weights and one iteration fit the share.
+    capture: makes graphs of these sizes, which are kept. graph_sizes: the largest of all first. kv_cache_bytes may
+    come out negative: then not even the weights and one iteration fit the share.
     """
     held = memory.allocated_bytes()
     activations = memory.peak_bytes(worst_case_iteration) - held

@@ -25,7 +25,8 @@ from service.sampling.token_counts import TokenCounts
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """What bounds an iteration. graphs: the sizes to be captured, the largest first; none without CUDA graphs."""
+    """What bounds an iteration. graphs: the sizes to be captured, in this order, the largest of all first; none
+    without CUDA graphs."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
