@@ -193,7 +193,7 @@ class EngineSystem:
 
 def unfitted_cost(pool: KvPool) -> PreemptionCost:
     """Predictors that have seen nothing."""
-    return PreemptionCost(IterationTime(pool.padded_step), SwapTime(), pool.max_num_batched_tokens)
+    return PreemptionCost(IterationTime(pool.padded_size), SwapTime(), pool.max_num_batched_tokens)
 
 
 def on_demand(pool: KvPool) -> Admission:

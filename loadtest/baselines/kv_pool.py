@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from loadtest.offline.work_clock import WorkClock
 from service.engine.ports import Executor
-from service.scheduler.iteration_time import PaddedStep
+from service.scheduler.iteration_time import PaddedSize
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class KvPool:
     num_spare_blocks: the executor's blocks
     after `num_blocks`, which no request gets. swap_timings: as `SwapTime.calibrate` takes them, where there are host
     blocks. overlap: whether an iteration is launched while another runs.
-    padded_step: as of IterationTime.
+    padded_size: as of IterationTime.
     """
 
     executor: Executor
@@ -32,7 +32,7 @@ class KvPool:
     num_spare_blocks: int = 0
     swap_timings: tuple[tuple[bool, int, float, bool], ...] = ()
     overlap: bool = False
-    padded_step: PaddedStep | None = None
+    padded_size: PaddedSize | None = None
 
     @property
     def num_tokens(self) -> int:

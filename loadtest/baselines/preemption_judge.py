@@ -11,7 +11,7 @@ from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
 from service.engine.calibration import calibrate
 from service.scheduler.execution_time import ExecutionTime
-from service.scheduler.iteration_time import IterationTime, PaddedStep, Workload
+from service.scheduler.iteration_time import IterationTime, PaddedSize, Workload
 from service.scheduler.preemption_cost import PreemptionCost, RecoveryCosts
 from service.scheduler.recovery_ledger import RecoveryLedger
 
@@ -44,12 +44,12 @@ def fitted_cost(pool: KvPool) -> PreemptionCost:
     return cost
 
 
-def held_out_error(timings: Sequence[Timing], padded_step: PaddedStep | None) -> float:
+def held_out_error(timings: Sequence[Timing], padded_size: PaddedSize | None) -> float:
     """The paper's test (section 4.5): four fifths of the timings, chosen at random, fit a predictor. Its mean absolute
     error on the others, in percent of what they took."""
     shuffled = random.Random(_SEED).sample(timings, len(timings))
     num_fitted = len(shuffled) * 4 // 5
-    iteration_time = IterationTime(padded_step)
+    iteration_time = IterationTime(padded_size)
     for workload, seconds in shuffled[:num_fitted]:
         iteration_time.calibrate(workload, seconds)
     iteration_time.fit()

@@ -83,7 +83,7 @@ def run(stage: Stage) -> Figure:
         notes=[
             *notes,
             f"the paper's test of recompute: of the {len(timings)} iterations of these runs a random fifth, predicted"
-            f" from the others, is {held_out_error(timings, pool.padded_step):.2g} % off (paper: 1.3 to 1.8 %)",
+            f" from the others, is {held_out_error(timings, pool.padded_size):.2g} % off (paper: 1.3 to 1.8 %)",
             "the paper's: 1.09 to 1.40 over always recompute, 1.64 to 2.55 over always swap",
         ],
     )

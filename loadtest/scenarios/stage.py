@@ -218,7 +218,7 @@ class Stage:
             self.vocab_size,
             loaded.num_host_blocks,
             swap_timings=tuple(timings),
-            padded_step=loaded.runner.padded_step,
+            padded_size=loaded.runner.padded_size,
             overlap=loaded.device != "cpu",
         )
 

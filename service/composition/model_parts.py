@@ -95,7 +95,7 @@ def _make_cost(
     settings: Settings, loaded: LoadedModel, scheduler: SchedulerConfig, recorder: Recorder, clock: Clock
 ) -> PreemptionCost:
     """The predictors; timed now if something depends on them from the first request on, else learnt on the way."""
-    iteration_time, swap_time = IterationTime(loaded.runner.padded_step), SwapTime()
+    iteration_time, swap_time = IterationTime(loaded.runner.padded_size), SwapTime()
     if settings.preemption == "adaptive" or settings.inter_token_target_ms is not None:
         started_s = time.monotonic()
         for timing in loaded.runner.measure_swap():

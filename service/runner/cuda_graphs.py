@@ -92,12 +92,12 @@ class StepGraphs:
 
     def has_room_for(self, num_decodes: int) -> bool:
         """Whether so many sequences that compute one token each, and draw one id, can be replayed."""
-        return self.padded_step(num_decodes, num_decodes, 0) is not None and self._table.is_complete
+        return self.padded_size(num_decodes, num_decodes, 0) is not None and self._table.is_complete
 
     def replay(self, decodes: DecodeRows, turn: StagingTurn) -> StepOutputs:
         """Replay decodes that it `has_room_for`; the outputs are in their order."""
         num_seqs = len(decodes.rows)
-        size = self.padded_step(num_seqs, num_seqs, 0)
+        size = self.padded_size(num_seqs, num_seqs, 0)
         assert size is not None
         self.recent_steps.append(PaddedStep(num_seqs, num_seqs, 0, size))
         step = self._last_decodes = self._decodes[size]
@@ -130,7 +130,7 @@ class StepGraphs:
         step.inputs.fill(batch, self._table.take_changes(step.inputs.most_changes))
         return self._run(step, len(batch.seeds), turn)
 
-    def padded_step(self, num_tokens: int, num_decodes: int, num_prompts: int) -> GraphSize | None:
+    def padded_size(self, num_tokens: int, num_decodes: int, num_prompts: int) -> GraphSize | None:
         """The size of the graph that computes such a step, None if there is none. Of the `num_tokens` tokens
         `num_decodes` are decodes', the others belong to `num_prompts` prompts."""
         sizes = self._mixed_sizes if num_prompts else self._decode_sizes

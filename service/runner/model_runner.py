@@ -109,10 +109,10 @@ class ModelRunner:
         return 0 if self._graphs is None else self._graphs.num_replays
 
     @property
-    def padded_step(self) -> Callable[[int, int, int], GraphSize | None] | None:
+    def padded_size(self) -> Callable[[int, int, int], GraphSize | None] | None:
         """(num_tokens, num_decodes, num_prompts) of a step -> the size that it is padded to, None if it is not. None
         if no step is padded."""
-        return None if self._graphs is None else self._graphs.padded_step
+        return None if self._graphs is None else self._graphs.padded_size
 
     def recent_steps(self) -> Collection[PaddedStep]:
         """The last steps that were replayed, or could not be for want of a size."""

@@ -47,7 +47,7 @@ _UNPADDED = -1
 StepSize = tuple[int, int]
 """Tokens, and decodes among them, that the executor computes for every step that it pads to this size."""
 
-PaddedStep = Callable[[int, int, int], StepSize | None]
+PaddedSize = Callable[[int, int, int], StepSize | None]
 """Of tokens, decodes among them, and prompts: the size that such a step is padded to; None if it is computed as it is.
 """
 
@@ -98,12 +98,12 @@ class Workload(NamedTuple):
 class IterationTime:
     """Predicts the seconds of an iteration from those that it was told of. Engine thread only.
 
-    padded_step: None for an executor that pads nothing. heat: of the device by now; who sees its iterations tells it.
+    padded_size: None for an executor that pads nothing. heat: of the device by now; who sees its iterations tells it.
     """
 
-    def __init__(self, padded_step: PaddedStep | None = None) -> None:
+    def __init__(self, padded_size: PaddedSize | None = None) -> None:
         self.heat = DeviceHeat()
-        self._padded_step = padded_step
+        self._padded_size = padded_size
         self._calibration = Moments(NUM_FEATURES)
         self._prefills = Moments(NUM_FEATURES, KEEP)
         self._decodes = Moments(NUM_FEATURES, KEEP)
@@ -119,9 +119,9 @@ class IterationTime:
 
     def sizes(self, most: int) -> list[int]:
         """Tokens, up to `most`, that steps of one prompt are padded to; none if they are not padded."""
-        if self._padded_step is None:
+        if self._padded_size is None:
             return []
-        padded = {size[0] for n in range(2, most + 1) if (size := self._padded_step(n, 0, 1)) is not None}
+        padded = {size[0] for n in range(2, most + 1) if (size := self._padded_size(n, 0, 1)) is not None}
         return sorted(size for size in padded if size <= most)
 
     def calibrate(self, workload: Workload, seconds: float) -> None:
@@ -138,7 +138,7 @@ class IterationTime:
         self._num_since_fit += 1
         if self._num_since_fit >= REFIT_EVERY:
             self.fit()
-        if self.is_known and self._padded_step is not None:
+        if self.is_known and self._padded_size is not None:
             ratio = seconds / self._by_law(features)
             if size not in self._corrections:
                 like = self._correction(size)
@@ -158,7 +158,7 @@ class IterationTime:
         for correction, seconds in zip(corrections, before, strict=True):
             correction.ratio *= seconds / self._by_law(correction.features)
         timings, self._timings = self._timings, []
-        if self._padded_step is not None:
+        if self._padded_size is not None:
             self._correct_by(timings)
 
     def seconds(self, workload: Workload) -> float:
@@ -193,9 +193,9 @@ class IterationTime:
     def _size(self, workload: Workload) -> StepSize:
         """As the executor pads it. What is not padded shares a correction with what is half to twice as large."""
         num_tokens, _, _, _, num_decodes, num_prompts, _ = workload
-        if self._padded_step is None:
+        if self._padded_size is None:
             return num_tokens, num_decodes
-        return self._padded_step(num_tokens, num_decodes, num_prompts) or (1 << num_tokens.bit_length(), _UNPADDED)
+        return self._padded_size(num_tokens, num_decodes, num_prompts) or (1 << num_tokens.bit_length(), _UNPADDED)
 
 
 def _kind(size: StepSize) -> tuple[int, bool, bool]:

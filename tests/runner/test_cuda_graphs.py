@@ -49,7 +49,7 @@ def random_params(count, seed):
 
 
 @pytest.mark.parametrize("mixed", [False, True], ids=["decodes", "mixed"])
-def test_a_padded_step_draws_what_the_flat_batch_draws(mixed, tmp_path):
+def test_a_padded_size_draws_what_the_flat_batch_draws(mixed, tmp_path):
     """On the CPU, where nothing is captured: the step that a graph would hold, after a prompt each."""
     runner = load(llama(tmp_path)).runner
     params = [replace(p, min_p=0.0, logit_bias=()) for p in random_params(8, 0)]

@@ -14,7 +14,7 @@ from service.scheduler.device_heat import slowed_s
 from service.scheduler.iteration_time import (
     MIN_OBSERVED,
     IterationTime,
-    PaddedStep,
+    PaddedSize,
     StepSize,
     Workload,
     num_attended_pairs,
@@ -92,19 +92,19 @@ def test_a_machine_that_has_become_slower_is_noticed():
 SIZES = (32, 64, 128, 256, 512, 1024, 2048)
 
 
-def padded_step(num_tokens: int, num_decodes: int, num_prompts: int) -> StepSize:
+def padded_size(num_tokens: int, num_decodes: int, num_prompts: int) -> StepSize:
     return next(size for size in SIZES if size >= num_tokens), -(-num_decodes // 32) * 32
 
 
 def staircase_s(workload: Workload) -> float:
     """A device with CUDA graphs, whose tiles fit some sizes better than others."""
-    size, num_decodes = padded_step(workload.num_tokens, workload.num_decodes, 1)
+    size, num_decodes = padded_size(workload.num_tokens, workload.num_decodes, 1)
     off_the_law = 1 + 0.06 * math.sin(size)
     attention_s = 1e-9 * workload.num_pairs + 5e-7 * workload.longest_context + 8e-6 * num_decodes
     return off_the_law * device_s(Workload(size, 0, workload.num_read, 0, 0, 1)) + attention_s
 
 
-def calibrated(padded: PaddedStep | None) -> IterationTime:
+def calibrated(padded: PaddedSize | None) -> IterationTime:
     iteration_time = IterationTime(padded)
     for size in SIZES:
         for start in (0, 2048):
@@ -125,14 +125,14 @@ def mean_error(iteration_time: IterationTime, num_decodes: int = 0) -> float:
 
 
 def test_a_staircase_is_followed_where_the_padding_is_known():
-    iteration_time = calibrated(padded_step)
+    iteration_time = calibrated(padded_size)
     assert mean_error(iteration_time) < 0.01
     assert mean_error(iteration_time, num_decodes=60) < 0.02
     assert mean_error(calibrated(None)) > 0.1, "and cannot be without"
 
 
 def test_a_size_that_was_not_timed_is_learnt_from_traffic():
-    iteration_time = calibrated(padded_step)
+    iteration_time = calibrated(padded_size)
     workload = Workload.of_chunk(0, 90)
     for _ in range(30):
         iteration_time.observe(workload, 1.2 * staircase_s(workload), is_decode=False)
@@ -142,7 +142,7 @@ def test_a_size_that_was_not_timed_is_learnt_from_traffic():
 
 
 def test_one_iteration_in_which_something_else_happened_counts_little():
-    iteration_time = calibrated(padded_step)
+    iteration_time = calibrated(padded_size)
     workload = Workload.of_chunk(0, 90)
     for _ in range(10):
         iteration_time.observe(workload, staircase_s(workload), is_decode=False)
@@ -151,7 +151,7 @@ def test_one_iteration_in_which_something_else_happened_counts_little():
 
 
 def test_new_coefficients_leave_what_a_size_was_seen_to_take():
-    iteration_time = calibrated(padded_step)
+    iteration_time = calibrated(padded_size)
     seen, other = Workload.of_chunk(0, 90), Workload.of_chunk(0, 900)
     for _ in range(10):
         iteration_time.observe(seen, 1.2 * staircase_s(seen), is_decode=False)
@@ -163,7 +163,7 @@ def test_new_coefficients_leave_what_a_size_was_seen_to_take():
 
 def test_steps_that_are_not_padded_share_a_correction_with_those_about_as_large():
     iteration_time = calibrated(
-        lambda tokens, decodes, prompts: None if prompts > 16 else padded_step(tokens, decodes, 1)
+        lambda tokens, decodes, prompts: None if prompts > 16 else padded_size(tokens, decodes, 1)
     )
     eager = Workload(264, 2000, 1400, 36, 38, 17)
     larger, padded = eager._replace(num_tokens=300), eager._replace(num_prompts=4)
@@ -195,7 +195,7 @@ def test_the_workload_of_a_plan_that_goes_on_is_that_of_its_shares():
 
 
 def test_a_size_that_was_not_seen_is_as_far_off_the_law_as_one_of_as_many_tokens():
-    iteration_time = calibrated(padded_step)
+    iteration_time = calibrated(padded_size)
     alone, beside_decodes = Workload.of_chunk(0, 1000), Workload.of_chunk(0, 900, 60, 6000)
     before = iteration_time.seconds(beside_decodes)
     for _ in range(30):
