@@ -134,6 +134,8 @@ class ResultApplier:
             group.prompt_logprobs = None
         if not draws:
             if end >= sequence.num_prompt_tokens and group.request.sampling.max_tokens == 0:
+                for choice in group.live:
+                    choice.finish_reason = FinishReason.LENGTH
                 self._requests.end_group(group, Outcome.FINISHED)
             return
         if any(token_id == INVALID_TOKEN_ID for token_id, _ in draws):

@@ -27,6 +27,15 @@ def test_finish_reasons():
     assert {f.outcome for f in harness.finals.values()} == {Outcome.FINISHED}
 
 
+def test_choices_that_were_to_have_no_tokens_have_ended_by_their_length():
+    harness = Harness()
+    harness.add(harness.request((1, 2), 0, n=2))
+    harness.run()
+    ((_, outcome, reasons),) = harness.sink.requests
+    assert outcome is Outcome.FINISHED
+    assert reasons == (FinishReason.LENGTH, FinishReason.LENGTH)
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_failed_draw_ends_its_own_request_only(overlap: bool):
     harness = Harness(executor=FaultyExecutor(frozenset(), unlucky=frozenset({1})), overlap=overlap)
