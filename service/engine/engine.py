@@ -232,7 +232,7 @@ class Engine:
     def _complete(self, launched: _Launched) -> None:
         """Wait for the iteration and apply it."""
         started_s = self._clock.now_s()
-        plan = launched.plan
+        plan, was_done = launched.plan, launched.pending.is_done()
         try:
             result = launched.pending.wait()
         except Exception:
@@ -248,8 +248,8 @@ class Engine:
         whose = self._scheduler.finish_iteration()
         self._scheduler.finish_transfers(result.finished_transfers)
         device_s = executed_s - max(launched.scheduled_s, self._executed_s)
-        # If a later iteration was launched meanwhile and the wait was short, this one had ended at some time before.
-        is_exact = not self._launched or executed_s - started_s > _NOTICEABLE_WAIT_S
+        # If a later one was launched meanwhile and this one was not waited for, it had ended at some time before.
+        is_exact = not self._launched or (not was_done and executed_s - started_s > _NOTICEABLE_WAIT_S)
         idle_s = max(0.0, launched.scheduled_s - self._executed_s)
         self._scheduler.observe(plan, ExecutionTime(device_s, is_exact, result.compute_s, idle_s))
         put_off_s = self._launch_timing.ended(device_s, is_exact=is_exact)

@@ -17,6 +17,7 @@ Where the device has a clock of its own, all of these are its seconds: of comput
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from operator import mul
 from statistics import median
@@ -109,6 +110,7 @@ class IterationTime:
         self._decodes = Moments(NUM_FEATURES, KEEP)
         self._coefficients: list[float] | None = None
         self._num_since_fit = 0
+        self._shortest_s = math.inf
         self._timings: list[tuple[Workload, float]] = []
         self._corrections: dict[StepSize, _Correction] = {}
 
@@ -127,6 +129,7 @@ class IterationTime:
     def calibrate(self, workload: Workload, seconds: float) -> None:
         """Take in a timing made on purpose; nothing follows from it before the next `fit`."""
         self._calibration.add(_learnt(_features(workload, self._size(workload)), seconds), seconds)
+        self._shortest_s = min(self._shortest_s, seconds)
         self._timings.append((workload, seconds))
 
     def observe(self, workload: Workload, seconds: float, *, is_decode: bool) -> None:
@@ -135,6 +138,7 @@ class IterationTime:
         size = self._size(workload)
         features = _features(workload, size)
         (self._decodes if is_decode else self._prefills).add(_learnt(features, seconds), seconds)
+        self._shortest_s = min(self._shortest_s, seconds)
         self._num_since_fit += 1
         if self._num_since_fit >= REFIT_EVERY:
             self.fit()
@@ -169,11 +173,12 @@ class IterationTime:
         return by_law if correction is None else by_law * correction.ratio
 
     def _by_law(self, features: tuple[float, ...]) -> float:
-        """Linear but for the heat, which costs by the seconds that come out without it."""
+        """Linear but for the heat, which costs by the seconds that come out without it. No less than the shortest that
+        was seen: of a kind that was hardly seen the coefficients may say 0."""
         assert self._coefficients is not None
         *coefficients, under_heat = self._coefficients
         seconds: float = sum(map(mul, coefficients, features))
-        return seconds + under_heat * slowed_s(features[-1], seconds)
+        return max(seconds + under_heat * slowed_s(features[-1], seconds), self._shortest_s)
 
     def _correct_by(self, timings: list[tuple[Workload, float]]) -> None:
         by_size: dict[StepSize, list[tuple[Workload, float]]] = {}

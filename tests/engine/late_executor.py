@@ -20,6 +20,16 @@ class LateIteration:
         return self.executor.execute(self.plan)
 
 
+@dataclass(frozen=True)
+class MaybeDone(LateIteration):
+    """Says that it is, or is not."""
+
+    done: bool
+
+    def is_done(self) -> bool:
+        return self.done
+
+
 class LateExecutor:
     """Subclasses say what a plan computes."""
 

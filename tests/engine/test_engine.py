@@ -18,6 +18,7 @@ from service.scheduler.preemption import Recovery
 from service.scheduler.preemption_cost import RecoveryCosts
 from tests.engine.faulty_executor import FaultyExecutor
 from tests.engine.harness import VOCABULARY, Harness
+from tests.engine.late_executor import MaybeDone
 from tests.engine.toy_grammar import ToyGrammar, ToyMasker
 from tests.engine.toy_model import ToyExecutor
 from tests.manual_clock import ManualClock
@@ -397,23 +398,27 @@ def test_the_snapshot_tells_what_is_held():
 
 
 class SlowDevice(ToyExecutor):
-    """Its results take a time to wait for, or were there long before."""
+    """Its results take a time to wait for, or were there long before; done: only fetching them takes it."""
 
-    def __init__(self, harness_clock: list[ManualClock], wait_s: float) -> None:
+    def __init__(self, clock: ManualClock, wait_s: float, *, done: bool) -> None:
         super().__init__(64, 4, VOCABULARY)
-        self._clock = harness_clock
-        self._wait_s = wait_s
+        self._clock, self._wait_s, self._done = clock, wait_s, done
+
+    def launch(self, plan: IterationPlan) -> MaybeDone:
+        return MaybeDone(self, plan, self._done)
 
     def execute(self, plan: IterationPlan) -> IterationResult:
-        self._clock[0].advance(self._wait_s)
+        self._clock.advance(self._wait_s)
         return super().execute(plan)
 
 
-@pytest.mark.parametrize(("overlap", "wait_s", "learns"), [(True, 0.05, True), (True, 0.0, False), (False, 0.0, True)])
-def test_iterations_whose_end_was_not_seen_teach_nothing(overlap: bool, wait_s: float, learns: bool):
-    clock: list[ManualClock] = []
-    harness = Harness(executor=SlowDevice(clock, wait_s), overlap=overlap)
-    clock.append(harness.clock)
+ENDS = [(True, 0.05, False, True), (True, 0.0, False, False), (True, 0.05, True, False), (False, 0.0, True, True)]
+
+
+@pytest.mark.parametrize(("overlap", "wait_s", "done", "learns"), ENDS)
+def test_iterations_whose_end_was_not_seen_teach_nothing(overlap: bool, wait_s: float, done: bool, learns: bool):
+    clock = ManualClock()
+    harness = Harness(executor=SlowDevice(clock, wait_s, done=done), overlap=overlap, clock=clock)
     assert harness.add(harness.request((1, 2, 3), 200))
     for seed in range(20):
         harness.add(harness.request(tuple(range(seed, seed + 6)), 6, seed=seed))
@@ -446,6 +451,9 @@ def test_it_is_recorded_which_iterations_were_replayed():
         def launch(self, plan: IterationPlan) -> Replaying:
             self.result = replace(self.toy.launch(plan).wait(), is_replayed=len(plan.scheduled) == 1)
             return self
+
+        def is_done(self) -> bool:
+            return True
 
         def wait(self) -> IterationResult:
             return self.result

@@ -77,6 +77,16 @@ def test_nothing_is_predicted_before_enough_was_seen():
     assert iteration_time.is_known
 
 
+def test_an_iteration_of_a_kind_that_was_not_seen_takes_no_less_than_the_shortest_that_was():
+    iteration_time = IterationTime()
+    for context in range(64, 128):  # as if nothing else had a price
+        iteration_time.observe(Workload.of_chunk(context - 32, 32), 1e-4 * context, is_decode=False)
+    iteration_time.fit()
+    for workload in (Workload(9, 0, 900, 0, 9, 0), Workload(0, 0, 0, 0, 0, 0)):
+        assert iteration_time.seconds(workload) == pytest.approx(64e-4)
+    assert iteration_time.seconds(Workload.of_chunk(88, 32)) == pytest.approx(120e-4, rel=0.01)
+
+
 def test_a_machine_that_has_become_slower_is_noticed():
     iteration_time = learnt()
     for workload in some_workloads(1500, 5):
