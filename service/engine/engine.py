@@ -115,9 +115,10 @@ class Engine:
         """Whether the last iteration that was launched has the same decodes as the one before, and nobody else."""
         return self._scheduler.is_going_on
 
-    def spare_s(self) -> float:
+    def spare_s(self, *, has_arrivals: bool) -> float:
         """Seconds by which the next step may be put off, so that requests which arrive until then are in it. 0 while
-        requests wait: they are before any new one."""
+        requests wait: they are before any new one. has_arrivals: whether some have come that would be added before it;
+        with these it takes longer."""
         if self._max_launched == 1 or len(self._launched) != 1 or self._scheduler.pool.waiting:
             return 0.0
         running, now_s = self._launched[0], self._clock.now_s()
@@ -127,14 +128,9 @@ class Engine:
                 return 0.0
             has_prompts = running.plan.num_scheduled_tokens > len(running.plan.scheduled)
             started_s = max(running.scheduled_s, self._executed_s)
-            self._launch_timing.runs(started_s, predicted_s, now_s, has_prompts=has_prompts)
-        spare_s = self._launch_timing.spare_s(now_s)
-        if spare_s > 0.0 and running.pending.is_done():
-            self._launch_timing.outrun(now_s)
-            return 0.0
-        if spare_s > 0.0:
-            self._launch_timing.put_off(now_s)
-        return spare_s
+            self._launch_timing.runs(started_s, predicted_s, has_prompts=has_prompts)
+        spare_s = self._launch_timing.spare_s(now_s, has_arrivals=has_arrivals)
+        return 0.0 if spare_s > 0.0 and running.pending.is_done() else spare_s
 
     def step(self, before_wait: Callable[[], None] | None = None) -> None:
         """Decide and launch the next iteration; apply the oldest if as many run as may, or all if none was launched.
@@ -212,7 +208,7 @@ class Engine:
     def _launch_next(self) -> bool:
         """Decide and launch an iteration; False if there is nothing to compute, or the launch has failed."""
         started_s = self._clock.now_s()
-        self._launch_timing.launches(started_s)
+        self._launch_timing.launches(started_s, has_arrivals=bool(self._scheduler.pool.waiting))
         plan = self._decide()
         if plan.is_empty:
             return False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -78,7 +77,8 @@ class EngineLoop:
         one behind it is launched, or before that launch is put off.
     on_death(error): called on the engine thread, last, if the thread ends by a fault. Where that fault keeps requests
         from ending, too, they have no final event.
-    sleep(seconds): passes the time before a launch that is put off; the only wait while there is work but the engine's.
+    wait(event, seconds): passes the time before a launch that is put off, until the event is set at most, and returns
+        whether it is; the only wait while there is work but the engine's.
     """
 
     def __init__(
@@ -87,13 +87,13 @@ class EngineLoop:
         clock: Clock,
         publish: Callable[[list[News]], None],
         on_death: Callable[[BaseException], None],
-        sleep: Callable[[float], None] = time.sleep,
+        wait: Callable[[threading.Event, float], bool] = threading.Event.wait,
     ) -> None:
         self._engine = engine
         self._clock = clock
         self._publish = publish
         self._on_death = on_death
-        self._sleep = sleep
+        self._wait = wait
         self._inbox: deque[Command] = deque()
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -109,9 +109,9 @@ class EngineLoop:
 
     def send(self, command: Command) -> None:
         """Event-loop thread. Carried out before the next iteration."""
-        if isinstance(command, Submit):
-            self._sent = self._sent.with_one_more(command.request)
         self._inbox.append(command)
+        if isinstance(command, Submit):  # counted once it can be taken: the thread may launch for it at once
+            self._sent = self._sent.with_one_more(command.request)
         self._wake.set()
 
     def join(self, timeout_s: float) -> bool:
@@ -173,11 +173,16 @@ class EngineLoop:
             raise RuntimeError(f"{MAX_FAILED_IN_A_ROW} iterations in a row have failed")
 
     def _put_off(self) -> None:
-        """Let the time pass until the next launch is due; the event loop has the interpreter meanwhile."""
-        if self._engine.spare_s() > 0.0:
+        """Let the time pass until the next launch is due; the event loop has the interpreter meanwhile. Each command is
+        looked at when it comes: with a request the launch may be due before."""
+        if self._spare_s() > 0.0:
             self._hand_over()
-        while (spare_s := self._engine.spare_s()) > 0.0:
-            self._sleep(min(spare_s, LOOK_EVERY_S))
+        while (spare_s := self._spare_s()) > 0.0:
+            if self._wait(self._wake, min(spare_s, LOOK_EVERY_S)):
+                self._wake.clear()
+
+    def _spare_s(self) -> float:
+        return self._engine.spare_s(has_arrivals=self._sent.requests > self._taken.requests)
 
     def _rest(self) -> None:
         """Until a command comes, which waits for one piece of idle work at most."""

@@ -1,16 +1,21 @@
 """When to launch the next iteration behind the one that runs: just before the device would run dry, not sooner.
 
 Requests that arrive until then are in the next iteration; launched at once, it would have shut them out for its whole
-length. Two guesses are needed: what share of its prediction the iteration takes, a mean, and the lead, by how much
+length. Guesses are needed for that: what share of its prediction the iteration takes, a mean, and the lead, by how much
 before that end the launch must begin. The lead covers the launch and whatever varies. It shrinks a little after each
 launch that was in time, grows much more after one that came too late, and so settles where LATE_SHARE of them do. One
 slow launch among hundreds moves it by a tenth only; a lead that outlasts the slowest of late made every request wait
 1 ms longer than this one does, for a hundredth of a millisecond of the device's time (loadtest/LOG.md).
+
+A launch that starts requests takes three times as long as one that does not, so each has a lead of its own. The short
+one holds while nobody has come. Who comes when less than the long one is left is launched at once: the device waits a
+little for that, but the request would have waited for a whole iteration. How late it was says nothing of the lead.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
 LEAST_SPARE_S = 3e-4
 """Less is not worth a sleep."""
@@ -31,9 +36,9 @@ FORGET = 1 / 16
 class LaunchTiming:
     """Engine thread. Times in seconds on the engine's clock.
 
-    For each iteration: `runs`; `spare_s` as often as wanted, and `put_off` if the launch behind it is; `launches` when
-    that one begins and `launched` when it is done; `ended`, or `lost`. Without `runs` the others do nothing. Iterations
-    with prompts have guesses of their own: they take longer, and vary more.
+    For each iteration: `runs`; `spare_s` as often as wanted; `launches` when the launch behind it begins and `launched`
+    when that one is done; `ended`, or `lost`. Without `runs` the others do nothing. has_arrivals: whether requests have
+    come that the launch would start. Iterations with prompts have guesses of their own: they take longer, vary more.
     """
 
     def __init__(self) -> None:
@@ -45,31 +50,19 @@ class LaunchTiming:
         """Whether `runs` was told of the iteration that runs."""
         return self._running is not None
 
-    def runs(self, started_s: float, predicted_s: float, now_s: float, *, has_prompts: bool) -> None:
+    def runs(self, started_s: float, predicted_s: float, *, has_prompts: bool) -> None:
         """An iteration runs, and none behind it."""
         guesses = self._guesses[has_prompts]
-        due_s = started_s + guesses.share * predicted_s - guesses.lead_s
-        could_wait = due_s >= now_s + LEAST_SPARE_S
-        self._running = _Running(predicted_s, guesses, due_s if could_wait else now_s, could_wait, due_s <= now_s)
+        self._running = _Running(predicted_s, guesses, started_s + guesses.share * predicted_s)
 
-    def spare_s(self, now_s: float) -> float:
-        """For how long the launch behind it may be put off; 0 if it should be done now."""
-        return 0.0 if self._running is None else max(0.0, self._running.due_s - now_s)
+    def spare_s(self, now_s: float, *, has_arrivals: bool) -> float:
+        """For how long the launch behind it may be put off unless somebody comes; 0 if it should be done now."""
+        return 0.0 if self._running is None else self._running.spare_s(now_s, has_arrivals)
 
-    def outrun(self, now_s: float) -> None:
-        """The iteration has already ended: nothing is spared."""
-        if self._running is not None:
-            self._running.due_s = now_s
-
-    def put_off(self, now_s: float) -> None:
-        """The next launch is put off, from the first such call until `launches`."""
-        if self._running is not None and self._running.put_off_since_s is None:
-            self._running.put_off_since_s = now_s
-
-    def launches(self, now_s: float) -> None:
+    def launches(self, now_s: float, *, has_arrivals: bool) -> None:
         """The next launch begins."""
-        if self._running is not None and self._running.put_off_since_s is not None:
-            self._running.put_off_s = now_s - self._running.put_off_since_s
+        if self._running is not None:
+            self._running.begun_s, self._running.has_arrivals = now_s, has_arrivals
 
     def launched(self) -> None:
         """The next launch is done."""
@@ -85,13 +78,14 @@ class LaunchTiming:
         if running is None:
             return 0.0
         guesses, seen = running.guesses, seconds / running.predicted_s
+        kind = running.has_arrivals
         if is_exact:
             guesses.share += (seen - guesses.share) * FORGET
-            if running.is_followed and (running.could_wait or running.is_overdue):
-                guesses.lead_s *= 1 - STEP * LATE_SHARE
-        elif running.could_wait:
+            if running.is_followed and running.begun_s >= running.due_s(kind):
+                guesses.leads_s[kind] *= 1 - STEP * LATE_SHARE
+        elif kind in running.put_off:
             guesses.share = min(seen, guesses.share)
-            guesses.lead_s *= 1 + STEP * (1 - LATE_SHARE)
+            guesses.leads_s[kind] *= 1 + STEP * (1 - LATE_SHARE)
         return running.put_off_s
 
     def lost(self) -> None:
@@ -101,22 +95,40 @@ class LaunchTiming:
 
 @dataclass(slots=True)
 class _Guesses:
-    """share: of the predicted seconds. lead_s: before the end by that share."""
+    """share: of the predicted seconds. leads_s: before the end by that share, without arrivals and with."""
 
     share: float = FIRST_SHARE
-    lead_s: float = FIRST_LEAD_S
+    leads_s: dict[bool, float] = field(default_factory=lambda: dict.fromkeys((False, True), FIRST_LEAD_S))
 
 
 @dataclass(slots=True)
 class _Running:
-    """The iteration that runs. due_s: when the launch behind it should begin; could_wait: later than at once;
-    is_overdue: it should have begun before. is_followed: it has been launched."""
+    """The iteration that runs. end_s: by the guess. put_off: as what the launch behind it was, with arrivals, without
+    or first without, and since when. begun_s, has_arrivals: of that launch; is_followed: it is done."""
 
     predicted_s: float
     guesses: _Guesses
-    due_s: float
-    could_wait: bool
-    is_overdue: bool
-    is_followed: bool = False
+    end_s: float
+    put_off: set[bool] = field(default_factory=set)
     put_off_since_s: float | None = None
-    put_off_s: float = 0.0
+    begun_s: float = math.inf
+    has_arrivals: bool = False
+    is_followed: bool = False
+
+    def due_s(self, has_arrivals: bool) -> float:
+        """When the launch should begin."""
+        return self.end_s - self.guesses.leads_s[has_arrivals]
+
+    def spare_s(self, now_s: float, has_arrivals: bool) -> float:
+        """From the first answer above 0 the launch is put off."""
+        spare_s = self.due_s(has_arrivals) - now_s
+        if spare_s < LEAST_SPARE_S and has_arrivals not in self.put_off:
+            return 0.0
+        self.put_off.add(has_arrivals)
+        if self.put_off_since_s is None:
+            self.put_off_since_s = now_s
+        return max(0.0, spare_s)
+
+    @property
+    def put_off_s(self) -> float:
+        return 0.0 if self.put_off_since_s is None else self.begun_s - self.put_off_since_s

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -8,8 +9,7 @@ import pytest
 
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
-from service.core.request import Request
-from service.engine.engine_loop import LOOK_EVERY_S, EngineLoop, Submit
+from service.engine.engine_loop import LOOK_EVERY_S, Abort, Command, EngineLoop, Submit
 from service.engine.launch_timing import LATE_SHARE, LEAST_SPARE_S, LaunchTiming
 from service.scheduler.iteration_time import IterationTime, Workload
 from tests.engine.harness import Harness
@@ -18,24 +18,36 @@ from tests.engine.toy_model import ToyExecutor
 from tests.manual_clock import ManualClock
 
 STEP_S, LAUNCH_S, SPREAD = 5e-3, 8e-4, 0.03
+STARTING_S = 3 * LAUNCH_S
+"""A launch that starts requests."""
 
 
-def spare_of(timing: LaunchTiming, now_s: float = 0.0, *, has_prompts: bool = False) -> float:
+def spare_of(
+    timing: LaunchTiming, now_s: float = 0.0, *, has_prompts: bool = False, has_arrivals: bool = False
+) -> float:
     """For an iteration that begins at 0 and should take STEP_S."""
-    timing.runs(0.0, STEP_S, now_s, has_prompts=has_prompts)
-    return timing.spare_s(now_s)
+    timing.runs(0.0, STEP_S, has_prompts=has_prompts)
+    return timing.spare_s(now_s, has_arrivals=has_arrivals)
 
 
-def seen(timing: LaunchTiming, took_s: float, launch_s: float = LAUNCH_S, rounds: int = 400) -> int:
-    """Iterations that should have taken STEP_S and took `took_s`, each with a launch behind it. How many launches were
-    late."""
-    num_late = 0
-    for _ in range(rounds):
-        launched_s = spare_of(timing) + launch_s
-        timing.launched()
-        timing.ended(max(took_s, launched_s), is_exact=launched_s <= took_s)
-        num_late += launched_s > took_s
-    return num_late
+def launch(timing: LaunchTiming, begun_s: float, took_s: float, launch_s: float, *, has_arrivals: bool = False) -> bool:
+    """Behind an iteration that takes `took_s`. Whether it was late."""
+    timing.launches(begun_s, has_arrivals=has_arrivals)
+    timing.launched()
+    is_late = begun_s + launch_s > took_s
+    timing.ended(max(took_s, begun_s + launch_s), is_exact=not is_late)
+    return is_late
+
+
+def seen(
+    timing: LaunchTiming, took_s: float, launch_s: float = LAUNCH_S, rounds: int = 400, *, has_arrivals: bool = False
+) -> int:
+    """Iterations that should have taken STEP_S and took `took_s`, each with a launch behind it, put off as long as may
+    be. How many launches were late."""
+    return sum(
+        launch(timing, spare_of(timing, has_arrivals=has_arrivals), took_s, launch_s, has_arrivals=has_arrivals)
+        for _ in range(rounds)
+    )
 
 
 @pytest.mark.parametrize("took_s", [0.5 * STEP_S, STEP_S, 1.4 * STEP_S])
@@ -82,9 +94,8 @@ def test_an_iteration_with_nothing_behind_it_says_nothing_of_the_lead():
 
 def test_a_lead_that_became_too_long_shrinks_though_nothing_is_put_off():
     timing = LaunchTiming()
-    while spare_of(timing) > 0:
-        timing.launched()
-        timing.ended(STEP_S, is_exact=False)
+    while (spare_s := spare_of(timing)) > 0:
+        launch(timing, spare_s, STEP_S, STEP_S)
     assert seen(timing, STEP_S) > 0
     assert spare_of(timing) + LAUNCH_S == pytest.approx(STEP_S, rel=0.03)
 
@@ -103,31 +114,80 @@ def test_a_launch_that_takes_as_long_as_the_iteration_is_never_put_off():
     assert spare_of(timing) == 0.0
 
 
-def test_nothing_is_put_off_by_too_little_or_once_the_iteration_has_ended():
+def test_nothing_is_put_off_by_too_little():
     timing = LaunchTiming()
     spare_s = spare_of(timing)
-    assert timing.spare_s(0.5 * spare_s) == pytest.approx(0.5 * spare_s)
+    assert timing.spare_s(0.5 * spare_s, has_arrivals=False) == pytest.approx(0.5 * spare_s)
+    assert timing.spare_s(spare_s - 0.5 * LEAST_SPARE_S, has_arrivals=False) == pytest.approx(0.5 * LEAST_SPARE_S)
     assert spare_of(timing, spare_s - 0.9 * LEAST_SPARE_S) == 0.0
     assert spare_of(timing) == spare_s
-    timing.outrun(0.5 * spare_s)
-    assert timing.spare_s(0.5 * spare_s) == 0.0
+
+
+def learnt() -> LaunchTiming:
+    """Launches of both kinds, one in four with arrivals."""
+    timing = LaunchTiming()
+    for _ in range(400):
+        seen(timing, STEP_S, rounds=3)
+        seen(timing, STEP_S, STARTING_S, rounds=1, has_arrivals=True)
+    return timing
+
+
+def test_each_kind_of_launch_ends_just_before_the_iteration():
+    timing = learnt()
+    assert spare_of(timing) + LAUNCH_S == pytest.approx(STEP_S, rel=0.03)
+    assert spare_of(timing, has_arrivals=True) + STARTING_S == pytest.approx(STEP_S, rel=0.06)
+
+
+def test_an_early_arrival_is_put_off_until_its_launch_is_due():
+    timing = learnt()
+    due_s = spare_of(timing, has_arrivals=True)
+    assert spare_of(timing) > due_s
+    assert timing.spare_s(0.4 * due_s, has_arrivals=True) == pytest.approx(0.6 * due_s)
+
+
+def test_a_late_arrival_is_launched_at_once_and_that_its_launch_is_late_says_nothing():
+    timing = learnt()
+    due_s, quiet_due_s = spare_of(timing, has_arrivals=True), spare_of(timing)
+    assert quiet_due_s - due_s > STARTING_S / 2
+    for begun_s in (0.5 * (due_s + quiet_due_s), quiet_due_s):
+        for _ in range(20):
+            assert spare_of(timing) > 0.0
+            assert timing.spare_s(begun_s, has_arrivals=True) == 0.0
+            assert launch(timing, begun_s, STEP_S, STARTING_S, has_arrivals=True)
+    assert spare_of(timing, has_arrivals=True) == due_s
+    assert spare_of(timing) == quiet_due_s
+
+
+def test_a_lead_that_became_too_long_shrinks_though_everybody_arrives_late():
+    timing = learnt()
+    begun_s = spare_of(timing)
+    for _ in range(400):
+        spare_of(timing)
+        launch(timing, begun_s, STEP_S, LAUNCH_S / 2, has_arrivals=True)
+    assert spare_of(timing, has_arrivals=True) > begun_s - LEAST_SPARE_S
 
 
 class Arrivals(ManualClock):
-    """A clock at whose times requests come, as from another thread."""
+    """A clock at whose times commands come, as from another thread."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.requests: list[tuple[float, Request]] = []
-        self.send: Callable[[Request], None] = lambda request: None
+        self.commands: list[tuple[float, Command]] = []
+        self.send: Callable[[Command], None] = lambda command: None
 
     def advance(self, seconds: float) -> None:
+        self.wait(threading.Event(), seconds)
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        """Advances until the event is set, at most."""
         end_s = self.now_s() + seconds
-        while self.requests and self.requests[0][0] <= end_s:
-            at_s, request = self.requests.pop(0)
+        while not event.is_set() and self.commands and self.commands[0][0] <= end_s:
+            at_s, command = self.commands.pop(0)
             super().advance(max(0.0, at_s - self.now_s()))
-            self.send(request)
-        super().advance(max(0.0, end_s - self.now_s()))
+            self.send(command)
+        if not event.is_set():
+            super().advance(max(0.0, end_s - self.now_s()))
+        return event.is_set()
 
 
 @dataclass(frozen=True)
@@ -153,7 +213,8 @@ class TimedDevice(ToyExecutor):
 
     def launch(self, plan: IterationPlan) -> DueIteration:
         begun_s = self._clock.now_s()
-        self._clock.advance(LAUNCH_S)
+        starts = any(item.sequence_id not in self.began_s for item in plan.scheduled)
+        self._clock.advance(STARTING_S if starts else LAUNCH_S)
         start_s = max(self._free_s, self._clock.now_s())
         self.gaps_s.append(start_s - self._free_s)
         step_s = STEP_S + 1e-5 * plan.num_scheduled_tokens
@@ -175,20 +236,21 @@ def test_who_arrives_while_an_iteration_runs_is_in_the_next_one_and_the_device_d
     device = TimedDevice(clock, chance)
     harness = Harness(4000, max_num_seqs=64, max_num_batched_tokens=256, executor=device, clock=clock, overlap=True)
 
-    def pass_time(seconds: float) -> None:
+    def wait(event: threading.Event, seconds: float) -> bool:
         assert not harness.engine.take_events(), "what has happened is told before"
-        clock.advance(seconds)
+        return clock.wait(event, seconds)
 
-    loop = EngineLoop(harness.engine, clock, lambda events: None, lambda fault: None, sleep=pass_time)
-    clock.send = lambda request: loop.send(Submit(request))
+    loop = EngineLoop(harness.engine, clock, lambda events: None, lambda fault: None, wait)
+    clock.send = loop.send
     at_s = 0.0
     for number in range(160):
         prompt = tuple(chance.randrange(3, 900) for _ in range(chance.randint(4, 60)))
-        clock.requests.append((at_s, harness.request(prompt, 600 if number == 0 else chance.randint(1, 30))))
+        request = harness.request(prompt, 600 if number == 0 else chance.randint(1, 30))
+        clock.commands.append((at_s, Submit(request)))
         at_s += chance.expovariate(100.0)
-    arrivals_s = [arrival_s for arrival_s, _ in clock.requests]
+    arrivals_s = [arrival_s for arrival_s, _ in clock.commands]
     clock.advance(0.0)
-    while clock.requests or harness.engine.has_work:
+    while clock.commands or harness.engine.has_work:
         assert harness.engine.has_work or loop.num_queued().requests, "one request lives as long as others come"
         loop._iterate()
 
@@ -200,36 +262,74 @@ def test_who_arrives_while_an_iteration_runs_is_in_the_next_one_and_the_device_d
         if arrival_s <= 0.5:
             continue
         # The iteration that ran at the arrival, and when the one behind it was launched.
-        launched_s = next(begun_s for begun_s, _ in ends_s if begun_s > arrival_s)
+        launched_s = next(begun_s for begun_s, _ in ends_s if begun_s >= arrival_s)
         assert device.began_s[sequence_id] == launched_s
+    assert set(arrivals_s) & set(device.began_s.values()), "who arrives late in an iteration is launched at once"
     waits_s = [end_s - begun_s for (begun_s, _), (_, end_s) in zip(ends_s[1:], ends_s, strict=False)]
     assert sorted(waits_s)[len(waits_s) // 2] < LAUNCH_S + 0.2 * STEP_S
 
 
-class FarOff(IterationTime):
-    """Predicts twenty times what it takes, and learns nothing."""
+class Foretold(IterationTime):
+    """Always predicts the same."""
 
     is_known = True
+
+    def __init__(self, predicted_s: float) -> None:
+        super().__init__()
+        self._predicted_s = predicted_s
 
     def observe(self, workload: Workload, seconds: float, *, is_decode: bool) -> None:
         pass
 
     def seconds(self, workload: Workload) -> float:
-        return 20 * STEP_S
+        return self._predicted_s
+
+
+def looks_and_launches(commands: list[tuple[float, Command]], *, overlap: bool = True) -> tuple[int, list[float]]:
+    """How often the loop waited for a launch to be due, and when each began, with a request of 200 tokens."""
+    clock = Arrivals()
+    device = TimedDevice(clock, random.Random(0))
+    harness = Harness(4000, max_num_batched_tokens=256, executor=device, clock=clock, overlap=overlap)
+    harness.cost.iteration_time = Foretold(STEP_S)
+    num_looks = 0
+
+    def wait(event: threading.Event, seconds: float) -> bool:
+        nonlocal num_looks
+        num_looks += 1
+        return clock.wait(event, seconds)
+
+    loop = EngineLoop(harness.engine, clock, lambda events: None, lambda fault: None, wait)
+    clock.send, clock.commands = loop.send, [(0.0, Submit(harness.request((1, 2, 3), 200))), *commands]
+    clock.advance(0.0)
+    while harness.engine.has_work or loop.num_queued().requests:
+        loop._iterate()
+    return num_looks, [begun_s for begun_s, _ in device.ends_s]
+
+
+def test_commands_that_start_nobody_do_not_hasten_a_launch():
+    aborts: list[tuple[float, Command]] = [(1e-3 * number, Abort("nobody")) for number in range(300)]
+    num_looks, begun_s = looks_and_launches([])
+    more_looks, same_s = looks_and_launches(aborts)
+    assert same_s == pytest.approx(begun_s)
+    assert num_looks < more_looks <= num_looks + len(aborts), "one look for each"
+
+
+def test_without_overlap_nothing_is_put_off():
+    assert looks_and_launches([], overlap=False)[0] == 0
 
 
 def test_where_predictions_are_far_off_the_device_waits_for_one_look_and_then_no_more():
     clock = Arrivals()
     device = TimedDevice(clock, random.Random(0))
     harness = Harness(4000, max_num_batched_tokens=256, executor=device, clock=clock, overlap=True)
-    harness.cost.iteration_time = FarOff()
+    harness.cost.iteration_time = Foretold(20 * STEP_S)
     slept_s: list[float] = []
 
-    def pass_time(seconds: float) -> None:
+    def wait(event: threading.Event, seconds: float) -> bool:
         slept_s.append(seconds)
-        clock.advance(seconds)
+        return clock.wait(event, seconds)
 
-    loop = EngineLoop(harness.engine, clock, lambda events: None, lambda fault: None, sleep=pass_time)
+    loop = EngineLoop(harness.engine, clock, lambda events: None, lambda fault: None, wait)
     loop.send(Submit(harness.request((1, 2, 3), 200)))
     while harness.engine.has_work or loop.num_queued().requests:
         loop._iterate()
@@ -247,5 +347,7 @@ def test_an_iteration_whose_launch_was_not_put_off_says_nothing_of_how_early_it_
     usual_s = spare_of(timing)
     for _ in range(5):
         assert spare_of(timing, now_s=2 * STEP_S) == 0.0
+        timing.launches(2 * STEP_S, has_arrivals=False)
+        timing.launched()
         timing.ended(0.5 * STEP_S, is_exact=False)
     assert spare_of(timing) == pytest.approx(usual_s, rel=0.01)
