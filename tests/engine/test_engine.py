@@ -32,11 +32,12 @@ arrivals = st.tuples(
     st.just("add"), prompts, lengths, st.integers(1, 4), st.booleans(), st.sampled_from(["", "salt"]), wishes
 )
 BEAM_STOPS = frozenset({0, 9, 18})
+MOST_CHOICES = 5
 beam_arrivals = st.tuples(
     st.just("beams"),
     prompts,
     st.integers(1, 8),
-    st.integers(2, 5),
+    st.integers(2, MOST_CHOICES),
     st.booleans(),
     st.sampled_from([-0.5, 0.0, 1.0, 2.0]),
     st.sampled_from([False, True, "never"]),
@@ -98,7 +99,7 @@ def apply_operation(harness: Harness, operation: tuple, touched: set[tuple[str, 
             request_id = f"request-{index}"
             harness.engine.abort(request_id)
             harness.collect()
-            touched |= {(request_id, choice) for choice in range(4)}
+            touched |= {(request_id, choice) for choice in range(MOST_CHOICES)}
         case ("stop", index, choice):
             harness.engine.stop_choice(f"request-{index}", choice)
             harness.collect()
