@@ -88,19 +88,12 @@ class IterationScheduler:
         elif self.pool.waiting:
             self.lockstep.settle()  # who admits may look at what runs
             self._start.admit(draft)
-        in_lockstep = draft.in_lockstep
-        is_nobody = in_lockstep is None and not draft.scheduled
-        awaits_transfer = is_nobody and not self._launched and self.blocks.swap_space.has_transfers
-        if is_nobody and not (draft.transfers or awaits_transfer):
+        computes_nothing = draft.in_lockstep is None and not draft.scheduled
+        awaits_transfer = computes_nothing and not self._launched and self.blocks.swap_space.has_transfers
+        if computes_nothing and not (draft.transfers or awaits_transfer):
             return IterationPlan(())
         self._begin(draft)
-        shares: LockstepShares | MixedShares = draft.all_shares()
-        if not is_nobody:
-            alone = None if draft.scheduled or in_lockstep is None else in_lockstep.members
-            self._goes_on = alone is not None and alone is self._alone
-            self._alone = alone
-            if self._goes_on:
-                shares = draft.shares_in_lockstep.going_on()
+        shares = draft.all_shares() if computes_nothing else self._shares(draft)
         released = self._launched.take_released()
         return IterationPlan(shares, tuple(draft.copies), released, tuple(draft.transfers), awaits_transfer)
 
@@ -258,6 +251,15 @@ class IterationScheduler:
         for group, sequence in prefilling:
             if draft.budget > 0:
                 draft.add_chunk(group, sequence, blocks.table(sequence.sequence_id))
+
+    def _shares(self, draft: PlanDraft) -> LockstepShares | MixedShares:
+        """Of a plan that computes something. If its sequences are those in lockstep alone, the same as in the last such
+        plan, the executor is told so: then it goes on from what it has of that plan."""
+        in_lockstep = draft.in_lockstep
+        alone = None if draft.scheduled or in_lockstep is None else in_lockstep.members
+        self._goes_on = alone is not None and alone is self._alone
+        self._alone = alone
+        return draft.shares_in_lockstep.going_on() if self._goes_on else draft.all_shares()
 
     def _begin(self, draft: PlanDraft) -> None:
         """Count what the draft computes as computed. A drawn id becomes pending, so that the next iteration can go on
