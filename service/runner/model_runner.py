@@ -25,7 +25,7 @@ from service.core.iteration_result import FinishedTransfer
 from service.core.sampling_params import SamplingParams
 from service.models.causal_lm import CausalLM
 from service.runner.cuda_graphs import StepGraphs, StepOutputs, StepParts, inputs_of
-from service.runner.decode_rows import decode_rows, is_decode
+from service.runner.decode_rows import DecodeRows, decode_rows, is_decode
 from service.runner.device_block_table import DeviceBlockTable
 from service.runner.drawn_ids import DrawnIds
 from service.runner.draws import LogitsOf, draw_all
@@ -185,6 +185,8 @@ class ModelRunner:
         self._step.whole(inputs_of(size, table.tensor, self._block_size).step)
 
     def _compute(self, plan: IterationPlan, turn: StagingTurn) -> Outputs:
+        """In the way that costs the host least. For plain draws by a graph alone: that of the last decodes once more,
+        one of decodes, or one of decodes and prompts. Else by `_compute_batch`."""
         scheduled, masks, graphs, decodes = plan.scheduled, plan.masks, self._graphs, None
         can_go_on, self._can_go_on = self._can_go_on, False
         if graphs is not None and can_go_on and isinstance(scheduled, SharesGoingOn) and masks is None:
@@ -196,7 +198,19 @@ class ModelRunner:
         batch = flatten(scheduled, self._rows, self._block_size)
         if graphs is not None and masks is None and batch.is_plain and graphs.can_replay_mixed(batch):
             return Outputs(IdsOnTheirWay(graphs.replay_mixed(batch, turn).token_ids, len(batch.seeds), turn))
-        scheduled = tuple(scheduled)  # those in lockstep are made when looked at, and each will be several times
+        shares = tuple(scheduled)  # those in lockstep are made when looked at, and each will be several times
+        return self._compute_batch(shares, batch, decodes, turn, masks)
+
+    def _compute_batch(
+        self,
+        scheduled: tuple[ScheduledSequence, ...],
+        batch: FlatBatch,
+        decodes: DecodeRows | None,
+        turn: StagingTurn,
+        masks: TokenMasks | None,
+    ) -> Outputs:
+        """By tensors made for this batch, kernel by kernel. decodes: the same batch as rows, if a graph has room for
+        them but cannot draw what they ask for: then it gives the logits."""
         turn.begins()
         tensors = to_device(batch.arrays(), self._device, turn)
         self._drawn.grow(self._rows.num_rows)
@@ -204,8 +218,8 @@ class ModelRunner:
             self._drawn.fill_in(tensors["token_ids"], tensors["rows"][: batch.num_decode])
         if not batch.is_plain:
             self._sampling_rows.update(scheduled, batch, tensors["token_ids"])
-        if graphs is not None and decodes is not None:
-            logits = graphs.replay(decodes, turn).logits  # kept as they are: drawing again begins with them
+        if self._graphs is not None and decodes is not None:
+            logits = self._graphs.replay(decodes, turn).logits  # kept as they are: drawing again begins with them
             return self._sample(scheduled, batch, tensors, lambda first, stop: logits[first:stop].clone(), turn, masks)
 
         prompt_logprobs = None
