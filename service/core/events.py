@@ -58,8 +58,8 @@ class FinalEvent:
 
 
 StreamEvent = int | TokenEvent | PromptEvent | FinalEvent
-"""An int is a token of a request's only choice, which goes on, and nothing besides is to be told of it. Nearly all
-events are that, so they cost no object."""
+"""An int is the id of a token after which its request's only choice goes on, and of which nothing else is to be told.
+Nearly all events are that, so they cost no object."""
 
 Addressed = tuple[str, StreamEvent]
 """An event and the id of the request that it is for."""

@@ -99,8 +99,8 @@ class LockstepShares(_Shares):
     """Shares of sequences that decode in lockstep: each computes the token that it drew in the iteration before. They
     differ from iteration to iteration by one token; so they are made when they are looked at, and few ever are.
 
-    first: one of each sequence, `num_further` tokens before this one. grown: place of a share -> its table_start and
-    block_ids; the tables of the others are unchanged. num_computed_tokens: of all of them; num_first, of `first`.
+    first: the same sequences' shares, `num_further` tokens before these. grown: place of a share -> its table_start and
+    block_ids; the tables of the others are unchanged. num_computed_tokens: their sum; num_first: that of `first`.
     """
 
     __slots__ = ("_first", "_num_further", "grown", "num_computed_tokens")
@@ -156,8 +156,8 @@ class LockstepShares(_Shares):
 
 
 class SharesGoingOn(LockstepShares):
-    """The shares of a plan that goes on from the last one that had any: they are the same, in the same order, one token
-    further. The executor may go on from what it has made of that plan."""
+    """The shares of a plan that goes on from the last one that had any: the same sequences in the same order, one token
+    further. So the executor may go on from the arrays that it has made for that plan."""
 
     __slots__ = ()
 
@@ -182,7 +182,7 @@ NOBODY = LockstepShares((), 0, {})
 
 
 def parts_of(scheduled: Sequence[ScheduledSequence]) -> tuple[LockstepShares, Sequence[ScheduledSequence]]:
-    """The shares in lockstep, which stand first, and the others. A plain sequence names none in lockstep."""
+    """The shares in lockstep, which stand first, and the others. In a list or tuple all are others."""
     if isinstance(scheduled, MixedShares):
         return scheduled.in_lockstep, scheduled.apart
     return (scheduled, ()) if isinstance(scheduled, LockstepShares) else (NOBODY, scheduled)

@@ -33,7 +33,7 @@ class AttentionInputs:
     slots: where each token's key and value go. decode: of the first rows, sequences of one token each. prefill: of the
     rows that its `query_starts` name. None where there are no such rows. Rows of `decode` that are padding may be
     rows of `prefill`: those of `decode` are written first.
-    rows: whose output is computed, [N] int64, and which `decode` and `prefill` count; None: all T.
+    rows: [N] int64, the only tokens whose output is computed, and the rows of `decode` and `prefill`; None: all T.
     last: for the last layer, if it differs.
     """
 
@@ -62,7 +62,8 @@ class AttentionInputs:
         return x if self.rows is None else x.index_select(0, self.rows)
 
     def afresh(self) -> AttentionInputs:
-        """For a step whose lengths and slots are others, at the same places: nothing is known of them yet."""
+        """The same tensors, but nothing is kept of what was worked out from their values: the next step finds other
+        lengths and slots in them."""
         slots = replace(self.slots)
         last = None if self.last is None else self.last._afresh_over(slots, None)
         return self._afresh_over(slots, last)

@@ -29,8 +29,9 @@ for Llama-8B on one H200, by a simulation over the measured times of its steps (
 
 class ChunkBudget(Protocol):
     def num_tokens(self, decodes: Sequence[ScheduledSequence], start: int, num_waiting: int) -> int:
-        """Prompt tokens to compute in the iteration of these decodes, the first of them at position `start`, of
-        `num_waiting` that are to be computed by now. At least 1, with the decodes never more than fit an iteration."""
+        """How many prompt tokens to compute beside these decodes. start: the position of the first of them in its
+        prompt. num_waiting: prompt tokens that are to be computed by now. At least 1; with the decodes never more than
+        fit an iteration."""
         ...
 
 

@@ -1,11 +1,14 @@
 """How long an iteration takes, predicted from what it computes (AdaptiveLLM, section 3.2).
 
 The paper's predictor takes tokens, batch, layers and hidden size. The last two are constants of a process and end up in
-the coefficients: of an iteration, of a token (dearer past each knee, where a device goes from waiting for memory to
-computing), of a pair of a prompt's token and one that it attends to, of a token of the longest prompt's context (which
-few tokens wait for one after the other, however little they compute), of a sequence that decodes, of a cached token
-that it reads, of a prompt (which the host takes up), and of a second under heat (device_heat.py). They are fitted to
-timings taken at start-up and refreshed while running.
+the coefficients. There is one for
+- the iteration;
+- each token, and each past a knee, where a device goes from waiting for memory to computing;
+- each sequence that decodes, and each cached token that it reads;
+- each prompt, which the host takes up, and each pair of its token and one that this attends to;
+- each token of the longest prompt's context: even few tokens have to go through it, one after the other;
+- each second under heat (device_heat.py).
+They are fitted to timings taken at start-up and refreshed while running.
 
 An executor with CUDA graphs computes a few sizes only, each step in the next one with room for it. So tokens and
 sequences that decode are counted as it counts them, and each of its sizes has a correction of its own: how far it is
@@ -210,9 +213,11 @@ def _kind(size: StepSize) -> tuple[int, bool, bool]:
 
 
 def _features(workload: Workload, size: StepSize) -> tuple[float, ...]:
+    """What each coefficient is multiplied by; heat is the last."""
     num_tokens, num_decodes = (workload.num_tokens, workload.num_decodes) if size[1] == _UNPADDED else size
     past_knees = [max(0, num_tokens - knee) for knee in KNEES]
-    return (1.0, num_tokens, *past_knees, num_decodes, *workload[1:4], *workload[5:7])
+    _, num_pairs, num_read, longest_context, _, num_prompts, heat = workload
+    return (1.0, num_tokens, *past_knees, num_decodes, num_pairs, num_read, longest_context, num_prompts, heat)
 
 
 def _learnt(features: tuple[float, ...], seconds: float) -> tuple[float, ...]:

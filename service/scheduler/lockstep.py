@@ -1,4 +1,4 @@
-"""Decodes in lockstep: what most iterations are made of, decided at little more than the cost of saying so.
+"""Decodes in lockstep: most iterations consist of little else, and to decide one costs next to nothing.
 
 A running request whose only choice decodes needs one thing now and then: a new block, once in block_size iterations.
 Such requests advance together. Each iteration computes the next token of every one of them, and examines only those
@@ -6,8 +6,8 @@ whose block is full or whose last token has been drawn: a calendar lists them un
 other running groups are `apart` and examined in every iteration: prompts, several choices, beams, groups whose blocks
 are being copied to or from the host, and groups whose drawn ids the host must know.
 
-What a member's tokens are is written when somebody joins or leaves, or may have to be looked at, and now and then; what
-else its sequence and group say when it leaves.
+Meanwhile their sequences and groups lag behind. A member's list of tokens is brought up to date (`settle`) when anybody
+joins or leaves, when a drawn token must be looked at, and every LONGEST_RUN iterations; all else when it leaves.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from service.scheduler.lockstep_members import LockstepIteration, LockstepMember
 from service.scheduler.plan_draft import PlanDraft
 
 LONGEST_RUN = 32
-"""Iterations of the same members, of which only the drawn ids are kept."""
+"""Iterations of the same members whose drawn ids are kept as they came, until the lists of tokens get them."""
 
 
 class Lockstep:
@@ -44,8 +44,8 @@ class Lockstep:
         self._step = 0
         self._calendar: dict[int, list[LockstepDecode]] = {}
         self._looks: dict[int, list[LockstepDecode]] = {}  # whose tokens must be looked at, by step
-        self._talkative: list[LockstepDecode] = []  # of whose tokens more than the id is told
-        self._settled_until = 0  # this step
+        self._talkative: list[LockstepDecode] = []  # whose clients get more of a token than its id
+        self._settled_until = 0  # iterations from this step on have no place in the members' tokens yet
         self._watched = Counter[int]()
         self._running: deque[LockstepIteration] = deque()
         self._last_number = 0
@@ -154,9 +154,9 @@ class Lockstep:
         self._running.popleft()
 
     def take(self, iteration: LockstepIteration, token_ids: tuple[int, ...], now_s: float) -> dict[int, LockstepDecode]:
-        """The iteration, which has just finished, has drawn these for its members; more may follow. They are of those
-        that have not left. Returns by place whose token must be looked at, as it may be more than an id, or who is a
-        member no more; if there is anybody, all is settled."""
+        """Take in what the iteration, which has just finished, has drawn. token_ids: first its members', then perhaps
+        others'. Returns, by place, the decodes whose token the caller must look at: more may follow from it than its
+        id, or the decode is a member no more. If there are any, all is settled."""
         members, current = iteration.members, self._members
         mine = token_ids[: len(members)]
         if iteration.step >= self._settled_until:

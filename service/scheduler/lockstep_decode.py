@@ -12,8 +12,9 @@ _FAILED = frozenset((INVALID_TOKEN_ID,))
 
 
 class LockstepDecode:
-    """number: grows with every decode that joins. first: its share of an iteration before step 0, had there been one.
-    table_start, block_ids: as in ScheduledSequence. num_told: tokens that its group has counted.
+    """number: grows with every decode that joins. first: its share of step 0, had it been a member then; of step s it
+    is s tokens further. table_start, block_ids: as in ScheduledSequence. num_told: its tokens when it joined, which
+    Lockstep need not count for its group.
 
     Changed by Lockstep only. Of most tokens only the id is told. A drawn token must be looked at if it is the last one,
     or if it is one of `watched_ids` (a stop, or a failed draw).

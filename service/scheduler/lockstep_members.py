@@ -19,10 +19,9 @@ class LockstepMembers:
     """Members in the order in which they joined, the same place in each list. Once an iteration of them is launched
     they are the same for good: who joins or leaves does so in a copy.
 
-    first: each member's share of an iteration before step 0, had there been one. num_first: computed tokens of all
-    these. left: who has left since the launch, by place; their tokens are theirs no more. num_ahead: the last
-    iterations that were launched, of which the members' tokens say nothing yet; rows: what the first of these have
-    drawn.
+    first: each member's share of step 0, had it been a member then. num_first: the sum of their computed tokens.
+    left: who has left since the launch, by place; what is drawn for them goes nowhere. num_ahead: how many of the last
+    launched iterations have no place in the members' tokens yet; rows: what the first of these have drawn.
     """
 
     __slots__ = (
