@@ -19,9 +19,12 @@ lint: $(VENV)/.installed-dev
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
+# A worker a core; files stay whole, since their tests share servers and models.
+WORKERS := -n auto --maxprocesses 4 --dist loadfile
+
 unit: $(VENV)/.installed-dev
-	$(BIN)/pytest
-	TRITON_INTERPRET=1 $(BIN)/pytest -m interpret
+	$(BIN)/pytest $(WORKERS)
+	TRITON_INTERPRET=1 $(BIN)/pytest $(WORKERS) -m interpret
 
 # The papers' figures in their CPU forms, minutes; figures/index.html shows them. loadtest/figures_on_gpu.sh: full forms.
 figures: $(VENV)/.installed-dev
