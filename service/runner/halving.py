@@ -35,7 +35,7 @@ def compute_in_halves(scheduled: Sequence[ScheduledSequence], batch: FlatBatch, 
     Raises OutOfMemoryError if there is none for a single token.
     """
     whole: Tensor | None = None
-    waiting = deque(halves(parts_of(scheduled, batch)))
+    waiting = deque(halves(whole_parts(scheduled, batch)))
     while waiting:
         torch.cuda.empty_cache()
         parts = waiting.popleft()
@@ -53,7 +53,7 @@ def compute_in_halves(scheduled: Sequence[ScheduledSequence], batch: FlatBatch, 
     return whole
 
 
-def parts_of(scheduled: Sequence[ScheduledSequence], batch: FlatBatch) -> list[Part]:
+def whole_parts(scheduled: Sequence[ScheduledSequence], batch: FlatBatch) -> list[Part]:
     """One part for each scheduled sequence of the iteration. batch: its flat batch."""
     return [Part(share, start) for share, start in zip(scheduled, batch.token_starts.tolist(), strict=True)]
 

@@ -22,16 +22,25 @@ Copy = Callable[[], object]
 
 
 class HostBlocks(Protocol):
-    """Gives copies of single blocks between the device and places on the host. `block` has the layout's shape."""
+    """Places for blocks on the host, 0 to len - 1, and copies of single blocks to and from them.
+
+    block: a device block, [num_layers, 2, block_size, num_kv_heads, head_dim] in the layout's dtype.
+    """
 
     def __len__(self) -> int: ...
 
     @staticmethod
-    def block_bytes(layout: KvLayout) -> int: ...
+    def block_bytes(layout: KvLayout) -> int:
+        """What one block takes on the host."""
+        ...
 
-    def store(self, block: Tensor, index: int) -> Copy: ...
+    def store(self, block: Tensor, index: int) -> Copy:
+        """From the device to place `index`."""
+        ...
 
-    def load(self, block: Tensor, index: int) -> Copy: ...
+    def load(self, block: Tensor, index: int) -> Copy:
+        """From place `index` to the device: overwrites `block`."""
+        ...
 
 
 class PlainHostBlocks:

@@ -9,7 +9,11 @@ from service.core.sequence_group import SequenceGroup
 
 
 class FirstComeFirstServed:
-    """Keeps ORCA's property: who arrived earlier has run in at least as many iterations."""
+    """Keeps ORCA's iteration-level property: who arrived earlier has run in at least as many iterations.
+
+    But for those who sit iterations out, and so may fall behind: where iterations overlap, requests whose drawn ids the
+    host must know first; and those whose blocks are on their way back from the host. And `max_preemptions` outranks it.
+    """
 
     def begins_to_wait(self, group: SequenceGroup) -> None:
         pass

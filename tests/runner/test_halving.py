@@ -9,7 +9,7 @@ import pytest
 
 from service.core.iteration_plan import ScheduledSequence
 from service.core.sampling_params import SamplingParams
-from service.runner.halving import Part, halves, num_tokens, parts_of, places
+from service.runner.halving import Part, halves, num_tokens, places, whole_parts
 from service.runner.selective_batching import flatten
 from service.runner.sequence_rows import SequenceRows
 
@@ -29,7 +29,7 @@ def test_the_halves_are_the_whole(seed):
     ]
     rows = SequenceRows(8, 20)
     whole = flatten(scheduled, rows, 4)
-    waiting, computed = [parts_of(scheduled, whole)], {s.sequence_id: s.num_computed_tokens for s in scheduled}
+    waiting, computed = [whole_parts(scheduled, whole)], {s.sequence_id: s.num_computed_tokens for s in scheduled}
     ids, positions = np.full(len(whole.token_ids), -1), np.full(len(whole.token_ids), -1)
     while waiting:
         parts = waiting.pop(0)

@@ -70,11 +70,11 @@ def test_the_latest_arrival_is_preempted_and_returns_before_newer_ones():
 
 
 @settings(max_examples=100, deadline=None)
-@given(seed=st.integers(0, 2**32), num_blocks=st.integers(10, 60), extra=st.integers(1, 16))
-def test_orcas_fcfs_property(seed: int, num_blocks: int, extra: int):
+@given(seed=st.integers(0, 2**32), num_blocks=st.integers(10, 60), extra=st.integers(1, 16), overlap=st.booleans())
+def test_orcas_fcfs_property(seed: int, num_blocks: int, extra: int, overlap: bool):
     """If x arrived before y, then x has run in as many iterations as y or more, for as long as both live."""
     chance = random.Random(seed)
-    harness = Harness(num_blocks, 4, max_num_seqs=4, max_num_batched_tokens=4 + extra)
+    harness = Harness(num_blocks, 4, max_num_seqs=4, max_num_batched_tokens=4 + extra, overlap=overlap)
     iterations: Counter[int] = Counter()
     for _ in range(200):
         if chance.random() < 0.3:
