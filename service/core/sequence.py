@@ -67,6 +67,7 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
+        """Prompt and generated ones, with those that are pending."""
         return len(self.token_ids)
 
     @property
@@ -76,10 +77,12 @@ class Sequence:
 
     @property
     def num_tokens_to_compute(self) -> int:
+        """Of `num_tokens_to_cache`, those that no iteration has been launched for."""
         return min(len(self.token_ids), self.max_num_tokens - 1) - self.num_computed_tokens
 
     @property
     def num_output_tokens(self) -> int:
+        """Generated ones, with those that are pending."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property

@@ -46,6 +46,7 @@ class BlockManager:
         self._tables: dict[int, BlockTable] = {}
 
     def num_blocks_for(self, num_tokens: int) -> int:
+        """Blocks that so many tokens of one sequence fill, the last perhaps in part."""
         return -(-num_tokens // self.block_size)
 
     def fit(self, num_blocks: int, keep_free: int = 0) -> Fit:
@@ -73,6 +74,7 @@ class BlockManager:
         return self._prefix_cache.match(sequence, salt)
 
     def num_free_among(self, block_ids: list[int]) -> int:
+        """How many of these no table holds: to share them takes free blocks."""
         return sum(self.pool.reference_count(block_id) == 0 for block_id in block_ids)
 
     def num_also_held_by_others(self, prefix: list[int], num_holders: int) -> int:

@@ -20,6 +20,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
+        """Blocks that no table holds; the prefix cache may know what is in them."""
         return len(self._free)
 
     @property

@@ -34,6 +34,7 @@ class SwapSpace:
 
     @property
     def num_free(self) -> int:
+        """Host blocks that nobody has."""
         return 0 if self._host is None else self._host.num_free
 
     @property
@@ -47,15 +48,19 @@ class SwapSpace:
 
     @property
     def has_transfers(self) -> bool:
+        """Whether any are under way."""
         return bool(self._in_flight)
 
     def holds(self, sequence_id: int) -> bool:
+        """Whether the sequence is here, or on its way here."""
         return sequence_id in self._tables
 
     def is_moving(self, sequence_id: int) -> bool:
+        """Whether the sequence is on its way, here or back."""
         return sequence_id in self._transfer_of
 
     def moving_sequence_ids(self) -> list[int]:
+        """Of all that are on their way, here or back."""
         return list(self._transfer_of)
 
     def num_blocks_of(self, sequence_ids: list[int]) -> int:
@@ -114,6 +119,7 @@ class SwapSpace:
             self._host.release(block_id)
 
     def finish_all(self) -> None:
+        """No transfer is under way any more, whatever came of them."""
         for transfer_id in list(self._in_flight):
             self.finish(transfer_id)
 

@@ -25,12 +25,14 @@ class History:
         self._output_lengths: deque[int] = deque(maxlen=NUM_LENGTHS)
 
     def arrived(self, client: str) -> None:
+        """The client has one more live request."""
         if client not in self._num_live and self._num_live:
             least = min(self._served[active] for active in self._num_live)
             self._served[client] = max(self._served[client], least)
         self._num_live[client] += 1
 
     def computed(self, client: str, num_tokens: int) -> None:
+        """So many of the client's tokens were computed."""
         self._served[client] += COMPUTED_WEIGHT * num_tokens
 
     def decoded(self, client: str, num_tokens: int) -> None:
@@ -38,12 +40,15 @@ class History:
         self._served[client] += (COMPUTED_WEIGHT + GENERATED_WEIGHT) * num_tokens
 
     def generated(self, client: str, num_tokens: int) -> None:
+        """So many tokens were drawn for the client."""
         self._served[client] += GENERATED_WEIGHT * num_tokens
 
     def choice_ended(self, num_output_tokens: int) -> None:
+        """A choice of anybody has ended, however it did."""
         self._output_lengths.append(num_output_tokens)
 
     def request_ended(self, client: str) -> None:
+        """The client has one live request fewer."""
         self._num_live[client] -= 1
         if self._num_live[client] == 0:
             del self._num_live[client]

@@ -45,6 +45,7 @@ class LaunchedIterations:
 
     @property
     def next_number(self) -> int:
+        """Of the next iteration to be launched; the first is 1."""
         return self._num_finished + len(self._running) + 1
 
     def begin(self, whose: IterationGroups) -> None:

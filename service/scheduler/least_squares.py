@@ -21,6 +21,7 @@ class Moments:
         self.rows = [[0.0] * (num_features + 1) for _ in range(num_features)]
 
     def add(self, features: Sequence[float], target: float) -> None:
+        """An observation: num_features values, and what they came to, above 0."""
         self.num_observed += 1
         scaled = [feature / target for feature in features]
         scaled.append(1.0)

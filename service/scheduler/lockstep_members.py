@@ -68,6 +68,7 @@ class LockstepMembers:
         return copy
 
     def add(self, decode: LockstepDecode) -> None:
+        """It has the last place. `decode.number` is the highest so far."""
         assert not self.is_launched
         self.decodes.append(decode)
         self.request_ids.append(decode.request_id)

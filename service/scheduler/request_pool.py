@@ -28,6 +28,7 @@ class RequestPool:
         return len(self._groups)
 
     def get(self, request_id: str) -> SequenceGroup | None:
+        """None if it has ended, or never was."""
         return self._groups.get(request_id)
 
     def member(self, sequence_id: int) -> tuple[SequenceGroup, Sequence] | None:
@@ -48,6 +49,7 @@ class RequestPool:
         return list(self._groups.values())
 
     def add(self, group: SequenceGroup) -> None:
+        """An accepted request, of an id that is not here, begins to wait."""
         assert group.request.request_id not in self._groups
         self._groups[group.request.request_id] = group
         self._members.update({s.sequence_id: (group, s) for s in group.sequences})
