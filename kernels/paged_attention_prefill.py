@@ -154,7 +154,9 @@ def _attend_tile(
     BLOCK_KV: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Keys and values at tile_begin and after join the rows' softmax. Not MASKED: every row sees the whole tile."""
+    """The keys and values at BLOCK_KV positions from tile_begin on join the rows' softmax. It is carried along as in
+    FlashAttention (Dao et al. 2022): each row's highest score so far, and relative to it the total of its weights and
+    the weighted sum of the values, `acc`. Not MASKED: every row sees the whole tile."""
     cell = tl.arange(0, BLOCK_KV)
     kv_position = tile_begin + cell
     dim = tl.arange(0, BLOCK_D)
@@ -232,7 +234,10 @@ def _paged_attention_prefill_kernel(
     NUM_STAGES: tl.constexpr,
 ):
     """Program (kv head, item): an item is a few neighbouring query tokens of one sequence, numbered from the batch's
-    last backwards. So a sequence's longest contexts come first, and the device does not end on them."""
+    last backwards. So a sequence's longest contexts come first, and the device does not end on them.
+
+    An item's tiles come in three runs: those that a sliding window hides from some rows in part, those that every row
+    sees whole, and those that hold the rows' own tokens."""
     kv_head = tl.program_id(0)
     item = tl.num_programs(1) - 1 - tl.program_id(1)
     tile_tokens: tl.constexpr = BLOCK_M // GROUP
