@@ -27,15 +27,14 @@ class SequenceGroup:
     exist in name only: the prompt's last logits are sampled n times, and they then fork from the leader.
     `num_cached_tokens` counts the prompt's tokens that the prefix cache spared it at its first start. `preemptions`
     are the last ones of `num_preemptions`. `runs_ahead`: whether an iteration may follow before the ids of the one
-    before it are known. `is_ordinary`: neither beams nor a grammar. `prompt_logprobs` gathers one entry for each prompt
-    token but the first; None if not wanted, or delivered.
+    before it are known. `prompt_logprobs` gathers one entry for each prompt token but the first; None if not wanted, or
+    delivered.
     """
 
     __slots__ = (
         "first_scheduled_s",
         "first_token_s",
         "is_forked",
-        "is_ordinary",
         "journal",
         "last_token_s",
         "live",
@@ -70,7 +69,6 @@ class SequenceGroup:
         self.live = list(self.sequences)
         self.status = GroupStatus.WAITING
         self.is_forked = request.sampling.num_sequences == 1
-        self.is_ordinary = request.sampling.beam is None and request.grammar is None
         self.runs_ahead = not request.needs_ids_on_host
         self.journal = RequestJournal(request.arrival_s)
         self.first_scheduled_s: float | None = None

@@ -109,8 +109,8 @@ def prepare_and_measure(
 
 
 def _table_bytes(layout: KvLayout, sizes: StepSizes) -> int:
-    """Memory that grows with the sequences, apart from their blocks: for each a row of the token counts and one of the
-    block table (of which ModelRunner has two)."""
+    """Memory that grows with the sequences, apart from their blocks: for each a row of the token counts and two of the
+    block table (as many as ModelRunner makes)."""
     max_blocks = -(-sizes.max_model_len // layout.block_size)
     return DeviceBlockTable.num_bytes(2 * sizes.max_num_seqs + 1, max_blocks) + TokenCounts.num_bytes(
         sizes.max_num_seqs, sizes.vocab_size
