@@ -59,7 +59,7 @@ class Fair:
             turns = sorted(([swapped, dropped], [new]), key=lambda queues: mean_priority(queues, now_s), reverse=True)
         return chain.from_iterable(by_priority(queues, now_s) for queues in turns)
 
-    def victim(self, running: Sequence[SequenceGroup], now_s: float) -> SequenceGroup:
+    def victim(self, running: Sequence[SequenceGroup]) -> SequenceGroup:
         """Of the groups that were preempted least often the one that started last."""
         return min(reversed(running), key=_num_preemptions)
 

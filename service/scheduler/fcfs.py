@@ -24,5 +24,5 @@ class FirstComeFirstServed:
     def order(self, waiting: Sequence[SequenceGroup], now_s: float) -> Sequence[SequenceGroup]:
         return tuple(waiting)
 
-    def victim(self, running: Sequence[SequenceGroup], now_s: float) -> SequenceGroup:
+    def victim(self, running: Sequence[SequenceGroup]) -> SequenceGroup:
         return max(running, key=lambda group: group.arrival_order)

@@ -33,9 +33,9 @@ class GroupPreemption:
         self._launched = launched
         self._max_preemptions = max_preemptions
 
-    def victim(self, running: Sequence[SequenceGroup], now_s: float) -> SequenceGroup:
+    def victim(self, running: Sequence[SequenceGroup]) -> SequenceGroup:
         """The group that the scheduling policy would pause. running: at least one."""
-        return self._policy.victim(may_be_preempted(running, self._max_preemptions), now_s)
+        return self._policy.victim(may_be_preempted(running, self._max_preemptions))
 
     def preempt(self, group: SequenceGroup, draft: PlanDraft) -> None:
         """Take the group's device blocks. The caller removes it from the running groups."""

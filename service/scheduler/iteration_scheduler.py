@@ -219,7 +219,7 @@ class IterationScheduler:
             self.lockstep.dissolve(pool.running)
             lacking = growth.lacking()
         while not growth.will_have_room(lacking):
-            victim = self._preemption.victim(pool.running, draft.now_s)
+            victim = self._preemption.victim(pool.running)
             if growth.is_moving(victim):
                 break  # it cannot be taken before it is there, and nobody gives way in its stead
             self.lockstep.stop(victim)

@@ -19,7 +19,7 @@ class ByPriority:
     def order(self, waiting: Sequence[SequenceGroup], now_s: float) -> Sequence[SequenceGroup]:
         return sorted(waiting, key=_urgency, reverse=True)  # stable, so equal ones stay as they came
 
-    def victim(self, running: Sequence[SequenceGroup], now_s: float) -> SequenceGroup:
+    def victim(self, running: Sequence[SequenceGroup]) -> SequenceGroup:
         return max(running, key=_rank)
 
 

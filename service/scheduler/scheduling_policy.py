@@ -24,6 +24,6 @@ class SchedulingPolicy(Protocol):
         started before the next one is asked for."""
         ...
 
-    def victim(self, running: Sequence[SequenceGroup], now_s: float) -> SequenceGroup:
+    def victim(self, running: Sequence[SequenceGroup]) -> SequenceGroup:
         """The running group that gives its memory up first; they are given in order of start."""
         ...

@@ -24,7 +24,7 @@ class TokenShares:
         served = {client: self._history.served(client) for client in {group.request.client for group in waiting}}
         return sorted(waiting, key=lambda group: served[group.request.client])  # stable: equal ones stay as they came
 
-    def victim(self, running: Sequence[SequenceGroup], now_s: float) -> SequenceGroup:
+    def victim(self, running: Sequence[SequenceGroup]) -> SequenceGroup:
         return max(running, key=self._rank)
 
     def _rank(self, group: SequenceGroup) -> tuple[int, int]:

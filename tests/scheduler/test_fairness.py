@@ -38,15 +38,15 @@ def test_short_requests_do_not_wait_behind_long_ones():
 def test_who_started_last_gives_way_however_short_it_is():
     fair = Fair(SwapSpace(0, BlockPool(1)))
     long, short = make_group(0, 100, 0.0), make_group(1, 10, 1.0)
-    assert fair.victim([long, short], 2.0) is short
-    assert fair.victim([short, long], 2.0) is long
+    assert fair.victim([long, short]) is short
+    assert fair.victim([short, long]) is long
 
 
 def test_who_has_just_returned_is_not_chased_out_again_while_others_never_gave_way():
     fair = Fair(SwapSpace(0, BlockPool(1)))
     once, never, twice = (make_group(order, 10, 0.0, num) for order, num in enumerate((1, 0, 2)))
-    assert fair.victim([once, never, twice], 2.0) is never
-    assert fair.victim([once, twice], 2.0) is once
+    assert fair.victim([once, never, twice]) is never
+    assert fair.victim([once, twice]) is once
 
 
 def test_a_long_request_is_not_starved_by_short_ones_that_keep_coming():

@@ -101,8 +101,8 @@ class WatchedFcfs(FirstComeFirstServed):
     def __init__(self) -> None:
         self.choices: list[tuple[int, list[int]]] = []
 
-    def victim(self, running: Sequence[SequenceGroup], now_s: float) -> SequenceGroup:
-        victim = super().victim(running, now_s)
+    def victim(self, running: Sequence[SequenceGroup]) -> SequenceGroup:
+        victim = super().victim(running)
         self.choices.append((victim.num_preemptions, [group.num_preemptions for group in running]))
         return victim
 
