@@ -1,4 +1,4 @@
-"""A batch as the user types it: `["prompt", ...] [max tokens, ...]` (FineInfer's notation). Slips are explained."""
+"""A batch as the user types it: `["prompt", ...] [max tokens, ...]` (FineInfer, section 3.1). Slips are explained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the host's time goes: seconds since the process began, by part, after FineInfer's measurement of its engine."""
+"""Where the host's time goes: seconds since the process began, by part, after FineInfer's table 1 (section 4.2)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class HostTimes:
 
 
 def host_table(times: HostTimes, process_s: float, wall_s: float, num_tokens: int) -> str:
-    """FineInfer's table. process_s: CPU seconds of the whole process.
+    """FineInfer's table 1, with the device's time told apart. process_s: CPU seconds of the whole process.
 
     The parts are elapsed times: one that had to wait for the interpreter seems longer, and `other` shorter.
     """
