@@ -58,6 +58,9 @@ class ChatCompletions:
         prompt = truncated(prompt_ids, call, model)
         thinking = self._reasoning(chat, prompt, model)
         form = await compile_form(output_form(chat.tools, call.form, model.tokenizer), model, thinking)
+        may_think = form.grammar is None or form.grammar.follows_reasoning
+        if not may_think and (call.form is not None or chat.tools.must_call):
+            thinking = Reasoning.NONE  # else the grammar is for calls alone, and the text beside them may think
         head = call_head(self._context.ids, http, "chatcmpl", arrival_s)
         prompts = CallPrompts([prompt], "messages", num_logprobs=call.prompt_logprobs)
         make_output = self._output_maker(chat, thinking)

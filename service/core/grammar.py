@@ -64,6 +64,11 @@ class Matcher(Protocol):
 class Grammar(Protocol):
     """A compiled grammar. Any thread."""
 
+    @property
+    def follows_reasoning(self) -> bool:
+        """Whether the model may think first; else the grammar holds from the first token on."""
+        ...
+
     def start(self) -> Matcher: ...
 
 

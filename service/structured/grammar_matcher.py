@@ -35,6 +35,8 @@ class CompiledGrammar:
     num_bytes: about what it takes, its lexer's tables included. places: where texts stand, if they can be followed.
     """
 
+    follows_reasoning = False
+
     def __init__(self, prototype: LLMatcher, num_bytes: int, places: AnyPlaces | None) -> None:
         self._prototype = prototype
         self.num_bytes = num_bytes
@@ -86,6 +88,8 @@ class ReasoningGrammar:
     end_think: the id that ends it. think: the id that begins it, if the prompt has not: the first token is this one
         or the grammar's first.
     """
+
+    follows_reasoning = True
 
     def __init__(self, grammar: CompiledGrammar, end_think: int, think: int | None) -> None:
         self._grammar = grammar

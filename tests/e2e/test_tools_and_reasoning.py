@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import openai
@@ -12,6 +14,8 @@ from openai import OpenAI
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 from pydantic import BaseModel, Field
 
+from service.structured.vocabulary import Vocabulary, vocabulary_of
+from tests.api import running_server
 from tests.api.running_server import MODEL, RunningServer, Scene, running
 from tests.e2e.strict_client import strict_client
 from tests.text import tiny_tokenizers
@@ -151,6 +155,35 @@ def test_the_reasoning_comes_before_the_constraint(server: RunningServer, client
     assert message.tool_calls
     assert message.content is None
     assert (message.model_extra or {})["reasoning_content"] == "Shall I?"
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+def test_where_reasoning_has_no_mark_of_its_own_the_constraint_holds_at_once(
+    monkeypatch: pytest.MonkeyPatch, thinking: bool
+) -> None:
+    """Also if the prompt has opened the reasoning: what must be content or calls is no reasoning then."""
+
+    def unmarked(*of_model: Any) -> Vocabulary:
+        return replace(vocabulary_of(*of_model), think=None, end_think=None)
+
+    monkeypatch.setattr(running_server, "vocabulary_of", unmarked)
+    extra = {"chat_template_kwargs": {"thinking": thinking}}
+    form: Any = {"type": "json_object"}
+    strict: Any = [openai.pydantic_function_tool(Temperature)]
+    with (
+        running(Scene(chat_template=tiny_tokenizers.TOOL_TEMPLATE)) as server,
+        strict_client(server.base_url) as client,
+    ):
+        server.say('{"degrees": 7}')
+        ask = partial(client.chat.completions.create, model=MODEL, messages=QUESTION, extra_body=extra)
+        assert ask(response_format=form).choices[0].message.content == '{"degrees": 7}'
+        wander(server)
+        assert ask(tools=TOOLS, tool_choice="required").choices[0].message.tool_calls
+        server.say("I must ask.")
+        message = ask(tools=strict).choices[0].message
+        thought = (message.model_extra or {}).get("reasoning_content")
+        assert (thought or message.content) == "I must ask."
+        assert bool(thought) is thinking, "text that may stand before a call may be reasoning"
 
 
 def test_without_parallel_calls_there_is_one(server: RunningServer, client: OpenAI) -> None:
