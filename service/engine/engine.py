@@ -1,4 +1,4 @@
-"""One iteration: decide (the scheduler), execute (the executor), apply (result_applier.py); ORCA, figure 5.
+"""One iteration: decide (the scheduler), execute (the executor), apply (result_applier.py); ORCA, figure 4.
 
 Synchronous; engine thread only.
 
