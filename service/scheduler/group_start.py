@@ -6,6 +6,7 @@ import math
 
 from service.core.clock import Clock
 from service.core.request_journal import WaitReason
+from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager, Fit
 from service.scheduler.block_growth import BlockGrowth
@@ -69,7 +70,7 @@ class GroupStart:
             self._allocate(group, prefix, draft)
             if group.first_scheduled_s is None:
                 group.first_scheduled_s = now_s
-                group.num_cached_tokens = group.leader.num_computed_tokens
+            group.num_cached_tokens += _num_spared(group.leader)
             draft.add_chunk(group, group.leader, self._blocks.table(group.leader.sequence_id))
 
     def _num_seated(self) -> int:
@@ -115,3 +116,8 @@ class GroupStart:
             blocks.append(sequence.sequence_id, sequence.num_tokens, shared)
             sequence.num_computed_tokens = shared
             sequence.num_cached_blocks = shared // blocks.block_size
+
+
+def _num_spared(leader: Sequence) -> int:
+    """Tokens of the prompt that its cached blocks bring and that were never computed for it."""
+    return max(0, min(leader.num_computed_tokens, leader.num_prompt_tokens) - leader.recompute_until)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from tests.engine.harness import Harness
@@ -67,3 +69,23 @@ def test_a_seat_is_free_from_when_its_last_token_is_being_drawn(max_tokens: int)
         num_launched.append(len(harness.engine._launched))
     assert len(harness.toy.plans) == 3 * max_tokens
     assert num_launched == [*[1] * (3 * max_tokens), 0], "an iteration runs after every step, until the last"
+
+
+def test_each_token_of_a_prompt_is_computed_for_it_for_the_first_time_or_cached():
+    """Also if the prompt is preempted in its middle, and another has computed more of the same meanwhile."""
+    num_again = 0
+    for seed in range(40):
+        chance = random.Random(seed)
+        harness = Harness(num_blocks=12, block_size=2, max_num_seqs=6, max_num_batched_tokens=8, policy="priority")
+        prompt = tuple(chance.randrange(3) for _ in range(18))
+        for number in range(10):
+            beginning = prompt[: chance.randint(2, 18)]
+            harness.add(harness.request(beginning, chance.randint(1, 8), seed=number, priority=number))
+            for _ in range(chance.choice([0, 1, 3])):
+                harness.step()
+        harness.run()
+        computed = sum(stats.prompt_tokens for stats in harness.sink.iterations)
+        cached = sum(stats.num_cached_tokens for stats, _, _ in harness.sink.requests)
+        assert computed + cached == sum(stats.num_prompt_tokens for stats, _, _ in harness.sink.requests)
+        num_again += sum(stats.recomputed_tokens for stats in harness.sink.iterations)
+    assert num_again > 0
