@@ -43,14 +43,15 @@ class PrefillConfig:
 
 def decode_config(head_dim: int, dtype: torch.dtype, num_pairs: int) -> DecodeConfig:
     """num_pairs: sequences x kv heads, what there is to do before anything is split. The table as wide as the longest.
+    ~: lengths from a third of that to five thirds. The first row is of an older sweep.
 
-    sequences x context            1 x 392   1 x 32k   8 x 392   8 x 4096   32 x 1024   64 x 392   256 x 128   256 x 392
-    128, 4 warps, 5 stages, 1, 1       7.0      40.0      10.5       39.8        39.7       42.7        67.9       139.9
-    128, 4 warps, 3 stages, 2, 1       8.4      46.2      11.4       42.7        38.7       37.3        47.9       121.1
-     64, 2 warps, 3 stages, 4, 2       7.3      47.6      10.8       39.7        40.3       31.5        41.5       109.1
-     64, 2 warps, 4 stages, 4, 1       6.5      47.5       9.6       40.1        39.8       31.9        41.3       109.1
-     64, 2 warps, 5 stages, 2, 1       6.4      47.6      10.6       43.5        42.2       37.1        42.7       107.7
-    by 4.15 TB/s                       0.4      32.3       3.1       32.3        32.3       24.8        32.3        99.0
+    sequences x context      1x392  1x32k  8x392  8x4096  64x392  64x~392  128x~2048  256x392  256x~392  1000x~300
+    128, 4 warps, 5, 1, 1      7.0   40.0   10.5    39.8       -        -          -        -         -          -
+    128, 4 warps, 3, 2, 1      8.3   46.6   11.4    42.9    37.5     33.4      252.0    122.3     113.7      332.4
+     64, 2 warps, 4, 4, 1      6.5   48.7    9.7    40.8    32.8     38.8      247.9    111.0     106.2      299.2
+     64, 2 warps, 5, 2, 1      6.4   47.6   10.7    43.6    37.4     31.7      250.0    107.6     104.0      293.8
+     32, 1 warp,  4, 4, 1      7.0   47.4   10.2    40.3    34.9     35.7      280.4    102.4     102.0      289.9
+    by 4.67 TB/s               0.3   28.7    2.7    28.7    22.0     22.0      229.6     87.9      87.9      262.9
     """
     if dtype.itemsize > 2 or head_dim > 128:
         if _padded(head_dim) * dtype.itemsize <= 512:
