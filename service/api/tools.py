@@ -15,11 +15,10 @@ from service.errors import InvalidRequest, UnsupportedParameter
 from service.protocol.chat import ChatPromptFields, Tool
 from service.text.chat_template import ChatTemplate
 from service.text.tokenizer import Tokenizer
-from service.text.tool_calls import ToolStyle
+from service.text.tool_calls import MISTRAL_MARKER, ToolStyle
 from service.text.tool_grammar import CallableTool, CallRules, call_grammar, text_before_calls
 
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
-_MISTRAL_MARKER = "[TOOL_CALLS]"
 
 Mode = Literal["none", "auto", "required"]
 
@@ -95,7 +94,7 @@ def output_form(use: ToolUse, form: GrammarSpec | None, tokenizer: Tokenizer) ->
     stands_beside = form is not None and form.kind == "json_schema" and form.source.startswith("{")
     if not (use.must_call or stands_beside or (form is None and use.needs_grammar)):
         return form
-    marker = tokenizer.id_of(_MISTRAL_MARKER)
+    marker = tokenizer.id_of(MISTRAL_MARKER)
     content = None if use.must_call or form is None else form.source
     rules = CallRules(use.must_call, use.parallel, content, marker if marker in tokenizer.special_ids else None)
     try:

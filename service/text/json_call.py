@@ -100,15 +100,19 @@ class JsonCall:
         """One more character of a key or value; arguments are passed on, the rest is kept until it is complete."""
         if not self._stack:
             return
-        if self._is_arguments():
-            if self._token or not char.isspace():
-                self._token += char if self._quoted_arguments or not self._token else ""
-                self._quoted_arguments = self._token.startswith('"')
-                self._has_arguments = True
-                if not self._quoted_arguments:
-                    self._arguments += char
-        else:
+        if not self._is_arguments():
             self._token += char
+        elif self._token or not char.isspace():
+            self._note_argument(char)
+
+    def _note_argument(self, char: str) -> None:
+        """Arguments written as a string are kept until it is complete. Of others the token is the first character."""
+        if not self._token:
+            self._token, self._quoted_arguments, self._has_arguments = char, char == '"', True
+        elif self._quoted_arguments:
+            self._token += char
+        if not self._quoted_arguments:
+            self._arguments += char
 
     def _is_arguments(self) -> bool:
         return self._reads_value and self._key in _ARGUMENT_KEYS

@@ -46,13 +46,7 @@ class PythonicCall:
             self._read_name(char)
             return
         if self._quote:
-            self._token += char
-            if self._escaped:
-                self._escaped = False
-            elif char == "\\":
-                self._escaped = True
-            elif char == self._quote:
-                self._quote = ""
+            self._read_in_string(char)
         elif char in "'\"":
             self._quote = char
             self._token += char
@@ -70,6 +64,15 @@ class PythonicCall:
             self._end_argument()
         else:
             self._token += char
+
+    def _read_in_string(self, char: str) -> None:
+        self._token += char
+        if self._escaped:
+            self._escaped = False
+        elif char == "\\":
+            self._escaped = True
+        elif char == self._quote:
+            self._quote = ""
 
     def _read_name(self, char: str) -> None:
         if char != "(":

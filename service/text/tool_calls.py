@@ -20,6 +20,8 @@ from service.text.json_call import CallStatus, CallText, JsonCall
 from service.text.marker import Marker
 from service.text.pythonic_call import PythonicCall
 
+MISTRAL_MARKER = "[TOOL_CALLS]"
+
 
 class ToolStyle(StrEnum):
     HERMES = "hermes"
@@ -64,7 +66,7 @@ def style_of_template(source: str) -> ToolStyle | None:
     """The style that a chat template shows its model; None if it speaks of no tools or in no known style."""
     if "<tool_call>" in source:
         return ToolStyle.HERMES
-    if "[TOOL_CALLS]" in source:
+    if MISTRAL_MARKER in source:
         return ToolStyle.MISTRAL
     if re.search(r'"parameters":|\'"parameters": \'|<\|python_tag\|>', source):
         return ToolStyle.LLAMA3_JSON
@@ -79,11 +81,11 @@ def make_router(style: ToolStyle, names: Collection[str]) -> ToolRouter:
         case ToolStyle.HERMES:
             return _MarkedCalls(names)
         case ToolStyle.LLAMA3_JSON:
-            return _LeadingCalls(lambda: JsonCall(names), ("<|python_tag|>",), "", ";,")
+            return _LeadingCalls(lambda: JsonCall(names), "<|python_tag|>", "", ";,")
         case ToolStyle.MISTRAL:
-            return _LeadingCalls(lambda: JsonCall(names), ("[TOOL_CALLS]",), "[", ",]")
+            return _LeadingCalls(lambda: JsonCall(names), MISTRAL_MARKER, "[", ",]")
         case ToolStyle.PYTHONIC:
-            return _LeadingCalls(lambda: PythonicCall(names), ("<|python_start|>",), "[", ",]")
+            return _LeadingCalls(lambda: PythonicCall(names), "<|python_start|>", "[", ",]")
 
 
 class _MarkedCalls:
@@ -144,14 +146,15 @@ class _MarkedCalls:
 
 
 class _LeadingCalls:
-    """Calls that are the whole answer: after an optional marker and `opening`, with `between` between them.
+    """Calls that are the whole answer: after `marker`, which may be missing, and `opening`. between: characters that
+    may stand between two calls or after the last.
 
-    The first thing that does not fit makes all of the rest text; before the first call, all of it.
+    From the first thing that does not fit, the rest is text; if that comes before the first call, so is all before it.
     """
 
-    def __init__(self, make_call: Callable[[], _Call], markers: tuple[str, ...], opening: str, between: str) -> None:
+    def __init__(self, make_call: Callable[[], _Call], marker: str, opening: str, between: str) -> None:
         self._make_call = make_call
-        self._markers = markers
+        self._marker = marker
         self._opening = opening
         self._between = between
         self._head = ""  # what was read before the first call, until it is sure to be one
@@ -182,11 +185,10 @@ class _LeadingCalls:
         """Text that is left after the marker and the opening, or all of it if it cannot be them."""
         self._head += text
         seen = self._head.lstrip()
-        for marker in self._markers:
-            if seen.startswith(marker):
-                seen = seen.removeprefix(marker).lstrip()
-            elif seen and marker.startswith(seen):
-                return ""
+        if seen.startswith(self._marker):
+            seen = seen.removeprefix(self._marker).lstrip()
+        elif self._marker.startswith(seen):
+            return ""
         if not seen:
             return ""
         if not seen.startswith(self._opening or "{"):

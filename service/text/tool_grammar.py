@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from service.core.grammar import STANDARD_WHITESPACE
-from service.text.tool_calls import ToolStyle
+from service.text.tool_calls import MISTRAL_MARKER, ToolStyle
 
 _PYTHON_ESCAPES = 'nrbtf\\"'
 """Escapes that a JSON text and a Python literal read alike."""
@@ -52,7 +52,7 @@ def call_grammar(style: ToolStyle, tools: Sequence[CallableTool], rules: CallRul
             lines = _leading(rules, "call", '"; "', "", r"/[^{\s](.|\n)*/")
             bodies = _json_bodies(tools, "parameters")
         case ToolStyle.MISTRAL:
-            marker = '"[TOOL_CALLS]"' if rules.marker is None else f"<[{rules.marker}]>"
+            marker = f'"{MISTRAL_MARKER}"' if rules.marker is None else f"<[{rules.marker}]>"
             text = r"/[^\[\s](.|\n)*/" if rules.marker is None else r"/(.|\n)*/"
             lines = _leading(rules, f'{marker} / ?/ "[" call', '", "', '"]"', text)
             bodies = _json_bodies(tools, "arguments")
@@ -103,29 +103,39 @@ def _json_bodies(tools: Sequence[CallableTool], key: str) -> list[str]:
 
 
 def _python_bodies(tools: Sequence[CallableTool]) -> list[str]:
-    """`name(key=value, ...)`: keys in the schema's order, those that are not required left out or not."""
+    """`name(key=value, ...)`: keys in the schema's order; those that are not required may be left out.
+
+    Rules of function i: `first_i_n` is its arguments from the n-th on where none stands before them, `next_i_n` the
+    same behind another argument, so with a comma.
+    """
     lines = []
     for index, tool in enumerate(tools):
         schema = _parameters(tool)
-        properties, required = schema.get("properties", {}), schema.get("required", [])
-        if "properties" not in schema and set(schema) - {"type", "additionalProperties", "description", "title"}:
-            raise ValueError(f"the parameters of {tool.name} have no list of properties")
-        if not isinstance(properties, dict) or not isinstance(required, list):
-            raise ValueError(f"the parameters of {tool.name} have properties or required of a wrong type")
-        keys = [key for key in properties if key.isidentifier()]
-        if not all(isinstance(key, str) and key in properties and key.isidentifier() for key in required):
-            raise ValueError(f"the parameters of {tool.name} have names that cannot be keywords")
+        is_required = _keywords(schema, tool.name)
         lines.append(f'call_{index}: {json.dumps(tool.name + "(")} first_{index}_0 ")"')
-        for number, key in enumerate(keys):
+        for number, (key, must_stand) in enumerate(is_required.items()):
             argument, after = f"argument_{index}_{number}", f"{index}_{number + 1}"
-            skips = key not in required
-            lines.append(f"first_{index}_{number}: {argument} next_{after}" + (f" | first_{after}" if skips else ""))
-            lines.append(f'next_{index}_{number}: ", " {argument} next_{after}' + (f" | next_{after}" if skips else ""))
+            first, following = f"{argument} next_{after}", f'", " {argument} next_{after}'
+            if not must_stand:
+                first, following = f"{first} | first_{after}", f"{following} | next_{after}"
+            lines += [f"first_{index}_{number}: {first}", f"next_{index}_{number}: {following}"]
             value = _with_options(_property(schema, key), is_strict=tool.is_strict, escapes=_PYTHON_ESCAPES)
             lines.append(f"{argument}: {json.dumps(key + '=')} value_{index}_{number}")
             lines.append(f"value_{index}_{number}: %json {value}")
-        lines += [f'first_{index}_{len(keys)}: ""', f'next_{index}_{len(keys)}: ""']
+        lines += [f'first_{index}_{len(is_required)}: ""', f'next_{index}_{len(is_required)}: ""']
     return lines
+
+
+def _keywords(schema: Mapping[str, Any], name: str) -> dict[str, bool]:
+    """Each property that a Python call can name, and whether it is required; ValueError if some required one cannot."""
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if "properties" not in schema and set(schema) - {"type", "additionalProperties", "description", "title"}:
+        raise ValueError(f"the parameters of {name} have no list of properties")
+    if not isinstance(properties, dict) or not isinstance(required, list):
+        raise ValueError(f"the parameters of {name} have properties or required of a wrong type")
+    if not all(isinstance(key, str) and key in properties and key.isidentifier() for key in required):
+        raise ValueError(f"the parameters of {name} have names that cannot be keywords")
+    return {key: key in required for key in properties if key.isidentifier()}
 
 
 def _parameters(tool: CallableTool) -> dict[str, Any]:
