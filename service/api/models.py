@@ -7,7 +7,6 @@ from starlette.responses import Response
 
 from service.api.context import ApiContext
 from service.api.validation import check_model
-from service.errors import Unavailable
 from service.protocol.models import DefaultSampling, ModelCard, ModelList, ModelPermission
 
 
@@ -27,9 +26,7 @@ class Models:
         return _json(self._card(name))
 
     def _card(self, name: str) -> ModelCard:
-        model = self._context.state.model
-        if model is None:
-            raise Unavailable("The model is still loading.", retry_after_s=2.0, code="model_loading")
+        model = self._context.state.check_loaded()
         defaults = model.defaults
         return ModelCard(
             id=name,

@@ -114,8 +114,17 @@ class ServingState:
         """The model; raises Unavailable when new requests are not taken."""
         if self.phase is Phase.READY and self._model is not None:
             return self._model
+        raise self._unavailable()
+
+    def check_loaded(self) -> ServedModel:
+        """The model, also while draining; raises Unavailable, which says why, while there is none."""
+        if self._model is None:
+            raise self._unavailable()
+        return self._model
+
+    def _unavailable(self) -> Unavailable:
         if self.phase is Phase.LOADING:
-            raise Unavailable("The model is still loading.", retry_after_s=2.0, code="model_loading")
+            return Unavailable("The model is still loading.", retry_after_s=2.0, code="model_loading")
         if self.phase is Phase.DRAINING:
-            raise Unavailable("The server is shutting down.", retry_after_s=5.0, code="shutting_down")
-        raise Unavailable("The model could not be loaded or the engine has stopped.", retry_after_s=30.0)
+            return Unavailable("The server is shutting down.", retry_after_s=5.0, code="shutting_down")
+        return Unavailable("The model could not be loaded or the engine has stopped.", retry_after_s=30.0)

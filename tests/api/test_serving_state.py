@@ -26,6 +26,15 @@ def test_refuses_in_every_other_phase(change: str) -> None:
     assert not state.is_healthy()
 
 
+@pytest.mark.parametrize(("change", "reason"), [("set_draining", "shutting down"), ("set_failed", "not be loaded")])
+def test_without_a_model_it_says_why(change: str, reason: str) -> None:
+    state = ServingState()
+    getattr(state, change)()
+    for check in (state.check_ready, state.check_loaded):
+        with pytest.raises(Unavailable, match=reason):
+            check()
+
+
 def test_the_fingerprint_follows_the_build() -> None:
     def fingerprint(**build: str) -> str:
         model: Any = None
