@@ -94,7 +94,7 @@ def _num_top(beam: BeamParams, stop_token_ids: Collection[int], vocab_size: int)
     most = min(_MAX_TOP, vocab_size)
     if num_top > most:
         raise InvalidRequest(
-            f"stop_token_ids: beam_width and the number of tokens that end a beam may be {most} together, they are "
+            f"stop_token_ids: beam_width plus the number of tokens that end a beam may be at most {most}; it is "
             f"{num_top}.",
             param="stop_token_ids",
         )

@@ -108,8 +108,13 @@ def _check_prompts(fields: CompletionRequest, config: ApiConfig) -> list[str | l
         raise InvalidRequest(_NO_TEXT, param="prompt")
     if len(prompts) > config.max_prompts_per_call:
         raise InvalidRequest(f"prompt may hold at most {config.max_prompts_per_call} prompts.", param="prompt")
-    if len(prompts) * max(fields.n or 1, fields.best_of or 1, fields.beam_width or 1) > config.max_sequences_per_call:
-        raise InvalidRequest(f"prompts times n may be at most {config.max_sequences_per_call}.", param="n")
+    each, param = max((getattr(fields, name) or 1, name) for name in ("n", "best_of", "beam_width"))
+    if len(prompts) * each > config.max_sequences_per_call:
+        raise InvalidRequest(
+            f"{len(prompts)} prompts times {param} {each} are more than {config.max_sequences_per_call} sequences, the "
+            "limit of one call.",
+            param=param,
+        )
     return prompts
 
 

@@ -50,7 +50,10 @@ def parse_large(body: bytes) -> Any:
 
 def _check_rest(num_bytes: int) -> int:
     if num_bytes > _MAX_REST_BYTES:
-        raise InvalidRequest("The body holds too many values.")
+        raise InvalidRequest(
+            "The body holds too many values: besides strings and long lists of integers it may have at most "
+            f"{_MAX_REST_BYTES} bytes."
+        )
     return num_bytes
 
 

@@ -19,14 +19,16 @@ def logprob_room(
     of_prompts = 0 if num_prompt_logprobs is None else sum(map(len, prompts)) * (num_prompt_logprobs + 1)
     if of_prompts > most:
         param = "logprobs" if call.prompt_logprobs is None else "prompt_logprobs"
-        raise InvalidRequest(f"{param}: the prompts need {of_prompts} log probabilities; at most {most}.", param=param)
+        raise InvalidRequest(
+            f"{param}: the prompts need {of_prompts} log probabilities; a call may have at most {most}.", param=param
+        )
     if call.logprobs is None:
         return most
     a_token = len(prompts) * call.sampling.n * (call.logprobs + 1)
     if call.max_tokens is not None and of_prompts + call.max_tokens * a_token > most:
         raise InvalidRequest(
             f"logprobs: {call.max_tokens_param} {call.max_tokens} needs up to {of_prompts + call.max_tokens * a_token} "
-            f"log probabilities; at most {most}.",
+            f"log probabilities; a call may have at most {most}.",
             param="logprobs",
         )
     return max(1, (most - of_prompts) // a_token)

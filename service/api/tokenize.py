@@ -39,7 +39,7 @@ class Tokenize:
         model = self._context.state.check_ready()
         body = await read_json_object(http, self._context.texts)
         if ("prompt" in body) == ("messages" in body):
-            raise InvalidRequest("Either prompt or messages is required.", param="prompt")
+            raise InvalidRequest("Exactly one of prompt and messages is required.", param="prompt")
         read = self._chat_ids if "messages" in body else self._text_ids
         ids, ignored, with_strings = await read(body, model, http.receive)
 

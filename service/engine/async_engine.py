@@ -111,7 +111,9 @@ class AsyncEngine:
             raise Unavailable("the engine has stopped", code="engine_stopped")
         if num_requests > self._config.max_waiting_requests:
             limit = self._config.max_waiting_requests
-            raise InvalidRequest(f"{num_requests} prompts in one call; this server takes {limit}", param="prompt")
+            raise InvalidRequest(
+                f"prompt: {num_requests} prompts in one call; this server takes {limit}", param="prompt"
+            )
         queued = self._loop.num_queued()
         if queued.requests + num_requests > self._config.max_waiting_requests:
             limit = self._config.max_waiting_requests

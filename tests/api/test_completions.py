@@ -280,8 +280,14 @@ def test_a_long_prompt_does_not_hold_up_others(
 def test_bounds_of_prompts_and_sequences(http: httpx.Client) -> None:
     response = http.post(COMPLETIONS, json=completion(prompt=["a"] * 129))
     assert (response.status_code, error_of(response)["param"]) == (400, "prompt")
-    response = http.post(COMPLETIONS, json=completion(prompt=["a"] * 3, n=100))
-    assert (response.status_code, error_of(response)["param"]) == (400, "n")
+    for param, asked in (
+        ("n", {"n": 5}),
+        ("best_of", {"n": 2, "best_of": 5}),
+        ("beam_width", {"use_beam_search": True, "beam_width": 5}),
+    ):
+        response = http.post(COMPLETIONS, json=completion(prompt=["a"] * 60, **asked))
+        assert (response.status_code, error_of(response)["param"]) == (400, param)
+        assert f"60 prompts times {param} 5" in error_of(response)["message"]
 
 
 def test_one_refused_prompt_refuses_the_call(server: RunningServer, http: httpx.Client) -> None:

@@ -51,7 +51,7 @@ def test_a_run_that_ends_with_a_comma_at_the_border_of_a_piece(ending: str) -> N
 
 @pytest.mark.parametrize("value", [b"[1],", b'"",', b"{},", b"1.5,", b"[[[]]],"])
 def test_too_many_values_are_refused_at_once(value: bytes) -> None:
-    with pytest.raises(InvalidRequest, match="too many values"):
+    with pytest.raises(InvalidRequest, match=r"too many values.* at most 524288 bytes"):
         parse_large(b"[" + value * (4_000_000 // len(value)) + b"0]")
 
 
