@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from service.api.serving_state import GenerationDefaults, ServedModel
-from service.api.token_checks import check_range, check_token_ids, quote
+from service.api.token_checks import INT64_MAX, check_range, check_token_ids, quote
 from service.config import ApiConfig
 from service.errors import InvalidRequest
 from service.protocol.generation import GenerationFields
@@ -50,7 +50,7 @@ def check_draw_rules(fields: GenerationFields, config: ApiConfig, defaults: Gene
     check_range("presence_penalty", fields.presence_penalty, -2, 2)
     check_range("frequency_penalty", fields.frequency_penalty, -2, 2)
     check_range("repetition_penalty", fields.repetition_penalty, *_REPETITION)
-    check_range("min_tokens", fields.min_tokens, 0, 2**63 - 1)
+    check_range("min_tokens", fields.min_tokens, 0, INT64_MAX)
     return DrawRules(
         min_p=defaults.min_p if fields.min_p is None else fields.min_p,
         presence_penalty=fields.presence_penalty or 0.0,
@@ -74,7 +74,7 @@ def sampling_fields(rules: DrawRules, model: ServedModel, stop_token_ids: Collec
     allowed = range(model.vocab_size) if rules.allowed_token_ids is None else rules.allowed_token_ids
     if forbidden.issuperset(allowed):
         param = "bad_words" if rules.allowed_token_ids is None else "allowed_token_ids"
-        raise InvalidRequest(f"{param}: with min_tokens and bad_words no token may be left to draw.", param=param)
+        raise InvalidRequest(f"{param}: min_tokens and bad_words can leave no token to draw.", param=param)
     return SamplingFields(
         min_p=rules.min_p,
         presence_penalty=rules.presence_penalty,
@@ -105,7 +105,8 @@ def _check_bad_words(words: list[str], config: ApiConfig) -> tuple[str, ...]:
         raise InvalidRequest(f"bad_words may hold at most {config.max_bad_words} words.", param="bad_words")
     if any(not word.strip() or len(word.encode()) > config.max_stop_bytes for word in words):
         raise InvalidRequest(
-            f"A bad word must have 1 to {config.max_stop_bytes} bytes and not only spaces.", param="bad_words"
+            f"bad_words: each word must have 1 to {config.max_stop_bytes} bytes, not all of them spaces.",
+            param="bad_words",
         )
     return tuple(words)
 

@@ -12,7 +12,7 @@ from service.api.choice_text import StopRules
 from service.api.draw_rules import DrawRules, check_draw_rules
 from service.api.output_form import check_output_form
 from service.api.serving_state import GenerationDefaults
-from service.api.token_checks import check_range, quote
+from service.api.token_checks import INT64_MAX, check_range, quote
 from service.api.unsupported import check_extra_fields, extra_fields
 from service.config import ApiConfig
 from service.core.grammar import GrammarSpec
@@ -20,7 +20,6 @@ from service.core.sampling_params import BeamParams
 from service.errors import InvalidRequest, ModelNotFound, UnsupportedParameter
 from service.protocol.generation import GenerationFields
 
-_INT64_MAX = 2**63 - 1
 _GREEDY_TEMPERATURE = 1e-5
 """Dividing logits by a smaller temperature only overflows; it means argmax."""
 _GREEDY_TOP_P = 1e-6
@@ -103,7 +102,7 @@ def check_call(
         raise InvalidRequest("stream_options is only allowed when stream is true.", param="stream_options")
     max_tokens_param = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
     max_tokens = getattr(fields, max_tokens_param)
-    check_range(max_tokens_param, max_tokens, least_max_tokens, _INT64_MAX)
+    check_range(max_tokens_param, max_tokens, least_max_tokens, INT64_MAX)
     _check_prompt_fields(fields, config)
     form = check_output_form(fields, config)
     return CheckedCall(
@@ -164,7 +163,7 @@ def _check_prompt_fields(fields: GenerationFields, config: ApiConfig) -> None:
     if fields.prompt_logprobs is not None and fields.stream:
         raise InvalidRequest("prompt_logprobs is not for streams.", param="prompt_logprobs")
     if fields.truncate_prompt_tokens != -1:
-        check_range("truncate_prompt_tokens", fields.truncate_prompt_tokens, 1, _INT64_MAX)
+        check_range("truncate_prompt_tokens", fields.truncate_prompt_tokens, 1, INT64_MAX)
 
 
 def _check_unknown(fields: GenerationFields, config: ApiConfig, deeper: Sequence[str]) -> tuple[str, ...]:
@@ -182,11 +181,11 @@ def _check_sampling(fields: GenerationFields, config: ApiConfig, defaults: Gener
     check_range("n", fields.n, 1, config.max_n)
     check_range("temperature", fields.temperature, 0, 2)
     check_range("top_p", fields.top_p, 0, 1)
-    check_range("top_k", fields.top_k, -1, _INT64_MAX)
+    check_range("top_k", fields.top_k, -1, INT64_MAX)
     num_returned = 1 if fields.n is None else fields.n
     n = _check_best_of(fields, num_returned, config)
     # Choice i draws with seed + i, and that must be an int64 too.
-    check_range("seed", fields.seed, -_INT64_MAX - 1, _INT64_MAX - (n - 1))
+    check_range("seed", fields.seed, -INT64_MAX - 1, INT64_MAX - (n - 1))
     temperature = defaults.temperature if fields.temperature is None else fields.temperature
     top_p = defaults.top_p if fields.top_p is None else fields.top_p
     top_k = defaults.top_k if fields.top_k is None else fields.top_k
@@ -203,8 +202,8 @@ def _check_sampling(fields: GenerationFields, config: ApiConfig, defaults: Gener
 
 def _check_best_of(fields: GenerationFields, n: int, config: ApiConfig) -> int:
     """How many choices to generate."""
-    best_of = n if fields.best_of is None else fields.best_of
-    if fields.best_of is None:
+    best_of = fields.best_of
+    if best_of is None:
         return n
     check_range("best_of", best_of, 1, max(config.max_best_of, n))
     if best_of < n:
@@ -221,7 +220,7 @@ def _check_stops(stop: str | list[str] | None, config: ApiConfig) -> tuple[str, 
     if not all(stops):
         raise InvalidRequest("stop may not hold an empty string.", param="stop")
     if any(len(text.encode()) > config.max_stop_bytes for text in stops):
-        raise InvalidRequest(f"A stop string may have at most {config.max_stop_bytes} bytes.", param="stop")
+        raise InvalidRequest(f"stop: each string may have at most {config.max_stop_bytes} bytes.", param="stop")
     return stops
 
 
