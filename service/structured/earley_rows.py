@@ -17,6 +17,7 @@ _MAX_ITEMS_IN_ALL = 8_000
 _ITEMS_A_ROW = 4
 """What a row takes beside its items, in items."""
 _MAX_AFTER = 2_000
+"""Answers of `after` that are remembered."""
 
 _ITSELF = -1
 """In a row's items: the rule began in this row."""
@@ -25,7 +26,7 @@ Item = tuple[int, int]
 
 
 class _Row:
-    """wanted: of each symbol that may come next, the items that it leads to."""
+    """wanted: the symbols that may come next, and the items that each leads to."""
 
     def __init__(self) -> None:
         self.wanted: dict[Symbol, list[Item]] = defaultdict(list)
@@ -37,7 +38,7 @@ class EarleyRows:
     def __init__(self, lark: Lark) -> None:
         self._lark = lark
         self._rule_that_ends: dict[int, int] = {last: rule for rule, (_, last) in enumerate(lark.rule_bounds)}
-        self._telling: dict[int, tuple[int, ...]] = {}
+        self._important: dict[int, tuple[int, ...]] = {}
         self._after: dict[tuple[int, tuple[int, ...]], int | None] = {}
         self._rows: list[_Row] = []
         self._numbers: dict[frozenset[Item], int] = {}
@@ -82,11 +83,11 @@ class EarleyRows:
         """Predict and complete until nothing is new; the row, and those of its items that tell what may follow."""
         rules, row = self._lark.rules, _Row()
         items, waiting = set[Item](), list[Item]()
-        empty = set[int]()  # rules that began and ended in this row
+        empty = set[int]()  # rules that began and ended in this row: who asks for one later has it at once
 
         def add(item: Item) -> None:
             state, began = item
-            for each in self._telling_from(state):
+            for each in self._important_from(state):
                 if (each, began) not in items:
                     items.add((each, began))
                     waiting.append((each, began))
@@ -104,23 +105,26 @@ class EarleyRows:
                     if symbol.number in empty:
                         add((end, began))
             rule = self._rule_that_ends.get(state)
-            if rule is None:
-                continue
-            if began == _ITSELF:
-                empty.add(rule)
-                ended = list(row.wanted.get(Symbol(True, rule), ()))
-            else:
-                wanted = self._rows[began].wanted.get(Symbol(True, rule), ())
-                ended = [(end, began if before == _ITSELF else before) for end, before in wanted]
-            for item in ended:
-                add(item)
+            if rule is not None:
+                if began == _ITSELF:
+                    empty.add(rule)
+                for item in self._advanced_by(rule, began, row):
+                    add(item)
         whole = self._lark.rule_bounds[0][1]
         return row, frozenset(item for item in items if rules.moves[item[0]] or item[0] == whole)
 
-    def _telling_from(self, state: int) -> tuple[int, ...]:
-        """States that this one leads to by nothing, and that lead on or end a rule."""
-        if state not in self._telling:
+    def _advanced_by(self, rule: int, began: int, row: _Row) -> list[Item]:
+        """The items of `row` that waited for this rule where it began, and have it behind them now."""
+        symbol = Symbol(True, rule)
+        if began == _ITSELF:
+            return list(row.wanted.get(symbol, ()))
+        wanted = self._rows[began].wanted.get(symbol, ())
+        return [(end, began if before == _ITSELF else before) for end, before in wanted]
+
+    def _important_from(self, state: int) -> tuple[int, ...]:
+        """States that this one leads to by nothing, and that lead on or end a rule; see `RegexStates`."""
+        if state not in self._important:
             moves = self._lark.rules.moves
             reached = self._lark.rules.closure({state})
-            self._telling[state] = tuple(each for each in reached if moves[each] or each in self._rule_that_ends)
-        return self._telling[state]
+            self._important[state] = tuple(each for each in reached if moves[each] or each in self._rule_that_ends)
+        return self._important[state]

@@ -28,7 +28,10 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class CompileLimits:
-    """seconds: of work for one grammar. cache_bytes: of compiled grammars that are kept for the next request."""
+    """seconds: of work for one grammar. cache_bytes: of compiled grammars that are kept for the next request.
+
+    num_threads: grammars that are compiled at a time; the vocabulary is read in one of these threads too.
+    """
 
     seconds: float = 2.0
     cache_bytes: int = 256 * 2**20
@@ -181,16 +184,18 @@ _BASE_BYTES, _BYTES_A_CHARACTER = 2**20, 400
 def compile_grammar(spec: GrammarSpec, vocabulary: Vocabulary) -> CompiledGrammar:
     """Raises ValueError with the reason if it cannot be honoured. Any thread."""
     prototype = LLMatcher(vocabulary.trie, grammar_source(spec), log_level=0, limits=_PARSER_LIMITS)
-    if not prototype.is_error():
-        first = prototype.deep_copy()
-        first.compute_bitmask()  # fills the lexer's tables, which all copies share; and it must be possible
-        if first.is_error():
-            raise ValueError(first.get_error())
-    if prototype.is_error():
-        raise ValueError(prototype.get_error())
+    _check_sound(prototype)
+    first = prototype.deep_copy()
+    first.compute_bitmask()  # fills the lexer's tables, which all copies share; and it must be possible
+    _check_sound(first)
     places = _places(spec, vocabulary)
     num_bytes = _BASE_BYTES + _BYTES_A_CHARACTER * len(spec.source) + (0 if places is None else MAX_BYTES)
     return CompiledGrammar(prototype, num_bytes, places)
+
+
+def _check_sound(matcher: LLMatcher) -> None:
+    if matcher.is_error():
+        raise ValueError(matcher.get_error())
 
 
 def _places(spec: GrammarSpec, vocabulary: Vocabulary) -> AnyPlaces | None:

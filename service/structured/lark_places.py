@@ -16,7 +16,10 @@ from service.structured.regex_syntax import step
 
 
 class LarkState(NamedTuple):
-    """chars: states of the terminals that have begun; if none has, of those that may, and a text may end here."""
+    """chars: states of the terminals that have begun; if none has, of those that may begin.
+
+    has_begun: whether one has. It keeps apart two states of equal chars, in one of which alone a text may end.
+    """
 
     row: int
     has_begun: bool
@@ -44,7 +47,7 @@ class LarkStates:
             reached = step(self._lark.chars, state.chars, char)
             if not reached:
                 return None
-        return self._settled(LarkState(state.row, True, self._telling(reached)))
+        return self._settled(LarkState(state.row, True, self._important(reached)))
 
     def size(self, state: LarkState) -> int:
         return 1 + len(state.chars)
@@ -71,10 +74,11 @@ class LarkStates:
                 terminals |= {self._lark.ignored}
             bounds = self._lark.terminal_bounds
             chars = self._lark.chars.closure(bounds[number][0] for number in terminals)
-            self._starts[row] = LarkState(row, False, self._telling(chars))
+            self._starts[row] = LarkState(row, False, self._important(chars))
         return self._starts[row]
 
-    def _telling(self, chars: Iterable[int]) -> frozenset[int]:
+    def _important(self, chars: Iterable[int]) -> frozenset[int]:
+        """Of them, those that tell what may follow; see `RegexStates`."""
         moves = self._lark.chars.moves
         return frozenset(each for each in chars if moves[each] or each in self._terminal_of)
 

@@ -17,19 +17,19 @@ class RegexStates:
         self._automaton = automaton
         self._last = len(automaton.moves) - 1
         self._ends_at_match = ends_at_match
-        self.first = self._telling(automaton.closure({0}))
+        self.first = self._important(automaton.closure({0}))
 
     def after(self, state: RegexState, char: str) -> RegexState | None:
         reached = step(self._automaton, state, char)
         if not reached or (self._ends_at_match and self._last in reached):
             return None
-        return self._telling(reached)
+        return self._important(reached)
 
     def size(self, state: RegexState) -> int:
         return len(state)
 
-    def _telling(self, states: set[int]) -> RegexState:
-        """Of them, those that tell what may follow."""
+    def _important(self, states: set[int]) -> RegexState:
+        """Of them, those that tell what may follow: the "important states" of Aho, Sethi and Ullman (1986)."""
         return frozenset(state for state in states if self._automaton.moves[state] or state == self._last)
 
 
