@@ -1,6 +1,7 @@
 """Facts -> Prometheus. The recorder is called from the engine thread and the event loop; a scrape reads from any.
 
 Made in `main.py`: a private CollectorRegistry, `Instruments` in it, one `Recorder` that both the engine (as its
-StatsSink) and `create_app` are given. Registered beside them: `LiveGauges` and (unless `metrics_compat` is none)
-`VllmNames`, both with a function that returns the engine's snapshot or None.
+StatsSink) and `create_app` are given. Registered beside them, and read at each scrape: `HostSeconds`, which has the
+recorder's times, `LiveGauges` and (unless `metrics_compat` is none) `VllmNames`, both with a function that returns the
+engine's snapshot or None.
 """

@@ -1,6 +1,7 @@
 """Every metric that is recorded as things happen, in one table: name (with its unit), meaning, labels, buckets.
 
-Gauges of live state are not here: `live_gauges.py` reads them at scrape time. Buckets keep vLLM's bounds,
+What is read at scrape time is not here: gauges of live state (`live_gauges.py`), the host's time by part
+(`host_seconds.py`). Buckets keep vLLM's bounds,
 because `vllm_names.py` shows the same observations under vLLM's names, with smaller ones added.
 """
 

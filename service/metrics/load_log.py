@@ -7,9 +7,8 @@ import logging
 import time
 from dataclasses import dataclass
 
-from prometheus_client import Counter
-
 from service.core.stats import EngineSnapshot
+from service.metrics.counter_total import counter_total
 from service.metrics.instruments import Instruments
 from service.metrics.live_gauges import ReadSnapshot, kv_usage
 
@@ -56,12 +55,12 @@ class LoadLog:
     def _totals(self) -> _Totals:
         of = self._instruments
         return _Totals(
-            prompt_tokens=_total(of.tokens, kind="prompt"),
-            queried_tokens=_total(of.prefix_queried_tokens),
-            hit_tokens=_total(of.prefix_hit_tokens),
-            generated_tokens=_total(of.tokens, kind="generated"),
-            preemptions=_total(of.preemptions),
-            refusals=_total(of.rejections),
+            prompt_tokens=counter_total(of.tokens, kind="prompt"),
+            queried_tokens=counter_total(of.prefix_queried_tokens),
+            hit_tokens=counter_total(of.prefix_hit_tokens),
+            generated_tokens=counter_total(of.tokens, kind="generated"),
+            preemptions=counter_total(of.preemptions),
+            refusals=counter_total(of.rejections),
         )
 
 
@@ -75,9 +74,3 @@ async def log_load(load: LoadLog, every_s: float) -> None:
         logged_s = now_s
         if line is not None:
             _logger.info("%s", line)
-
-
-def _total(counter: Counter, **labels: str) -> float:
-    """The sum over all children whose labels are these."""
-    samples = [sample for metric in counter.collect() for sample in metric.samples]
-    return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from prometheus_client import Counter
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from service.core.stats import EngineSnapshot
+from service.metrics.counter_total import counter_total
 from service.metrics.instruments import Instruments
 from service.metrics.live_gauges import ReadSnapshot, kv_usage
 
@@ -39,16 +39,15 @@ class VllmNames:
         yield self._gauge("vllm:cache_config_info", "Sizes of the KV cache.", 1, sizes)
 
     def _counters(self) -> Iterator[Metric]:
-        tokens = _values(self._instruments.tokens, "kind")
-        yield self._counter("vllm:prompt_tokens", "Prompt tokens computed.", {"": tokens["prompt"]})
-        yield self._counter("vllm:generation_tokens", "Tokens generated.", {"": tokens["generated"]})
-        preemptions = sum(_values(self._instruments.preemptions, "kind").values())
-        yield self._counter("vllm:num_preemptions", "Preemptions.", {"": preemptions})
-        queried, hit = _total(self._instruments.prefix_queried_tokens), _total(self._instruments.prefix_hit_tokens)
-        yield self._counter("vllm:prefix_cache_queries", "Tokens sought in the prefix cache.", {"": queried})
-        yield self._counter("vllm:prefix_cache_hits", "Tokens found in the prefix cache.", {"": hit})
-        ended = _values(self._instruments.requests, "reason")
-        yield self._counter("vllm:request_success", "Requests ended, by reason.", ended, "finished_reason")
+        of = self._instruments
+        computed, generated = counter_total(of.tokens, kind="prompt"), counter_total(of.tokens, kind="generated")
+        yield self._counter("vllm:prompt_tokens", "Prompt tokens computed.", computed)
+        yield self._counter("vllm:generation_tokens", "Tokens generated.", generated)
+        yield self._counter("vllm:num_preemptions", "Preemptions.", counter_total(of.preemptions))
+        queried, hit = counter_total(of.prefix_queried_tokens), counter_total(of.prefix_hit_tokens)
+        yield self._counter("vllm:prefix_cache_queries", "Tokens sought in the prefix cache.", queried)
+        yield self._counter("vllm:prefix_cache_hits", "Tokens found in the prefix cache.", hit)
+        yield self._requests_ended()
 
     def _histograms(self) -> Iterator[Metric]:
         of = self._instruments
@@ -72,11 +71,17 @@ class VllmNames:
         metric.add_sample(name, {**self._labels, **(labels or {})}, value)
         return metric
 
-    def _counter(self, name: str, meaning: str, values: Mapping[str, float], label: str | None = None) -> Metric:
+    def _counter(self, name: str, meaning: str, value: float) -> Metric:
         metric = Metric(name, meaning, "counter")
-        for value_of_label, value in values.items():
-            labels = {label: value_of_label} if label else {}
-            metric.add_sample(f"{name}_total", {**self._labels, **labels}, value)
+        metric.add_sample(f"{name}_total", self._labels, value)
+        return metric
+
+    def _requests_ended(self) -> Metric:
+        (original,) = self._instruments.requests.collect()
+        metric = Metric("vllm:request_success", "Requests ended, by reason.", "counter")
+        for sample in original.samples:
+            labels = {**self._labels, "finished_reason": sample.labels["reason"]}
+            metric.add_sample("vllm:request_success_total", labels, sample.value)
         return metric
 
     def _copy(self, name: str, source: Collector) -> Metric:
@@ -86,15 +91,3 @@ class VllmNames:
             suffix = sample.name.removeprefix(original.name)
             metric.add_sample(name + suffix, {**self._labels, **sample.labels}, sample.value)
         return metric
-
-
-def _values(counter: Counter, label: str) -> dict[str, float]:
-    """Value of each child of a counter with one label."""
-    (metric,) = counter.collect()
-    return {sample.labels[label]: sample.value for sample in metric.samples if sample.name.endswith("_total")}
-
-
-def _total(counter: Counter) -> float:
-    """Value of a counter without labels."""
-    (metric,) = counter.collect()
-    return metric.samples[0].value
