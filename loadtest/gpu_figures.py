@@ -12,6 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from loadtest.model_shapes import LLAMA_8B as LLAMA
+from loadtest.model_shapes import QWEN3_06B as QWEN3
+from loadtest.table import aligned
+
 Result = Mapping[str, Any]
 """One line of JSON of a benchmark."""
 
@@ -115,8 +119,6 @@ def prefill_attention_tflops(key: str) -> Callable[[Sequence[Result]], Reading |
     return read
 
 
-LLAMA, QWEN3 = "llama-8b", "qwen3-0.6b"
-
 FIGURES = (
     Figure("Llama-8B decode step, batch 1, ms", decode_step_ms(LLAMA, 1), 4.25, 4.94),
     Figure("Llama-8B decode step, batch 8, ms", decode_step_ms(LLAMA, 8), 4.35, 5.06),
@@ -146,14 +148,7 @@ def figures_table(results: Sequence[Result]) -> str:
         reading = figure.read(results)
         if reading is not None:
             lines.append(figure.cells(reading))
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if 0 < column < 5 else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
+    return aligned(lines, left=(0, 5))
 
 
 def read_results(files: Sequence[Path]) -> list[Result]:

@@ -1,6 +1,6 @@
 """The short table of a result, and results side by side, as text."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 
@@ -46,12 +46,17 @@ def text_table(results: Sequence[Mapping[str, Any]], names: Sequence[str]) -> st
         values = [result.get(row.key) for result in results]
         if any(value is not None for value in values):
             lines.append([row.title, *(format_figure(value) for value in values)])
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return aligned(lines)
+
+
+def aligned(lines: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
+    """Lines of equally many cells as text, a column as wide as its longest cell. left: columns of words."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
+            cell.ljust(width) if i in left else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
+        ).rstrip()
         for line in lines
     )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.svg_plot import Axes, Curve, legend, page_style, standalone_svg, svg_plot
-from loadtest.table import format_figure
+from loadtest.table import aligned, format_figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Figure:
 def figure_text(figure: Figure) -> str:
     """As printed."""
     parts = [f"## {figure.name}: {figure.title}", f"driven by: {figure.driven_by}"]
-    parts += [f"\n{table.title}\n{_aligned(table)}" for table in figure.tables]
+    parts += [f"\n{table.title}\n{_table_text(table)}" for table in figure.tables]
     parts += [f"- {note}" for note in figure.notes]
     return "\n".join(parts)
 
@@ -96,13 +96,6 @@ def _html_table(table: Table) -> str:
     return f'{title}<div class="scroll"><table><tr>{head}</tr>{rows}</table></div>'
 
 
-def _aligned(table: Table) -> str:
+def _table_text(table: Table) -> str:
     lines = [list(table.columns), *([format_figure(cell) for cell in row] for row in table.rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(table.columns))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
+    return aligned(lines)

@@ -1,6 +1,6 @@
 import pytest
 
-from loadtest.table import format_figure, text_table
+from loadtest.table import aligned, format_figure, text_table
 
 
 @pytest.mark.parametrize(
@@ -16,6 +16,11 @@ from loadtest.table import format_figure, text_table
 )
 def test_format(value: object, text: str) -> None:
     assert format_figure(value) == text
+
+
+def test_columns_of_words_stand_left_those_of_figures_right_and_no_line_ends_in_blanks() -> None:
+    assert aligned([["a", "1", "met"], ["bcd", "23", ""]], left=(0, 2)).splitlines() == ["a     1  met", "bcd  23"]
+    assert aligned([["a", "1"], ["bcd", "23"]], left=()).splitlines() == ["  a   1", "bcd  23"]
 
 
 def test_rows_without_any_value_are_left_out_and_columns_align() -> None:
