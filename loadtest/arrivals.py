@@ -14,16 +14,6 @@ from numpy.typing import NDArray
 class ArrivalProcess(Protocol):
     """Says when requests arrive."""
 
-    @property
-    def request_rate(self) -> float:
-        """Mean requests per second; infinite when all arrive at once."""
-        ...
-
-    @property
-    def burstiness(self) -> float:
-        """Shape of the gamma law of the gaps: 1 is Poisson, below 1 bursty, infinite for equal gaps."""
-        ...
-
     def arrival_times(self, num_requests: int, rng: np.random.Generator) -> NDArray[np.float64]:
         """Ascending seconds after the start, the first at 0, shape [num_requests]."""
         ...
@@ -31,7 +21,10 @@ class ArrivalProcess(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GammaArrivals:
-    """Gaps have a gamma law of mean 1 / request_rate and squared coefficient of variation 1 / burstiness."""
+    """Gaps have a gamma law of mean 1 / request_rate and squared coefficient of variation 1 / burstiness.
+
+    burstiness: 1 is Poisson, below 1 requests come in bursts.
+    """
 
     request_rate: float
     burstiness: float
@@ -56,11 +49,6 @@ class PoissonArrivals:
     def __post_init__(self) -> None:
         _check_rate(self.request_rate)
 
-    @property
-    def burstiness(self) -> float:
-        """See `ArrivalProcess`."""
-        return 1.0
-
     def arrival_times(self, num_requests: int, rng: np.random.Generator) -> NDArray[np.float64]:
         """See `ArrivalProcess`."""
         return _from_gaps(rng.exponential(1.0 / self.request_rate, max(num_requests - 1, 0)), num_requests)
@@ -75,11 +63,6 @@ class ConstantArrivals:
     def __post_init__(self) -> None:
         _check_rate(self.request_rate)
 
-    @property
-    def burstiness(self) -> float:
-        """See `ArrivalProcess`."""
-        return float("inf")
-
     def arrival_times(self, num_requests: int, rng: np.random.Generator) -> NDArray[np.float64]:
         """See `ArrivalProcess`; draws nothing."""
         return np.arange(num_requests, dtype=np.float64) / self.request_rate
@@ -88,16 +71,6 @@ class ConstantArrivals:
 @dataclass(frozen=True, slots=True)
 class AllAtOnce:
     """Every request at 0: measures throughput with a full queue."""
-
-    @property
-    def request_rate(self) -> float:
-        """See `ArrivalProcess`."""
-        return float("inf")
-
-    @property
-    def burstiness(self) -> float:
-        """See `ArrivalProcess`."""
-        return 1.0
 
     def arrival_times(self, num_requests: int, rng: np.random.Generator) -> NDArray[np.float64]:
         """See `ArrivalProcess`; draws nothing."""

@@ -59,14 +59,13 @@ class BodyOptions:
     """What all request bodies of a run have in common.
 
     Token ids are drawn from `min_token_id` (included) to `vocab_size` (excluded). `extra_body` is laid over
-    each body last; a value of None there removes the field.
+    each body last, over its temperature of 0 too; a value of None there removes the field.
     """
 
     model: str
     endpoint_type: EndpointType = "openai"
     vocab_size: int = 1000
     min_token_id: int = 3
-    temperature: float = 0.0
     ignore_eos: bool = True
     return_token_ids: bool = False
     extra_body: Mapping[str, Any] = field(default_factory=dict)
@@ -96,7 +95,7 @@ def request_body(request: TraceRequest, options: BodyOptions, history: Sequence[
         "stream": True,
         "stream_options": {"include_usage": True},
         "max_tokens": request.output_len,
-        "temperature": options.temperature,
+        "temperature": 0.0,
     }
     body.update(
         _chat_prompt(request)

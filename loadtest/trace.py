@@ -93,7 +93,7 @@ def with_arrivals(requests: Sequence[TraceRequest], arrival_times: Sequence[floa
 def faster(requests: Sequence[TraceRequest], speed: float) -> list[TraceRequest]:
     """The requests with their arrival times divided by `speed` (2 is twice the rate)."""
     if speed <= 0:
-        raise ValueError(f"speed must be above 0, not {speed}")
+        raise ValueError(f"trace speed must be above 0, not {speed}")
     return [dataclasses.replace(request, arrival_s=request.arrival_s / speed) for request in requests]
 
 

@@ -27,7 +27,6 @@ class Point:
 
     num_requests: int
     offered: float
-    throughput: float
     mean_normalized_s: float
     median_normalized_s: float
     median_latency_s: float
@@ -92,7 +91,6 @@ def sweep(
             Point(
                 num,
                 rate,
-                request_throughput(outcome),
                 mean_normalized_latency_s(outcome),
                 median_normalized_latency_s(outcome),
                 median_latency_s(outcome),

@@ -5,7 +5,7 @@ from loadtest.scenarios.rate_sweep import Point, Sweep
 
 
 def point(rate: float, latency_s: float) -> Point:
-    return Point(9, rate, rate, latency_s, latency_s, latency_s)
+    return Point(9, rate, latency_s, latency_s, latency_s)
 
 
 def test_every_system_is_compared_with_the_first() -> None:

@@ -5,7 +5,7 @@ from loadtest.scenarios.rate_sweep import Point, Sweep, latency_plot, requests_n
 
 
 def sweep(*points: tuple[float, float]) -> Sweep:
-    return Sweep("any", 9, 10.0, 1.0, [Point(4, rate, rate, latency, latency, latency) for rate, latency in points])
+    return Sweep("any", 9, 10.0, 1.0, [Point(4, rate, latency, latency, latency) for rate, latency in points])
 
 
 def ended(*ends: float) -> ReplayOutcome:
