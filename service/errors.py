@@ -131,6 +131,6 @@ class Unavailable(RequestError):
 
 
 class Overloaded(Unavailable):
-    """The waiting queue is full."""
+    """More work waits than is taken on: for the engine, or for the threads that read texts and compile grammars."""
 
     code = "overloaded"

@@ -105,7 +105,10 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe level logged")
 
     max_num_seqs: int | None = Field(
-        None, ge=1, le=4096, description="sequences in one iteration at most (256; 512 on a GPU with much memory)"
+        None,
+        ge=1,
+        le=4096,
+        description="sequences in one iteration at most (256; 512 or 1024 on a GPU with much memory)",
     )
     max_num_batched_tokens: int | None = Field(
         None,

@@ -20,7 +20,7 @@ from pydantic_settings import (
 from service.config_file import did_you_mean, read_config_file
 from service.errors import ConfigError
 from service.service_links import is_service_link
-from service.settings import ENV_PREFIX, Settings
+from service.settings import ENV_PREFIX, SECRETS, Settings
 
 _METAVARS = {
     "str": "TEXT",
@@ -58,7 +58,7 @@ def _with_hyphens(argument: str) -> str:
 
 
 def _tidy_help(parser: ArgumentParser) -> None:
-    """Says what a value is in words of the reader, not of Python, and leaves out defaults that are none."""
+    """Names a value's type in words of the reader, not of Python, and leaves out defaults that are empty."""
     parser.usage = "headrace serve [options] [MODEL]"
     for action in parser._actions:
         if isinstance(action.metavar, str):
@@ -73,7 +73,7 @@ def _readable(size: int) -> str:
 
 
 def _with_file(path: Path) -> type[Settings]:
-    """Settings that the file's values come into last, before the defaults."""
+    """Settings that take from the file what command line and environment leave out; then come the defaults."""
     values = read_config_file(path, Settings.model_fields.keys() - {"config"})
 
     class FileSettings(Settings):
@@ -101,7 +101,8 @@ def _explain(fault: ValidationError) -> str:
     for error in fault.errors():
         name = "-".join(str(part) for part in error["loc"]).replace("_", "-")
         reason = error["msg"].removeprefix("Value error, ")
-        given = "" if name in {"api-key", ""} else f" (given: {str(error['input'])[:100]!r})"
+        is_shown = error["loc"] and error["loc"][0] not in SECRETS
+        given = f" (given: {str(error['input'])[:100]!r})" if is_shown else ""
         lines.append(f"{name}: {reason}{given}" if name else reason)
     return "; ".join(lines)
 

@@ -19,9 +19,11 @@ def main(arguments: Sequence[str]) -> int:
         description="Chat with a running OpenAI-compatible server; batches of prompts run behind the chat.",
         epilog="A key in OPENAI_API_KEY is sent.",
     )
-    parser.add_argument("url", nargs="?", default="http://127.0.0.1:8000", help="the server's (%(default)s)")
+    parser.add_argument("url", nargs="?", default="http://127.0.0.1:8000", help="address of the server (%(default)s)")
     parser.add_argument("--model", help="name of a model; the server's first if left out")
-    parser.add_argument("--max-tokens", type=int, default=512, help="of an answer in the chat (%(default)s)")
+    parser.add_argument(
+        "--max-tokens", type=int, default=512, help="tokens that an answer in the chat may have (%(default)s)"
+    )
     options = parser.parse_args(arguments)
     try:
         server = Server(options.url, os.environ.get("OPENAI_API_KEY"))
