@@ -7,6 +7,9 @@ from typing import Any
 
 _SHAPES = Path(__file__).parent / "shapes"
 
+_NUM_SPECIAL_IDS = 300
+"""At most; in these vocabularies they are the highest ids, or the first three."""
+
 LLAMA_8B = "llama-8b"
 QWEN3_06B = "qwen3-0.6b"
 LLAMA_135M = "llama-135m"
@@ -23,6 +26,11 @@ def read_shape(name: str) -> Mapping[str, Any]:
     """Its config.json."""
     content: Mapping[str, Any] = json.loads((shape_folder(name) / "config.json").read_text(encoding="utf-8"))
     return content
+
+
+def plain_ids_end(shape: Mapping[str, Any]) -> int:
+    """Ids from 3 up to this one, excluded, are of text: what prompts are drawn from."""
+    return int(shape["vocab_size"]) - _NUM_SPECIAL_IDS
 
 
 def kv_bytes_per_token(shape: Mapping[str, Any], bytes_per_element: int) -> int:

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 from loadtest.arrivals import AllAtOnce, PoissonArrivals
 from loadtest.metrics import RunLabels, summarize, without_long_arrays
-from loadtest.model_shapes import QWEN3_06B, read_shape, shape_folder
+from loadtest.model_shapes import QWEN3_06B, plain_ids_end, read_shape, shape_folder
 from loadtest.process_cpu import CpuUse
 from loadtest.prompts import BodyOptions
 from loadtest.random_streams import random_stream
@@ -37,10 +37,6 @@ from loadtest.workload import draw, named
 _CACHED_AT_MOST = 0.01
 _CACHED_AT_LEAST = 0.9
 """Of prompts sent again: a prompt's last tokens fill no block, and one token at least is always computed."""
-
-_NUM_SPECIAL_IDS = 300
-"""The highest ids of these vocabularies are special; prompts stay below them."""
-
 
 SERVER_OPTIONS: Mapping[str, tuple[str, ...]] = {QWEN3_06B: ("--max-model-len", "8192")}
 
@@ -176,7 +172,7 @@ def main() -> None:
 
 def _measure_model(model: str, rows: Sequence[Row], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Prints and gives each result as it comes."""
-    vocab_size = read_shape(model)["vocab_size"] - _NUM_SPECIAL_IDS
+    vocab_size = plain_ids_end(read_shape(model))
     _print([model, "", "ours", "vLLM 0.24.0", "goal", "limit", ""])
     results: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryFile() as output:

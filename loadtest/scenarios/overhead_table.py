@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from operator import attrgetter
 
-from loadtest.model_shapes import LLAMA_135M, read_shape
+from loadtest.model_shapes import LLAMA_135M, plain_ids_end, read_shape
 from loadtest.scenarios.figure import Figure, Table
 from loadtest.scenarios.forward_alone import forward_seconds
 from loadtest.scenarios.stage import Stage
@@ -23,7 +23,6 @@ FINEINFER_ON_CPU = ((3, 1024, 256), (3, 256, 128))
 Load = tuple[int, int, int]
 """Requests, tokens in, tokens out."""
 
-_NUM_SPECIAL_IDS = 300
 _START_TOGETHER = 2
 """Iterations that the prompts may take; of more, the first requests decode while the last ones wait for theirs, and the
 mean latency is less than all forward passes in a row."""
@@ -92,7 +91,7 @@ def _measured(shape: str, loads: Sequence[Load], options: Sequence[str]) -> list
 
     Loads that a pause of 50 ms would show in come last: a server that has just started captures graphs when idle.
     """
-    vocab_size = read_shape(shape)["vocab_size"] - _NUM_SPECIAL_IDS
+    vocab_size = plain_ids_end(read_shape(shape))
     token_s = detokenizing_seconds(read_shape(shape)["vocab_size"])
     with served(shape, sys.executable, options) as (base_url, _):
         measured = []

@@ -45,7 +45,7 @@ def run(stage: Stage) -> Figure:
         [one.plot for one in comparisons],
         [
             *(one.note for one in comparisons),
-            f"KV memory for {pool.num_tokens} tokens, {pool.max_num_seqs} seats",
+            f"KV memory for {pool.num_tokens} tokens, {pool.max_num_seqs} sequences at most",
             "req/s 0: above that latency at the system's lowest rate",
         ],
     )

@@ -33,6 +33,6 @@ def run(stage: Stage) -> Figure:
         NAME,
         "PagedAttention figure 16: throughput with a shared prefix",
         f"the offline engine on {stage.policy_device}",
-        [Table(f"{len(requests)} requests at once, 8 prefixes of {512} tokens", columns, rows)],
+        [Table(f"{len(requests)} requests at once, 8 prefixes of 512 tokens", columns, rows)],
         notes=["the paper's vLLM against ORCA (Oracle): 1.67x with one shared example, 3.58x with five"],
     )

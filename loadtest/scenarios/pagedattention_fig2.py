@@ -16,7 +16,7 @@ OUTPUT_LIMITS = {"sharegpt": 1024, "alpaca": 512}
 
 
 def run(stage: Stage) -> Figure:
-    """The figure, block sizes divided like the lengths."""
+    """The figure."""
     block_size = 16
     pool = stage.pool(block_size=block_size)
     tables = []
@@ -47,7 +47,7 @@ def run(stage: Stage) -> Figure:
         f"the offline engine on {stage.policy_device}",
         tables,
         notes=[
-            f"KV memory for {pool.num_tokens} tokens, {pool.max_num_seqs} seats; all requests at once",
+            f"KV memory for {pool.num_tokens} tokens, {pool.max_num_seqs} sequences at most; all requests at once",
             "all waiting from the start, so the policies alone decide: every device gives the same figures",
         ],
     )
