@@ -186,11 +186,11 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _check_budget(self) -> Settings:
-        seats, budget = self.max_num_seqs, self.max_num_batched_tokens
-        if seats is not None and budget is not None and budget <= seats:
+        num_seqs, budget = self.max_num_seqs, self.max_num_batched_tokens
+        if num_seqs is not None and budget is not None and budget <= num_seqs:
             raise ValueError(
-                f"max-num-batched-tokens ({budget}) must exceed max-num-seqs ({seats}), or a prompt could not advance"
-                " beside a full batch"
+                f"max-num-batched-tokens ({budget}) must exceed max-num-seqs ({num_seqs}), or a prompt could not"
+                " advance beside a full batch"
             )
         return self
 
@@ -236,10 +236,10 @@ class Settings(BaseSettings):
         """Both defaults belong to the device; each gives way to the other if that was set."""
         if self.max_num_batched_tokens is not None:
             default_num_seqs = min(default_num_seqs, self.max_num_batched_tokens - 1)
-        seats = self.max_num_seqs or default_num_seqs
-        budget = self.max_num_batched_tokens or max(default_num_batched_tokens, 2 * seats)
+        num_seqs = self.max_num_seqs or default_num_seqs
+        budget = self.max_num_batched_tokens or max(default_num_batched_tokens, 2 * num_seqs)
         return SchedulerConfig(
-            max_num_seqs=seats,
+            max_num_seqs=num_seqs,
             max_num_batched_tokens=budget,
             watermark=self.watermark,
             max_waiting_requests=self.max_waiting_requests,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.composition.default_seats import MUCH_MEMORY_BYTES
+from service.composition.default_num_seqs import MUCH_MEMORY_BYTES
 from service.scheduler.chunk_budget import USUAL_TOKENS
 
 ON_CPU = 512

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from service.composition.default_budget import default_budget
-from service.composition.default_seats import SEATS, default_seats
+from service.composition.default_num_seqs import NUM_SEQS, default_num_seqs
 from service.config import SchedulerConfig
 from service.core.clock import Clock
 from service.engine.calibration import calibrate
@@ -58,15 +58,16 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock) -> Mo
     _check_template_options(template, settings.default_chat_template_kwargs)
     device = choose_device(source.device)
     is_gpu, device_bytes = device.type == "cuda", memory_bytes(device)
+    cache = settings.cache_config()
     scheduler = settings.scheduler_config(
-        default_seats(device_bytes, *ModelSize.of(source, folder, device)) if is_gpu else SEATS,
+        default_num_seqs(device_bytes, *ModelSize.of(source, folder, device), cache) if is_gpu else NUM_SEQS,
         default_budget(device_bytes, is_gpu=is_gpu),
     )
     started_s = time.monotonic()
     loaded = load_executor(
         source,
         folder,
-        settings.cache_config(),
+        cache,
         scheduler.max_num_seqs,
         scheduler.max_num_batched_tokens,
         _ProgressLog(),
