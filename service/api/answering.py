@@ -26,8 +26,6 @@ _logger = logging.getLogger(__name__)
 
 _CHARACTERS_OF_A_LOGPROB = 8
 """Writing one takes as long as tokenizing so many characters."""
-
-
 _NO_CHOICES = '"choices":[]'
 
 
@@ -43,7 +41,7 @@ async def answer_whole(
     try:
         choices = await run_unless_disconnected(http.receive, generation.collect())
         num_characters = generation.num_logprobs * _CHARACTERS_OF_A_LOGPROB
-        json = await context.texts.run(num_characters, lambda: written(body(choices)))
+        json = await context.texts.run(num_characters, lambda: whole_json(body(choices)))
         return Response(json, headers=ignored_header(ignored), media_type="application/json")
     except ClientGone:
         reason = "client_disconnected"
@@ -54,7 +52,7 @@ async def answer_whole(
             context.recorder.record_abort(reason)
 
 
-def written(answer: ChatResponse | CompletionResponse) -> str:
+def whole_json(answer: ChatResponse | CompletionResponse) -> str:
     """The answer's JSON. Choice by choice: each is one call during which no other thread runs, and a choice with all
     logprobs of a long prompt takes a tenth of a second."""
     around = answer.model_copy(update={"choices": []}).model_dump_json(exclude_unset=True)
@@ -67,18 +65,18 @@ def answer_stream(
     context: ApiContext,
     generation: Generation,
     ignored: Sequence[str],
-    frames: Callable[[Piece], bytes],
+    frame: Callable[[Piece], bytes],
     last_frame: Callable[[], bytes],
     around_text: tuple[bytes, bytes] | None,
     num_logprobs: Callable[[Piece], int] | None = None,
 ) -> Response:
-    """Stream `frames` of every piece, then `last_frame`; abort if the client leaves or does not read.
+    """Stream the `frame` of every piece, then `last_frame`; abort if the client leaves or does not read.
 
     around_text: what stands around the text in the frame of a piece that says nothing else, if that is always the same.
     num_logprobs: entries that a piece's frame writes, where they may be so many that they would hold up the event loop.
     """
     return TokenStreamResponse(
-        _Frames(context, generation, frames, last_frame, around_text, num_logprobs),
+        _Frames(context, generation, frame, last_frame, around_text, num_logprobs),
         context.recorder.times,
         context.unread,
         keepalive_s=context.config.stream_keepalive_s,

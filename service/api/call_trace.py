@@ -79,14 +79,14 @@ def _add_stats(prompt: PromptTrace, stats: RequestStats) -> None:
     def since_arrival(time_s: float) -> float:
         return round(time_s - stats.arrival_s, 6)
 
-    def after_arrival(time_s: float | None) -> float | None:
+    def if_it_came(time_s: float | None) -> float | None:
         return None if time_s is None else since_arrival(time_s)
 
     prompt.cached_tokens = stats.num_cached_tokens
     prompt.output_tokens = stats.num_output_tokens
-    prompt.first_scheduled_s = after_arrival(stats.first_scheduled_s)
-    prompt.first_token_s = after_arrival(stats.first_token_s)
-    prompt.finished_s = after_arrival(stats.finished_s)
+    prompt.first_scheduled_s = if_it_came(stats.first_scheduled_s)
+    prompt.first_token_s = if_it_came(stats.first_token_s)
+    prompt.finished_s = since_arrival(stats.finished_s)
     prompt.iterations = stats.num_iterations
     prompt.num_chunks = stats.num_chunks
     prompt.preemptions = stats.num_preemptions

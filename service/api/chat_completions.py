@@ -70,11 +70,11 @@ class ChatCompletions:
             chunks = ChunkFrames(
                 b"chat.completion.chunk", call, generation, head.call_id, head.created, model.system_fingerprint
             )
-            frames = partial(chat_frames, chunks, make_call_id)
+            frame = partial(chat_frames, chunks, make_call_id)
             if call.logprobs is not None:
-                frames = partial(frames, logprobs_of=partial(_logprobs_json, model.tokenizer))
+                frame = partial(frame, logprobs_of=partial(_logprobs_json, model.tokenizer))
             around_text = chunks.around_text(PLAIN_CONTENT)
-            return answer_stream(self._context, generation, call.ignored, frames, chunks.usage, around_text)
+            return answer_stream(self._context, generation, call.ignored, frame, chunks.usage, around_text)
         body = partial(_answer, generation, call, head, model, make_call_id)
         return await answer_whole(http, self._context, generation, call.ignored, body)
 

@@ -62,7 +62,7 @@ def check_chat(fields: ChatPromptFields, model: ServedModel, context: ApiContext
             **_effort_options(fields.reasoning_effort, template),
             **_check_options(fields.chat_template_kwargs or {}),
         },
-        add_generation_prompt=not continues and fields.add_generation_prompt is not False,
+        add_generation_prompt=fields.add_generation_prompt is not False,
         continue_final_message=continues,
     )
     messages = template_messages(fields.messages, template)

@@ -46,14 +46,15 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StopRules:
-    """What the client wants its choices to end with: strings and token ids, and whether their text is shown.
+    """What the client wants its choices to end with: strings and token ids.
 
+    include_stop: the text of what ended the choice is shown.
     min_tokens: strings are not looked for in the text of the first `min_tokens` tokens.
     """
 
     strings: tuple[str, ...] = ()
     token_ids: frozenset[int] = frozenset()
-    include: bool = False
+    include_stop: bool = False
     min_tokens: int = 0
 
 
@@ -85,7 +86,7 @@ class ChoiceText:
         self._detokenizer = detokenizer
         self._rules = stops
         self._stop_token_ids = stop_token_ids
-        self._stops = StopMatcher(stops.strings, include_stop=stops.include)
+        self._stops = StopMatcher(stops.strings, include_stop=stops.include_stop)
         self._output = output
         self._deltas: list[OutputDelta] = []
         self._unsent: list[int] = []
@@ -161,7 +162,7 @@ class ChoiceText:
 
     def _push_one(self, event: TokenEvent) -> str:
         is_stop_token = event.finish_reason is FinishReason.STOP and event.token_id in self._stop_token_ids
-        has_text = not is_stop_token or (self._rules.include and event.token_id in self._rules.token_ids)
+        has_text = not is_stop_token or (self._rules.include_stop and event.token_id in self._rules.token_ids)
         ids = (event.token_id,) if has_text else ()
         added = self._detokenizer.push(ids)
         self._num_characters += len(added)

@@ -54,11 +54,11 @@ class Completions:
         texts, fingerprint = CompletionTexts(call, generation, model.tokenizer, echoes), model.system_fingerprint
         if call.stream:
             chunks = ChunkFrames(b"text_completion", call, generation, head.call_id, head.created, fingerprint)
-            frames = partial(texts.frame, chunks)
+            frame = partial(texts.frame, chunks)
             num_logprobs = texts.num_logprobs if echo and call.logprobs is not None else None
             around_text = chunks.around_text(PLAIN_CONTENT)
             return answer_stream(
-                self._context, generation, call.ignored, frames, chunks.usage, around_text, num_logprobs
+                self._context, generation, call.ignored, frame, chunks.usage, around_text, num_logprobs
             )
         body = partial(texts.answer, head, fingerprint)
         return await answer_whole(http, self._context, generation, call.ignored, body)

@@ -15,6 +15,9 @@ from service.rare_warning import RareWarning
 
 @dataclass(frozen=True, slots=True)
 class ApiContext:
+    """texts: runs what may hold up the event loop. ids: for calls. unread: tells the log of streams that were cut
+    because the client did not read them."""
+
     state: ServingState
     config: ApiConfig
     texts: TextPool

@@ -14,7 +14,7 @@ from service.api.serving_state import Phase
 
 
 class Health:
-    """200 or 503; the body says the phase. Neither needs a key."""
+    """200 or 503; the body says the phase, or `stuck` if the engine does not get on. Neither needs a key."""
 
     def __init__(self, context: ApiContext) -> None:
         self._state = context.state
@@ -28,5 +28,7 @@ class Health:
         return self._answer(self._state.phase is Phase.READY)
 
     def _answer(self, good: bool) -> Response:
-        body = orjson.dumps({"status": self._state.phase if good or self._state.phase is not Phase.READY else "stuck"})
+        phase = self._state.phase
+        is_stuck = phase is Phase.READY and not good
+        body = orjson.dumps({"status": "stuck" if is_stuck else phase})
         return Response(body, 200 if good else 503, media_type="application/json")

@@ -78,9 +78,9 @@ def build_requests(
             param=call.max_tokens_param,
         )
         sampling = _sampling_params(call, model, rules, stop_token_ids, max_tokens, prompts.num_logprobs)
-        call_id, ids = f"{head.call_id}-{index}", tuple(prompt)
+        request_id, ids = f"{head.call_id}-{index}", tuple(prompt)
         requests.append(
-            Request(call_id, ids, sampling, head.arrival_s, call.cache_salt, call.priority, head.client, grammar)
+            Request(request_id, ids, sampling, head.arrival_s, call.cache_salt, call.priority, head.client, grammar)
         )
     return requests
 

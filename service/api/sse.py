@@ -91,7 +91,7 @@ class TokenStreamResponse(Response):
         self._is_sending = True
         self._fault: Exception | None = None
         self._waiting: asyncio.Future[None] | None = None
-        self._changed_s = 0.0  # when something was last sent
+        self._last_sent_s = 0.0
 
     def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
         """Ours and the given ones; Starlette would look for a length, too."""
@@ -125,7 +125,7 @@ class TokenStreamResponse(Response):
         client has gone, or the end is to be sent."""
         self._on_more()
         while not (self._unsent or self._frames.is_done or watching.done() or self._fault):
-            left_s = self._changed_s + self._keepalive_s - time.monotonic()
+            left_s = self._last_sent_s + self._keepalive_s - time.monotonic()
             if left_s <= 0:
                 return True
             await self._wait(left_s)
@@ -150,8 +150,8 @@ class TokenStreamResponse(Response):
         began_s = time.monotonic()
         if self._write_now is None or not self._write_now(frame):
             return False
-        self._changed_s = time.monotonic()
-        self._times.sse += self._changed_s - began_s
+        self._last_sent_s = time.monotonic()
+        self._times.sse += self._last_sent_s - began_s
         return True
 
     async def _send(self, send: Send, message: Message) -> None:
@@ -159,9 +159,9 @@ class TokenStreamResponse(Response):
         self._is_sending, began_s = True, time.monotonic()
         async with asyncio.timeout(self._send_timeout_s):
             await send(message)
-        self._is_sending, self._changed_s = False, time.monotonic()
-        if self._changed_s - began_s < _WAITED_S:
-            self._times.sse += self._changed_s - began_s
+        self._is_sending, self._last_sent_s = False, time.monotonic()
+        if self._last_sent_s - began_s < _WAITED_S:
+            self._times.sse += self._last_sent_s - began_s
 
     async def _wait(self, seconds: float) -> None:
         """For so long, or until `_go_on`."""

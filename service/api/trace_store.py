@@ -10,15 +10,14 @@ MAX_TRACES = 1000
 
 
 class TraceStore:
-    """The last `max_traces` calls by their ids. Event-loop thread only."""
+    """The last MAX_TRACES calls by their ids. Event-loop thread only."""
 
-    def __init__(self, max_traces: int = MAX_TRACES) -> None:
-        self._max_traces = max_traces
+    def __init__(self) -> None:
         self._traces: OrderedDict[str, CallTrace] = OrderedDict()
 
     def add(self, trace: CallTrace) -> None:
         self._traces[trace.head.call_id] = trace
-        if len(self._traces) > self._max_traces:
+        if len(self._traces) > MAX_TRACES:
             self._traces.popitem(last=False)
 
     def get(self, call_id: str, client: str) -> CallTrace | None:

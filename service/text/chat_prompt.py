@@ -16,7 +16,8 @@ class PromptOptions:
     """What a client may say about its prompt besides the messages.
 
     tools: shown to the model as the template does it. template_options: further variables of the template.
-    continue_final_message: the prompt ends with the last message, unfinished, for the model to go on with it.
+    add_generation_prompt: the prompt ends with the beginning of the assistant's turn. continue_final_message: instead,
+    it ends with the last message, unfinished, for the model to go on with it.
     """
 
     tools: Sequence[Mapping[str, object]] | None = None
@@ -32,7 +33,7 @@ def encode_chat(
     options: PromptOptions | None = None,
     check_length: Callable[[int], None] | None = None,
 ) -> list[int]:
-    """Ids of the rendered messages, with the prompt for the assistant's turn at the end.
+    """Ids of the rendered messages; `options` say how they end.
 
     The template writes the special tokens, so none are added again (no double BOS). check_length: is told how many
     characters were rendered before they are tokenized, and may raise. Raises TemplateRefusal.

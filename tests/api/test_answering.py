@@ -6,7 +6,7 @@ from collections import defaultdict
 import httpx
 import pytest
 
-from service.api.answering import ignored_header, written
+from service.api.answering import ignored_header, whole_json
 from service.core.host_times import HostTimes
 from service.protocol.completions import CompletionChoice, CompletionResponse
 from service.protocol.usage import Usage
@@ -25,7 +25,7 @@ def test_choice_by_choice_the_answer_is_what_it_is_in_one_piece(num_choices: int
     choices = [CompletionChoice(index=i, text=text, finish_reason="stop") for i in range(num_choices)]
     usage = Usage(prompt_tokens=1, completion_tokens=2, total_tokens=3, prompt_tokens_details=None)
     answer = CompletionResponse(id=text, created=1, model=text, system_fingerprint=None, choices=choices, usage=usage)
-    assert written(answer) == answer.model_dump_json(exclude_unset=True)
+    assert whole_json(answer) == answer.model_dump_json(exclude_unset=True)
 
 
 def test_a_failed_request_is_a_json_error(server: RunningServer, http: httpx.Client) -> None:
@@ -57,7 +57,7 @@ def test_an_executor_that_fails_fails_only_what_it_ran(server: RunningServer, ht
 
 
 def test_each_part_of_the_hosts_time_has_one_writing_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two would lose some of it. Long prompts are read, and many logprobs written, in threads of the pool."""
+    """Two would lose some of it. Long prompts are read, and many logprobs whole_json, in threads of the pool."""
     writers: dict[str, set[str]] = defaultdict(set)
 
     class Watched(HostTimes):

@@ -89,7 +89,7 @@ def test_says_what_stopped_it() -> None:
 
 
 def test_what_stopped_it_is_shown_if_asked_for() -> None:
-    rules = StopRules(("STOP",), frozenset({75}), include=True)
+    rules = StopRules(("STOP",), frozenset({75}), include_stop=True)
     by_text = choice_by(rules)
     assert by_text.push(events_of("say STOP it")) == "say STOP"
     by_id = choice_by(rules)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from service.api.call_trace import CallTrace
 from service.api.request_building import CallHead
-from service.api.trace_store import TraceStore
+from service.api.trace_store import MAX_TRACES, TraceStore
 from service.core.request import Request
 from service.core.sampling_params import SamplingParams
 
@@ -13,10 +13,11 @@ def trace(call_id: str, client: str) -> CallTrace:
 
 
 def test_keeps_the_last_ones() -> None:
-    store = TraceStore(max_traces=3)
-    for index in range(5):
+    store = TraceStore()
+    for index in range(MAX_TRACES + 2):
         store.add(trace(f"c{index}", ""))
-    assert [store.get(f"c{index}", "") is not None for index in range(5)] == [False, False, True, True, True]
+    kept = [store.get(f"c{index}", "") is not None for index in range(MAX_TRACES + 2)]
+    assert kept == [False, False, *[True] * MAX_TRACES]
 
 
 def test_shows_a_trace_to_its_owner_only() -> None:
