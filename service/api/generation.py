@@ -42,13 +42,17 @@ class CollectedChoice:
 
 
 class Generation:
-    """One engine request per prompt; they stand and fall together.
+    """One engine request per prompt; they stand and fall together. Event-loop thread.
 
     Submits on construction: an engine's refusal is raised, and what was already submitted is aborted. Whoever
-    makes one calls `close` in a `finally`. error: what one of the requests has failed with, or Unavailable if the
-    server has aborted one; then the others are of no use; None again after `close`. note_end(prompt index, event) is
-    called once a prompt; event None means that `close` aborted it. Choice index = prompt index * n + i. num_returned:
-    of each prompt's choices so many are shown by `collect`, the best by their mean logprob; None: all of them.
+    makes one calls `close` in a `finally`. Choice index = prompt index * n + i.
+
+    make_output: makes what tells a choice's output apart; None: it is all content.
+    note_end(prompt index, event): called once a prompt, when its request ends; event None: `close` aborted it.
+    num_returned: `collect` shows so many choices of each prompt, the best by their mean logprob; None: all of them.
+    error: what one of the requests has failed with, or Unavailable if the server has aborted one; then the others are
+        of no use. None again after `close`.
+    text_s: seconds that turning tokens into text has taken so far.
     """
 
     def __init__(

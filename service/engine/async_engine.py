@@ -106,7 +106,7 @@ class AsyncEngine:
         More at once than may ever wait can never succeed: that is InvalidRequest.
         """
         if not self._accepting:
-            raise Unavailable("the server is shutting down", code="shutting_down")
+            raise _shutting_down()
         if not self._loop.is_alive:
             raise Unavailable("the engine has stopped", code="engine_stopped")
         if num_requests > self._config.max_waiting_requests:
@@ -159,7 +159,7 @@ class AsyncEngine:
         if self._loop.is_alive and not self._given_up:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), timeout_s)
-            error = Unavailable("the server is shutting down", code="shutting_down")
+            error = _shutting_down()
             self._loop.send(Stop(error))
             await asyncio.to_thread(self._loop.join, self._stuck_after_s)
             await asyncio.sleep(0)
@@ -221,6 +221,10 @@ class AsyncEngine:
     def _call_on_loop(self, function: Callable[[_T], None], argument: _T) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed, perhaps just now: nobody listens any more
             self._event_loop.call_soon_threadsafe(function, argument)
+
+
+def _shutting_down() -> Unavailable:
+    return Unavailable("the server is shutting down", code="shutting_down")
 
 
 def _stats_of_lost(request: Request, now_s: float) -> RequestStats:

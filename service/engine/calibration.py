@@ -99,12 +99,12 @@ class _Probes:
         """Plans of one prompt chunk of up to `most` tokens, and those of several that take as many tokens."""
         halvings = {max(2, most // share) for share in SHARES}
         for num_tokens in sorted(halvings.union(iteration_time.sizes(most))):
-            yield IterationPlan((self._chunk(0, num_tokens),))
+            yield IterationPlan((self._probe(0, 0, num_tokens),))
             if num_tokens >= 2 * PROMPT_OF_SEVERAL and max_num_seqs > 1:
                 yield IterationPlan(self._prompts(0, max_num_seqs, PROMPT_OF_SEVERAL, num_tokens, max_num_seqs))
             start = min(most, self.longest - num_tokens)
             if num_tokens in halvings and start > 0:
-                yield IterationPlan((self._chunk(start, num_tokens),))
+                yield IterationPlan((self._probe(0, start, num_tokens),))
 
     def beside_decodes(self, most: int, max_num_seqs: int) -> Iterator[IterationPlan]:
         """Plans of up to `most` tokens: decodes with short and with long contexts, some beside prompts."""
@@ -118,10 +118,7 @@ class _Probes:
 
     def decodes(self, count: int, context: int) -> tuple[ScheduledSequence, ...]:
         """So many, each with `context` tokens."""
-        return tuple(self._decode(number, context) for number in range(1, count + 1))
-
-    def _chunk(self, start: int, num_tokens: int) -> ScheduledSequence:
-        return self._probe(0, start, num_tokens, tuple(range(-(-(start + num_tokens) // self._block_size))))
+        return tuple(self._probe(number, context - 1, 1) for number in range(1, count + 1))
 
     def _prompts(
         self, num_before: int, count: int, num_tokens: int, most: int, max_num_seqs: int
@@ -134,18 +131,16 @@ class _Probes:
             if length < 2:
                 break
             most -= length
-            of_one = -(-length // self._block_size)
-            blocks = tuple((number * of_one + i) % self._num_blocks for i in range(of_one))
-            shares.append(self._probe(num_before + number, 0, length, blocks))
+            shares.append(self._probe(num_before + number, 0, length))
         return tuple(shares)
 
-    def _decode(self, number: int, context: int) -> ScheduledSequence:
-        """The blocks of different ones are different as far as there are enough: a cache would hold what is shared."""
-        of_one = -(-context // self._block_size)
-        blocks = tuple((number * of_one + i) % self._num_blocks for i in range(of_one))
-        return self._probe(number, context - 1, 1, blocks)
+    def _probe(self, number: int, start: int, num_tokens: int) -> ScheduledSequence:
+        """Sequence `number` of a plan computes so many tokens from position `start` on.
 
-    def _probe(self, number: int, start: int, num_tokens: int, blocks: tuple[int, ...]) -> ScheduledSequence:
+        The blocks of different ones are different as far as there are enough: a cache would hold what is shared.
+        """
+        of_one = -(-(start + num_tokens) // self._block_size)
+        blocks = tuple((number * of_one + i) % self._num_blocks for i in range(of_one))
         sequence_id = PROBE_SEQUENCE_ID - number
         token_ids = tuple(self._random.choices(self._vocab, k=num_tokens))
         draws = (Sample(sequence_id, 0),)  # who draws, waits for the result
@@ -176,7 +171,7 @@ class _Timing:
         self._has_own_clock = False
 
     def of(self, plan: IterationPlan) -> _Timed:
-        """The plan's. The executor knows its decodes already, as in traffic: a new sequence costs the host time."""
+        """How long the plan takes. The executor knows its decodes already, as in traffic: a new one costs host time."""
         decodes = tuple(item for item in plan.scheduled if len(item.token_ids) == 1)
         if decodes:
             self._compute(IterationPlan(decodes))

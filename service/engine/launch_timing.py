@@ -78,14 +78,14 @@ class LaunchTiming:
         if running is None:
             return 0.0
         guesses, seen = running.guesses, seconds / running.predicted_s
-        kind = running.has_arrivals
+        has_arrivals = running.has_arrivals
         if is_exact:
             guesses.share += (seen - guesses.share) * FORGET
-            if running.is_followed and running.begun_s >= running.due_s(kind):
-                guesses.leads_s[kind] *= 1 - STEP * LATE_SHARE
-        elif kind in running.put_off:
+            if running.is_followed and running.begun_s >= running.due_s(has_arrivals):
+                guesses.leads_s[has_arrivals] *= 1 - STEP * LATE_SHARE
+        elif has_arrivals in running.put_off:
             guesses.share = min(seen, guesses.share)
-            guesses.leads_s[kind] *= 1 + STEP * (1 - LATE_SHARE)
+            guesses.leads_s[has_arrivals] *= 1 + STEP * (1 - LATE_SHARE)
         return running.put_off_s
 
     def lost(self) -> None:
@@ -103,8 +103,12 @@ class _Guesses:
 
 @dataclass(slots=True)
 class _Running:
-    """The iteration that runs. end_s: by the guess. put_off: as what the launch behind it was, with arrivals, without
-    or first without, and since when. begun_s, has_arrivals: of that launch; is_followed: it is done."""
+    """The iteration that runs. end_s: when it ends, by the guess. Of the launch behind it:
+
+    put_off: holds True if it was put off with arrivals, False if without; both, if they came meanwhile.
+    put_off_since_s: since when. begun_s, has_arrivals: when it began, and whether with arrivals.
+    is_followed: it is done.
+    """
 
     predicted_s: float
     guesses: _Guesses

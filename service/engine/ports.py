@@ -62,10 +62,14 @@ class NoIdleWork:
 class StatsSink(Protocol):
     """Receives facts. Called from the engine thread; must be quick and must not raise."""
 
-    def record_iteration(self, stats: IterationStats) -> None: ...
+    def record_iteration(self, stats: IterationStats) -> None:
+        """An iteration was applied; those that fail are not told."""
+        ...
 
-    def record_commands(self, seconds: float) -> None: ...
+    def record_commands(self, seconds: float) -> None:
+        """Between two iterations, adding and removing requests took so long."""
+        ...
 
-    def record_request(
-        self, stats: RequestStats, outcome: Outcome, finish_reasons: tuple[FinishReason, ...]
-    ) -> None: ...
+    def record_request(self, stats: RequestStats, outcome: Outcome, finish_reasons: tuple[FinishReason, ...]) -> None:
+        """A request has ended, which is told once. finish_reasons: of those of its choices that finished."""
+        ...

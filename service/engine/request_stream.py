@@ -15,7 +15,8 @@ class RequestStream:
     lockstep stay in `rows`, from row `num_taken` on, and are the stream's at `place` of each; they are behind `events`.
 
     The reader is called, not woken: what a token costs would be less than the way into a task and out of it.
-    due_s: earlier than that, more events alone are not told to the reader (see `StreamPacing`).
+    due_s: where events are told at intervals, when the next ones may be, on the engine's clock; 0 before the first
+    (see `StreamPacing`).
     """
 
     __slots__ = ("_reader", "due_s", "events", "num_taken", "place", "rows")

@@ -151,7 +151,7 @@ class ResultApplier:
             if group.live:  # a grammar's failure ends all choices at once
                 self._append_token(group, receiver, end, token_id, logprobs)
         self._scheduler.note_generated(group, len(draws))
-        self._gaps.note((group,), self._result_s)
+        self._gaps.note(group, self._result_s)
 
     def _note_prompt_logprobs(
         self, group: SequenceGroup, item: ScheduledSequence, logprobs: tuple[TokenLogprobs, ...]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from service.core.sequence_group import SequenceGroup
 
 
@@ -18,15 +16,13 @@ class TokenGaps:
         self._num_since: dict[float, int] = {}
         self._now_s = 0.0
 
-    def note(self, groups: Iterable[SequenceGroup], now_s: float) -> None:
-        """The iteration whose result came at `now_s` has drawn a token of each of these groups. A group that is listed
-        once for each of its choices counts once: their tokens come side by side.
+    def note(self, group: SequenceGroup, now_s: float) -> None:
+        """The iteration whose result came at `now_s` has drawn a token of this group. Called once for each of its
+        choices, it counts once: their tokens come side by side.
         """
-        num_since, self._now_s = self._num_since, now_s
-        for group in groups:
-            last_s, group.last_token_s = group.last_token_s, now_s
-            if last_s is not None and last_s != now_s:
-                num_since[last_s] = num_since.get(last_s, 0) + 1
+        last_s, group.last_token_s, self._now_s = group.last_token_s, now_s, now_s
+        if last_s is not None and last_s != now_s:
+            self._num_since[last_s] = self._num_since.get(last_s, 0) + 1
 
     def note_lockstep(self, num_groups: int, last_s: float, now_s: float) -> None:
         """As `note`, of `num_groups` groups whose tokens before came with the previous iteration, at `last_s`."""
