@@ -3,6 +3,7 @@
     HeadraceError
       ConfigError                a setting or a model folder is wrong: the process does not start
         ModelLoadError
+      TemplateRefusal            a chat template cannot render its messages (text/chat_template.py)
       RequestError               a request is refused or fails; becomes an OpenAI error body
         InvalidRequest           400
           UnsupportedParameter
@@ -11,6 +12,7 @@
         NotFound                 404
           ModelNotFound
         MethodNotAllowed         405
+        BodyTimeout              408
         PayloadTooLarge          413
         UnsupportedMediaType     415
         RateLimited              429
@@ -93,6 +95,14 @@ class ModelNotFound(NotFound):
 class MethodNotAllowed(RequestError):
     status = 405
     error_type = "invalid_request_error"
+
+
+class BodyTimeout(RequestError):
+    """The client was too slow with its body; it may try again."""
+
+    status = 408
+    error_type = "invalid_request_error"
+    code = "body_timeout"
 
 
 class PayloadTooLarge(RequestError):

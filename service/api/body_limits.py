@@ -9,14 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.http_only import http_only
 from service.api.request_headers import header_of
-from service.errors import InvalidRequest, PayloadTooLarge
-
-
-class BodyTimeout(InvalidRequest):
-    """The client was too slow with its body; it may try again."""
-
-    status = 408
-    code = "body_timeout"
+from service.errors import BodyTimeout, PayloadTooLarge
 
 
 class BodyLimits:

@@ -49,7 +49,7 @@ class ChatCompletions:
         arrival_s = model.clock.now_s()
         fields = parse(ChatRequest, await read_json_object(http, self._context.texts))
         config = self._context.config
-        logprobs = check_top_logprobs(fields, config)
+        logprobs = _check_top_logprobs(fields, config)
         call = check_call(fields, config, model.defaults, logprobs=logprobs, unknown=unknown_fields(fields))
         chat = check_chat(fields, model, self._context)
         model.engine.check_accepts()
@@ -101,7 +101,7 @@ class ChatCompletions:
         return make
 
 
-def check_top_logprobs(fields: ChatRequest, config: ApiConfig) -> int | None:
+def _check_top_logprobs(fields: ChatRequest, config: ApiConfig) -> int | None:
     """Chat's spelling: whether, and how many of the most probable tokens."""
     check_range("top_logprobs", fields.top_logprobs, 0, config.max_logprobs)
     if not fields.logprobs:
