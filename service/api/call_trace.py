@@ -19,7 +19,7 @@ class _Prompt(NamedTuple):
 
 
 class _End(NamedTuple):
-    """Of a prompt's request. Not its error, which knows where it was raised, and by that all that the call has held."""
+    """How a prompt's request ended. Its error is left out: by its traceback it would keep all that the call held."""
 
     outcome: Outcome
     stats: RequestStats

@@ -12,6 +12,8 @@ from service.protocol.generation import WireRequest
 from service.text.chat_template import ChatTemplate
 
 _UNSUPPORTED_FIELDS = frozenset({"messages.function_call", "messages.audio", "messages.refusal"})
+_CHARACTERS_AROUND_A_MESSAGE = 16
+"""About what a template writes before and behind each."""
 
 
 def unknown_fields(fields: ChatPromptFields) -> tuple[str, ...]:
@@ -56,7 +58,7 @@ def num_characters(messages: Sequence[ChatMessage]) -> int:
     texts = [text for m in messages for text in (m.name, m.tool_call_id, m.reasoning_content, _text_of(m.content))]
     calls = [call for message in messages for call in message.tool_calls or ()]
     texts += [text for call in calls for text in (call.id, call.function.name, call.function.arguments)]
-    return sum(len(text) for text in texts if text) + 16 * len(messages)
+    return sum(len(text) for text in texts if text) + _CHARACTERS_AROUND_A_MESSAGE * len(messages)
 
 
 def _template_message(message: ChatMessage, template: ChatTemplate, index: int) -> dict[str, object]:

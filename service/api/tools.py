@@ -135,7 +135,7 @@ def _check_tool(tool: Tool, where: str, config: ApiConfig) -> None:
     function = tool.function
     if not _NAME.fullmatch(function.name):
         raise InvalidRequest(
-            f"{where}.function.name: 1 to 64 letters, digits, dots, dashes or underscores.",
+            f"{where}.function.name must be 1 to 64 letters, digits, dots, dashes or underscores.",
             param=f"{where}.function.name",
         )
     schema_text(function.parameters, f"{where}.function.parameters", config)

@@ -46,7 +46,11 @@ class _Beam(NamedTuple):
 
 
 class _Candidate(NamedTuple):
-    """A beam and one token more, in the order of the sums, then of the beams. own: the token's logprob."""
+    """A beam and one token more. own: the token's logprob.
+
+    The greater of two is the one with the greater sum `logprob`; of equal sums, that of the earlier beam: hence the
+    negative.
+    """
 
     logprob: float
     negative_parent: int

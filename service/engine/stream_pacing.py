@@ -71,7 +71,7 @@ class StreamPacing:
         """Event by event: the plain twin."""
         self._lockstep.settle()
         streams, ended, due = self._streams, list[str](), list[RequestStream]()
-        is_few, must_sweep = len(streams) <= FEW_STREAMS, False
+        are_few, must_sweep = len(streams) <= FEW_STREAMS, False
         events = list(one_by_one(news))
         interval_s = self._interval(len(events))
         for request_id, event in events:
@@ -82,7 +82,7 @@ class StreamPacing:
             if type(event) is FinalEvent:
                 ended.append(request_id)
                 due.append(stream)
-            elif is_few:
+            elif are_few:
                 due.append(stream)
             elif stream.due_s <= now_s:
                 self._plan(stream, now_s, interval_s)
@@ -110,12 +110,12 @@ class StreamPacing:
         stream.due_s = now_s + share * interval_s
 
     def _sweep_in(self, interval_s: float) -> None:
-        """Have a look then, if not before, at what is left."""
+        """After `interval_s`, look at the events that were left to wait, unless a look is planned already."""
         if self._sweep is None:
             self._sweep = asyncio.get_running_loop().call_later(interval_s, self._wake_due, interval_s)
 
     def _wake_due(self, interval_s: float) -> None:
-        """For events that no later one of the same stream has taken along."""
+        """Tell the readers that are due by now of events that wait; if there were any, look again in an interval."""
         now_s = self._clock.now_s()
         waiting = [stream for stream in self._streams.values() if stream.has_events]
         for stream in waiting:
