@@ -27,8 +27,8 @@ class SequenceGroup:
     exist in name only: the prompt's last logits are sampled n times, and they then fork from the leader.
     `num_cached_tokens` counts the prompt's tokens that the prefix cache spared it: they were never computed for it.
     `preemptions` are the last ones of `num_preemptions`. `runs_ahead`: whether an iteration may follow before the ids
-    of the one before it are known. `prompt_logprobs` gathers one entry for
-    each prompt token but the first; None if not wanted, or delivered.
+    of the one before it are known. `prompt_logprobs` gathers one entry for each prompt token but the first; None if not
+    wanted, or delivered.
     """
 
     __slots__ = (
