@@ -53,8 +53,14 @@ class Row:
     prompts_of: str = ""
 
 
-def _decode(batch: int, vllm: float, goal: float, limit: float | None = None) -> Row:
-    return Row(f"decode-{batch}", f"decode-{batch}", batch, (Target("TPOT, ms", "median_tpot_ms", vllm, goal, limit),))
+def _decode(batch: int, vllm: float, goal: float, limit: float | None = None, *more: Target) -> Row:
+    tpot = Target("TPOT, ms", "median_tpot_ms", vllm, goal, limit)
+    return Row(f"decode-{batch}", f"decode-{batch}", batch, (tpot, *more))
+
+
+def _itl(vllm: float | None = None, goal: float | None = None) -> Target:
+    """What a client sees between two events of its stream."""
+    return Target("ITL p50, ms", "median_itl_ms", vllm, goal)
 
 
 def _at_once(workload: str, num: int, *targets: Target, beside_offline: bool = False) -> Row:
@@ -75,6 +81,7 @@ _ORCA_AT_70 = (
     Target("TTFT p99, ms", "p99_ttft_ms", 53),
     Target("TPOT p50, ms", "median_tpot_ms", 5.6),
     Target("TPOT p99, ms", "p99_tpot_ms", 10.9),
+    _itl(),
     Target("normalized latency, mean ms", "mean_normalized_latency_ms", 7.3, 6.0),
 )
 """Whether vLLM had computed these prompts before is not known. Its TPOT is lower here than at 40/s, which prompts that
@@ -85,8 +92,8 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
     LLAMA_8B: (
         _decode(1, 4.94, 4.3, 3.55),
         _decode(8, 5.06, 4.4, 3.6),
-        _decode(64, 6.21, 5.4, 4.6),
-        _decode(256, 12.4, 10.8, 9.5),
+        _decode(64, 6.21, 5.4, 4.6, _itl(6.4, 6.2)),
+        _decode(256, 12.4, 10.8, 9.5, _itl(14.7, 21.6)),
         _at_once(
             "prefill", 300, Target("tokens/s", "total_token_throughput", 42_400, 43_000, 46_000, less_is_better=False)
         ),
@@ -109,13 +116,14 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
     ),
     QWEN3_06B: (
         _decode(1, 1.62, 1.1),
-        _decode(64, 2.54, 1.8),
+        _decode(64, 2.54, 1.8, None, _itl()),
         Row(
             "decode-256",
             "decode-256",
             256,
             (
                 Target("TPOT, ms", "median_tpot_ms", 8.6, 5.0),
+                _itl(),
                 _tokens_per_s(28_600),
                 Target("host's CPU, us a token", "host_us_per_token", None, 5.0),
             ),
@@ -125,5 +133,11 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
     ),
 }
 
-START = Target("process to ready, s", "start_s", 79.5, 15)
+START = (
+    Target("process to ready, s", "start_s", 79.5, 15),
+    Target("TTFT of the first request, ms", "first_ttft_ms", 18.7, 15),
+)
+FIRST_REQUEST = Row("the first request", "fixed-128x8", 1, ())
+"""Sent as soon as the service is ready; all rows come after it."""
+
 OF_OFFLINE = Target("of the offline engine", "of_offline", goal=0.95, less_is_better=False)

@@ -29,7 +29,7 @@ from loadtest.random_streams import random_stream
 from loadtest.runner import LoadPlan, default_num_processes, run_load
 from loadtest.server_facts import fetch_server_facts
 from loadtest.server_process import RunningServer, free_port, running_server
-from loadtest.serving_rows import OF_OFFLINE, ROWS, SEED, START, Row, Target
+from loadtest.serving_rows import FIRST_REQUEST, OF_OFFLINE, ROWS, SEED, START, Row, Target
 from loadtest.table import format_figure
 from loadtest.trace import with_arrivals
 from loadtest.workload import draw, named
@@ -77,14 +77,12 @@ def measure(
     vocab_size: int,
     num_processes: int,
     pid: int | None = None,
-    *,
-    warmup_requests: int = 1,
 ) -> dict[str, Any]:
     """The row's result, as `loadtest run --save` writes it. Raises RuntimeError if a request failed.
 
     Every row has prompts of its own, unless it says whose: the server's prefix cache holds none of another row's.
 
-    pid: of the server, if it runs here: then its CPU time a token is in the result, without the warm-up's.
+    pid: of the server, if it runs here: then its CPU time a token is in the result, and nothing of what came before.
     """
     process = AllAtOnce() if row.request_rate is None else PoissonArrivals(row.request_rate)
     times = process.arrival_times(row.num_requests, random_stream(SEED, "arrivals"))
@@ -93,7 +91,7 @@ def measure(
     requests = with_arrivals(drawn, times.tolist())
     options = BodyOptions(fetch_server_facts(base_url, {}).model_id, vocab_size=vocab_size)
     use = None if pid is None else CpuUse(pid)
-    plan = LoadPlan(base_url, tuple(requests), options, num_processes=num_processes, warmup_requests=warmup_requests)
+    plan = LoadPlan(base_url, tuple(requests), options, num_processes=num_processes, warmup_requests=0)
     outcome = run_load(plan, around=use)
     labels = RunLabels(
         "openai",
@@ -135,7 +133,7 @@ def readme_table(results: Sequence[Mapping[str, Any]]) -> str:
     models = [model for model in ROWS if any(shape == model for shape, _ in saved)]
     cells: dict[str, dict[str, list[str]]] = {}
     for model in models:
-        for name, targets in (("start", (START,)), *((row.name, row.targets) for row in ROWS[model])):
+        for name, targets in (("start", START), *((row.name, row.targets) for row in ROWS[model])):
             for target in targets:
                 ours = saved.get((model, name), {}).get(target.key)
                 figures = [format_figure(value) for value in (ours, target.vllm, target.goal)]
@@ -177,12 +175,12 @@ def _measure_model(model: str, rows: Sequence[Row], args: argparse.Namespace) ->
     results: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryFile() as output:
         with served(model, args.python, ["--profile-host", *args.server_args], output) as (base_url, server):
-            start = {"label": "start", "start_s": server.start_s}
+            first = measure(base_url, FIRST_REQUEST, vocab_size, 1)
+            start = {"label": "start", "start_s": server.start_s, "first_ttft_ms": first["median_ttft_ms"]}
             yield start
-            _print_all("start", [START], start)
+            _print_all("start", START, start)
             for row in rows:
-                warm_up = int(row is rows[0])
-                measured = measure(base_url, row, vocab_size, args.processes, server.pid, warmup_requests=warm_up)
+                measured = measure(base_url, row, vocab_size, args.processes, server.pid)
                 results[row.name] = result = without_long_arrays(measured)
                 yield result
                 _print_all(row.name, row.targets, result)

@@ -28,6 +28,7 @@ from service.core.version import distribution_version
 from service.daemon_thread import in_daemon_thread
 from service.engine.async_engine import STUCK_AFTER_S, AsyncEngine
 from service.engine.ports import Executor
+from service.engine.stream_interval import FixedInterval, IntervalByLoad, StreamInterval
 from service.errors import ConfigError, ServerError
 from service.http_server import HttpServer
 from service.interpreter import settled
@@ -142,7 +143,7 @@ class _Service:
             clock,
             self._on_engine_death,
             stuck_after_s=min(STUCK_AFTER_S, hangs_after_s / 2),  # /health tells before the process ends
-            stream_interval_s=settings.stream_interval_ms / 1e3,
+            stream_interval=self._stream_interval(),
         )
         # Before the engine's thread begins: a collection might come into a CUDA graph that it captures while idle.
         self._at_end.enter_context(settled(is_gpu=is_gpu))
@@ -182,6 +183,10 @@ class _Service:
         self._state.set_failed()
         self._engine.give_up(ServerError("the engine hangs"))
         self._shutdown.fail(f"an iteration has not come to an end for {seconds:.0f} s")
+
+    def _stream_interval(self) -> StreamInterval:
+        milliseconds = self._settings.stream_interval_ms
+        return IntervalByLoad(self._clock.now_s()) if milliseconds is None else FixedInterval(milliseconds / 1e3)
 
     def _connection_limits(self) -> ConnectionLimits:
         wanted = self._settings.connection_limits()

@@ -88,10 +88,11 @@ class Settings(BaseSettings):
     max_body_bytes: ByteSize = Field(ByteSize(8 * 1024**2), gt=0, description="largest request body")
     shutdown_timeout: FiniteFloat = Field(30.0, ge=0, description="seconds that running requests have after SIGTERM")
     metrics_compat: Literal["vllm", "none"] = Field("vllm", description="also export the vllm:* metric names")
-    stream_interval_ms: FiniteFloat = Field(
-        30.0,
+    stream_interval_ms: FiniteFloat | None = Field(
+        None,
         ge=0,
-        description="time between a stream's events while more than 16 streams are open; 0 sends every token at once",
+        description="least time between a stream's events; if left out, every token is sent at once while the event"
+        " loop is less than half busy, and tokens go together beyond",
     )
     watchdog_timeout: FiniteFloat | None = Field(
         None,

@@ -16,6 +16,7 @@ from service.core.stats import EngineSnapshot, RequestStats
 from service.engine.engine import Engine
 from service.engine.engine_loop import Abort, EngineLoop, Expire, Stop, StopChoice, Submit
 from service.engine.request_stream import RequestStream
+from service.engine.stream_interval import FixedInterval, StreamInterval
 from service.engine.stream_pacing import StreamPacing
 from service.errors import (
     ContextLengthExceeded,
@@ -40,8 +41,8 @@ class AsyncEngine:
 
     on_death(fault) is called there if the engine's thread dies; every live stream has then ended, also of a request
     that the thread had not taken yet.
-    stuck_after_s: an iteration that has run longer makes the engine unhealthy. stream_interval_s: where many streams
-    are open, each gets its tokens at most so often (`StreamPacing`).
+    stuck_after_s: an iteration that has run longer makes the engine unhealthy. stream_interval: how often a stream is
+    told of its tokens; at once if left out.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class AsyncEngine:
         clock: Clock,
         on_death: Callable[[BaseException], None],
         stuck_after_s: float = STUCK_AFTER_S,
-        stream_interval_s: float = 0.0,
+        stream_interval: StreamInterval | None = None,
     ) -> None:
         self._blocks = blocks
         self._config = config
@@ -62,7 +63,7 @@ class AsyncEngine:
         self._streams: dict[str, RequestStream] = {}
         self._requests: dict[str, Request] = {}
         self._expiries: dict[str, asyncio.TimerHandle] = {}
-        self._pacing = StreamPacing(self._streams, stream_interval_s, clock)
+        self._pacing = StreamPacing(self._streams, stream_interval or FixedInterval(0.0), clock)
         self._finish_times_s: deque[float] = deque(maxlen=64)
         self._accepting = True
         self._given_up = False

@@ -144,10 +144,11 @@ class Engine:
         while len(self._launched) > may_run:
             self._complete(self._launched.popleft())
 
-    def use_idle_time(self) -> bool:
-        """Do a piece of the work that can wait for such a moment; returns whether there is more. Only without work."""
+    def use_idle_time(self, must_give_up: Callable[[], bool] | None = None) -> bool:
+        """Do a piece of the work that can wait for such a moment, or drop it once it must be given up; returns whether
+        there is more. Only without work."""
         assert not self.has_work
-        return self._idle_work.do_some()
+        return self._idle_work.do_some(must_give_up)
 
     def catch_up(self, before_work: Callable[[], None]) -> None:
         """Where there may never be idle time: if iterations miss a piece of the work that waits for it, do it once

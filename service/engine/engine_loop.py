@@ -185,14 +185,14 @@ class EngineLoop:
         return self._engine.spare_s(has_arrivals=self._sent.requests > self._taken.requests)
 
     def _rest(self) -> None:
-        """Until a command comes, which waits for one piece of idle work at most."""
+        """Until a command comes, for which a piece of idle work is given up."""
         has_more = True
         while has_more:
             self.busy_since_s = None
             if self._wake.wait(IDLE_BEFORE_WORK_S):
                 return
             self.busy_since_s = self._clock.now_s()
-            has_more = self._engine.use_idle_time()
+            has_more = self._engine.use_idle_time(self._wake.is_set)
         self.busy_since_s = None
         self._wake.wait()
 

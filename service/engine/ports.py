@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from service.core.events import Outcome
@@ -39,9 +40,12 @@ class Executor(Protocol):
 class IdleWork(Protocol):
     """Preparation that can wait until there is nothing to compute. Engine thread; must not raise."""
 
-    def do_some(self) -> bool:
-        """Do one piece, short enough for a new request to wait for it, the one that is missed most; returns whether
-        there is more. Called while no iteration runs."""
+    def do_some(self, must_give_up: Callable[[], bool] | None = None) -> bool:
+        """Do one piece, the one that is missed most; returns whether there is more. Called while no iteration runs.
+
+        must_give_up: asked every few milliseconds; once it is true the piece is dropped, to be done another time. None:
+        the piece is done whoever comes.
+        """
         ...
 
     def is_missed(self) -> bool:
@@ -52,7 +56,7 @@ class IdleWork(Protocol):
 class NoIdleWork:
     """Everything was prepared at start."""
 
-    def do_some(self) -> bool:
+    def do_some(self, must_give_up: Callable[[], bool] | None = None) -> bool:
         return False
 
     def is_missed(self) -> bool:

@@ -9,28 +9,21 @@ from service.core.clock import Clock
 from service.core.events import FinalEvent, LockstepTokens, News, one_by_one
 from service.engine.lockstep_streams import LockstepStreams
 from service.engine.request_stream import RequestStream
-
-FEW_STREAMS = 16
-MAX_WAKES_PER_S = 6_000
-"""Of readers in the middle of their streams. Each costs 15 to 20 us, half of it the socket's: a tenth of a core."""
+from service.engine.stream_interval import StreamInterval
 
 _GOLDEN_RATIO = 0.618034
 
 
 class StreamPacing:
-    """Tokens that come together are cheap: a frame and its way into the socket cost more than all else that the host
-    does for a token (loadtest/LOG.md).
-
-    While few streams are open, every event is told at once. Else a stream's first event and its last are, and those
-    between at most every `interval_s`, each stream at its own time within the interval; more seldom where so many
-    streams get tokens that this would be too much (MAX_WAKES_PER_S).
+    """While the interval is 0, every event is told at once. Else a stream's first event and its last are, and those
+    between together, each stream at its own time within the interval.
 
     streams: those that are open, by request id; whoever owns them adds and removes.
     """
 
-    def __init__(self, streams: Mapping[str, RequestStream], interval_s: float, clock: Clock) -> None:
+    def __init__(self, streams: Mapping[str, RequestStream], interval: StreamInterval, clock: Clock) -> None:
         self._streams = streams
-        self._interval_s = interval_s
+        self._interval = interval
         self._clock = clock
         self._phase = 0.0
         self._sweep: asyncio.TimerHandle | None = None
@@ -50,14 +43,16 @@ class StreamPacing:
     def _deliver_lockstep(self, tokens: LockstepTokens, now_s: float) -> None:
         """What most iterations tell."""
         lockstep = self._in_lockstep(tokens)
-        interval_s = self._interval(len(tokens.token_ids))
-        if len(self._streams) <= FEW_STREAMS or not interval_s:
+        num_ready = len(tokens.token_ids)
+        interval_s = self._interval.seconds(num_ready)
+        if not interval_s:
             due = lockstep.all()
         else:
             due = lockstep.due(now_s, lambda stream: self._plan(stream, now_s, interval_s))
             self._sweep_in(interval_s)
         for stream in due:
             stream.wake()
+        self._interval.note(num_ready, len(due), now_s)
 
     def _in_lockstep(self, tokens: LockstepTokens) -> LockstepStreams:
         """The streams that these tokens are for, which have them now."""
@@ -71,9 +66,9 @@ class StreamPacing:
         """Event by event: the plain twin."""
         self._lockstep.settle()
         streams, ended, due = self._streams, list[str](), list[RequestStream]()
-        are_few, must_sweep = len(streams) <= FEW_STREAMS, False
         events = list(one_by_one(news))
-        interval_s = self._interval(len(events))
+        interval_s = self._interval.seconds(len(events))
+        must_sweep = False
         for request_id, event in events:
             stream = streams.get(request_id)
             if stream is None:
@@ -82,7 +77,7 @@ class StreamPacing:
             if type(event) is FinalEvent:
                 ended.append(request_id)
                 due.append(stream)
-            elif are_few:
+            elif not interval_s:
                 due.append(stream)
             elif stream.due_s <= now_s:
                 self._plan(stream, now_s, interval_s)
@@ -95,17 +90,14 @@ class StreamPacing:
             self._sweep_in(interval_s)
         if ended:  # nobody keeps their streams any longer
             self._lockstep = LockstepStreams((), {})
+        self._interval.note(len(events), len(due), now_s)
         return ended
 
-    def _interval(self, num_tokens: int) -> float:
-        """How often each of so many streams is told of its tokens."""
-        return max(self._interval_s, num_tokens / MAX_WAKES_PER_S) if self._interval_s else 0.0
-
     def _plan(self, stream: RequestStream, now_s: float, interval_s: float) -> None:
-        """When it is due again. The pause after the first event is shorter, by another share for each stream: so their
-        times spread."""
+        """When it is due again. The first pause of those that were told at once until now is shorter, by another share
+        for each stream: so their times spread."""
         share = 1.0
-        if stream.due_s == 0.0:
+        if stream.due_s < now_s - interval_s:
             share = self._phase = (self._phase + _GOLDEN_RATIO) % 1.0
         stream.due_s = now_s + share * interval_s
 
@@ -118,10 +110,11 @@ class StreamPacing:
         """Tell the readers that are due by now of events that wait; if there were any, look again in an interval."""
         now_s = self._clock.now_s()
         waiting = [stream for stream in self._streams.values() if stream.has_events]
-        for stream in waiting:
-            if stream.due_s <= now_s:
-                self._plan(stream, now_s, interval_s)
-                stream.wake()
+        due = [stream for stream in waiting if stream.due_s <= now_s]
+        for stream in due:
+            self._plan(stream, now_s, interval_s)
+            stream.wake()
+        self._interval.note(0, len(due), now_s)
         self._sweep = None
         if any(stream.due_s > now_s for stream in waiting):
             self._sweep_in(interval_s)

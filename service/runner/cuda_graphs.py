@@ -151,10 +151,17 @@ class StepGraphs:
             self._table.write(inputs.table_places, inputs.table_values)
             return compute(inputs.step)
 
+        seconds = self._seconds_of_as_many(size.num_tokens)
         if isinstance(inputs, MixedInputs):
-            self._mixed[size] = _CapturedStep(compute_by_table, inputs, self._pool, self._stream)
+            self._mixed[size] = _CapturedStep(compute_by_table, inputs, self._pool, self._stream, seconds)
         else:
-            self._decodes[size] = _CapturedStep(compute_by_table, inputs, self._pool, self._stream)
+            self._decodes[size] = _CapturedStep(compute_by_table, inputs, self._pool, self._stream, seconds)
+
+    def _seconds_of_as_many(self, num_tokens: int) -> float | None:
+        """What a graph of so many tokens takes, if there is one; sizes are kept or not by their matrix products, and
+        those are the same."""
+        captured: dict[GraphSize, _CapturedStep[Any]] = {**self._mixed, **self._decodes}
+        return next((step.seconds for size, step in captured.items() if size.num_tokens == num_tokens), None)
 
     def _run(self, step: _CapturedStep[Inputs], num_draws: int, turn: StagingTurn) -> StepOutputs:
         """num_draws: how many are wanted. Of what a graph draws nothing is cut off, as that would cost the host two
@@ -180,17 +187,22 @@ def inputs_of(size: GraphSize, block_table: Tensor, block_size: int) -> DecodeIn
 
 class _CapturedStep(Generic[Inputs]):
     """A graph, where it reads and writes (ids and logits, or the hidden states that they are drawn from), and the
-    seconds that it takes with nothing but padding. These are the first replay's, which also brings the graph to the
-    device: 0.2 to 0.4 ms of any size of Llama-8B."""
+    seconds that it takes with nothing but padding. Unless they are given, these are the first replay's, which also
+    brings the graph to the device: 0.2 to 0.4 ms of any size of Llama-8B."""
 
     def __init__(
-        self, compute: Callable[[Inputs], StepOutputs | Tensor], inputs: Inputs, pool: Any, stream: torch.cuda.Stream
+        self,
+        compute: Callable[[Inputs], StepOutputs | Tensor],
+        inputs: Inputs,
+        pool: Any,
+        stream: torch.cuda.Stream,
+        seconds: float | None,
     ) -> None:
         self.inputs = inputs
         compute(inputs)
         torch.cuda.synchronize()
         self.graph, outputs = capture_graph(lambda: compute(inputs), stream, pool)
-        self.seconds = replay_seconds(self.graph, rounds=1)
+        self.seconds = replay_seconds(self.graph, rounds=1) if seconds is None else seconds
         self.outputs = _kept(outputs)
 
 

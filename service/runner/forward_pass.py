@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from kernels.cpu_loops import loops_for
 from service.core.iteration_plan import ScheduledSequence
-from service.layers.attention import AttentionInputs
+from service.layers.attention import AttentionInputs, LayerCache
 from service.models.causal_lm import CausalLM
 from service.runner.attention_inputs import attention_inputs
+from service.runner.giving_up import UntilSomebodyComes
 from service.runner.halving import Part, compute_in_halves, places
 from service.runner.kv_storage import KvStorage
 from service.runner.recorded_steps import RecordedSteps
@@ -36,6 +38,7 @@ class ForwardPass:
         self._device = device
         self._block_size = storage.layout.block_size
         self._recorded: RecordedSteps | None = None
+        self._caches: Sequence[LayerCache] = storage.layers
 
     def record_steps(self) -> None:
         """Decode steps that consist of compiled loops are recorded and replayed from now on. On a CPU."""
@@ -43,9 +46,19 @@ class ForwardPass:
         if loops is not None:
             self._recorded = RecordedSteps(self.compute, loops.new_recorder(), self._rows, self._block_size)
 
+    @contextmanager
+    def given_up_when(self, must_give_up: Callable[[], bool] | None) -> Iterator[None]:
+        """Meanwhile `compute` raises GivenUpError soon after `must_give_up` has become true. On a GPU."""
+        if must_give_up is not None:
+            self._caches = UntilSomebodyComes(self._storage.layers, must_give_up)
+        try:
+            yield
+        finally:
+            self._caches = self._storage.layers
+
     def compute(self, token_ids: Tensor, positions: Tensor, attention: AttentionInputs) -> Tensor:
         """As CausalLM.forward, over the storage."""
-        hidden: Tensor = self._model(token_ids, positions, self._storage.layers, attention)
+        hidden: Tensor = self._model(token_ids, positions, self._caches, attention)
         return hidden
 
     def of_logit_rows(

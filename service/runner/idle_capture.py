@@ -6,13 +6,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Sequence
 
+from service.runner.giving_up import GivenUpError
 from service.runner.graph_sizes import GraphSize, PaddedStep, most_missed
 
 logger = logging.getLogger(__name__)
 
 
 class IdleCapture:
-    """The engine's IdleWork (service/engine/ports.py): a piece is one graph, some tens of milliseconds. Engine thread.
+    """The engine's IdleWork (service/engine/ports.py): a piece is one graph, some tens of milliseconds if nobody comes.
+    Who comes waits for a layer, or for what is behind the last one: 1 to 12 ms (loadtest/LOG.md). Engine thread.
 
     recent_steps: of which some would have had a narrower graph among `sizes`. What is missed most comes first, the
     others in their order. What cannot be captured is told once; its steps run in larger graphs or kernel by kernel, as
@@ -21,7 +23,7 @@ class IdleCapture:
 
     def __init__(
         self,
-        capture: Callable[[Sequence[GraphSize]], None],
+        capture: Callable[[Sequence[GraphSize], Callable[[], bool] | None], None],
         sizes: Sequence[GraphSize],
         recent_steps: Callable[[], Collection[PaddedStep]] = tuple,
     ) -> None:
@@ -32,13 +34,15 @@ class IdleCapture:
     def is_missed(self) -> bool:
         return bool(self._waiting) and most_missed(self._waiting, self._recent_steps()) is not None
 
-    def do_some(self) -> bool:
+    def do_some(self, must_give_up: Callable[[], bool] | None = None) -> bool:
         if not self._waiting:
             return False
         size = most_missed(self._waiting, self._recent_steps()) or self._waiting[0]
         self._waiting.remove(size)
         try:
-            self._capture([size])
+            self._capture([size], must_give_up)
+        except GivenUpError:
+            self._waiting.insert(0, size)
         except Exception:
             logger.warning(
                 "no CUDA graph of %d tokens, %d decodes among them; serving goes on without it",

@@ -167,12 +167,13 @@ class ModelRunner:
         return finished
 
     @torch.inference_mode()
-    def capture_graphs(self, sizes: Sequence[GraphSize]) -> None:
+    def capture_graphs(self, sizes: Sequence[GraphSize], must_give_up: Callable[[], bool] | None = None) -> None:
         """Steps that fit one of these sizes are replayed from now on. On a GPU, while no iteration runs; may be called
-        again for more sizes."""
+        again for more sizes. Raises GivenUpError soon after `must_give_up` has become true."""
         if self._graphs is None:
             self._graphs = StepGraphs(self._step, self._rows, self._block_size, self._device)
-        self._graphs.capture(sizes)
+        with self._forward_pass.given_up_when(must_give_up):
+            self._graphs.capture(sizes)
 
     def record_steps(self) -> None:
         """Decode steps that consist of compiled loops are recorded and replayed from now on. On a CPU."""

@@ -213,7 +213,7 @@ class PiecesOfWork:
         self.begun = threading.Semaphore(0)
         self.threads: set[int] = set()
 
-    def do_some(self) -> bool:
+    def do_some(self, must_give_up: Callable[[], bool] | None = None) -> bool:
         self.threads.add(threading.get_ident())
         self.begun.release()
         assert self.allowed.acquire(timeout=10)
@@ -247,6 +247,40 @@ def test_idle_work_is_done_a_piece_at_a_time_and_requests_come_between():
     assert len(work.threads) == 1
 
 
+class EndlessPiece:
+    """Idle work that only ends by being given up."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Semaphore(0)
+        self.num_given_up = 0
+
+    def do_some(self, must_give_up: Callable[[], bool] | None = None) -> bool:
+        assert must_give_up is not None
+        self.begun.release()
+        while not must_give_up():
+            time.sleep(1e-3)
+        self.num_given_up += 1
+        return True
+
+    def is_missed(self) -> bool:
+        return False
+
+
+def test_idle_work_is_given_up_when_somebody_comes_and_begun_again_after():
+    work = EndlessPiece()
+    harness = Harness(idle_work=work)
+    loop, outbox = start(harness)
+    for number in range(3):
+        assert work.begun.acquire(timeout=10)
+        loop.send(Submit(harness.request((1, 2), 5)))
+        outbox.wait_for(f"request-{number}")
+        assert work.num_given_up == number + 1
+    assert work.begun.acquire(timeout=10)
+    loop.send(Stop(Unavailable("bye")))
+    assert loop.join(10)
+    assert outbox.deaths == []
+
+
 def test_while_the_same_decodes_go_on_a_snapshot_is_taken_now_and_then():
     harness = Harness(num_blocks=64, block_size=1)
     loop = EngineLoop(harness.engine, harness.clock, lambda news: None, lambda fault: None)
@@ -274,8 +308,9 @@ class MissedWork:
     def is_missed(self) -> bool:
         return self.missed
 
-    def do_some(self) -> bool:
+    def do_some(self, must_give_up: Callable[[], bool] | None = None) -> bool:
         assert self.engine is not None
+        assert must_give_up is None or not self.engine.has_work
         self.running.append(self.engine.has_launched)
         return False
 

@@ -9,12 +9,14 @@ from functools import partial
 from service.core.events import FinalEvent, LockstepTokens, News, Outcome, StreamEvent, TokenEvent, one_by_one
 from service.core.stats import RequestStats
 from service.engine.request_stream import RequestStream
-from service.engine.stream_pacing import FEW_STREAMS, MAX_WAKES_PER_S, StreamPacing
+from service.engine.stream_interval import FixedInterval
+from service.engine.stream_pacing import StreamPacing
 from tests.manual_clock import ManualClock
 
 TOKEN = 1
 END = FinalEvent(Outcome.ABORTED, RequestStats(1, 0, 0, 1, 1, 0.0, None, None, 0.0, 0))
 INTERVAL_S = 0.05
+MANY = 17
 
 
 class Readers:
@@ -25,7 +27,7 @@ class Readers:
         self.open = {str(index): stream for index, stream in enumerate(self.streams)}
         self.batches: list[list[int]] = [[] for _ in range(count)]
         self.clock = ManualClock(100.0)
-        self.pacing = StreamPacing(self.open, interval_s, self.clock)
+        self.pacing = StreamPacing(self.open, FixedInterval(interval_s), self.clock)
         for index, stream in enumerate(self.streams):
             stream.read_by(partial(self._read, index))
 
@@ -38,23 +40,23 @@ class Readers:
         self.batches[index].append(len(self.streams[index].take()))
 
 
-def play(count: int, scenario: Callable[[Readers], Awaitable[None]]) -> None:
+def play(count: int, scenario: Callable[[Readers], Awaitable[None]], interval_s: float = INTERVAL_S) -> None:
     async def scene() -> None:
-        await scenario(Readers(count))
+        await scenario(Readers(count, interval_s))
 
     asyncio.run(scene())
 
 
-def test_few_streams_get_every_event_at_once():
+def test_without_an_interval_every_event_is_told_at_once_however_many_streams_there_are():
     async def scenario(readers: Readers) -> None:
         for _ in range(5):
             await readers.deliver()
-        assert readers.batches == [[1] * 5] * FEW_STREAMS
+        assert readers.batches == [[1] * 5] * MANY
 
-    play(FEW_STREAMS, scenario)
+    play(MANY, scenario, interval_s=0.0)
 
 
-def test_of_many_streams_the_first_event_and_the_last_go_at_once_and_the_others_together():
+def test_the_first_event_and_the_last_go_at_once_and_the_others_together():
     async def scenario(readers: Readers) -> None:
         await readers.deliver()
         assert readers.batches == [[1]] * len(readers.streams)
@@ -64,7 +66,7 @@ def test_of_many_streams_the_first_event_and_the_last_go_at_once_and_the_others_
         assert await readers.deliver(END) == list(readers.open)
         assert readers.batches == [[1, 5]] * len(readers.streams)
 
-    play(FEW_STREAMS + 1, scenario)
+    play(MANY, scenario)
 
 
 def test_what_nothing_follows_is_delivered_in_time_too():
@@ -78,7 +80,7 @@ def test_what_nothing_follows_is_delivered_in_time_too():
             while readers.batches != [[1, 1]] * len(readers.streams):
                 await asyncio.sleep(INTERVAL_S / 5)
 
-    play(FEW_STREAMS + 1, scenario)
+    play(MANY, scenario)
 
 
 def test_streams_that_began_together_do_not_stay_in_step():
@@ -92,14 +94,49 @@ def test_streams_that_began_together_do_not_stay_in_step():
     play(64, scenario)
 
 
-def test_very_many_streams_are_woken_more_seldom_than_asked_for():
+def test_streams_that_were_told_at_once_until_now_do_not_get_into_step():
     async def scenario(readers: Readers) -> None:
-        began_s = readers.clock.now_s()
+        for _ in range(3):
+            await readers.deliver()
+        readers.clock.advance(10 * INTERVAL_S)
         await readers.deliver()
-        pauses_s = sorted(stream.due_s - began_s for stream in readers.streams)
-        assert pauses_s[-1] > 0.9 * len(readers.streams) / MAX_WAKES_PER_S > 1.5 * INTERVAL_S
+        due_s = [stream.due_s for stream in readers.streams]
+        assert max(due_s) - min(due_s) > INTERVAL_S / 2
 
-    play(int(2 * INTERVAL_S * MAX_WAKES_PER_S), scenario)
+    play(64, scenario)
+
+
+def test_the_interval_is_asked_and_told_of_every_iteration():
+    """What is asked with a number of streams is told with it, and how many of them were woken, then or later."""
+
+    class Asked(FixedInterval):
+        def __init__(self) -> None:
+            super().__init__(INTERVAL_S)
+            self.asked: list[int] = []
+            self.told: list[tuple[int, int]] = []
+
+        def seconds(self, num_streams: int) -> float:
+            self.asked.append(num_streams)
+            return super().seconds(num_streams)
+
+        def note(self, num_ready: int, num_woken: int, now_s: float) -> None:
+            self.told.append((num_ready, num_woken))
+
+    async def scenario(readers: Readers) -> None:
+        interval = Asked()
+        readers.pacing = StreamPacing(readers.open, interval, readers.clock)
+        names = tuple(readers.open)
+        readers.pacing.deliver([(name, TOKEN) for name in names], readers.clock.now_s())
+        readers.pacing.deliver([LockstepTokens(names, (1,) * MANY)], readers.clock.now_s())
+        assert interval.asked == [MANY, MANY]
+        assert interval.told == [(MANY, MANY), (MANY, 0)]
+        readers.clock.advance(INTERVAL_S)
+        async with asyncio.timeout(10):
+            while len(interval.told) < 3:
+                await asyncio.sleep(INTERVAL_S / 5)
+        assert interval.told[2:] == [(0, MANY)]
+
+    play(MANY, scenario)
 
 
 def test_events_of_streams_that_are_gone_are_dropped():
@@ -147,7 +184,7 @@ def test_in_lockstep_or_one_by_one_the_same_comes_at_the_same_moments():
         readers.batches[index].append(len(events))
         read[index] += events
 
-    for count, interval_s in ((FEW_STREAMS, INTERVAL_S), (3 * FEW_STREAMS, INTERVAL_S), (FEW_STREAMS + 1, 0.0)):
+    for count, interval_s in ((MANY, INTERVAL_S), (3 * MANY, INTERVAL_S), (MANY, 0.0)):
         told = [
             asyncio.run(scenario(Readers(count, interval_s), in_lockstep=in_lockstep)) for in_lockstep in (True, False)
         ]

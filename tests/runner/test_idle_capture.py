@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from service.runner import cuda_graphs
+from service.runner.giving_up import GivenUpError
 from service.runner.graph_sizes import GraphSize, PaddedStep, common_sizes, graph_sizes
 from service.runner.idle_capture import IdleCapture
 from service.runner.load import load_executor
@@ -19,14 +20,14 @@ SIZES = [GraphSize(64, 8), GraphSize(32, 0), GraphSize(8, 8)]
 
 def test_a_piece_is_one_graph():
     captured = []
-    work = IdleCapture(captured.append, SIZES)
+    work = IdleCapture(lambda sizes, must_give_up: captured.append(sizes), SIZES)
     assert [work.do_some() for _ in range(5)] == [True, True, False, False, False]
     assert captured == [[size] for size in SIZES]
 
 
 def test_what_is_missed_comes_first():
     captured, steps = [], [PaddedStep(5, 5, 0, GraphSize(64, 64))]
-    work = IdleCapture(captured.extend, SIZES, lambda: steps)
+    work = IdleCapture(lambda sizes, must_give_up: captured.extend(sizes), SIZES, lambda: steps)
     assert work.is_missed()
     assert work.do_some()
     assert captured == [SIZES[2]]
@@ -41,7 +42,7 @@ def test_what_is_missed_comes_first():
 def test_a_fault_is_told_and_the_next_graph_is_captured(fault, caplog):
     captured = []
 
-    def capture(sizes):
+    def capture(sizes, must_give_up):
         if sizes == [SIZES[1]]:
             raise fault
         captured.extend(sizes)
@@ -54,6 +55,21 @@ def test_a_fault_is_told_and_the_next_graph_is_captured(fault, caplog):
     assert [record.getMessage() for record in caplog.records] == [
         "no CUDA graph of 32 tokens, 0 decodes among them; serving goes on without it"
     ]
+
+
+def test_a_piece_that_is_given_up_is_the_next(caplog):
+    captured, waits = [], iter([False, True, True, False, False])
+
+    def capture(sizes, must_give_up):
+        if must_give_up():
+            raise GivenUpError
+        captured.extend(sizes)
+
+    work = IdleCapture(capture, SIZES)
+    while work.do_some(lambda: next(waits)):
+        pass
+    assert captured == SIZES
+    assert not caplog.records, "nothing has failed"
 
 
 def captured_sizes(graphs):
@@ -103,6 +119,26 @@ def test_a_capture_that_fails_half_way_leaves_the_device_usable(tmp_path, monkey
     assert captured_sizes(loaded.runner._graphs) == before
     monkeypatch.setattr(loaded.runner._model, "compute_logits", compute_logits)
     assert loaded.idle_work.do_some()
+    assert len(captured_sizes(loaded.runner._graphs)) == len(before) + 1
+    assert player.generate(prompts, params) == want
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_layers", [0, 1, 2, 3, 4])
+def test_a_capture_that_is_given_up_at_any_layer_is_made_later(num_layers, tmp_path, monkeypatch):
+    """Layers of the first computation, then of the capture; a graph that is there by then is complete."""
+    monkeypatch.setattr(cuda_graphs, "outrun", lambda timed: set())
+    folder = llama(tmp_path)
+    prompts, params = random_prompts(6), random_params(6, 0)
+    loaded = load_executor(source(folder, device="cuda"), folder, CACHE, 64, 2048)
+    player = PlanPlayer(loaded.runner, loaded.num_blocks, 16)
+    want = player.generate(prompts, params)
+    before = captured_sizes(loaded.runner._graphs)
+    asked = iter([False] * num_layers + [True])
+    assert loaded.idle_work.do_some(lambda: next(asked, False))
+    assert captured_sizes(loaded.runner._graphs) == before
+    assert player.generate(prompts, params) == want
+    assert loaded.idle_work.do_some(lambda: False)
     assert len(captured_sizes(loaded.runner._graphs)) == len(before) + 1
     assert player.generate(prompts, params) == want
 
