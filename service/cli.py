@@ -23,11 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit status. With the process's own arguments it may start anew first."""
     command, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if arguments is None and command in ("serve", "bench"):
-        from service.process_environment import restart_prepared
-        from service.standard_streams import open_standard_streams
-
-        open_standard_streams()
-        restart_prepared()
+        _prepare_process(command)
     match command:
         case "serve":
             return _serve(rest)
@@ -47,6 +43,20 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
     print(f"headrace: there is no command {command!r}\n\n{USAGE}", end="", file=sys.stderr)
     return 2
+
+
+def _prepare_process(command: str) -> None:
+    from service.early_signals import end_at_signals, hold_signals, release_signals
+    from service.process_environment import restart_prepared
+    from service.standard_streams import open_standard_streams
+
+    hold_signals()
+    open_standard_streams()
+    restart_prepared()
+    if command == "serve":
+        end_at_signals()
+    else:
+        release_signals()
 
 
 def _serve(arguments: list[str]) -> int:

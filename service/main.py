@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -26,25 +26,31 @@ from service.core.host_times import host_table
 from service.core.stats import EngineSnapshot
 from service.core.version import distribution_version
 from service.daemon_thread import in_daemon_thread
+from service.early_signals import end_at_signals
 from service.engine.async_engine import STUCK_AFTER_S, AsyncEngine
 from service.engine.ports import Executor
 from service.engine.stream_interval import FixedInterval, IntervalByLoad, StreamInterval
-from service.errors import ConfigError, ServerError
+from service.errors import ConfigError, ServerError, Unavailable
 from service.http_server import HttpServer
 from service.interpreter import settled
+from service.log_writer import LogWriter
 from service.metrics.event_loop_lag import watch_event_loop
 from service.metrics.host_seconds import HostSeconds
 from service.metrics.instruments import Instruments
 from service.metrics.live_gauges import LiveGauges
 from service.metrics.load_log import LoadLog, log_load
+from service.metrics.log_loss import LogLoss
 from service.metrics.recorder import Recorder
 from service.metrics.vllm_names import VllmNames
 from service.open_files import connections_allowed
 from service.settings import Settings
-from service.shutdown import Shutdown
-from service.watchdog import watch_for_hangs
+from service.shutdown import ExitStatus, Shutdown
+from service.watchdog import HangGuard, watch_for_hangs
 
 logger = logging.getLogger("headrace")
+
+TO_STOP_AT_ONCE_S = 0.1
+"""When there is no more time to be polite, the iteration that runs may take so long to end; its requests end anyway."""
 
 
 def serve(settings: Settings, stand_in: Executor | None = None) -> int:
@@ -52,32 +58,42 @@ def serve(settings: Settings, stand_in: Executor | None = None) -> int:
 
     stand_in: computes in the loaded model's place, for measurements of everything else.
     """
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    with LogWriter() as log:
+        logging.basicConfig(
+            level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=[log]
+        )
+        status = _run(settings, stand_in, log)
+        end_at_signals(status)
+    if threading.active_count() > 1:
+        # A thread that is still loading, or stuck on the device or in the log, would crash in the interpreter's
+        # clean-up, or keep it waiting.
+        os._exit(status)
+    return status
+
+
+def _run(settings: Settings, stand_in: Executor | None, log: LogWriter) -> int:
     logger.info("headrace %s, model %s", distribution_version(), settings.model)
     changed = settings.non_default()
     logger.info("settings: %s", ", ".join(f"{k}={v}" for k, v in changed.items()) or "all at their defaults")
     try:
         with ExitStack() as at_end:
-            status = uvloop.run(_Service(settings, stand_in, at_end).run())
+            return uvloop.run(_Service(settings, stand_in, at_end, lambda: log.num_lost).run())
     except ConfigError as fault:
         logger.critical("%s", fault)
-        status = 1
-    if threading.active_count() > 1:
-        # A thread that is still loading, or stuck on the device, would crash in the interpreter's clean-up.
-        logging.shutdown()
-        os._exit(status)
-    return status
+    except Exception:  # a defect of ours: told in the log, which has to be written before the end
+        logger.critical("the service has failed", exc_info=True)
+    return int(ExitStatus.FAULT)
 
 
 class _Service:
     """What lives as long as the process: the app and its server, metrics, the engine once the model is loaded.
 
-    at_end: what is to be undone when the event loop has ended.
+    at_end: what is to be undone when the event loop has ended. num_log_lines_lost: since the start.
     """
 
-    def __init__(self, settings: Settings, stand_in: Executor | None, at_end: ExitStack) -> None:
+    def __init__(
+        self, settings: Settings, stand_in: Executor | None, at_end: ExitStack, num_log_lines_lost: Callable[[], int]
+    ) -> None:
         self._settings = settings
         self._stand_in = stand_in
         self._at_end = at_end
@@ -88,6 +104,7 @@ class _Service:
         self._engine: AsyncEngine | None = None
         self._watchdog: asyncio.Task[None] | None = None
         self._registry = CollectorRegistry()
+        self._registry.register(LogLoss(num_log_lines_lost))
         self._instruments = Instruments(self._registry)
         self._recorder = self._make_recorder(self._instruments)
         self._state = ServingState()
@@ -148,7 +165,7 @@ class _Service:
         # Before the engine's thread begins: a collection might come into a CUDA graph that it captures while idle.
         self._at_end.enter_context(settled(is_gpu=is_gpu))
         self._engine.start()
-        self._watchdog = asyncio.create_task(watch_for_hangs(self._engine, hangs_after_s, self._on_hang))
+        self._watchdog = asyncio.create_task(watch_for_hangs(self._engine, hangs_after_s, self._on_hang, HangGuard()))
         self._state.set_ready(make_served_model(settings, parts, self._engine, clock))
         self._ready_s, self._ready_process_s = time.monotonic(), time.process_time()
         recorder.record_startup("total", self._ready_s - self._started_s)
@@ -163,7 +180,8 @@ class _Service:
         hurrying.cancel()
         if not draining.done():
             draining.cancel()
-            await self._engine.drain(0.0)
+            await asyncio.wait({asyncio.create_task(self._engine.drain(0.0))}, timeout=TO_STOP_AT_ONCE_S)
+            self._engine.give_up(Unavailable("the server is shutting down", code="shutting_down"))
 
     def _watch(self) -> Iterator[Coroutine[None, None, None]]:
         yield watch_event_loop(self._recorder)

@@ -7,10 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
+import threading
+from collections.abc import Callable
 from enum import IntEnum
 
 logger = logging.getLogger(__name__)
+
+AT_ONCE_S = 0.4
+"""After the second signal streams are told, as far as they can be, and the process ends, whatever any thread does."""
 
 
 class ExitStatus(IntEnum):
@@ -19,11 +25,16 @@ class ExitStatus(IntEnum):
 
 
 class Shutdown:
-    """Waits for the reason to end. Event-loop thread only."""
+    """Waits for the reason to end. Event-loop thread only.
 
-    def __init__(self) -> None:
+    exit_now: ends the process; called with the status, on another thread, AT_ONCE_S after the second signal.
+    """
+
+    def __init__(self, exit_now: Callable[[int], object] = os._exit) -> None:
+        self._exit_now = exit_now
         self._requested = asyncio.Event()
         self._hurry = asyncio.Event()
+        self._is_ending_at_once = False
         self.status = ExitStatus.OK
 
     def listen(self) -> None:
@@ -57,6 +68,10 @@ class Shutdown:
         if not self._requested.is_set():
             logger.info("%s: no new requests; running ones may finish", name)
             self._requested.set()
-        elif number != signal.SIGHUP:
+        elif number != signal.SIGHUP and not self._is_ending_at_once:
             logger.warning("%s again: ending at once", name)
+            self._is_ending_at_once = True
             self._hurry.set()
+            end = threading.Timer(AT_ONCE_S, lambda: self._exit_now(int(self.status)))
+            end.daemon = True
+            end.start()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import queue
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +22,8 @@ def hang_up_by(handler: signal.Handlers) -> Iterator[None]:
 
 def test_the_first_signal_asks_and_the_second_hurries():
     async def scenario() -> None:
-        shutdown = Shutdown()
+        ended: queue.Queue[int] = queue.Queue()
+        shutdown = Shutdown(ended.put)
         shutdown.listen()
         hurry = asyncio.create_task(shutdown.hurry())
         os.kill(os.getpid(), signal.SIGTERM)
@@ -29,6 +31,8 @@ def test_the_first_signal_asks_and_the_second_hurries():
         assert not hurry.done()
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(hurry, 5)
+        assert ended.empty(), "there is a moment for last words"
+        assert ended.get(timeout=5) == ExitStatus.OK, "whatever the event loop does"
         assert shutdown.status is ExitStatus.OK
 
     asyncio.run(scenario())

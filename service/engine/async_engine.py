@@ -34,6 +34,7 @@ _T = TypeVar("_T")
 
 MAX_RETRY_AFTER_S = 60.0
 STUCK_AFTER_S = 10.0
+_LOOK_EVERY_S = 0.005
 
 
 class AsyncEngine:
@@ -162,9 +163,15 @@ class AsyncEngine:
                 await asyncio.wait_for(self._idle.wait(), timeout_s)
             error = _shutting_down()
             self._loop.send(Stop(error))
-            await asyncio.to_thread(self._loop.join, self._stuck_after_s)
+            await self._thread_ended(self._stuck_after_s)
             await asyncio.sleep(0)
             self._fail_left(error)
+
+    async def _thread_ended(self, within_s: float) -> None:
+        """Looks, since a thread that waits for it in `join` would hold up the end of the process itself."""
+        deadline_s = self._event_loop.time() + within_s
+        while self._loop.is_alive and self._event_loop.time() < deadline_s:
+            await asyncio.sleep(_LOOK_EVERY_S)
 
     def _check_fits_ever(self, request: Request) -> None:
         if fits_ever(request, self._blocks, self._config.max_num_seqs):

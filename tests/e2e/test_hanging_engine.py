@@ -23,7 +23,7 @@ def test_health_fails_then_streams_are_told_then_the_process_ends_with_a_status(
             lines.extend(line for line in response.iter_lines() if line)
 
     with ServerProcess(
-        str(write_dummy_folder(tmp_path / "dummy")), *flags, module="tests.e2e.hanging_server"
+        str(write_dummy_folder(tmp_path / "dummy")), *flags, module="tests.e2e.hanging_device"
     ) as server:
         assert check_health(server.url) == 0
         reader = threading.Thread(target=read)
@@ -42,4 +42,4 @@ def test_health_fails_then_streams_are_told_then_the_process_ends_with_a_status(
     assert '"choices"' in lines[0], "its first tokens had come"
     log = "".join(server.log)
     assert "an iteration has not come to an end for 6 s" in log
-    assert "hanging_server.py" in log, "the log tells where each thread is"
+    assert "hanging_device.py" in log, "the log tells where each thread is"

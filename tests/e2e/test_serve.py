@@ -228,7 +228,7 @@ def test_the_engine_begins_once_garbage_is_collected(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(EngineLoop, "start", lambda _: order.append("begun"))
 
     async def load() -> None:
-        await _Service(read_settings([]), None, ExitStack())._load()
+        await _Service(read_settings([]), None, ExitStack(), lambda: 0)._load()
 
     asyncio.run(load())
     assert order == ["collected", "begun"]

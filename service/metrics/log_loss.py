@@ -1,0 +1,18 @@
+"""How many lines the log has lost, read at the moment of the scrape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, Metric
+
+
+class LogLoss:
+    """A Prometheus collector. num_lost: lines since the start; called from whatever thread scrapes."""
+
+    def __init__(self, num_lost: Callable[[], int]) -> None:
+        self._num_lost = num_lost
+
+    def collect(self) -> Iterator[Metric]:
+        meaning = "Lines of the log that were not written, since nobody read it in time."
+        yield CounterMetricFamily("headrace_log_lines_lost", meaning, value=self._num_lost())
