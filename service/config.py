@@ -144,10 +144,12 @@ class ConnectionLimits:
     """What one HTTP connection may hold and how long it may take (sizes in bytes, times in seconds).
 
     header_timeout_s: from connecting, or from the first byte of a later request, to the end of the headers.
-    body_timeout_s, send_timeout_s: as the app's own; the server's come a second later.
+    body_timeout_s, send_timeout_s: as the app's own; the server's come a second later. max_body_bytes: as the app's
+    own; looked at here where a chunk declares its size.
     """
 
     max_connections: int = 10_000
+    max_body_bytes: int = 8 * 1024 * 1024
     max_header_bytes: int = 64 * 1024
     max_headers: int = 100
     header_timeout_s: float = 10.0

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import uuid
 from collections import deque
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from service.chunked_body import ChunkedBody
 from service.config import ConnectionLimits
 from service.rare_warning import RareWarning
 from service.request_cycle import let_go, take_over
@@ -31,6 +33,11 @@ _GRACE_S = 1.0
 
 _MAX_PIPELINED = 8
 """Requests behind one that is being answered; up to here the connection is read, so that its end is seen."""
+
+_VERSIONS = frozenset({"1.0", "1.1"})
+_HEAD_END = b"\r\n\r\n"
+_HOST = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=%:\[\]-]*")
+"""What a host and a port are written with (RFC 3986); it may be empty."""
 
 _LINGER_S = 2.0
 """How long a client that was answered early may go on sending; what it sends is dropped."""
@@ -61,7 +68,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_last = False  # what came after the newest request is not HTTP: nothing more is read
         self._unanswered: deque[RequestResponseCycle] = deque()
         self._num_headers = 0
+        self._num_hosts = 0
         self._num_head_bytes = 0  # fed since the parser last gave us a body or the end of a head
+        self._is_chunked = False
+        self._chunks: ChunkedBody | None = None  # of the body that is being read, if its first byte was seen to be it
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's own narrowing
         if len(self.connections) >= self._limits.max_connections:
@@ -90,31 +100,55 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if not self._in_message and self._input_deadline is None:
             self._expect_input(self._limits.header_timeout_s)
+        head_end = -1 if self._in_message else data.find(_HEAD_END)
+        if head_end >= 0:
+            head, data = data[: head_end + len(_HEAD_END)], data[head_end + len(_HEAD_END) :]
+            self._feed(head)
+            if self._in_message and self._is_chunked:
+                self._chunks = ChunkedBody()
+        if self._chunks is not None:
+            self._chunks.feed(data)
+            if self._chunks.declared_bytes > self._limits.max_body_bytes:
+                self._refuse(413, f"The body may have at most {self._limits.max_body_bytes} bytes.")
+        self._feed(data)
+
+    def _feed(self, data: bytes) -> None:
+        """To the parser, in pieces small enough for the limits."""
         most = self._limits.max_header_bytes
         for start in range(0, len(data), most):
+            if self._is_over():
+                return
             if self._num_head_bytes >= most:
                 self._refuse(431, f"The headers may have at most {most} bytes.")
                 return
             piece = data[start : start + most]
             self._num_head_bytes += len(piece)
             super().data_received(piece)
-            if self._is_over():
-                return
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._num_headers = 0
+        self._num_headers = self._num_hosts = 0
+        self._is_chunked = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._num_headers += 1
         if self._num_headers > self._limits.max_headers:
             self._refuse(431, f"There may be at most {self._limits.max_headers} headers.")
-        if name.lower() == b"transfer-encoding" and value.strip().lower() != b"chunked":
-            self._refuse(501, "The only transfer encoding that is understood is chunked.")
+        match name.lower():
+            case b"transfer-encoding":
+                self._is_chunked = True
+                if value.strip().lower() != b"chunked":
+                    self._refuse(501, "The only transfer encoding that is understood is chunked.")
+            case b"host":
+                self._num_hosts += 1
+                if not _HOST.fullmatch(value):
+                    self._refuse(400, "The Host header is not the name of a host.")
         if not self._is_over():
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if not self._is_over():
+            self._check_head()
         if self._is_over():
             return
         self._in_message = True
@@ -129,6 +163,13 @@ class BoundedProtocol(HttpToolsProtocol):
         elif len(self.pipeline) <= _MAX_PIPELINED:  # an earlier answer is under way: we are the ones to wait for
             self.flow.resume_reading()
 
+    def _check_head(self) -> None:
+        version = self.parser.get_http_version()
+        if version not in _VERSIONS:
+            self._refuse(400, f"HTTP/1.1 and HTTP/1.0 are spoken here, not HTTP/{version}.")
+        elif self._num_hosts != 1 and (version == "1.1" or self._num_hosts):
+            self._refuse(400, f"A request has one Host header, not {self._num_hosts}.")
+
     def on_body(self, body: bytes) -> None:
         self._num_head_bytes = 0
         if self._in_message:
@@ -138,6 +179,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self._in_message:
             return
         self._in_message = False
+        self._chunks = None
         self._num_head_bytes = 0
         self._expect_no_input()
         super().on_message_complete()

@@ -281,7 +281,7 @@ class Settings(BaseSettings):
         return ListenAddress(self.host, self.port, self.uds, self.ssl_certfile, self.ssl_keyfile)
 
     def connection_limits(self) -> ConnectionLimits:
-        return ConnectionLimits(max_connections=self.max_connections)
+        return ConnectionLimits(max_connections=self.max_connections, max_body_bytes=int(self.max_body_bytes))
 
     def public_model_name(self) -> str:
         """What clients may know of where the model comes from: a hub id, or a folder's name without its path."""

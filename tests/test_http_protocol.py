@@ -133,6 +133,67 @@ def test_what_is_not_http_is_400_in_our_shape(bounded: RunningServer, request_by
     assert error["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /health HTTP/1.1\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\nHost: x\r\n",
+        b"GET /health HTTP/1.0\r\nHost: x\r\nHost: x\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x y\r\n",
+        b"GET /health HTTP/1.1\r\nHost: http://x/\r\n",
+        b"GET /health HTTP/1.1\r\nHost: user@x\r\n",
+        b"GET /health HTTP/0.9\r\nHost: x\r\n",
+        b"GET /health HTTP/2.0\r\nHost: x\r\n",
+        b"GET /health\r\n",
+    ],
+    ids=["none", "two", "two-1.0", "space", "url", "user", "0.9", "2.0", "0.9-without-version"],
+)
+def test_a_request_of_one_host_in_a_version_that_is_spoken(bounded: RunningServer, head: bytes) -> None:
+    with connect(bounded) as connection:
+        connection.sendall(head + b"\r\n")
+        status, error = status_and_error(read_to_end(connection))
+    assert status == 400
+    assert error["type"] == "invalid_request_error"
+
+
+def test_http_1_0_needs_no_host(bounded: RunningServer) -> None:
+    with connect(bounded) as connection:
+        connection.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+        assert read_to_end(connection).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 30])
+@pytest.mark.parametrize("before", [b"", b"5\r\nabcde\r\n", b"0005;a=1\r\n\r\n9\r\n\r\n"], ids=["first", "later", "odd"])
+def test_a_chunk_beyond_the_limit_is_refused_before_it_comes(bounded: RunningServer, before: bytes, pieces: int) -> None:
+    sent = POST_HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+    body = before + b"7FFFFFF\r\n{"
+    with connect(bounded) as connection:
+        connection.sendall(sent)
+        time.sleep(0.02)
+        step = -(-len(body) // pieces)
+        for start in range(0, len(body), step):
+            connection.sendall(body[start : start + step])
+            time.sleep(0.005)
+        connection.settimeout(LIMITS.body_timeout_s / 2)
+        answer = connection.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"at most 8388608 bytes" in answer
+
+
+def test_what_looks_like_a_large_chunk_and_is_none_is_read(bounded: RunningServer) -> None:
+    body = json.dumps(completion(prompt="7FFFFFFF\r\n", max_tokens=1)).encode()
+    text = body + b"\r\n7FFFFFFF\r\n"
+    chunk = b"%x\r\n%b\r\n0\r\n\r\n" % (len(text) - 12, text[:-12])
+    request = POST_HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunk
+    with connect(bounded) as connection:
+        connection.sendall(request * 2)
+        answers = b""
+        while answers.count(b"HTTP/1.1 200 ") < 2:
+            piece = connection.recv(65536)
+            assert piece, answers
+            answers += piece
+
+
 def test_clients_that_do_not_speak_http_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     with running(Scene(limits=LIMITS)) as server:
         for _ in range(20):
