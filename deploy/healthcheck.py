@@ -17,12 +17,16 @@ ALL_ADDRESSES = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class UnixConnection(HTTPConnection):
-    """HTTP over the socket at `host`."""
+    """HTTP over the socket at `path`."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=WITHIN_S)
+        self._path = path
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(self.timeout)
-        self.sock.connect(self.host)
+        self.sock.connect(self._path)
 
 
 def connect() -> HTTPConnection:
@@ -30,7 +34,7 @@ def connect() -> HTTPConnection:
     host, port = os.environ.get("HEADRACE_HOST", ""), int(os.environ.get("HEADRACE_PORT", "8000"))
     host = ALL_ADDRESSES.get(host, host)
     if path := os.environ.get("HEADRACE_UDS"):
-        return UnixConnection(path, timeout=WITHIN_S)
+        return UnixConnection(path)
     if os.environ.get("HEADRACE_SSL_CERTFILE"):
         return HTTPSConnection(host, port, timeout=WITHIN_S, context=ssl._create_unverified_context())
     return HTTPConnection(host, port, timeout=WITHIN_S)

@@ -16,7 +16,8 @@ from typing import Literal
 class ModelSource:
     """Where the model comes from.
 
-    model: a local folder or a hub id. load_format `dummy` makes seeded random weights from config.json alone.
+    model: a local folder or a hub id. load_format: `auto` reads safetensors, `pt` torch's own format, `dummy` makes
+    seeded random weights from config.json alone.
     dtype: `auto` picks per device. device: `auto` is cuda where there is one, else cpu.
     max_model_len: context length in tokens; None takes the model's own.
     """
@@ -25,7 +26,7 @@ class ModelSource:
     revision: str | None
     tokenizer: str | None
     chat_template: Path | None
-    load_format: Literal["auto", "dummy"]
+    load_format: Literal["auto", "pt", "dummy"]
     dtype: Literal["auto", "bfloat16", "float32"]
     device: Literal["auto", "cpu", "cuda"]
     max_model_len: int | None
@@ -93,6 +94,7 @@ class ApiConfig:
     api_keys: tuple[str, ...] = ()
     guard_metrics: bool = False
     max_requests_per_key: int | None = None
+    allowed_hosts: tuple[str, ...] = ("*",)
     allowed_origins: tuple[str, ...] = ()
     strict_params: bool = False
     tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "pythonic"] = "auto"

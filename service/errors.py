@@ -9,6 +9,7 @@
           UnsupportedParameter
           ContextLengthExceeded
         AuthenticationFailed     401
+        HostNotAllowed           403
         NotFound                 404
           ModelNotFound
         MethodNotAllowed         405
@@ -81,6 +82,14 @@ class AuthenticationFailed(RequestError):
     status = 401
     error_type = "invalid_request_error"
     code = "invalid_api_key"
+
+
+class HostNotAllowed(RequestError):
+    """The server was called by a name that is not one of its own."""
+
+    status = 403
+    error_type = "invalid_request_error"
+    code = "host_not_allowed"
 
 
 class NotFound(RequestError):

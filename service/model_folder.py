@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 from service.errors import ModelLoadError
 
-FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt")
-"""What serving reads of a hub repository."""
+FILES = ("*.json", "*.jinja", "merges.txt")
+"""What serving reads of a hub repository, besides its weights."""
+
+WEIGHTS = "*.safetensors"
+TORCH_WEIGHTS = "pytorch_model*.bin"
 
 COPIES = ("consolidated*", "original/*", "onnx/*")
 """The same weights once more, in forms that are not read."""
 
-OLD_WEIGHTS = "pytorch_model*.bin"
-"""Read where there are no safetensors."""
 
-
-def resolve_model_folder(model: str, revision: str | None, setting: str = "model") -> Path:
+def resolve_model_folder(
+    model: str, revision: str | None, setting: str = "model", *, torch_format: bool = False
+) -> Path:
     """The folder with the model's files. A local folder never causes network traffic.
 
-    A hub id is downloaded unless the cache has it (or HF_HUB_OFFLINE is set). setting: what named the model. Raises
-    ModelLoadError.
+    A hub id is downloaded unless the cache has it (or HF_HUB_OFFLINE is set). setting: what named the model.
+    torch_format: its weights are wanted in torch's own format instead of safetensors. Raises ModelLoadError.
     """
     folder = Path(model).expanduser()
     if folder.is_dir():
@@ -30,24 +31,21 @@ def resolve_model_folder(model: str, revision: str | None, setting: str = "model
         return folder
     if not _looks_like_hub_id(model):
         raise ModelLoadError(f"{setting}: {model!r} is neither a folder nor a hub id such as 'name/model'")
-    return _from_hub(model, revision, setting)
+    return _from_hub(model, revision, setting, TORCH_WEIGHTS if torch_format else WEIGHTS)
 
 
 def _looks_like_hub_id(model: str) -> bool:
     return not model.startswith((".", "/", "~")) and model.count("/") <= 1
 
 
-def _from_hub(model: str, revision: str | None, setting: str) -> Path:
+def _from_hub(model: str, revision: str | None, setting: str, weights: str) -> Path:
     # A heavy import that a local folder does not need.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        fetch = partial(snapshot_download, model, revision=revision, ignore_patterns=list(COPIES))
-        folder = Path(fetch(allow_patterns=list(FILES)))
-        if any(folder.glob("*.safetensors")):
-            return folder
-        return Path(fetch(allow_patterns=[*FILES, OLD_WEIGHTS]))
+        wanted, copies = [*FILES, weights], list(COPIES)
+        return Path(snapshot_download(model, revision=revision, allow_patterns=wanted, ignore_patterns=copies))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as fault:
         reason = " ".join(str(fault).split())
         raise ModelLoadError(f"{setting}: {model!r} is no folder here and could not be fetched: {reason}") from fault

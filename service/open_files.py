@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import resource
 
+from service.errors import ConfigError
+
 _FILES_BESIDE = 100
 """Of libraries, threads, the log and the model."""
 
+_FEWEST_CONNECTIONS = 16
+"""With fewer a monitor and a balancer could take them all."""
+
 
 def connections_allowed(wanted: int) -> int:
-    """How many of `wanted` connections there can be; asks the system for as many as it grants without being root."""
+    """How many of `wanted` connections there can be; asks the system for as many as it grants without being root.
+
+    Raises ConfigError if that is fewer than a service can do with.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + _FILES_BESIDE
     if soft != resource.RLIM_INFINITY and soft < needed:
         soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return wanted if soft == resource.RLIM_INFINITY else max(1, min(wanted, soft - _FILES_BESIDE))
+    fewest = _FILES_BESIDE + min(wanted, _FEWEST_CONNECTIONS)
+    if soft != resource.RLIM_INFINITY and soft < fewest:
+        raise ConfigError(f"open files: the process may have {soft} (ulimit -n), and needs {fewest} at least")
+    return wanted if soft == resource.RLIM_INFINITY else min(wanted, soft - _FILES_BESIDE)

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -18,13 +20,16 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from service.api_key_file import read_api_keys
 from service.config import ApiConfig, CacheConfig, ConnectionLimits, ListenAddress, ModelSource, SchedulerConfig
+from service.errors import ConfigError
 from service.service_links import is_service_link
 
 ENV_PREFIX = "HEADRACE_"
 QUICKSTART_MODEL = Path(__file__).parent / "quickstart" / "model"
 QUICKSTART_NAME = "headrace-quickstart"
 SECRETS = frozenset({"api_key"})
+_HOST_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
 class Settings(BaseSettings):
@@ -54,8 +59,10 @@ class Settings(BaseSettings):
     served_model_name: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="names that clients may use, comma-separated; the first one is in the answers"
     )
-    load_format: Literal["auto", "dummy"] = Field(
-        "auto", description="dummy makes seeded random weights from config.json alone"
+    load_format: Literal["auto", "pt", "dummy"] = Field(
+        "auto",
+        description="auto reads safetensors only; pt reads torch's own format, a pickle, of somebody whom you trust;"
+        " dummy makes seeded random weights from config.json alone",
     )
     dtype: Literal["auto", "bfloat16", "float32"] = Field("auto", description="type of weights and KV cache")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto is the GPU if there is one")
@@ -70,10 +77,18 @@ class Settings(BaseSettings):
     api_key: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="accepted bearer keys, comma-separated, each KEY or NAME:KEY; open to all if left out"
     )
+    api_key_file: Path | None = Field(
+        None, description="file with accepted bearer keys, one a line, each KEY or NAME:KEY; read at the start"
+    )
     max_requests_per_key: int | None = Field(
         None, ge=1, description="requests of one key that run or wait at most; beyond, 429; no limit if left out"
     )
     guard_metrics: bool = Field(False, description="/metrics asks for a key too")
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="names that the server may be called by, besides localhost and addresses, comma-separated; * for"
+        " all; if left out, none on a loopback address without keys, else all",
+    )
     allowed_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="origins whose pages may call from a browser, comma-separated; * for all; none if left out"
     )
@@ -155,7 +170,9 @@ class Settings(BaseSettings):
     profile_host: bool = Field(False, description="at the end, print where the host's time went")
     config: Path | None = Field(None, description="YAML file with any of these settings")
 
-    @field_validator("served_model_name", "api_key", "allowed_origins", mode="before")
+    _keys_of_file: tuple[str, ...] = ()
+
+    @field_validator("served_model_name", "api_key", "allowed_hosts", "allowed_origins", mode="before")
     @classmethod
     def _split_list(cls, value: object) -> object:
         if not isinstance(value, str | list | tuple):
@@ -173,10 +190,26 @@ class Settings(BaseSettings):
             raise ValueError("a key is empty; NAME:KEY has it behind the colon")
         return keys
 
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _check_hosts(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if wrong := [name for name in names if name != "*" and not _HOST_NAME.fullmatch(name)]:
+            raise ValueError(f"{wrong[0]!r} is no name of a host, without scheme and port, nor *.NAME")
+        return names
+
+    @model_validator(mode="after")
+    def _read_key_file(self) -> Settings:
+        if self.api_key_file is not None:
+            try:
+                self._keys_of_file = read_api_keys(self.api_key_file)
+            except ConfigError as fault:
+                raise ValueError(str(fault)) from None
+        return self
+
     @model_validator(mode="after")
     def _check_key_limit(self) -> Settings:
-        if self.max_requests_per_key is not None and not self.api_key:
-            raise ValueError("max-requests-per-key means nothing without api-key")
+        if self.max_requests_per_key is not None and not self._keys():
+            raise ValueError("max-requests-per-key means nothing without api-key or api-key-file")
         return self
 
     @model_validator(mode="after")
@@ -266,9 +299,10 @@ class Settings(BaseSettings):
     def api_config(self) -> ApiConfig:
         return ApiConfig(
             served_model_names=self.served_model_name or (self.public_model_name(),),
-            api_keys=self.api_key,
+            api_keys=self._keys(),
             guard_metrics=self.guard_metrics,
             max_requests_per_key=self.max_requests_per_key,
+            allowed_hosts=self._hosts(),
             allowed_origins=self.allowed_origins,
             strict_params=self.strict_params,
             default_chat_template_kwargs=self.default_chat_template_kwargs,
@@ -276,6 +310,16 @@ class Settings(BaseSettings):
             reasoning_parser=self.reasoning_parser,
             max_body_bytes=int(self.max_body_bytes),
         )
+
+    def _keys(self) -> tuple[str, ...]:
+        return self.api_key + self._keys_of_file
+
+    def _hosts(self) -> tuple[str, ...]:
+        """Behind a loopback address without keys there is one user, with a browser; elsewhere the server has names that
+        only its owner knows."""
+        if self.allowed_hosts or self._keys() or self.uds is not None or not _is_loopback(self.host):
+            return self.allowed_hosts or ("*",)
+        return ()
 
     def listen_address(self) -> ListenAddress:
         return ListenAddress(self.host, self.port, self.uds, self.ssl_certfile, self.ssl_keyfile)
@@ -296,3 +340,10 @@ class Settings(BaseSettings):
             if value != field.default:
                 changed[name] = "***" if name in SECRETS else str(value)
         return changed
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -163,8 +163,12 @@ def test_http_1_0_needs_no_host(bounded: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 30])
-@pytest.mark.parametrize("before", [b"", b"5\r\nabcde\r\n", b"0005;a=1\r\n\r\n9\r\n\r\n"], ids=["first", "later", "odd"])
-def test_a_chunk_beyond_the_limit_is_refused_before_it_comes(bounded: RunningServer, before: bytes, pieces: int) -> None:
+@pytest.mark.parametrize(
+    "before", [b"", b"5\r\nabcde\r\n", b"0005;a=1\r\n\r\n9\r\n\r\n"], ids=["first", "later", "odd"]
+)
+def test_a_chunk_beyond_the_limit_is_refused_before_it_comes(
+    bounded: RunningServer, before: bytes, pieces: int
+) -> None:
     sent = POST_HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
     body = before + b"7FFFFFF\r\n{"
     with connect(bounded) as connection:

@@ -53,22 +53,19 @@ def test_a_hub_id_comes_from_the_cache(tmp_path: Path, monkeypatch: pytest.Monke
         resolve_model_folder("org/absent", None)
 
 
-@pytest.mark.parametrize(("weights", "num_fetches"), [("model.safetensors", 1), ("pytorch_model.bin", 2)])
-def test_torchs_own_format_is_fetched_only_where_there_are_no_safetensors(
-    weights: str, num_fetches: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("torch_format", [False, True])
+def test_torchs_own_format_is_fetched_only_where_it_is_asked_for(
+    torch_format: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    fetched: list[list[str]] = []
+    fetched: list[str] = []
 
     def fetch(model: str, revision: str | None, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
-        assert not any(fnmatch(weights, pattern) for pattern in ignore_patterns)
         assert any(fnmatch("consolidated.safetensors", pattern) for pattern in ignore_patterns)
-        fetched.append(allow_patterns)
-        if any(fnmatch(weights, pattern) for pattern in allow_patterns):
-            (tmp_path / weights).touch()
+        fetched.extend(allow_patterns)
         return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
-    assert resolve_model_folder("org/tiny", "main") == tmp_path
-    assert (tmp_path / weights).exists()
-    assert len(fetched) == num_fetches
-    assert all("merges.txt" in patterns and "*.json" in patterns for patterns in fetched)
+    assert resolve_model_folder("org/tiny", "main", torch_format=torch_format) == tmp_path
+    assert {"merges.txt", "*.json"} <= set(fetched)
+    assert any(fnmatch("pytorch_model-1.bin", pattern) for pattern in fetched) is torch_format
+    assert any(fnmatch("model.safetensors", pattern) for pattern in fetched) is not torch_format

@@ -114,3 +114,42 @@ def test_a_limit_for_each_key_needs_keys():
         read_settings(["--max-requests-per-key", "2"])
     settings = read_settings(["--max-requests-per-key", "2", "--api-key", "k"])
     assert settings.api_config().max_requests_per_key == 2
+
+
+def test_keys_may_come_from_a_file_and_are_shown_nowhere(tmp_path: Path):
+    file = tmp_path / "keys"
+    file.write_text("bob:hidden-2\n")
+    settings = read_settings(["--api-key", "hidden-1", "--api-key-file", str(file), "--max-requests-per-key", "3"])
+    assert settings.api_config().api_keys == ("hidden-1", "bob:hidden-2")
+    assert "hidden" not in str(settings.non_default())
+    assert "hidden-2" not in repr(settings)
+    file.write_text("hidden 3\n")
+    with pytest.raises(ConfigError, match=r"^api-key-file: line 1 is not KEY") as refused:
+        read_settings(["--api-key-file", str(file)])
+    assert "hidden" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "hosts"),
+    [
+        ([], ()),
+        (["--host", "localhost"], ()),
+        (["--host", "::1"], ()),
+        (["--host", "127.0.0.2"], ()),
+        (["--host", "0.0.0.0"], ("*",)),
+        (["--host", "llm.example.com"], ("*",)),
+        (["--uds", "socket"], ("*",)),
+        (["--api-key", "secret"], ("*",)),
+        (["--allowed-hosts", "*"], ("*",)),
+        (["--allowed-hosts", "llm.example.com, *.local"], ("llm.example.com", "*.local")),
+        (["--allowed-hosts", "a", "--api-key", "secret", "--host", "0.0.0.0"], ("a",)),
+    ],
+)
+def test_a_loopback_address_without_keys_has_no_other_name(flags: list[str], hosts: tuple[str, ...]):
+    assert read_settings(flags).api_config().allowed_hosts == hosts
+
+
+@pytest.mark.parametrize("name", ["http://a", "a:8000", "*a", "a.*", "a b", "*."])
+def test_what_is_no_name_of_a_host_is_refused(name: str):
+    with pytest.raises(ConfigError, match=r"allowed-hosts: .* is no name of a host"):
+        read_settings(["--allowed-hosts", name])

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from service.api.allowed_hosts import AllowedHosts
 from service.api.bearer_auth import BearerAuth
 from service.api.body_limits import BodyLimits
 from service.api.chat_completions import ChatCompletions
@@ -70,6 +71,7 @@ def create_app(
             Middleware(HttpFacts, recorder=recorder, routes=templates, access_log=access_log),
             *_cross_origin(config.allowed_origins),
             Middleware(ErrorBarrier, recorder=recorder),
+            *([] if "*" in config.allowed_hosts else [Middleware(AllowedHosts, names=config.allowed_hosts)]),
             Middleware(BearerAuth, keys=config.api_keys, guards_metrics=config.guard_metrics),
             *([] if config.max_requests_per_key is None else [Middleware(KeyLimit, most=config.max_requests_per_key)]),
             Middleware(BodyLimits, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s),

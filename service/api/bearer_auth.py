@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -22,8 +21,8 @@ class BearerAuth:
     keys: each KEY or NAME:KEY. The name stands for the client in shares, traces and the access log; a key without one
     is known by the beginning of its digest.
 
-    Decides on `scope["path"]`, never on a URL put together from headers. The comparison takes the same time for every
-    wrong key.
+    Decides on `scope["path"]`, never on a URL put together from headers. Keys are looked up by their digests, so the
+    time that takes tells nothing of a key, and does not grow with their number.
     """
 
     def __init__(self, app: ASGIApp, keys: Sequence[str], guards_metrics: bool = False) -> None:
@@ -45,10 +44,10 @@ class BearerAuth:
         """The name of the key's owner."""
         scheme, _, key = authorization.partition(" ")
         digest = hashlib.sha256(key.strip().encode()).digest()
-        matches = [hmac.compare_digest(digest, known) for known in self._name_of]
-        if scheme.lower() != "bearer" or not any(matches):
+        name = self._name_of.get(digest)
+        if scheme.lower() != "bearer" or name is None:
             raise AuthenticationFailed("Incorrect or missing API key.")
-        return self._name_of[digest]
+        return name
 
 
 def client_of(scope: Scope) -> str:

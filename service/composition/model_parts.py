@@ -52,7 +52,7 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock) -> Mo
 
     recorder.record_startup("imports", time.monotonic() - started_s)
     source = settings.model_source()
-    folder = resolve_model_folder(source.model, source.revision)
+    folder = resolve_model_folder(source.model, source.revision, torch_format=source.load_format == "pt")
     text_folder = folder if source.tokenizer is None else resolve_model_folder(source.tokenizer, None, "tokenizer")
     template = load_chat_template(text_folder, source.chat_template)
     _check_template_options(template, settings.default_chat_template_kwargs)

@@ -1,6 +1,7 @@
 """One file of a checkpoint: safetensors, or torch's own format, which is all that some models of the first years have.
 
-The latter is a pickle. It is read by torch's restricted unpickler, which makes tensors and plain containers only.
+The latter is a pickle. It is read by torch's restricted unpickler, which makes tensors and plain containers only, and
+only where a setting asks for it (`weight_loader.py`): ways out of that unpickler have been found before.
 """
 
 from __future__ import annotations

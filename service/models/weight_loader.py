@@ -22,20 +22,27 @@ from service.models.config_fields import read_json
 OnProgress = Callable[[int, int], None]
 """Called with (bytes read so far, bytes in all), from any thread, one call at a time."""
 
-_SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
-"""The first that is there, or an index of its kind, is read."""
+_SAFETENSORS, _TORCH = "model.safetensors", "pytorch_model.bin"
+"""A folder's single file in either format; an index has the name of the file that it stands for."""
+_HOW_TO_UNPICKLE = (
+    "Weights are read as safetensors only, unless load-format is pt: then pytorch_model.bin is read, a pickle, which"
+    " should be one of somebody whom you trust"
+)
 _FLOAT_DTYPES = frozenset({"BF16", "F16", "F32"})
 _MAX_NAMED = 8  # faults of one kind that an error message names
 _NUM_THREADS = 4  # files read at a time
 
 
-def load_weights(model: CausalLM, folder: Path, on_progress: OnProgress | None = None) -> None:
+def load_weights(
+    model: CausalLM, folder: Path, on_progress: OnProgress | None = None, *, torch_format: bool = False
+) -> None:
     """Fill a materialized model from a folder's checkpoint, converting to the parameters' dtype.
 
-    Raises ModelLoadError naming files or weights; the model is then useless.
+    torch_format: reads torch's own files instead of safetensors; without it nothing is ever unpickled. Raises
+    ModelLoadError naming files or weights; the model is then useless.
     """
     wanted, ignored = model.checkpoint_tensors(), model.ignored_checkpoint_names()
-    written = {entry.name: entry for file in checkpoint_files(folder) for entry in read_header(file)}
+    written = {entry.name: entry for file in checkpoint_files(folder, torch_format) for entry in read_header(file)}
     stored = _with_prefix(written, model.optional_prefix, wanted.keys() | ignored)
     _check(wanted, stored, ignored)
     progress = _Progress(sum(t.numel() * t.element_size() for t in wanted.values()), on_progress)
@@ -47,15 +54,21 @@ def load_weights(model: CausalLM, folder: Path, on_progress: OnProgress | None =
             reading.result()
 
 
-def checkpoint_files(folder: Path) -> list[Path]:
+def checkpoint_files(folder: Path, torch_format: bool = False) -> list[Path]:
     """The files with a folder's weights: those of its index, or the single one. Raises ModelLoadError."""
-    for single in _SINGLE_FILES:
-        index = folder / f"{single}.index.json"
-        if index.exists():
-            return _indexed_files(index)
-        if (folder / single).exists():
-            return [folder / single]
-    raise ModelLoadError(f"no weights in the model folder: neither {' nor '.join(_SINGLE_FILES)}, nor an index of one")
+    single = _TORCH if torch_format else _SAFETENSORS
+    index = folder / f"{single}.index.json"
+    if index.exists():
+        files = _indexed_files(index)
+    elif (folder / single).exists():
+        files = [folder / single]
+    else:
+        hint = "" if torch_format else f". {_HOW_TO_UNPICKLE}"
+        raise ModelLoadError(f"no weights in the model folder: neither {single} nor an index of it{hint}")
+    wrong = [file.name for file in files if file.suffix != Path(single).suffix]
+    if wrong:
+        raise ModelLoadError(f"{index.name}: not {Path(single).suffix} files: {_some(wrong)}")
+    return files
 
 
 def _indexed_files(index: Path) -> list[Path]:

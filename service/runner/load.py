@@ -135,7 +135,7 @@ def _load_model(
     if source.load_format == "dummy":
         fill_with_dummy_weights(model, source.seed)
     else:
-        load_weights(model, folder, _phase("weights", on_progress))
+        load_weights(model, folder, _phase("weights", on_progress), torch_format=source.load_format == "pt")
     phases.end("weights")
     return model, weights_bytes
 

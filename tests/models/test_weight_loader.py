@@ -13,12 +13,12 @@ from service.models.weight_loader import checkpoint_files, load_weights
 from tests.models.checkpoints import gpt2, llama, mistral, opt, oracle, qwen2, qwen3
 
 
-def loaded(folder, dtype=torch.float32, on_progress=None):
+def loaded(folder, dtype=torch.float32, on_progress=None, torch_format=False):
     model = build_model(load_model_config(folder))
     model.materialize(dtype, torch.device("cpu"))
     for parameter in model.parameters():
         parameter.data.fill_(float("nan"))
-    load_weights(model, folder, on_progress)
+    load_weights(model, folder, on_progress, torch_format=torch_format)
     return model
 
 
@@ -74,14 +74,31 @@ def test_torchs_own_format_is_read_where_there_are_no_safetensors(num_files, tmp
     folder = opt(tmp_path)
     theirs = oracle(folder).state_dict()
     as_torch_files(folder, num_files)
-    table = loaded(folder).checkpoint_tensors()
+    table = loaded(folder, torch_format=True).checkpoint_tensors()
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in table.items())
 
 
-def test_safetensors_come_first(tmp_path):
+def test_each_format_is_read_only_if_it_is_asked_for(tmp_path):
     folder = opt(tmp_path)
     (folder / "pytorch_model.bin").write_bytes(b"not looked at")
     loaded(folder)
+    with pytest.raises(ModelLoadError, match=r"pytorch_model\.bin: is not a readable torch checkpoint"):
+        loaded(folder, torch_format=True)
+
+
+@pytest.mark.parametrize("num_files", [1, 3])
+def test_a_pickle_is_not_opened_unless_it_is_asked_for(num_files, tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.load", lambda *_, **__: pytest.fail("opened"))
+    folder = opt(tmp_path)
+    as_torch_files(folder, num_files)
+    with pytest.raises(ModelLoadError, match=r"safetensors only, unless load-format is pt"):
+        loaded(folder)
+    (folder / "pytorch_model.bin.index.json").unlink(missing_ok=True)
+    weight_map = {"x": "pytorch_model-0.bin"}
+    (folder / "pytorch_model-0.bin").touch()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(ModelLoadError, match=r"not \.safetensors files: pytorch_model-0\.bin"):
+        loaded(folder)
 
 
 @pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float32])
@@ -173,8 +190,10 @@ def test_a_missing_shard_is_named(tmp_path):
 
 
 def test_a_folder_without_safetensors(tmp_path):
-    with pytest.raises(ModelLoadError, match=r"no weights .* neither model\.safetensors nor pytorch_model\.bin"):
+    with pytest.raises(ModelLoadError, match=r"no weights .* neither model\.safetensors nor an index"):
         checkpoint_files(tmp_path)
+    with pytest.raises(ModelLoadError, match=r"no weights .* neither pytorch_model\.bin nor an index of it$"):
+        checkpoint_files(tmp_path, torch_format=True)
 
 
 def test_a_broken_index(tmp_path):

@@ -1,0 +1,45 @@
+"""The file of API keys: one a line, so that they are neither in the list of processes nor in the environment."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from service.errors import ConfigError
+
+_MAX_BYTES = 1024 * 1024
+_KEY = re.compile(r"[!-~]+")
+"""What a header can carry: printable ASCII without spaces."""
+
+
+def read_api_keys(path: Path) -> tuple[str, ...]:
+    """The entries, each KEY or NAME:KEY. Empty lines are skipped, and lines that begin with #.
+
+    Raises ConfigError, which names the line and never shows what is in it.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+        text = data.decode("utf-8-sig")
+    except OSError as fault:
+        raise ConfigError(f"api-key-file: {path} cannot be read: {fault.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"api-key-file: {path} is not text in UTF-8") from None
+    if len(data) > _MAX_BYTES:
+        raise ConfigError(f"api-key-file: {path} has more than {_MAX_BYTES} bytes")
+    line_of: dict[str, int] = {}
+    entries = []
+    for number, line in enumerate(text.splitlines(), 1):
+        entry = line.strip()
+        if not entry or entry.startswith("#"):
+            continue
+        key = entry.rpartition(":")[2]
+        if not _KEY.fullmatch(key):
+            raise ConfigError(f"api-key-file: line {number} is not KEY or NAME:KEY of printable ASCII without spaces")
+        if key in line_of:
+            raise ConfigError(f"api-key-file: line {number} has the key of line {line_of[key]}")
+        line_of[key] = number
+        entries.append(entry)
+    if not entries:
+        raise ConfigError(f"api-key-file: {path} holds no key")
+    return tuple(entries)
