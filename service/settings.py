@@ -61,8 +61,8 @@ class Settings(BaseSettings):
     )
     load_format: Literal["auto", "pt", "dummy"] = Field(
         "auto",
-        description="auto reads safetensors only; pt reads torch's own format, a pickle, of somebody whom you trust;"
-        " dummy makes seeded random weights from config.json alone",
+        description="auto reads safetensors; pt torch's own files, pickles of somebody you trust; dummy makes random"
+        " weights",
     )
     dtype: Literal["auto", "bfloat16", "float32"] = Field("auto", description="type of weights and KV cache")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto is the GPU if there is one")
@@ -86,8 +86,8 @@ class Settings(BaseSettings):
     guard_metrics: bool = Field(False, description="/metrics asks for a key too")
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        description="names that the server may be called by, besides localhost and addresses, comma-separated; * for"
-        " all; if left out, none on a loopback address without keys, else all",
+        description="names to be called by besides localhost and addresses, comma-separated; * for all, which it is by"
+        " default with keys or beyond loopback",
     )
     allowed_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="origins whose pages may call from a browser, comma-separated; * for all; none if left out"
