@@ -71,7 +71,10 @@ class LogWriter(logging.Handler):
         return self._num_lost
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.offer(self.format(record) + "\n")
+        try:
+            self.offer(self.format(record) + "\n")
+        except Exception:  # a message that its arguments do not fit costs whoever logs it nothing
+            self.handleError(record)
 
     def offer(self, text: str) -> None:
         """Have it written, or count it as lost. Returns at once."""

@@ -60,6 +60,16 @@ def test_lines_prints_and_tracebacks_come_in_order():
     assert lines[-1] == "ValueError: three"
 
 
+def test_a_line_that_cannot_be_formatted_is_told_of_and_raises_nothing():
+    with a_log() as (logger, writer, read_end):
+        with writer:
+            logger.info("%d", "no number")
+            logger.info("next")
+        lines = read_available(read_end)
+    assert "--- Logging error ---" in lines
+    assert lines[-1] == "INFO next"
+
+
 def test_nobody_waits_for_a_reader_and_what_does_not_fit_is_told_of_where_it_is_missing():
     line = "x" * 1000
     with a_log() as (logger, writer, read_end):
