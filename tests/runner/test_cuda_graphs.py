@@ -104,8 +104,8 @@ def count_replays(runner, monkeypatch, name):
 class Recomputed:
     """In place of a captured step where there are no graphs: a replay computes the step anew, from the same places."""
 
-    def __init__(self, compute, inputs, pool, stream):
-        self.inputs, self.graph, self.seconds = inputs, self, 1.0
+    def __init__(self, compute, inputs, pool, stream, seconds):
+        self.inputs, self.graph, self.seconds = inputs, self, seconds or 1.0
         self._compute = compute
         self.replay()
 
