@@ -48,24 +48,26 @@ def chat_frames(
 
 def assemble_message(choice: CollectedChoice, make_call_id: Callable[[], str]) -> AssistantMessage:
     """The whole message. Without content it is null if there are calls, else empty."""
-    content, reasoning = choice.text, ""
-    calls: list[MadeToolCall] = []
-    for delta in choice.deltas:
-        if isinstance(delta, ReasoningDelta):
-            reasoning += delta.text
-        elif isinstance(delta, TextDelta):
-            content += delta.text
-        elif delta.name is not None:
-            function = MadeFunction(name=delta.name, arguments=delta.arguments)
-            calls.append(MadeToolCall(id=make_call_id(), type="function", function=function))
-        else:
-            calls[delta.call_index].function.arguments += delta.arguments
+    content = choice.text + "".join([delta.text for delta in choice.deltas if isinstance(delta, TextDelta)])
+    reasoning = "".join([delta.text for delta in choice.deltas if isinstance(delta, ReasoningDelta)])
+    calls = _made_calls([delta for delta in choice.deltas if isinstance(delta, CallDelta)], make_call_id)
     message = AssistantMessage(role="assistant", content=content or (None if calls else ""), refusal=None)
     if reasoning:
         message.reasoning_content = reasoning
     if calls:
         message.tool_calls = calls
     return message
+
+
+def _made_calls(deltas: Sequence[CallDelta], make_call_id: Callable[[], str]) -> list[MadeToolCall]:
+    names = [delta.name for delta in deltas if delta.name is not None]
+    arguments: list[list[str]] = [[] for _ in names]
+    for delta in deltas:
+        arguments[delta.call_index].append(delta.arguments)
+    return [
+        MadeToolCall(id=make_call_id(), type="function", function=MadeFunction(name=name, arguments="".join(texts)))
+        for name, texts in zip(names, arguments, strict=True)
+    ]
 
 
 def _delta_fields(piece: Piece, make_call_id: Callable[[], str]) -> list[bytes]:
@@ -90,15 +92,18 @@ def _delta_field(delta: OutputDelta, make_call_id: Callable[[], str]) -> bytes:
 
 def _merged(deltas: Sequence[OutputDelta]) -> list[OutputDelta]:
     """Neighbours of one kind as one: tokens that come together go out together."""
-    merged: list[OutputDelta] = []
+    runs: list[list[OutputDelta]] = []
     for delta in deltas:
-        last = merged[-1] if merged else None
-        if isinstance(delta, TextDelta) and isinstance(last, TextDelta):
-            merged[-1] = TextDelta(last.text + delta.text)
-        elif isinstance(delta, ReasoningDelta) and isinstance(last, ReasoningDelta):
-            merged[-1] = ReasoningDelta(last.text + delta.text)
-        elif isinstance(delta, CallDelta) and delta.name is None and isinstance(last, CallDelta):
-            merged[-1] = last._replace(arguments=last.arguments + delta.arguments)
+        begins_call = isinstance(delta, CallDelta) and delta.name is not None
+        if runs and type(runs[-1][0]) is type(delta) and not begins_call:
+            runs[-1].append(delta)
         else:
-            merged.append(delta)
-    return merged
+            runs.append([delta])
+    return [_joined(run) for run in runs]
+
+
+def _joined(run: Sequence[OutputDelta]) -> OutputDelta:
+    first = run[0]
+    if isinstance(first, CallDelta):
+        return first._replace(arguments="".join([each.arguments for each in run if isinstance(each, CallDelta)]))
+    return first._replace(text="".join([each.text for each in run if not isinstance(each, CallDelta)]))

@@ -166,14 +166,14 @@ class Generation:
         """The choices to be shown, complete, in order of their index. Raises `error`, if there is one."""
         news = asyncio.Event()
         self.read_by(news.set)
-        texts = [""] * len(self._choices)
+        texts: list[list[str]] = [[] for _ in self._choices]
         token_ids: list[list[int]] = [[] for _ in self._choices]
         deltas: list[list[OutputDelta]] = [[] for _ in self._choices]
         scored: list[list[ScoredToken]] = [[] for _ in self._choices]
         while True:
             news.clear()
             for piece in self.take_pieces():
-                texts[piece.choice_index] += piece.text
+                texts[piece.choice_index].append(piece.text)
                 token_ids[piece.choice_index] += piece.token_ids
                 deltas[piece.choice_index] += piece.deltas
                 scored[piece.choice_index] += piece.scored
@@ -182,8 +182,9 @@ class Generation:
             if self.is_done:
                 break
             await news.wait()
-        parts = zip(self._choices, texts, token_ids, deltas, scored, strict=True)
-        return self._best([self._collected(*part) for part in parts])
+        prompts = [self.prompt_token_ids(index) for index in range(len(self._requests))]
+        parts = zip(self._choices, map("".join, texts), token_ids, deltas, scored, strict=True)
+        return self._best([self._collected(prompts, *part) for part in parts])
 
     def _best(self, choices: list[CollectedChoice]) -> list[CollectedChoice]:
         """The best choices of each prompt, numbered anew."""
@@ -265,20 +266,21 @@ class Generation:
 
     def _collected(
         self,
+        prompts: Sequence[list[int]],
         choice: ChoiceText,
         text: str,
         token_ids: list[int],
         deltas: list[OutputDelta],
         scored: list[ScoredToken],
     ) -> CollectedChoice:
+        """prompts: the ids of each, which its choices share."""
         assert choice.finish_reason is not None, "a finished request has finished all its choices"
-        prompt_token_ids = self.prompt_token_ids(choice.prompt_index)
         return CollectedChoice(
             choice.index,
             choice.prompt_index,
             text,
             token_ids,
-            prompt_token_ids,
+            prompts[choice.prompt_index],
             choice.finish_reason,
             choice.stop_reason,
             deltas,

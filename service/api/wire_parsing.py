@@ -20,6 +20,8 @@ _EXPECTED = {
     "early_stopping": 'must be true, false or "never"',
 }
 """Said of fields that may have several types, where pydantic would report on each type."""
+_MAX_NAME = 64
+"""Characters of a key of the client's own (logit_bias) that a refusal repeats."""
 
 
 def parse(shape: type[Wire], value: Mapping[str, Any]) -> Wire:
@@ -36,7 +38,7 @@ def _refusal(details: Sequence[ErrorDetails]) -> InvalidRequest:
     same_field = [detail for detail in details if detail["loc"][:1] == details[0]["loc"][:1]]
     detail = max(same_field, key=lambda each: len(each["loc"]))
     path, has_several_types = _field_path(detail["loc"])
-    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
+    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part[:_MAX_NAME]}" for part in path).lstrip(".")
     name = next((part for part in reversed(path) if isinstance(part, str)), "")
     if detail["type"] == "missing":
         return InvalidRequest(f"{param} is required.", param=param, code="missing_required_parameter")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ import jinja2.meta
 
 from service.errors import HeadraceError, ModelLoadError
 from service.text import reasoning
-from service.text.template_sandbox import TemplateSandbox
+from service.text.template_sandbox import TemplateSandbox, check_time, time_limit
 from service.text.tokenizer_config import read_tokenizer_config
 from service.text.tool_calls import ToolStyle, style_of_template
 
@@ -27,7 +26,8 @@ class TemplateRefusal(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class RenderLimits:
-    """Limits of one rendering, checked each time the template writes something."""
+    """Limits of one rendering, checked each time the template writes something; the time also whenever it looks at a
+    field."""
 
     max_s: float = 5.0
     max_characters: int = 32 * 1024 * 1024
@@ -99,14 +99,14 @@ class ChatTemplate:
 
     def _within_limits(self, pieces: Iterator[str]) -> str:
         written: list[str] = []
-        num_characters, deadline_s = 0, time.monotonic() + self._limits.max_s
-        for piece in pieces:
-            written.append(piece)
-            num_characters += len(piece)
-            if num_characters > self._limits.max_characters:
-                raise TemplateRefusal("the prompt becomes too long")
-            if time.monotonic() > deadline_s:
-                raise TemplateRefusal("rendering takes too long")
+        num_characters = 0
+        with time_limit(self._limits.max_s):
+            for piece in pieces:
+                written.append(piece)
+                num_characters += len(piece)
+                if num_characters > self._limits.max_characters:
+                    raise TemplateRefusal("the prompt becomes too long")
+                check_time()
         return "".join(written)
 
 

@@ -62,7 +62,7 @@ class WindowDetokenizer:
     """For any tokenizer: decodes a short window of ids again with each new one, and gives what was added.
 
     The window begins with ids whose text is already out, because decoders look at their left neighbour
-    (spaces, byte-fallback runs). Our own window instead of the library's DecodeStream: that one cannot
+    (spaces, byte-fallback runs): as few as have text of their own. An id without a token is left out. Our own window instead of the library's DecodeStream: that one cannot
     flush, drops the space after a special token, and stops for good at an "invalid prefix", where this one
     resumes at the new ids. One exception to the promise: a run of byte-fallback tokens that is not UTF-8 as
     a whole decodes to one U+FFFD per byte at once; incrementally its valid beginning is already out.
@@ -77,8 +77,9 @@ class WindowDetokenizer:
         self._out = ""  # their text
 
     def push(self, token_ids: Sequence[int]) -> str:
-        skipped_ids = self._skipped_ids
-        return "".join([self._push_one(token_id) for token_id in token_ids if token_id not in skipped_ids])
+        skipped_ids, text_of = self._skipped_ids, self._tokenizer.token_text
+        ids = [token_id for token_id in token_ids if token_id not in skipped_ids and text_of(token_id)]
+        return "".join([self._push_one(token_id) for token_id in ids])
 
     def flush(self) -> str:
         return self._advance(self._decode(self._window))
@@ -96,13 +97,19 @@ class WindowDetokenizer:
             self._window, self._out = new_ids, ""
             text = self._decode(new_ids)
         added = text[len(self._out) :]
-        new_text = self._decode(new_ids)
-        if new_text:  # ids without text of their own are a poor left neighbour: keep the older ones
-            self._window, self._out = new_ids, new_text
-        else:
-            self._out = text
+        self._out = text
+        self._shorten(len(new_ids))
         self._num_out = len(self._window)
         return added
+
+    def _shorten(self, num_new: int) -> None:
+        """Of the window leave its new ids, and of the older ones the fewest with which they have text: ids without text
+        of their own, such as a first space, are a poor left neighbour."""
+        for first in range(len(self._window) - num_new, 0, -1):
+            text = self._decode(self._window[first:])
+            if text:
+                self._window, self._out = self._window[first:], text
+                return
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)

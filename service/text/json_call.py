@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -31,20 +31,21 @@ class CallText:
 class JsonCall:
     """One call. The arguments are let through as they are written, character by character, once the name is known.
 
-    names: a call of anything else is none. `text` is all that was read; after NO_CALL the caller shows it as text.
+    names: a call of anything else is none. Each character is looked at once and kept once at most: a call may be as long
+    as the output.
     """
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
-        self.text = ""
         self.status = CallStatus.UNSURE
         self._name: str | None = None
-        self._arguments = ""  # not given out yet
+        self._pieces: list[str] = []  # of `text`
+        self._arguments: list[str] = []  # characters not given out yet
         self._stack: list[str] = []  # closing brackets that are awaited
         self._in_string = False
         self._escaped = False
         self._key: str | None = None
-        self._token = ""  # the string or value at depth 1 that is being read
+        self._token: list[str] = []  # characters of the string or value at depth 1 that is being read
         self._reads_value = False
         self._has_arguments = False
         self._quoted_arguments = False
@@ -52,17 +53,23 @@ class JsonCall:
     def push(self, text: str) -> tuple[CallText, str]:
         """What is new, and the rest of `text`, which is not the call's."""
         before = self._name
-        for position, char in enumerate(text):
-            if self.status in (CallStatus.DONE, CallStatus.NO_CALL):
-                return self._news(before), text[position:]
-            self.text += char
-            self._read(char)
-        return self._news(before), ""
+        num_read = 0
+        while num_read < len(text) and self.status in (CallStatus.UNSURE, CallStatus.OPEN):
+            self._read(text[num_read])
+            num_read += 1
+        self._pieces.append(text[:num_read])
+        return self._news(before), text[num_read:]
+
+    @property
+    def text(self) -> str:
+        """All that was read; after NO_CALL the caller shows it as text."""
+        return "".join(self._pieces)
 
     def _news(self, name_before: str | None) -> CallText:
         if self._name is None or self.status is CallStatus.NO_CALL:
             return CallText()
-        arguments, self._arguments = self._arguments, ""
+        arguments = "".join(self._arguments)
+        self._arguments.clear()
         if self.status is CallStatus.UNSURE:
             self.status = CallStatus.OPEN
         return CallText(self._name if name_before is None else None, arguments)
@@ -101,18 +108,19 @@ class JsonCall:
         if not self._stack:
             return
         if not self._is_arguments():
-            self._token += char
+            self._token.append(char)
         elif self._token or not char.isspace():
             self._note_argument(char)
 
     def _note_argument(self, char: str) -> None:
         """Arguments written as a string are kept until it is complete. Of others the token is the first character."""
         if not self._token:
-            self._token, self._quoted_arguments, self._has_arguments = char, char == '"', True
+            self._quoted_arguments, self._has_arguments = char == '"', True
+            self._token.append(char)
         elif self._quoted_arguments:
-            self._token += char
+            self._token.append(char)
         if not self._quoted_arguments:
-            self._arguments += char
+            self._arguments.append(char)
 
     def _is_arguments(self) -> bool:
         return self._reads_value and self._key in _ARGUMENT_KEYS
@@ -134,7 +142,7 @@ class JsonCall:
 
     def _end(self) -> None:
         if not self._has_arguments:
-            self._arguments = "{}"
+            self._arguments.append("{}")
         self.status = CallStatus.DONE
 
     def _separate(self, char: str) -> None:
@@ -143,7 +151,8 @@ class JsonCall:
             if key is None or self._reads_value:
                 self._refuse()
                 return
-            self._key, self._token, self._reads_value = key, "", True
+            self._key, self._reads_value = key, True
+            self._token.clear()
         else:
             self._end_value()
 
@@ -155,17 +164,18 @@ class JsonCall:
                 return
             self._name = name
         elif self._is_arguments() and self._quoted_arguments:
-            self._arguments += _string_or_none(self._token) or ""  # some models write the object as a string
-        self._key, self._token, self._reads_value = None, "", False
+            self._arguments.append(_string_or_none(self._token) or "")  # some models write the object as a string
+        self._key, self._reads_value = None, False
+        self._token.clear()
 
     def _refuse(self) -> None:
         # A call whose beginning has been given out cannot be taken back: it ends where it stopped making sense.
         self.status = CallStatus.DONE if self.status is CallStatus.OPEN else CallStatus.NO_CALL
 
 
-def _string_or_none(token: str) -> str | None:
+def _string_or_none(token: Sequence[str]) -> str | None:
     try:
-        value = json.loads(token)
+        value = json.loads("".join(token))
     except ValueError:
         return None
     return value if isinstance(value, str) else None

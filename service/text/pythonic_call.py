@@ -16,12 +16,12 @@ class PythonicCall:
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
-        self.text = ""
         self.status = CallStatus.UNSURE
         self._name: str | None = None
-        self._arguments = ""
+        self._pieces: list[str] = []  # of `text`
+        self._arguments: list[str] = []  # not given out yet
         self._num_arguments = 0
-        self._token = ""
+        self._token: list[str] = []  # characters of the name or argument that is being read
         self._quote = ""
         self._escaped = False
         self._stack: list[str] = []
@@ -29,17 +29,22 @@ class PythonicCall:
     def push(self, text: str) -> tuple[CallText, str]:
         """What is new, and the rest of `text`, which is not the call's."""
         before = self._name
-        rest = ""
-        for position, char in enumerate(text):
-            if self.status in (CallStatus.DONE, CallStatus.NO_CALL):
-                rest = text[position:]
-                break
-            self.text += char
-            self._read(char)
+        num_read = 0
+        while num_read < len(text) and self.status in (CallStatus.UNSURE, CallStatus.OPEN):
+            self._read(text[num_read])
+            num_read += 1
+        self._pieces.append(text[:num_read])
+        rest = text[num_read:]
         if self._name is None or self.status is CallStatus.NO_CALL:
             return CallText(), rest
-        arguments, self._arguments = self._arguments, ""
+        arguments = "".join(self._arguments)
+        self._arguments.clear()
         return CallText(self._name if before is None else None, arguments), rest
+
+    @property
+    def text(self) -> str:
+        """As `JsonCall.text`."""
+        return "".join(self._pieces)
 
     def _read(self, char: str) -> None:
         if self._name is None:
@@ -49,24 +54,24 @@ class PythonicCall:
             self._read_in_string(char)
         elif char in "'\"":
             self._quote = char
-            self._token += char
+            self._token.append(char)
         elif char in _CLOSING:
             self._stack.append(_CLOSING[char])
-            self._token += char
+            self._token.append(char)
         elif char in ")]}" and self._stack:
             if char != self._stack.pop():
                 self._end()
-            self._token += char
+            self._token.append(char)
         elif char == ")":
             self._end_argument()
             self._end()
         elif char == "," and not self._stack:
             self._end_argument()
         else:
-            self._token += char
+            self._token.append(char)
 
     def _read_in_string(self, char: str) -> None:
-        self._token += char
+        self._token.append(char)
         if self._escaped:
             self._escaped = False
         elif char == "\\":
@@ -75,20 +80,24 @@ class PythonicCall:
             self._quote = ""
 
     def _read_name(self, char: str) -> None:
+        if not self._token and char.isspace():
+            return
+        token = "".join(self._token)  # no longer than a name
         if char != "(":
-            self._token += char
-            if not any(name.startswith(self._token.lstrip()) for name in self._names):
+            self._token.append(char)
+            if not any(name.startswith(token + char) for name in self._names):
                 self.status = CallStatus.NO_CALL
             return
-        name = self._token.strip()
-        if name not in self._names:
+        if token not in self._names:
             self.status = CallStatus.NO_CALL
             return
-        self._name, self._token, self.status = name, "", CallStatus.OPEN
-        self._arguments = "{"
+        self._name, self.status = token, CallStatus.OPEN
+        self._token.clear()
+        self._arguments.append("{")
 
     def _end_argument(self) -> None:
-        text, self._token = self._token.strip(), ""
+        text = "".join(self._token).strip()
+        self._token.clear()
         if not text:
             return
         key, equals, value = text.partition("=")
@@ -99,12 +108,12 @@ class PythonicCall:
             written = _json_or_text(value.strip())
         if not equals or not key.strip().isidentifier():
             return
-        self._arguments += (", " if self._num_arguments else "") + json.dumps(key.strip()) + ": " + written
+        self._arguments.append((", " if self._num_arguments else "") + json.dumps(key.strip()) + ": " + written)
         self._num_arguments += 1
 
     def _end(self) -> None:
         if self.status is CallStatus.OPEN:
-            self._arguments += "}"
+            self._arguments.append("}")
             self.status = CallStatus.DONE
 
 

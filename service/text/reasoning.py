@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import NamedTuple
 
+from service.text.held_blank import HeldBlank
 from service.text.marker import Marker
 
 OPEN, CLOSE = "<think>", "</think>"
@@ -31,7 +32,9 @@ class ReasoningSplitter:
 
     def __init__(self, *, starts_inside: bool) -> None:
         self._state = _State.THINKING if starts_inside else _State.BEFORE
-        self._held = ""
+        self._held: list[str] = []  # what may become OPEN, with the white space before it
+        self._seen = ""  # the same without the white space
+        self._blank = HeldBlank()
         self._close = Marker(CLOSE)
         self._at_start = True  # of the reasoning, or of the content after it: blank lines are dropped
 
@@ -52,18 +55,17 @@ class ReasoningSplitter:
 
     def flush(self) -> Split:
         """What was held back, after the last piece."""
-        held, self._held = self._held, ""
         if self._state is _State.THINKING:
-            return Split(held + self._close.flush(), "")
-        return Split("", held)
+            return Split(self._blank.take() + self._close.flush(), "")
+        return Split("", self._take_held())
 
     def _begin(self, text: str) -> str:
         """Decide, as soon as it can be, whether the text begins with reasoning; the text that is left to look at."""
-        self._held += text
-        seen = self._held.lstrip()
+        self._held.append(text)
+        self._seen = seen = (self._seen + text).lstrip()
         if len(seen) < len(OPEN) and OPEN.startswith(seen):
             return ""
-        text, self._held = self._held, ""
+        text = self._take_held()
         if seen.startswith(OPEN):
             self._state = _State.THINKING
             return seen.removeprefix(OPEN)
@@ -76,13 +78,17 @@ class ReasoningSplitter:
             text = text.lstrip()
             self._at_start = not text
         reasoning, after = self._close.push(text)
-        reasoning = self._held + reasoning
+        shown = self._blank.push(reasoning)
         if after is None:
-            shown = reasoning.rstrip()
-            self._held = reasoning[len(shown) :]
             return shown, ""
-        self._state, self._held, self._at_start = _State.SAYING, "", True
-        return reasoning.rstrip(), after
+        self._blank.take()
+        self._state, self._at_start = _State.SAYING, True
+        return shown, after
+
+    def _take_held(self) -> str:
+        held = "".join(self._held)
+        self._held.clear()
+        return held
 
     def _say(self, text: str) -> str:
         if self._state is _State.SAYING and self._at_start:

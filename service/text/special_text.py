@@ -8,17 +8,12 @@ seen, and `LiteralEncoder` turns the placeholders back into plain text in the mo
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Iterable, Mapping
 
 import tokenizers
 
-
-def any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Matches the longest of `texts` at the leftmost place; without texts it matches nothing."""
-    longest_first = sorted(filter(None, texts), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+from service.text.any_of import AnyOf
 
 
 def encode_unlocked(tokenizer: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -33,7 +28,7 @@ class SpecialTexts:
 
     def __init__(self, texts: Iterable[str]) -> None:
         texts = tuple(texts)
-        self.pattern = any_of(texts)
+        self.finder = AnyOf(texts)
         self._beginnings = frozenset(text[:end] for text in texts for end in range(1, len(text)))
         self._longest_beginning = max(map(len, self._beginnings), default=0)
 
@@ -70,10 +65,10 @@ class Shield:
 
     def reveal(self, text: str) -> str:
         """`text` with each placeholder replaced by what it stands for."""
-        return any_of(self.literals).sub(lambda match: self.literals[match[0]], text)
+        return AnyOf(self.literals).replace(text, self.literals.__getitem__)
 
     def _cover_text(self, text: str) -> str:
-        covered = self._special.pattern.sub(lambda match: self._placeholder(match[0]), text)
+        covered = self._special.finder.replace(text, self._placeholder)
         length = self._special.beginning_at_end(covered)
         return covered[:-length] + self._placeholder(covered[-length:]) if length else covered
 
@@ -112,7 +107,7 @@ class LiteralEncoder:
 
     def encode(self, text: str, literals: Mapping[str, str]) -> list[int]:
         replacements = {**self._stand_ins, **literals}
-        text = any_of(replacements).sub(lambda match: replacements[match[0]], text)
+        text = AnyOf(replacements).replace(text, replacements.__getitem__)
         ids = encode_unlocked(self._tokenizer, text, add_special_tokens=False)
         return [self._special_ids.get(token_id, token_id) for token_id in ids]
 

@@ -7,6 +7,11 @@ immutable, `trim_blocks` and `lstrip_blocks`, loop controls, and the helpers tha
 from __future__ import annotations
 
 import json
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import datetime
 from typing import Any
 
@@ -20,6 +25,8 @@ import jinja2.utils
 
 _MAX_PRODUCT = 10_000_000
 _MAX_EXPONENT = 64
+_deadline_s: ContextVar[float] = ContextVar("_deadline_s", default=math.inf)
+"""Of the rendering that this thread is at, on the monotonic clock."""
 
 
 class _Generation(jinja2.ext.Extension):
@@ -53,8 +60,29 @@ def _check_namespace_name(name: object) -> None:
         raise jinja2.exceptions.SecurityError(f"a namespace may not hold {name!r}")
 
 
+class OutOfTime(jinja2.TemplateError):
+    """The time of a rendering is over."""
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """For the rendering within: from then on it cannot look at a field of anything. A template that only gathers writes
+    nothing for as long as it likes, so it is not enough to look at the clock when it writes."""
+    token = _deadline_s.set(time.monotonic() + seconds)
+    try:
+        yield
+    finally:
+        _deadline_s.reset(token)
+
+
+def check_time() -> None:
+    """Raises OutOfTime."""
+    if time.monotonic() > _deadline_s.get():
+        raise OutOfTime("rendering takes too long")
+
+
 class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, in which two small operands cannot make something huge."""
+    """Jinja's sandbox, in which two small operands cannot make something huge, and a rendering has a `time_limit`."""
 
     intercepted_binops = frozenset({"*", "**"})
 
@@ -70,6 +98,14 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if sizes[0] * sizes[1] > _MAX_PRODUCT or (operator == "**" and sizes[1] > _MAX_EXPONENT):
             raise jinja2.exceptions.SecurityError(f"the result of {operator} would be too big")
         return super().call_binop(context, operator, left, right)
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        check_time()
+        return super().getattr(obj, attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        check_time()
+        return super().getitem(obj, argument)
 
 
 def _to_json(

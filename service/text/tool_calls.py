@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
+from service.text.held_blank import HeldBlank
 from service.text.json_call import CallStatus, CallText, JsonCall
 from service.text.marker import Marker
 from service.text.pythonic_call import PythonicCall
@@ -56,8 +57,10 @@ class ToolRouter(Protocol):
 
 
 class _Call(Protocol):
-    text: str
     status: CallStatus
+
+    @property
+    def text(self) -> str: ...
 
     def push(self, text: str) -> tuple[CallText, str]: ...
 
@@ -97,7 +100,7 @@ class _MarkedCalls:
         self._call: JsonCall | None = None
         self._in_block = False
         self._num_calls = 0
-        self._blank = ""  # white space that is dropped if a call follows it
+        self._blank = HeldBlank()  # dropped if a call follows it
 
     def push(self, text: str) -> list[ToolDelta]:
         deltas: list[ToolDelta] = []
@@ -119,28 +122,25 @@ class _MarkedCalls:
         held = self._open.flush()
         if self._call is not None and self._call.status is CallStatus.UNSURE:
             held = "<tool_call>" + self._call.text
-        text = self._blank + held if held or not self._num_calls else ""
-        self._blank = ""
+        blank = self._blank.take()
+        text = blank + held if held or not self._num_calls else ""
         return [TextDelta(text)] if text else []
 
     def _read_call(self, call: JsonCall, text: str, deltas: list[ToolDelta]) -> str:
         news, rest = call.push(text)
         if news.name is not None or news.arguments:
-            self._blank = ""
+            self._blank.take()
             deltas.append(CallDelta(self._num_calls, news.name, news.arguments))
         if call.status is CallStatus.DONE:
             self._num_calls += 1
             self._call, self._in_block = None, True
         elif call.status is CallStatus.NO_CALL:
             self._call = None
-            deltas.append(TextDelta(self._blank + "<tool_call>" + call.text))
-            self._blank = ""
+            deltas.append(TextDelta(self._blank.take() + "<tool_call>" + call.text))
         return rest
 
     def _say(self, text: str, deltas: list[ToolDelta]) -> None:
-        text = self._blank + text
-        shown = text.rstrip()
-        self._blank = text[len(shown) :]
+        shown = self._blank.push(text)
         if shown:
             deltas.append(TextDelta(shown))
 
@@ -157,7 +157,9 @@ class _LeadingCalls:
         self._marker = marker
         self._opening = opening
         self._between = between
-        self._head = ""  # what was read before the first call, until it is sure to be one
+        self._head: list[str] = []  # what was read before the first call, until it is sure to be one
+        self._unread = ""  # end of it, which may become the marker or the opening
+        self._is_marked = False
         self._is_open = False
         self._is_text = False
         self._call: _Call | None = None
@@ -178,38 +180,39 @@ class _LeadingCalls:
 
     def flush(self) -> list[ToolDelta]:
         unsure = self._call.text if self._call is not None and self._call.status is CallStatus.UNSURE else ""
-        text = "" if self._is_text else self._head + unsure
+        text = "" if self._is_text else "".join(self._head) + unsure
         return [TextDelta(text)] if text else []
 
     def _read_head(self, text: str) -> str:
         """Text that is left after the marker and the opening, or all of it if it cannot be them."""
-        self._head += text
-        seen = self._head.lstrip()
-        if seen.startswith(self._marker):
-            seen = seen.removeprefix(self._marker).lstrip()
-        elif self._marker.startswith(seen):
+        self._head.append(text)
+        seen = (self._unread + text).lstrip()
+        if not self._is_marked and seen.startswith(self._marker):
+            self._is_marked, seen = True, seen.removeprefix(self._marker).lstrip()
+        self._unread = seen
+        if not seen or (not self._is_marked and self._marker.startswith(seen)):
             return ""
-        if not seen:
-            return ""
+        head = "".join(self._head)
         if not seen.startswith(self._opening or "{"):
-            head, self._head, self._is_text = self._head, "", True
+            self._head, self._is_text = [], True
             return head
         rest = seen.removeprefix(self._opening)
-        self._head = self._head[: len(self._head) - len(rest)]
+        self._head = [head[: len(head) - len(rest)]]
         self._is_open, self._call = True, self._make_call()
         return rest
 
     def _read_call(self, call: _Call, text: str, deltas: list[ToolDelta]) -> str:
         news, rest = call.push(text)
         if news.name is not None or news.arguments:
-            self._head = ""
+            self._head.clear()
             deltas.append(CallDelta(self._num_calls, news.name, news.arguments))
         if call.status is CallStatus.DONE:
             self._num_calls += 1
             self._call = None
         elif call.status is CallStatus.NO_CALL:
             self._is_text, self._call = True, None
-            rest, self._head = self._head + call.text + rest, ""
+            rest = "".join(self._head) + call.text + rest
+            self._head.clear()
         return rest
 
     def _read_between(self, text: str) -> str:

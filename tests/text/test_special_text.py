@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.text.special_text import LiteralEncoder, Shield, SpecialTexts, any_of
+from service.text.special_text import LiteralEncoder, Shield, SpecialTexts
 from tests.text import tiny_tokenizers
 
 SPECIAL = SpecialTexts(["<|im_start|>", "<|im_end|>", "<s>"])
@@ -15,12 +15,18 @@ FRAGMENTS = st.lists(
 )
 
 
+def special_texts_in(text: str) -> list[str]:
+    found: list[str] = []
+    SPECIAL.finder.replace(text, lambda each: found.append(each) or each)
+    return found
+
+
 @given(FRAGMENTS)
 def test_covered_text_shows_no_special_text_and_can_be_revealed(fragments: list[str]) -> None:
     text, shield = "".join(fragments), Shield(SPECIAL)
     covered = shield.cover(text)
     assert isinstance(covered, str)
-    assert not SPECIAL.pattern.search(covered)
+    assert not special_texts_in(covered)
     assert shield.reveal(covered) == text
 
 
@@ -28,7 +34,7 @@ def test_covered_text_shows_no_special_text_and_can_be_revealed(fragments: list[
 def test_covered_texts_put_side_by_side_form_no_special_text(texts: list[list[str]]) -> None:
     shield = Shield(SPECIAL)
     covered = [shield.cover("".join(fragments)) for fragments in texts]
-    assert not SPECIAL.pattern.search("".join(map(str, covered)))
+    assert not special_texts_in("".join(map(str, covered)))
     assert shield.reveal("".join(map(str, covered))) == "".join("".join(fragments) for fragments in texts)
 
 
@@ -61,11 +67,6 @@ def test_many_covered_texts_cost_no_more_than_few() -> None:
     assert shield.reveal(str(shield.cover(text))) == text
     assert time.thread_time() - started_s < 2
     assert len(shield.literals) == 1
-
-
-def test_longest_alternative_wins() -> None:
-    assert any_of(["<s", "<s>"]).findall("<s> <s") == ["<s>", "<s"]
-    assert any_of([]).search("anything") is None
 
 
 @pytest.mark.parametrize("name", ["byte_level", "byte_fallback"])

@@ -1,0 +1,47 @@
+"""Finds any of many texts in a long one."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable
+from itertools import groupby
+
+_PIECE = 64 * 1024
+"""Characters that are searched at once: the regex engine holds the interpreter's lock for some milliseconds."""
+
+
+class AnyOf:
+    """A set of texts. Immutable; any thread.
+
+    The texts are one prefix tree, so that a place of the long text is compared with few characters however many texts
+    there are: a model may have a thousand special tokens that begin alike.
+    """
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        distinct = sorted(set(filter(None, texts)))
+        self._pattern = re.compile(_tree(distinct) if distinct else r"(?!)")
+        self._longest = max(map(len, distinct), default=1)
+
+    def replace(self, text: str, replacement: Callable[[str], str]) -> str:
+        """`text` with the longest of the texts at the leftmost place replaced, and so on behind it."""
+        parts: list[str] = []
+        copied, start = 0, 0
+        while start < len(text):
+            match = self._pattern.search(text, start, start + _PIECE + self._longest - 1)
+            if match is None or match.start() >= start + _PIECE:  # beyond, the end may cut a longer one
+                start += _PIECE
+                continue
+            parts += (text[copied : match.start()], replacement(match[0]))
+            copied = start = match.end()
+        return "".join((*parts, text[copied:])) if parts else text
+
+
+def _tree(texts: list[str]) -> str:
+    """A regex of the longest of the texts, which are sorted and distinct; the first may be empty."""
+    prefix = os.path.commonprefix(texts)
+    rests = [text[len(prefix) :] for text in texts]
+    branches = [_tree(list(group)) for _, group in groupby(filter(None, rests), key=lambda rest: rest[0])]
+    if not branches:
+        return re.escape(prefix)
+    return f"{re.escape(prefix)}(?:{'|'.join(branches)}){'' if rests[0] else '?'}"
