@@ -85,6 +85,8 @@ class ApiConfig:
     reasoning_parser: `auto` splits reasoning from content if the chat template speaks of it.
     max_patterns_at_once: patterns that one text must match together (allOf, & of a grammar): the time to compile them
         doubles with each.
+    max_messages: messages of a chat at most; and its content parts and calls of tools at most, of all messages together.
+    max_arguments_characters: of the arguments of one call of a tool in a message; they are JSON, parsed in one step.
     max_logprob_entries: log probabilities that one call may return, over all its tokens; a default max_tokens is cut so
         that it keeps to this.
     strict_params: unknown request fields are refused instead of listed in `x-ignored-params`.
@@ -115,6 +117,8 @@ class ApiConfig:
     max_logit_bias: int = 1024
     max_bad_words: int = 128
     max_allowed_token_ids: int = 65_536
+    max_messages: int = 8192
+    max_arguments_characters: int = 512 * 1024
     max_tools: int = 128
     max_schema_bytes: int = 64 * 1024
     max_schema_depth: int = 64

@@ -18,6 +18,7 @@ from service.api.chunk_frames import ChunkFrames
 from service.api.context import ApiContext
 from service.api.generation import CollectedChoice, Generation
 from service.api.json_body import read_json_object
+from service.api.member_limits import check_members
 from service.api.output_form import compile_form
 from service.api.request_building import CallHead, CallPrompts, truncated
 from service.api.serving_state import ServedModel
@@ -47,8 +48,10 @@ class ChatCompletions:
     async def create(self, http: Request) -> Response:
         model = self._context.state.check_ready()
         arrival_s = model.clock.now_s()
-        fields = parse(ChatRequest, await read_json_object(http, self._context.texts))
         config = self._context.config
+        body = await read_json_object(http, self._context.texts)
+        check_members(body, config)
+        fields = parse(ChatRequest, body)
         logprobs = _check_top_logprobs(fields, config)
         call = check_call(fields, config, model.defaults, logprobs=logprobs, unknown=unknown_fields(fields))
         chat = check_chat(fields, model, self._context)
@@ -75,8 +78,8 @@ class ChatCompletions:
                 frame = partial(frame, logprobs_of=partial(_logprobs_json, model.tokenizer))
             around_text = chunks.around_text(PLAIN_CONTENT)
             return answer_stream(self._context, generation, call.ignored, frame, chunks.usage, around_text)
-        body = partial(_answer, generation, call, head, model, make_call_id)
-        return await answer_whole(http, self._context, generation, call.ignored, body)
+        answer = partial(_answer, generation, call, head, model, make_call_id)
+        return await answer_whole(http, self._context, generation, call.ignored, answer)
 
     def _reasoning(self, chat: CheckedChat, prompt: Sequence[int], model: ServedModel) -> Reasoning:
         if self._context.config.reasoning_parser != "auto" or not chat.template.knows_reasoning:

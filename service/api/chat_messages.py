@@ -44,13 +44,16 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
         _check_content(message, where)
 
 
-def template_messages(messages: Sequence[ChatMessage], template: ChatTemplate) -> list[dict[str, object]]:
+def template_messages(
+    messages: Sequence[ChatMessage], template: ChatTemplate, max_arguments_characters: int
+) -> list[dict[str, object]]:
     """The messages as templates expect them: text parts are one text, a line each; the arguments of tool calls are
-    objects, not text.
+    objects, not text. InvalidRequest if they cannot be, or are longer than `max_arguments_characters`. Any thread.
 
     The role `developer` is today's name of `system`; templates that do not know it get the old name.
     """
-    return [_template_message(message, template, index) for index, message in enumerate(messages)]
+    most = max_arguments_characters
+    return [_template_message(message, template, index, most) for index, message in enumerate(messages)]
 
 
 def num_characters(messages: Sequence[ChatMessage]) -> int:
@@ -61,7 +64,7 @@ def num_characters(messages: Sequence[ChatMessage]) -> int:
     return sum(len(text) for text in texts if text) + _CHARACTERS_AROUND_A_MESSAGE * len(messages)
 
 
-def _template_message(message: ChatMessage, template: ChatTemplate, index: int) -> dict[str, object]:
+def _template_message(message: ChatMessage, template: ChatTemplate, index: int, most: int) -> dict[str, object]:
     role: str = message.role
     if role == "developer" and not template.knows_role(role):
         role = "system"
@@ -71,14 +74,16 @@ def _template_message(message: ChatMessage, template: ChatTemplate, index: int) 
             values[name] = value
     if message.tool_calls:
         values["tool_calls"] = [
-            _template_call(call, f"messages[{index}].tool_calls[{number}]")
+            _template_call(call, f"messages[{index}].tool_calls[{number}]", most)
             for number, call in enumerate(message.tool_calls)
         ]
     return values
 
 
-def _template_call(call: ToolCall, where: str) -> dict[str, object]:
+def _template_call(call: ToolCall, where: str, max_characters: int) -> dict[str, object]:
     param = f"{where}.function.arguments"
+    if len(call.function.arguments) > max_characters:
+        raise InvalidRequest(f"{param} may have at most {max_characters} characters.", param=param)
     try:
         arguments = json.loads(call.function.arguments or "{}")
     except (ValueError, RecursionError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from service.api.token_budget import check_can_fit
 from service.api.token_checks import check_token_ids
 from service.api.tools import ToolUse, check_tools
 from service.errors import InvalidRequest, UnsupportedParameter
-from service.protocol.chat import ChatPromptFields
+from service.protocol.chat import ChatMessage, ChatPromptFields
 from service.text.chat_prompt import PromptOptions, encode_chat
 from service.text.chat_template import ChatTemplate, TemplateRefusal
 
@@ -34,14 +34,14 @@ class CheckedChat:
     """A chat prompt that may be rendered."""
 
     template: ChatTemplate
-    messages: list[dict[str, object]]
+    messages: Sequence[ChatMessage]
     options: PromptOptions
     tools: ToolUse
     num_characters: int
 
 
 def check_chat(fields: ChatPromptFields, model: ServedModel, context: ApiContext) -> CheckedChat:
-    """Refuse what the model's template cannot take; renders nothing."""
+    """Refuse what the model's template cannot take; renders nothing, and does not yet read the arguments of calls."""
     check_messages(fields.messages)
     template = model.chat_template
     if template is None:
@@ -65,22 +65,23 @@ def check_chat(fields: ChatPromptFields, model: ServedModel, context: ApiContext
         add_generation_prompt=fields.add_generation_prompt is not False,
         continue_final_message=continues,
     )
-    messages = template_messages(fields.messages, template)
     num_shown = num_characters(fields.messages) + _num_characters_of_tools(tools)
-    return CheckedChat(template, messages, options, tools, num_shown)
+    return CheckedChat(template, fields.messages, options, tools, num_shown)
 
 
 async def chat_prompt_ids(
     chat: CheckedChat, model: ServedModel, context: ApiContext, receive: Receive, *, must_fit: bool
 ) -> list[int]:
-    """Ids of the rendered prompt; InvalidRequest with the template's words if it refuses. See `TextPool.run_prompt`.
+    """Ids of the rendered prompt; InvalidRequest with the template's words if it refuses, or if the arguments of a call
+    are not what they must be. See `TextPool.run_prompt`.
 
     must_fit: ContextLengthExceeded, before they are tokenized, if so many characters cannot fit the context.
     """
     check = partial(check_can_fit, model=model, param="messages") if must_fit else None
 
     def encoded() -> list[int]:
-        ids = encode_chat(model.tokenizer, chat.template, chat.messages, chat.options, check)
+        messages = template_messages(chat.messages, chat.template, context.config.max_arguments_characters)
+        ids = encode_chat(model.tokenizer, chat.template, messages, chat.options, check)
         check_token_ids(ids, model.vocab_size, "messages")  # a tokenizer may have tokens that its model has not
         return ids
 

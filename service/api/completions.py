@@ -14,6 +14,7 @@ from service.api.chunk_frames import ChunkFrames
 from service.api.completion_texts import PLAIN_CONTENT, CompletionTexts
 from service.api.context import ApiContext
 from service.api.json_body import read_json_object
+from service.api.member_limits import check_members
 from service.api.output_form import compile_form
 from service.api.request_building import CallPrompts, truncated
 from service.api.serving_state import GenerationDefaults, ServedModel
@@ -39,7 +40,9 @@ class Completions:
     async def create(self, http: Request) -> Response:
         model = self._context.state.check_ready()
         arrival_s = model.clock.now_s()
-        fields = parse(CompletionRequest, await read_json_object(http, self._context.texts))
+        body = await read_json_object(http, self._context.texts)
+        check_members(body, self._context.config)
+        fields = parse(CompletionRequest, body)
         call = _check(fields, self._context.config, model.defaults)
         prompts = _check_prompts(fields, self._context.config)
         model.engine.check_accepts(len(prompts))
@@ -48,7 +51,8 @@ class Completions:
         echo = bool(fields.echo)
         echoes = await self._echoes(prompts, prompt_ids, call, model) if echo else None
         head = call_head(self._context.ids, http, "cmpl", arrival_s)
-        to_submit = CallPrompts(prompt_ids, "prompt", _DEFAULT_MAX_TOKENS, _num_prompt_logprobs(call, echo))
+        num_told = call.sampling.num_returned  # each choice has them
+        to_submit = CallPrompts(prompt_ids, "prompt", _DEFAULT_MAX_TOKENS, _num_prompt_logprobs(call, echo), num_told)
         form = await compile_form(call.form, model)
         generation = await submit(self._context, model, call, to_submit, head, form)
         texts, fingerprint = CompletionTexts(call, generation, model.tokenizer, echoes), model.system_fingerprint
@@ -60,8 +64,8 @@ class Completions:
             return answer_stream(
                 self._context, generation, call.ignored, frame, chunks.usage, around_text, num_logprobs
             )
-        body = partial(texts.answer, head, fingerprint)
-        return await answer_whole(http, self._context, generation, call.ignored, body)
+        answer = partial(texts.answer, head, fingerprint)
+        return await answer_whole(http, self._context, generation, call.ignored, answer)
 
     async def _prompt_ids(
         self, http: Request, prompts: Sequence[str | list[int]], call: CheckedCall, model: ServedModel, special: bool

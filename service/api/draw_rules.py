@@ -58,7 +58,7 @@ def check_draw_rules(fields: GenerationFields, config: ApiConfig, defaults: Gene
         repetition_penalty=defaults.repetition_penalty
         if fields.repetition_penalty is None
         else fields.repetition_penalty,
-        logit_bias=_check_logit_bias(fields.logit_bias or {}, config),
+        logit_bias=_check_logit_bias(fields.logit_bias or {}),
         bad_words=_check_bad_words(fields.bad_words or [], config),
         allowed_token_ids=_check_allowed(fields.allowed_token_ids, config),
         min_tokens=fields.min_tokens or 0,
@@ -87,9 +87,7 @@ def sampling_fields(rules: DrawRules, model: ServedModel, stop_token_ids: Collec
     )
 
 
-def _check_logit_bias(bias: Mapping[str, float], config: ApiConfig) -> tuple[tuple[int, float], ...]:
-    if len(bias) > config.max_logit_bias:
-        raise InvalidRequest(f"logit_bias may hold at most {config.max_logit_bias} tokens.", param="logit_bias")
+def _check_logit_bias(bias: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
     by_id: dict[int, float] = {}
     for key, value in bias.items():
         if not (key.isascii() and key.isdigit() and len(key) < 10):

@@ -9,14 +9,14 @@ from service.errors import InvalidRequest
 
 
 def logprob_room(
-    call: CheckedCall, prompts: Sequence[Sequence[int]], num_prompt_logprobs: int | None, most: int
+    call: CheckedCall, prompts: Sequence[Sequence[int]], num_prompt_logprobs: int | None, num_told: int, most: int
 ) -> int:
     """Tokens that each choice may have so that the call's entries, its prompts' included, are at most `most`.
 
-    A token's entries are its own and the top ones. InvalidRequest with the numbers if the prompts, or `max_tokens` as
-    the client wrote it, need more.
+    A token's entries are its own and the top ones. num_told: how many times the answer tells those of each prompt.
+    InvalidRequest with the numbers if the prompts, or `max_tokens` as the client wrote it, need more.
     """
-    of_prompts = 0 if num_prompt_logprobs is None else sum(map(len, prompts)) * (num_prompt_logprobs + 1)
+    of_prompts = 0 if num_prompt_logprobs is None else sum(map(len, prompts)) * (num_prompt_logprobs + 1) * num_told
     if of_prompts > most:
         param = "logprobs" if call.prompt_logprobs is None else "prompt_logprobs"
         raise InvalidRequest(

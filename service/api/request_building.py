@@ -34,13 +34,15 @@ class CallPrompts:
     """The ids of each of a call's prompts.
 
     param: the field that they come from, to be named in refusals. default_max_tokens: for a call that says nothing;
-    None: the rest of the context. num_logprobs: what the answer needs of the prompts' tokens.
+    None: the rest of the context. num_logprobs: what the answer needs of the prompts' tokens; num_told: how many times
+    it tells them.
     """
 
     token_ids: Sequence[Sequence[int]]
     param: str
     default_max_tokens: int | None = None
     num_logprobs: int | None = None
+    num_told: int = 1
 
 
 def build_requests(
@@ -64,7 +66,7 @@ def build_requests(
     rules = sampling_fields(call.rules, model, stop_token_ids)
     if call.sampling.temperature == 0:
         rules["min_p"] = 0.0  # means nothing to the most probable token
-    room = logprob_room(call, prompts.token_ids, prompts.num_logprobs, max_logprob_entries)
+    room = logprob_room(call, prompts.token_ids, prompts.num_logprobs, prompts.num_told, max_logprob_entries)
     num_choices = call.sampling.n if call.beam is None else call.beam.width
     requests = []
     for index, prompt in enumerate(prompts.token_ids):

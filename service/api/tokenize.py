@@ -13,6 +13,7 @@ from service.api.chat_messages import unknown_fields
 from service.api.chat_prompting import chat_prompt_ids, check_chat
 from service.api.context import ApiContext
 from service.api.json_body import read_json_object
+from service.api.member_limits import check_members
 from service.api.serving_state import ServedModel
 from service.api.token_checks import check_token_ids
 from service.api.unsupported import check_extra_fields
@@ -77,6 +78,7 @@ class Tokenize:
     async def _chat_ids(
         self, body: dict[str, Any], model: ServedModel, receive: Receive
     ) -> tuple[list[int], tuple[str, ...], bool]:
+        check_members(body, self._context.config)
         fields = parse(TokenizeChatRequest, body)
         ignored = self._check(fields, fields.model, unknown_fields(fields))
         chat = check_chat(fields, model, self._context)

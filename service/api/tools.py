@@ -57,8 +57,6 @@ def check_tools(fields: ChatPromptFields, template: ChatTemplate, config: ApiCon
         if mode == "required":
             raise InvalidRequest("tool_choice: there are no tools to choose from.", param="tool_choice")
         return ToolUse()
-    if len(tools) > config.max_tools:
-        raise InvalidRequest(f"tools may hold at most {config.max_tools} tools.", param="tools")
     for index, tool in enumerate(tools):
         _check_tool(tool, f"tools[{index}]", config)
     names = {tool.function.name for tool in tools}

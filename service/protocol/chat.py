@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel
 
-from service.protocol.generation import GenerationFields, PromptLogprob, WireRequest, bounds
+from service.protocol.generation import GenerationFields, Members, PromptLogprob, WireRequest, bounds
 from service.protocol.usage import Usage
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -32,9 +32,9 @@ class ToolCall(WireRequest):
 
 class ChatMessage(WireRequest):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[ContentPart] | None = None
+    content: str | Members[ContentPart] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Members[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
 
@@ -54,8 +54,8 @@ class Tool(WireRequest):
 class ChatPromptFields(WireRequest):
     """What a chat prompt is made of; /tokenize takes the same."""
 
-    messages: list[ChatMessage]
-    tools: list[Tool] | None = None
+    messages: Members[ChatMessage]
+    tools: Members[Tool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None

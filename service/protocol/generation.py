@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
 Strings = Annotated[list[str], Field(fail_fast=True)]
+Member = TypeVar("Member")
+Members = Annotated[list[Member], Field(fail_fast=True)]
+"""The first member that does not fit ends the search: one is named, and each costs a microsecond and 100 bytes."""
 
 
 def bounds(low: float, high: float | None = None) -> Any:

@@ -62,10 +62,11 @@ class WindowDetokenizer:
     """For any tokenizer: decodes a short window of ids again with each new one, and gives what was added.
 
     The window begins with ids whose text is already out, because decoders look at their left neighbour
-    (spaces, byte-fallback runs): as few as have text of their own. An id without a token is left out. Our own window instead of the library's DecodeStream: that one cannot
-    flush, drops the space after a special token, and stops for good at an "invalid prefix", where this one
-    resumes at the new ids. One exception to the promise: a run of byte-fallback tokens that is not UTF-8 as
-    a whole decodes to one U+FFFD per byte at once; incrementally its valid beginning is already out.
+    (spaces, byte-fallback runs): as few as have text of their own. An id without a token is left out. Our own
+    window instead of the library's DecodeStream: that one cannot flush, drops the space after a special token,
+    and stops for good at an "invalid prefix", where this one resumes at the new ids. One exception to the
+    promise: a run of byte-fallback tokens that is not UTF-8 as a whole decodes to one U+FFFD per byte at once;
+    incrementally its valid beginning is already out.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:

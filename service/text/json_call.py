@@ -31,8 +31,8 @@ class CallText:
 class JsonCall:
     """One call. The arguments are let through as they are written, character by character, once the name is known.
 
-    names: a call of anything else is none. Each character is looked at once and kept once at most: a call may be as long
-    as the output.
+    names: a call of anything else is none. Each character is looked at once, however the text is cut: a call may be as
+    long as the output.
     """
 
     def __init__(self, names: Collection[str]) -> None:

@@ -14,6 +14,8 @@ TEMPLATE = ChatTemplate("{{ messages }}", {})
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "now", "arguments": '{"tz": "UTC"}'}}
 
+MOST = 200_000
+
 
 def message(**fields: Any) -> ChatMessage:
     return ChatMessage.model_validate({"role": "user", "content": "hi", **fields})
@@ -73,25 +75,25 @@ def test_names_unknown_fields_once() -> None:
 
 def test_text_parts_become_lines() -> None:
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
-    assert template_messages([message(content=parts)], TEMPLATE) == [{"role": "user", "content": "one\ntwo"}]
+    assert template_messages([message(content=parts)], TEMPLATE, MOST) == [{"role": "user", "content": "one\ntwo"}]
 
 
 def test_names_are_kept() -> None:
-    assert template_messages([message(name="Ann")], TEMPLATE)[0]["name"] == "Ann"
+    assert template_messages([message(name="Ann")], TEMPLATE, MOST)[0]["name"] == "Ann"
 
 
 def test_developer_is_system_for_templates_that_do_not_know_it() -> None:
     developer = [message(role="developer")]
-    assert template_messages(developer, TEMPLATE)[0]["role"] == "system"
+    assert template_messages(developer, TEMPLATE, MOST)[0]["role"] == "system"
     knowing = ChatTemplate("{% if messages[0].role == 'developer' %}{% endif %}", {})
-    assert template_messages(developer, knowing)[0]["role"] == "developer"
+    assert template_messages(developer, knowing, MOST)[0]["role"] == "developer"
 
 
 def test_tool_calls_reach_the_template_with_their_arguments_as_objects() -> None:
     called = message(role="assistant", content=None, tool_calls=[CALL], reasoning_content="hm")
     answered = message(role="tool", content="12:00", tool_call_id="call_1")
     check_messages([called, answered])
-    assert template_messages([called, answered], TEMPLATE) == [
+    assert template_messages([called, answered], TEMPLATE, MOST) == [
         {
             "role": "assistant",
             "content": "",
@@ -109,5 +111,13 @@ def test_tool_calls_reach_the_template_with_their_arguments_as_objects() -> None
 def test_arguments_that_are_no_object(arguments: str) -> None:
     call = {"function": {"name": "now", "arguments": arguments}}
     with pytest.raises(InvalidRequest) as refusal:
-        template_messages([message(role="assistant", tool_calls=[call])], TEMPLATE)
+        template_messages([message(role="assistant", tool_calls=[call])], TEMPLATE, MOST)
+    assert refusal.value.param == "messages[0].tool_calls[0].function.arguments"
+
+
+def test_arguments_may_have_so_many_characters() -> None:
+    call = {"function": {"name": "now", "arguments": '{"a": 1}'}}
+    assert template_messages([message(role="assistant", tool_calls=[call])], TEMPLATE, 8)
+    with pytest.raises(InvalidRequest, match="at most 7 characters") as refusal:
+        template_messages([message(role="assistant", tool_calls=[call])], TEMPLATE, 7)
     assert refusal.value.param == "messages[0].tool_calls[0].function.arguments"

@@ -29,6 +29,8 @@ def tight() -> Iterator[RunningServer]:
         ({"prompt": [75] * 61, "logprobs": 1, "max_tokens": 0, "echo": True}, "logprobs", "122"),
         ({"prompt": [75] * 61, "prompt_logprobs": 1, "max_tokens": 0}, "prompt_logprobs", "122"),
         ({"prompt": [75] * 40, "logprobs": 0, "max_tokens": 81, "echo": True}, "logprobs", "121"),
+        ({"prompt": [75] * 21, "prompt_logprobs": 1, "max_tokens": 1, "n": 3}, "prompt_logprobs", "126"),
+        ({"prompt": [75] * 21, "logprobs": 1, "max_tokens": 0, "echo": True, "n": 3}, "logprobs", "126"),
     ],
 )
 def test_more_is_refused_with_the_numbers(tight: RunningServer, body: dict[str, Any], param: str, numbers: str) -> None:

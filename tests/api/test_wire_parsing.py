@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from service.api.wire_parsing import parse
 from service.errors import InvalidRequest
@@ -38,6 +39,19 @@ def test_a_field_of_several_types_is_refused_once() -> None:
 def test_the_first_field_at_fault_is_the_one_that_is_named() -> None:
     assert refusal(CompletionRequest, {**COMPLETION, "n": "a", "seed": "b"}).param in ("n", "seed")
     assert refusal(CompletionRequest, {"prompt": 5, "n": "a"}).param == "model"
+
+
+@pytest.mark.parametrize("messages", [[0] * 1000, [{"role": "user", "content": [0] * 1000}]])
+def test_the_first_of_many_that_do_not_fit_ends_the_search(messages: list[Any]) -> None:
+    with pytest.raises(ValidationError) as found:
+        ChatRequest.model_validate({"model": "m", "messages": messages})
+    assert found.value.error_count() <= 3
+
+
+def test_a_key_of_the_clients_own_is_told_cut_short() -> None:
+    error = refusal(CompletionRequest, {**COMPLETION, "logit_bias": {"x" * 1000: "y"}})
+    assert error.param == "logit_bias." + "x" * 64
+    assert len(error.message) < 150
 
 
 @pytest.mark.parametrize(

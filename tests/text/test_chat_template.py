@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,17 @@ def test_rendering_has_limits() -> None:
         ChatTemplate(endless, {}, RenderLimits(max_characters=10_000)).render([], add_generation_prompt=True)
     with pytest.raises(TemplateRefusal, match="takes too long"):
         ChatTemplate(endless, {}, RenderLimits(max_s=0.05)).render([], add_generation_prompt=True)
+
+
+def test_a_template_that_writes_nothing_keeps_to_its_time() -> None:
+    gathers = (
+        "{% set ns = namespace(a='') %}"
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% set ns.a = ns.a[:9] + 'x' %}{% endfor %}{% endfor %}"
+    )
+    started_s = time.monotonic()
+    with pytest.raises(TemplateRefusal, match="takes too long"):
+        ChatTemplate(gathers, {}, RenderLimits(max_s=0.05)).render([], add_generation_prompt=True)
+    assert time.monotonic() - started_s < 2
 
 
 def test_tools_and_options_reach_the_template() -> None:
