@@ -85,7 +85,7 @@ class ApiConfig:
     reasoning_parser: `auto` splits reasoning from content if the chat template speaks of it.
     max_patterns_at_once: patterns that one text must match together (allOf, & of a grammar): the time to compile them
         doubles with each.
-    max_messages: messages of a chat at most; and its content parts and calls of tools at most, of all messages together.
+    max_messages: of a chat; no more may be its content parts and calls of tools, of all messages together.
     max_arguments_characters: of the arguments of one call of a tool in a message; they are JSON, parsed in one step.
     max_logprob_entries: log probabilities that one call may return, over all its tokens; a default max_tokens is cut so
         that it keeps to this.

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterable
-from itertools import groupby
+from itertools import groupby, takewhile
 
 _PIECE = 64 * 1024
 """Characters that are searched at once: the regex engine holds the interpreter's lock for some milliseconds."""
@@ -39,7 +38,8 @@ class AnyOf:
 
 def _tree(texts: list[str]) -> str:
     """A regex of the longest of the texts, which are sorted and distinct; the first may be empty."""
-    prefix = os.path.commonprefix(texts)
+    first, last = texts[0], texts[-1]
+    prefix = "".join([a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))])
     rests = [text[len(prefix) :] for text in texts]
     branches = [_tree(list(group)) for _, group in groupby(filter(None, rests), key=lambda rest: rest[0])]
     if not branches:

@@ -1,0 +1,196 @@
+"""Worst inputs of an answer: a model's words and log probabilities, on their way to the client."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import orjson
+
+from service.api.answering import whole_json
+from service.api.chat_deltas import assemble_message, chat_frames
+from service.api.choice_text import Piece, ScoredToken, StopRules
+from service.api.chunk_frames import ChunkFrames
+from service.api.completion_texts import CompletionTexts
+from service.api.generation import CollectedChoice, Generation
+from service.api.serving_state import GenerationDefaults
+from service.api.token_logprobs import chat_logprobs, completion_logprobs, prompt_logprobs, scored_prompt
+from service.api.validation import check_call
+from service.api.wire_parsing import parse
+from service.config import ApiConfig
+from service.core.events import FinalEvent, Outcome, TokenEvent
+from service.core.iteration_result import TokenLogprobs
+from service.core.request import FinishReason, Request
+from service.core.sampling_params import SamplingParams
+from service.core.stats import RequestStats
+from service.engine.async_engine import AsyncEngine
+from service.engine.request_stream import RequestStream
+from service.protocol.completions import CompletionRequest
+from service.text.chat_output import ReasoningDelta
+from service.text.tokenizer import Tokenizer
+from service.text.tool_calls import CallDelta, TextDelta
+from tests.complexity.growth import Work, WorstInput
+from tests.complexity.text_inputs import MOST_TOKENS
+from tests.text import tiny_tokenizers
+
+_CONFIG = ApiConfig(served_model_names=("m",))
+_TOKENIZER = Tokenizer(tiny_tokenizers.byte_level())
+_LOGPROBS = TokenLogprobs(-1.0, tuple((token_id, -2.0) for token_id in range(20)), rank=1)
+
+
+class _Engine:
+    """Hands out streams; events are put into the last one by hand."""
+
+    stream = RequestStream()
+
+    def submit(self, request: Request) -> RequestStream:
+        self.stream = RequestStream()
+        return self.stream
+
+    def stop_choice(self, request_id: str, choice_index: int) -> None:
+        """Nobody asks."""
+
+
+def _events(n: int, text: str = "a") -> list[TokenEvent | FinalEvent]:
+    (token_id,) = _TOKENIZER.encode(text, add_special_tokens=False)
+    ended = FinalEvent(Outcome.FINISHED, RequestStats(2, 1, 1, 1, 5, 0.0, 0.0, 0.0, 0.0, 0))
+    return [*[TokenEvent(0, token_id, None)] * (n - 1), TokenEvent(0, token_id, FinishReason.LENGTH), ended]
+
+
+def _collected(n: int) -> Work:
+    """Each token comes by itself, and the whole answer is wanted."""
+
+    def work() -> None:
+        async def collect() -> None:
+            engine = _Engine()
+            generation = _generation(engine, n)
+            collecting = asyncio.ensure_future(generation.collect())
+            for event in _events(n):
+                engine.stream.events.append(event)
+                engine.stream.wake()
+                await asyncio.sleep(0)
+            await collecting
+
+        asyncio.run(collect())
+
+    return work
+
+
+def _generation(engine: _Engine, max_tokens: int, n: int = 1) -> Generation:
+    request = Request("r", (5, 6), SamplingParams(max_tokens=max_tokens, n=n), 0.0)
+    return Generation(cast(AsyncEngine, engine), _TOKENIZER, [request], StopRules(("never",)))
+
+
+def _unread(n: int) -> Work:
+    """All tokens come at once, to a client that has not read for long."""
+
+    def work() -> None:
+        engine = _Engine()
+        generation = _generation(engine, n)
+        engine.stream.events += _events(n)
+        generation.take_pieces()
+
+    return work
+
+
+def _deltas(n: int) -> list[TextDelta | ReasoningDelta | CallDelta]:
+    word = "x" * 100
+    return [
+        *[ReasoningDelta(word)] * n,
+        *[TextDelta(word)] * n,
+        CallDelta(0, "f", ""),
+        *[CallDelta(0, None, word)] * n,
+    ]
+
+
+def _framed(n: int) -> Work:
+    piece = Piece(0, 0, "", [], True, FinishReason.STOP, deltas=_deltas(n), has_calls=True)
+    chunks = _chunks()
+    return lambda: chat_frames(chunks, lambda: "id", piece)
+
+
+def _chunks(**fields: Any) -> ChunkFrames:
+    wire = parse(CompletionRequest, {"model": "m", "prompt": "x", "stream": True, **fields})
+    call = check_call(wire, _CONFIG, GenerationDefaults(), logprobs=wire.logprobs)
+    return ChunkFrames(b"text_completion", call, _generation(_Engine(), 9), "id", 0, None)
+
+
+def _assembled(n: int) -> Work:
+    choice = CollectedChoice(0, 0, "", [], [], FinishReason.STOP, deltas=_deltas(n))
+    return lambda: assemble_message(choice, lambda: "id").model_dump_json()
+
+
+def _scored(n: int) -> list[ScoredToken]:
+    return [ScoredToken(40, _LOGPROBS, index) for index in range(n)]
+
+
+def _completion_logprobs(n: int) -> Work:
+    tokens, tokenizer = _scored(n), Tokenizer(tiny_tokenizers.byte_level())
+    return lambda: orjson.dumps(completion_logprobs(tokenizer, tokens))
+
+
+def _chat_logprobs(n: int) -> Work:
+    tokens = _scored(n)
+    return lambda: orjson.dumps(chat_logprobs(_TOKENIZER, tokens))
+
+
+def _prompt_logprobs(n: int) -> Work:
+    ids, scores = [40] * n, [_LOGPROBS] * (n - 1)
+
+    def work() -> None:
+        prompt_logprobs(_TOKENIZER, ids, scores)
+        list(scored_prompt(_TOKENIZER, ids, scores, 20))
+
+    return work
+
+
+def _whole_completion(n: int) -> Work:
+    wire = parse(CompletionRequest, {"model": "m", "prompt": "x", "logprobs": 20})
+    call = check_call(wire, _CONFIG, GenerationDefaults(), logprobs=20)
+    generation = _generation(_Engine(), 9)
+    choice = CollectedChoice(0, 0, "a" * n, [40] * n, [5, 6], FinishReason.LENGTH, scored=_scored(n))
+    choice_text = CompletionTexts(call, generation, _TOKENIZER, None)
+    head = cast(Any, type("Head", (), {"call_id": "id", "created": 0}))
+    return lambda: whole_json(choice_text.answer(head, "fp", [choice]))
+
+
+ANSWER_INPUTS = [
+    WorstInput(
+        "answer: collected a token at a time",
+        ("api/generation.py", "api/choice_text.py"),
+        _collected,
+        500,
+        MOST_TOKENS,
+        "stream",
+    ),
+    WorstInput(
+        "stream: all tokens of a client that did not read",
+        ("api/generation.py", "api/choice_text.py"),
+        _unread,
+        1_000,
+        4_096,
+        "loop",
+    ),
+    WorstInput(
+        "stream: many deltas in one frame", ("api/chat_deltas.py", "api/chunk_frames.py"), _framed, 2_000, 4_096, "loop"
+    ),
+    WorstInput("answer: many deltas", ("api/chat_deltas.py",), _assembled, 2_000, MOST_TOKENS, "pool"),
+    WorstInput(
+        "logprobs of a completion",
+        ("api/token_logprobs.py", "text/token_bytes.py"),
+        _completion_logprobs,
+        500,
+        190_000,
+        "pool",
+    ),
+    WorstInput("logprobs of a chat", ("api/token_logprobs.py",), _chat_logprobs, 200, 190_000, "pool"),
+    WorstInput("logprobs of a prompt", ("api/token_logprobs.py",), _prompt_logprobs, 200, 190_000, "pool"),
+    WorstInput(
+        "answer: a completion with logprobs",
+        ("api/completion_texts.py", "api/answering.py", "api/generation.py"),
+        _whole_completion,
+        300,
+        190_000,
+        "pool",
+    ),
+]

@@ -1,0 +1,261 @@
+"""Worst inputs of what holds an output to a form: schemas, patterns, grammars, and the grammars of tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from service.api.output_form import check_output_form
+from service.api.schema_annotations import without_annotations
+from service.api.schema_limits import check_grammar, schema_text
+from service.api.wire_parsing import parse
+from service.config import ApiConfig
+from service.core.grammar import GrammarSpec
+from service.protocol.completions import CompletionRequest
+from service.structured.grammar_source import grammar_source
+from service.structured.lark_places import lark_places
+from service.structured.regex_places import regex_places
+from service.text.tool_calls import ToolStyle
+from service.text.tool_grammar import CallableTool, CallRules, call_grammar
+from tests.complexity.growth import Work, WorstInput
+
+CONFIG = ApiConfig(served_model_names=("m",))
+_SCHEMA_BYTES = CONFIG.max_schema_bytes
+_ANY_SIZE = ApiConfig(served_model_names=("m",), max_schema_bytes=2**40, max_schema_depth=2**40, max_enum_values=2**40)
+"""So that work beyond the limit can be measured too."""
+
+
+def _schema(schema_of: Callable[[int], Any], n: int) -> Work:
+    schema = schema_of(n)
+    return lambda: schema_text(schema, "schema", _ANY_SIZE)
+
+
+def _nested(keyword: str, n: int) -> Any:
+    """As deep as may be, and at the bottom n members."""
+    schema: Any = [{} for _ in range(n)]
+    for _ in range(CONFIG.max_schema_depth // 2 - 2):
+        schema = [{keyword: schema}]
+    return {keyword: schema}
+
+
+def _deep(keyword: str, n: int) -> Any:
+    """Half as deep as it is long."""
+    schema: Any = [{} for _ in range(4 * n)]
+    for _ in range(n):
+        schema = {keyword: schema}
+    return schema
+
+
+def _annotated(n: int) -> Work:
+    schema = {"properties": {f"a{index}": {"type": "string", "format": "password"} for index in range(n)}}
+    return lambda: without_annotations(schema)
+
+
+def _grammar(text: str) -> Work:
+    return lambda: check_grammar(text, "grammar", _ANY_SIZE)
+
+
+def _form(**fields: Any) -> Work:
+    wire = parse(CompletionRequest, {"model": "m", "prompt": "x", **fields})
+    return lambda: check_output_form(wire, _ANY_SIZE)
+
+
+def _calls(style: ToolStyle, parameters_of: Callable[[int], dict[str, Any]], n: int) -> Work:
+    tool = CallableTool("f", parameters_of(n), is_strict=True)
+    return lambda: call_grammar(style, [tool], CallRules(must_call=True, parallel=True))
+
+
+def _properties_and_definitions(n: int) -> dict[str, Any]:
+    return {
+        "properties": {f"a{index}": {"$ref": "#/$defs/d"} for index in range(n)},
+        "$defs": {"d": {"enum": list(range(10 * n))}},
+    }
+
+
+def _properties_and_required(n: int) -> dict[str, Any]:
+    return {"properties": {f"a{index}": {} for index in range(n)}, "required": ["a0"] * n}
+
+
+def _bytes_of(token_id: int) -> bytes:
+    return b"a"
+
+
+def _regex(pattern: str) -> Work:
+    return lambda: regex_places(pattern, _bytes_of)
+
+
+def _lark(grammar: str) -> Work:
+    return lambda: lark_places(grammar, _bytes_of)
+
+
+def _lark_read(grammar: str, n: int) -> Work:
+    """Where a text of n tokens stands in a grammar that reads it in as many ways as it likes."""
+
+    def work() -> None:
+        places = lark_places(grammar, _bytes_of)
+        assert places is not None
+        place = places.first
+        for token_id in range(n):
+            place = places.after(place, token_id)
+
+    return work
+
+
+def _source(spec: GrammarSpec) -> Work:
+    return lambda: grammar_source(spec)
+
+
+FORM_INPUTS = [
+    *(
+        WorstInput(
+            f"schema: {keyword} as deep as may be",
+            ("api/schema_limits.py", "api/schema_annotations.py"),
+            partial(_schema, partial(_nested, keyword)),
+            100,
+            _SCHEMA_BYTES // 3,
+            "loop",
+        )
+        for keyword in ("allOf", "enum", "const", "anyOf")
+    ),
+    *(
+        WorstInput(
+            f"schema: {keyword} in each other",
+            ("api/schema_limits.py",),
+            partial(_schema, partial(_deep, keyword)),
+            50,
+            CONFIG.max_schema_depth - 2,
+            "loop",
+            pending="what is inside such a keyword is looked at again for each that it is inside of",
+        )
+        for keyword in ("allOf", "enum")
+    ),
+    WorstInput(
+        "schema: a sequence of allOf",
+        ("api/schema_limits.py",),
+        partial(_schema, lambda n: {"anyOf": [{"allOf": [{"$ref": "#"}]}] * n}),
+        200,
+        _SCHEMA_BYTES // 24,
+        "loop",
+    ),
+    WorstInput("schema: formats that say nothing", ("api/schema_annotations.py",), _annotated, 1_000, 1_500, "loop"),
+    WorstInput(
+        "grammar: %json everywhere",
+        ("api/schema_limits.py",),
+        lambda n: _grammar("%json" * (n // 5)),
+        32_000,
+        _SCHEMA_BYTES,
+        "loop",
+        pending="every fault of a schema in a grammar is told with its line, counted from the start",
+    ),
+    WorstInput(
+        "grammar: %json in strings of JSON",
+        ("api/schema_limits.py",),
+        lambda n: _grammar('%json ["' * (n // 8)),
+        32_000,
+        _SCHEMA_BYTES,
+        "loop",
+        pending="every fault of a schema in a grammar is told with its line, counted from the start",
+    ),
+    WorstInput(
+        "choice: many",
+        ("api/output_form.py",),
+        lambda n: _form(choice=["x"] * n),
+        2_000,
+        CONFIG.max_enum_values,
+        "loop",
+    ),
+    WorstInput(
+        "schema as text", ("api/output_form.py",), lambda n: _form(guided_json="[" * n), 16_000, _SCHEMA_BYTES, "loop"
+    ),
+    WorstInput(
+        "tools, Hermes: many properties",
+        ("text/tool_grammar.py",),
+        partial(_calls, ToolStyle.HERMES, _properties_and_required),
+        500,
+        3_000,
+        "loop",
+    ),
+    WorstInput(
+        "tools, pythonic: many properties and a large definition",
+        ("text/tool_grammar.py",),
+        partial(_calls, ToolStyle.PYTHONIC, _properties_and_definitions),
+        50,
+        1_000,
+        "loop",
+        pending="each property's grammar has all definitions of the schema",
+    ),
+    WorstInput(
+        "tools, pythonic: many required properties",
+        ("text/tool_grammar.py",),
+        partial(_calls, ToolStyle.PYTHONIC, _properties_and_required),
+        1_000,
+        3_000,
+        "loop",
+        pending="each property is looked for in the list of the required ones",
+    ),
+    WorstInput(
+        "regex: long",
+        ("structured/regex_syntax.py", "structured/regex_places.py", "structured/automaton.py"),
+        lambda n: _regex("[a-z0-9]?" * (n // 9)),
+        900,
+        CONFIG.max_regex_bytes,
+        "pool",
+    ),
+    WorstInput(
+        "regex: groups of repetitions",
+        ("structured/regex_syntax.py", "structured/automaton.py"),
+        lambda n: _regex("(a*|b*)*" * (n // 8)),
+        800,
+        CONFIG.max_regex_bytes,
+        "pool",
+    ),
+    WorstInput(
+        "Lark: a string that does not end",
+        ("structured/lark_syntax.py", "structured/lark_places.py"),
+        lambda n: _lark('start: "' + '\\"' * (n // 2)),
+        16_000,
+        _SCHEMA_BYTES,
+        "pool",
+    ),
+    WorstInput(
+        "Lark: a regex that does not end",
+        ("structured/lark_syntax.py",),
+        lambda n: _lark("start: /" + "\\/" * (n // 2)),
+        16_000,
+        _SCHEMA_BYTES,
+        "pool",
+    ),
+    WorstInput(
+        "Lark: many rules",
+        ("structured/lark_syntax.py", "structured/lark_automata.py", "structured/earley_rows.py"),
+        lambda n: _lark("start: r0\n" + "".join(f"r{i}: r{i + 1} |\n" for i in range(n)) + f'r{n}: "a"\n'),
+        50,
+        4_000,
+        "pool",
+    ),
+    WorstInput(
+        "Lark: many empty alternatives",
+        ("structured/lark_syntax.py",),
+        lambda n: _lark("start: " + "|" * n),
+        500,
+        _SCHEMA_BYTES,
+        "pool",
+    ),
+    WorstInput(
+        "Lark: a text that is read in many ways",
+        ("structured/earley_rows.py", "structured/places.py"),
+        partial(_lark_read, 'start: start start | "a"\n'),
+        200,
+        131_072,
+        "stream",
+    ),
+    WorstInput(
+        "GBNF: many rules",
+        ("structured/grammar_source.py",),
+        lambda n: _source(GrammarSpec("grammar", "root ::= " + '"a" ' * n + "\n", "grammar")),
+        500,
+        _SCHEMA_BYTES // 4,
+        "pool",
+    ),
+]

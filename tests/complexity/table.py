@@ -1,0 +1,47 @@
+"""The one table of worst inputs, and the modules that need none."""
+
+from __future__ import annotations
+
+from tests.complexity.answer_inputs import ANSWER_INPUTS
+from tests.complexity.door_inputs import DOOR_INPUTS
+from tests.complexity.form_inputs import FORM_INPUTS
+from tests.complexity.http_inputs import HTTP_INPUTS
+from tests.complexity.text_inputs import TEXT_INPUTS
+
+WORST_INPUTS = [*HTTP_INPUTS, *DOOR_INPUTS, *FORM_INPUTS, *TEXT_INPUTS, *ANSWER_INPUTS]
+
+WITHOUT_WORST_INPUT = {
+    "api/body_limits.py": "adds up lengths",
+    "api/call_trace.py": "keeps the engine's own figures",
+    "api/chat_completions.py": "joins others, each in the table",
+    "api/chat_prompting.py": "joins others, each in the table; its options are few and short",
+    "api/completions.py": "joins others, each in the table",
+    "api/context.py": "values only",
+    "api/disconnect.py": "looks at no bytes",
+    "api/health.py": "reads nothing of the request",
+    "api/key_limit.py": "looks a key's name up",
+    "api/logprob_budget.py": "adds up lengths",
+    "api/metrics_endpoint.py": "reads nothing of the request",
+    "api/openapi.py": "reads nothing of the request",
+    "api/plain_frames.py": "a frame of text that others have read",
+    "api/playground.py": "reads nothing of the request",
+    "api/request_building.py": "adds up lengths and cuts a list, once a prompt",
+    "api/serving_state.py": "reads nothing of the request",
+    "api/sse.py": "passes on frames",
+    "api/submission.py": "joins others, each in the table",
+    "api/token_budget.py": "compares numbers",
+    "api/tokenize.py": "joins others, each in the table",
+    "api/version.py": "reads nothing of the request",
+    "protocol/error_body.py": "only written",
+    "protocol/models.py": "only written",
+    "protocol/trace.py": "only written",
+    "protocol/usage.py": "only written",
+    "structured/grammar_compiler.py": "compiling is bounded by time and states, not by the text's length",
+    "structured/grammar_matcher.py": "a token at a time, within llguidance's limits of a step",
+    "structured/token_bitmask.py": "a row a sequence, as wide as the vocabulary",
+    "structured/vocabulary.py": "read when the model is loaded",
+    "text/byte_level_bpe.py": "read when the model is loaded",
+    "text/dummy_tokenizer.py": "for models of random weights: an id a character",
+    "text/tokenizer_config.py": "read when the model is loaded",
+}
+"""Module -> why no size of a client's input makes it work long."""
