@@ -11,6 +11,7 @@ import orjson
 from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.api.allowed_hosts import AllowedHosts
 from service.api.answering import ignored_header
 from service.api.beam_rules import check_beams
 from service.api.bearer_auth import BearerAuth
@@ -399,6 +400,14 @@ DOOR_INPUTS = [
         "header: a long key",
         ("api/bearer_auth.py", "api/http_only.py"),
         lambda n: _through(partial(BearerAuth, keys=["k"]), [(b"authorization", b"Bearer " + b" " * n + b"x" * n)]),
+        60_000,
+        65_536,
+        "loop",
+    ),
+    WorstInput(
+        "header: a long host",
+        ("api/allowed_hosts.py",),
+        lambda n: _through(partial(AllowedHosts, names=["a.example"]), [(b"host", b"a." * n + b":1")]),
         60_000,
         65_536,
         "loop",

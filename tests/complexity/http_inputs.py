@@ -136,9 +136,9 @@ HTTP_INPUTS = [
     WorstInput(
         "HTTP: requests in one read",
         ("http_protocol.py", "request_cycle.py"),
-        lambda n: _connection([b"GET / HTTP/1.1\r\n\r\n" * n]),
+        lambda n: _connection([b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * n]),
         200,
-        _ONE_READ // 18,
+        _ONE_READ // 27,
         "loop",
     ),
     WorstInput(
