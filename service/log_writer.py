@@ -66,6 +66,11 @@ class LogWriter(logging.Handler):
         self._thread.join(LAST_WORDS_S)
 
     @property
+    def is_alive(self) -> bool:
+        """Whether what is logged will be written."""
+        return self._thread.is_alive()
+
+    @property
     def num_lost(self) -> int:
         """Lines, since the start."""
         return self._num_lost
@@ -108,18 +113,20 @@ class LogWriter(logging.Handler):
             while not self._queue.empty():
                 taken.append(self._queue.get())
             is_last = None in taken
-            self._write([piece for piece in taken if piece is not None])
+            pieces = [piece for piece in taken if piece is not None]
+            try:
+                self._write(b"".join(piece.data for piece in pieces))
+            except Exception:  # the other end is closed, a disk is full, memory is short: the next lines may be written
+                self._lose(pieces)
 
-    def _write(self, pieces: list[_Piece]) -> None:
-        data = b"".join(piece.data for piece in pieces)
-        try:
-            _write_whole(self._descriptor, data)
-        except OSError:  # the other end is closed, or a disk is full
-            with self._lock:
-                self._num_told -= sum(piece.num_told for piece in pieces)
-                self._num_lost += sum(not piece.num_told for piece in pieces)
-                self._num_written += len(data)
-            return
+    def _lose(self, pieces: list[_Piece]) -> None:
+        with self._lock:
+            self._num_told -= sum(piece.num_told for piece in pieces)
+            self._num_lost += sum(not piece.num_told for piece in pieces)
+            self._num_written += sum(len(piece.data) for piece in pieces)
+
+    def _write(self, data: bytes) -> None:
+        _write_whole(self._descriptor, data)
         self._num_written += len(data)
         if self._queue.empty():
             with self._lock:

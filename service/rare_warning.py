@@ -11,12 +11,21 @@ EVERY_S = 60.0
 
 
 class RareWarning:
-    """Logged once in EVERY_S at most. message: its last `%d` is how often it has come since it was logged before."""
+    """Logged once in EVERY_S at most. message: its last `%d` is how often it has come since it was logged before.
+    of_fault: `tell` is called where an exception is handled, whose traceback is logged with it."""
 
-    def __init__(self, logger: logging.Logger, message: str, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        logger: logging.Logger,
+        message: str,
+        now_s: Callable[[], float] = time.monotonic,
+        *,
+        of_fault: bool = False,
+    ) -> None:
         self._logger = logger
         self._message = message
         self._now_s = now_s
+        self._of_fault = of_fault
         self._num_untold = 0
         self._told_s = -math.inf
 
@@ -24,5 +33,5 @@ class RareWarning:
         """It has come once more. args: of the message, before its last."""
         self._num_untold += 1
         if self._now_s() - self._told_s > EVERY_S:
-            self._logger.warning(self._message, *args, self._num_untold)
+            self._logger.warning(self._message, *args, self._num_untold, exc_info=self._of_fault)
             self._told_s, self._num_untold = self._now_s(), 0

@@ -141,3 +141,22 @@ def test_a_descriptor_that_somebody_made_non_blocking_is_waited_for():
             logger.info("last")
             assert read_until(read_end, "INFO last")[0] == "INFO " + "y" * 3 * PIPE_BYTES
     assert writer.num_lost == 0
+
+
+def test_a_write_that_finds_no_memory_is_not_the_last(monkeypatch: pytest.MonkeyPatch):
+    write, failing = service.log_writer._write_whole, iter([True])
+
+    def fail_once(descriptor: int, data: bytes) -> None:
+        if next(failing, False):
+            raise MemoryError
+        write(descriptor, data)
+
+    monkeypatch.setattr(service.log_writer, "_write_whole", fail_once)
+    with a_log() as (logger, writer, read_end), writer:
+        logger.warning("one")
+        deadline_s = time.monotonic() + 10
+        while writer.num_lost == 0 and time.monotonic() < deadline_s:
+            time.sleep(0.001)
+        assert writer.is_alive
+        logger.warning("two")
+        assert "WARNING two" in read_available(read_end)

@@ -17,3 +17,12 @@ def test_it_is_told_now_and_then_and_how_often_it_came(caplog: pytest.LogCapture
     warning.tell("noise")
     warning.tell("noise")
     assert [record.getMessage() for record in caplog.records] == ["of noise: 1", "of noise: 5"]
+
+
+def test_of_a_fault_the_traceback_is_told(caplog: pytest.LogCaptureFixture):
+    warning = RareWarning(logging.getLogger("headrace"), "so often: %d", of_fault=True)
+    try:
+        raise OSError("the disk is full")
+    except OSError:
+        warning.tell()
+    assert "the disk is full" in caplog.text

@@ -52,6 +52,12 @@ async def answer_whole(
             context.recorder.record_abort(reason)
 
 
+def abandon(context: ApiContext, generation: Generation) -> None:
+    """The call fails before its answer could begin: nobody will read what it has submitted."""
+    if generation.close():
+        context.recorder.record_abort("call_failed")
+
+
 def whole_json(answer: ChatResponse | CompletionResponse) -> str:
     """The answer's JSON. Choice by choice: each is one call during which no other thread runs, and a choice with all
     logprobs of a long prompt takes a tenth of a second."""

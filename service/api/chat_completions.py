@@ -9,7 +9,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.api.answering import answer_stream, answer_whole
+from service.api.answering import abandon, answer_stream, answer_whole
 from service.api.chat_deltas import PLAIN_CONTENT, assemble_message, chat_frames, new_call_id
 from service.api.chat_messages import unknown_fields
 from service.api.chat_prompting import CheckedChat, chat_prompt_ids, check_chat
@@ -68,7 +68,22 @@ class ChatCompletions:
         prompts = CallPrompts([prompt], "messages", num_logprobs=call.prompt_logprobs)
         make_output = self._output_maker(chat, thinking)
         generation = await submit(self._context, model, call, prompts, head, form, make_output)
-        make_call_id = partial(new_call_id, chat.tools.style)
+        try:
+            make_call_id = partial(new_call_id, chat.tools.style)
+            return await self._answered(http, generation, call, head, model, make_call_id)
+        except BaseException:
+            abandon(self._context, generation)
+            raise
+
+    async def _answered(
+        self,
+        http: Request,
+        generation: Generation,
+        call: CheckedCall,
+        head: CallHead,
+        model: ServedModel,
+        make_call_id: Callable[[], str],
+    ) -> Response:
         if call.stream:
             chunks = ChunkFrames(
                 b"chat.completion.chunk", call, generation, head.call_id, head.created, model.system_fingerprint

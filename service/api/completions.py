@@ -9,14 +9,15 @@ from typing import cast
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.api.answering import answer_stream, answer_whole
+from service.api.answering import abandon, answer_stream, answer_whole
 from service.api.chunk_frames import ChunkFrames
 from service.api.completion_texts import PLAIN_CONTENT, CompletionTexts
 from service.api.context import ApiContext
+from service.api.generation import Generation
 from service.api.json_body import read_json_object
 from service.api.member_limits import check_members
 from service.api.output_form import compile_form
-from service.api.request_building import CallPrompts, truncated
+from service.api.request_building import CallHead, CallPrompts, truncated
 from service.api.serving_state import GenerationDefaults, ServedModel
 from service.api.submission import call_head, submit
 from service.api.token_budget import check_can_fit
@@ -55,11 +56,26 @@ class Completions:
         to_submit = CallPrompts(prompt_ids, "prompt", _DEFAULT_MAX_TOKENS, _num_prompt_logprobs(call, echo), num_told)
         form = await compile_form(call.form, model)
         generation = await submit(self._context, model, call, to_submit, head, form)
+        try:
+            return await self._answered(http, generation, call, head, model, echoes)
+        except BaseException:
+            abandon(self._context, generation)
+            raise
+
+    async def _answered(
+        self,
+        http: Request,
+        generation: Generation,
+        call: CheckedCall,
+        head: CallHead,
+        model: ServedModel,
+        echoes: Sequence[str] | None,
+    ) -> Response:
         texts, fingerprint = CompletionTexts(call, generation, model.tokenizer, echoes), model.system_fingerprint
         if call.stream:
             chunks = ChunkFrames(b"text_completion", call, generation, head.call_id, head.created, fingerprint)
             frame = partial(texts.frame, chunks)
-            num_logprobs = texts.num_logprobs if echo and call.logprobs is not None else None
+            num_logprobs = texts.num_logprobs if echoes is not None and call.logprobs is not None else None
             around_text = chunks.around_text(PLAIN_CONTENT)
             return answer_stream(
                 self._context, generation, call.ignored, frame, chunks.usage, around_text, num_logprobs

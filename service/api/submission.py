@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from starlette.requests import Request as HttpRequest
 
+from service.api.answering import abandon
 from service.api.bearer_auth import client_of
 from service.api.call_trace import CallTrace
 from service.api.context import ApiContext
@@ -54,5 +55,9 @@ async def submit(
         skip_special_tokens=call.skip_special_tokens,
         num_returned=call.sampling.num_returned,
     )
-    context.traces.add(trace)
+    try:
+        context.traces.add(trace)
+    except BaseException:
+        abandon(context, generation)
+        raise
     return generation

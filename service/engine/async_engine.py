@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
@@ -12,9 +13,10 @@ from service.config import SchedulerConfig
 from service.core.clock import Clock
 from service.core.events import FinalEvent, News, Outcome
 from service.core.request import Request
-from service.core.stats import EngineSnapshot, RequestStats
+from service.core.stats import EngineSnapshot
 from service.engine.engine import Engine
 from service.engine.engine_loop import Abort, EngineLoop, Expire, Stop, StopChoice, Submit
+from service.engine.live_requests import stats_of_lost
 from service.engine.request_stream import RequestStream
 from service.engine.stream_interval import FixedInterval, StreamInterval
 from service.engine.stream_pacing import StreamPacing
@@ -30,6 +32,8 @@ from service.kvcache.block_manager import BlockManager
 from service.scheduler.admission import fits_ever
 from service.scheduler.memory_need import num_blocks_at_most
 
+logger = logging.getLogger(__name__)
+
 _T = TypeVar("_T")
 
 MAX_RETRY_AFTER_S = 60.0
@@ -40,8 +44,9 @@ _LOOK_EVERY_S = 0.005
 class AsyncEngine:
     """Every method belongs to the event-loop thread.
 
-    on_death(fault) is called there if the engine's thread dies; every live stream has then ended, also of a request
-    that the thread had not taken yet.
+    on_death(fault) is called there if the engine's thread dies, or what it tells cannot be handed out: a stream that
+    lacks a part would be a wrong answer. Every live stream has then ended with an error, also of a request that the
+    thread had not taken yet.
     stuck_after_s: an iteration that has run longer makes the engine unhealthy. stream_interval: how often a stream is
     told of its tokens; at once if left out.
     """
@@ -133,13 +138,13 @@ class AsyncEngine:
         self._check_fits_ever(request)
         self.check_accepts()
         stream = RequestStream()
+        self._loop.send(Submit(request))  # first: who is not sent is in no table. No event comes before this returns
         self._streams[request.request_id] = stream
         self._requests[request.request_id] = request
         self._expiries[request.request_id] = self._event_loop.call_later(
             self._config.max_waiting_s, self._expire, request.request_id
         )
         self._idle.clear()
-        self._loop.send(Submit(request))
         return stream
 
     def abort(self, request_id: str) -> None:
@@ -203,6 +208,13 @@ class AsyncEngine:
         return min(max(per_request_s * self._loop.num_queued().requests, 1.0), MAX_RETRY_AFTER_S)
 
     def _deliver(self, events: list[News]) -> None:
+        try:
+            self._hand_out(events)
+        except Exception as fault:
+            logger.critical("what the engine tells cannot be handed out", exc_info=fault)
+            self._die(fault)
+
+    def _hand_out(self, events: list[News]) -> None:
         now_s = self._clock.now_s()
         for request_id in self._pacing.deliver(events, now_s):
             del self._streams[request_id], self._requests[request_id]
@@ -212,16 +224,23 @@ class AsyncEngine:
             self._idle.set()
 
     def _die(self, fault: BaseException) -> None:
-        self._accepting = False
-        self._fail_left(ServerError("the engine has stopped after a fault"))
+        """Once: a fault may keep coming."""
+        if self._given_up:
+            return
+        error = ServerError("the engine has stopped after a fault")
+        try:
+            self.give_up(error)
+            self._loop.send(Stop(error))
+        except Exception:  # the process ends, and with it the streams' connections
+            logger.exception("streams could not be ended")
         self._on_death(fault)
 
     def _fail_left(self, error: RequestError) -> None:
         """End the streams that the thread will not end: it is stuck, or died with their requests in its inbox."""
         now_s = self._clock.now_s()
-        self._deliver(
+        self._hand_out(
             [
-                (request_id, FinalEvent(Outcome.FAILED, _stats_of_lost(request, now_s), error))
+                (request_id, FinalEvent(Outcome.FAILED, stats_of_lost(request, now_s), error))
                 for request_id, request in self._requests.items()
             ]
         )
@@ -233,20 +252,3 @@ class AsyncEngine:
 
 def _shutting_down() -> Unavailable:
     return Unavailable("the server is shutting down", code="shutting_down")
-
-
-def _stats_of_lost(request: Request, now_s: float) -> RequestStats:
-    """What is known without the thread."""
-    sampling = request.sampling
-    return RequestStats(
-        num_prompt_tokens=request.num_prompt_tokens,
-        num_cached_tokens=0,
-        num_output_tokens=0,
-        n=sampling.n,
-        max_tokens=sampling.max_tokens,
-        arrival_s=request.arrival_s,
-        first_scheduled_s=None,
-        first_token_s=None,
-        finished_s=now_s,
-        num_preemptions=0,
-    )

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from service.core.clock import Clock
@@ -25,13 +26,15 @@ from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
 from service.core.request import Request
 from service.core.stats import EngineSnapshot, IterationStats
-from service.engine.grammar_masks import with_masks
+from service.engine.fenced_sink import FencedSink
+from service.engine.grammar_masks import FailedMasks, with_masks
 from service.engine.launch_timing import LaunchTiming
 from service.engine.live_requests import LiveRequests
 from service.engine.ports import Executor, IdleWork, NoIdleWork, PendingIteration, StatsSink
 from service.engine.processed_tokens import ProcessedTokens
 from service.engine.result_applier import ResultApplier
 from service.errors import RequestError
+from service.rare_warning import RareWarning
 from service.scheduler.decision_tally import DecisionTally
 from service.scheduler.execution_time import ExecutionTime
 from service.scheduler.iteration_scheduler import IterationScheduler
@@ -64,16 +67,17 @@ class Engine:
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
-        self._stats_sink = stats_sink
+        self._stats_sink = sink = FencedSink(stats_sink)
         self._clock = clock
         self._masker = masker
         self._idle_work = idle_work or NoIdleWork()
-        self._requests = LiveRequests(scheduler, stats_sink, clock)
+        self._requests = LiveRequests(scheduler, sink, clock)
         self._applier = ResultApplier(self._requests, scheduler, clock)
         self._batch_size = 0
         self._launched: deque[_Launched] = deque()
         self._max_launched = 2 if overlap else 1
         self._launch_timing = LaunchTiming()
+        self._unmeasured = RareWarning(logger, "the measurements of iterations were lost, so many: %d", of_fault=True)
         self._executed_s = 0.0
         self._kv_tokens = 0
         self._kv_tokens_due_s = 0.0
@@ -123,7 +127,7 @@ class Engine:
             return 0.0
         running, now_s = self._launched[0], self._clock.now_s()
         if not self._launch_timing.is_timing:
-            predicted_s = self._scheduler.predicted_s(running.plan)
+            predicted_s = self._predicted_s(running.plan)
             if predicted_s is None:
                 return 0.0
             has_prompts = running.plan.num_scheduled_tokens > len(running.plan.scheduled)
@@ -185,6 +189,14 @@ class Engine:
             num_swapped=self._count_swapped(),
         )
 
+    def _predicted_s(self, plan: IterationPlan) -> float | None:
+        """A fault of the predictor is one more reason not to know."""
+        try:
+            return self._scheduler.predicted_s(plan)
+        except Exception:
+            self._unmeasured.tell()
+            return None
+
     def _count_swapped(self) -> int:
         swap_space = self._scheduler.blocks.swap_space
         if not swap_space.num_used:
@@ -200,11 +212,17 @@ class Engine:
         return self._kv_tokens
 
     def _decide(self) -> IterationPlan:
+        """A fault in the scheduler itself leaves its books in doubt: it is not caught."""
         plan = self._scheduler.schedule()
+        for group, fault in self._scheduler.take_refused():
+            self._requests.fail_inside(group, fault)
         if not self._requests.num_constrained:
             return plan
         assert self._masker is not None, "who accepts grammars has a masker"
-        return with_masks(plan, self._scheduler.pool, self._masker)
+        try:
+            return with_masks(plan, self._scheduler.pool, self._masker)
+        except Exception as fault:
+            return replace(plan, masks=FailedMasks(fault))
 
     def _launch_next(self) -> bool:
         """Decide and launch an iteration; False if there is nothing to compute, or the launch has failed."""
@@ -248,11 +266,17 @@ class Engine:
         # If a later one was launched meanwhile and this one was not waited for, it had ended at some time before.
         is_exact = not self._launched or (not was_done and executed_s - started_s > _NOTICEABLE_WAIT_S)
         idle_s = max(0.0, launched.scheduled_s - self._executed_s)
-        self._scheduler.observe(plan, ExecutionTime(device_s, is_exact, result.compute_s, idle_s))
         put_off_s = self._launch_timing.ended(device_s, is_exact=is_exact)
         self._executed_s = executed_s
+        try:
+            self._scheduler.observe(plan, ExecutionTime(device_s, is_exact, result.compute_s, idle_s))
+        except Exception:
+            self._unmeasured.tell()
         tokens = self._applier.apply(plan, result, whose)
-        self._record(launched, tokens, started_s - put_off_s, executed_s, device_s, is_replayed=result.is_replayed)
+        try:
+            self._record(launched, tokens, started_s - put_off_s, executed_s, device_s, is_replayed=result.is_replayed)
+        except Exception:
+            self._unmeasured.tell()
 
     def _record(
         self,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from service.core.grammar import Matcher, TokenMasker
 from service.core.iteration_plan import IterationPlan
@@ -25,3 +26,14 @@ def with_masks(plan: IterationPlan, pool: RequestPool, masker: TokenMasker) -> I
         if matcher is not None:
             matchers.append(matcher)
     return replace(plan, masks=masker.begin(matchers, rows)) if matchers else plan
+
+
+@dataclass(frozen=True, slots=True)
+class FailedMasks:
+    """Masks that could not be begun. Whoever waits for them has the fault, so the iteration fails as any other may."""
+
+    fault: Exception
+    rows: Sequence[int] = ()
+
+    def wait(self) -> memoryview:
+        raise self.fault

@@ -24,8 +24,7 @@ logger = logging.getLogger(__name__)
 class LiveRequests:
     """Whatever ends a request ends it through `end_group`, with one final event.
 
-    events: still to be sent, in order. searches: those of requests with beams, by request id. num_constrained: how many
-    requests have a grammar.
+    events: still to be sent, in order. searches: those of requests with beams, by request id.
     """
 
     def __init__(self, scheduler: IterationScheduler, stats_sink: StatsSink, clock: Clock) -> None:
@@ -35,15 +34,29 @@ class LiveRequests:
         self._next_sequence_id = 0
         self.events: list[News] = []
         self.searches: dict[str, BeamSearch] = {}
-        self.num_constrained = 0
+        self._constrained: set[str] = set()
+
+    @property
+    def num_constrained(self) -> int:
+        """How many requests have a grammar."""
+        return len(self._constrained)
 
     def add(self, request: Request) -> None:
         """Accept a request; `api` has validated it."""
-        group = SequenceGroup(request, self._next_sequence_id)
+        first_sequence_id = self._next_sequence_id
         self._next_sequence_id += request.sampling.num_sequences
-        self.num_constrained += request.grammar is not None
-        if request.sampling.beam is not None:
-            self.searches[request.request_id] = BeamSearch(request.sampling)
+        try:
+            group = SequenceGroup(request, first_sequence_id)
+            search = None if request.sampling.beam is None else BeamSearch(request.sampling)
+        except Exception as fault:  # say, of its grammar
+            _log(request.request_id, fault)
+            stats = stats_of_lost(request, self._clock.now_s())
+            self._tell_end(request.request_id, stats, Outcome.FAILED, _failed_inside(), ())
+            return
+        if request.grammar is not None:
+            self._constrained.add(request.request_id)
+        if search is not None:
+            self.searches[request.request_id] = search
         self._scheduler.add(group)
 
     def abort(self, request_id: str) -> None:
@@ -55,20 +68,20 @@ class LiveRequests:
             for sequence in group.computing:
                 self._scheduler.cache_before_end(group, sequence)
             self.end_group(group, Outcome.ABORTED)
-        except Exception:  # whatever it is, the other requests go on
-            self.fail_inside(group)
+        except Exception as fault:  # whatever it is, the other requests go on
+            self.fail_inside(group, fault)
 
     def fail(self, request_id: str, error: RequestError) -> None:
         """End the request with an error; nothing happens if it has ended."""
         group = self._scheduler.pool.get(request_id)
         if group is not None:
-            self.end_group(group, Outcome.FAILED, error)
+            self._fail(group, error)
 
     def fail_unless_started(self, request_id: str, error: RequestError) -> None:
         """As `fail`, but only if the request was in no iteration yet."""
         group = self._scheduler.pool.get(request_id)
         if group is not None and group.first_scheduled_s is None:
-            self.end_group(group, Outcome.FAILED, error)
+            self._fail(group, error)
 
     def stop_choice(self, request_id: str, choice_index: int) -> None:
         """End one choice because its text is complete. Without effect before its first token, and on beams: their
@@ -81,8 +94,8 @@ class LiveRequests:
                 try:
                     self._scheduler.cache_before_end(group, sequence)
                     self.end_sequence(group, sequence, FinishReason.STOP)
-                except Exception:  # likewise
-                    self.fail_inside(group)
+                except Exception as fault:  # likewise
+                    self.fail_inside(group, fault)
                 return
 
     def take_events(self) -> list[News]:
@@ -103,10 +116,10 @@ class LiveRequests:
             self.fail(group.request.request_id, error)
         self._scheduler.lose_transfers()
 
-    def fail_inside(self, group: SequenceGroup) -> None:
-        """A fault of ours, which ends this request only. Called where the exception is handled, to log it."""
-        logger.exception("request %s failed", group.request.request_id)
-        self.end_group(group, Outcome.FAILED, ServerError("the request failed inside the engine"))
+    def fail_inside(self, group: SequenceGroup, fault: Exception) -> None:
+        """A fault of ours ends this request only; also if it came while the request was being ended."""
+        _log(group.request.request_id, fault)
+        self.end_group(group, Outcome.FAILED, _failed_inside())
 
     def end_sequence(self, group: SequenceGroup, sequence: Sequence, reason: FinishReason) -> None:
         """End one choice, and with the last one the request."""
@@ -117,14 +130,57 @@ class LiveRequests:
             self._scheduler.end_sequence(group, sequence)
 
     def end_group(self, group: SequenceGroup, outcome: Outcome, error: RequestError | None = None) -> None:
-        """End the request: it gives back what it held, and nothing follows its final event."""
+        """End the request: it gives back what it held, and nothing follows its final event. If it raises, that is not
+        told yet, and it may be called again."""
         self._scheduler.end_group(group)
-        self.num_constrained -= group.request.grammar is not None
-        self.searches.pop(group.request.request_id, None)
+        request_id = group.request.request_id
+        self._constrained.discard(request_id)
+        self.searches.pop(request_id, None)
         stats = _request_stats(group, self._clock.now_s())
         reasons = tuple(s.finish_reason for s in group.sequences if s.finish_reason is not None)
-        self.events.append((group.request.request_id, FinalEvent(outcome, stats, error)))
+        self._tell_end(request_id, stats, outcome, error, reasons)
+
+    def _fail(self, group: SequenceGroup, error: RequestError) -> None:
+        try:
+            self.end_group(group, Outcome.FAILED, error)
+        except Exception as fault:  # likewise
+            self.fail_inside(group, fault)
+
+    def _tell_end(
+        self,
+        request_id: str,
+        stats: RequestStats,
+        outcome: Outcome,
+        error: RequestError | None,
+        reasons: tuple[FinishReason, ...],
+    ) -> None:
+        self.events.append((request_id, FinalEvent(outcome, stats, error)))
         self._stats_sink.record_request(stats, outcome, reasons)
+
+
+def stats_of_lost(request: Request, now_s: float) -> RequestStats:
+    """Of a request that nothing is known of but itself."""
+    sampling = request.sampling
+    return RequestStats(
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_cached_tokens=0,
+        num_output_tokens=0,
+        n=sampling.n,
+        max_tokens=sampling.max_tokens,
+        arrival_s=request.arrival_s,
+        first_scheduled_s=None,
+        first_token_s=None,
+        finished_s=now_s,
+        num_preemptions=0,
+    )
+
+
+def _log(request_id: str, fault: Exception) -> None:
+    logger.error("request %s failed", request_id, exc_info=fault)
+
+
+def _failed_inside() -> ServerError:
+    return ServerError("the request failed inside the engine")
 
 
 def _request_stats(group: SequenceGroup, finished_s: float) -> RequestStats:

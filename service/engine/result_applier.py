@@ -66,8 +66,8 @@ class ResultApplier:
                     self._requests.end_group(group, Outcome.FAILED, ServerError(_NOT_FINITE))
                     continue
                 self._apply_one(item, draws, group, member[1], tokens)
-            except Exception:  # whatever it is, the others of the iteration get their tokens
-                self._requests.fail_inside(group)
+            except Exception as fault:  # whatever it is, the others of the iteration get their tokens
+                self._requests.fail_inside(group, fault)
         return tokens
 
     def take_token_gaps(self) -> tuple[tuple[float, int], ...]:
@@ -88,8 +88,8 @@ class ResultApplier:
                 if not self._apply_looked_at(decode, token_ids[place], logprobs):
                     num_dropped += 1
                     num_by_client[decode.client] -= 1
-            except Exception:  # whatever it is, the others get theirs
-                self._requests.fail_inside(decode.group)
+            except Exception as fault:  # whatever it is, the others get theirs
+                self._requests.fail_inside(decode.group, fault)
         self._scheduler.note_decoded(num_by_client)
         return len(members) - num_dropped
 

@@ -108,6 +108,7 @@ class StreamPacing:
 
     def _wake_due(self, interval_s: float) -> None:
         """Tell the readers that are due by now of events that wait; if there were any, look again in an interval."""
+        self._sweep = None  # first: whatever fails here, the next events plan a look again
         now_s = self._clock.now_s()
         waiting = [stream for stream in self._streams.values() if stream.has_events]
         due = [stream for stream in waiting if stream.due_s <= now_s]
@@ -115,6 +116,5 @@ class StreamPacing:
             self._plan(stream, now_s, interval_s)
             stream.wake()
         self._interval.note(0, len(due), now_s)
-        self._sweep = None
         if any(stream.due_s > now_s for stream in waiting):
             self._sweep_in(interval_s)

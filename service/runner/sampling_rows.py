@@ -7,6 +7,7 @@ and a recomputation need no care, and the last id may be known to the device alo
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from service.runner.staging import to_device
 from service.sampling.logprobs import num_top_for
 from service.sampling.sampler import LogitBias, Penalties, SamplingExtras, TokenBitmask
 from service.sampling.token_counts import TokenCounts
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -70,7 +73,7 @@ class SamplingRows:
             if row is None:
                 if item.sampling.is_plain:
                     continue
-                row = self._rows[item.sequence_id] = self._make_row(item)
+                row = self._rows[item.sequence_id] = self._new_row(item)
             if row.output_ids is not None:
                 skipped = max(0, row.num_prompt_tokens - item.num_computed_tokens)
                 row.output_ids += item.token_ids[skipped:]
@@ -94,9 +97,28 @@ class SamplingRows:
             row = self._rows.get(item.sequence_id)
             for _ in item.samples:
                 if row is not None:
-                    draft.add(index, row, item.num_computed_tokens + len(item.token_ids))
+                    self._add(draft, index, row, item)
                 index += 1
         return draft.extras(self._counts, self._vocab_size, self._device), draft.asked
+
+    def _add(self, draft: _Draft, index: int, row: SamplingRow, item: ScheduledSequence) -> None:
+        """A fault at one draw fails that draw, and with it its request alone."""
+        try:
+            draft.add(index, row, item.num_computed_tokens + len(item.token_ids))
+        except Exception:
+            logger.exception("what a draw of sequence %d may be is not known", item.sequence_id)
+            draft.forbid(index, self._mask(()))
+
+    def _new_row(self, item: ScheduledSequence) -> SamplingRow:
+        """Likewise: of a row that cannot be made nothing may be drawn."""
+        try:
+            return self._make_row(item)
+        except Exception:
+            logger.exception("the sampling parameters of sequence %d cannot be used", item.sequence_id)
+            none = np.empty(0)
+            return SamplingRow(
+                item.sampling, 0, -1, None, none.astype(np.int32), none.astype(np.float32), self._mask(())
+            )
 
     def _make_row(self, item: ScheduledSequence) -> SamplingRow:
         sampling, past = item.sampling, item.past
@@ -110,7 +132,7 @@ class SamplingRows:
             output_ids=[] if sampling.needs_ids_on_host else None,
             bias_ids=np.fromiter(bias, np.int32, len(bias)),
             bias_values=np.fromiter(bias.values(), np.float32, len(bias)),
-            mask=self._mask(sampling.allowed_token_ids),
+            mask=None if sampling.allowed_token_ids is None else self._mask(sampling.allowed_token_ids),
         )
         if past is not None and past.token_ids:
             if row.slot >= 0:
@@ -127,11 +149,9 @@ class SamplingRows:
         if border < len(token_ids):
             self._counts.note_generated(row.slot, token_ids[border:])
 
-    def _mask(self, allowed: tuple[int, ...] | None) -> Tensor | None:
-        if allowed is None:
-            return None
+    def _mask(self, allowed: tuple[int, ...]) -> Tensor:
         bits = np.zeros(-(-self._vocab_size // 32) * 32, dtype=np.uint8)
-        bits[np.array(allowed)] = 1
+        bits[np.array(allowed, np.int64)] = 1
         return self._to_device(np.packbits(bits, bitorder="little").view(np.int32))
 
     def _to_device(self, array: npt.NDArray[Any]) -> Tensor:
@@ -164,8 +184,7 @@ class _Draft:
         if sampling.min_p:
             self._min_p[index] = sampling.min_p
         if row.mask is not None:
-            self._mask_rows[index] = len(self._masks)
-            self._masks.append(row.mask)
+            self._allow(index, row.mask)
         forbidden = _forbidden_now(row, num_tokens)
         ids, values = row.bias_ids, row.bias_values
         if forbidden:
@@ -174,6 +193,14 @@ class _Draft:
             values = np.concatenate((values[kept], np.full(len(forbidden), -np.inf, dtype=np.float32)))
         if len(ids):
             self._biases.append((index, ids, values))
+
+    def forbid(self, index: int, nothing: Tensor) -> None:
+        """Draw `index` comes to nothing. nothing: the mask that says so."""
+        self._allow(index, nothing)
+
+    def _allow(self, index: int, mask: Tensor) -> None:
+        self._mask_rows[index] = len(self._masks)
+        self._masks.append(mask)
 
     def extras(self, counts: TokenCounts, vocab_size: int, device: torch.device) -> SamplingExtras:
         asked = [num for num in self.asked if num is not None]

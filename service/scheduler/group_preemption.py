@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from service.core.sequence_group import SequenceGroup
@@ -12,6 +13,8 @@ from service.scheduler.plan_draft import PlanDraft
 from service.scheduler.preemption import Preemption, Recovery, may_be_preempted, num_computed_tokens
 from service.scheduler.recovery_ledger import RecoveryLedger
 from service.scheduler.scheduling_policy import SchedulingPolicy
+
+logger = logging.getLogger(__name__)
 
 
 class GroupPreemption:
@@ -63,8 +66,7 @@ class GroupPreemption:
     def _drop(self, group: SequenceGroup, draft: PlanDraft) -> None:
         draft.tally.num_dropped += 1
         if group.num_preemptions == 1:  # else it may just be computed again
-            for sequence in group.computing:
-                self._blocks.cache_decoded(sequence, group.request.cache_salt)
+            self._let_be_found(group)
         for sequence in group.live:
             sequence.recompute_until = max(sequence.recompute_until, sequence.num_computed_tokens)
             sequence.num_computed_tokens = 0
@@ -72,7 +74,19 @@ class GroupPreemption:
             sequence.top = None
             self._launched.free(sequence)
 
+    def _let_be_found(self, group: SequenceGroup) -> None:
+        """Its full blocks may serve others, and itself when it returns. A fault costs no more than that."""
+        try:
+            for sequence in group.computing:
+                self._blocks.cache_decoded(sequence, group.request.cache_salt)
+        except Exception:
+            logger.exception("the blocks of request %s are not cached", group.request.request_id)
+
     def _num_kept_tokens(self, group: SequenceGroup) -> int:
         """Tokens that others use too and that the prefix cache knows: they need not be computed again."""
-        prefix = self._blocks.match_prefix(group.leader, group.request.cache_salt)
+        try:
+            prefix = self._blocks.match_prefix(group.leader, group.request.cache_salt)
+        except Exception:
+            logger.exception("the cached blocks of request %s are not known", group.request.request_id)
+            return 0
         return self._blocks.num_also_held_by_others(prefix, len(group.computing)) * self._blocks.block_size

@@ -19,7 +19,8 @@ from service.scheduler.scheduler_policies import SchedulerPolicies
 
 
 class GroupStart:
-    """Engine thread only. The first group that does not fit ends the admissions: no smaller one overtakes it."""
+    """Engine thread only. The first group that does not fit ends the admissions: no smaller one overtakes it. One whose
+    fit cannot be told, by a fault, is refused: it waits until the caller ends it."""
 
     def __init__(
         self,
@@ -43,6 +44,7 @@ class GroupStart:
         self._max_num_seqs = max_num_seqs
         self._refused_s = -math.inf
         self._lacked: WaitReason = "iteration"
+        self._refused: list[tuple[SequenceGroup, Exception]] = []
 
     def let_wait(self, reason: WaitReason) -> None:
         """Note that a group has to wait on, for want of this."""
@@ -56,7 +58,11 @@ class GroupStart:
             return
         now_s = self._clock.now_s()
         for group in self._policy.order(self._pool.waiting, now_s):
-            prefix, lacks = self._fit(group, seats, draft.budget)
+            try:
+                prefix, lacks = self._fit(group, seats, draft.budget)
+            except Exception as fault:
+                self._refused.append((group, fault))
+                continue
             if lacks is not None:
                 self.let_wait(lacks)
                 return
@@ -72,6 +78,11 @@ class GroupStart:
                 group.first_scheduled_s = now_s
             group.num_cached_tokens += _num_spared(group.leader)
             draft.add_chunk(group, group.leader, self._blocks.table(group.leader.sequence_id))
+
+    def take_refused(self) -> list[tuple[SequenceGroup, Exception]]:
+        """Those refused since the last call, each with its fault."""
+        refused, self._refused = self._refused, []
+        return refused
 
     def _num_seated(self) -> int:
         """Sequences that hold a seat. One whose last token is being drawn by an earlier iteration holds none."""

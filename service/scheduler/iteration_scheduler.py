@@ -169,24 +169,28 @@ class IterationScheduler:
         continue_beams(group.live, parents, token_ids, self.blocks)
 
     def end_sequence(self, group: SequenceGroup, sequence: Sequence) -> None:
-        """Free what a live sequence holds, however it ends; the last one ends its group."""
-        if len(group.live) == 1:
-            self.lockstep.stop(group)
+        """Free what a live sequence holds, however it ends. The last one is ended by `end_group`."""
         sequence.drop_pending()
         if sequence is group.leader and len(group.live) > 1:
             hand_over_lead(group, self.blocks.block_size)
-        self.pool.remove_sequence(group, sequence)
         self._launched.free(sequence)
+        self.pool.remove_sequence(group, sequence)
         self._history.choice_ended(sequence.num_output_tokens)
-        if not group.live:
+
+    def end_group(self, group: SequenceGroup) -> None:
+        """End every live sequence of the group, and then the group. If it raises, it may be called again and goes on
+        from there: what a request holds is given back, whatever is wrong with it."""
+        self.lockstep.stop(group)
+        for sequence in list(reversed(group.live)):
+            self.end_sequence(group, sequence)
+        if self.pool.get(group.request.request_id) is group:
             self.pool.remove(group)
             self._ledger.forget(group)
             self._history.request_ended(group.request.client)
 
-    def end_group(self, group: SequenceGroup) -> None:
-        """End every live sequence of the group."""
-        for sequence in list(reversed(group.live)):
-            self.end_sequence(group, sequence)
+    def take_refused(self) -> list[tuple[SequenceGroup, Exception]]:
+        """Waiting groups that the last decision met a fault of their own at, for the caller to end."""
+        return self._start.take_refused()
 
     def take_tally(self) -> DecisionTally:
         """What was decided since the last call."""

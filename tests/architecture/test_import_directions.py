@@ -54,7 +54,7 @@ OURS = {
     "text": {"core", "errors"},
     "metrics": EVERYONE_MAY,
     "api": {"protocol", "text", "engine", "metrics", "rare_warning", *EVERYONE_MAY},
-    "engine": {"scheduler", "kvcache", *EVERYONE_MAY},
+    "engine": {"scheduler", "kvcache", "rare_warning", *EVERYONE_MAY},
     "scheduler": {"kvcache", *EVERYONE_MAY},
     "kvcache": EVERYONE_MAY,
     "runner": {"models", "layers", "sampling", "kernels", *EVERYONE_MAY},

@@ -27,8 +27,9 @@ class FaultyExecutor(ToyExecutor):
         transfer_delay: int = 0,
         block_size: int = 4,
         failing_ids: frozenset[int] = frozenset(),
+        vocabulary: int = VOCABULARY,
     ) -> None:
-        super().__init__(num_blocks, block_size, VOCABULARY, transfer_delay)
+        super().__init__(num_blocks, block_size, vocabulary, transfer_delay)
         self.moving: Callable[[], list[int]] = list
         self._num_abandoned = 0
         self._num_never_waited = 0
@@ -51,7 +52,11 @@ class FaultyExecutor(ToyExecutor):
         self.num_waited += 1
         if self.num_waited + self._num_never_waited <= self._num_abandoned:
             plan = replace(plan, transfers=())
-        result = super().execute(plan)
+        try:
+            result = super().execute(plan)
+        except Exception:
+            self._abandon(plan)
+            raise
         if self.num_waited in self.failing_waits:
             self._fail(plan)
         drawing = [sample.sequence_id for item in plan.scheduled for sample in item.samples]
@@ -62,7 +67,10 @@ class FaultyExecutor(ToyExecutor):
         return replace(result, token_ids=token_ids)
 
     def _fail(self, plan: IterationPlan) -> None:
+        self._abandon(plan)
+        raise RuntimeError("out of luck")
+
+    def _abandon(self, plan: IterationPlan) -> None:
         self.hit |= {item.sequence_id for item in plan.scheduled} | set(self.moving())
         self._in_flight.clear()
         self._num_abandoned = self.num_launched
-        raise RuntimeError("out of luck")

@@ -193,10 +193,10 @@ def test_an_executor_that_only_fails_ends_the_thread_and_every_request():
 
 def test_a_fault_that_also_keeps_requests_from_ending_is_told(monkeypatch: pytest.MonkeyPatch):
     def fail(*_: object) -> None:
-        raise RuntimeError("nothing is recorded any more")
+        raise RuntimeError("nothing can be ended any more")
 
     harness = Harness(max_num_batched_tokens=8)
-    monkeypatch.setattr(harness.sink, "record_request", fail)
+    monkeypatch.setattr(harness.scheduler, "end_group", fail)
     loop, outbox = start(harness)
     for _ in range(2):
         loop.send(Submit(harness.request((1, 2), 5)))

@@ -6,6 +6,8 @@ import random
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+import pytest
+
 from service.core.events import FinalEvent, LockstepTokens, News, Outcome, StreamEvent, TokenEvent, one_by_one
 from service.core.stats import RequestStats
 from service.engine.request_stream import RequestStream
@@ -189,3 +191,19 @@ def test_in_lockstep_or_one_by_one_the_same_comes_at_the_same_moments():
             asyncio.run(scenario(Readers(count, interval_s), in_lockstep=in_lockstep)) for in_lockstep in (True, False)
         ]
         assert told[0] == told[1]
+
+
+def test_a_look_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch):
+    async def scenario(readers: Readers) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+        for _ in range(2):
+            await readers.deliver()
+        with monkeypatch.context() as patch:
+            patch.delattr(readers.clock, "_now_s")
+            await asyncio.sleep(2 * INTERVAL_S)
+        await readers.deliver()
+        readers.clock.advance(1.0)
+        await asyncio.sleep(4 * INTERVAL_S)
+        assert [sum(batch) for batch in readers.batches] == [3] * MANY
+
+    play(MANY, scenario)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from service.core.iteration_plan import Past, Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
-from service.runner.sampling_rows import SamplingRows
+from service.runner import sampling_rows
+from service.runner.sampling_rows import SamplingRows, _forbidden_now
 from service.runner.selective_batching import flatten
 from service.runner.sequence_rows import SequenceRows
 
@@ -147,3 +149,25 @@ def test_releasing_gives_the_slot_back():
     extras, _ = stage.run(share(99, (7,), 0, Past((), 1), presence_penalty=1.0))
     assert len(extras.penalties.token_counts) == 8
     assert len(stage.sampling) == 1
+
+
+@pytest.mark.parametrize("place", ["_make_row", "_forbidden_now"])
+def test_a_fault_at_one_sequence_lets_it_draw_nothing_and_no_other_less(place, monkeypatch):
+    of_row = place == "_make_row"
+    owner, original = (SamplingRows, SamplingRows._make_row) if of_row else (sampling_rows, _forbidden_now)
+
+    def fail_for_the_first(*arguments):
+        sampling = arguments[1].sampling if of_row else arguments[0].sampling
+        if sampling.seed == 7:
+            raise KeyError(7)
+        return original(*arguments)
+
+    monkeypatch.setattr(owner, place, fail_for_the_first)
+    stage = Stage()
+    extras, _ = stage.run(
+        share(0, [1, 2], seed=7, allowed_token_ids=(3,), past=Past((), 2)),
+        share(1, [4, 5], allowed_token_ids=(6,), past=Past((), 2)),
+    )
+    (mask,) = extras.bitmasks
+    bits = [mask.bitmask[int(row)].numpy().view("uint8") for row in mask.mask_rows]
+    assert [np.nonzero(np.unpackbits(each, bitorder="little"))[0].tolist() for each in bits] == [[], [6]]
