@@ -69,6 +69,7 @@ class Scene:
     defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     ready: bool = True
+    access_log: bool = False
 
 
 class RunningServer:
@@ -87,6 +88,7 @@ class RunningServer:
         self.registry.register(VllmNames(instruments, lambda: self.engine.snapshot, MODEL))
         self.engine: AsyncEngine
         self.base_url = ""
+        self.deaths: list[BaseException] = []
         self._loop: asyncio.AbstractEventLoop
         self._http: HttpServer
         self._started = threading.Event()
@@ -112,6 +114,12 @@ class RunningServer:
             return function()
 
         return asyncio.run_coroutine_threadsafe(call(), self._loop).result(10)
+
+    def wait_for_death(self, seconds: float) -> None:
+        """Until the engine's death is told, or for so long."""
+        deadline_s = time.monotonic() + seconds
+        while not self.deaths and time.monotonic() < deadline_s:
+            time.sleep(0.001)
 
     def drain(self, timeout_s: float) -> None:
         """What the process does at SIGTERM."""
@@ -162,7 +170,7 @@ class RunningServer:
         self.engine.start()
         if self.scene.ready:
             self.state.set_ready(self._served_model())
-        app = create_app(self.state, self.scene.config, self.recorder, self.registry)
+        app = create_app(self.state, self.scene.config, self.recorder, self.registry, access_log=self.scene.access_log)
         self._http = HttpServer(app, ListenAddress(), self.scene.limits)
         self.base_url = self._http.bind()
         serving = asyncio.create_task(self._http.serve_forever())
@@ -191,7 +199,12 @@ class RunningServer:
         )
         masker = TokenBitmask(scheduler.max_num_seqs, self.tokenizer.num_tokens, ENDS)
         engine = Engine(iterations, self.executor, self.recorder, clock, masker=masker)
-        self.engine = AsyncEngine(engine, blocks, scheduler, clock, on_death=lambda fault: None, stuck_after_s=0.5)
+        self.engine = AsyncEngine(engine, blocks, scheduler, clock, self._on_death, stuck_after_s=0.5)
+
+    def _on_death(self, fault: BaseException) -> None:
+        """As `serve` does, but that the process goes on."""
+        self.deaths.append(fault)
+        self.state.set_failed()
 
     def _served_model(self) -> ServedModel:
         template = None if self.scene.chat_template is None else ChatTemplate(self.scene.chat_template, {})

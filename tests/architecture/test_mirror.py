@@ -61,7 +61,7 @@ def test_every_file_has_its_test():
     assert sorted(set(WITHOUT_A_TWIN) - set(missing)) == [], "these have a test now, or are gone"
 
 
-ABOUT_THE_WHOLE = {"architecture", "clients", "complexity", "deploy", "e2e", "equivalence"}
+ABOUT_THE_WHOLE = {"architecture", "clients", "complexity", "deploy", "e2e", "equivalence", "faults"}
 """Folders whose tests have no single file as their subject."""
 
 WITHOUT_A_SUBJECT = {

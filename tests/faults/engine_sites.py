@@ -1,0 +1,68 @@
+"""Where the engine may fail, without an executor: deciding, bookkeeping, applying. Cheap: thousands of runs."""
+
+from __future__ import annotations
+
+from tests.faults.fault_sites import FaultSite, Reach
+
+_ENGINE, _SCHEDULER, _KVCACHE = "service.engine", "service.scheduler", "service.kvcache"
+
+OF_A_REQUEST = (
+    FaultSite("accept", f"{_ENGINE}.live_requests:SequenceGroup", Reach.REQUEST, MemoryError),
+    FaultSite("grammar_start", "service.structured.grammar_matcher:CompiledGrammar.start", Reach.REQUEST),
+    FaultSite("matcher_accept", "service.structured.grammar_matcher:GrammarMatcher.accept", Reach.REQUEST),
+    FaultSite("prefix_cache_match", f"{_KVCACHE}.block_manager:BlockManager.match_prefix", Reach.REQUEST),
+    FaultSite("prefix_cache_insert", f"{_KVCACHE}.prefix_cache:ChainedPrefixCache.insert", Reach.REQUEST, MemoryError),
+    FaultSite("admission", f"{_SCHEDULER}.admission:OnDemandAdmission.fit", Reach.REQUEST),
+    FaultSite("computed", f"{_SCHEDULER}.iteration_scheduler:IterationScheduler.note_computed", Reach.REQUEST),
+    FaultSite("fork", f"{_SCHEDULER}.iteration_scheduler:fork_choices", Reach.REQUEST, MemoryError),
+    FaultSite("continue_beams", f"{_SCHEDULER}.iteration_scheduler:continue_beams", Reach.REQUEST, MemoryError),
+    FaultSite("beam_search", f"{_ENGINE}.beam_search:BeamSearch.advance", Reach.REQUEST),
+    FaultSite("best_beams", f"{_ENGINE}.beam_search:BeamSearch.best", Reach.REQUEST),
+    FaultSite("drawn", "service.core.sequence:Sequence.set_drawn", Reach.REQUEST, MemoryError),
+    FaultSite("finish_reason", f"{_ENGINE}.result_applier:_finish_reason", Reach.REQUEST),
+    FaultSite("end_choice", f"{_SCHEDULER}.iteration_scheduler:IterationScheduler.end_sequence", Reach.REQUEST),
+    FaultSite("end_request", f"{_SCHEDULER}.iteration_scheduler:IterationScheduler.end_group", Reach.REQUEST),
+    FaultSite(
+        "free", f"{_SCHEDULER}.launched_iterations:LaunchedIterations.free", Reach.REQUEST, caller="end_sequence"
+    ),
+    FaultSite("request_stats", f"{_ENGINE}.live_requests:_request_stats", Reach.REQUEST),
+)
+
+OF_NOBODY = (
+    FaultSite("record_iteration", "tests.engine.harness:ListSink.record_iteration", Reach.NOBODY),
+    FaultSite("record_commands", "tests.engine.harness:ListSink.record_commands", Reach.NOBODY),
+    FaultSite("record_request", "tests.engine.harness:ListSink.record_request", Reach.NOBODY),
+    FaultSite("iteration_stats", f"{_ENGINE}.engine:IterationStats", Reach.NOBODY, MemoryError),
+    FaultSite(
+        "observe", f"{_SCHEDULER}.iteration_scheduler:IterationScheduler.observe", Reach.NOBODY, ZeroDivisionError
+    ),
+    FaultSite("predict", f"{_SCHEDULER}.iteration_scheduler:IterationScheduler.predicted_s", Reach.NOBODY),
+    FaultSite("token_gaps", f"{_ENGINE}.token_gaps:TokenGaps.take", Reach.NOBODY),
+)
+
+OF_AN_ITERATION = (
+    FaultSite("grammar_masks", "service.structured.token_bitmask:TokenBitmask.begin", Reach.ITERATION, MemoryError),
+)
+
+OF_THE_PROCESS = (
+    FaultSite("inbox", f"{_ENGINE}.engine_loop:EngineLoop._take_commands", Reach.PROCESS, MemoryError),
+    FaultSite("schedule", f"{_SCHEDULER}.iteration_scheduler:IterationScheduler.schedule", Reach.PROCESS),
+    FaultSite("allocate_blocks", f"{_KVCACHE}.block_pool:BlockPool.allocate_many", Reach.PROCESS, MemoryError),
+    FaultSite("append_block", f"{_KVCACHE}.block_pool:BlockPool.allocate", Reach.PROCESS, MemoryError),
+    FaultSite("swap_out", f"{_KVCACHE}.swap_space:SwapSpace.move_out", Reach.PROCESS, MemoryError),
+    FaultSite("swap_in", f"{_KVCACHE}.swap_space:SwapSpace.move_in", Reach.PROCESS, MemoryError),
+    FaultSite("preempt", f"{_SCHEDULER}.group_preemption:GroupPreemption.preempt", Reach.PROCESS),
+    FaultSite("plan", f"{_SCHEDULER}.iteration_scheduler:IterationPlan", Reach.PROCESS, AssertionError),
+    FaultSite(
+        "finish_iteration", f"{_SCHEDULER}.iteration_scheduler:IterationScheduler.finish_iteration", Reach.PROCESS
+    ),
+    FaultSite(
+        "finish_transfers", f"{_SCHEDULER}.iteration_scheduler:IterationScheduler.finish_transfers", Reach.PROCESS
+    ),
+    FaultSite("lockstep", f"{_SCHEDULER}.lockstep:Lockstep.take", Reach.PROCESS),
+    FaultSite("outbox", f"{_ENGINE}.engine:Engine.take_events", Reach.PROCESS, MemoryError),
+    FaultSite("snapshot", f"{_ENGINE}.engine:Engine.snapshot", Reach.PROCESS),
+    FaultSite("clock", "tests.faults.engine_scene:BoundedClock.now_s", Reach.PROCESS, OSError, ("before",)),
+)
+
+ENGINE_SITES = (*OF_A_REQUEST, *OF_NOBODY, *OF_AN_ITERATION, *OF_THE_PROCESS)

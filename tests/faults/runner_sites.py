@@ -1,0 +1,55 @@
+"""Where carrying out a plan may fail. Each costs the requests of its iteration, unless it can be told whose it is."""
+
+from __future__ import annotations
+
+from torch import OutOfMemoryError
+
+from tests.faults.fault_sites import FaultSite, Moment, Reach
+
+_RUNNER = "service.runner"
+_BEFORE: tuple[Moment, ...] = ("before",)
+"""Where the call behind is the next site."""
+
+RUNNER_SITES = (
+    FaultSite("launch", f"{_RUNNER}.model_runner:ModelRunner._compute", Reach.ITERATION, OutOfMemoryError),
+    FaultSite("wait_for_ids", f"{_RUNNER}.staging_turns:IdsOnTheirWay.wait", Reach.ITERATION),
+    FaultSite("batch", f"{_RUNNER}.model_runner:flatten", Reach.ITERATION, MemoryError, moments=_BEFORE),
+    FaultSite(
+        "sequence_row", f"{_RUNNER}.sequence_rows:SequenceRows.update", Reach.ITERATION, MemoryError, moments=_BEFORE
+    ),
+    FaultSite("to_device", f"{_RUNNER}.model_runner:to_device", Reach.ITERATION, OutOfMemoryError, moments=_BEFORE),
+    FaultSite(
+        "forward", f"{_RUNNER}.forward_pass:ForwardPass.compute", Reach.ITERATION, OutOfMemoryError, moments=_BEFORE
+    ),
+    FaultSite(
+        "logits", "service.models.llama:Llama.compute_logits", Reach.ITERATION, OutOfMemoryError, moments=_BEFORE
+    ),
+    FaultSite("sample", f"{_RUNNER}.model_runner:draw_all", Reach.ITERATION, OutOfMemoryError, moments=_BEFORE),
+    FaultSite("note_drawn", f"{_RUNNER}.drawn_ids:DrawnIds.note", Reach.ITERATION, moments=_BEFORE),
+    FaultSite("fill_in_drawn", f"{_RUNNER}.drawn_ids:DrawnIds.fill_in", Reach.ITERATION, moments=_BEFORE),
+    FaultSite(
+        "score_prompts", f"{_RUNNER}.model_runner:score_prompts", Reach.ITERATION, OutOfMemoryError, moments=_BEFORE
+    ),
+    FaultSite("logprobs", f"{_RUNNER}.logprobs:DrawLogprobs.wait", Reach.ITERATION, moments=_BEFORE),
+    FaultSite("prompt_logprobs", f"{_RUNNER}.logprobs:PromptLogprobs.wait", Reach.ITERATION, moments=_BEFORE),
+    FaultSite("copy_blocks", f"{_RUNNER}.kv_storage:KvStorage.copy", Reach.ITERATION, moments=_BEFORE),
+    FaultSite("start_transfer", f"{_RUNNER}.kv_transfer:KvTransfer.start", Reach.ITERATION),
+    FaultSite(
+        "store_block", f"{_RUNNER}.host_blocks:PlainHostBlocks.store", Reach.ITERATION, MemoryError, moments=_BEFORE
+    ),
+    FaultSite("load_block", f"{_RUNNER}.host_blocks:PlainHostBlocks.load", Reach.ITERATION, moments=_BEFORE),
+    FaultSite("finished_transfers", f"{_RUNNER}.kv_transfer:KvTransfer.take_finished", Reach.ITERATION),
+    FaultSite("wait_for_masks", f"{_RUNNER}.model_runner:with_grammar_masks", Reach.ITERATION, moments=_BEFORE),
+    FaultSite(
+        "fill_masks",
+        "service.structured.token_bitmask:TokenBitmask._fill",
+        Reach.ITERATION,
+        MemoryError,
+        moments=_BEFORE,
+    ),
+    FaultSite("release_row", f"{_RUNNER}.sequence_rows:SequenceRows.release", Reach.ITERATION, moments=_BEFORE),
+    FaultSite("sampling_rows", f"{_RUNNER}.sampling_rows:SamplingRows.update", Reach.ITERATION, moments=_BEFORE),
+    FaultSite("sampling_row", f"{_RUNNER}.sampling_rows:SamplingRows._make_row", Reach.REQUEST, moments=_BEFORE),
+    FaultSite("sampling_extras", f"{_RUNNER}.sampling_rows:SamplingRows.extras", Reach.ITERATION, moments=_BEFORE),
+    FaultSite("forbidden_ids", f"{_RUNNER}.sampling_rows:_forbidden_now", Reach.REQUEST, moments=_BEFORE),
+)

@@ -1,0 +1,101 @@
+"""The anomaly loop over the service: every call is answered, within a bound, whatever fails on its way or beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from service.log_writer import LogWriter
+from tests.faults.fault_sites import FaultSite, Moment, Reach, armed
+from tests.faults.service_scene import CANARY, LONG_CHAT, LONG_COMPLETION, Answer, ServiceScene, logging_to_nowhere
+from tests.faults.service_sites import BEFORE_THE_ANSWER, SERVICE_SITES, calls_of
+
+
+class Servers:
+    """One server for all runs; a fresh one after one has died."""
+
+    def __init__(self, log: LogWriter) -> None:
+        self.log = log
+        self._scene = ServiceScene()
+        self.golden = self._scene.play()
+
+    def scene(self) -> ServiceScene:
+        if self._scene.server.deaths:
+            self._scene.close()
+            self._scene = ServiceScene()
+        return self._scene
+
+    def close(self) -> None:
+        self._scene.close()
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[Servers]:
+    with logging_to_nowhere() as log:
+        made = Servers(log)
+        yield made
+        made.close()
+
+
+def play_with_fault(site: FaultSite, nth: int, moment: Moment, servers: Servers) -> bool:
+    """False if the site is called fewer than `nth` times. What must hold is checked."""
+    scene, golden = servers.scene(), servers.golden
+    with armed(site, nth, moment) as count:
+        answers = scene.play(calls_of(site))
+    is_hit = count.num_calls >= nth
+    if is_hit and site.reach is Reach.PROCESS:
+        scene.server.wait_for_death(0.5)
+    hurt = {name: answer for name, answer in answers.items() if answer != golden[name]}
+    if scene.server.deaths:
+        assert is_hit
+        assert site.reach is Reach.PROCESS
+        assert len(scene.server.deaths) == 1
+        assert isinstance(scene.server.deaths[0], site.fault), "no other fault follows"
+        assert not scene.is_healthy()
+        check_refused(hurt)
+        return True
+    assert is_hit or not hurt
+    assert len(hurt) <= (0 if site.reach is Reach.NOBODY else 1), hurt
+    check_refused(hurt, may_break=site.reach is Reach.CONNECTION)
+    scene.server.check_idle()
+    assert servers.log.is_alive, "the log goes on"
+    assert scene.play([CANARY]) == {CANARY.name: golden[CANARY.name]}
+    assert scene.is_healthy()
+    return is_hit
+
+
+def check_refused(hurt: dict[str, Answer], *, may_break: bool = False) -> None:
+    """Each has an answer that says so: nobody is given half of one."""
+    kinds = {answer.kind for answer in hurt.values()}
+    assert kinds <= ({"refused", "broken"} if may_break else {"refused"}), hurt
+
+
+@pytest.mark.parametrize("site", SERVICE_SITES, ids=lambda site: site.name)
+def test_every_call_may_fail(site: FaultSite, servers: Servers):
+    for moment in site.moments:
+        nth = 1
+        while True:
+            try:
+                is_hit = play_with_fault(site, nth, moment, servers)
+            except Exception as fault:
+                raise AssertionError(f"call {nth} of {site.name}, {moment} its work") from fault
+            if not is_hit:
+                break
+            nth += 1
+        assert nth > 1, f"the scene does not reach {site.name}"
+
+
+@pytest.mark.parametrize("site", BEFORE_THE_ANSWER, ids=lambda site: site.name)
+def test_a_call_that_fails_before_its_answer_begins_is_aborted(site: FaultSite, servers: Servers):
+    """Its engine request would take far longer than the server is given to become idle."""
+    scene = servers.scene()
+    executor = scene.server.executor
+    executor.delay_s = 0.05
+    try:
+        with armed(site, 1):
+            call = LONG_CHAT if "chat" in site.where else LONG_COMPLETION
+            assert scene.play([call])[call.name].kind == "refused"
+        scene.server.check_idle()
+    finally:
+        executor.delay_s = 0.0
