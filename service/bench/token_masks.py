@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from service.core.grammar import GrammarSpec
-from service.structured.grammar_compiler import compile_grammar
+from service.structured.compilation import compile_grammar
 from service.structured.grammar_matcher import CompiledGrammar, GrammarMatcher
 from service.structured.token_bitmask import TokenBitmask
 from service.structured.vocabulary import Vocabulary, vocabulary_of

@@ -12,7 +12,7 @@ from service.core.version import distribution_version
 from service.engine.async_engine import AsyncEngine
 from service.settings import Settings
 from service.structured.grammar_compiler import GrammarCompiler
-from service.structured.vocabulary import vocabulary_of
+from service.structured.vocabulary import token_table
 
 
 def make_served_model(settings: Settings, parts: ModelParts, engine: AsyncEngine, clock: Clock) -> ServedModel:
@@ -38,7 +38,7 @@ def make_served_model(settings: Settings, parts: ModelParts, engine: AsyncEngine
             "device": loaded.device,
             "headrace": distribution_version(),
         },
-        grammars=GrammarCompiler(partial(vocabulary_of, parts.tokenizer, vocab_size, eos_token_ids)),
+        grammars=GrammarCompiler(partial(token_table, parts.tokenizer, vocab_size, eos_token_ids)),
         clock=clock,
     )
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Literal, Protocol
 
+from service.errors import InvalidRequest
+
 STANDARD_WHITESPACE = r"( |\r?\n[ \t]{0,40})?"
 """Between two tokens of JSON: nothing, a space, or a new line and its indentation.
 
@@ -49,6 +51,11 @@ class Matcher(Protocol):
 
     def accept(self, token_id: int) -> bool:
         """Go on by a token. False: it does not fit, or the grammar has outgrown its limits; nothing follows then."""
+        ...
+
+    @property
+    def refusal(self) -> InvalidRequest | None:
+        """What the client is told after `accept` was False, if it was the grammar's fault; None: it was ours."""
         ...
 
     @property

@@ -11,6 +11,7 @@ from itertools import repeat
 
 from service.core.clock import Clock
 from service.core.events import LockstepTokens, Outcome, PromptEvent, TokenEvent
+from service.core.grammar import Matcher
 from service.core.iteration_plan import IterationPlan, ScheduledSequence
 from service.core.iteration_result import INVALID_TOKEN_ID, IterationResult, TokenLogprobs
 from service.core.request import FinishReason, Request
@@ -27,7 +28,7 @@ from service.scheduler.lockstep_decode import LockstepDecode
 from service.scheduler.lockstep_members import LockstepIteration
 
 _NOT_FINITE = "the model produced no finite probabilities for this request"
-_OUTGROWN = "the grammar has outgrown the limits of this server"
+_NOT_THE_GRAMMARS = "a token was drawn that the form of the output does not allow"
 _NOTHING_LEFT = "allowed_token_ids and bad_words leave nothing to draw that the form of the output allows"
 
 
@@ -203,7 +204,7 @@ class ResultApplier:
     ) -> None:
         matcher = sequence.matcher
         if matcher is not None and not matcher.accept(token_id):
-            self._requests.end_group(group, Outcome.FAILED, ServerError(_OUTGROWN))
+            self._requests.end_group(group, Outcome.FAILED, _refused_token(matcher))
             return
         sequence.set_drawn(position, token_id)
         group.num_output_tokens += 1
@@ -235,6 +236,11 @@ def _finish_reason(request: Request, sequence: Sequence, position: int, token_id
     if is_complete or token_id in request.sampling.stop_token_ids:
         return FinishReason.STOP
     return FinishReason.LENGTH if position + 1 == sequence.max_num_tokens else None
+
+
+def _refused_token(matcher: Matcher) -> RequestError:
+    """Why a token was not accepted: a grammar that is too costly is the client's, a token that it rules out our fault."""
+    return matcher.refusal or ServerError(_NOT_THE_GRAMMARS)
 
 
 def _failed_draw(request: Request) -> RequestError:

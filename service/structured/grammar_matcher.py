@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Hashable
 from typing import Protocol
 
 from llguidance import LLMatcher
 
+from service.errors import InvalidRequest
+from service.structured.grammar_errors import grammar_fault
 from service.structured.places import AnyPlaces, Place
+
+_MAX_ACCEPT_S = 0.05
+"""Of the engine's thread, for one token; 1 us is usual. Where a text may be read in very many ways, each token takes
+longer than the one before: `s: s s | "a"` reaches this after some 60 tokens, a mask takes no more than three times as long."""
 
 
 class StructuredMatcher(Protocol):
@@ -33,12 +40,14 @@ class CompiledGrammar:
     """A grammar that is ready.
 
     num_bytes: about what it takes, its lexer's tables included. places: where texts stand, if they can be followed.
+    param: the request field that asked for it.
     """
 
     follows_reasoning = False
 
-    def __init__(self, prototype: LLMatcher, num_bytes: int, places: AnyPlaces | None) -> None:
+    def __init__(self, prototype: LLMatcher, num_bytes: int, places: AnyPlaces | None, param: str) -> None:
         self._prototype = prototype
+        self.param = param
         self.num_bytes = num_bytes
         self.places = places
         self.identity = object()  # stands for the grammar in keys, which may outlive it
@@ -57,6 +66,7 @@ class GrammarMatcher:
         self._grammar = grammar
         self._state = state
         self._place = place
+        self._is_slow = False
 
     @property
     def constraint(self) -> LLMatcher:
@@ -71,12 +81,28 @@ class GrammarMatcher:
         return bool(self._state.is_stopped())
 
     def accept(self, token_id: int) -> bool:
-        if self._state.consume_token(token_id):
+        """See `Matcher`. After a mask that could not be computed llguidance allows the end alone, and takes it."""
+        started_s = time.thread_time()
+        fits = not self._state.is_error() and self._state.consume_token(token_id)
+        self._is_slow = time.thread_time() - started_s > _MAX_ACCEPT_S
+        if fits and not self._is_slow:
             if self._grammar.places is not None:
                 self._place = self._grammar.places.after(self._place, token_id)
             return True
         self._grammar.is_spent = True
         return False
+
+    @property
+    def refusal(self) -> InvalidRequest | None:
+        """See `Matcher`."""
+        param, error = self._grammar.param, self._state.get_error()
+        if self._is_slow:
+            why = "reading the output by this grammar takes too long; make it less ambiguous"
+        elif "satisfy the grammar" in error:
+            return None
+        else:
+            why = f"the grammar exceeds the limits of this server: {grammar_fault(error)}"
+        return InvalidRequest(f"{param}: {why}.", param=param)
 
     def fork(self) -> GrammarMatcher:
         return GrammarMatcher(self._grammar, self._state.deep_copy(), self._place)
@@ -133,6 +159,10 @@ class ReasoningMatcher:
         else:
             return self._after.accept(token_id)
         return True
+
+    @property
+    def refusal(self) -> InvalidRequest | None:
+        return self._after.refusal
 
     def fork(self) -> ReasoningMatcher:
         return ReasoningMatcher(self._after.fork(), self._end_think, self.also_allowed, is_thinking=self._is_thinking)

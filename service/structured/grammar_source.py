@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher
@@ -14,19 +16,54 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions  # in the package's stubs only
 
 
-def grammar_source(spec: GrammarSpec) -> str:
-    """Raises ValueError with the reason if it is not a schema, pattern or grammar at all."""
+_OPTIONS = '%llguidance {"no_forcing": true}'
+"""Where only one text can follow, llguidance would tokenize it as a text is tokenized and allow no other tokens. Then the
+literal `<tool_call>` may not be the token that the model has for it, or only that one, and a long one is tokenized
+again at each of its tokens. Without, each token that is a beginning of what may follow is allowed."""
+
+_MARK_OR_OTHER = re.compile(r"""
+    "(?:\\.|[^"\\])*+(?:"|\\?\Z)    # a literal
+    | //[^\n]*+                       # a comment
+    | /(?:\\.|[^/\\\n])++             # a regex
+    | (?P<mark> <[^<>\[\]\s"]++> )    # a token by its name
+    """, re.VERBOSE | re.DOTALL)
+
+
+def grammar_source(spec: GrammarSpec, marks: Mapping[str, int]) -> str:
+    """Raises ValueError with the reason if it is not a schema, pattern or grammar at all.
+
+    marks: as in `TokenTable`; a Lark grammar may name such a token as it may name a special one.
+    """
     match spec.kind:
         case "json_schema":
-            return LLMatcher.grammar_from_json_schema(_as_object(spec.source), overrides=json_options(spec.whitespace))
+            schema = LLMatcher.grammar_from_json_schema(
+                _as_object(spec.source), overrides=json_options(spec.whitespace)
+            )
+            return _listed("start: @json_schema", json.loads(schema)["grammars"][0])
         case "regex":
-            return LLMatcher.grammar_from_regex(spec.source)
+            return _listed(json.loads(LLMatcher.grammar_from_regex(spec.source))["grammars"][0]["lark_grammar"])
         case "choice":
-            return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, json.loads(spec.source))))
+            return _listed("start: " + " | ".join(map(json.dumps, json.loads(spec.source))))
         case "lark":
-            return LLMatcher.grammar_from_lark(spec.source)
+            return _listed(spec.source)
         case "grammar":
-            return LLMatcher.grammar_from_lark(as_lark(spec.source))
+            return _listed(_with_ids(as_lark(spec.source), marks))
+
+
+def _listed(lark: str, *others: object) -> str:
+    """Grammars as llguidance takes several; the first one is the whole, and has the options: a schema has no place for
+    them. They stand last, so that errors tell a client's lines by their numbers."""
+    return json.dumps({"grammars": [{"lark_grammar": f"{lark}\n{_OPTIONS}"}, *others]})
+
+
+def _with_ids(lark: str, marks: Mapping[str, int]) -> str:
+    """`<think>` stands for the token that is so called, which llguidance knows by its id alone if it is no special."""
+
+    def with_id(found: re.Match[str]) -> str:
+        token_id = marks.get(found["mark"] or "")
+        return found[0] if token_id is None else f"<[{token_id}]>"
+
+    return _MARK_OR_OTHER.sub(with_id, lark)
 
 
 def as_lark(grammar: str) -> str:

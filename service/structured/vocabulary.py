@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from llguidance import LLTokenizer
 
 from service.text.tokenizer import Tokenizer
-
-_logger = logging.getLogger(__name__)
 
 _LETTERS = [r"[a-z]{1,30}", r"[a-z ]{1,30}", r"[A-Za-z]{1,30}", r"[A-Za-z ]{1,30}"]
 _SPACES, *_TEXT = LLTokenizer.general_slices()
@@ -24,10 +20,28 @@ More of them cost more than they save: each is asked for at every mask.
 
 
 @dataclass(frozen=True, slots=True)
+class TokenTable:
+    """What a grammar must know of a model's tokens, as plain values: they can be sent to another process.
+
+    tokens: bytes by id, as many as there are logits; empty where an id has no token. special_ids: control tokens,
+    whose bytes are a name and no text: only `<[id]>` and `<name>` in a Lark grammar stand for them. marks: ids of
+    tokens that were added to the vocabulary and are text all the same (`<tool_call>`), by that text. think, end_think:
+    ids of `<think>` and `</think>`, if each is one token.
+    """
+
+    tokens: tuple[bytes, ...]
+    special_ids: frozenset[int]
+    eos_token_ids: frozenset[int]
+    marks: Mapping[str, int]
+    think: int | None
+    end_think: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Vocabulary:
     """trie: the tokens by their bytes. size: ids that logits have. eos_token_ids: end the text where it may end.
 
-    think, end_think: ids of `<think>` and `</think>`, if each is one token.
+    think, end_think, marks: see `TokenTable`.
     """
 
     trie: LLTokenizer
@@ -35,34 +49,58 @@ class Vocabulary:
     eos_token_ids: frozenset[int]
     think: int | None
     end_think: int | None
+    marks: Mapping[str, int]
 
     def token_bytes(self, token_id: int) -> bytes:
         """What the token adds to a text."""
         return self.trie.decode_bytes([token_id])
 
 
-def vocabulary_of(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: frozenset[int]) -> Vocabulary:
-    """Takes about a second for a large vocabulary. Raises ValueError if llguidance cannot read the tokenizer."""
-    ends = sorted(eos_token_ids)
-    trie = LLTokenizer(_drawable(tokenizer, vocab_size), n_vocab=vocab_size, eos_token=ends or None, slices=_SLICES)
+def token_table(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: frozenset[int]) -> TokenTable:
+    """Takes about a quarter of a second for a large vocabulary, of Python that lets other threads in.
+
+    Tokens beyond `vocab_size` were added to the tokenizer and not to the model: they have no logits. Raises ValueError
+    if others have none, or if it is not known which bytes a token is.
+    """
+    added = tokenizer.added_tokens
+    in_model = tokenizer.num_tokens - sum(token_id >= vocab_size for token_id in added)
+    if in_model > vocab_size:
+        raise ValueError(f"the tokenizer has {in_model} tokens, the model's logits only {vocab_size}")
+    if not tokenizer.works_on_bytes:
+        raise ValueError("the tokenizer's decoder is neither byte-level nor has it tokens for single bytes")
+    spelled = tokenizer.spelled_bytes
+    special_ids = frozenset(token_id for token_id in tokenizer.special_ids | eos_token_ids if token_id < vocab_size)
+    marks = {text: token_id for token_id, text in added.items() if token_id < vocab_size and token_id not in special_ids}
     think, end_think = (
         token_id if token_id is not None and token_id < vocab_size else None
         for token_id in map(tokenizer.id_of, ("<think>", "</think>"))
     )
-    return Vocabulary(trie, vocab_size, eos_token_ids, think, end_think)
+    tokens = tuple(spelled[token_id] for token_id in range(vocab_size))
+    return TokenTable(tokens, special_ids, eos_token_ids, marks, think, end_think)
 
 
-def _drawable(tokenizer: Tokenizer, vocab_size: int) -> str:
-    """The tokenizer's JSON, without tokens that were added to it and not to the model: they have no logits."""
-    if tokenizer.num_tokens <= vocab_size:
-        return tokenizer.to_json()
-    described = json.loads(tokenizer.to_json())
-    added = described["added_tokens"]
-    described["added_tokens"] = [token for token in added if token["id"] < vocab_size]
-    num_tokens = tokenizer.num_tokens - len(added) + len(described["added_tokens"])
-    if num_tokens > vocab_size:
-        raise ValueError(f"the tokenizer has {num_tokens} tokens, the model's logits only {vocab_size}")
-    return json.dumps(described)
+def vocabulary_of_table(table: TokenTable) -> Vocabulary:
+    """Takes about a second for a large vocabulary, in which no other Python code of the process runs."""
+    trie = LLTokenizer(_AsWrapper(table), eos_token=sorted(table.eos_token_ids) or None, slices=_SLICES)
+    return Vocabulary(trie, len(table.tokens), table.eos_token_ids, table.think, table.end_think, table.marks)
 
 
-VocabularyMaker = Callable[[], Vocabulary]
+def vocabulary_of(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: frozenset[int]) -> Vocabulary:
+    """Both of them."""
+    return vocabulary_of_table(token_table(tokenizer, vocab_size, eos_token_ids))
+
+
+class _AsWrapper:
+    """A table as llguidance's `TokenizerWrapper` has it. It has no `__call__`, which would tokenize what a grammar
+    forces: no grammar of ours forces tokens (grammar_source.py)."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, table: TokenTable) -> None:
+        self.tokens = list(table.tokens)
+        self.special_token_ids = sorted(table.special_ids)
+        self.eos_token_id = min(table.eos_token_ids, default=0)
+
+
+TokenTableMaker = Callable[[], TokenTable]

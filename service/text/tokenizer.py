@@ -21,6 +21,7 @@ class Tokenizer:
     special_texts: how they are spelled.
     token_bytes: the bytes that each id stands for, if the tokenizer works on bytes; else None.
     spelled_bytes: bytes of each id, special tokens as they are spelled.
+    added_tokens: text of each token that was added to the model's own, special or not.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
@@ -34,6 +35,7 @@ class Tokenizer:
         varies = tokenizer.normalizer is not None and any(token.normalized for token in special.values())
         self._special_text_varies = varies
         self.special_ids = frozenset(special)
+        self.added_tokens = {token_id: str(token.content) for token_id, token in added.items()}
         self.special_texts = SpecialTexts(token.content for token in special.values())
         self.token_bytes: TokenBytes | None = byte_level_token_bytes(tokenizer, self.special_ids)
         self.spelled_bytes = SpelledBytes(tokenizer)
@@ -55,6 +57,12 @@ class Tokenizer:
             raise
         except Exception as error:  # the library raises bare Exception
             raise ModelLoadError(f"{file if file.is_file() else folder / VOCABULARY}: {error}") from error
+
+    @property
+    def works_on_bytes(self) -> bool:
+        """Whether any text is some sequence of tokens: it is byte-level, or has tokens for single bytes."""
+        decoder = self._tokenizer.decoder
+        return self.token_bytes is not None or (decoder is not None and b'"ByteFallback"' in decoder.__getstate__())
 
     @property
     def num_tokens(self) -> int:
@@ -99,10 +107,6 @@ class Tokenizer:
         """Id of the token that is spelled so; None if the vocabulary has none."""
         token_id = self._tokenizer.token_to_id(text)
         return None if token_id is None else int(token_id)
-
-    def to_json(self) -> str:
-        """The tokenizer as `tokenizer.json` has it, without truncation and padding."""
-        return str(self._tokenizer.to_str())
 
 
 def _most_characters_a_token(tokenizer: tokenizers.Tokenizer) -> int | None:

@@ -39,7 +39,7 @@ from service.scheduler.scheduler_policies import SchedulerPolicies
 from service.scheduler.swap_time import SwapTime
 from service.structured.grammar_compiler import GrammarCompiler
 from service.structured.token_bitmask import TokenBitmask
-from service.structured.vocabulary import vocabulary_of
+from service.structured.vocabulary import token_table
 from service.text.chat_template import ChatTemplate
 from service.text.tokenizer import Tokenizer
 from tests.api.scripted_executor import Script, ScriptedExecutor, saying
@@ -86,6 +86,7 @@ class RunningServer:
         self.recorder = Recorder(instruments)
         self.registry.register(LiveGauges(lambda: self.engine.snapshot))
         self.registry.register(VllmNames(instruments, lambda: self.engine.snapshot, MODEL))
+        self._grammars = GrammarCompiler(partial(token_table, self.tokenizer, self.tokenizer.num_tokens, ENDS))
         self.engine: AsyncEngine
         self.base_url = ""
         self.deaths: list[BaseException] = []
@@ -178,6 +179,7 @@ class RunningServer:
             await asyncio.sleep(0.001)
         self._started.set()
         await serving
+        self._grammars.close()
         await self.engine.drain(0.0)
 
     def _make_engine(self) -> None:
@@ -219,7 +221,7 @@ class RunningServer:
             eos_token_ids=ENDS,
             defaults=self.scene.defaults,
             build={"dtype": "none"},
-            grammars=GrammarCompiler(partial(vocabulary_of, self.tokenizer, self.tokenizer.num_tokens, ENDS)),
+            grammars=self._grammars,
         )
 
 

@@ -11,7 +11,7 @@ from service.api.schema_limits import check_grammar, check_regex_size, schema_te
 from service.config import ApiConfig
 from service.core.grammar import GrammarSpec
 from service.errors import InvalidRequest
-from service.structured.grammar_compiler import compile_grammar
+from service.structured.compilation import compile_grammar
 from service.structured.vocabulary import Vocabulary, vocabulary_of
 from service.text.tokenizer import Tokenizer
 from tests.text import tiny_tokenizers

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from service.bench.token_masks import CASES, places, row_seconds
-from service.structured.grammar_compiler import compile_grammar
+from service.structured.compilation import compile_grammar
 from service.structured.token_bitmask import TokenBitmask
 from tests.structured.tiny_grammars import VOCABULARY
 

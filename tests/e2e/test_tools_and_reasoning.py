@@ -14,7 +14,7 @@ from openai import OpenAI
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 from pydantic import BaseModel, Field
 
-from service.structured.vocabulary import Vocabulary, vocabulary_of
+from service.structured.vocabulary import TokenTable, token_table
 from tests.api import running_server
 from tests.api.running_server import MODEL, RunningServer, Scene, running
 from tests.e2e.strict_client import strict_client
@@ -163,10 +163,10 @@ def test_where_reasoning_has_no_mark_of_its_own_the_constraint_holds_at_once(
 ) -> None:
     """Also if the prompt has opened the reasoning: what must be content or calls is no reasoning then."""
 
-    def unmarked(*of_model: Any) -> Vocabulary:
-        return replace(vocabulary_of(*of_model), think=None, end_think=None)
+    def unmarked(*of_model: Any) -> TokenTable:
+        return replace(token_table(*of_model), think=None, end_think=None)
 
-    monkeypatch.setattr(running_server, "vocabulary_of", unmarked)
+    monkeypatch.setattr(running_server, "token_table", unmarked)
     extra = {"chat_template_kwargs": {"thinking": thinking}}
     form: Any = {"type": "json_object"}
     strict: Any = [openai.pydantic_function_tool(Temperature)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from service.errors import InvalidRequest
 from tests.structured.masks import FixedMasks
 
 NUM_KINDS = 7
@@ -36,6 +37,10 @@ class ToyMatcher:
             return False
         self.place = (self.place[0] + 1, token_id % NUM_KINDS)
         return True
+
+    @property
+    def refusal(self) -> InvalidRequest | None:
+        return InvalidRequest("cursed") if self._grammar.is_cursed else None
 
     @property
     def is_finished(self) -> bool:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from service.core.grammar import GrammarSpec
-from service.structured.grammar_compiler import compile_grammar
+from service.structured.compilation import compile_grammar
 from tests.structured.tiny_grammars import VOCABULARY, fits, schema
 
 OBJECT = '{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"],"additionalProperties":false}'

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from service.core.grammar import GrammarSpec
-from service.structured.grammar_compiler import compile_grammar
+from service.structured.compilation import compile_grammar
 from service.structured.lark_automata import read_lark
 from tests.structured.tiny_grammars import VOCABULARY
 

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from service.core.grammar import GrammarSpec
-from service.structured.grammar_compiler import compile_grammar
+from service.structured.compilation import compile_grammar
 from service.structured.grammar_source import as_lark
 from service.structured.lark_places import lark_places
 from service.structured.places import AnyPlaces

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from service.core.grammar import GrammarSpec
-from service.structured.grammar_compiler import compile_grammar
+from service.structured.compilation import compile_grammar
 from service.structured.places import AnyPlaces
 from service.structured.regex_places import regex_places
 from tests.structured.one_place_one_mask import check_one_place_one_mask

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from service.core.grammar import GrammarSpec
-from service.structured.grammar_compiler import compile_grammar
+from service.structured.compilation import compile_grammar
 from service.structured.vocabulary import vocabulary_of
 from service.text.tokenizer import Tokenizer
 from tests.structured.tiny_grammars import TOKENIZER, vocabulary

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from service.core.grammar import GrammarSpec
-from service.structured.grammar_compiler import compile_grammar
+from service.structured.compilation import compile_grammar
 from service.structured.grammar_matcher import CompiledGrammar
-from service.structured.vocabulary import Vocabulary, vocabulary_of
+from service.structured.vocabulary import TokenTable, Vocabulary, token_table, vocabulary_of
 from service.text.tokenizer import Tokenizer
 from tests.text import tiny_tokenizers
 
 END_ID = 2
 TOKENIZER = Tokenizer(tiny_tokenizers.byte_level())
+
+
+def table() -> TokenTable:
+    return token_table(TOKENIZER, TOKENIZER.num_tokens, frozenset({END_ID}))
 
 
 def vocabulary() -> Vocabulary:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.core.grammar import GrammarSpec
-from service.structured.grammar_compiler import compile_grammar
+from service.structured.compilation import compile_grammar
 from service.structured.grammar_matcher import CompiledGrammar
 from service.structured.token_bitmask import TokenBitmask
 from service.text.tool_calls import CallDelta, TextDelta, ToolStyle, make_router

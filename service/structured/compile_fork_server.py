@@ -1,0 +1,216 @@
+"""The process in which grammars are tried: it has read the vocabulary, and forks for each grammar.
+
+    python -m service.structured.compile_fork_server
+
+A fork has limits that the kernel keeps (CPU seconds, memory), and whatever it does, a stack that overflows included, ends
+it alone. The process is started anew rather than forked from the service: that one has threads, and a device. It lives
+as long as its standard input is open, so that it ends with the service however that ends.
+
+Input: `ForkServerStart.to_bytes`, then one JSON object a line: a job, or how many others wait. Output: one JSON object
+a line, the job's id and its `Trial`.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import pickle
+import resource
+import select
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from service.core.grammar import GrammarSpec
+from service.structured.compilation import compile_grammar, read_seconds
+from service.structured.grammar_errors import grammar_fault
+from service.structured.vocabulary import TokenTable, Vocabulary, vocabulary_of_table
+
+
+@dataclass(frozen=True, slots=True)
+class TrialLimits:
+    """Of the compiling of one grammar.
+
+    cpu_s, memory_bytes: beyond them it is refused. wall_s, busy_wall_s: how long it may take if nobody waits and if
+    somebody does; beyond them it is worth another try. read_s, places_s: of Python code, which the service runs too.
+    """
+
+    cpu_s: float = 2.0
+    memory_bytes: int = 256 * 2**20
+    wall_s: float = 8.0
+    busy_wall_s: float = 0.5
+    read_s: float = 0.25
+    places_s: float = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class ForkServerStart:
+    table: TokenTable
+    limits: TrialLimits
+
+    def to_bytes(self) -> bytes:
+        data = pickle.dumps(self)
+        return len(data).to_bytes(_LENGTH_BYTES) + data
+
+
+_LENGTH_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """error: why the grammar is refused; None: it was compiled within the limits. is_costly: it broke a limit, and would
+    again. gave_way: it was ended for others, and may do better another time. has_places: whether looking for places
+    took little enough."""
+
+    error: str | None = None
+    is_costly: bool = False
+    gave_way: bool = False
+    has_places: bool = True
+
+
+@dataclass(slots=True)
+class _Fork:
+    job_id: int
+    started_s: float
+    is_late: bool = False
+
+
+class ForkServer:
+    """answers: a descriptor to write trials to; each is less than a pipe takes in one piece."""
+
+    def __init__(self, vocabulary: Vocabulary, limits: TrialLimits, answers: int) -> None:
+        self._vocabulary = vocabulary
+        self._limits = limits
+        self._answers = answers
+        self._forks: dict[int, _Fork] = {}
+        self._num_waiting = 0
+        self._wakeup, wakeup_end = os.pipe()
+        os.set_blocking(wakeup_end, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler the descriptor is not written to
+        signal.set_wakeup_fd(wakeup_end, warn_on_full_buffer=False)
+
+    def serve(self, jobs: int) -> None:
+        """Until the end of `jobs`; then no fork is left."""
+        begun = b""
+        while True:
+            readable, _, _ = select.select([jobs, self._wakeup], [], [], self._next_deadline_s())
+            if self._wakeup in readable:
+                os.read(self._wakeup, 4096)
+            if jobs in readable:
+                data = os.read(jobs, 2**20)
+                if not data:
+                    break
+                *lines, begun = (begun + data).split(b"\n")
+                for line in lines:
+                    self._take(json.loads(line))
+            self._end_late()
+            self._reap()
+        for pid in self._forks:
+            os.kill(pid, signal.SIGKILL)
+
+    def _take(self, message: Mapping[str, object]) -> None:
+        if "num_waiting" in message:
+            self._num_waiting = int(str(message["num_waiting"]))
+            return
+        job_id, spec = int(str(message["id"])), GrammarSpec(**message["spec"])  # type: ignore[arg-type]
+        pid = os.fork()
+        if pid == 0:
+            self._be_fork(job_id, spec)
+        self._forks[pid] = _Fork(job_id, time.monotonic())
+
+    def _be_fork(self, job_id: int, spec: GrammarSpec) -> None:
+        status = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # what a client's grammar makes it say
+            _limit_self(self._limits)
+            self._answer(job_id, try_compile(spec, self._vocabulary, self._limits))
+            status = 0
+        finally:
+            os._exit(status)
+
+    def _answer(self, job_id: int, trial: Trial) -> None:
+        os.write(self._answers, json.dumps({"id": job_id, "trial": asdict(trial)}).encode() + b"\n")
+
+    def _wall_s(self) -> float:
+        return self._limits.busy_wall_s if self._num_waiting else self._limits.wall_s
+
+    def _next_deadline_s(self) -> float | None:
+        """Seconds until one is late; None: nothing runs."""
+        if not self._forks:
+            return None
+        first_s = min(fork.started_s for fork in self._forks.values())
+        return max(0.01, first_s + self._wall_s() - time.monotonic())
+
+    def _end_late(self) -> None:
+        limit_s = self._wall_s()
+        for pid, fork in self._forks.items():
+            if time.monotonic() - fork.started_s > limit_s and not fork.is_late:
+                fork.is_late = True
+                os.kill(pid, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        while self._forks:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            fork = self._forks.pop(pid)
+            if status != 0:
+                self._answer(fork.job_id, Trial(gave_way=True) if fork.is_late else self._broke_limits(status))
+
+    def _broke_limits(self, status: int) -> Trial:
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
+            return Trial(f"takes longer than {self._limits.cpu_s:g} s to compile", is_costly=True)
+        return Trial(f"takes more than {self._limits.memory_bytes // 2**20} MiB to compile", is_costly=True)
+
+
+def try_compile(spec: GrammarSpec, vocabulary: Vocabulary, limits: TrialLimits) -> Trial:
+    """Compile and forget."""
+    try:
+        seconds = read_seconds(spec, vocabulary)
+        if seconds.source > limits.read_s:
+            return Trial("takes too long to read", is_costly=True)
+        compile_grammar(spec, vocabulary, follow_places=False)
+    except ValueError as error:
+        return Trial(grammar_fault(str(error)))
+    return Trial(has_places=seconds.places <= limits.places_s)
+
+
+def _limit_self(limits: TrialLimits) -> None:
+    os.nice(5)  # what is served comes first
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        most = int(statm.read_text().split()[0]) * resource.getpagesize() + limits.memory_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    signal.setitimer(signal.ITIMER_PROF, limits.cpu_s)  # its signal ends the process
+
+
+def main() -> None:
+    answers = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nothing else is written where the answers are
+    jobs = sys.stdin.fileno()
+    start: ForkServerStart = pickle.loads(_read_exactly(jobs, int.from_bytes(_read_exactly(jobs, _LENGTH_BYTES))))
+    vocabulary, limits = vocabulary_of_table(start.table), start.limits
+    del start
+    gc.freeze()  # a collection in a fork would copy all that is shared
+    ForkServer(vocabulary, limits, answers).serve(jobs)
+
+
+def _read_exactly(descriptor: int, num_bytes: int) -> bytes:
+    """SystemExit if there is less: the service has ended."""
+    data = bytearray()
+    while len(data) < num_bytes:
+        piece = os.read(descriptor, num_bytes - len(data))
+        if not piece:
+            raise SystemExit(0)
+        data += piece
+    return bytes(data)
+
+
+if __name__ == "__main__":
+    main()

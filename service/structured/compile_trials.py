@@ -1,0 +1,142 @@
+"""Tries grammars in another process (compile_fork_server.py) before the service compiles them.
+
+A compiled grammar cannot be handed from one process to another. What can is the proof that compiling it stays within
+limits: the service compiles only what has been compiled elsewhere, where it could be stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from queue import SimpleQueue
+
+import service
+from service.core.grammar import GrammarSpec
+from service.structured.compile_fork_server import ForkServerStart, Trial, TrialLimits
+from service.structured.vocabulary import TokenTable
+
+_logger = logging.getLogger(__name__)
+
+_START_S = 60.0
+"""A process that has not read the vocabulary after so long is given up."""
+
+
+class CompileTrials:
+    """Its methods may be called from any thread. The process is started by `start`, and again by a trial that finds it
+    ended."""
+
+    def __init__(self, table: TokenTable, limits: TrialLimits) -> None:
+        self._start_bytes = ForkServerStart(table, limits).to_bytes()
+        self._answer_s = _START_S + limits.wall_s
+        self._lock = threading.Lock()
+        self._process: _ForkServerProcess | None = None
+        self._is_closed = False
+
+    def start(self) -> None:
+        """Returns at once; trials wait until it is there."""
+        self._running()
+
+    def run(self, spec: GrammarSpec) -> Trial:
+        """Blocks for as long as it takes: `TrialLimits.wall_s` and what starting the process takes at most."""
+        process = self._running()
+        try:
+            return process.run(spec).result(self._answer_s)
+        except (OSError, TimeoutError):
+            _logger.exception("the process that tries grammars has ended, or does not answer; another will be started")
+            process.end()
+            return Trial(gave_way=True)
+
+    def note_waiting(self, num_waiting: int) -> None:
+        """How many grammars wait for others to be done; these are given less time meanwhile. Returns at once."""
+        with self._lock:
+            process = self._process
+        if process is not None:
+            process.send({"num_waiting": num_waiting})
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed, process, self._process = True, self._process, None
+        if process is not None:
+            process.end()
+
+    def _running(self) -> _ForkServerProcess:
+        with self._lock:
+            if self._process is None or self._process.has_ended:
+                if self._is_closed:
+                    raise RuntimeError("trials after the end")
+                self._process = _ForkServerProcess(self._start_bytes)
+            return self._process
+
+
+class _ForkServerProcess:
+    """One process and the trials that it owes."""
+
+    def __init__(self, start_bytes: bytes) -> None:
+        root = Path(service.__file__).parent.parent
+        paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self._popen = subprocess.Popen(
+            [sys.executable, "-m", "service.structured.compile_fork_server"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            start_new_session=True,  # a terminal's Ctrl-C is the service's, which may drain for a while
+        )
+        self._lock = threading.Lock()
+        self._trials: dict[int, Future[Trial]] = {}
+        self._num_trials = 0
+        self.has_ended = False
+        self._messages = SimpleQueue[bytes | None]()
+        self._messages.put(start_bytes)
+        for work in (self._write, self._read):
+            threading.Thread(target=work, name="grammar-trials", daemon=True).start()
+
+    def run(self, spec: GrammarSpec) -> Future[Trial]:
+        """OSError, at once or from the future, if the process has ended."""
+        trial = Future[Trial]()
+        with self._lock:
+            if self.has_ended:
+                raise BrokenPipeError("it has ended")
+            self._num_trials += 1
+            job_id = self._num_trials
+            self._trials[job_id] = trial
+        self.send({"id": job_id, "spec": asdict(spec)})
+        return trial
+
+    def send(self, message: Mapping[str, object]) -> None:
+        """Returns at once: the process may have to read the vocabulary first."""
+        self._messages.put(json.dumps(message).encode() + b"\n")
+
+    def end(self) -> None:
+        self._popen.kill()
+
+    def _write(self) -> None:
+        assert self._popen.stdin is not None
+        with suppress(OSError), self._popen.stdin as jobs:
+            while (message := self._messages.get()) is not None:
+                jobs.write(message)
+                jobs.flush()
+
+    def _read(self) -> None:
+        assert self._popen.stdout is not None
+        with self._popen.stdout as answers:
+            for line in answers:
+                answer = json.loads(line)
+                with self._lock:
+                    trial = self._trials.pop(answer["id"])
+                trial.set_result(Trial(**answer["trial"]))
+        with self._lock:
+            self.has_ended, owed = True, list(self._trials.values())
+            self._trials.clear()
+        for trial in owed:
+            trial.set_exception(BrokenPipeError("it has ended"))
+        self._messages.put(None)
+        self._popen.wait()
