@@ -239,7 +239,7 @@ def _finish_reason(request: Request, sequence: Sequence, position: int, token_id
 
 
 def _refused_token(matcher: Matcher) -> RequestError:
-    """Why a token was not accepted: a grammar that is too costly is the client's, a token that it rules out our fault."""
+    """Why a token was not accepted: a grammar that is too costly is the client's fault, a token against it ours."""
     return matcher.refusal or ServerError(_NOT_THE_GRAMMARS)
 
 

@@ -43,9 +43,7 @@ def compile_grammar(spec: GrammarSpec, vocabulary: Vocabulary, *, follow_places:
     There is no way to stop it: what a client sends is tried first where it can be stopped (compile_trials.py).
     follow_places: whether to look for places (places.py), which save masks.
     """
-    prototype = LLMatcher(
-        vocabulary.trie, grammar_source(spec, vocabulary.marks), log_level=0, limits=_PARSER_LIMITS
-    )
+    prototype = LLMatcher(vocabulary.trie, grammar_source(spec, vocabulary.marks), log_level=0, limits=_PARSER_LIMITS)
     _check_sound(prototype)
     first = prototype.deep_copy()
     first.compute_bitmask()  # fills the lexer's tables, which all copies share; and it must be possible

@@ -2,9 +2,9 @@
 
     python -m service.structured.compile_fork_server
 
-A fork has limits that the kernel keeps (CPU seconds, memory), and whatever it does, a stack that overflows included, ends
-it alone. The process is started anew rather than forked from the service: that one has threads, and a device. It lives
-as long as its standard input is open, so that it ends with the service however that ends.
+A fork has limits that the kernel keeps (CPU seconds, memory), and whatever it does, a stack that overflows included,
+ends it alone. The process is started anew rather than forked from the service: that one has threads, and a device. It
+lives as long as its standard input is open, so that it ends with the service however that ends.
 
 Input: `ForkServerStart.to_bytes`, then one JSON object a line: a job, or how many others wait. Output: one JSON object
 a line, the job's id and its `Trial`.
@@ -62,9 +62,9 @@ _LENGTH_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """error: why the grammar is refused; None: it was compiled within the limits. is_costly: it broke a limit, and would
-    again. gave_way: it was ended for others, and may do better another time. has_places: whether looking for places
-    took little enough."""
+    """error: why the grammar is refused; None: it was compiled within the limits. is_costly: it broke a limit, and
+    would again. gave_way: it was ended for others, and may do better another time. has_places: whether looking for
+    places took little enough."""
 
     error: str | None = None
     is_costly: bool = False
@@ -163,9 +163,12 @@ class ForkServer:
                 self._answer(fork.job_id, Trial(gave_way=True) if fork.is_late else self._broke_limits(status))
 
     def _broke_limits(self, status: int) -> Trial:
-        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
-            return Trial(f"takes longer than {self._limits.cpu_s:g} s to compile", is_costly=True)
-        return Trial(f"takes more than {self._limits.memory_bytes // 2**20} MiB to compile", is_costly=True)
+        match os.waitstatus_to_exitcode(status):
+            case code if code == -signal.SIGPROF:
+                return Trial(f"takes longer than {self._limits.cpu_s:g} s to compile", is_costly=True)
+            case code if code == -signal.SIGABRT:  # memory that is refused
+                return Trial(f"takes more than {self._limits.memory_bytes // 2**20} MiB to compile", is_costly=True)
+        return Trial("the compiler of grammars fails at it", is_costly=True)
 
 
 def try_compile(spec: GrammarSpec, vocabulary: Vocabulary, limits: TrialLimits) -> Trial:

@@ -14,7 +14,7 @@ from service.structured.places import AnyPlaces, Place
 
 _MAX_ACCEPT_S = 0.05
 """Of the engine's thread, for one token; 1 us is usual. Where a text may be read in very many ways, each token takes
-longer than the one before: `s: s s | "a"` reaches this after some 60 tokens, a mask takes no more than three times as long."""
+longer than the one before: `s: s s | "a"` reaches this after some 60, and a mask takes three times as long at most."""
 
 
 class StructuredMatcher(Protocol):

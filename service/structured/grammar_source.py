@@ -17,16 +17,19 @@ if TYPE_CHECKING:
 
 
 _OPTIONS = '%llguidance {"no_forcing": true}'
-"""Where only one text can follow, llguidance would tokenize it as a text is tokenized and allow no other tokens. Then the
-literal `<tool_call>` may not be the token that the model has for it, or only that one, and a long one is tokenized
+"""Where only one text can follow, llguidance would tokenize it as a text is tokenized and allow no other tokens. Then
+the literal `<tool_call>` may not be the token that the model has for it, or only that one, and a long one is tokenized
 again at each of its tokens. Without, each token that is a beginning of what may follow is allowed."""
 
-_MARK_OR_OTHER = re.compile(r"""
+_MARK_OR_OTHER = re.compile(
+    r"""
     "(?:\\.|[^"\\])*+(?:"|\\?\Z)    # a literal
     | //[^\n]*+                       # a comment
     | /(?:\\.|[^/\\\n])++             # a regex
     | (?P<mark> <[^<>\[\]\s"]++> )    # a token by its name
-    """, re.VERBOSE | re.DOTALL)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
 
 
 def grammar_source(spec: GrammarSpec, marks: Mapping[str, int]) -> str:

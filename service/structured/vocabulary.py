@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
 from llguidance import LLTokenizer
 
 from service.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import TokenizerWrapper
 
 _LETTERS = [r"[a-z]{1,30}", r"[a-z ]{1,30}", r"[A-Za-z]{1,30}", r"[A-Za-z ]{1,30}"]
 _SPACES, *_TEXT = LLTokenizer.general_slices()
@@ -70,7 +74,9 @@ def token_table(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: frozenset[
         raise ValueError("the tokenizer's decoder is neither byte-level nor has it tokens for single bytes")
     spelled = tokenizer.spelled_bytes
     special_ids = frozenset(token_id for token_id in tokenizer.special_ids | eos_token_ids if token_id < vocab_size)
-    marks = {text: token_id for token_id, text in added.items() if token_id < vocab_size and token_id not in special_ids}
+    marks = {
+        text: token_id for token_id, text in added.items() if token_id < vocab_size and token_id not in special_ids
+    }
     think, end_think = (
         token_id if token_id is not None and token_id < vocab_size else None
         for token_id in map(tokenizer.id_of, ("<think>", "</think>"))
@@ -81,7 +87,8 @@ def token_table(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: frozenset[
 
 def vocabulary_of_table(table: TokenTable) -> Vocabulary:
     """Takes about a second for a large vocabulary, in which no other Python code of the process runs."""
-    trie = LLTokenizer(_AsWrapper(table), eos_token=sorted(table.eos_token_ids) or None, slices=_SLICES)
+    tokens = cast("TokenizerWrapper", _AsWrapper(table))
+    trie = LLTokenizer(tokens, eos_token=sorted(table.eos_token_ids) or None, slices=_SLICES)
     return Vocabulary(trie, len(table.tokens), table.eos_token_ids, table.think, table.end_think, table.marks)
 
 

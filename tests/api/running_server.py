@@ -58,13 +58,17 @@ SCHEDULER = SchedulerConfig(
 
 @dataclass
 class Scene:
-    """What a test may set before the server starts. vocab_size: of the model; None: the tokenizer's."""
+    """What a test may set before the server starts. vocab_size: of the model; None: the tokenizer's.
+
+    added_tokens: the model of `tiny_tokenizers.ADDED_TOKENS` whose tokenizer it has.
+    """
 
     config: ApiConfig = field(default_factory=lambda: ApiConfig(served_model_names=(MODEL, "alias")))
     scheduler: SchedulerConfig = SCHEDULER
     num_blocks: int = 4096
     max_model_len: int = 2048
     vocab_size: int | None = None
+    added_tokens: str | None = None
     chat_template: str | None = tiny_tokenizers.CHAT_TEMPLATE
     defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
@@ -77,7 +81,8 @@ class RunningServer:
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
-        self.tokenizer = Tokenizer(tiny_tokenizers.byte_level())
+        added = scene.added_tokens
+        self.tokenizer = Tokenizer(tiny_tokenizers.with_added(added) if added else tiny_tokenizers.byte_level())
         self.executor = ScriptedExecutor()
         self.reset()
         self.state = ServingState()

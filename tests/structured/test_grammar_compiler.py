@@ -1,28 +1,71 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from service.core.grammar import GrammarSpec, Reasoning
 from service.errors import InvalidRequest, Overloaded
 from service.structured import grammar_compiler
+from service.structured.compile_fork_server import Trial, TrialLimits
 from service.structured.grammar_compiler import CompileLimits, GrammarCompiler
 from service.structured.grammar_matcher import CompiledGrammar, ReasoningGrammar
-from service.structured.vocabulary import Vocabulary
-from tests.structured.tiny_grammars import VOCABULARY, ids
+from service.structured.vocabulary import TokenTable
+from tests.structured.tiny_grammars import ids, table
 
 PATTERN = GrammarSpec("regex", "a+", "regex")
+
+
+class Untried:
+    """Trials that every grammar passes, without a process: most laws here are about what comes after."""
+
+    def __init__(self, table: TokenTable, limits: TrialLimits) -> None:
+        self.waiting: list[int] = []
+
+    def start(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def run(self, spec: GrammarSpec) -> Trial:
+        return Trial()
+
+    def note_waiting(self, num_waiting: int) -> None:
+        self.waiting.append(num_waiting)
+
+
+@pytest.fixture
+def untried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_compiler, "CompileTrials", Untried)
+
+
+@contextmanager
+def compiling(limits: CompileLimits | None = None) -> Iterator[GrammarCompiler]:
+    compiler = GrammarCompiler(table, limits)
+    try:
+        yield compiler
+    finally:
+        compiler.close()
 
 
 def spec(number: int) -> GrammarSpec:
     return GrammarSpec("regex", f"a{{{number}}}", "regex")
 
 
+def bomb(number: int) -> GrammarSpec:
+    return GrammarSpec("json_schema", f'{{"type": "integer", "multipleOf": {number}}}', "guided_json")
+
+
+@pytest.mark.usefixtures("untried")
 def test_a_grammar_is_compiled_once_however_many_ask() -> None:
     async def scene() -> None:
-        compiler = GrammarCompiler(lambda: VOCABULARY)
+        compiler = GrammarCompiler(table)
         first, second = await asyncio.gather(compiler.compile(PATTERN), compiler.compile(PATTERN))
         assert first is second
         assert await compiler.compile(GrammarSpec("regex", "a+", "regex")) is first
@@ -31,9 +74,10 @@ def test_a_grammar_is_compiled_once_however_many_ask() -> None:
     asyncio.run(scene())
 
 
+@pytest.mark.usefixtures("untried")
 def test_what_is_kept_is_bounded_and_the_least_used_goes_first() -> None:
     async def scene() -> None:
-        compiler = GrammarCompiler(lambda: VOCABULARY, CompileLimits(cache_bytes=16 * 2**20))
+        compiler = GrammarCompiler(table, CompileLimits(cache_bytes=16 * 2**20))
         grammars = {number: await compiler.compile(spec(number)) for number in (1, 2, 3)}
         assert await compiler.compile(spec(1)) is grammars[1]
         await compiler.compile(spec(4))
@@ -45,9 +89,10 @@ def test_what_is_kept_is_bounded_and_the_least_used_goes_first() -> None:
     asyncio.run(scene())
 
 
+@pytest.mark.usefixtures("untried")
 def test_a_grammar_that_outgrew_its_limits_is_compiled_anew() -> None:
     async def scene() -> None:
-        compiler = GrammarCompiler(lambda: VOCABULARY)
+        compiler = GrammarCompiler(table)
         grammar = await compiler.compile(PATTERN)
         assert not grammar.start().accept(ids("x")[0])
         assert await compiler.compile(PATTERN) is not grammar
@@ -67,7 +112,7 @@ def test_a_grammar_that_outgrew_its_limits_is_compiled_anew() -> None:
 )
 def test_what_cannot_be_is_refused_with_the_reason(kind: str, source: str, word: str) -> None:
     async def scene() -> None:
-        compiler = GrammarCompiler(lambda: VOCABULARY)
+        compiler = GrammarCompiler(table)
         with pytest.raises(InvalidRequest, match=word) as refusal:
             await compiler.compile(GrammarSpec(kind, source, "the_field"))
         assert refusal.value.param == "the_field"
@@ -76,37 +121,102 @@ def test_what_cannot_be_is_refused_with_the_reason(kind: str, source: str, word:
     asyncio.run(scene())
 
 
-def test_time_is_limited_and_stuck_threads_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = threading.Event()
-
-    def slow(spec: GrammarSpec, vocabulary: Vocabulary) -> CompiledGrammar:
-        gate.wait(10)
-        raise ValueError("too late")
+def test_a_bomb_ends_and_holds_up_nobody() -> None:
+    """Its work is stopped, not given up: what it takes is taken from a process that ends, and others are served."""
 
     async def scene() -> None:
-        compiler = GrammarCompiler(lambda: VOCABULARY, CompileLimits(seconds=0.05, num_threads=1))
-        compiled = await compiler.compile(PATTERN)
-        monkeypatch.setattr(grammar_compiler, "compile_grammar", slow)
-        with pytest.raises(InvalidRequest, match=r"0\.05 s"):
-            await compiler.compile(spec(1))
-        with pytest.raises(Overloaded):
-            await compiler.compile(spec(2))
-        assert await compiler.compile(PATTERN) is compiled, "what is ready is served meanwhile"
-        gate.set()
-        monkeypatch.undo()
-        while True:
-            try:
-                await compiler.compile(spec(3))
-                break
-            except Overloaded:
-                await asyncio.sleep(0.01)
-        compiler.close()
+        with compiling(CompileLimits(TrialLimits(cpu_s=0.3, wall_s=20.0), num_threads=2)) as compiler:
+            await compiler.compile(PATTERN)
+            before_mib = resident_mib()
+            bombs = [asyncio.ensure_future(compiler.compile(bomb(number))) for number in (9999991, 9999973)]
+            await asyncio.sleep(0.1)
+            started_s = time.monotonic()
+            assert isinstance(await compiler.compile(spec(7)), CompiledGrammar)
+            assert time.monotonic() - started_s < 5
+            for refusal in await asyncio.gather(*bombs, return_exceptions=True):
+                assert isinstance(refusal, InvalidRequest | Overloaded)
+            assert resident_mib() - before_mib < 50
 
     asyncio.run(scene())
 
 
+def resident_mib() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20
+
+
+def test_a_costly_grammar_is_remembered_by_what_was_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who sends it again and again costs nothing; so much is remembered and no more."""
+    tried: list[GrammarSpec] = []
+
+    class Costly(Untried):
+        def run(self, spec: GrammarSpec) -> Trial:
+            tried.append(spec)
+            return Trial("takes longer than 2 s to compile", is_costly=True)
+
+    monkeypatch.setattr(grammar_compiler, "CompileTrials", Costly)
+
+    async def scene() -> None:
+        with compiling(CompileLimits(num_refused=2)) as compiler:
+            for number in (1, 1, 2, 1, 3, 2):
+                with pytest.raises(InvalidRequest, match="regex: takes longer than 2 s") as refusal:
+                    await compiler.compile(spec(number))
+                assert refusal.value.param == "regex"
+
+    asyncio.run(scene())
+    assert tried == [spec(1), spec(2), spec(3), spec(2)]
+
+
+def test_who_waits_is_told_of_and_served_or_refused_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+    made: list[Gated] = []
+
+    class Gated(Untried):
+        def __init__(self, table: TokenTable, limits: TrialLimits) -> None:
+            super().__init__(table, limits)
+            made.append(self)
+
+        def run(self, spec: GrammarSpec) -> Trial:
+            return Trial() if spec == PATTERN or gate.wait(10) else Trial(gave_way=True)
+
+    monkeypatch.setattr(grammar_compiler, "CompileTrials", Gated)
+
+    async def scene() -> None:
+        with compiling(CompileLimits(num_threads=1, wait_s=0.2)) as compiler:
+            ready = await compiler.compile(PATTERN)
+            first = asyncio.ensure_future(compiler.compile(spec(1)))
+            await asyncio.sleep(0.01)
+            with pytest.raises(Overloaded):
+                await compiler.compile(spec(2))
+            assert await compiler.compile(PATTERN) is ready, "what is ready is served meanwhile"
+            assert made[0].waiting == [1, 0]
+            gate.set()
+            assert isinstance(await first, CompiledGrammar)
+
+    asyncio.run(scene())
+
+
+def test_a_trial_that_gave_way_is_worth_another_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = [Trial(gave_way=True), Trial()]
+
+    class Busy(Untried):
+        def run(self, spec: GrammarSpec) -> Trial:
+            return trials.pop(0)
+
+    monkeypatch.setattr(grammar_compiler, "CompileTrials", Busy)
+
+    async def scene() -> None:
+        with compiling() as compiler:
+            with pytest.raises(Overloaded):
+                await compiler.compile(PATTERN)
+            assert isinstance(await compiler.compile(PATTERN), CompiledGrammar)
+
+    asyncio.run(scene())
+
+
+@pytest.mark.usefixtures("untried")
 def test_a_tokenizer_that_cannot_be_read_is_a_refusal(caplog: pytest.LogCaptureFixture) -> None:
-    def fail() -> Vocabulary:
+    def fail() -> TokenTable:
         raise ValueError("no such model")
 
     async def scene() -> None:
@@ -120,16 +230,15 @@ def test_a_tokenizer_that_cannot_be_read_is_a_refusal(caplog: pytest.LogCaptureF
     assert len(caplog.records) == 1, "clients cannot fill the log"
 
 
+@pytest.mark.usefixtures("untried")
 def test_reasoning_comes_first_if_the_model_marks_it_by_one_token() -> None:
     async def scene() -> None:
-        compiler = GrammarCompiler(lambda: VOCABULARY)
-        assert isinstance(await compiler.compile(PATTERN, Reasoning.BEGUN), ReasoningGrammar)
-        assert isinstance(await compiler.compile(PATTERN, Reasoning.MAY_BEGIN), ReasoningGrammar)
-        assert isinstance(await compiler.compile(PATTERN), CompiledGrammar)
-        plain = Vocabulary(VOCABULARY.trie, VOCABULARY.size, VOCABULARY.eos_token_ids, think=None, end_think=None)
-        unmarked = GrammarCompiler(lambda: plain)
+        with compiling() as compiler:
+            assert isinstance(await compiler.compile(PATTERN, Reasoning.BEGUN), ReasoningGrammar)
+            assert isinstance(await compiler.compile(PATTERN, Reasoning.MAY_BEGIN), ReasoningGrammar)
+            assert isinstance(await compiler.compile(PATTERN), CompiledGrammar)
+        unmarked = GrammarCompiler(lambda: replace(table(), think=None, end_think=None))
         assert isinstance(await unmarked.compile(PATTERN, Reasoning.BEGUN), CompiledGrammar)
-        compiler.close()
         unmarked.close()
 
     asyncio.run(scene())

@@ -48,6 +48,35 @@ def byte_level() -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_str(byte_level_json())
 
 
+ADDED_TOKENS: dict[str, dict[str, bool]] = {
+    "qwen2.5": {
+        **dict.fromkeys(["<|endoftext|>", "<|object_ref_start|>", "<|vision_start|>", "<|image_pad|>"], True),
+        **dict.fromkeys(["<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|repo_name|>", "<|file_sep|>"], False),
+    },
+    "qwen3": {
+        **dict.fromkeys(["<|endoftext|>", "<|object_ref_start|>", "<|vision_start|>", "<|image_pad|>"], True),
+        **dict.fromkeys(["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"], False),
+        **dict.fromkeys(["<think>", "</think>"], False),
+    },
+    "hermes": {
+        "<|begin_of_text|>": True,
+        **dict.fromkeys(["<tools>", "</tools>", "<tool_call>", "</tool_call>", "<tool_response>"], False),
+    },
+    "llama3": dict.fromkeys(["<|begin_of_text|>", "<|start_header_id|>", "<|eot_id|>", "<|python_tag|>"], True),
+    "mistral": dict.fromkeys(["<s>", "</s>", "[INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]"], True),
+}
+"""Of some of the tokens that were added to real vocabularies: text -> whether it is a special one."""
+
+
+def with_added(model: str) -> tokenizers.Tokenizer:
+    """The byte-level tokenizer with the added tokens of `model` behind its own."""
+    tokenizer = byte_level()
+    tokenizer.add_tokens(
+        [AddedToken(text, normalized=False, special=special) for text, special in ADDED_TOKENS[model].items()]
+    )
+    return tokenizer
+
+
 def byte_fallback() -> tokenizers.Tokenizer:
     """As Llama 2's: spaces are `▁`, unknown characters are bytes, a space is put before the text and taken away."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"]
