@@ -25,7 +25,7 @@ _MARK_OR_OTHER = re.compile(
     r"""
     "(?:\\.|[^"\\])*+(?:"|\\?\Z)    # a literal
     | //[^\n]*+                       # a comment
-    | /(?:\\.|[^/\\\n])++             # a regex
+    | /(?:\\.|[^/\\\n])++/            # a regex
     | (?P<mark> <[^<>\[\]\s"]++> )    # a token by its name
     """,
     re.VERBOSE | re.DOTALL,

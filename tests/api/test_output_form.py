@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import resource
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from service.structured import grammar_matcher
 from tests.api.running_server import RunningServer
 from tests.api.wire import CHAT, COMPLETIONS, chat, completion, error_of, events_of
 
@@ -209,3 +214,76 @@ def test_many_patterns_apart_are_no_trouble(server: RunningServer, http: httpx.C
     schema = {"type": "object", "properties": PATTERNS, "allOf": [{"required": []}], "additionalProperties": False}
     answer = http.post(COMPLETIONS, json=completion(guided_json=schema, max_tokens=1))
     assert answer.status_code == 200, answer.text
+
+
+OUTGROWING = {"regex": "((a{1,40}){1,40}){1,40}"}
+"""It compiles; after some tokens its automaton is larger than any may be."""
+
+
+def endless(server: RunningServer) -> None:
+    """A model that goes on for as long as it may."""
+    server.play(lambda prompt, so_far, seed: 3)
+
+
+def test_a_grammar_that_outgrows_the_limits_is_the_clients_fault(server: RunningServer, http: httpx.Client) -> None:
+    """And what was written is not passed off as whole: llguidance allows the end where it has given up."""
+    endless(server)
+    answer = http.post(COMPLETIONS, json=completion(**OUTGROWING, max_tokens=400))
+    assert answer.status_code == 400
+    error = error_of(answer)
+    assert error["param"] == "regex"
+    assert error["message"].startswith("regex: the grammar exceeds the limits of this server: ")
+    assert "too many expressions" in error["message"]
+
+
+def test_a_stream_is_told_of_it_too(server: RunningServer, http: httpx.Client) -> None:
+    endless(server)
+    answer = http.post(COMPLETIONS, json=completion(**OUTGROWING, max_tokens=400, stream=True))
+    *_, last, done = answer.text.strip().split("\n\n")
+    error = json.loads(last.removeprefix("data: "))["error"]
+    assert (error["type"], error["param"]) == ("invalid_request_error", "regex")
+    assert done == "data: [DONE]"
+
+
+def test_a_grammar_that_takes_too_long_to_follow_ends_its_request(
+    server: RunningServer, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time is the engine's thread's, which no other request gets meanwhile."""
+    monkeypatch.setattr(grammar_matcher, "_MAX_ACCEPT_S", -1.0)
+    answer = http.post(COMPLETIONS, json=completion(grammar='start: s\ns: s s | "a"'))
+    assert answer.status_code == 400
+    assert "grammar: reading the output by this grammar takes too long" in error_of(answer)["message"]
+
+
+def test_a_multiple_of_many_digits_is_refused_by_name(server: RunningServer, http: httpx.Client) -> None:
+    schema = {"type": "integer", "multipleOf": 9_999_991}
+    answer = http.post(CHAT, json=chat(response_format=json_schema(schema)))
+    assert answer.status_code == 400
+    error = error_of(answer)
+    assert error["param"] == "response_format.json_schema.schema"
+    assert "multipleOf may have at most 5 significant digits" in error["message"]
+
+
+def test_bombs_hold_up_nobody(server: RunningServer, http: httpx.Client) -> None:
+    """Two whose numbers look harmless, and a third client's grammar beside them. The work of a bomb is stopped."""
+    bombs = [
+        {"type": "integer", "allOf": [{"multipleOf": a}, {"multipleOf": b}]} for a, b in ((99989, 9973), (99971, 9967))
+    ]
+    http.post(COMPLETIONS, json=completion(regex="ab"))  # starts the process
+    before_mib = resident_mib()
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(http.post, COMPLETIONS, json=completion(guided_json=bomb), timeout=60) for bomb in bombs]
+        time.sleep(0.1)
+        started_s = time.monotonic()
+        ordinary = http.post(COMPLETIONS, json=completion(regex="[0-9]{3}x"), timeout=30)
+        took_s = time.monotonic() - started_s
+        refused = [each.result() for each in asked]
+    assert ordinary.status_code == 200
+    assert took_s < 5
+    assert all(each.status_code in (400, 503) for each in refused)
+    assert resident_mib() - before_mib < 100
+
+
+def resident_mib() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20

@@ -26,6 +26,10 @@ ALLOWED: list[Any] = [
     {"type": "integer", "minimum": -9 * 10**18, "maximum": -9 * 10**18},
     {"const": -9 * 10**18},
     {"enum": [1, 2, 3]},
+    *({"type": kind, "multipleOf": by} for kind in ("integer", "number") for by in (5, 0.01, 1e-6, 86400, 1_000_000)),
+    {"type": "string", "minLength": 1, "maxLength": 2_147_483_647},
+    {"type": "array", "items": {"type": "integer"}, "minItems": 100_000, "maxItems": 1_000_000_000},
+    {"type": "string", "pattern": "^[a-z]{1,10000}$"},
     {"anyOf": [{"pattern": "a"}, {"pattern": "b"}, {"pattern": "c"}]},
     {"properties": {"enum": {"type": "boolean"}, "const": {"type": "null"}}},
 ]
@@ -37,6 +41,8 @@ REFUSED: list[tuple[Any, str]] = [
     ({"enum": ["a", [INT64_MIN]]}, "enum must not be less"),
     ({"enum": [1, 2, 3, 4]}, "at most 3 values"),
     ({"enum": []}, "at least one value"),
+    ({"type": "integer", "multipleOf": 9_999_991}, "multipleOf may have at most 5 significant digits"),
+    ({"items": {"multipleOf": 99_999.99}}, "multipleOf may have at most 5 significant digits"),
     ({"allOf": [{"pattern": "a"}, {"pattern": "b"}, {"pattern": "c"}]}, "at most 2 patterns"),
     ({"items": {"items": {"items": {"items": {"items": {"items": {"items": {"items": {}}}}}}}}}, "8 deep at most"),
 ]

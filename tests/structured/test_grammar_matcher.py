@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import pytest
+
+from service.structured import grammar_matcher
 from service.structured.grammar_matcher import ReasoningGrammar
 from tests.structured.tiny_grammars import END_ID, fits, ids, regex
 
@@ -62,3 +65,33 @@ def test_reasoning_may_begin_with_the_first_token_only() -> None:
     assert answering.accept(ids("a")[0])
     assert answering.also_allowed is None
     assert not answering.accept(THINK)
+
+
+def test_what_was_cut_by_a_limit_is_not_whole() -> None:
+    """After a mask that could not be computed the end is all that is allowed; taken, it would look like success."""
+    grammar = regex("((a{1,40}){1,40}){1,40}")
+    matcher = grammar.start()
+    while not matcher.constraint.is_error():
+        assert matcher.accept(ids("a")[0])
+        matcher.constraint.compute_bitmask()
+    assert not matcher.accept(END_ID)
+    assert grammar.is_spent
+    refusal = matcher.refusal
+    assert refusal is not None
+    assert refusal.param == "regex"
+    assert "too many expressions" in str(refusal)
+
+
+def test_a_token_against_the_grammar_is_not_the_clients_fault() -> None:
+    matcher = regex("abc").start()
+    assert not matcher.accept(ids("x")[0])
+    assert matcher.refusal is None
+
+
+def test_what_takes_too_long_to_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_matcher, "_MAX_ACCEPT_S", -1.0)
+    matcher = ReasoningGrammar(regex("abc"), END_THINK, None).start()
+    assert matcher.accept(END_THINK)
+    assert not matcher.accept(ids("a")[0])
+    assert matcher.refusal is not None
+    assert "takes too long" in str(matcher.refusal)
