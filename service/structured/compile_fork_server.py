@@ -24,6 +24,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from service.core.grammar import GrammarSpec
 from service.structured.compilation import compile_grammar, read_seconds
@@ -40,7 +41,7 @@ class TrialLimits:
     """
 
     cpu_s: float = 2.0
-    memory_bytes: int = 256 * 2**20
+    memory_bytes: int = 96 * 2**20
     wall_s: float = 8.0
     busy_wall_s: float = 0.5
     read_s: float = 0.25
@@ -64,12 +65,13 @@ _LENGTH_BYTES = 8
 class Trial:
     """error: why the grammar is refused; None: it was compiled within the limits. is_costly: it broke a limit, and
     would again. gave_way: it was ended for others, and may do better another time. has_places: whether looking for
-    places took little enough."""
+    places took little enough. num_bytes: what the compiled grammar takes; 0 where that is not known."""
 
     error: str | None = None
     is_costly: bool = False
     gave_way: bool = False
     has_places: bool = True
+    num_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -177,18 +179,31 @@ def try_compile(spec: GrammarSpec, vocabulary: Vocabulary, limits: TrialLimits) 
         seconds = read_seconds(spec, vocabulary)
         if seconds.source > limits.read_s:
             return Trial("takes too long to read", is_costly=True)
-        compile_grammar(spec, vocabulary, follow_places=False)
+        before = _memory_pages()
+        grammar = compile_grammar(spec, vocabulary, follow_places=False)
+        num_bytes = (_memory_pages().resident - before.resident) * resource.getpagesize()
+        del grammar
     except ValueError as error:
         return Trial(grammar_fault(str(error)))
-    return Trial(has_places=seconds.places <= limits.places_s)
+    return Trial(has_places=seconds.places <= limits.places_s, num_bytes=max(0, num_bytes))
+
+
+class _MemoryPages(NamedTuple):
+    virtual: int
+    resident: int
+
+
+def _memory_pages() -> _MemoryPages:
+    """Of this process; zeros where the system does not tell."""
+    statm = Path("/proc/self/statm")
+    return _MemoryPages(*map(int, statm.read_text().split()[:2])) if statm.exists() else _MemoryPages(0, 0)
 
 
 def _limit_self(limits: TrialLimits) -> None:
     os.nice(5)  # what is served comes first
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    statm = Path("/proc/self/statm")
-    if statm.exists():
-        most = int(statm.read_text().split()[0]) * resource.getpagesize() + limits.memory_bytes
+    if virtual := _memory_pages().virtual:
+        most = virtual * resource.getpagesize() + limits.memory_bytes
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
     signal.setitimer(signal.ITIMER_PROF, limits.cpu_s)  # its signal ends the process
 

@@ -22,13 +22,15 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CompileLimits:
-    """cache_bytes: of compiled grammars that are kept for the next request. num_refused: of costly grammars that are
+    """cache_bytes, num_cached: of compiled grammars that are kept for the next request; a lexer grows with the texts
+    that it meets, to some 70 MB at most, which is why their number is limited too. num_refused: of costly grammars that are
     remembered, so that who sends one again and again costs nothing. num_threads: grammars that are compiled at a time;
     the vocabulary is read in one of these threads too. wait_s: for one of them to be free.
     """
 
     trial: TrialLimits = field(default_factory=TrialLimits)
     cache_bytes: int = 256 * 2**20
+    num_cached: int = 64
     num_refused: int = 64
     num_threads: int = 4
     wait_s: float = 5.0
@@ -161,7 +163,9 @@ class GrammarCompiler:
         trial = self._trials.run(spec)
         if trial.error is not None or trial.gave_way:
             return trial, None
-        return trial, compile_grammar(spec, vocabulary, follow_places=trial.has_places)
+        grammar = compile_grammar(spec, vocabulary, follow_places=trial.has_places)
+        grammar.num_bytes = max(grammar.num_bytes, trial.num_bytes)
+        return trial, grammar
 
     def _note_compiling(self, change: int) -> None:
         """Tell the trials when somebody begins to wait for a thread, and when nobody does any more."""
@@ -181,7 +185,7 @@ class GrammarCompiler:
     def _keep(self, spec: GrammarSpec, grammar: CompiledGrammar) -> None:
         self._cache[spec] = grammar
         self.cached_bytes += grammar.num_bytes
-        while self.cached_bytes > self._limits.cache_bytes:
+        while self.cached_bytes > self._limits.cache_bytes or len(self._cache) > self._limits.num_cached:
             self._forget(next(iter(self._cache)))
 
     def _forget(self, spec: GrammarSpec) -> None:

@@ -12,9 +12,11 @@ from service.errors import InvalidRequest
 from service.structured.grammar_errors import grammar_fault
 from service.structured.places import AnyPlaces, Place
 
-_MAX_ACCEPT_S = 0.05
+_SLOW_ACCEPT_S = 0.05
 """Of the engine's thread, for one token; 1 us is usual. Where a text may be read in very many ways, each token takes
 longer than the one before: `s: s s | "a"` reaches this after some 60, and a mask takes three times as long at most."""
+_MAX_SLOW_ACCEPTS = 3
+"""More than one, for the time is the clock's: the thread may have been made to wait."""
 
 
 class StructuredMatcher(Protocol):
@@ -66,7 +68,7 @@ class GrammarMatcher:
         self._grammar = grammar
         self._state = state
         self._place = place
-        self._is_slow = False
+        self._num_slow = 0
 
     @property
     def constraint(self) -> LLMatcher:
@@ -82,10 +84,11 @@ class GrammarMatcher:
 
     def accept(self, token_id: int) -> bool:
         """See `Matcher`. After a mask that could not be computed llguidance allows the end alone, and takes it."""
-        started_s = time.thread_time()
+        started_s = time.perf_counter()
         fits = not self._state.is_error() and self._state.consume_token(token_id)
-        self._is_slow = time.thread_time() - started_s > _MAX_ACCEPT_S
-        if fits and not self._is_slow:
+        if time.perf_counter() - started_s > _SLOW_ACCEPT_S:
+            self._num_slow += 1
+        if fits and self._num_slow < _MAX_SLOW_ACCEPTS:
             if self._grammar.places is not None:
                 self._place = self._grammar.places.after(self._place, token_id)
             return True
@@ -96,7 +99,7 @@ class GrammarMatcher:
     def refusal(self) -> InvalidRequest | None:
         """See `Matcher`."""
         param, error = self._grammar.param, self._state.get_error()
-        if self._is_slow:
+        if self._num_slow == _MAX_SLOW_ACCEPTS:
             why = "reading the output by this grammar takes too long; make it less ambiguous"
         elif "satisfy the grammar" in error:
             return None

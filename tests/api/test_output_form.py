@@ -249,8 +249,9 @@ def test_a_grammar_that_takes_too_long_to_follow_ends_its_request(
     server: RunningServer, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time is the engine's thread's, which no other request gets meanwhile."""
-    monkeypatch.setattr(grammar_matcher, "_MAX_ACCEPT_S", -1.0)
-    answer = http.post(COMPLETIONS, json=completion(grammar='start: s\ns: s s | "a"'))
+    monkeypatch.setattr(grammar_matcher, "_SLOW_ACCEPT_S", -1.0)
+    endless(server)
+    answer = http.post(COMPLETIONS, json=completion(grammar='start: s\ns: s s | "a"', max_tokens=10))
     assert answer.status_code == 400
     assert "grammar: reading the output by this grammar takes too long" in error_of(answer)["message"]
 
@@ -267,7 +268,8 @@ def test_a_multiple_of_many_digits_is_refused_by_name(server: RunningServer, htt
 def test_bombs_hold_up_nobody(server: RunningServer, http: httpx.Client) -> None:
     """Two whose numbers look harmless, and a third client's grammar beside them. The work of a bomb is stopped."""
     bombs = [
-        {"type": "integer", "allOf": [{"multipleOf": a}, {"multipleOf": b}]} for a, b in ((99989, 9973), (99971, 9967))
+        {"properties": {f"k{n}": {"type": "integer", "multipleOf": each - 2 * n} for n in range(60)}}
+        for each in (99_991, 99_867)
     ]
     http.post(COMPLETIONS, json=completion(regex="ab"))  # starts the process
     before_mib = resident_mib()

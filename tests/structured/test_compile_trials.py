@@ -33,7 +33,10 @@ def pid(trials: CompileTrials) -> int:
 
 
 def test_what_compiles_within_the_limits_passes_and_what_is_wrong_is_told(trials: CompileTrials) -> None:
-    assert trials.run(GOOD) == Trial()
+    assert trials.run(GOOD).error is None
+    large = trials.run(GrammarSpec("json_schema", '{"type": "integer", "multipleOf": 29989}', "guided_json"))
+    assert large.error is None
+    assert large.num_bytes > 2**20
     assert trials.run(GrammarSpec("regex", "(", "regex")) == Trial("pattern (: unclosed group")
 
 
@@ -41,7 +44,7 @@ def test_what_breaks_a_limit_is_ended_and_the_next_is_tried_by_the_same_process(
     trials.start()
     process = pid(trials)
     assert trials.run(bomb(9999991)) == Trial("takes longer than 0.3 s to compile", is_costly=True)
-    assert trials.run(GOOD) == Trial()
+    assert trials.run(GOOD).error is None
     assert pid(trials) == process
 
 
@@ -49,14 +52,14 @@ def test_trials_run_beside_each_other(trials: CompileTrials) -> None:
     """A bomb does not keep the next grammar waiting."""
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(trials.run, bomb(9999973))
-        assert trials.run(GOOD) == Trial()
+        assert trials.run(GOOD).error is None
         assert running.result().is_costly
 
 
 def test_while_others_wait_a_long_trial_gives_way() -> None:
     trials = CompileTrials(table(), TrialLimits(cpu_s=20.0, wall_s=60.0, busy_wall_s=0.2))
     with ThreadPoolExecutor(1) as pool:
-        assert trials.run(GOOD) == Trial()
+        assert trials.run(GOOD).error is None
         running = pool.submit(trials.run, bomb(9999991))
         time.sleep(0.3)
         assert not running.done()
@@ -66,20 +69,20 @@ def test_while_others_wait_a_long_trial_gives_way() -> None:
 
 
 def test_a_process_that_is_killed_is_replaced(trials: CompileTrials) -> None:
-    assert trials.run(GOOD) == Trial()
+    assert trials.run(GOOD).error is None
     first = pid(trials)
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(trials.run, bomb(9999991))
         time.sleep(0.05)
         os.kill(first, signal.SIGKILL)
         assert running.result(15).gave_way
-    assert trials.run(GOOD) == Trial()
+    assert trials.run(GOOD).error is None
     assert pid(trials) != first
 
 
 def test_the_process_is_in_no_terminals_foreground_and_ends_with_its_trials(trials: CompileTrials) -> None:
     other = CompileTrials(table(), TrialLimits())
-    assert other.run(GOOD) == Trial()
+    assert other.run(GOOD).error is None
     process = other._process
     assert process is not None
     assert os.getsid(process._popen.pid) != os.getsid(0)

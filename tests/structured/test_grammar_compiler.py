@@ -121,6 +121,36 @@ def test_what_cannot_be_is_refused_with_the_reason(kind: str, source: str, word:
     asyncio.run(scene())
 
 
+def test_what_a_grammar_takes_is_what_its_trial_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A schema of 50 bytes may be an automaton of 50 MB."""
+
+    class Large(Untried):
+        def run(self, spec: GrammarSpec) -> Trial:
+            return Trial(num_bytes=50 * 2**20)
+
+    monkeypatch.setattr(grammar_compiler, "CompileTrials", Large)
+
+    async def scene() -> None:
+        with compiling(CompileLimits(cache_bytes=120 * 2**20)) as compiler:
+            first, _, third = [await compiler.compile(spec(number)) for number in (1, 2, 3)]
+            assert compiler.cached_bytes == 100 * 2**20
+            assert await compiler.compile(spec(3)) is third
+            assert await compiler.compile(spec(1)) is not first
+
+    asyncio.run(scene())
+
+
+@pytest.mark.usefixtures("untried")
+def test_so_many_are_kept_and_no_more() -> None:
+    async def scene() -> None:
+        with compiling(CompileLimits(num_cached=2)) as compiler:
+            first, second, _ = [await compiler.compile(spec(number)) for number in (1, 2, 3)]
+            assert await compiler.compile(spec(2)) is second
+            assert await compiler.compile(spec(1)) is not first
+
+    asyncio.run(scene())
+
+
 def test_a_bomb_ends_and_holds_up_nobody() -> None:
     """Its work is stopped, not given up: what it takes is taken from a process that ends, and others are served."""
 

@@ -88,10 +88,10 @@ def test_a_token_against_the_grammar_is_not_the_clients_fault() -> None:
     assert matcher.refusal is None
 
 
-def test_what_takes_too_long_to_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_matcher, "_MAX_ACCEPT_S", -1.0)
-    matcher = ReasoningGrammar(regex("abc"), END_THINK, None).start()
+def test_what_takes_too_long_to_read_again_and_again_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_matcher, "_SLOW_ACCEPT_S", -1.0)
+    matcher = ReasoningGrammar(regex("abcd"), END_THINK, None).start()
     assert matcher.accept(END_THINK)
-    assert not matcher.accept(ids("a")[0])
+    assert [matcher.accept(token_id) for token_id in ids("a") + ids("b") + ids("c")] == [True, True, False]
     assert matcher.refusal is not None
     assert "takes too long" in str(matcher.refusal)
