@@ -23,9 +23,9 @@ _logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class CompileLimits:
     """cache_bytes, num_cached: of compiled grammars that are kept for the next request; a lexer grows with the texts
-    that it meets, to some 70 MB at most, which is why their number is limited too. num_refused: of costly grammars that are
-    remembered, so that who sends one again and again costs nothing. num_threads: grammars that are compiled at a time;
-    the vocabulary is read in one of these threads too. wait_s: for one of them to be free.
+    that it meets, to some 70 MB at most, which is why their number is limited too. num_refused: of costly grammars that
+    are remembered, so that who sends one again and again costs nothing. num_threads: grammars that are compiled at a
+    time; the vocabulary is read in one of these threads too. wait_s: for one of them to be free.
     """
 
     trial: TrialLimits = field(default_factory=TrialLimits)
