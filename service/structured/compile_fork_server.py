@@ -24,7 +24,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from service.core.grammar import GrammarSpec
 from service.structured.compilation import compile_grammar, read_seconds
@@ -114,11 +114,11 @@ class ForkServer:
         for pid in self._forks:
             os.kill(pid, signal.SIGKILL)
 
-    def _take(self, message: Mapping[str, object]) -> None:
+    def _take(self, message: Mapping[str, Any]) -> None:
         if "num_waiting" in message:
-            self._num_waiting = int(str(message["num_waiting"]))
+            self._num_waiting = message["num_waiting"]
             return
-        job_id, spec = int(str(message["id"])), GrammarSpec(**message["spec"])  # type: ignore[arg-type]
+        job_id, spec = message["id"], GrammarSpec(**message["spec"])
         pid = os.fork()
         if pid == 0:
             self._be_fork(job_id, spec)

@@ -19,7 +19,6 @@ from dataclasses import asdict
 from pathlib import Path
 from queue import SimpleQueue
 
-import service
 from service.core.grammar import GrammarSpec
 from service.structured.compile_fork_server import ForkServerStart, Trial, TrialLimits
 from service.structured.vocabulary import TokenTable
@@ -81,8 +80,7 @@ class _ForkServerProcess:
     """One process and the trials that it owes."""
 
     def __init__(self, start_bytes: bytes) -> None:
-        root = Path(service.__file__).parent.parent
-        paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
+        paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._popen = subprocess.Popen(
             [sys.executable, "-m", "service.structured.compile_fork_server"],
             stdin=subprocess.PIPE,
