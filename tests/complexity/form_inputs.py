@@ -103,7 +103,7 @@ def _lark_read(grammar: str, n: int) -> Work:
 
 
 def _source(spec: GrammarSpec) -> Work:
-    return lambda: grammar_source(spec)
+    return lambda: grammar_source(spec, {})
 
 
 FORM_INPUTS = [
