@@ -118,7 +118,7 @@ class ApiConfig:
     max_bad_words: int = 128
     max_allowed_token_ids: int = 65_536
     max_messages: int = 8192
-    max_arguments_characters: int = 512 * 1024
+    max_arguments_characters: int = 256 * 1024
     max_tools: int = 128
     max_schema_bytes: int = 64 * 1024
     max_schema_depth: int = 64

@@ -122,12 +122,10 @@ def _num_prompt_logprobs(call: CheckedCall, echo: bool) -> int | None:
 
 
 def _check_prompts(fields: CompletionRequest, config: ApiConfig) -> list[str | list[int]]:
-    """The prompts of a call, each text or ids, none of them empty and not too many."""
+    """The prompts of a call, each text or ids, none of them empty and not too many sequences of them."""
     prompts = _prompts(fields.prompt)
     if not all(prompts):
         raise InvalidRequest(_NO_TEXT, param="prompt")
-    if len(prompts) > config.max_prompts_per_call:
-        raise InvalidRequest(f"prompt may hold at most {config.max_prompts_per_call} prompts.", param="prompt")
     each, param = max((getattr(fields, name) or 1, name) for name in ("n", "best_of", "beam_width"))
     if len(prompts) * each > config.max_sequences_per_call:
         raise InvalidRequest(

@@ -60,7 +60,7 @@ def check_draw_rules(fields: GenerationFields, config: ApiConfig, defaults: Gene
         else fields.repetition_penalty,
         logit_bias=_check_logit_bias(fields.logit_bias or {}),
         bad_words=_check_bad_words(fields.bad_words or [], config),
-        allowed_token_ids=_check_allowed(fields.allowed_token_ids, config),
+        allowed_token_ids=_check_allowed(fields.allowed_token_ids),
         min_tokens=fields.min_tokens or 0,
     )
 
@@ -109,13 +109,11 @@ def _check_bad_words(words: list[str], config: ApiConfig) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _check_allowed(token_ids: list[int] | None, config: ApiConfig) -> tuple[int, ...] | None:
+def _check_allowed(token_ids: list[int] | None) -> tuple[int, ...] | None:
     if token_ids is None:
         return None
-    if not 1 <= len(token_ids) <= config.max_allowed_token_ids:
-        raise InvalidRequest(
-            f"allowed_token_ids must hold 1 to {config.max_allowed_token_ids} ids.", param="allowed_token_ids"
-        )
+    if not token_ids:
+        raise InvalidRequest("allowed_token_ids must hold at least one id.", param="allowed_token_ids")
     return tuple(sorted(set(token_ids)))
 
 

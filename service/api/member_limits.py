@@ -16,6 +16,9 @@ def check_members(body: Mapping[str, Any], config: ApiConfig) -> None:
     """Refuse what has more members than are honoured, whatever they are. What is no list or object at all is left to
     the wire shapes."""
     _check("logit_bias", body.get("logit_bias"), dict, config.max_logit_bias, "tokens")
+    _check("stop_token_ids", body.get("stop_token_ids"), list, config.max_stop_token_ids, "ids")
+    _check("allowed_token_ids", body.get("allowed_token_ids"), list, config.max_allowed_token_ids, "ids")
+    _check_prompts(body.get("prompt"), config.max_prompts_per_call)
     _check("tools", body.get("tools"), list, config.max_tools, "tools")
     _check("messages", body.get("messages"), list, config.max_messages, "messages")
     _check_parts(body.get("messages"), config.max_messages)
@@ -24,6 +27,12 @@ def check_members(body: Mapping[str, Any], config: ApiConfig) -> None:
 def _check(param: str, value: object, kind: type[dict[str, Any]] | type[list[Any]], most: int, members: str) -> None:
     if isinstance(value, kind) and len(value) > most:
         raise InvalidRequest(f"{param} may hold at most {most} {members}.", param=param)
+
+
+def _check_prompts(prompt: object, most: int) -> None:
+    """A list of integers is one prompt."""
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+        _check("prompt", prompt, list, most, "prompts")
 
 
 def _check_parts(messages: object, most: int) -> None:

@@ -112,7 +112,7 @@ def check_call(
         max_tokens_param=max_tokens_param,
         stops=StopRules(
             _check_stops(fields.stop, config),
-            _check_stop_token_ids(fields.stop_token_ids, config),
+            frozenset(fields.stop_token_ids or ()),
             bool(fields.include_stop_str_in_output),
             fields.min_tokens or 0,
         ),
@@ -222,14 +222,6 @@ def _check_stops(stop: str | list[str] | None, config: ApiConfig) -> tuple[str, 
     if any(len(text.encode()) > config.max_stop_bytes for text in stops):
         raise InvalidRequest(f"stop: each string may have at most {config.max_stop_bytes} bytes.", param="stop")
     return stops
-
-
-def _check_stop_token_ids(token_ids: Sequence[int] | None, config: ApiConfig) -> frozenset[int]:
-    if token_ids is not None and len(token_ids) > config.max_stop_token_ids:
-        raise InvalidRequest(
-            f"stop_token_ids may hold at most {config.max_stop_token_ids} ids.", param="stop_token_ids"
-        )
-    return frozenset(token_ids or ())
 
 
 def _check_priority(fields: GenerationFields, defaults: GenerationDefaults) -> int:

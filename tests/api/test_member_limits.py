@@ -12,13 +12,22 @@ from service.config import ApiConfig
 from service.errors import InvalidRequest
 from tests.api.wire import CHAT, COMPLETIONS, chat, completion, error_of
 
-CONFIG = ApiConfig(served_model_names=("m",), max_tools=3, max_messages=3, max_logit_bias=3)
+CONFIG = ApiConfig(
+    served_model_names=("m",),
+    max_tools=3,
+    max_messages=3,
+    max_logit_bias=3,
+    max_stop_token_ids=3,
+    max_prompts_per_call=3,
+)
 TEXT = {"type": "text", "text": "a"}
 SAID = {"role": "user", "content": [TEXT, TEXT]}
 CALLED = {"role": "assistant", "tool_calls": [{}, {}]}
 
 
-@pytest.mark.parametrize("fits", [{}, {"messages": [SAID], "tools": [0] * 3}, {"messages": 5, "tools": "abcd"}])
+@pytest.mark.parametrize(
+    "fits", [{}, {"messages": [SAID], "tools": [0] * 3}, {"messages": 5, "tools": "abcd"}, {"prompt": [7] * 9}]
+)
 def test_as_many_as_may_be_pass(fits: dict[str, Any]) -> None:
     check_members(fits, CONFIG)
 
@@ -30,6 +39,10 @@ def test_as_many_as_may_be_pass(fits: dict[str, Any]) -> None:
         ({"messages": [SAID, SAID]}, "messages", "at most 3 content parts and tool calls in all"),
         ({"messages": [SAID, CALLED]}, "messages", "at most 3 content parts and tool calls in all"),
         ({"tools": [0] * 4}, "tools", "tools may hold at most 3 tools."),
+        ({"stop_token_ids": [7] * 4}, "stop_token_ids", "stop_token_ids may hold at most 3 ids."),
+        ({"allowed_token_ids": [7] * 65_537}, "allowed_token_ids", "at most 65536 ids"),
+        ({"prompt": ["a"] * 4}, "prompt", "prompt may hold at most 3 prompts."),
+        ({"prompt": [[7]] * 4}, "prompt", "prompt may hold at most 3 prompts."),
         ({"logit_bias": {str(i): "x" for i in range(4)}}, "logit_bias", "logit_bias may hold at most 3 tokens."),
     ],
 )

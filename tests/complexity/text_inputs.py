@@ -53,6 +53,8 @@ _OUTPUTS: dict[str, tuple[ToolStyle, Callable[[int], str]]] = {
     "pythonic: argument of a long number": (ToolStyle.PYTHONIC, lambda n: "[f(a=" + "1" * n + ")"),
     "pythonic: argument of a sum": (ToolStyle.PYTHONIC, lambda n: "[f(a=1" + "+1" * (n // 2) + ")"),
 }
+_COPYING = {"hermes: arguments before the name", "hermes: long key", "pythonic: long argument"}
+"""A text that is copied for each character that it grows by: quadratic, but of moving bytes, so it shows late."""
 _MODULES_OF_STYLE = {
     ToolStyle.HERMES: ("text/tool_calls.py", "text/chat_output.py"),
     ToolStyle.LLAMA3_JSON: ("text/tool_calls.py",),
@@ -146,7 +148,12 @@ def _chat(n: int) -> Work:
 TEXT_INPUTS = [
     *(
         WorstInput(
-            name, _MODULES_OF_STYLE[style], partial(_tool_output, style, text), 16_000, 4 * MOST_TOKENS, "stream"
+            name,
+            _MODULES_OF_STYLE[style],
+            partial(_tool_output, style, text),
+            50_000 if name in _COPYING else 12_000,
+            4 * MOST_TOKENS,
+            "stream",
         )
         for name, (style, text) in _OUTPUTS.items()
     ),
