@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -25,6 +25,8 @@ MB, 9,999,991 a minute and 4 GB. Counts multiply nothing: it compiles `maxLength
 
 _END_INTEGERS = ("maximum", "exclusiveMaximum", "const", "enum")
 _EMBEDDED = re.compile(r"%json\s*")
+_MOST_UNREAD = 16
+"""Each costs a count of the lines before it."""
 
 
 def schema_text(schema: object, param: str, config: ApiConfig) -> str:
@@ -50,23 +52,31 @@ def check_grammar(text: str, param: str, config: ApiConfig) -> None:
         raise InvalidRequest(f"{param} must have 1 to {config.max_schema_bytes} bytes.", param=param)
     if text.count("&") > config.max_patterns_at_once:
         raise InvalidRequest(f"{param} may have at most {config.max_patterns_at_once} intersections (&).", param=param)
-    for found in _EMBEDDED.finditer(text):
+    position, num_unread = 0, 0
+    while (found := _EMBEDDED.search(text, position)) is not None:
+        position = found.end()
         try:
-            schema, _ = json.JSONDecoder().raw_decode(text, found.end())
+            schema, position = json.JSONDecoder().raw_decode(text, position)
         except RecursionError as error:
             raise _too_deep(param, config) from error
-        except ValueError:  # for the compiler to refuse
+        except ValueError as error:  # for the compiler to refuse, if it is no literal
+            num_unread += 1
+            if num_unread > _MOST_UNREAD:
+                raise InvalidRequest(f"{param}: more than {_MOST_UNREAD} %json without JSON.", param=param) from error
             continue
         _check_schema(schema, param, config)
 
 
 def _check_schema(schema: object, param: str, config: ApiConfig) -> None:
     _check_depth(schema, param, config)
-    for node in _nodes(schema):
-        _check_enum(node, param, config)
-        _check_patterns(node, param, config)
-        _check_numbers(node, param)
-    _check_intersections(schema, param, config)
+    values = _values(schema)
+    for each in values:
+        if isinstance(each.value, dict):
+            _check_enum(each.value, param, config)
+            _check_patterns(each.value, param, config)
+            _check_divisor(each.value, param)
+        _check_least(each, param)
+    _check_intersections(values, param, config)
 
 
 def _check_depth(schema: object, param: str, config: ApiConfig) -> None:
@@ -99,10 +109,12 @@ def _check_patterns(node: dict[str, Any], param: str, config: ApiConfig) -> None
             check_regex_size(pattern, f"{param}: pattern", config)
 
 
-def _check_numbers(node: dict[str, Any], param: str) -> None:
-    for name in _END_INTEGERS:
-        if any(isinstance(value, int | float) and value < _LEAST for value in _values(node.get(name))):
-            raise InvalidRequest(f"{param}: {name} must not be less than {_LEAST}.", param=param)
+def _check_least(each: _Value, param: str) -> None:
+    if each.ends_integers is not None and isinstance(each.value, int | float) and each.value < _LEAST:
+        raise InvalidRequest(f"{param}: {each.ends_integers} must not be less than {_LEAST}.", param=param)
+
+
+def _check_divisor(node: dict[str, Any], param: str) -> None:
     divisor = node.get("multipleOf")
     if isinstance(divisor, int | float) and _num_digits(divisor) > _MOST_DIGITS:
         raise InvalidRequest(f"{param}: multipleOf may have at most {_MOST_DIGITS} significant digits.", param=param)
@@ -112,31 +124,44 @@ def _num_digits(number: float) -> int:
     return len(Decimal(repr(number + 0)).normalize().as_tuple().digits)
 
 
-def _check_intersections(schema: object, param: str, config: ApiConfig) -> None:
+def _check_intersections(values: Sequence[_Value], param: str, config: ApiConfig) -> None:
     """Refuse an allOf of many patterns. One that refers elsewhere may gather all that the schema has."""
-    everywhere = sum("pattern" in node for node in _nodes(schema))
-    for node in _nodes(schema):
-        if "allOf" in node:
-            inside = list(_nodes(node["allOf"]))
-            refers = any("$ref" in each for each in inside)
-            num_patterns = everywhere if refers else sum("pattern" in each for each in inside)
-            if num_patterns > config.max_patterns_at_once:
-                most = config.max_patterns_at_once
-                raise InvalidRequest(f"{param}: allOf may join at most {most} patterns.", param=param)
-
-
-def _nodes(schema: object) -> Iterator[dict[str, Any]]:
-    """Every object in the schema."""
-    return (value for value in _values(schema) if isinstance(value, dict))
-
-
-def _values(value: object) -> Iterator[Any]:
-    """The value, and every value in it."""
-    waiting: list[Any] = [value]
-    while waiting:
-        value = waiting.pop()
-        yield value
+    num_patterns, refers = [0] * len(values), [False] * len(values)  # in each value, and in all that it holds
+    for index in reversed(range(len(values))):
+        value, holder = values[index].value, values[index].holder
         if isinstance(value, dict):
-            waiting += value.values()
-        elif isinstance(value, list):
-            waiting += value
+            num_patterns[index] += "pattern" in value
+            refers[index] |= "$ref" in value
+        if holder is not None:
+            num_patterns[holder] += num_patterns[index]
+            refers[holder] |= refers[index]
+    most = config.max_patterns_at_once
+    for index, each in enumerate(values):
+        if each.name == "allOf" and num_patterns[0 if refers[index] else index] > most:
+            raise InvalidRequest(f"{param}: allOf may join at most {most} patterns.", param=param)
+
+
+class _Value(NamedTuple):
+    """One value of a schema. name: its key, if an object holds it. holder: the place of what holds it, which is before
+    it. ends_integers: the outermost keyword it stands in that says where integers end."""
+
+    value: Any
+    name: str | None = None
+    holder: int | None = None
+    ends_integers: str | None = None
+
+
+def _values(schema: object) -> list[_Value]:
+    """The schema, and every value in it, each once."""
+    values = [_Value(schema)]
+    for holder, each in enumerate(values):  # which grows meanwhile
+        members: Iterable[tuple[str | None, Any]] = ()
+        if isinstance(each.value, dict):
+            members = each.value.items()
+        elif isinstance(each.value, list):
+            members = ((None, value) for value in each.value)
+        values += [
+            _Value(value, name, holder, each.ends_integers or (name if name in _END_INTEGERS else None))
+            for name, value in members
+        ]
+    return values

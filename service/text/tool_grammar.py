@@ -16,6 +16,8 @@ from service.text.tool_calls import MISTRAL_MARKER, ToolStyle
 _PYTHON_ESCAPES = 'nrbtf\\"'
 """Escapes that a JSON text and a Python literal read alike."""
 _BEFORE_CALL = r"(.|\n)*<tool_call>"
+MOST_CHARACTERS = 1024 * 1024
+"""Of the values in Python calls together: each property that refers has the definitions of its whole schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ def _python_bodies(tools: Sequence[CallableTool]) -> list[str]:
     Rules of function i: `first_i_n` is its arguments from the n-th on where none stands before them, `next_i_n` the
     same behind another argument, so with a comma.
     """
-    lines = []
+    lines, num_characters = [], 0
     for index, tool in enumerate(tools):
         schema = _parameters(tool)
         is_required = _keywords(schema, tool.name)
@@ -120,6 +122,9 @@ def _python_bodies(tools: Sequence[CallableTool]) -> list[str]:
                 first, following = f"{first} | first_{after}", f"{following} | next_{after}"
             lines += [f"first_{index}_{number}: {first}", f"next_{index}_{number}: {following}"]
             value = _with_options(_property(schema, key), is_strict=tool.is_strict, escapes=_PYTHON_ESCAPES)
+            num_characters += len(value)
+            if num_characters > MOST_CHARACTERS:
+                raise ValueError(f"with their definitions, the properties have more than {MOST_CHARACTERS} characters")
             lines.append(f"{argument}: {json.dumps(key + '=')} value_{index}_{number}")
             lines.append(f"value_{index}_{number}: %json {value}")
         lines += [f'first_{index}_{len(is_required)}: ""', f'next_{index}_{len(is_required)}: ""']
@@ -135,7 +140,8 @@ def _keywords(schema: Mapping[str, Any], name: str) -> dict[str, bool]:
         raise ValueError(f"the parameters of {name} have properties or required of a wrong type")
     if not all(isinstance(key, str) and key in properties and key.isidentifier() for key in required):
         raise ValueError(f"the parameters of {name} have names that cannot be keywords")
-    return {key: key in required for key in properties if key.isidentifier()}
+    names = set(required)
+    return {key: key in names for key in properties if key.isidentifier()}
 
 
 def _parameters(tool: CallableTool) -> dict[str, Any]:
@@ -149,9 +155,11 @@ def _parameters(tool: CallableTool) -> dict[str, Any]:
 
 
 def _property(schema: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """One property's schema, with the definitions that it may refer to."""
+    """One property's schema, with the definitions, if it refers to any."""
     value = schema["properties"][key]
     own = dict(value) if isinstance(value, dict) else {}
+    if '"$ref"' not in json.dumps(own):
+        return own
     return {**{name: schema[name] for name in ("$defs", "definitions") if name in schema}, **own}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from tests.text import tiny_tokenizers
 CONFIG = ApiConfig(
     served_model_names=("m",), max_schema_bytes=200, max_schema_depth=8, max_enum_values=3, max_patterns_at_once=2
 )
+ROOMY = replace(CONFIG, max_schema_bytes=64 * 1024, max_schema_depth=64)
 INT64_MIN = -(2**63)
 ALLOWED: list[Any] = [
     True,
@@ -102,3 +104,30 @@ def test_a_grammar_nested_too_deeply() -> None:
     deep = ApiConfig(served_model_names=("m",), max_schema_bytes=200_000)
     with pytest.raises(InvalidRequest, match="64 deep at most"):
         check_grammar("start: %json " + "[" * 100_000, "x", deep)
+
+
+def test_what_a_keyword_holds_is_held_to_it_however_deep() -> None:
+    for name in ("maximum", "const", "enum"):
+        value: Any = [INT64_MIN]
+        for _ in range(20):
+            value = [{"allOf": value}]
+        with pytest.raises(InvalidRequest, match=f"{name} must not be less than"):
+            schema_text({"properties": {"a": {name: value}}}, "p", ROOMY)
+
+
+def test_patterns_are_counted_within_each_allof() -> None:
+    def joined(count: int) -> dict[str, Any]:
+        return {"allOf": [{"pattern": "a"}] * count}
+
+    most = CONFIG.max_patterns_at_once
+    assert schema_text({"anyOf": [joined(most), joined(most)], "pattern": "a"}, "p", CONFIG)
+    with pytest.raises(InvalidRequest, match="allOf may join at most"):
+        schema_text({"anyOf": [joined(most), {"items": joined(most + 1)}]}, "p", CONFIG)
+    with pytest.raises(InvalidRequest, match="allOf may join at most"):
+        schema_text({"allOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": joined(most), "b": joined(1)}}, "p", CONFIG)
+
+
+def test_a_grammar_may_have_few_places_that_only_look_like_a_schema() -> None:
+    check_grammar('start: "%json" ' * 10, "p", ROOMY)
+    with pytest.raises(InvalidRequest, match="more than 16 %json without JSON"):
+        check_grammar('start: "%json" ' * 17, "p", ROOMY)

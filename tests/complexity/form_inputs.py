@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -63,7 +64,12 @@ def _form(**fields: Any) -> Work:
 
 def _calls(style: ToolStyle, parameters_of: Callable[[int], dict[str, Any]], n: int) -> Work:
     tool = CallableTool("f", parameters_of(n), is_strict=True)
-    return lambda: call_grammar(style, [tool], CallRules(must_call=True, parallel=True))
+
+    def work() -> None:
+        with suppress(ValueError):  # too much, which is told on the way
+            call_grammar(style, [tool], CallRules(must_call=True, parallel=True))
+
+    return work
 
 
 def _properties_and_definitions(n: int) -> dict[str, Any]:
@@ -126,7 +132,6 @@ FORM_INPUTS = [
             50,
             CONFIG.max_schema_depth - 2,
             "loop",
-            pending="what is inside such a keyword is looked at again for each that it is inside of",
         )
         for keyword in ("allOf", "enum")
     ),
@@ -146,7 +151,6 @@ FORM_INPUTS = [
         32_000,
         _SCHEMA_BYTES,
         "loop",
-        pending="every fault of a schema in a grammar is told with its line, counted from the start",
     ),
     WorstInput(
         "grammar: %json in strings of JSON",
@@ -155,7 +159,6 @@ FORM_INPUTS = [
         32_000,
         _SCHEMA_BYTES,
         "loop",
-        pending="every fault of a schema in a grammar is told with its line, counted from the start",
     ),
     WorstInput(
         "choice: many",
@@ -180,10 +183,9 @@ FORM_INPUTS = [
         "tools, pythonic: many properties and a large definition",
         ("text/tool_grammar.py",),
         partial(_calls, ToolStyle.PYTHONIC, _properties_and_definitions),
-        50,
+        150,
         1_000,
         "loop",
-        pending="each property's grammar has all definitions of the schema",
     ),
     WorstInput(
         "tools, pythonic: many required properties",
@@ -192,7 +194,6 @@ FORM_INPUTS = [
         1_000,
         3_000,
         "loop",
-        pending="each property is looked for in the list of the required ones",
     ),
     WorstInput(
         "regex: long",

@@ -183,3 +183,17 @@ def test_a_keyword_that_is_not_honoured_is_a_refusal_for_strict_functions_only()
 def test_what_python_cannot_call(parameters: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="f have"):
         call_grammar(ToolStyle.PYTHONIC, [CallableTool("f", parameters, is_strict=False)], CallRules(True, True))
+
+
+def test_definitions_are_repeated_for_properties_that_refer_and_up_to_a_bound() -> None:
+    rules = CallRules(must_call=True, parallel=True)
+
+    def grammar(num_properties: int, value: dict[str, Any]) -> str:
+        definitions = {"large": {"enum": ["x" * 1_000]}}
+        schema = {"properties": {f"a{i}": value for i in range(num_properties)}, "$defs": definitions}
+        return call_grammar(ToolStyle.PYTHONIC, [CallableTool("f", schema, is_strict=True)], rules)
+
+    assert grammar(100, {"type": "boolean"}).count("x" * 1_000) == 0
+    assert grammar(100, {"items": {"$ref": "#/$defs/large"}}).count("x" * 1_000) == 100
+    with pytest.raises(ValueError, match="the properties have more than 1048576 characters"):
+        grammar(2_000, {"$ref": "#/$defs/large"})
