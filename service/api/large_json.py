@@ -2,7 +2,7 @@
 
 A body of ids is all values and no text: orjson takes 100 ms for a list of two million and 600 ms for as many short
 lists, in one call that stops every thread. Here long runs of integers are cut out and parsed a piece at a time,
-strings are skipped one by one, and what is left is small or the body is refused.
+strings are skipped, and what is left is small or the body is refused. Every byte is looked at a fixed number of times.
 """
 
 from __future__ import annotations
@@ -19,42 +19,70 @@ LARGE_BYTES = 128 * 1024
 """A smaller body is parsed at once: at most 10 ms, whatever it holds."""
 _RUN_BYTES = 4096
 _PIECE_BYTES = 64 * 1024
+_STRING_PIECE_BYTES = 1024 * 1024
 _MAX_REST_BYTES = 512 * 1024
 
-_STRING_OR_RUN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|\[[\s\d,-]{%d,}+\]' % _RUN_BYTES, re.DOTALL)
+# No part of these can be given back and tried anew: a pattern that can is quadratic in a string that does not end.
+_STRING_OR_RUN = re.compile(rb'"|\[(?=[\s\d,-]{%d})' % _RUN_BYTES)
+_IN_STRING = re.compile(rb'(?:[^"\\]++|(?:\\.)++)*+', re.DOTALL)
+_RUN = re.compile(rb"\[([\s\d,-]++)\]")
 _RUN_KEY = "\ue000run"
 """Stands for a run. A client that writes it itself gets one of its own lists."""
 
 
-def parse_large(body: bytes) -> Any:
+def parse_large(body: bytes | bytearray) -> Any:
     """The value; orjson.JSONDecodeError if it is not JSON, InvalidRequest if it holds too many values.
 
     To be called off the event loop.
     """
     runs: list[list[int]] = []
-    rest: list[bytes] = []
+    kept: list[bytes | bytearray] = []
     num_rest_bytes, position = 0, 0
-    for match in _STRING_OR_RUN.finditer(body):
-        between = body[position : match.start()]
-        num_rest_bytes = _check_rest(num_rest_bytes + len(between))
-        found = match.group()
-        if found.startswith(b"["):
-            runs.append(_parse_run(found[1:-1]))
-            found = b'{"%s":%d}' % (_RUN_KEY.encode(), len(runs) - 1)
-        rest += (between, found)
-        position = match.end()
-    _check_rest(num_rest_bytes + len(body) - position)
-    rest.append(body[position:])
-    return _put_back(orjson.loads(b"".join(rest)), runs)
-
-
-def _check_rest(num_bytes: int) -> int:
-    if num_bytes > _MAX_REST_BYTES:
+    for start, end, run in _strings_and_runs(body):
+        num_rest_bytes += start - position + 1
+        if num_rest_bytes > _MAX_REST_BYTES:
+            break
+        kept.append(body[position:start])
+        if run is None:
+            kept.append(body[start:end])
+        else:
+            runs.append(_parse_run(run))
+            kept.append(b'{"%s":%d}' % (_RUN_KEY.encode(), len(runs) - 1))
+        position = end
+    if num_rest_bytes + len(body) - position > _MAX_REST_BYTES:
         raise InvalidRequest(
             "The body holds too many values: besides strings and long lists of integers it may have at most "
             f"{_MAX_REST_BYTES} bytes."
         )
-    return num_bytes
+    kept.append(body[position:])
+    return _put_back(orjson.loads(b"".join(kept)), runs)
+
+
+def _strings_and_runs(body: bytes | bytearray) -> Iterator[tuple[int, int, bytes | None]]:
+    """Start and end of each string and of each run, with what is in a run. It ends early where there is more else than
+    there may be."""
+    position = end = 0
+    while found := _STRING_OR_RUN.search(body, position, end + _MAX_REST_BYTES + _RUN_BYTES):
+        start, position = found.span()
+        if found.group() == b'"':
+            position = end = _end_of_string(body, position)
+            yield start, end, None
+        elif run := _RUN.match(body, start):
+            position = end = run.end()
+            yield start, end, run.group(1)
+
+
+def _end_of_string(body: bytes | bytearray, position: int) -> int:
+    """Behind the closing quote of the string that began before `position`, or the body's end if it has none."""
+    while True:
+        inside = _IN_STRING.match(body, position, position + _STRING_PIECE_BYTES)
+        assert inside is not None
+        end = inside.end()
+        if body[end : end + 1] == b'"':
+            return end + 1
+        if end == position:  # at the body's end, or before a last backslash
+            return len(body)
+        position = end
 
 
 def _parse_run(text: bytes) -> list[int]:
@@ -77,14 +105,17 @@ def _pieces(text: bytes) -> Iterator[bytes]:
 
 
 def _put_back(value: Any, runs: list[list[int]]) -> Any:
-    """The value with each run in its place. Only few values are left to be looked at."""
-    if not runs:
-        return value
-    if isinstance(value, list):
-        return [_put_back(item, runs) for item in value]
-    if isinstance(value, dict):
-        if value.keys() == {_RUN_KEY}:
-            index = value[_RUN_KEY]
-            return runs[index] if type(index) is int and 0 <= index < len(runs) else value
-        return {key: _put_back(item, runs) for key, item in value.items()}
-    return value
+    """The value with each run in its place. Only few values are left to be looked at, nested as deep as they like."""
+    whole = [value]
+    unseen: list[Any] = [whole] if runs else []
+    while unseen:
+        holder = unseen.pop()
+        for place, item in holder.items() if isinstance(holder, dict) else enumerate(holder):
+            if isinstance(item, dict) and item.keys() == {_RUN_KEY}:
+                index = item[_RUN_KEY]
+                if type(index) is int and 0 <= index < len(runs):
+                    holder[place] = runs[index]
+                    continue
+            if isinstance(item, list | dict):
+                unseen.append(item)
+    return whole[0]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from typing import Any
@@ -66,6 +67,67 @@ def test_what_only_looks_like_the_name_of_a_run_is_left_alone() -> None:
     assert parse_large(body)[1:] == [{"\ue000run": 7}, {"\ue000run": "x"}, {"\ue000run": True}]
 
 
+@pytest.mark.parametrize("depth", [400, 900])
+def test_a_run_may_be_nested_as_deep_as_in_a_small_body(depth: int) -> None:
+    value = parse_large(b"[" * depth + orjson.dumps(IDS) + b"]" * depth)
+    for _ in range(depth):
+        (value,) = value
+    assert value == IDS
+
+
+HOSTILE = {
+    "a string that does not end, of quotes": (b'"', b'\\"', b""),
+    "a string that does not end, of backslashes": (b'"', b"\\\\", b""),
+    "a string of escapes": (b'"', b'a\\"', b'"'),
+    "strings of one escape": (b"[", b'"\\"",', b'""]'),
+    "strings without commas": (b"", b'""', b""),
+    "lists that do not end": (b"", b"[", b""),
+    "short lists": (b"[", b"[],", b"0]"),
+    "objects in objects": (b"", b'{"a":', b""),
+    "keys": (b"{", b'"a":1,', b'"b":1}'),
+    "ids": (b"[", b"7,", b"7]"),
+    "ids that do not end": (b"[", b"7,", b""),
+    "lists of ids that do not end": (b"", b"[" + b"7" * 4096, b""),
+    "digits": (b"[", b"7", b""),
+    "white space": (b"[", b" \n", b""),
+    "white space in a list": (b"[1", b" ", b"]"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_the_time_grows_with_the_body_and_no_faster(kind: str) -> None:
+    before, repeated, behind = HOSTILE[kind]
+
+    def seconds(num_bytes: int) -> float:
+        body = before + repeated * (num_bytes // len(repeated)) + behind
+        taken = []
+        for _ in range(3):
+            began_s = time.thread_time()
+            with contextlib.suppress(InvalidRequest, orjson.JSONDecodeError):
+                parse_large(body)
+            taken.append(time.thread_time() - began_s)
+        return min(taken)
+
+    assert seconds(20_000) < 0.3
+    first, second, third = (max(seconds(num_bytes), 0.003) for num_bytes in (300_000, 600_000, 1_200_000))
+    assert second < 3 * first
+    assert third < 3 * second
+
+
+@given(
+    st.lists(st.sampled_from(['"', "\\", "a", "[", "]", "7", ",", " " * 5000, "7," * 3000]), max_size=30).map("".join)
+)
+def test_what_is_not_json_is_refused_as_in_a_small_body(text: str) -> None:
+    body = text.encode()
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        with pytest.raises(orjson.JSONDecodeError):
+            parse_large(body)
+    else:
+        assert parse_large(body) == value
+
+
 def test_text_is_not_structure() -> None:
     text = '[1,2],{"a":"b"},' * 200_000
     assert parse_large(orjson.dumps({"prompt": text})) == {"prompt": text}
@@ -79,7 +141,8 @@ def longest_wait_s(server: RunningServer, request: Any) -> float:
         nonlocal longest_s
         while not done.is_set():
             started_s = time.perf_counter()
-            server.on_loop(lambda: None)
+            with contextlib.suppress(TimeoutError):
+                server.on_loop(lambda: None)
             longest_s = max(longest_s, time.perf_counter() - started_s)
             time.sleep(0.001)
 
@@ -89,6 +152,17 @@ def longest_wait_s(server: RunningServer, request: Any) -> float:
     done.set()
     watching.join()
     return longest_s
+
+
+def test_a_string_that_does_not_end_does_not_hold_up_the_event_loop() -> None:
+    body = b'{"x":"' + b"x" * 100_000 + b'","prompt":"' + b'\\"' * 16_000
+    with running() as server, httpx.Client(base_url=server.base_url, timeout=60) as http:
+
+        def post() -> None:
+            response = http.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
+            assert "not valid JSON" in error_of(response)["message"]
+
+        assert longest_wait_s(server, post) < 1
 
 
 @pytest.mark.load
