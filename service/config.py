@@ -83,6 +83,7 @@ class ApiConfig:
     tool_call_parser: how the model writes tool calls; `auto` reads it from the chat template.
     default_chat_template_kwargs: variables of the chat template for requests that do not set them.
     reasoning_parser: `auto` splits reasoning from content if the chat template speaks of it.
+    max_total_body_bytes: what all requests together may hold of bodies that are being read or parsed; beyond, 503.
     max_patterns_at_once: patterns that one text must match together (allOf, & of a grammar): the time to compile them
         doubles with each.
     max_messages: of a chat; no more may be its content parts and calls of tools, of all messages together.
@@ -103,6 +104,7 @@ class ApiConfig:
     default_chat_template_kwargs: Mapping[str, object] = field(default_factory=dict)
     reasoning_parser: Literal["auto", "none"] = "auto"
     max_body_bytes: int = 8 * 1024 * 1024
+    max_total_body_bytes: int = 256 * 1024 * 1024
     body_timeout_s: float = 30.0
     max_n: int = 128
     max_prompts_per_call: int = 128

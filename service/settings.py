@@ -101,6 +101,9 @@ class Settings(BaseSettings):
     )
     max_connections: int = Field(10_000, ge=1, description="open connections at most")
     max_body_bytes: ByteSize = Field(ByteSize(8 * 1024**2), gt=0, description="largest request body")
+    max_total_body_bytes: ByteSize = Field(
+        ByteSize(256 * 1024**2), gt=0, description="request bodies held at once while they are read; beyond, 503"
+    )
     shutdown_timeout: FiniteFloat = Field(30.0, ge=0, description="seconds that running requests have after SIGTERM")
     metrics_compat: Literal["vllm", "none"] = Field("vllm", description="also export the vllm:* metric names")
     stream_interval_ms: FiniteFloat | None = Field(
@@ -213,6 +216,12 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _check_body_bytes(self) -> Settings:
+        if self.max_total_body_bytes < self.max_body_bytes:
+            raise ValueError("max-total-body-bytes must be at least max-body-bytes")
+        return self
+
+    @model_validator(mode="after")
     def _check_certificate(self) -> Settings:
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
             raise ValueError("ssl-keyfile means nothing without ssl-certfile")
@@ -309,6 +318,7 @@ class Settings(BaseSettings):
             tool_call_parser=self.tool_call_parser,
             reasoning_parser=self.reasoning_parser,
             max_body_bytes=int(self.max_body_bytes),
+            max_total_body_bytes=int(self.max_total_body_bytes),
         )
 
     def _keys(self) -> tuple[str, ...]:

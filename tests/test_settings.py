@@ -153,3 +153,10 @@ def test_a_loopback_address_without_keys_has_no_other_name(flags: list[str], hos
 def test_what_is_no_name_of_a_host_is_refused(name: str):
     with pytest.raises(ConfigError, match=r"allowed-hosts: .* is no name of a host"):
         read_settings(["--allowed-hosts", name])
+
+
+def test_one_body_fits_what_all_may_hold() -> None:
+    with pytest.raises(ConfigError, match="max-total-body-bytes must be at least max-body-bytes"):
+        read_settings(["--max-body-bytes", "300MiB"])
+    config = read_settings(["--max-body-bytes", "300MiB", "--max-total-body-bytes", "1GiB"]).api_config()
+    assert (config.max_body_bytes, config.max_total_body_bytes) == (300 * 2**20, 2**30)

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 
 from service.api.allowed_hosts import AllowedHosts
 from service.api.bearer_auth import BearerAuth
+from service.api.body_budget import BodyBudget
 from service.api.body_limits import BodyLimits
 from service.api.chat_completions import ChatCompletions
 from service.api.completions import Completions
@@ -74,7 +75,12 @@ def create_app(
             *([] if "*" in config.allowed_hosts else [Middleware(AllowedHosts, names=config.allowed_hosts)]),
             Middleware(BearerAuth, keys=config.api_keys, guards_metrics=config.guard_metrics),
             *([] if config.max_requests_per_key is None else [Middleware(KeyLimit, most=config.max_requests_per_key)]),
-            Middleware(BodyLimits, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s),
+            Middleware(
+                BodyLimits,
+                max_bytes=config.max_body_bytes,
+                timeout_s=config.body_timeout_s,
+                budget=BodyBudget(config.max_total_body_bytes),
+            ),
         ],
         lifespan=lambda _: _lifespan(context),
     )

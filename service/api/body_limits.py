@@ -1,4 +1,4 @@
-"""How large a body may be, and how long it may take to arrive."""
+"""How large a body may be, how long it may take to arrive, and how much all of them may hold together."""
 
 from __future__ import annotations
 
@@ -7,36 +7,49 @@ import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.api.body_budget import BodyBudget, BodyShare
 from service.api.http_only import http_only
 from service.api.request_headers import header_of
-from service.errors import BodyTimeout, PayloadTooLarge
+from service.errors import BodyTimeout, Overloaded, PayloadTooLarge
 
 
 class BodyLimits:
-    """Bounds the size of a body and the time that it may take to arrive."""
+    """Bounds the size of a body, the time that it may take to arrive, and the bytes of all bodies.
 
-    def __init__(self, app: ASGIApp, max_bytes: int, timeout_s: float) -> None:
+    Puts the body's share of `budget` into the request's state as `body_share`; whoever has parsed the body gives it
+    back.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int, timeout_s: float, budget: BodyBudget) -> None:
         self._app = app
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
+        self._budget = budget
 
     @http_only
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        length = header_of(scope, b"content-length")
-        body = _LimitedBody(receive, self._max_bytes, self._timeout_s)
-        if length.isascii() and length.isdigit():
-            body.check_size(int(length))
-        await self._app(scope, body.receive, send)
+        share = self._budget.share()
+        body = _LimitedBody(receive, self._max_bytes, self._timeout_s, share)
+        scope["state"]["body_share"] = share
+        try:
+            length = header_of(scope, b"content-length")
+            if length.isascii() and length.isdigit():
+                body.check_size(int(length))
+                self._budget.check_room(int(length))
+            await self._app(scope, body.receive, send)
+        finally:
+            share.give_back()
 
 
 class _LimitedBody:
     """A `receive` that counts. Once the body is complete it only passes on."""
 
-    def __init__(self, receive: Receive, max_bytes: int, timeout_s: float) -> None:
+    def __init__(self, receive: Receive, max_bytes: int, timeout_s: float, share: BodyShare) -> None:
         self._receive = receive
         self._max_bytes = max_bytes
         self._deadline_s = time.monotonic() + timeout_s
         self._timeout_s = timeout_s
+        self._share = share
         self._num_bytes = 0
         self._is_complete = False
 
@@ -48,13 +61,20 @@ class _LimitedBody:
         if self._is_complete:
             return await self._receive()
         try:
-            async with asyncio.timeout_at(self._deadline()):
+            async with self._share.wait_until(self._deadline()):
                 message = await self._receive()
         except TimeoutError:
-            raise BodyTimeout(f"The body did not arrive within {self._timeout_s:g} s.") from None
-        self._num_bytes += len(message.get("body", b""))
+            if not self._share.is_lost:
+                raise BodyTimeout(f"The body did not arrive within {self._timeout_s:g} s.") from None
+        if self._share.is_lost:
+            raise Overloaded("the room of this body is needed for smaller ones; try again later")
+        num_bytes = len(message.get("body", b""))
+        self._num_bytes += num_bytes
         self.check_size(self._num_bytes)
-        self._is_complete = message["type"] != "http.request" or not message.get("more_body", False)
+        self._share.take(num_bytes)
+        if message["type"] != "http.request" or not message.get("more_body", False):
+            self._is_complete = True
+            self._share.finish()
         return message
 
     def _deadline(self) -> float:

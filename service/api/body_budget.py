@@ -1,0 +1,104 @@
+"""How many bytes of bodies all requests together may hold while they are read and parsed."""
+
+from __future__ import annotations
+
+import asyncio
+
+from service.errors import Overloaded
+
+_RETRY_AFTER_S = 1.0
+
+
+class BodyBudget:
+    """The bytes of all bodies that are being read or parsed. Event-loop thread.
+
+    Bytes count when they arrive, so that to declare a length costs the others nothing. Where they do not fit, the
+    largest body that is still under way gives way, be it the one that wants more (as the longest queue of a shared
+    buffer does): small bodies get through whatever large ones do, and who stalls many large ones loses them.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._num_bytes = 0
+        self._under_way: dict[BodyShare, None] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Held now."""
+        return self._num_bytes
+
+    def share(self) -> BodyShare:
+        """A share for one more body, still empty."""
+        share = BodyShare(self)
+        self._under_way[share] = None
+        return share
+
+    def check_room(self, declared_bytes: int) -> None:
+        """Overloaded if a body of this length would have to give way as things are."""
+        too_much = self._num_bytes + declared_bytes - self._most_bytes
+        if too_much > 0 and too_much > sum(
+            share.num_bytes for share in self._under_way if share.num_bytes > declared_bytes
+        ):
+            raise self._overloaded()
+
+    def take(self, share: BodyShare, num_bytes: int) -> None:
+        while self._num_bytes + num_bytes > self._most_bytes:
+            largest = max(self._under_way, key=lambda each: each.num_bytes)
+            if largest.num_bytes <= share.num_bytes + num_bytes:
+                raise self._overloaded()
+            largest.give_way()
+        share.num_bytes += num_bytes
+        self._num_bytes += num_bytes
+
+    def finish(self, share: BodyShare) -> None:
+        self._under_way.pop(share, None)
+
+    def give_back(self, share: BodyShare) -> None:
+        self.finish(share)
+        self._num_bytes -= share.num_bytes
+        share.num_bytes = 0
+
+    def _overloaded(self) -> Overloaded:
+        return Overloaded(
+            f"requests that are being read hold {self._num_bytes} bytes of bodies; the limit is {self._most_bytes}; "
+            "try again later",
+            retry_after_s=_RETRY_AFTER_S,
+        )
+
+
+class BodyShare:
+    """What one body holds of the budget. `give_back` ends it, and may be called again.
+
+    is_lost: it had to give way to other bodies while it was under way; what has arrived of it must be dropped.
+    """
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self._waiting: asyncio.Timeout | None = None
+        self.num_bytes = 0
+        self.is_lost = False
+
+    def wait_until(self, when_s: float) -> asyncio.Timeout:
+        """As `asyncio.timeout_at`, for a wait for more of the body: it is over, too, when the share is lost."""
+        self._waiting = asyncio.timeout_at(0.0 if self.is_lost else when_s)
+        return self._waiting
+
+    def take(self, num_bytes: int) -> None:
+        """So many bytes have arrived, and the wait is over. Overloaded if this body must give way to the others."""
+        self._waiting = None
+        self._budget.take(self, num_bytes)
+
+    def finish(self) -> None:
+        """The body is complete. It gives way no more: its bytes go when it is parsed, which is soon."""
+        self._budget.finish(self)
+
+    def give_way(self) -> None:
+        self.is_lost = True
+        if self._waiting is not None:
+            self._waiting.reschedule(0.0)
+        self.give_back()
+
+    def give_back(self) -> None:
+        """The bytes are no longer held."""
+        self._waiting = None
+        self._budget.give_back(self)
