@@ -80,6 +80,7 @@ def create_app(
                 max_bytes=config.max_body_bytes,
                 timeout_s=config.body_timeout_s,
                 budget=BodyBudget(config.max_total_body_bytes),
+                on_end=texts.note_large_work,
             ),
         ],
         lifespan=lambda _: _lifespan(context),

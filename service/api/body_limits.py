@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -17,14 +18,17 @@ class BodyLimits:
     """Bounds the size of a body, the time that it may take to arrive, and the bytes of all bodies.
 
     Puts the body's share of `budget` into the request's state as `body_share`; whoever has parsed the body gives it
-    back.
+    back. on_end: told at a request's end how many bytes its body had, as far as it came.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int, timeout_s: float, budget: BodyBudget) -> None:
+    def __init__(
+        self, app: ASGIApp, max_bytes: int, timeout_s: float, budget: BodyBudget, on_end: Callable[[int], None]
+    ) -> None:
         self._app = app
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
         self._budget = budget
+        self._on_end = on_end
 
     @http_only
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -39,6 +43,7 @@ class BodyLimits:
             await self._app(scope, body.receive, send)
         finally:
             share.give_back()
+            self._on_end(body.num_bytes)
 
 
 class _LimitedBody:
@@ -50,7 +55,7 @@ class _LimitedBody:
         self._deadline_s = time.monotonic() + timeout_s
         self._timeout_s = timeout_s
         self._share = share
-        self._num_bytes = 0
+        self.num_bytes = 0
         self._is_complete = False
 
     def check_size(self, num_bytes: int) -> None:
@@ -69,8 +74,8 @@ class _LimitedBody:
         if self._share.is_lost:
             raise Overloaded("the room of this body is needed for smaller ones; try again later")
         num_bytes = len(message.get("body", b""))
-        self._num_bytes += num_bytes
-        self.check_size(self._num_bytes)
+        self.num_bytes += num_bytes
+        self.check_size(self.num_bytes)
         self._share.take(num_bytes)
         if message["type"] != "http.request" or not message.get("more_body", False):
             self._is_complete = True

@@ -64,6 +64,11 @@ def num_characters(messages: Sequence[ChatMessage]) -> int:
     return sum(len(text) for text in texts if text) + _CHARACTERS_AROUND_A_MESSAGE * len(messages)
 
 
+def num_content_characters(messages: Sequence[ChatMessage]) -> int:
+    """Of what was said: a template may leave out all else, but not this."""
+    return sum(len(_text_of(message.content)) for message in messages)
+
+
 def _template_message(message: ChatMessage, template: ChatTemplate, index: int, most: int) -> dict[str, object]:
     role: str = message.role
     if role == "developer" and not template.knows_role(role):

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import orjson
 from starlette.types import Receive
 
-from service.api.chat_messages import check_messages, num_characters, template_messages
+from service.api.chat_messages import check_messages, num_characters, num_content_characters, template_messages
 from service.api.context import ApiContext
+from service.api.prompt_bound import PromptBound
+from service.api.prompt_ids import checked_by, undivided
 from service.api.serving_state import ServedModel
-from service.api.token_budget import check_can_fit
 from service.api.token_checks import check_token_ids
 from service.api.tools import ToolUse, check_tools
 from service.errors import InvalidRequest, UnsupportedParameter
 from service.protocol.chat import ChatMessage, ChatPromptFields
 from service.text.chat_prompt import PromptOptions, encode_chat
 from service.text.chat_template import ChatTemplate, TemplateRefusal
+from service.text.long_text import UndividedTextTooLong
 
 TEMPLATE_OPTIONS = frozenset(
     {"enable_thinking", "thinking", "preserve_thinking", "reasoning_effort", "date_string", "builtin_tools"}
@@ -75,18 +76,25 @@ async def chat_prompt_ids(
     """Ids of the rendered prompt; InvalidRequest with the template's words if it refuses, or if the arguments of a call
     are not what they must be. See `TextPool.run_prompt`.
 
-    must_fit: ContextLengthExceeded, before they are tokenized, if so many characters cannot fit the context.
+    must_fit: as of PromptBound, whose checks come before the messages are rendered, before they are tokenized, and
+    while they are.
     """
-    check = partial(check_can_fit, model=model, param="messages") if must_fit else None
+    bound = PromptBound(model, "messages", must_fit=must_fit)
+    bound.check_characters(num_content_characters(chat.messages))
 
-    def encoded() -> list[int]:
+    def encoded(go_on: Callable[[], None]) -> list[int]:
         messages = template_messages(chat.messages, chat.template, context.config.max_arguments_characters)
-        ids = encode_chat(model.tokenizer, chat.template, messages, chat.options, check)
+        check = checked_by(bound, go_on)
+        ids = encode_chat(model.tokenizer, chat.template, messages, chat.options, bound.check_characters, check)
+        if not must_fit:  # else whoever knows max_tokens checks the whole
+            bound.check_tokens(len(ids))
         check_token_ids(ids, model.vocab_size, "messages")  # a tokenizer may have tokens that its model has not
         return ids
 
     try:
         return await context.texts.run_prompt(receive, chat.num_characters, encoded)
+    except UndividedTextTooLong as error:
+        raise undivided(error, bound) from error
     except TemplateRefusal as error:
         raise InvalidRequest(
             f"The chat template refuses these messages: {str(error)[:200]}", param="messages"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import cast
 
@@ -17,10 +17,11 @@ from service.api.generation import Generation
 from service.api.json_body import read_json_object
 from service.api.member_limits import check_members
 from service.api.output_form import compile_form
+from service.api.prompt_bound import PromptBound
+from service.api.prompt_ids import text_ids
 from service.api.request_building import CallHead, CallPrompts, truncated
 from service.api.serving_state import GenerationDefaults, ServedModel
 from service.api.submission import call_head, submit
-from service.api.token_budget import check_can_fit
 from service.api.token_checks import check_range, check_token_ids
 from service.api.validation import CheckedCall, check_call
 from service.api.wire_parsing import parse
@@ -87,11 +88,11 @@ class Completions:
         self, http: Request, prompts: Sequence[str | list[int]], call: CheckedCall, model: ServedModel, special: bool
     ) -> list[list[int]]:
         """Ids of each prompt: text as the tokenizer does it, with `special` tokens added; ids as they are."""
-        if call.truncate_prompt_tokens is None:
-            check_can_fit(max((len(p) for p in prompts if isinstance(p, str)), default=0), model, "prompt")
+        bound = PromptBound(model, "prompt", must_fit=call.truncate_prompt_tokens is None)
+        bound.check_characters(max((len(p) for p in prompts if isinstance(p, str)), default=0))
         num_characters = sum(len(p) if isinstance(p, str) else len(p) // _IDS_A_CHARACTER for p in prompts)
         ids = await self._context.texts.run_prompt(
-            http.receive, num_characters, lambda: [_encode(prompt, model, special) for prompt in prompts]
+            http.receive, num_characters, lambda go_on: [_encode(p, bound, special, go_on) for p in prompts]
         )
         return [truncated(each, call, model) for each in ids]
 
@@ -145,10 +146,10 @@ def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str 
     return list(cast(list[str | list[int]], prompt))
 
 
-def _encode(prompt: str | list[int], model: ServedModel, special: bool) -> list[int]:
-    ids = prompt if isinstance(prompt, list) else model.tokenizer.encode(prompt, add_special_tokens=special)
+def _encode(prompt: str | list[int], bound: PromptBound, special: bool, go_on: Callable[[], None]) -> list[int]:
+    ids = prompt if isinstance(prompt, list) else text_ids(prompt, bound, special, go_on)
     if not ids:
         raise InvalidRequest(_NO_TEXT, param="prompt")
     # Text may have others too: tokens that were added to the tokenizer.
-    check_token_ids(ids, model.vocab_size, "prompt")
+    check_token_ids(ids, bound.model.vocab_size, "prompt")
     return ids

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.api.disconnect import ClientGone
 from service.api.error_responses import error_response, from_starlette, internal_error, nobody_there
 from service.api.http_only import http_only
-from service.errors import RequestError
+from service.errors import Overloaded, RequestError
 from service.metrics.recorder import Recorder
 
 _logger = logging.getLogger(__name__)
@@ -43,6 +43,10 @@ class ErrorBarrier:
             await response(scope, receive, send)
         except RequestError as error:  # in no other variable: with its traceback it would be a reference cycle
             await self._refuse(error, scope, receive, None if started else send)
+        except MemoryError:  # whatever it was that needed it is gone with its frames
+            await self._refuse(
+                Overloaded("memory is short; try again later"), scope, receive, None if started else send
+            )
         except Exception:  # a defect of ours: it costs this request, not the connection
             _logger.exception("request %s failed", scope["state"]["request_id"])
             await self._refuse(internal_error(), scope, receive, None if started else send)

@@ -8,6 +8,7 @@ work on it.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,8 @@ from typing import TypeVar
 
 from starlette.types import Receive
 
-from service.api.disconnect import run_unless_disconnected
+from service.api.disconnect import ClientGone, run_unless_disconnected
+from service.api.freed_memory import FreedMemory
 from service.core.host_times import HostTimes
 from service.errors import Overloaded
 
@@ -23,9 +25,11 @@ Result = TypeVar("Result")
 
 _INLINE_CHARACTERS = 4096
 """About 2 ms of byte-level BPE; a thread hop costs 0.1 ms and more under load."""
+_LARGE_CHARACTERS = 128 * 1024
+"""Work on so many leaves memory behind that is worth giving back."""
 _LONG_CHARACTERS = 1024 * 1024
 _MAX_WAITING_CHARACTERS = 16 * 1024 * 1024
-"""For each kind of prompts: two bodies of the largest size, which take 10 to 40 seconds."""
+"""For each kind of prompts: two bodies of the largest size, which take some seconds."""
 _RETRY_AFTER_S = 5.0
 
 
@@ -35,6 +39,7 @@ class TextPool:
     def __init__(self, num_threads: int, times: HostTimes, max_waiting: int = _MAX_WAITING_CHARACTERS) -> None:
         self._times = times
         self._owed = ThreadPoolExecutor(num_threads, thread_name_prefix="headrace-text")
+        self._freed = FreedMemory(self._owed)
         self._prompts = _Lane(num_threads, "headrace-prompt", max_waiting)
         self._long_prompts = _Lane(1, "headrace-long-prompt", max_waiting)
 
@@ -42,20 +47,35 @@ class TextPool:
         """The result of `work`, which handles about `num_characters`. Never refused: a body or an answer."""
         if num_characters <= _INLINE_CHARACTERS:
             return self._note(_timed(work))
-        return self._note(await asyncio.get_running_loop().run_in_executor(self._owed, _timed, work))
+        try:
+            return self._note(await asyncio.get_running_loop().run_in_executor(self._owed, _timed, work))
+        finally:
+            self.note_large_work(num_characters)
 
-    async def run_prompt(self, receive: Receive, num_characters: int, work: Callable[[], Result]) -> Result:
+    async def run_prompt(
+        self, receive: Receive, num_characters: int, work: Callable[[Callable[[], None]], Result]
+    ) -> Result:
         """As `run`, for a prompt. Raises Overloaded if too many characters of prompts wait, ClientGone if the client
-        leaves; work that still waited then is never done. receive: of a request whose body has been read."""
+        leaves; work that still waited then is never done. What `work` is given raises ClientGone in it, too: long work
+        calls it now and then. receive: of a request whose body has been read."""
         if num_characters <= _INLINE_CHARACTERS:
-            return self._note(_timed(work))
+            return self._note(_timed(lambda: work(_go_on)))
         lane = self._prompts if num_characters <= _LONG_CHARACTERS else self._long_prompts
-        return self._note(await run_unless_disconnected(receive, lane.run(num_characters, lambda: _timed(work))))
+        try:
+            return self._note(await run_unless_disconnected(receive, lane.run(num_characters, work)))
+        finally:
+            self.note_large_work(num_characters)
 
     def close(self) -> None:
+        self._freed.close()
         self._prompts.close()
         self._long_prompts.close()
         self._owed.shutdown(wait=False, cancel_futures=True)
+
+    def note_large_work(self, num_characters: int) -> None:
+        """Something of this size is done with, here or elsewhere: the memory that it took is given back soon."""
+        if num_characters > _LARGE_CHARACTERS:
+            self._freed.give_back_soon()
 
     def _note(self, timed: tuple[Result, float]) -> Result:
         result, seconds = timed
@@ -71,23 +91,34 @@ class _Lane:
         self._max_waiting = max_waiting
         self._num_waiting = 0
 
-    async def run(self, num_characters: int, work: Callable[[], Result]) -> Result:
+    async def run(self, num_characters: int, work: Callable[[Callable[[], None]], Result]) -> tuple[Result, float]:
         if self._num_waiting and self._num_waiting + num_characters > self._max_waiting:
             raise Overloaded(
                 f"prompts of {self._num_waiting} characters wait to be read; the limit is {self._max_waiting}; "
                 "try again later",
                 retry_after_s=_RETRY_AFTER_S,
             )
-        future = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        is_over = threading.Event()
+
+        def go_on() -> None:
+            if is_over.is_set():
+                raise ClientGone
+
+        future = asyncio.get_running_loop().run_in_executor(self._threads, _timed, lambda: work(go_on))
         self._num_waiting += num_characters
         try:
             return await future
         finally:
+            is_over.set()
             self._num_waiting -= num_characters
             del future  # a fault knows this frame by its traceback: no reference cycle
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _go_on() -> None:
+    """Asks work that is done at once; nobody can have left meanwhile."""
 
 
 def _timed(work: Callable[[], Result]) -> tuple[Result, float]:

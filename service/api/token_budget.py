@@ -2,20 +2,8 @@
 
 from __future__ import annotations
 
-from service.api.serving_state import ServedModel
 from service.core.stats import EngineSnapshot
 from service.errors import ContextLengthExceeded
-
-
-def check_can_fit(num_characters: int, model: ServedModel, param: str) -> None:
-    """Refuse a text that is too long however it is tokenized: reading 8 MB takes seconds and a gigabyte."""
-    least = model.tokenizer.least_num_tokens(num_characters)
-    if least > model.max_model_len:
-        raise ContextLengthExceeded(
-            f"This model's maximum context length is {model.max_model_len} tokens, but the prompt has at least {least} "
-            "tokens. Please shorten it.",
-            param=param,
-        )
 
 
 def kv_room(snapshot: EngineSnapshot, num_prompt_tokens: int, n: int) -> int:

@@ -14,6 +14,8 @@ from service.api.chat_prompting import chat_prompt_ids, check_chat
 from service.api.context import ApiContext
 from service.api.json_body import read_json_object
 from service.api.member_limits import check_members
+from service.api.prompt_bound import MOST_COUNTED, PromptBound
+from service.api.prompt_ids import text_ids
 from service.api.serving_state import ServedModel
 from service.api.token_checks import check_token_ids
 from service.api.unsupported import check_extra_fields
@@ -56,6 +58,9 @@ class Tokenize:
         model = self._context.state.check_ready()
         fields = parse(DetokenizeRequest, await read_json_object(http, self._context.texts))
         ignored = self._check(fields, fields.model)
+        most = max(MOST_COUNTED, model.max_model_len)
+        if len(fields.tokens) > most:
+            raise InvalidRequest(f"tokens may hold at most {most}, but there are {len(fields.tokens)}.", param="tokens")
 
         def answer() -> str:
             check_token_ids(fields.tokens, model.vocab_size, "tokens")
@@ -70,8 +75,10 @@ class Tokenize:
         fields = parse(TokenizeRequest, body)
         ignored = self._check(fields, fields.model)
         special = fields.add_special_tokens is not False
+        bound = PromptBound(model, "prompt", must_fit=False)
+        bound.check_characters(len(fields.prompt))
         ids = await self._context.texts.run_prompt(
-            receive, len(fields.prompt), lambda: model.tokenizer.encode(fields.prompt, add_special_tokens=special)
+            receive, len(fields.prompt), lambda go_on: text_ids(fields.prompt, bound, special, go_on)
         )
         return ids, ignored, bool(fields.return_token_strs)
 

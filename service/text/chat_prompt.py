@@ -32,11 +32,13 @@ def encode_chat(
     messages: Sequence[Message],
     options: PromptOptions | None = None,
     check_length: Callable[[int], None] | None = None,
+    check_num_ids: Callable[[int], None] | None = None,
 ) -> list[int]:
     """Ids of the rendered messages; `options` say how they end.
 
     The template writes the special tokens, so none are added again (no double BOS). check_length: is told how many
-    characters were rendered before they are tokenized, and may raise. Raises TemplateRefusal.
+    characters were rendered before they are tokenized, and may raise. check_num_ids: `check` of `Tokenizer.encode`.
+    Raises TemplateRefusal, UndividedTextTooLong.
     """
     options = options or PromptOptions()
     shield = Shield(tokenizer.special_texts)
@@ -61,4 +63,4 @@ def encode_chat(
             raise TemplateRefusal("the final message cannot be continued")
     if check_length is not None:
         check_length(len(shield.reveal(text)))
-    return tokenizer.encode_rendered(text, shield.literals)
+    return tokenizer.encode_rendered(text, shield.literals, check_num_ids)

@@ -9,18 +9,12 @@ seen, and `LiteralEncoder` turns the placeholders back into plain text in the mo
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import tokenizers
 
 from service.text.any_of import AnyOf
-
-
-def encode_unlocked(tokenizer: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
-    """Ids of `text`. The library's `encode` would hold the interpreter's lock: 1.6 s for 2 MB of text, in which
-    neither the event loop nor the engine could do anything; this call does not, and takes half as long."""
-    (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-    return list(encoding.ids)
+from service.text.long_text import PieceEncoder
 
 
 class SpecialTexts:
@@ -104,11 +98,13 @@ class LiteralEncoder:
             stand_in_id = self._tokenizer.token_to_id(stand_in)
             assert stand_in_id is not None
             self._special_ids[stand_in_id] = special_id
+        self._pieces = PieceEncoder(self._tokenizer)
 
-    def encode(self, text: str, literals: Mapping[str, str]) -> list[int]:
+    def encode(self, text: str, literals: Mapping[str, str], check: Callable[[int], None] | None = None) -> list[int]:
+        """The ids; `check` and what is raised are as of `PieceEncoder.encode`."""
         replacements = {**self._stand_ins, **literals}
         text = AnyOf(replacements).replace(text, replacements.__getitem__)
-        ids = encode_unlocked(self._tokenizer, text, add_special_tokens=False)
+        ids = self._pieces.encode(text, add_special_tokens=False, check=check)
         return [self._special_ids.get(token_id, token_id) for token_id in ids]
 
 

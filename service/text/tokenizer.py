@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import tokenizers
@@ -10,8 +10,13 @@ from tokenizers import decoders, normalizers
 
 from service.errors import ModelLoadError
 from service.text.byte_level_bpe import MERGES, VOCABULARY, byte_level_bpe, has_byte_level_bpe
-from service.text.special_text import LiteralEncoder, SpecialTexts, encode_unlocked
+from service.text.long_text import PieceEncoder
+from service.text.special_text import LiteralEncoder, SpecialTexts
 from service.text.token_bytes import SpelledBytes, TokenBytes, byte_level_token_bytes
+
+_DECODED_LOCKED = 1024
+"""Ids that the library's `decode` may decode: it holds the interpreter's lock, 0.6 s for a million. `decode_batch` does
+not, and costs a few microseconds more."""
 
 
 class Tokenizer:
@@ -30,6 +35,7 @@ class Tokenizer:
         added = tokenizer.get_added_tokens_decoder()
         special = {token_id: token for token_id, token in added.items() if token.special}
         self._tokenizer = tokenizer
+        self._pieces = PieceEncoder(tokenizer)
         self._literal_encoder: LiteralEncoder | None = None
         # A special token that is matched after normalisation has more spellings than its own text.
         varies = tokenizer.normalizer is not None and any(token.normalized for token in special.values())
@@ -74,30 +80,37 @@ class Tokenizer:
         most = self._most_characters_a_token
         return 0 if most is None else -(-num_characters // most)
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool, check: Callable[[int], None] | None = None) -> list[int]:
         """Ids of text written by whoever may write special tokens: a completion prompt, a rendered template.
 
         add_special_tokens: put the tokens around it that the tokenizer's post-processor wants (BOS and the
-        like).
+        like). check: is told, every 100,000 characters or so, how many ids there are so far, and may raise.
+        UndividedTextTooLong if more than that is too long to be tokenized at once and cannot be divided.
         """
-        return encode_unlocked(self._tokenizer, text, add_special_tokens=add_special_tokens)
+        return self._pieces.encode(text, add_special_tokens=add_special_tokens, check=check)
 
-    def encode_rendered(self, text: str, literals: Mapping[str, str]) -> list[int]:
+    def encode_rendered(
+        self, text: str, literals: Mapping[str, str], check: Callable[[int], None] | None = None
+    ) -> list[int]:
         """Ids of a rendered chat template: its own special tokens are special, a client's are plain text.
 
-        literals: placeholder -> the client's text that it stands for (see `Shield`).
+        literals: placeholder -> the client's text that it stands for (see `Shield`). check, UndividedTextTooLong: as
+        of `encode`.
         """
         if not literals and not self._special_text_varies:
-            return self.encode(text, add_special_tokens=False)
+            return self.encode(text, add_special_tokens=False, check=check)
         if self._literal_encoder is None:
             # Made at the first need: it costs a second copy of the tokenizer, and most servers never need it.
             # Two threads may both make one; the later assignment wins and both are right.
             self._literal_encoder = LiteralEncoder(self._tokenizer)
-        return self._literal_encoder.encode(text, literals)
+        return self._literal_encoder.encode(text, literals, check)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of the ids."""
-        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+        if len(token_ids) <= _DECODED_LOCKED:
+            return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+        (text,) = self._tokenizer.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)
+        return str(text)
 
     def token_text(self, token_id: int) -> str:
         """The token as the vocabulary spells it; empty if the id has none."""

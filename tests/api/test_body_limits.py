@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,6 +11,7 @@ import httpx
 import pytest
 
 from service.api.body_budget import BodyBudget
+from service.api.freed_memory import FreedMemory
 from tests.api.running_server import RunningServer, Scene, running
 from tests.api.wire import COMPLETIONS, completion, error_of
 from tests.raw_connection import POST_HEAD, connect
@@ -154,3 +156,14 @@ def test_a_body_that_is_parsed_is_held_no_more(narrow: RunningServer, budget: li
     with httpx.stream("POST", narrow.base_url + COMPLETIONS, json=body):
         assert narrow.on_loop(lambda: budget[-1].num_bytes) == 0
         narrow.executor.gate.set()
+
+
+def test_memory_is_given_back_of_bodies_that_were_not_read_to_their_end(
+    narrow: RunningServer, budget: list[BodyBudget], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_back = threading.Event()
+    monkeypatch.setattr(FreedMemory, "give_back_soon", lambda _: given_back.set())
+    with stalled(narrow, 1, sent=LARGE - 1):
+        wait_until_held(narrow, budget, LARGE - 1)
+        assert not given_back.is_set()
+    assert given_back.wait(10)

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
+from service.api.body_budget import BodyBudget
 from service.api.body_limits import BodyLimits
 from service.api.error_barrier import ErrorBarrier
 from service.api.http_facts import HttpFacts
@@ -41,7 +42,7 @@ def test_a_surprise_is_a_500_that_says_nothing(server: RunningServer, caplog: py
             Middleware(RequestIds),
             Middleware(HttpFacts, recorder=server.recorder, routes={_fail: "/fail"}, access_log=True),
             Middleware(ErrorBarrier, recorder=server.recorder),
-            Middleware(BodyLimits, max_bytes=10, timeout_s=1),
+            Middleware(BodyLimits, max_bytes=10, timeout_s=1, budget=BodyBudget(10), on_end=print),
         ],
     )
 
@@ -56,6 +57,21 @@ def test_a_surprise_is_a_500_that_says_nothing(server: RunningServer, caplog: py
     assert "secret" not in response.text
     assert "find-me" in caplog.text and "secret" in caplog.text
     assert "GET /fail 500" in caplog.text
+
+
+def test_an_allocation_that_fails_is_a_refusal(
+    server: RunningServer, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def short(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(server.tokenizer, "encode", short)
+        for prompt in ("x", "x" * 10_000):  # here, and on a thread
+            response = http.post(COMPLETIONS, json=completion(prompt=prompt))
+            assert (response.status_code, error_of(response)["code"]) == (503, "overloaded")
+            assert int(response.headers["retry-after"]) > 0
+    assert http.post(COMPLETIONS, json=completion()).status_code == 200
 
 
 def test_a_surprise_after_the_answer_began_adds_nothing_to_it(server: RunningServer) -> None:

@@ -15,6 +15,7 @@ from service.api.allowed_hosts import AllowedHosts
 from service.api.answering import ignored_header
 from service.api.beam_rules import check_beams
 from service.api.bearer_auth import BearerAuth
+from service.api.body_budget import BodyBudget
 from service.api.chat_messages import check_messages, num_characters, template_messages, unknown_fields
 from service.api.draw_rules import check_draw_rules, sampling_fields
 from service.api.error_responses import error_response
@@ -64,7 +65,8 @@ def _refused_or(error: type[Exception], work: Work) -> None:
 def _read_in_pieces(n: int) -> Work:
     """A body that comes a byte at a time."""
     body = b'{"a":"' + b"x" * n + b'"}'
-    scope = {"type": "http", "headers": [(b"content-type", b"application/json")]}
+    share = BodyBudget(_BODY).share()
+    scope = {"type": "http", "headers": [(b"content-type", b"application/json")], "state": {"body_share": share}}
 
     def work() -> None:
         pieces = iter(body)
@@ -179,7 +181,7 @@ DOOR_INPUTS = [
         "JSON: a string of quotes that does not end",
         ("api/large_json.py",),
         lambda n: _large(b'{"prompt":"' + b'\\"' * n),
-        500,
+        50_000,
         _BODY // 2,
         "pool",
     ),

@@ -11,6 +11,7 @@ from tests.complexity.text_inputs import TEXT_INPUTS
 WORST_INPUTS = [*HTTP_INPUTS, *DOOR_INPUTS, *FORM_INPUTS, *TEXT_INPUTS, *ANSWER_INPUTS]
 
 WITHOUT_WORST_INPUT = {
+    "api/body_budget.py": "a number a connection, of which there are 10,000 at most; all are looked at if it is full",
     "api/body_limits.py": "adds up lengths",
     "api/call_trace.py": "keeps the engine's own figures",
     "api/chat_completions.py": "joins others, each in the table",
@@ -18,6 +19,7 @@ WITHOUT_WORST_INPUT = {
     "api/completions.py": "joins others, each in the table",
     "api/context.py": "values only",
     "api/disconnect.py": "looks at no bytes",
+    "api/freed_memory.py": "reads nothing of the request",
     "api/health.py": "reads nothing of the request",
     "api/key_limit.py": "looks a key's name up",
     "api/logprob_budget.py": "adds up lengths",
@@ -25,6 +27,8 @@ WITHOUT_WORST_INPUT = {
     "api/openapi.py": "reads nothing of the request",
     "api/plain_frames.py": "a frame of text that others have read",
     "api/playground.py": "reads nothing of the request",
+    "api/prompt_bound.py": "compares numbers",
+    "api/prompt_ids.py": "joins others, each in the table",
     "api/request_building.py": "adds up lengths and cuts a list, once a prompt",
     "api/serving_state.py": "reads nothing of the request",
     "api/sse.py": "passes on frames",

@@ -11,6 +11,7 @@ from service.text.chat_output import ChatOutput
 from service.text.chat_prompt import encode_chat
 from service.text.chat_template import ChatTemplate
 from service.text.detokenizer import make_detokenizer
+from service.text.long_text import MOST_UNDIVIDED
 from service.text.marker import Marker
 from service.text.reasoning import ReasoningSplitter
 from service.text.special_text import LiteralEncoder, Shield, SpecialTexts
@@ -249,9 +250,17 @@ TEXT_INPUTS = [
     WorstInput("special text: all of it, encoded", ("text/special_text.py",), _literals, 2_000, _BODY // 12, "pool"),
     WorstInput(
         "tokenizer, byte-level: one long word",
-        ("text/tokenizer.py", "text/special_text.py"),
+        ("text/tokenizer.py", "text/long_text.py"),
         lambda n: _encoded(_BYTE_LEVEL, "a" * n),
         20_000,
+        MOST_UNDIVIDED,
+        "pool",
+    ),
+    WorstInput(
+        "tokenizer, byte-level: words, in pieces",
+        ("text/tokenizer.py", "text/long_text.py"),
+        lambda n: _encoded(_BYTE_LEVEL, "a " * (n // 2)),
+        150_000,
         _BODY,
         "pool",
     ),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -122,3 +123,31 @@ def test_nothing_is_known_of_the_least_where_a_normalizer_may_drop_text() -> Non
     inner.normalizer = normalizers.StripAccents()
     assert Tokenizer(inner).least_num_tokens(10**6) == 0
     assert Tokenizer(tiny_tokenizers.byte_fallback()).least_num_tokens(10**6) == 0
+
+
+@given(st.lists(st.integers(0, 400), min_size=1, max_size=40), st.booleans())
+def test_many_ids_are_decoded_as_few_are(ids: list[int], skip: bool) -> None:
+    many = ids * 1100
+    whole = tiny_tokenizers.byte_level().decode(many, skip_special_tokens=skip)
+    assert BYTE_LEVEL.decode(many, skip_special_tokens=skip) == whole
+
+
+def test_decoding_many_ids_does_not_hold_the_interpreter() -> None:
+    ids = [75] * 3_000_000
+    longest_s, done = 0.0, threading.Event()
+
+    def watch() -> None:
+        nonlocal longest_s
+        while not done.is_set():
+            began_s = time.perf_counter()
+            time.sleep(0.001)
+            longest_s = max(longest_s, time.perf_counter() - began_s)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    began_s = time.perf_counter()
+    BYTE_LEVEL.decode(ids)
+    taken_s = time.perf_counter() - began_s
+    done.set()
+    watching.join()
+    assert longest_s < taken_s / 2

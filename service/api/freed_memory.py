@@ -1,0 +1,44 @@
+"""Gives memory back to the system that large work has freed."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+from collections.abc import Callable
+from concurrent.futures import Executor
+
+_AFTER_S = 1.0
+
+
+class FreedMemory:
+    """malloc keeps what lies below anything that still lives, gigabytes after one long text. Event-loop thread.
+
+    threads: where `trim` runs. It takes some milliseconds, in which other threads may wait for malloc; so it comes a
+    moment after the work, when its result is gone too, and no oftener than that.
+    """
+
+    def __init__(self, threads: Executor, trim: Callable[[], None] | None = None, after_s: float = _AFTER_S) -> None:
+        self._threads = threads
+        self._trim = trim or _malloc_trim()
+        self._after_s = after_s
+        self._timer: asyncio.TimerHandle | None = None
+
+    def give_back_soon(self) -> None:
+        """Large work is done."""
+        if self._timer is None and self._trim is not None:
+            self._timer = asyncio.get_running_loop().call_later(self._after_s, self._give_back, self._trim)
+
+    def close(self) -> None:
+        """Before `threads` end."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _give_back(self, trim: Callable[[], None]) -> None:
+        self._timer = None
+        self._threads.submit(trim)
+
+
+def _malloc_trim() -> Callable[[], None] | None:
+    """glibc's; None where another library is."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return None if trim is None else lambda: trim(0)
