@@ -78,6 +78,7 @@ class ApiConfig:
     api_keys: accepted bearer keys, each as KEY or NAME:KEY; none means that the API is open. Keys of one name are one
     client's.
     guard_metrics: /metrics asks for a key too.
+    prefix_cache_scope: who shares cached prefixes: requests of one key's name (`key`), or `all`.
     max_requests_per_key: requests of one key's name that run or wait at most; beyond, 429.
     allowed_origins: origins whose pages may call this server from a browser; `*` for all.
     tool_call_parser: how the model writes tool calls; `auto` reads it from the chat template.
@@ -96,6 +97,7 @@ class ApiConfig:
     served_model_names: tuple[str, ...]
     api_keys: tuple[str, ...] = ()
     guard_metrics: bool = False
+    prefix_cache_scope: Literal["key", "all"] = "key"
     max_requests_per_key: int | None = None
     allowed_hosts: tuple[str, ...] = ("*",)
     allowed_origins: tuple[str, ...] = ()

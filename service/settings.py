@@ -164,6 +164,9 @@ class Settings(BaseSettings):
 
     block_size: int = Field(16, ge=1, le=256, description="tokens in a KV block")
     enable_prefix_caching: bool = Field(True, description="reuse the KV blocks of prompts that begin alike")
+    prefix_cache_scope: Literal["key", "all"] = Field(
+        "key", description="who shares them: requests of one API key (of its name, if it has one), or all"
+    )
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="share of the GPU's memory to use")
     enforce_eager: bool = Field(False, description="launch every kernel by itself, without CUDA graphs")
     kv_cache_memory: ByteSize | None = Field(
@@ -310,6 +313,7 @@ class Settings(BaseSettings):
             served_model_names=self.served_model_name or (self.public_model_name(),),
             api_keys=self._keys(),
             guard_metrics=self.guard_metrics,
+            prefix_cache_scope=self.prefix_cache_scope,
             max_requests_per_key=self.max_requests_per_key,
             allowed_hosts=self._hosts(),
             allowed_origins=self.allowed_origins,

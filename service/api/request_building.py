@@ -12,6 +12,7 @@ from service.api.serving_state import ServedModel
 from service.api.token_budget import kv_room, max_tokens_for
 from service.api.token_checks import check_token_ids
 from service.api.validation import CheckedCall
+from service.config import ApiConfig
 from service.core.grammar import Grammar
 from service.core.request import Request
 from service.core.sampling_params import SamplingParams
@@ -52,9 +53,9 @@ def build_requests(
     head: CallHead,
     *,
     grammar: Grammar | None,
-    max_logprob_entries: int,
+    config: ApiConfig,
 ) -> list[Request]:
-    """One engine request per prompt; ContextLengthExceeded if one does not fit. max_logprob_entries: of the call.
+    """One engine request per prompt; ContextLengthExceeded if one does not fit.
 
     Any thread: bad words are tokenized here.
     """
@@ -66,8 +67,9 @@ def build_requests(
     rules = sampling_fields(call.rules, model, stop_token_ids)
     if call.sampling.temperature == 0:
         rules["min_p"] = 0.0  # means nothing to the most probable token
-    room = logprob_room(call, prompts.token_ids, prompts.num_logprobs, prompts.num_told, max_logprob_entries)
+    room = logprob_room(call, prompts.token_ids, prompts.num_logprobs, prompts.num_told, config.max_logprob_entries)
     num_choices = call.sampling.n if call.beam is None else call.beam.width
+    cache_salt = _cache_salt(call.cache_salt, head.client, config)
     requests = []
     for index, prompt in enumerate(prompts.token_ids):
         max_tokens = max_tokens_for(
@@ -82,9 +84,17 @@ def build_requests(
         sampling = _sampling_params(call, model, rules, stop_token_ids, max_tokens, prompts.num_logprobs)
         request_id, ids = f"{head.call_id}-{index}", tuple(prompt)
         requests.append(
-            Request(request_id, ids, sampling, head.arrival_s, call.cache_salt, call.priority, head.client, grammar)
+            Request(request_id, ids, sampling, head.arrival_s, cache_salt, call.priority, head.client, grammar)
         )
     return requests
+
+
+def _cache_salt(salt: str, client: str, config: ApiConfig) -> str:
+    """What keeps cached prefixes apart: the client's own salt, and by default whose API key it is. Else `cached_tokens`
+    and the time to the first token would tell one client what another has asked."""
+    if config.prefix_cache_scope == "all":
+        return salt
+    return f"{len(client)}:{client}{salt}"  # with the length, so that no client and salt look like another's
 
 
 def _sampling_params(

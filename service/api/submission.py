@@ -39,10 +39,9 @@ async def submit(
     make_output: what tells a choice's output apart. Raises ContextLengthExceeded, InvalidRequest, Overloaded,
     Unavailable.
     """
-    max_entries = context.config.max_logprob_entries
     requests = await context.texts.run(
         sum(map(len, call.rules.bad_words)),
-        lambda: build_requests(call, prompts, model, head, grammar=form.grammar, max_logprob_entries=max_entries),
+        lambda: build_requests(call, prompts, model, head, grammar=form.grammar, config=context.config),
     )
     trace = CallTrace(head, call.model, requests, form.seconds)
     generation = Generation(

@@ -21,7 +21,7 @@ from service.engine.async_engine import AsyncEngine
 from service.engine.engine import Engine
 from service.http_server import HttpServer
 from service.kvcache.block_manager import BlockManager
-from service.kvcache.prefix_cache import NoPrefixCache
+from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
 from service.metrics.instruments import Instruments
 from service.metrics.live_gauges import LiveGauges
 from service.metrics.recorder import Recorder
@@ -60,12 +60,14 @@ SCHEDULER = SchedulerConfig(
 class Scene:
     """What a test may set before the server starts. vocab_size: of the model; None: the tokenizer's.
 
-    added_tokens: the model of `tiny_tokenizers.ADDED_TOKENS` whose tokenizer it has.
+    finds_prefixes: whether there is a prefix cache. added_tokens: the model of `tiny_tokenizers.ADDED_TOKENS` whose
+    tokenizer it has.
     """
 
     config: ApiConfig = field(default_factory=lambda: ApiConfig(served_model_names=(MODEL, "alias")))
     scheduler: SchedulerConfig = SCHEDULER
     num_blocks: int = 4096
+    finds_prefixes: bool = False
     max_model_len: int = 2048
     vocab_size: int | None = None
     added_tokens: str | None = None
@@ -189,7 +191,8 @@ class RunningServer:
 
     def _make_engine(self) -> None:
         clock, scheduler = MonotonicClock(), self.scene.scheduler
-        blocks = BlockManager(self.scene.num_blocks, BLOCK_SIZE, NoPrefixCache())
+        prefixes = ChainedPrefixCache(BLOCK_SIZE) if self.scene.finds_prefixes else NoPrefixCache()
+        blocks = BlockManager(self.scene.num_blocks, BLOCK_SIZE, prefixes)
         iterations = IterationScheduler(
             blocks,
             SchedulerPolicies(

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Literal
 
 import httpx
 import pytest
@@ -79,8 +83,76 @@ def test_a_request_carries_its_owner_priority_and_salt() -> None:
                 response = http.post(COMPLETIONS, json=body, headers={"Authorization": f"Bearer {key}"})
                 assert response.json()["service_tier"] == body["service_tier"]
         assert [request.priority for request in seen] == [7, 7, -1, -1, 1, 1, 0, 0]
-        assert [request.cache_salt for request in seen] == ["a", "a"] + [""] * 6
+        salts = [request.cache_salt for request in seen]
+        assert salts[2:] == salts[2:4] * 3
+        assert len(set(salts)) == 4, "two keys, each with a salt and without"
         assert len({request.client for request in seen}) == 2
         assert not any("sk-" in request.client for request in seen)
         too_high = http.post(COMPLETIONS, json=completion(priority=10**7), headers={"Authorization": "Bearer sk-1"})
         assert error_of(too_high)["param"] == "priority"
+
+
+NAMED_KEYS = ("alice:sk-a", "alice:sk-b", "bob:sk-c", "sk-d", "sk-e")
+PROMPT = "What may one client learn of another one's prompts? " * 4
+
+
+@contextmanager
+def cached_tokens_by_key(
+    scope: Literal["key", "all"], api_keys: tuple[str, ...] = NAMED_KEYS, num_blocks: int = 4096
+) -> Iterator[tuple[RunningServer, Callable[..., int]]]:
+    """A server with a prefix cache, and what a call to it with a key was told of cached tokens."""
+    config = ApiConfig(served_model_names=(MODEL,), api_keys=api_keys, prefix_cache_scope=scope)
+    scene = Scene(config=config, num_blocks=num_blocks, finds_prefixes=True)
+    with running(scene) as server, httpx.Client(base_url=server.base_url, timeout=30) as http:
+
+        def cached(key: str = "", **fields: object) -> int:
+            headers = {"Authorization": f"Bearer {key}"} if key else {}
+            response = http.post(COMPLETIONS, json=completion(prompt=PROMPT, **fields), headers=headers)
+            assert response.status_code == 200, response.text
+            return int(response.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+        yield server, cached
+
+
+def test_a_key_finds_no_prefix_that_another_key_has_brought() -> None:
+    """By default: else who sends a prompt learns whether somebody else has sent it. Keys of one name are one client."""
+    with cached_tokens_by_key("key") as (_, cached):
+        assert cached("sk-a") == 0
+        assert cached("sk-a") == cached("sk-b") > 0
+        for stranger in ("sk-c", "sk-d", "sk-e"):
+            assert cached(stranger) == 0
+            assert cached(stranger) > 0
+        assert cached("sk-a", cache_salt="user 1") == cached("sk-c", cache_salt="user 1") == 0
+        assert cached("sk-a", cache_salt="user 1") > 0
+        assert cached("sk-a", cache_salt="user 2") == 0, "the client's own salt separates within its key"
+
+
+def test_no_name_and_salt_look_like_another_name_and_salt() -> None:
+    with cached_tokens_by_key("key", ("a:sk-1", "ab:sk-2", "1:a:sk-3", ":sk-4")) as (_, cached):
+        pairs = [("sk-1", "b"), ("sk-2", ""), ("sk-2", "1:a"), ("sk-3", "b"), ("sk-1", "1:ab"), ("sk-4", "1:a")]
+        for key, salt in pairs:
+            assert cached(key, **({"cache_salt": salt} if salt else {})) == 0
+
+
+def test_keys_may_share_prefixes_if_the_operator_says_so() -> None:
+    with cached_tokens_by_key("all") as (_, cached):
+        assert cached("sk-a") == 0
+        assert cached("sk-c") == cached("sk-d") > 0
+        assert cached("sk-d", cache_salt="user 1") == 0
+
+
+@pytest.mark.parametrize("api_keys", [(), ("sk-only",)])
+def test_with_one_client_all_share(api_keys: tuple[str, ...]) -> None:
+    with cached_tokens_by_key("key", api_keys) as (_, cached):
+        assert cached(*api_keys) == 0
+        assert cached(*api_keys) > 0
+
+
+def test_nor_does_it_when_they_are_preempted() -> None:
+    keys = tuple(f"sk-{number}" for number in range(6))
+    with cached_tokens_by_key("key", keys, num_blocks=200) as (server, cached):
+        server.play(lambda prompt, so_far, seed: 75)
+        with ThreadPoolExecutor(len(keys)) as threads:
+            told = list(threads.map(lambda key: cached(key, max_tokens=300), keys))
+        assert server.metric("headrace_preemptions_total", kind="recompute") > 0
+        assert told == [0] * len(keys)
