@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,21 +16,22 @@ from service.api.serving_state import Phase
 
 
 class Health:
-    """200 or 503; the body says the phase, or `stuck` if the engine does not get on. Neither needs a key."""
+    """200 or 503; the body says the phase or what ails the engine, and why. Neither needs a key."""
 
     def __init__(self, context: ApiContext) -> None:
         self._state = context.state
 
     async def health(self, http: Request) -> Response:
         """200 if and only if the model is loaded, the server is not draining and the engine gets on."""
-        return self._answer(self._state.is_healthy())
+        ailment = self._state.ailment()
+        if ailment is None:
+            return _answer(200, {"status": self._state.phase})
+        return _answer(503, {"status": ailment.status, "reason": ailment.reason})
 
     async def ready(self, http: Request) -> Response:
         """503 while loading or draining; what the engine does is /health's question."""
-        return self._answer(self._state.phase is Phase.READY)
+        return _answer(200 if self._state.phase is Phase.READY else 503, {"status": self._state.phase})
 
-    def _answer(self, good: bool) -> Response:
-        phase = self._state.phase
-        is_stuck = phase is Phase.READY and not good
-        body = orjson.dumps({"status": "stuck" if is_stuck else phase})
-        return Response(body, 200 if good else 503, media_type="application/json")
+
+def _answer(status: int, body: Mapping[str, str]) -> Response:
+    return Response(orjson.dumps(body), status, media_type="application/json")

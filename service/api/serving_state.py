@@ -18,6 +18,7 @@ from enum import StrEnum
 
 from service.core.clock import Clock, MonotonicClock
 from service.core.grammar import Grammars
+from service.engine.ailment import Ailment
 from service.engine.async_engine import AsyncEngine
 from service.errors import Unavailable
 from service.text.chat_template import ChatTemplate
@@ -106,9 +107,15 @@ class ServingState:
         """Loading failed or the engine is lost; there is no way back."""
         self.phase = Phase.FAILED
 
+    def ailment(self) -> Ailment | None:
+        """Why a new short request would not complete; None if it would."""
+        if self.phase is Phase.READY and self._model is not None:
+            return self._model.engine.ailment()
+        return Ailment(self.phase, self._unavailable().message)
+
     def is_healthy(self) -> bool:
         """Whether a new short request would complete."""
-        return self.phase is Phase.READY and self._model is not None and self._model.engine.is_healthy()
+        return self.ailment() is None
 
     def check_ready(self) -> ServedModel:
         """The model; raises Unavailable when new requests are not taken."""

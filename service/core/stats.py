@@ -130,6 +130,7 @@ class EngineSnapshot(NamedTuple):
     there. batch_size: sequences in the last iteration, 0 when idle.
     waiting_tokens: tokens that the waiting requests still have to compute.
     kv_tokens: tokens that the used blocks hold; a shared block's tokens count once.
+    num_failed_in_a_row: iterations that have failed since the last one that gave some request something.
     """
 
     num_running: int = 0
@@ -141,3 +142,4 @@ class EngineSnapshot(NamedTuple):
     block_size: int = 1
     kv_tokens: int = 0
     num_swapped: int = 0
+    num_failed_in_a_row: int = 0

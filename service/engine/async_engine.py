@@ -14,6 +14,7 @@ from service.core.clock import Clock
 from service.core.events import FinalEvent, News, Outcome
 from service.core.request import Request
 from service.core.stats import EngineSnapshot
+from service.engine.ailment import Ailment, ailment_of
 from service.engine.engine import Engine
 from service.engine.engine_loop import Abort, EngineLoop, Expire, Stop, StopChoice, Submit
 from service.engine.live_requests import stats_of_lost
@@ -47,8 +48,8 @@ class AsyncEngine:
     on_death(fault) is called there if the engine's thread dies, or what it tells cannot be handed out: a stream that
     lacks a part would be a wrong answer. Every live stream has then ended with an error, also of a request that the
     thread had not taken yet.
-    stuck_after_s: an iteration that has run longer makes the engine unhealthy. stream_interval: how often a stream is
-    told of its tokens; at once if left out.
+    stuck_after_s: an iteration that has run longer makes the engine unhealthy, and so do requests that wait so long
+    while none runs. stream_interval: how often a stream is told of its tokens; at once if left out.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class AsyncEngine:
             clock,
             publish=lambda events: self._call_on_loop(self._deliver, events),
             on_death=lambda fault: self._call_on_loop(self._die, fault),
+            stalled_after_s=stuck_after_s,
         )
         self._on_death = on_death
 
@@ -90,16 +92,22 @@ class AsyncEngine:
     def snapshot(self) -> EngineSnapshot:
         return self._loop.snapshot
 
+    def ailment(self) -> Ailment | None:
+        """Why a new short request would not be served; None if it would."""
+        if self._given_up:
+            return Ailment("stopped", "the engine was given up")
+        return ailment_of(self._loop, self._clock.now_s(), self._stuck_after_s)
+
     def is_healthy(self) -> bool:
-        """Whether a new short request would be served: the thread lives and no iteration is stuck."""
-        busy_since_s = self._loop.busy_since_s
-        stuck = busy_since_s is not None and self._clock.now_s() - busy_since_s > self._stuck_after_s
-        return self._loop.is_alive and not stuck and not self._given_up
+        """Whether a new short request would be served."""
+        return self.ailment() is None
 
     @property
     def busy_since_s(self) -> float | None:
-        """When the present iteration began, on the engine's clock; None while there is nothing to do."""
-        return self._loop.busy_since_s
+        """Since when the engine has not got on, on its clock: the beginning of the present iteration, or of the time
+        in which requests wait and none has run. None while there is nothing to do."""
+        stalled_since_s = self._loop.stalled_since_s
+        return self._loop.busy_since_s if stalled_since_s is None else stalled_since_s
 
     def give_up(self, error: RequestError) -> None:
         """The thread will not come back: no more requests, and every live one ends with `error` now."""

@@ -22,9 +22,10 @@ from typing import NamedTuple
 from service.core.clock import Clock
 from service.core.events import News
 from service.core.grammar import TokenMasker
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import IterationResult
+from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
+from service.core.iteration_result import INVALID_TOKEN_ID, IterationResult
 from service.core.request import Request
+from service.core.sampling_params import SamplingParams
 from service.core.stats import EngineSnapshot, IterationStats
 from service.engine.fenced_sink import FencedSink
 from service.engine.grammar_masks import FailedMasks, with_masks
@@ -34,6 +35,7 @@ from service.engine.ports import Executor, IdleWork, NoIdleWork, PendingIteratio
 from service.engine.processed_tokens import ProcessedTokens
 from service.engine.result_applier import ResultApplier
 from service.errors import RequestError
+from service.kvcache.block_manager import Fit
 from service.rare_warning import RareWarning
 from service.scheduler.decision_tally import DecisionTally
 from service.scheduler.execution_time import ExecutionTime
@@ -46,12 +48,19 @@ _NOTICEABLE_WAIT_S = 2e-4
 
 KV_TOKENS_EVERY_S = 0.5
 
+_PROBE_ID = -1
+"""Of the engine's own sequence; those of requests are numbered from 0."""
+
+_PROBE_TOKEN_IDS = (0, 1)
+
 
 class Engine:
     """Launches iterations and has their results applied; the requests themselves are `LiveRequests`'s.
 
     overlap: whether an iteration is launched while another runs. The tokens are the same either way.
     masker: computes what draws may be; needed by requests with grammars only. idle_work: for `use_idle_time`.
+    num_failed_in_a_row: iterations that the executor could not carry out, or that gave none of their requests anything
+        because of a fault of ours. One request's fault beside others that go on is no failed iteration.
     """
 
     def __init__(
@@ -136,8 +145,9 @@ class Engine:
         spare_s = self._launch_timing.spare_s(now_s, has_arrivals=has_arrivals)
         return 0.0 if spare_s > 0.0 and running.pending.is_done() else spare_s
 
-    def step(self, before_wait: Callable[[], None] | None = None) -> None:
+    def step(self, before_wait: Callable[[], None] | None = None) -> bool:
         """Decide and launch the next iteration; apply the oldest if as many run as may, or all if none was launched.
+        False if there was nothing to launch and nothing to apply; no request may wait then.
 
         A fault of the executor ends the requests that were in that iteration, and no others. before_wait: called
         when all is launched that may be, before the wait for a result.
@@ -145,8 +155,41 @@ class Engine:
         may_run = self._max_launched - 1 if self._launch_next() else 0
         if before_wait is not None:
             before_wait()
+        if not self._launched:
+            return False
         while len(self._launched) > may_run:
             self._complete(self._launched.popleft())
+        return True
+
+    def probe(self) -> bool | None:
+        """Compute a prompt of the engine's own, in an iteration for itself: whether the executor draws a token for it.
+        If it does, what failed before was what clients had asked for, and no iteration counts as failed any more.
+        None: there is no room for it now. Raises what the executor raises.
+        """
+        while self._launched:
+            self._complete(self._launched.popleft())
+        blocks = self._scheduler.blocks
+        if blocks.fit(blocks.num_blocks_for(len(_PROBE_TOKEN_IDS))) is not Fit.OK:
+            return None
+        blocks.allocate(_PROBE_ID, len(_PROBE_TOKEN_IDS), [])
+        try:
+            drawn = self._compute_probe(tuple(blocks.table(_PROBE_ID).block_ids))
+        finally:
+            blocks.free(_PROBE_ID)
+        if drawn:
+            self.num_failed_in_a_row = 0
+        return drawn
+
+    def _compute_probe(self, block_ids: tuple[int, ...]) -> bool:
+        released = self._scheduler.break_off()
+        greedy, samples = SamplingParams(max_tokens=1, temperature=0.0), (Sample(_PROBE_ID, 0),)
+        prompt = ScheduledSequence(_PROBE_ID, _PROBE_TOKEN_IDS, 0, 0, block_ids, greedy, samples)
+        token_ids: tuple[int, ...] = ()
+        for plan in (IterationPlan((prompt,), released=released), IterationPlan((), released=(_PROBE_ID,))):
+            result = self._executor.launch(plan).wait()
+            self._scheduler.finish_transfers(result.finished_transfers)
+            token_ids += result.token_ids
+        return token_ids != (INVALID_TOKEN_ID,)
 
     def use_idle_time(self, must_give_up: Callable[[], bool] | None = None) -> bool:
         """Do a piece of the work that can wait for such a moment, or drop it once it must be given up; returns whether
@@ -171,6 +214,10 @@ class Engine:
         """Events since the last call, in order."""
         return self._requests.take_events()
 
+    def describe_wait(self) -> str:
+        """Who waits, and what there is for them, for the log."""
+        return self._scheduler.describe_wait()
+
     def request_ids(self) -> list[str]:
         """Ids of the requests that have not ended."""
         return self._requests.request_ids()
@@ -187,6 +234,7 @@ class Engine:
             block_size=blocks.block_size,
             kv_tokens=self._count_kv_tokens(),
             num_swapped=self._count_swapped(),
+            num_failed_in_a_row=self.num_failed_in_a_row,
         )
 
     def _predicted_s(self, plan: IterationPlan) -> float | None:
@@ -258,7 +306,6 @@ class Engine:
             if isinstance(launched.pending, _FailedLaunch):
                 self._scheduler.release_again(plan.released)
             return
-        self.num_failed_in_a_row = 0
         executed_s = self._clock.now_s()
         whose = self._scheduler.finish_iteration()
         self._scheduler.finish_transfers(result.finished_transfers)
@@ -272,11 +319,21 @@ class Engine:
             self._scheduler.observe(plan, ExecutionTime(device_s, is_exact, result.compute_s, idle_s))
         except Exception:
             self._unmeasured.tell()
+        num_failed = self._requests.num_failed
         tokens = self._applier.apply(plan, result, whose)
+        if self.num_failed_in_a_row or self._requests.num_failed > num_failed:
+            self._note_whether_failed()
         try:
             self._record(launched, tokens, started_s - put_off_s, executed_s, device_s, is_replayed=result.is_replayed)
         except Exception:
             self._unmeasured.tell()
+
+    def _note_whether_failed(self) -> None:
+        gave = self._applier.gave_something()
+        if gave:
+            self.num_failed_in_a_row = 0
+        elif gave is False:
+            self.num_failed_in_a_row += 1
 
     def _record(
         self,

@@ -24,7 +24,8 @@ logger = logging.getLogger(__name__)
 class LiveRequests:
     """Whatever ends a request ends it through `end_group`, with one final event.
 
-    events: still to be sent, in order. searches: those of requests with beams, by request id.
+    events: still to be sent, in order. searches: those of requests with beams, by request id. num_failed: how many
+    requests have ended with an error so far.
     """
 
     def __init__(self, scheduler: IterationScheduler, stats_sink: StatsSink, clock: Clock) -> None:
@@ -34,6 +35,7 @@ class LiveRequests:
         self._next_sequence_id = 0
         self.events: list[News] = []
         self.searches: dict[str, BeamSearch] = {}
+        self.num_failed = 0
         self._constrained: set[str] = set()
 
     @property
@@ -154,6 +156,7 @@ class LiveRequests:
         error: RequestError | None,
         reasons: tuple[FinishReason, ...],
     ) -> None:
+        self.num_failed += outcome is Outcome.FAILED
         self.events.append((request_id, FinalEvent(outcome, stats, error)))
         self._stats_sink.record_request(stats, outcome, reasons)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from itertools import repeat
 
 from service.core.clock import Clock
-from service.core.events import LockstepTokens, Outcome, PromptEvent, TokenEvent
+from service.core.events import FinalEvent, LockstepTokens, Outcome, PromptEvent, TokenEvent
 from service.core.grammar import Matcher
 from service.core.iteration_plan import IterationPlan, ScheduledSequence
 from service.core.iteration_result import INVALID_TOKEN_ID, IterationResult, TokenLogprobs
@@ -40,6 +40,7 @@ class ResultApplier:
         self._scheduler = scheduler
         self._clock = clock
         self._gaps = TokenGaps()
+        self._num_told = 0  # events before the present iteration's
         self._result_s = self._last_result_s = 0.0  # when the present iteration's result came, and the one's before
 
     def apply(self, plan: IterationPlan, result: IterationResult, whose: IterationGroups) -> ProcessedTokens:
@@ -48,6 +49,7 @@ class ResultApplier:
         whose: the groups of its `scheduled`, as the scheduler noted them at the launch.
         """
         tokens = ProcessedTokens()
+        self._num_told = len(self._requests.events)
         self._last_result_s, self._result_s = self._result_s, self._clock.now_s()
         logprobs = result.logprobs or (None,) * len(result.token_ids)
         scored = dict(result.prompt_logprobs)
@@ -70,6 +72,20 @@ class ResultApplier:
             except Exception as fault:  # whatever it is, the others of the iteration get their tokens
                 self._requests.fail_inside(group, fault)
         return tokens
+
+    def gave_something(self) -> bool | None:
+        """Whether the iteration that was just applied gave any request a token, or ended it in order. False if it gave
+        nobody anything and some request failed by a fault of ours; None if there was nothing to give."""
+        verdict = None
+        for news in self._requests.events[self._num_told :]:
+            if isinstance(news, LockstepTokens):
+                return True
+            match news[1]:
+                case int() | TokenEvent() | FinalEvent(outcome=Outcome.FINISHED):
+                    return True
+                case FinalEvent(error=ServerError()):
+                    verdict = False
+        return verdict
 
     def take_token_gaps(self) -> tuple[tuple[float, int], ...]:
         """Of the tokens since the last call (`IterationStats.token_gaps`)."""

@@ -25,6 +25,11 @@ class LiveGauges:
         yield _gauge("headrace_requests_waiting", "Requests that wait to run.", now.num_waiting)
         yield _gauge("headrace_requests_swapped", "Those that wait with their KV blocks on the host.", now.num_swapped)
         yield _gauge("headrace_waiting_tokens", "Tokens that waiting requests have to compute.", now.waiting_tokens)
+        yield _gauge(
+            "headrace_failed_iterations_in_a_row",
+            "Iterations that have failed, with all their requests, since the last that gave some request a token.",
+            now.num_failed_in_a_row,
+        )
         yield _gauge("headrace_kv_blocks_used", "KV blocks in use.", now.used_blocks)
         yield _gauge("headrace_kv_blocks", "KV blocks that there are.", now.total_blocks)
         yield _gauge("headrace_kv_blocks_used_ratio", "Share of the KV blocks in use.", kv_usage(now))

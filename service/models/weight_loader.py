@@ -71,6 +71,18 @@ def checkpoint_files(folder: Path, torch_format: bool = False) -> list[Path]:
     return files
 
 
+def non_finite_weights(folder: Path) -> str:
+    """Names of a checkpoint's tensors that hold NaN or infinity, the first few; empty if none does. Reads all of it."""
+    return _some(
+        [
+            name
+            for file in checkpoint_files(folder)
+            for name, tensor in read_tensors(file, {entry.name for entry in read_header(file)})
+            if not tensor.isfinite().all()
+        ]
+    )
+
+
 def _indexed_files(index: Path) -> list[Path]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, Mapping) or not all(isinstance(v, str) for v in weight_map.values()):

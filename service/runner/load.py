@@ -16,9 +16,10 @@ from service.models.dummy_weights import fill_with_dummy_weights
 from service.models.generation_config import GenerationConfig, load_generation_config
 from service.models.model_config import ModelConfig, load_model_config
 from service.models.registry import build_model
-from service.models.weight_loader import load_weights
+from service.models.weight_loader import load_weights, non_finite_weights
 from service.models.weights_revision import weights_revision
 from service.runner.device import choose_device, choose_dtype, use_cores
+from service.runner.finite_logits import has_finite_logits
 from service.runner.graph_sizes import common_sizes, graph_sizes
 from service.runner.host_blocks import Fp8HostBlocks, HostBlocks, PlainHostBlocks
 from service.runner.host_memory import keep_freed_memory
@@ -98,9 +99,12 @@ def load_executor(
     if device.type == "cpu" and not enforce_eager:
         runner.record_steps()
     phases.end("cache")
+    runner.warm_up()
+    _check_can_answer(runner, source, folder, num_blocks, layout, sizes)
+    phases.end("warm-up")
     return LoadedModel(
         runner=runner,
-        idle_work=_warm_up(runner, sizes, phases),
+        idle_work=_capture_graphs(runner, sizes, phases),
         model_config=config,
         generation=generation,
         max_model_len=max_model_len,
@@ -140,16 +144,26 @@ def _load_model(
     return model, weights_bytes
 
 
-def _warm_up(runner: ModelRunner, sizes: StepSizes, phases: LoadPhases) -> IdleCapture:
-    """Compile and capture what the first requests need; the graphs that they can do without."""
-    runner.warm_up()
-    phases.end("warm-up")
+def _capture_graphs(runner: ModelRunner, sizes: StepSizes, phases: LoadPhases) -> IdleCapture:
+    """Capture what the first requests need; the graphs that they can do without."""
     if not sizes.graphs:
         return IdleCapture(runner.capture_graphs, ())
     num_common = len(common_sizes(sizes.max_num_seqs, sizes.max_num_batched_tokens))
     runner.capture_graphs(sizes.graphs[:num_common])
     phases.end("graphs")
     return IdleCapture(runner.capture_graphs, sizes.graphs[num_common:], runner.recent_steps)
+
+
+def _check_can_answer(
+    runner: ModelRunner, source: ModelSource, folder: Path, num_blocks: int, layout: KvLayout, sizes: StepSizes
+) -> None:
+    """Every request to a model without finite logits would fail. Which weights are at fault is looked up only then."""
+    most_prompts = min(num_blocks, sizes.max_num_seqs, sizes.max_num_batched_tokens // 2)
+    if has_finite_logits(runner, most_prompts=most_prompts, block_size=layout.block_size, vocab_size=sizes.vocab_size):
+        return
+    damaged = "" if source.load_format == "dummy" else non_finite_weights(folder)
+    why = f"there is NaN or infinity in {damaged}" if damaged else "its numbers overflow (see dtype)"
+    raise ModelLoadError(f"model: it gives no finite logits, so it could answer nothing: {why}")
 
 
 def _host_blocks(layout: KvLayout, cache: CacheConfig, num_blocks: int, *, pinned: bool) -> HostBlocks:

@@ -41,10 +41,15 @@ class GroupStart:
         self._policy = policies.scheduling
         self._ledger = ledger
         self._clock = clock
-        self._max_num_seqs = max_num_seqs
+        self.max_num_seqs = max_num_seqs
         self._refused_s = -math.inf
         self._lacked: WaitReason = "iteration"
         self._refused: list[tuple[SequenceGroup, Exception]] = []
+
+    @property
+    def lacked(self) -> WaitReason:
+        """For want of what a group was last left waiting."""
+        return self._lacked
 
     def let_wait(self, reason: WaitReason) -> None:
         """Note that a group has to wait on, for want of this."""
@@ -52,7 +57,7 @@ class GroupStart:
 
     def admit(self, draft: PlanDraft) -> None:
         """Start the groups that the draft still has room for; the running ones have their shares of it already."""
-        seats = self._max_num_seqs - self._num_seated()
+        seats = self.max_num_seqs - self._num_seated()
         if seats <= 0 or draft.budget <= 0:
             self.let_wait("sequences" if seats <= 0 else "tokens")
             return

@@ -103,6 +103,28 @@ class IterationScheduler:
         run."""
         return self._goes_on and self._alone is self.lockstep.members
 
+    def break_off(self) -> tuple[int, ...]:
+        """The executor computes something else before the next plan, which will then tell it everything anew. Returns
+        the ids of the sequences that it may forget with that. Nothing runs."""
+        self._goes_on, self._alone = False, None
+        return self._launched.take_released()
+
+    def describe_wait(self) -> str:
+        """Who waits, and what there is for them, for the log. Names no client."""
+        pool, blocks, host = self.pool, self.blocks.pool, self.blocks.swap_space
+        first = pool.waiting[0] if pool.waiting else None
+        of_first = (
+            "none waits"
+            if first is None
+            else f"the first, {first.request.request_id}, has {first.num_tokens_to_compute} tokens to compute for"
+            f" {len(first.live)} sequences and was last left waiting for: {self._start.lacked}"
+        )
+        return (
+            f"{len(pool.waiting)} requests wait and {len(pool.running)} run; {of_first}; of {blocks.num_blocks} KV"
+            f" blocks {blocks.num_free} are free, on the host {host.num_free} are and {host.num_used} are not;"
+            f" {self._start.max_num_seqs} sequences may run"
+        )
+
     def finish_iteration(self) -> IterationGroups:
         """The oldest iteration that runs has ended, whatever came of it."""
         whose = self._launched.finish()

@@ -1,0 +1,30 @@
+"""Why a new short request would not be answered in time: what /health tells."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from service.engine.engine_loop import EngineLoop
+
+
+class Ailment(NamedTuple):
+    """status: one word for machines, `stopped`, `stuck`, `stalled` or `failing`. reason: a sentence for people, which
+    may be shown to anybody."""
+
+    status: str
+    reason: str
+
+
+def ailment_of(loop: EngineLoop, now_s: float, stuck_after_s: float) -> Ailment | None:
+    """None if the engine gets on. Any thread. now_s: on the engine's clock. stuck_after_s: an iteration that has run
+    longer is stuck; so is an engine in which requests wait so long and no iteration runs."""
+    if not loop.is_alive:
+        return Ailment("stopped", "the engine's thread has ended")
+    stalled_since_s, busy_since_s = loop.stalled_since_s, loop.busy_since_s
+    if stalled_since_s is not None and now_s - stalled_since_s > stuck_after_s:
+        seconds, num_waiting = now_s - stalled_since_s, loop.snapshot.num_waiting
+        return Ailment("stalled", f"for {seconds:.0f} s {num_waiting} requests have waited and no iteration has run")
+    if busy_since_s is not None and now_s - busy_since_s > stuck_after_s:
+        return Ailment("stuck", f"an iteration has run for {now_s - busy_since_s:.0f} s")
+    failing = loop.failing
+    return None if failing is None else Ailment("failing", failing)

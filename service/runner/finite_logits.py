@@ -1,0 +1,44 @@
+"""Whether the loaded model can answer at all: a few prompts are computed before it is called ready."""
+
+from __future__ import annotations
+
+import logging
+
+from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
+from service.core.iteration_result import INVALID_TOKEN_ID
+from service.core.sampling_params import SamplingParams
+from service.runner.model_runner import ModelRunner
+
+logger = logging.getLogger(__name__)
+
+_MOST_PROMPTS = 8
+
+
+def has_finite_logits(runner: ModelRunner, *, most_prompts: int, block_size: int, vocab_size: int) -> bool:
+    """Whether at least one of a few prompts, of tokens from all over the vocabulary, gives logits that are all finite.
+
+    One iteration, drawn greedily. A model that fails with some of the prompts can still answer others: that is logged.
+    To be called while no sequence is alive; the contents of the first `most_prompts` blocks are lost. most_prompts: as
+    many as an iteration may have, and blocks.
+    """
+    num_prompts = min(_MOST_PROMPTS, most_prompts, vocab_size)
+    first_ids = [number * vocab_size // num_prompts for number in range(num_prompts)]
+    greedy = SamplingParams(max_tokens=1, temperature=0.0)
+    prompts = tuple(
+        ScheduledSequence(
+            -1 - number,
+            (token_id, (token_id + 1) % vocab_size)[:block_size],
+            0,
+            0,
+            (number,),
+            greedy,
+            (Sample(-1 - number, 0),),
+        )
+        for number, token_id in enumerate(first_ids)
+    )
+    drawn = runner.launch(IterationPlan(prompts)).wait().token_ids
+    runner.launch(IterationPlan((), released=tuple(prompt.sequence_id for prompt in prompts))).wait()
+    failed = [token_id for token_id, drew in zip(first_ids, drawn, strict=True) if drew == INVALID_TOKEN_ID]
+    if failed and len(failed) < num_prompts:
+        logger.warning("the model gives no finite logits after these tokens: %s", failed)
+    return len(failed) < num_prompts
