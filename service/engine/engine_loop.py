@@ -23,7 +23,7 @@ MAX_FAILED_IN_A_ROW = 3
 clients have asked for: one client's bad request, sent again and again, must not end the service for others."""
 
 PROBE_EVERY_S = 1.0
-"""At most so often, since each probe is an iteration without requests; and so often while probes fail."""
+"""While probes fail, or find no room: also without requests, since a balancer sends none to a server that fails."""
 
 STALLED_AFTER_S = 10.0
 
@@ -220,7 +220,8 @@ class EngineLoop:
             answers = self._engine.probe()
         except Exception as fault:
             raise RuntimeError(f"{num_failed} iterations in a row have failed, and so has a probe") from fault
-        self._probe_due_s = self._clock.now_s() + PROBE_EVERY_S
+        if not answers:
+            self._probe_due_s = self._clock.now_s() + PROBE_EVERY_S
         if answers:
             logger.warning("%d iterations in a row gave their requests nothing, but a probe got a token", num_failed)
             self._note_recovery("a probe has got a token")

@@ -34,9 +34,11 @@ SERIES = {
     "HeadraceDown": {'up{job="headrace", instance="a"}': "0x60"},
     "HeadraceNotFound": {'up{job="another", instance="a"}': "1x60"},
     "HeadraceStuck": {
-        'headrace_requests_running{job="headrace", instance="a"}': "2x60",
+        'headrace_requests_running{job="headrace", instance="a"}': "0x60",
+        'headrace_requests_waiting{job="headrace", instance="a"}': "2x60",
         'headrace_iteration_batch_size_count{job="headrace", instance="a"}': "500x60",
     },
+    "HeadraceFailing": {'headrace_failed_iterations_in_a_row{job="headrace", instance="a"}': "3x60"},
     "HeadraceServerErrors": {
         'headrace_http_requests_total{job="headrace", instance="a", route="/v1/completions", status="200"}': "0+10x60",
         'headrace_http_requests_total{job="headrace", instance="a", route="/v1/completions", status="500"}': "0+1x60",

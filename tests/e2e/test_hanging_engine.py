@@ -32,7 +32,7 @@ def test_health_fails_then_streams_are_told_then_the_process_ends_with_a_status(
         while (health := httpx.get(f"{server.url}/health")).status_code == 200:
             assert time.monotonic() < deadline_s
             time.sleep(0.1)
-        assert health.json() == {"status": "stuck"}
+        assert health.json()["status"] == "stuck"
         assert check_health(server.url) == 1
         assert httpx.get(f"{server.url}/ready").status_code == 200, "only an orchestrator is to act, not a balancer"
         assert server.wait(30) == 1

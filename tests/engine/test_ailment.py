@@ -129,9 +129,8 @@ def test_one_clients_bad_requests_ail_nobody_but_it(fault: Fault, overlap: bool)
     for _ in range(5 * MAX_FAILED_IN_A_ROW):
         assert served.serve(request((1, POISON), 3)) == [Outcome.FAILED]
         assert served.ailment() is None
-        served.harness.clock.advance(0.3 * PROBE_EVERY_S)
+        assert served.loop.snapshot.num_failed_in_a_row < MAX_FAILED_IN_A_ROW
     assert served.serve(request((1, 2), 6)) == [Outcome.FINISHED]
-    assert executor.num_iterations < 5 * MAX_FAILED_IN_A_ROW * 2 + 10, "few probes"
     served.harness.check_nothing_left()
 
 
@@ -226,7 +225,7 @@ def test_requests_that_wait_while_nothing_runs_are_told_with_the_reason(caplog: 
         stand_still(served, STALLED_AFTER_S)
         stand_still(served, STALLED_AFTER_S)
     ailment = served.ailment()
-    assert ailment == ("stalled", "for 25 s 3 requests have waited and no iteration has run")
+    assert ailment == ("stalled", "no iteration has run for 25 s; requests that wait: 3")
     (line,) = caplog.messages
     assert "no iteration for" in line
     assert "3 requests wait and 0 run; the first, request-0, has 10 tokens to compute for 2 sequences" in line

@@ -15,6 +15,7 @@ BUSY = EngineSnapshot(
     block_size=16,
     kv_tokens=120,
     num_swapped=1,
+    num_failed_in_a_row=7,
 )
 
 
@@ -31,6 +32,7 @@ def test_reads_the_engine() -> None:
         "headrace_requests_waiting": 2,
         "headrace_requests_swapped": 1,
         "headrace_waiting_tokens": 50,
+        "headrace_failed_iterations_in_a_row": 7,
         "headrace_kv_blocks_used": 10,
         "headrace_kv_blocks": 40,
         "headrace_kv_blocks_used_ratio": 0.25,
