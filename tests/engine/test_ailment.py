@@ -4,6 +4,7 @@ requests, an admission that never admits."""
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -174,16 +175,16 @@ def test_without_requests_an_engine_that_fails_looks_now_and_then_whether_it_sti
     before = executor.num_iterations
     looks: list[float | None] = []
 
-    class Wake:
-        """Nobody comes for four looks; in the third the executor works again."""
+    class Wake(threading.Event):
+        """Nobody comes for four looks; in the last of them the executor works again."""
 
-        def wait(self, seconds: float | None) -> bool:
+        def wait(self, seconds: float | None = None) -> bool:
             looks.append(seconds)
             served.harness.clock.advance(seconds or 0.0)
             executor.is_broken = len(looks) < 4
             return seconds is None
 
-    served.loop._wake = Wake()  # type: ignore[assignment]
+    served.loop._wake = Wake()
     served.loop._rest()
     assert looks[1:] == [PROBE_EVERY_S] * 3 + [None]
     assert executor.num_iterations == before + 3
