@@ -56,8 +56,8 @@ class SchedulerConfig:
 
     max_num_batched_tokens: tokens in one iteration at most; long prompts are cut into chunks of it.
     watermark: share of the blocks that an admission leaves free, so that running sequences can grow.
-    max_waiting_requests, max_waiting_tokens: beyond either a new request is refused as overloaded. max_waiting_s: so
-    is one that has waited so long for its first iteration.
+    max_waiting_requests, max_waiting_tokens: beyond either a new request is refused as overloaded; a beginning that
+    several waiting prompts share counts once. max_waiting_s: so is one that has waited so long for its first iteration.
     max_preemptions: after so many a request is spared as long as another can be preempted.
     """
 

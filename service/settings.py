@@ -157,7 +157,11 @@ class Settings(BaseSettings):
     )
     watermark: float = Field(0.01, ge=0, lt=1, description="share of KV blocks that admissions leave free")
     max_waiting_requests: int = Field(1024, ge=1, description="waiting requests at most; beyond, 503")
-    max_waiting_tokens: int = Field(2_000_000, ge=1, description="waiting prompt tokens at most; beyond, 503")
+    max_waiting_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="waiting prompt tokens at most, shared beginnings once; beyond, 503 (by the host's memory)",
+    )
     max_waiting_seconds: FiniteFloat = Field(
         600.0, gt=0, description="a request that waits longer for its turn gets 503"
     )
@@ -278,8 +282,10 @@ class Settings(BaseSettings):
             self.block_size, self.gpu_memory_utilization, memory_bytes, swap_bytes, self.swap_compression
         )
 
-    def scheduler_config(self, default_num_seqs: int, default_num_batched_tokens: int) -> SchedulerConfig:
-        """Both defaults belong to the device; each gives way to the other if that was set."""
+    def scheduler_config(
+        self, default_num_seqs: int, default_num_batched_tokens: int, default_waiting_tokens: int
+    ) -> SchedulerConfig:
+        """The first two defaults belong to the device; each gives way to the other if that was set."""
         if self.max_num_batched_tokens is not None:
             default_num_seqs = min(default_num_seqs, self.max_num_batched_tokens - 1)
         num_seqs = self.max_num_seqs or default_num_seqs
@@ -289,7 +295,7 @@ class Settings(BaseSettings):
             max_num_batched_tokens=budget,
             watermark=self.watermark,
             max_waiting_requests=self.max_waiting_requests,
-            max_waiting_tokens=self.max_waiting_tokens,
+            max_waiting_tokens=self.max_waiting_tokens or default_waiting_tokens,
             max_waiting_s=self.max_waiting_seconds,
             max_preemptions=self.max_preemptions,
         )

@@ -94,7 +94,7 @@ def test_what_belongs_to_the_http_surface_arrives_there():
     ],
 )
 def test_the_devices_defaults_give_way_to_what_is_set(arguments, seats, budget):
-    config = read_settings(arguments).scheduler_config(1024, 2048)
+    config = read_settings(arguments).scheduler_config(1024, 2048, 10**6)
     assert (config.max_num_seqs, config.max_num_batched_tokens) == (seats, budget)
 
 

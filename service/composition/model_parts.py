@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from service.composition.default_budget import default_budget
 from service.composition.default_num_seqs import NUM_SEQS, default_num_seqs
+from service.composition.default_waiting_tokens import default_waiting_tokens
 from service.config import SchedulerConfig
 from service.core.clock import Clock
 from service.engine.calibration import calibrate
@@ -48,6 +49,7 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock) -> Mo
     # Not imported above: torch takes seconds, and HTTP already answers 503 meanwhile.
     from service.runner.device import choose_device, memory_bytes
     from service.runner.load import load_executor
+    from service.runner.memory_profile import cpu_memory
     from service.runner.model_size import ModelSize
 
     recorder.record_startup("imports", time.monotonic() - started_s)
@@ -62,6 +64,7 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock) -> Mo
     scheduler = settings.scheduler_config(
         default_num_seqs(device_bytes, *ModelSize.of(source, folder, device), cache) if is_gpu else NUM_SEQS,
         default_budget(device_bytes, is_gpu=is_gpu),
+        default_waiting_tokens(cpu_memory()[0]),
     )
     started_s = time.monotonic()
     loaded = load_executor(
@@ -122,7 +125,8 @@ def _log_sizes(loaded: LoadedModel, scheduler: SchedulerConfig, block_size: int)
     logger.info("memory of %s: %s", loaded.device, loaded.memory)
     logger.info(
         "%s on %s (%s, %d threads); KV cache: %d tokens in %d blocks of %d (%.1f MiB);"
-        " room for %d sequences of the full context of %d tokens; %d sequences and %d tokens an iteration",
+        " room for %d sequences of the full context of %d tokens; %d sequences and %d tokens an iteration,"
+        " %d tokens waiting",
         loaded.model_config.architecture,
         loaded.device,
         loaded.dtype,
@@ -135,6 +139,7 @@ def _log_sizes(loaded: LoadedModel, scheduler: SchedulerConfig, block_size: int)
         loaded.max_model_len,
         scheduler.max_num_seqs,
         scheduler.max_num_batched_tokens,
+        scheduler.max_waiting_tokens,
     )
 
 

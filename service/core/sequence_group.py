@@ -24,7 +24,8 @@ class SequenceGroup:
     """What the engine knows of a request while it lives. Owned by the engine thread.
 
     The prompt is computed once, by the leader (the first live sequence). Until `is_forked`, the other sequences
-    exist in name only: the prompt's last logits are sampled n times, and they then fork from the leader.
+    exist in name only: the prompt's last logits are sampled n times, and they then fork from the leader. Until then
+    their `token_ids` are one list: however many choices a waiting request has, it holds its prompt once.
     `num_cached_tokens` counts the prompt's tokens that the prefix cache spared it: they were never computed for it.
     `preemptions` are the last ones of `num_preemptions`. `runs_ahead`: whether an iteration may follow before the ids
     of the one before it are known. `prompt_logprobs` gathers one entry for each prompt token but the first; None if not
@@ -50,14 +51,14 @@ class SequenceGroup:
     )
 
     def __init__(self, request: Request, first_sequence_id: int) -> None:
-        prompt = request.prompt_token_ids
+        prompt = list(request.prompt_token_ids)
         self.request = request
         self.sequences = [
             Sequence(
                 first_sequence_id + i,
                 i,
                 _wrap_int64(request.sampling.seed + i),
-                list(prompt),
+                prompt,
                 len(prompt),
                 request.max_num_tokens,
             )

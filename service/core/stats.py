@@ -128,7 +128,8 @@ class EngineSnapshot(NamedTuple):
 
     num_running, num_waiting: requests. num_swapped: waiting requests whose blocks are on the host, or on their way
     there. batch_size: sequences in the last iteration, 0 when idle.
-    waiting_tokens: tokens that the waiting requests still have to compute.
+    waiting_tokens: tokens that the waiting requests still have to compute. distinct_waiting_tokens: those of a
+    beginning that several of their prompts share counted once.
     kv_tokens: tokens that the used blocks hold; a shared block's tokens count once.
     num_failed_in_a_row: iterations that have failed since the last one that gave some request something.
     """
@@ -143,3 +144,4 @@ class EngineSnapshot(NamedTuple):
     kv_tokens: int = 0
     num_swapped: int = 0
     num_failed_in_a_row: int = 0
+    distinct_waiting_tokens: int = 0

@@ -39,6 +39,10 @@ _T = TypeVar("_T")
 
 MAX_RETRY_AFTER_S = 60.0
 STUCK_AFTER_S = 10.0
+
+MAX_SHARED_FACTOR = 4
+"""All waiting prompts together may have so many times the tokens of `max_waiting_tokens`, which counts what they share
+once: the prefix cache computes it once, but the host's memory holds each."""
 _LOOK_EVERY_S = 0.005
 
 
@@ -133,9 +137,14 @@ class AsyncEngine:
         if queued.requests + num_requests > self._config.max_waiting_requests:
             limit = self._config.max_waiting_requests
             raise self._overloaded(f"{queued.requests} requests are waiting; the limit is {limit}")
-        if queued.tokens > self._config.max_waiting_tokens:
-            limit = self._config.max_waiting_tokens
-            raise self._overloaded(f"{queued.tokens} prompt tokens are waiting; the limit is {limit}")
+        limit = self._config.max_waiting_tokens
+        if queued.distinct_tokens > limit:
+            raise self._overloaded(f"{queued.distinct_tokens} prompt tokens are waiting; the limit is {limit}")
+        if queued.tokens > MAX_SHARED_FACTOR * limit:
+            raise self._overloaded(
+                f"{queued.tokens} prompt tokens are waiting, shared beginnings counted each time; the limit of that is"
+                f" {MAX_SHARED_FACTOR * limit}"
+            )
 
     def submit(self, request: Request) -> RequestStream:
         """Accept a checked request; its stream ends with exactly one FinalEvent.

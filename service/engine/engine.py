@@ -227,7 +227,8 @@ class Engine:
         return EngineSnapshot(
             num_running=len(pool.running),
             num_waiting=len(pool.waiting),
-            waiting_tokens=pool.waiting_tokens,
+            waiting_tokens=pool.waiting_tokens.total,
+            distinct_waiting_tokens=pool.waiting_tokens.distinct,
             batch_size=self._batch_size if pool.running else 0,
             used_blocks=blocks.pool.num_used,
             total_blocks=blocks.pool.num_blocks,

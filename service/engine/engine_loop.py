@@ -74,6 +74,15 @@ class Stop:
     error: RequestError
 
 
+class Queued(NamedTuple):
+    """Requests that have not started, and tokens of theirs to compute. distinct_tokens: those of a beginning that
+    several prompts share counted once, but for prompts that the thread has not taken yet."""
+
+    requests: int
+    tokens: int
+    distinct_tokens: int
+
+
 Command = Submit | Abort | Expire | StopChoice | Stop
 
 
@@ -145,12 +154,14 @@ class EngineLoop:
         """The engine's latest state. Any thread."""
         return self._known.snapshot
 
-    def num_queued(self) -> _Amount:
-        """Requests, and tokens of theirs to compute, that have not started. Event-loop thread."""
+    def num_queued(self) -> Queued:
+        """What has not started. Event-loop thread."""
         (snapshot, taken), sent = self._known, self._sent
-        return _Amount(
+        num_tokens_sent = sent.tokens - taken.tokens
+        return Queued(
             snapshot.num_waiting + sent.requests - taken.requests,
-            snapshot.waiting_tokens + sent.tokens - taken.tokens,
+            snapshot.waiting_tokens + num_tokens_sent,
+            snapshot.distinct_waiting_tokens + num_tokens_sent,
         )
 
     @property

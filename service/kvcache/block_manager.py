@@ -69,6 +69,11 @@ class BlockManager:
         index = position // self.block_size
         return index < len(block_ids) and self.pool.reference_count(block_ids[index]) > 1
 
+    @property
+    def tokens_per_prefix_entry(self) -> int:
+        """See `PrefixCache`."""
+        return self._prefix_cache.tokens_per_entry
+
     def match_prefix(self, sequence: Sequence, salt: str) -> list[int]:
         """Blocks that hold the sequence's beginning already; they may be free, and go if others allocate first."""
         return self._prefix_cache.match(sequence, salt)

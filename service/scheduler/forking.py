@@ -17,6 +17,7 @@ def fork_choices(group: SequenceGroup, blocks: BlockManager) -> None:
         sequence.num_computed_tokens = leader.num_computed_tokens
         sequence.num_cached_blocks = leader.num_cached_blocks
         sequence.block_digests = leader.block_digests.copy()
+        sequence.token_ids = leader.token_ids.copy()
     group.is_forked = True
 
 

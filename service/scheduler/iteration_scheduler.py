@@ -52,7 +52,7 @@ class IterationScheduler:
         max_preemptions: int,
     ) -> None:
         self.blocks = blocks
-        self.pool = RequestPool(policies.scheduling)
+        self.pool = RequestPool(policies.scheduling, blocks.tokens_per_prefix_entry)
         self.lockstep = Lockstep(blocks)
         self._ledger = ledger
         self._chunk_budget = policies.chunk_budget
@@ -272,7 +272,7 @@ class IterationScheduler:
                     prefilling.append((group, sequence))
         if prefilling or self.pool.waiting:
             start = prefilling[0][1].num_computed_tokens if prefilling else 0
-            num_waiting = self.pool.waiting_tokens + sum(s.num_tokens_to_compute for _, s in prefilling)
+            num_waiting = self.pool.waiting_tokens.total + sum(s.num_tokens_to_compute for _, s in prefilling)
             draft.budget = self._chunk_budget.num_tokens(draft.all_shares(), start, num_waiting)
         for group, sequence in prefilling:
             if draft.budget > 0:

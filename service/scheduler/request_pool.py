@@ -8,21 +8,24 @@ from collections.abc import Collection
 from service.core.sequence import Sequence
 from service.core.sequence_group import GroupStatus, SequenceGroup
 from service.scheduler.scheduling_policy import SchedulingPolicy
+from service.scheduler.waiting_tokens import WaitingTokens
 
 
 class RequestPool:
     """`waiting` is in order of arrival, `running` in order of start. The policy is told who waits. Engine thread
-    only."""
+    only.
 
-    def __init__(self, policy: SchedulingPolicy) -> None:
+    waiting_tokens: what they have to compute; tokens_per_prefix_entry: of the prefix cache.
+    """
+
+    def __init__(self, policy: SchedulingPolicy, tokens_per_prefix_entry: int) -> None:
         self._policy = policy
         self.waiting: list[SequenceGroup] = []
         self.running: list[SequenceGroup] = []
         self._groups: dict[str, SequenceGroup] = {}
         self._members: dict[int, tuple[SequenceGroup, Sequence]] = {}
         self._paused: dict[int, SequenceGroup] = {}  # by order of arrival
-        self._tokens: dict[int, int] = {}  # that those who wait have to compute, by order of arrival
-        self._num_waiting_tokens = 0
+        self.waiting_tokens = WaitingTokens(tokens_per_prefix_entry)
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -34,11 +37,6 @@ class RequestPool:
     def member(self, sequence_id: int) -> tuple[SequenceGroup, Sequence] | None:
         """The live sequence of that id and its group; None once either has ended."""
         return self._members.get(sequence_id)
-
-    @property
-    def waiting_tokens(self) -> int:
-        """Tokens that the waiting groups have to compute. Asked for in every iteration, so no group is looked at."""
-        return self._num_waiting_tokens
 
     @property
     def preempted(self) -> Collection[SequenceGroup]:
@@ -75,7 +73,7 @@ class RequestPool:
         group.live.remove(sequence)
         del self._members[sequence.sequence_id]
         if group.status is GroupStatus.WAITING:
-            self._count_tokens(group, group.num_tokens_to_compute)
+            self.waiting_tokens.update(group)
 
     def remove(self, group: SequenceGroup) -> None:
         """The group has ended; its sequences have been removed before."""
@@ -88,16 +86,11 @@ class RequestPool:
         del self._groups[group.request.request_id]
 
     def _begin_to_wait(self, group: SequenceGroup) -> None:
-        self._count_tokens(group, group.num_tokens_to_compute)
+        self.waiting_tokens.begins(group)
         self._policy.begins_to_wait(group)
 
     def _stop_waiting(self, group: SequenceGroup) -> None:
         self.waiting.remove(group)
         self._paused.pop(group.arrival_order, None)
-        self._count_tokens(group, 0)
-        del self._tokens[group.arrival_order]
+        self.waiting_tokens.ends(group)
         self._policy.stops_waiting(group)
-
-    def _count_tokens(self, group: SequenceGroup, num_tokens: int) -> None:
-        self._num_waiting_tokens += num_tokens - self._tokens.get(group.arrival_order, 0)
-        self._tokens[group.arrival_order] = num_tokens

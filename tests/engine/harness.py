@@ -240,7 +240,8 @@ class Harness:
                 )
         nobody_is_spared = all(g.num_preemptions < self.max_preemptions for g in pool.groups())
         ordered = [*pool.running, *pool.waiting] if self.is_fcfs and nobody_is_spared else pool.waiting
-        assert pool.waiting_tokens == sum(g.num_tokens_to_compute for g in pool.waiting)
+        assert pool.waiting_tokens.total == sum(g.num_tokens_to_compute for g in pool.waiting)
+        assert 0 <= pool.waiting_tokens.distinct <= pool.waiting_tokens.total
         arrivals = [g.arrival_order for g in ordered]
         assert arrivals == sorted(arrivals), "order of arrival"
         assert 0 <= self.scheduler.num_cached_tokens() <= self.blocks.pool.num_used * self.blocks.block_size
@@ -302,7 +303,8 @@ class Harness:
         scheduler, pool, blocks = self.scheduler, self.scheduler.pool, self.blocks
         assert not self.engine.has_work
         assert blocks.pool.num_used == blocks.swap_space.num_used == 0
-        assert not (pool.waiting or pool.running or pool.preempted or pool.waiting_tokens or pool._members)
+        assert not (pool.waiting or pool.running or pool.preempted or pool._members)
+        assert pool.waiting_tokens.total == pool.waiting_tokens.distinct == 0
         assert not (scheduler._ledger._recomputing or scheduler._ledger._transfers or scheduler._history._num_live)
         assert not (self.engine._requests.searches or self.engine._requests.num_constrained)
         assert not (len(scheduler.lockstep) or scheduler.lockstep.apart)

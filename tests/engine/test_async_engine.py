@@ -16,6 +16,7 @@ from service.engine.async_engine import AsyncEngine
 from service.engine.engine_loop import MAX_FAILED_IN_A_ROW, Stop
 from service.engine.request_stream import RequestStream
 from service.errors import ContextLengthExceeded, InvalidRequest, Overloaded, ServerError, Unavailable
+from service.scheduler.waiting_tokens import CHUNK_TOKENS
 from tests.engine.harness import VOCABULARY, Harness, as_token_event
 from tests.engine.toy_model import ToyExecutor
 from tests.manual_clock import ManualClock
@@ -24,8 +25,8 @@ from tests.manual_clock import ManualClock
 class GatedExecutor(ToyExecutor):
     """Computes only while the gate is open. one_at_a_time: each iteration closes it behind itself."""
 
-    def __init__(self) -> None:
-        super().__init__(64, 4, VOCABULARY)
+    def __init__(self, num_blocks: int = 64) -> None:
+        super().__init__(num_blocks, 4, VOCABULARY)
         self.gate = threading.Event()
         self.gate.set()
         self.one_at_a_time = False
@@ -62,12 +63,13 @@ def run(
     stuck_after_s: float = 10.0,
     max_waiting_s: float = 600.0,
     clock: Clock | None = None,
+    num_blocks: int = 64,
 ) -> list[BaseException]:
     """Run the scenario against a started engine, drain it, return the faults that it died of."""
     deaths: list[BaseException] = []
 
     async def scene() -> None:
-        harness = Harness(max_num_seqs=2, executor=executor)
+        harness = Harness(num_blocks, max_num_seqs=2, executor=executor)
         config = SchedulerConfig(2, 16, 0.0, max_waiting_requests, 1000, max_waiting_s=max_waiting_s)
         engine = AsyncEngine(
             harness.engine,
@@ -140,6 +142,37 @@ def test_too_many_waiting_tokens_are_overload_too():
         executor.gate.set()
 
     run(scenario, executor)
+
+
+def test_a_beginning_that_waiting_prompts_share_counts_once_but_not_without_end():
+    """The prefix cache will serve it to all but the first; the host's memory holds it for each."""
+    executor = GatedExecutor(256)
+    shared = tuple(range(2 * CHUNK_TOKENS))
+
+    async def scenario(engine: AsyncEngine, harness: Harness) -> None:
+        async def submit_and_see_it_taken(number: int) -> RequestStream:
+            stream = engine.submit(harness.request((*shared, number), 2))
+            executor.gate.set()  # for one iteration; then the thread takes the request
+            while engine.snapshot.num_waiting <= number:
+                await asyncio.sleep(0.001)
+            return stream
+
+        executor.one_at_a_time = True
+        running = engine.submit(harness.request((1,), 100, n=2))  # all the seats there are
+        while engine.snapshot.num_running == 0:
+            await asyncio.sleep(0.001)
+        waiting = [await submit_and_see_it_taken(number) for number in range(8)]
+        assert engine.snapshot.waiting_tokens == 8 * 513
+        assert engine.snapshot.distinct_waiting_tokens == 512 + 8
+        with pytest.raises(Overloaded, match=r"4104 prompt tokens are waiting, .* counted each time; the limit .* 4000"):
+            engine.submit(harness.request((*shared, 8), 2))
+        executor.one_at_a_time = False
+        executor.gate.set()
+        for stream in [running, *waiting]:
+            assert (await collect(stream))[1].outcome is Outcome.FINISHED
+        assert engine.snapshot.distinct_waiting_tokens == 0
+
+    assert run(scenario, executor, num_blocks=256) == []
 
 
 def test_overload_is_refused_with_a_time_to_come_back():

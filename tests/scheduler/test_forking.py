@@ -18,7 +18,7 @@ def make_beams(blocks: BlockManager) -> SequenceGroup:
     for beam in group.live[1:]:
         blocks.fork(0, beam.sequence_id, 4)
     for index, beam in enumerate(group.live):
-        beam.token_ids += [10 + index, 20 + index, 30 + index]
+        beam.token_ids = [*PROMPT, 10 + index, 20 + index, 30 + index]
         beam.num_computed_tokens = 8
         blocks.append(beam.sequence_id, 8, 5 if index == 0 else 4)
         blocks.table(beam.sequence_id).take_changes()
@@ -83,6 +83,17 @@ def test_choices_share_all_blocks_of_the_prompt():
     assert [blocks.table(i).block_ids for i in range(3)] == [blocks.table(0).block_ids] * 3
     assert [s.num_computed_tokens for s in group.live] == [5, 5, 5]
     blocks.check_invariants()
+
+
+def test_a_prompt_is_held_once_until_its_choices_fork():
+    """A waiting request with many choices takes no more of the host's memory than one with one."""
+    blocks = BlockManager(16, 4, NoPrefixCache())
+    group = make_choices(blocks)
+    assert all(sequence.token_ids is group.leader.token_ids for sequence in group.live)
+    fork_choices(group, blocks)
+    for sequence in group.live:
+        sequence.token_ids.append(sequence.sequence_id)
+    assert [sequence.token_ids for sequence in group.live] == [[*PROMPT, 0], [*PROMPT, 1], [*PROMPT, 2]]
 
 
 def test_the_next_leader_goes_on_where_the_old_one_stopped():

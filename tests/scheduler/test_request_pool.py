@@ -12,7 +12,7 @@ def make_group(name: str, n: int = 1, first_sequence_id: int = 0) -> SequenceGro
 
 
 def test_starting_and_pausing_keep_the_order_of_arrival():
-    pool = RequestPool(FirstComeFirstServed())
+    pool = RequestPool(FirstComeFirstServed(), 16)
     a, b, c = (make_group(name, first_sequence_id=i) for i, name in enumerate("abc"))
     for group in (a, b, c):
         pool.add(group)
@@ -25,7 +25,7 @@ def test_starting_and_pausing_keep_the_order_of_arrival():
 
 
 def test_an_ended_group_is_nowhere():
-    pool = RequestPool(FirstComeFirstServed())
+    pool = RequestPool(FirstComeFirstServed(), 16)
     group = make_group("a", n=2)
     pool.add(group)
     pool.start(group)
@@ -41,14 +41,14 @@ def test_an_ended_group_is_nowhere():
 
 
 def test_members_are_found_by_sequence_id():
-    pool = RequestPool(FirstComeFirstServed())
+    pool = RequestPool(FirstComeFirstServed(), 16)
     group = make_group("a", n=2, first_sequence_id=5)
     pool.add(group)
     assert pool.member(6) == (group, group.sequences[1])
 
 
 def test_whoever_pauses_stands_between_those_that_came_before_and_after():
-    pool = RequestPool(FirstComeFirstServed())
+    pool = RequestPool(FirstComeFirstServed(), 16)
     groups = [make_group(name, first_sequence_id=i) for i, name in enumerate("abcde")]
     for group in groups:
         pool.add(group)
@@ -74,7 +74,7 @@ class Told(FirstComeFirstServed):
 
 def test_the_policy_is_told_who_waits():
     policy = Told()
-    pool = RequestPool(policy)
+    pool = RequestPool(policy, 16)
     a, b = make_group("a"), make_group("b", first_sequence_id=1)
     for group in (a, b):
         pool.add(group)
@@ -90,18 +90,18 @@ def test_the_policy_is_told_who_waits():
 
 
 def test_waiting_tokens_follow_pauses_and_choices_that_end():
-    pool = RequestPool(FirstComeFirstServed())
+    pool = RequestPool(FirstComeFirstServed(), 16)
     group, other = make_group("a", n=2), make_group("b", first_sequence_id=2)
     pool.add(group)
     pool.add(other)
-    assert pool.waiting_tokens == group.num_tokens_to_compute + other.num_tokens_to_compute > 0
+    assert pool.waiting_tokens.total == group.num_tokens_to_compute + other.num_tokens_to_compute > 0
     pool.start(group)
-    assert pool.waiting_tokens == other.num_tokens_to_compute
+    assert pool.waiting_tokens.total == other.num_tokens_to_compute
     group.is_forked = True
     for sequence in group.live:
         sequence.num_computed_tokens = 0
     pool.pause(group)
-    assert pool.waiting_tokens == group.num_tokens_to_compute + other.num_tokens_to_compute
-    before = pool.waiting_tokens
+    assert pool.waiting_tokens.total == group.num_tokens_to_compute + other.num_tokens_to_compute
+    before = pool.waiting_tokens.total
     pool.remove_sequence(group, group.live[1])
-    assert pool.waiting_tokens == group.num_tokens_to_compute + other.num_tokens_to_compute < before
+    assert pool.waiting_tokens.total == group.num_tokens_to_compute + other.num_tokens_to_compute < before
