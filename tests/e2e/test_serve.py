@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -16,10 +18,13 @@ from types import SimpleNamespace
 import httpx
 import openai
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from service.config import SchedulerConfig
 from service.engine.engine_loop import EngineLoop
 from service.main import _Service
+from service.settings import QUICKSTART_MODEL
 from service.settings_reader import read_settings
 from tests.e2e.server_process import ServerProcess, write_dummy_folder
 from tests.engine.harness import Harness
@@ -207,7 +212,19 @@ def test_sigterm_while_loading_ends_in_order(folder: Path):
 )
 def test_a_start_that_cannot_work_says_why_and_fails(folder: Path, arguments: list[str], reason: str):
     model = [] if arguments[0].startswith(".") else [str(folder), "--load-format", "dummy"]
-    command = [sys.executable, "-m", "service", "serve", "--port", "0", *model, *arguments]
+    assert_start_fails([*model, *arguments], reason)
+
+
+def test_a_model_that_could_answer_nothing_does_not_become_ready(tmp_path: Path):
+    shutil.copytree(QUICKSTART_MODEL, tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    save_file({name: torch.full_like(weight, math.nan) for name, weight in load_file(file).items()}, file)
+    reason = "model: it gives no finite logits, so it could answer nothing: there is NaN or infinity in "
+    assert_start_fails([str(tmp_path / "model"), "--device", "cpu"], reason)
+
+
+def assert_start_fails(arguments: list[str], reason: str) -> None:
+    command = [sys.executable, "-m", "service", "serve", "--port", "0", *arguments]
     root, without_gpu = Path(__file__).parents[2], os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=root, env=without_gpu)
     assert done.returncode != 0
