@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 import time
 import urllib.error
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import BinaryIO, NamedTuple
 
 from loadtest.direct_http import opened
@@ -20,10 +20,14 @@ class ServerDidNotStartError(Exception):
 
 
 class RunningServer(NamedTuple):
-    """start_s: seconds until it was ready."""
+    """start_s: seconds until it was ready.
+
+    wait: for its end, so many seconds at most; returns its exit status or raises subprocess.TimeoutExpired.
+    """
 
     start_s: float
     pid: int
+    wait: Callable[[float], int]
 
 
 def free_port() -> int:
@@ -54,7 +58,7 @@ def running_server(
                     reason = f"not ready in {timeout_s:g} s" if late else f"ended with code {process.returncode}"
                     raise ServerDidNotStartError(f"{reason}: {_tail(output.fileno())}")
                 time.sleep(_POLL_S)
-            yield RunningServer(time.perf_counter() - began, process.pid)
+            yield RunningServer(time.perf_counter() - began, process.pid, process.wait)
         finally:
             _stop(process)
 

@@ -50,6 +50,9 @@ OPTIONS: dict[str, list[Any]] = {
     "use_beam_search": [True],
     "prompt_logprobs": [0, 20],
     "return_token_ids": [True],
+    "logprobs": [0, 5, True],
+    "top_logprobs": [0, 20],
+    "echo": [True],
     "truncate_prompt_tokens": [-1, 1, 2048],
     "cache_salt": ["a"],
     "regex": REGEXES,
@@ -84,10 +87,26 @@ def draw_call(chance: random.Random) -> Call:
         body["prompt"] = chance.choice([_text(chance), [_text(chance), "x"], ids, [[1, 2, 3], [4, 5]]])
     for name in chance.sample(sorted(OPTIONS), chance.choice([0, 1, 1, 2, 4])):
         body[name] = copy.deepcopy(chance.choice(OPTIONS[name]))
+    if chance.random() < 0.1:
+        body |= _new_form(chance)
     body["stream"] = chance.random() < 0.6
     if chance.random() < 0.35:
         _spoil(body, chance)
     return Call("/v1/chat/completions" if is_chat else "/v1/completions", body)
+
+
+def _new_form(chance: random.Random) -> dict[str, Any]:
+    """A form of the output that nobody has asked for before: what is kept of each must not add up."""
+    name = f"p{chance.getrandbits(40):x}"
+    schema = {"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]}
+    return chance.choice(
+        [
+            {"regex": f"{name}-[a-f]{{{chance.randrange(1, 40)}}}"},
+            {"guided_json": schema},
+            {"grammar": f'root ::= "{name}" | "{name}" root'},
+            {"choice": [name, name[::-1]]},
+        ]
+    )
 
 
 def _text(chance: random.Random) -> str:

@@ -1,0 +1,93 @@
+"""`python -m loadtest.soak`: starts the server that the README starts, with a KV cache far too small, and soaks it."""
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import BinaryIO
+
+from loadtest.headrace_server import headrace_server
+from loadtest.soak.soak import Findings, Plan, soak
+from loadtest.soak.verdict import Bounds, Law, law_table, rest_table
+
+_SERVER_FLAGS = (
+    "--dtype float32 --device cpu --kv-cache-memory 12MiB --preemption adaptive --swap-space 3MiB --max-num-seqs 32"
+    " --max-num-batched-tokens 128 --max-waiting-requests 64 --max-waiting-seconds 20 --shutdown-timeout 10"
+).split()
+"""The cache has room for one context of the quickstart model, so requests preempt each other; in fp32 an answer is the
+same whatever it is batched with."""
+
+_MAX_HOURS = 72.0
+_LOG_TAIL_BYTES = 4000
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit status: 0 if every law held, else 1."""
+    options = _parser().parse_args(arguments)
+    bounds = Bounds(options.max_growth_mb, options.max_slope, options.rest_within)
+    plan = Plan(
+        options.hours * 3600 if options.hours else options.minutes * 60,
+        options.round_seconds,
+        options.clients,
+        options.seed,
+        bounds,
+    )
+    with tempfile.TemporaryFile() as log:
+        with headrace_server(_SERVER_FLAGS, log) as server:
+            findings = asyncio.run(soak(server.running, server.port, plan, _tell))
+        printed = _content(log)
+    laws = [*findings.laws(bounds), Law("tracebacks in the server's log", printed.count(b"Traceback"), 0)]
+    good = all(law.holds for law in laws)
+    _report(findings, laws, b"" if good else printed[-_LOG_TAIL_BYTES:])
+    print(json.dumps(findings.as_json() | {"good": good, "laws": {law.words: law.found for law in laws}}))
+    return 0 if good else 1
+
+
+def _report(findings: Findings, laws: Sequence[Law], log_tail: bytes) -> None:
+    print(rest_table(findings.rests), law_table(laws), sep="\n\n")
+    for fault in findings.faults:
+        print(f"\n{fault}")
+    if findings.ended:
+        print(f"\ncut short: {findings.ended}")
+    if log_tail:
+        print("\nthe end of the server's log:\n" + log_tail.decode(errors="replace"))
+
+
+def _content(log: BinaryIO) -> bytes:
+    log.seek(0)
+    return log.read()
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("python -m loadtest.soak", description=__doc__)
+    parser.add_argument("--minutes", type=_up_to(60 * _MAX_HOURS), default=4.0, help="default: 4")
+    parser.add_argument("--hours", type=_up_to(_MAX_HOURS), help="instead of minutes")
+    parser.add_argument("--round-seconds", type=_up_to(600), default=10.0, help="traffic between rests; default: 10")
+    parser.add_argument("--clients", type=int, default=24, help="at once; default: 24")
+    parser.add_argument("--seed", type=int, default=0, help="of what the clients do")
+    parser.add_argument("--max-growth-mb", type=float, default=100.0, help="of memory at rest, after the warm-up")
+    parser.add_argument(
+        "--max-slope", type=float, default=60.0, help="MB/hour; broken if the memory at rest surely grows faster"
+    )
+    parser.add_argument("--rest-within", type=float, default=2.0, help="seconds after the last client has gone")
+    return parser
+
+
+def _up_to(most: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        number = float(text)
+        if not 0 < number <= most:
+            raise argparse.ArgumentTypeError(f"must be above 0 and at most {most:g}")
+        return number
+
+    return parse
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

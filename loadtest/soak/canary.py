@@ -1,0 +1,51 @@
+"""A few calls whose answers are known from before: what others do must not change them."""
+
+import asyncio
+import json
+import random
+from typing import Any
+
+from loadtest.soak.hostile_calls import MODEL
+from loadtest.soak.raw_connection import RawConnection, post_bytes
+
+_RETRY_S = 0.1
+_CALLS: tuple[dict[str, Any], ...] = (
+    {"seed": 7, "n": 3},
+    {"temperature": 0},
+    {"seed": 1, "regex": "[a-z ]{5,40}"},
+    {"temperature": 0, "stop": ["e"], "max_tokens": 60},
+    {"temperature": 0, "logprobs": True, "top_logprobs": 3},
+)
+
+
+class CanaryError(Exception):
+    """The canary's call was refused or not answered."""
+
+
+async def golden_answers(port: int, timeout_s: float) -> list[Any]:
+    """The choices: drawn with a seed, greedy, held to a pattern, stopped, with logprobs.
+
+    A full server is asked again until it takes the call. Raises CanaryError.
+    """
+    question = {"role": "user", "content": "What is Headrace?"}
+    ask = {"model": MODEL, "max_tokens": 30, "messages": [question]}
+    try:
+        async with asyncio.timeout(timeout_s):
+            return [await _choices_of(port, ask | change) for change in _CALLS]
+    except TimeoutError:
+        raise CanaryError(f"no answer within {timeout_s:g} s") from None
+
+
+async def _choices_of(port: int, body: dict[str, Any]) -> Any:
+    while True:
+        connection = await RawConnection.to(port)
+        try:
+            connection.writer.write(post_bytes("/v1/chat/completions", body))
+            answer = await connection.answer()
+        finally:
+            connection.leave(random.Random(0))
+        if answer is None or answer.status not in (200, 503):
+            raise CanaryError(f"{body} was answered with {answer}")
+        if answer.status == 200:
+            return json.loads(answer.body)["choices"]
+        await asyncio.sleep(_RETRY_S)

@@ -1,0 +1,80 @@
+"""What a soak found beside what is allowed."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from loadtest.process_tree import Holdings
+from loadtest.table import aligned
+from loadtest.trend import line_through
+
+WARM_UP_SHARE = 1 / 3
+_FILES_BESIDE = 4
+_THREADS_BESIDE = 4
+"""What starts a pool's last thread, or opens a log, may come late."""
+
+
+class Bounds(NamedTuple):
+    """max_growth_mb: of the memory at rest. max_slope_mb_per_hour: broken if the slope is surely steeper."""
+
+    max_growth_mb: float = 100.0
+    max_slope_mb_per_hour: float = 60.0
+    rests_within_s: float = 2.0
+
+
+class Rest(NamedTuple):
+    """The server between two rounds. at_s: since the first round began. waited_s: until nothing was left."""
+
+    at_s: float
+    waited_s: float
+    held: Holdings
+
+
+class Law(NamedTuple):
+    """found: None if the soak ended before it could be known, which is as bad as beyond `allowed`."""
+
+    words: str
+    found: float | None
+    allowed: float
+
+    @property
+    def holds(self) -> bool:
+        return self.found is not None and self.found <= self.allowed
+
+
+def laws_of_rests(rests: Sequence[Rest], bounds: Bounds) -> list[Law]:
+    """Of memory, open files, threads and of how long it takes to come to rest. The first third is warm-up."""
+    begin = max(1, round(len(rests) * WARM_UP_SHARE))
+    warm, later = rests[:begin], rests[begin:]
+    laws = [Law("to rest, s, longest", max((rest.waited_s for rest in rests), default=None), bounds.rests_within_s)]
+    if not later:
+        return [*laws, Law("memory, MB: growth after the warm-up", None, bounds.max_growth_mb)]
+    memory = [rest.held.resident_mb for rest in [warm[-1], *later]]
+    trend = line_through([rest.at_s / 3600 for rest in [warm[-1], *later]], memory)
+    files = max(rest.held.open_files for rest in warm)
+    threads = max(rest.held.threads for rest in warm)
+    return [
+        *laws,
+        Law("memory, MB: growth after the warm-up", max(memory) - memory[0], bounds.max_growth_mb),
+        Law("memory, MB/hour: surely no less than", trend.at_least, bounds.max_slope_mb_per_hour),
+        Law("open files at rest, more than warm", later[-1].held.open_files - files, _FILES_BESIDE),
+        Law("threads at rest, more than warm", later[-1].held.threads - threads, _THREADS_BESIDE),
+    ]
+
+
+def law_table(laws: Sequence[Law]) -> str:
+    lines = [["law", "found", "allowed", ""]]
+    for law in laws:
+        found = "unknown" if law.found is None else f"{law.found:,.3g}" if law.found < 1000 else f"{law.found:,.0f}"
+        lines.append([law.words, found, f"{law.allowed:,.6g}", "" if law.holds else "BROKEN"])
+    return aligned(lines, left=(0, 3))
+
+
+def rest_table(rests: Sequence[Rest]) -> str:
+    """At most twelve rows, evenly over the time."""
+    step = max(1, -(-len(rests) // 12))
+    lines = [["at rest after, s", "resident MB", "open files", "threads", "processes", "waited, s"]]
+    for rest in [*rests[:-1:step], *rests[-1:]]:
+        held = rest.held
+        counts = [str(count) for count in (held.open_files, held.threads, held.processes)]
+        lines.append([f"{rest.at_s:.0f}", f"{held.resident_mb:.1f}", *counts, f"{rest.waited_s:.2f}"])
+    return aligned(lines, left=())
