@@ -151,10 +151,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self._check_head()
         if self._is_over():
             return
+        super().on_headers_complete()  # which raises if the target is no URL; then there is no new request
         self._in_message = True
         self._num_head_bytes = 0
         self._expect_no_input()
-        super().on_headers_complete()
         if self.cycle is not None:
             take_over(self.cycle, self._close)
             self._unanswered.append(self.cycle)
@@ -187,7 +187,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         let_go(self._unanswered.popleft())
         super().on_response_complete()
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._is_lingering:
             self._expect_output()
 
     def timeout_keep_alive_handler(self) -> None:
@@ -200,7 +200,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if not self.transport.is_closing():
+        if not (self.transport.is_closing() or self._is_lingering):
             self._expect_no_output()
 
     def send_400_response(self, msg: str) -> None:
@@ -220,10 +220,15 @@ class BoundedProtocol(HttpToolsProtocol):
             if not self._in_message:
                 self._end_after_newest()
                 return
-            if self.pipeline or self.cycle.response_started:
+            if self.pipeline:
+                self._drop_newest()
+                self._end_after_newest()
+                return
+            if self.cycle.response_started:
                 self.transport.abort()
                 return
             self.cycle.disconnected = True  # the app stops waiting for the rest of a body that cannot come
+            self.cycle.waiting_for_100_continue = False
             self.cycle.message_event.set()
         error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
         body = orjson.dumps({"error": error})
@@ -232,6 +237,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.write(STATUS_LINE[status] + head + body)
         self._expect_output()
         self._linger()
+
+    def _drop_newest(self) -> None:
+        """The newest request, which waits behind others, can never be whole."""
+        self.pipeline.popleft()
+        let_go(self._unanswered.pop())
+        self.cycle = self._unanswered[-1]
+        self._in_message = False
 
     def _end_after_newest(self) -> None:
         """No further request; those that are whole are answered."""
@@ -243,9 +255,9 @@ class BoundedProtocol(HttpToolsProtocol):
         return self._is_last or self._is_lingering or self.transport.is_closing()
 
     def _close(self) -> None:
-        """The last answer of the connection is written."""
-        if self._in_message or self._is_last:
-            self.pipeline.clear()
+        """The last answer of the connection is written. What the client may still have on the way must not cost it."""
+        self.pipeline.clear()
+        if self._in_message or self._is_last or self.transport.can_write_eof():
             self._linger()
         else:
             self.transport.close()
@@ -265,7 +277,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._input_deadline = self.loop.call_later(within_s, self._on_late_input)
 
     def _on_late_input(self) -> None:
-        if self._is_lingering:
+        if self._is_lingering and self.transport.get_write_buffer_size():
+            self._expect_input(_LINGER_S)  # it reads, and has a deadline for that
+        elif self._is_lingering:
             self.transport.abort()
         elif not self._in_message and self.cycle is not None and not self.cycle.response_complete:
             # Bytes of a next request, or stray ones, must not cost the answer that is under way.

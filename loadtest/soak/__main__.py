@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import BinaryIO
 
 from loadtest.headrace_server import headrace_server
+from loadtest.laws import Law, law_table
 from loadtest.soak.soak import Findings, Plan, soak
-from loadtest.soak.verdict import Bounds, Law, law_table, rest_table
+from loadtest.soak.verdict import Bounds, rest_table
 
 _SERVER_FLAGS = (
     "--dtype float32 --device cpu --kv-cache-memory 12MiB --preemption adaptive --swap-space 3MiB --max-num-seqs 32"

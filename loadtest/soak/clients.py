@@ -163,7 +163,7 @@ class Client:
 
     async def _fill(self, connection: RawConnection) -> None:
         """Choices that together need most of the KV cache, so that whoever runs beside them is preempted."""
-        body = {"model": MODEL, "prompt": "Tell", "max_tokens": 150, "n": 8, "ignore_eos": True, "stream": True}
+        body = {"model": MODEL, "prompt": "Tell", "max_tokens": 60, "n": 6, "ignore_eos": True, "stream": True}
         await self._ask(connection, Call("/v1/completions", body))
 
     async def _send_nonsense(self, connection: RawConnection) -> None:
@@ -179,7 +179,7 @@ class Client:
 
     async def _read(self, connection: RawConnection, asked: object, pause_s: float = 0.0) -> None:
         try:
-            answer = await connection.answer(pause_s)
+            answer = await connection.answer(pause_s=pause_s)
             if answer is None:
                 raise ConnectionResetError("closed without an answer")
             self._traffic.seen[str(answer.status)] += 1

@@ -30,9 +30,9 @@ class RawConnection:
             wire.close()
             raise
 
-    async def answer(self, pause_s: float = 0.0) -> Answer | None:
-        """The next one, strictly read; None if the connection ended instead."""
-        return await read_answer(self.reader, pause_s=pause_s)
+    async def answer(self, *, method: str = "GET", http_1_0: bool = False, pause_s: float = 0.0) -> Answer | None:
+        """As `read_answer`."""
+        return await read_answer(self.reader, method=method, http_1_0=http_1_0, pause_s=pause_s)
 
     def leave(self, chance: random.Random) -> None:
         """In order, or with a reset."""

@@ -14,11 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from loadtest.laws import Law
 from loadtest.server_process import RunningServer
 from loadtest.soak.canary import golden_answers
 from loadtest.soak.clients import ANSWERED_WITHIN_S, Client, Traffic
 from loadtest.soak.server_view import ServerView
-from loadtest.soak.verdict import Bounds, Law, Rest, laws_of_rests
+from loadtest.soak.verdict import Bounds, Rest, laws_of_rests
 
 ENDS_WITHIN_S = 45.0
 """After SIGTERM: --shutdown-timeout and the last words."""

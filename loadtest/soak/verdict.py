@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from loadtest.laws import Law
 from loadtest.process_tree import Holdings
 from loadtest.table import aligned
 from loadtest.trend import line_through
@@ -29,18 +30,6 @@ class Rest(NamedTuple):
     held: Holdings
 
 
-class Law(NamedTuple):
-    """found: None if the soak ended before it could be known, which is as bad as beyond `allowed`."""
-
-    words: str
-    found: float | None
-    allowed: float
-
-    @property
-    def holds(self) -> bool:
-        return self.found is not None and self.found <= self.allowed
-
-
 def laws_of_rests(rests: Sequence[Rest], bounds: Bounds) -> list[Law]:
     """Of memory, open files, threads and of how long it takes to come to rest. The first third is warm-up."""
     begin = max(1, round(len(rests) * WARM_UP_SHARE))
@@ -59,14 +48,6 @@ def laws_of_rests(rests: Sequence[Rest], bounds: Bounds) -> list[Law]:
         Law("open files at rest, more than warm", later[-1].held.open_files - files, _FILES_BESIDE),
         Law("threads at rest, more than warm", later[-1].held.threads - threads, _THREADS_BESIDE),
     ]
-
-
-def law_table(laws: Sequence[Law]) -> str:
-    lines = [["law", "found", "allowed", ""]]
-    for law in laws:
-        found = "unknown" if law.found is None else f"{law.found:,.3g}" if law.found < 1000 else f"{law.found:,.0f}"
-        lines.append([law.words, found, f"{law.allowed:,.6g}", "" if law.holds else "BROKEN"])
-    return aligned(lines, left=(0, 3))
 
 
 def rest_table(rests: Sequence[Rest]) -> str:
