@@ -230,6 +230,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self.cycle.disconnected = True  # the app stops waiting for the rest of a body that cannot come
             self.cycle.waiting_for_100_continue = False
             self.cycle.message_event.set()
+        elif self._in_message:  # it was answered before its body had come
+            self._linger()
+            return
         error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
         body = orjson.dumps({"error": error})
         head = b"content-type: application/json\r\nconnection: close\r\n"

@@ -16,7 +16,7 @@ from loadtest.soak.server_view import ServerView
 
 _ANSWERED_WITHIN_S = 120.0
 _RESTS_WITHIN_S = 10.0
-_WARM_UP_SHARE = 0.05
+_WARM_UP_SHARE = 0.2
 _SHOWN_BYTES = 1500
 _TOLD_EVERY = 5000
 _FILES_BESIDE = 4
@@ -81,10 +81,10 @@ async def _fuzz(view: ServerView, port: int, plan: Plan, findings: Findings, tel
     golden = await golden_answers(port, _ANSWERED_WITHIN_S)
     begin, end = plan.first, plan.first + plan.num_cases
     warm_end = begin + round(plan.num_cases * _WARM_UP_SHARE)
-    await _run_cases(range(begin, warm_end), port, plan, findings, tell)
+    await _run_cases(range(begin, warm_end), view, port, plan, findings, tell)
     await view.rest(_RESTS_WITHIN_S)
     findings.warm = view.holdings()
-    await _run_cases(range(warm_end, end), port, plan, findings, tell)
+    await _run_cases(range(warm_end, end), view, port, plan, findings, tell)
     findings.rested_s = await view.rest(_RESTS_WITHIN_S)
     again = await golden_answers(port, _ANSWERED_WITHIN_S)
     findings.num_changed = sum(now != before for now, before in zip(again, golden, strict=True))
@@ -92,14 +92,18 @@ async def _fuzz(view: ServerView, port: int, plan: Plan, findings: Findings, tel
     findings.after = view.holdings()
 
 
-async def _run_cases(numbers: range, port: int, plan: Plan, findings: Findings, tell: Callable[[str], None]) -> None:
+async def _run_cases(
+    numbers: range, view: ServerView, port: int, plan: Plan, findings: Findings, tell: Callable[[str], None]
+) -> None:
     left = iter(numbers)
     async with asyncio.TaskGroup() as workers:
         for _ in range(min(plan.num_connections, len(numbers))):
-            workers.create_task(_work(left, port, plan, findings, tell))
+            workers.create_task(_work(left, view, port, plan, findings, tell))
 
 
-async def _work(left: Iterator[int], port: int, plan: Plan, findings: Findings, tell: Callable[[str], None]) -> None:
+async def _work(
+    left: Iterator[int], view: ServerView, port: int, plan: Plan, findings: Findings, tell: Callable[[str], None]
+) -> None:
     for number in left:
         case = make_case(plan.seed, number, plan.stall_every)
         fault = await run_case(case, port, findings.statuses)
@@ -110,7 +114,10 @@ async def _work(left: Iterator[int], port: int, plan: Plan, findings: Findings, 
                 shown = f"{case.data[:_SHOWN_BYTES]!r}"
                 findings.faults.append(f"case {number} ({case.kind}): {fault}\n  pieces {case.pieces[:8]} of {shown}")
         if findings.kinds.total() % _TOLD_EVERY == 0:
-            tell(f"{findings.kinds.total()} cases, {findings.num_faults} break a rule")
+            tell(
+                f"{findings.kinds.total()} cases, {findings.num_faults} break a rule,"
+                f" {view.holdings().resident_mb:.0f} MB"
+            )
 
 
 def as_json(findings: Findings) -> dict[str, Any]:

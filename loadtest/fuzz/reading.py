@@ -9,7 +9,9 @@ import re
 from typing import NamedTuple
 
 _TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
-_REQUEST_LINE = re.compile(rb"(" + _TOKEN + rb") +([\x21-\x7e]+) +HTTP/1\.([01])")
+_REQUEST_LINE = re.compile(
+    rb"(" + _TOKEN + rb") +((?:/|\*|[A-Za-z][A-Za-z0-9+.-]*://)[\x21-\x7e]*|[\x21-\x7e]+:\d+) +HTTP/1\.([01])"
+)
 _HEADER = re.compile(rb"(" + _TOKEN + rb"):[ \t]*([\t \x21-\x7e\x80-\xff]*)")
 _CHUNK_LINE = re.compile(
     rb"([0-9A-Fa-f]{1,15})(?:;" + _TOKEN + rb"(?:=(?:" + _TOKEN + rb'|"[^"\x00-\x08\x0a-\x1f]*"))?)*'

@@ -74,7 +74,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="of what the clients do")
     parser.add_argument("--max-growth-mb", type=float, default=100.0, help="of memory at rest, after the warm-up")
     parser.add_argument(
-        "--max-slope", type=float, default=60.0, help="MB/hour; broken if the memory at rest surely grows faster"
+        "--max-slope",
+        type=float,
+        default=60.0,
+        help="MB/hour; broken if the memory at rest surely grows faster; inf: not asked",
     )
     parser.add_argument("--rest-within", type=float, default=2.0, help="seconds after the last client has gone")
     return parser

@@ -1,5 +1,6 @@
 """What a soak found beside what is allowed."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -15,7 +16,8 @@ _THREADS_BESIDE = 4
 
 
 class Bounds(NamedTuple):
-    """max_growth_mb: of the memory at rest. max_slope_mb_per_hour: broken if the slope is surely steeper."""
+    """max_growth_mb: of the memory at rest. max_slope_mb_per_hour: broken if the slope is surely steeper, or not known;
+    infinite: it is not asked for."""
 
     max_growth_mb: float = 100.0
     max_slope_mb_per_hour: float = 60.0
@@ -38,16 +40,23 @@ def laws_of_rests(rests: Sequence[Rest], bounds: Bounds) -> list[Law]:
     if not later:
         return [*laws, Law("memory, MB: growth after the warm-up", None, bounds.max_growth_mb)]
     memory = [rest.held.resident_mb for rest in [warm[-1], *later]]
-    trend = line_through([rest.at_s / 3600 for rest in [warm[-1], *later]], memory)
     files = max(rest.held.open_files for rest in warm)
     threads = max(rest.held.threads for rest in warm)
     return [
         *laws,
         Law("memory, MB: growth after the warm-up", max(memory) - memory[0], bounds.max_growth_mb),
-        Law("memory, MB/hour: surely no less than", trend.at_least, bounds.max_slope_mb_per_hour),
+        *_law_of_slope([warm[-1], *later], bounds.max_slope_mb_per_hour),
         Law("open files at rest, more than warm", later[-1].held.open_files - files, _FILES_BESIDE),
         Law("threads at rest, more than warm", later[-1].held.threads - threads, _THREADS_BESIDE),
     ]
+
+
+def _law_of_slope(rests: Sequence[Rest], most: float) -> list[Law]:
+    if math.isinf(most):
+        return []
+    trend = line_through([rest.at_s / 3600 for rest in rests], [rest.held.resident_mb for rest in rests])
+    found = trend.at_least if math.isfinite(trend.margin) else None
+    return [Law("memory, MB/hour: surely no less than", found, most)]
 
 
 def rest_table(rests: Sequence[Rest]) -> str:
