@@ -129,6 +129,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._num_headers = self._num_hosts = 0
         self._is_chunked = False
+        if self._input_deadline is None:  # its first bytes came together with the end of another
+            self._expect_input(self._limits.header_timeout_s)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._num_headers += 1

@@ -252,6 +252,79 @@ def test_what_follows_a_request_does_not_cost_its_answer(
     assert answer.lower().count(b"connection: close") == 1
 
 
+def test_a_malformed_body_does_not_cost_the_answers_before_it(bounded: RunningServer) -> None:
+    body = json.dumps(completion(max_tokens=2)).encode()
+    request = POST_HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    with connect(bounded) as connection:
+        connection.sendall(request * 2 + POST_HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n" + request)
+        answer = read_to_end(connection)
+    assert answer.count(b"HTTP/1.1 ") == answer.count(b"HTTP/1.1 200 OK") == 2
+    assert answer.count(b'"finish_reason"') == 2
+
+
+def test_a_target_that_is_no_url_does_not_either(bounded: RunningServer) -> None:
+    with connect(bounded) as connection:
+        connection.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n" * 2 + b"GET http:// HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer = read_to_end(connection)
+    assert answer.count(b"HTTP/1.1 200 OK") == 2
+
+
+def test_a_request_that_was_answered_early_has_no_second_answer(bounded: RunningServer) -> None:
+    """The route is not there, which is said at once; then the body turns out to be malformed."""
+    with connect(bounded) as connection:
+        connection.sendall(b"POST /none HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n")
+        answer = connection.recv(65536)
+        connection.sendall(b"zz\r\n")
+        answer += read_to_end(connection)
+    assert answer.startswith(b"HTTP/1.1 404 ")
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
+def test_no_100_follows_a_refusal(bounded: RunningServer, caplog: pytest.LogCaptureFixture) -> None:
+    with connect(bounded) as connection:
+        connection.sendall(POST_HEAD + b"Expect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n")
+        status, _ = status_and_error(read_to_end(connection))
+    assert httpx.get(f"{bounded.base_url}/version").status_code == 200  # by then the log has it
+    assert status == 400
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [b"GET /version HTTP/1.0\r\n\r\n", b"GET /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"],
+    ids=["1.0", "close"],
+)
+def test_stray_bytes_behind_the_last_request_do_not_cost_its_answer(
+    bounded: RunningServer, request_bytes: bytes
+) -> None:
+    """A closed connection would answer them with a reset: the client's next write fails, and with it all it does."""
+    with connect(bounded) as connection:
+        connection.sendall(request_bytes)
+        for _ in range(3):
+            time.sleep(0.05)
+            connection.sendall(b"\r\n")
+        assert read_to_end(connection).startswith(b"HTTP/1.1 200 OK")
+
+
+def test_a_large_last_answer_may_be_read_slowly() -> None:
+    """For longer than a client that was answered may linger."""
+    with running(Scene(max_model_len=200_000, num_blocks=60_000)) as server:
+        server.play(lambda prompt, so_far, seed: 75)
+        body = json.dumps(completion(prompt=[75] * 100_000, n=64, max_tokens=1, echo=True)).encode()
+        with connect(server, receive_buffer=4096) as connection:
+            connection.sendall(POST_HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            answer = http.client.HTTPResponse(connection)
+            answer.begin()
+            time.sleep(3)
+            assert len(answer.read()) == int(answer.headers["content-length"])
+
+
+def test_the_first_bytes_of_a_next_request_have_a_deadline_too(bounded: RunningServer) -> None:
+    with running(Scene(limits=replace(LIMITS, idle_timeout_s=60))) as server, connect(server) as connection:
+        connection.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\nGET /ver")
+        assert read_to_end(connection).count(b"HTTP/1.1 200 OK") == 1  # which gives up after 5 s
+
+
 @pytest.mark.parametrize(
     "rest",
     [b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", b"Transfer-Encoding: chunked\r\n\r\n" + b"f" * 20 + b"\r\n"],

@@ -28,7 +28,7 @@ _GETS = ["/health", "/version", "/v1/models", "/ready", "/none", "/v1/requests/x
 _TARGETS = [
     "{}", "{}?a=b&c", "http://h{}", "http://h:80{}", "//{}", "{}/../x", "{}%2f%00", "/%2e%2e{}", "{}#x", "*", "{}?" + "x" * 3000,
 ]  # fmt: skip
-_METHODS = ["GET", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH", "TRACE", "get", "GETX", "M-SEARCH", "CONNECT"]
+_METHODS = ["GET", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH", "TRACE", "M-SEARCH", "CONNECT"]
 _HEADERS = [
     "Accept: */*", "X-A:", "X-B:\t tab \t", "x-c: \x80\xff", "Expect: 100-continue", "Accept-Encoding: gzip, br",
     "Authorization: Bearer x", "Cookie: " + "c" * 2000, "X-Request-ID: " + "i" * 300, "Origin: http://x", "TE: trailers",
@@ -287,7 +287,7 @@ def _odd_host(chance: random.Random) -> bytes:
 def _odd_request_line(chance: random.Random) -> bytes:
     odd = [
         b"GET /health", b"GET /health ", b"GET  /health HTTP/1.1", b"GET /health  HTTP/1.1", b"GET\t/health HTTP/1.1", b"GET /health HTTP/1.1 ",
-        b"GET /health HTTP/0.9", b"GET /health HTTP/1.2", b"GET /health HTTP/2.0", b"GET /health HTTP/11", b"GET /health http/1.1", b" GET /health HTTP/1.1",
+        b"GET /health HTTP/0.9", b"get /health HTTP/1.1", b"GETX /health HTTP/1.1", b"GET /health HTTP/1.2", b"GET /health HTTP/2.0", b"GET /health HTTP/11", b"GET /health http/1.1", b" GET /health HTTP/1.1",
         b"GET /health HTTP/1.1\0", b"GET health HTTP/1.1", b"GET /a b HTTP/1.1", b"GET /\xff HTTP/1.1", b"GET /\0 HTTP/1.1", b"G\xffT / HTTP/1.1",
         b"GET /" + b"x" * 70_000 + b" HTTP/1.1", b"GET / ICE/1.0", b"GET http:// HTTP/1.1", b"GET h: HTTP/1.1", b"GET ? HTTP/1.1",
         b"CONNECT h:80 HTTP/1.1", b"OPTIONS * HTTP/1.1", b"GET /%zz HTTP/1.1", b"GET /%00 HTTP/1.1", b"GET /..;/x HTTP/1.1", b"SOURCE /x HTTP/1.1",

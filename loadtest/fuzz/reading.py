@@ -18,6 +18,9 @@ _CHUNK_LINE = re.compile(
 )
 """Without white space around `;`, which RFC 9112 lets a recipient read, and which our parser refuses."""
 
+_METHODS = frozenset(b"GET HEAD POST PUT DELETE CONNECT OPTIONS TRACE PATCH M-SEARCH SOURCE".split())
+"""Others a server may refuse before it reads the rest of the head, so they count as malformed."""
+
 _AT_MOST_ONCE = {b"host", b"content-length", b"transfer-encoding"}
 
 
@@ -80,7 +83,7 @@ def _read_head(head: bytes) -> _Head | None:
     first, *lines = head.split(b"\r\n")
     line = _REQUEST_LINE.fullmatch(first)
     pairs = [_HEADER.fullmatch(each) for each in lines]
-    if line is None or not all(pairs):
+    if line is None or line[1] not in _METHODS or not all(pairs):
         return None
     headers: dict[bytes, bytes] = {}
     for pair in pairs:
