@@ -3,9 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SERVE_ARGS ?=
+SOAK_ARGS ?=
+FUZZ_ARGS ?=
 INSTALLING := Installing into $(VENV). The first time that takes minutes: torch is large.
 
-.PHONY: serve test lint types unit clients format figures clean
+.PHONY: serve test lint types unit clients soak fuzz format figures clean
 
 serve: $(VENV)/.installed
 	$(BIN)/headrace serve $(SERVE_ARGS)
@@ -35,6 +37,14 @@ clients: pyproject.toml
 	$(PYTHON) -m venv .venv-clients
 	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev,clients]'
 	.venv-clients/bin/pytest tests/clients -m '' -p no:unraisableexception -W default
+
+# Hostile clients against the real server, four minutes of them; SOAK_ARGS="--hours 8" for a night.
+soak: $(VENV)/.installed
+	$(BIN)/python -m loadtest.soak $(SOAK_ARGS)
+
+# 100,000 cases of broken and nearly broken HTTP; FUZZ_ARGS="--first 4711 --cases 1" for one of them.
+fuzz: $(VENV)/.installed
+	$(BIN)/python -m loadtest.fuzz $(FUZZ_ARGS)
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

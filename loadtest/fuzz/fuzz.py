@@ -24,7 +24,10 @@ _FILES_BESIDE = 4
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Cases from `first` on. stall_every: one case in so many stalls, to see it cut; 0: none. num_shown: faults told in full."""
+    """Cases from `first` on. stall_every: one case in so many stalls, to see it cut; 0: none.
+
+    num_shown: faults that are told in full.
+    """
 
     num_cases: int
     first: int = 0

@@ -140,9 +140,9 @@ class RunningServer:
     def metric(self, name: str, **labels: str) -> float:
         return self.registry.get_sample_value(name, labels) or 0.0
 
-    def check_idle(self) -> None:
+    def check_idle(self, within_s: float = 10) -> None:
         """The after-state check: nothing is left of any request, soon; tests count iterations where that matters."""
-        deadline_s = time.monotonic() + 10
+        deadline_s = time.monotonic() + within_s
         while (left := self._what_is_left()) and time.monotonic() < deadline_s:
             time.sleep(0.005)
         assert not left, left

@@ -1,0 +1,29 @@
+"""`headrace serve ARGUMENTS` on a device whose every launch fails after some iterations, as after an illegal access."""
+
+from __future__ import annotations
+
+import sys
+
+from service.core.iteration_plan import IterationPlan
+from service.main import serve
+from service.settings_reader import read_settings
+from tests.e2e.hanging_server import LastIteration
+
+NUM_GOOD_ITERATIONS = 5
+
+
+class LostDevice:
+    """The engine's Executor."""
+
+    def __init__(self) -> None:
+        self._num_launched = 0
+
+    def launch(self, plan: IterationPlan) -> LastIteration:
+        self._num_launched += 1
+        if self._num_launched > NUM_GOOD_ITERATIONS:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return LastIteration(sum(len(item.samples) for item in plan.scheduled), hangs=False)
+
+
+if __name__ == "__main__":
+    sys.exit(serve(read_settings(sys.argv[1:]), LostDevice()))
