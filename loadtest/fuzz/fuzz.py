@@ -11,7 +11,7 @@ from loadtest.fuzz.exchange import run_case
 from loadtest.laws import Law
 from loadtest.process_tree import Holdings
 from loadtest.server_process import RunningServer
-from loadtest.soak.canary import golden_answers
+from loadtest.soak.canary import golden_answers, is_same
 from loadtest.soak.server_view import ServerView
 
 _ANSWERED_WITHIN_S = 120.0
@@ -90,7 +90,7 @@ async def _fuzz(view: ServerView, port: int, plan: Plan, findings: Findings, tel
     await _run_cases(range(warm_end, end), view, port, plan, findings, tell)
     findings.rested_s = await view.rest(_RESTS_WITHIN_S)
     again = await golden_answers(port, _ANSWERED_WITHIN_S)
-    findings.num_changed = sum(now != before for now, before in zip(again, golden, strict=True))
+    findings.num_changed = sum(not is_same(now, before) for now, before in zip(again, golden, strict=True))
     await view.rest(_RESTS_WITHIN_S)
     findings.after = view.holdings()
 

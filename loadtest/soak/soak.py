@@ -16,7 +16,7 @@ from typing import Any
 
 from loadtest.laws import Law
 from loadtest.server_process import RunningServer
-from loadtest.soak.canary import golden_answers
+from loadtest.soak.canary import golden_answers, is_same
 from loadtest.soak.clients import ANSWERED_WITHIN_S, Client, Traffic
 from loadtest.soak.server_view import ServerView
 from loadtest.soak.verdict import Bounds, Rest, laws_of_rests
@@ -173,8 +173,8 @@ class _Soak:
 
     async def _check_golden(self, golden: list[Any]) -> None:
         answers = await golden_answers(self._port, ANSWERED_WITHIN_S)
-        self.findings.num_golden += answers == golden
-        if answers != golden:
+        changed = [(now, before) for now, before in zip(answers, golden, strict=True) if not is_same(now, before)]
+        self.findings.num_golden += not changed
+        if changed:
             self.findings.num_changed += 1
-            changed = [(is_now, was) for is_now, was in zip(answers, golden, strict=True) if is_now != was]
             self._traffic.faults.append(f"the canary: {str(changed)[:2000]}")

@@ -32,7 +32,6 @@ WITHOUT_A_TWIN = {
     "loadtest/throughput_benchmark.py": "a benchmark",
     "loadtest/soak/__main__.py": "tests/e2e/test_soak.py runs it",
     "loadtest/soak/soak.py": "tests/e2e/test_soak.py runs it",
-    "loadtest/soak/canary.py": "tests/e2e/test_soak.py runs it",
     "loadtest/soak/clients.py": "tests/e2e/test_soak.py runs it; tests/loadtest/test_answer_rules.py: what is a fault",
     "loadtest/soak/hostile_calls.py": "tests/e2e/test_soak.py sends them",
     "loadtest/soak/raw_connection.py": "tests/e2e/test_soak.py and test_raw_fuzz.py speak through it",
