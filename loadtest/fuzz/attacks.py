@@ -5,12 +5,12 @@ readers of one connection disagree about where it ends.
 import random
 from collections.abc import Callable, Sequence
 
-HIDDEN = b"GET /version HTTP/1.1\r\nHost: h\r\nX-Hidden: 1\r\n\r\n"
+HIDDEN = b"GET /version HTTP/1.1\r\nHost: localhost\r\nX-Hidden: 1\r\n\r\n"
 """A request within another's body: answered only by a server that lost count of the bytes."""
 
 
 def _post(headers: bytes, body: bytes, line: bytes = b"POST /tokenize HTTP/1.1") -> bytes:
-    return line + b"\r\nHost: h\r\nContent-Type: application/json\r\n" + headers + b"\r\n" + body
+    return line + b"\r\nHost: localhost\r\nContent-Type: application/json\r\n" + headers + b"\r\n" + body
 
 
 def _get(headers: bytes, line: bytes = b"GET /health HTTP/1.1") -> bytes:
@@ -89,7 +89,7 @@ def _odd_chunks(chance: random.Random) -> bytes:
 
 
 def _odd_line_ends(chance: random.Random) -> bytes:
-    whole = _get(b"Host: h\r\nX-A: b\r\n")
+    whole = _get(b"Host: localhost\r\nX-A: b\r\n")
     swap = chance.choice(
         [(b"\r\n", b"\n"), (b"\r\n", b"\r"), (b"\r\n", b"\r\r\n"), (b"\r\n\r\n", b"\n\n"), (b"h\r\n", b"h\n")]
     )
@@ -108,10 +108,13 @@ def _odd_line_ends(chance: random.Random) -> bytes:
 
 def _odd_header(chance: random.Random) -> bytes:
     odd = [
-        b"Host : h", b"Host: h\r\n folded", b"Host: h\r\n\tfolded", b" Host: h", b"Host: h\r\nX: a\0b",
-        b"Host: h\r\n: empty",
-        b"Host: h\r\nno colon", b"Host: h\r\nX\xffY: 1", b"Host: h\r\nX(Y): 1", b"Host: h\r\nX: " + b"y" * 70_000,
-        b"Host: h\r\n" + b"a: b\r\n" * 150 + b"c: d", b"Host: h\r\nX: \x7f", b"Host: h\r\nX: \x01", b"Host: h\r\n\0: 1",
+        b"Host : localhost", b"Host: localhost\r\n folded", b"Host: localhost\r\n\tfolded", b" Host: localhost",
+        b"Host: localhost\r\nX: a\0b",
+        b"Host: localhost\r\n: empty",
+        b"Host: localhost\r\nno colon", b"Host: localhost\r\nX\xffY: 1", b"Host: localhost\r\nX(Y): 1",
+        b"Host: localhost\r\nX: " + b"y" * 70_000,
+        b"Host: localhost\r\n" + b"a: b\r\n" * 150 + b"c: d", b"Host: localhost\r\nX: \x7f",
+        b"Host: localhost\r\nX: \x01", b"Host: localhost\r\n\0: 1",
     ]  # fmt: skip
     return _get(chance.choice(odd) + b"\r\n")
 
@@ -120,7 +123,7 @@ def _odd_host(chance: random.Random) -> bytes:
     odd = [
         b"",
         b"Host: a\r\nHost: b\r\n",
-        b"Host: h\r\nhost: h\r\n",
+        b"Host: localhost\r\nhost: localhost\r\n",
         b"Host:\r\n",
         b"Host: a b\r\n",
         b"Host: h:99999\r\n",
@@ -146,7 +149,7 @@ def _odd_request_line(chance: random.Random) -> bytes:
         b"GET /..;/x HTTP/1.1", b"SOURCE /x HTTP/1.1",
         b"\r\n\r\nGET /health HTTP/1.1", b"\nGET /health HTTP/1.1", b"\rGET /health HTTP/1.1",
     ]  # fmt: skip
-    return _get(b"Host: h\r\n", chance.choice(odd))
+    return _get(b"Host: localhost\r\n", chance.choice(odd))
 
 
 def _other_protocol(chance: random.Random) -> bytes:
@@ -156,7 +159,7 @@ def _other_protocol(chance: random.Random) -> bytes:
             b"\x16\x03\x01\x00\xa5\x01\x00\x00\xa1\x03\x03" + bytes(range(160)),
             b"GET /\r\n", b"GET /\r\n\r\n", b"SSH-2.0-x\r\n", b"EHLO x\r\n", b"\0" * 100, b"\r\n" * 100,
             b"HTTP/1.1 200 OK\r\n\r\n",
-            b"PROXY TCP4 1.2.3.4 1.2.3.4 1 2\r\n" + _get(b"Host: h\r\n"), b"*1\r\n$4\r\nPING\r\n",
+            b"PROXY TCP4 1.2.3.4 1.2.3.4 1 2\r\n" + _get(b"Host: localhost\r\n"), b"*1\r\n$4\r\nPING\r\n",
             chance.randbytes(200),
         ]
     )  # fmt: skip
@@ -165,7 +168,7 @@ def _other_protocol(chance: random.Random) -> bytes:
 def _body_of_get(chance: random.Random) -> bytes:
     body = chance.choice([b"x", HIDDEN])
     framing = chance.choice([b"Content-Length: %d\r\n" % len(body), b""])
-    return _get(b"Host: h\r\n" + framing) + body
+    return _get(b"Host: localhost\r\n" + framing) + body
 
 
 ATTACKS: Sequence[Callable[[random.Random], bytes]] = (

@@ -100,7 +100,7 @@ def _request(chance: random.Random) -> bytes:
 def _head(chance: random.Random, method: str, target: str, headers: Sequence[str], *, may_be_old: bool = True) -> bytes:
     """Up to the last header's line end."""
     version = "HTTP/1.0" if may_be_old and chance.random() < 0.05 else "HTTP/1.1"
-    lines = [*headers, "Host: h", *chance.sample(_HEADERS, chance.choice([0, 0, 1, 3]))]
+    lines = [*headers, "Host: localhost", *chance.sample(_HEADERS, chance.choice([0, 0, 1, 3]))]
     if chance.random() < 0.05:
         lines.append("Connection: close")
     chance.shuffle(lines)

@@ -13,13 +13,18 @@ _REQUEST_LINE = re.compile(
     rb"(" + _TOKEN + rb") +((?:/|\*|[A-Za-z][A-Za-z0-9+.-]*://)[\x21-\x7e]*|[\x21-\x7e]+:\d+) +HTTP/1\.([01])"
 )
 _HEADER = re.compile(rb"(" + _TOKEN + rb"):[ \t]*([\t \x21-\x7e\x80-\xff]*)")
+_HOST = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=%:\[\]-]*")
 _CHUNK_LINE = re.compile(
     rb"([0-9A-Fa-f]{1,15})(?:;" + _TOKEN + rb"(?:=(?:" + _TOKEN + rb'|"[^"\x00-\x08\x0a-\x1f]*"))?)*'
 )
 """Without white space around `;`, which RFC 9112 lets a recipient read, and which our parser refuses."""
 
-_METHODS = frozenset(b"GET HEAD POST PUT DELETE CONNECT OPTIONS TRACE PATCH M-SEARCH SOURCE".split())
-"""Others a server may refuse before it reads the rest of the head, so they count as malformed."""
+_METHODS = frozenset(
+    b"GET HEAD POST PUT DELETE CONNECT OPTIONS TRACE PATCH COPY LOCK MKCOL MOVE PROPFIND PROPPATCH SEARCH UNLOCK BIND"
+    b" REBIND UNBIND ACL REPORT MKACTIVITY CHECKOUT MERGE M-SEARCH NOTIFY SUBSCRIBE UNSUBSCRIBE PURGE MKCALENDAR LINK UNLINK"
+    b" SOURCE QUERY".split()
+)
+"""Registered ones. Others a server may refuse before it reads the rest of the head, so they count as malformed."""
 
 _AT_MOST_ONCE = {b"host", b"content-length", b"transfer-encoding"}
 
@@ -94,7 +99,9 @@ def _read_head(head: bytes) -> _Head | None:
         headers[name] = headers[name] + b"," + pair[2].strip() if name in headers else pair[2].strip(b" \t")
     is_1_0 = line[3] == b"0"
     length, encoding = headers.get(b"content-length"), headers.get(b"transfer-encoding")
-    if (b"host" not in headers and not is_1_0) or (length is not None and not re.fullmatch(rb"\d{1,18}", length)):
+    if (b"host" not in headers and not is_1_0) or not _HOST.fullmatch(headers.get(b"host", b"")):
+        return None
+    if length is not None and not re.fullmatch(rb"\d{1,18}", length):
         return None
     if encoding is not None and (length is not None or is_1_0 or encoding.lower() != b"chunked"):
         return None

@@ -22,10 +22,10 @@ _PAUSE_AT_THE_END_S = 0.02
 _SCRAPES = ("/metrics", "/v1/models", "/health", "/ready", "/version", "/v1/requests/x/trace", "/openapi.json", "/none")
 _NONSENSE = (
     b"nonsense\r\n\r\n",
-    b"GET / HTTP/1.1\r\nHost : x\r\n\r\n",
-    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n",
-    b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"a: b\r\n" * 200 + b"\r\n",
+    b"GET / HTTP/1.1\r\nHost : localhost\r\n\r\n",
+    b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\n\r\n",
+    b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"a: b\r\n" * 200 + b"\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
 )
 
@@ -138,7 +138,7 @@ class Client:
 
     async def _stall(self, connection: RawConnection) -> None:
         """Within a body that is announced to be long."""
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         connection.writer.write(head + b"Content-Length: 2000000\r\n\r\n" + b" " * self._chance.randrange(1, 500_000))
         await asyncio.sleep(self._chance.uniform(0.5, 4))
 

@@ -46,9 +46,9 @@ def post_bytes(path: str, body: dict[str, Any]) -> bytes:
     """The request as a whole."""
     content = json.dumps(body).encode()
     line = " ".join(("POST", path, "HTTP/1.1"))
-    head = f"{line}\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    head = f"{line}\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
     return head.encode() + content
 
 
 def get_bytes(path: str) -> bytes:
-    return f"GET {path} HTTP/1.1\r\nHost: h\r\n\r\n".encode()
+    return f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()

@@ -8,7 +8,7 @@ import pytest
 
 from loadtest.fuzz.__main__ import main
 
-FLAGS = "--cases 1500 --stall-every 0 --max-growth-mb 200".split()
+FLAGS = "--cases 4000 --stall-every 0 --max-growth-mb 200".split()
 
 
 def test_every_request_has_one_answer_or_its_connection_ends(capsys: pytest.CaptureFixture[str]) -> None:
@@ -17,5 +17,5 @@ def test_every_request_has_one_answer_or_its_connection_ends(capsys: pytest.Capt
     assert status == 0, printed
     found = json.loads(printed.splitlines()[-1])
     assert found["good"]
-    assert found["cases"] == 1500
+    assert found["cases"] == 4000
     assert all(found["statuses"].get(answer, 0) > 50 for answer in ("200", "400", "404", "405")), found["statuses"]
