@@ -1,9 +1,13 @@
-"""A straight line through samples, and how sure its slope is."""
+"""A straight line through samples of one thing over time, and how sure its slope is."""
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import NormalDist
 from typing import NamedTuple
+
+_T_OF_FEW = {1: 12.706, 2: 4.303, 3: 3.182}
+"""Student's t at 97.5 %, where its expansion is too far off."""
 
 
 class Trend(NamedTuple):
@@ -19,7 +23,13 @@ class Trend(NamedTuple):
 
 
 def line_through(xs: Sequence[float], ys: Sequence[float]) -> Trend:
-    """Least squares. The margin takes the samples' deviations from the line as independent of each other."""
+    """Least squares, through samples in the order of their times.
+
+    The more a deviation from the line resembles the one before it, the less each sample says. Memory rises in steps,
+    whenever more than ever is needed at one moment, and stays there: a few such steps are no leak, and their line is as
+    steep as one. So the samples are counted as n (1 - r) / (1 + r), r being the deviations' correlation from one to
+    the next (Santer et al., 2000, for trends of temperatures).
+    """
     count = len(xs)
     if count < 4 or count != len(ys):
         return Trend(0.0, math.inf)
@@ -28,14 +38,19 @@ def line_through(xs: Sequence[float], ys: Sequence[float]) -> Trend:
     if not spread:
         return Trend(0.0, math.inf)
     slope = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / spread
-    squares = sum((y - mean_y - slope * (x - mean_x)) ** 2 for x, y in zip(xs, ys, strict=True))
-    return Trend(slope, _student_t(count - 2) * math.sqrt(squares / (count - 2) / spread))
+    deviations = [y - mean_y - slope * (x - mean_x) for x, y in zip(xs, ys, strict=True)]
+    squares = sum(each * each for each in deviations)
+    if not squares:
+        return Trend(slope, 0.0)
+    resemblance = max(0.0, sum(a * b for a, b in pairwise(deviations)) / squares)
+    freedom = max(1.0, count * (1 - resemblance) / (1 + resemblance) - 2)
+    return Trend(slope, _student_t(freedom) * math.sqrt(squares / freedom / spread))
 
 
-def _student_t(freedom: int) -> float:
-    """Student's t at 97.5 %, by its expansion around the normal distribution: 1 % low at 4 degrees of freedom."""
+def _student_t(freedom: float) -> float:
+    """At 97.5 %, by the expansion around the normal distribution: 1 % low at 4 degrees of freedom."""
     if freedom < 4:
-        return {2: 4.303, 3: 3.182}[freedom]
+        return _T_OF_FEW[int(freedom)]
     z = NormalDist().inv_cdf(0.975)
     first = (z**3 + z) / 4
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96

@@ -33,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.round_seconds,
         options.clients,
         options.seed,
+        options.large_rounds,
         bounds,
     )
     with tempfile.TemporaryFile() as log:
@@ -67,11 +68,12 @@ def _tell(line: str) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m loadtest.soak", description=__doc__)
-    parser.add_argument("--minutes", type=_up_to(60 * _MAX_HOURS), default=4.0, help="default: 4")
+    parser.add_argument("--minutes", type=_up_to(60 * _MAX_HOURS), default=5.0, help="default: 5")
     parser.add_argument("--hours", type=_up_to(_MAX_HOURS), help="instead of minutes")
     parser.add_argument("--round-seconds", type=_up_to(600), default=10.0, help="traffic between rests; default: 10")
     parser.add_argument("--clients", type=int, default=24, help="at once; default: 24")
     parser.add_argument("--seed", type=int, default=0, help="of what the clients do")
+    parser.add_argument("--large-rounds", type=int, default=2, help="first, of large requests only; default: 2")
     parser.add_argument("--max-growth-mb", type=float, default=100.0, help="of memory at rest, after the warm-up")
     parser.add_argument(
         "--max-slope",

@@ -55,15 +55,20 @@ class Traffic:
 class Client:
     """Does one deed after the other, drawn from its seed."""
 
-    def __init__(self, traffic: Traffic, seed: str) -> None:
+    def __init__(self, traffic: Traffic, seed: str, *, only_large: bool = False) -> None:
+        """only_large: what takes the most memory, at once with other such clients: so the most is taken early, and what
+        is taken later beyond that is a leak."""
         self._traffic = traffic
         self._chance = random.Random(seed)
+        self._only_large = only_large
 
     async def run(self, until_s: float) -> None:
         """Until then, on the monotonic clock; the deed that is under way is finished. Cancelled, it leaves at once."""
         every = [self._wait] * 4 + [self._leave] * 2
         every += [self._drip, self._pipeline, self._read_slowly, self._never_read, self._stall, self._scrape]
         every += [self._tokenize, self._send_much, self._send_nonsense, self._fill]
+        if self._only_large:
+            every = [self._tokenize, self._send_much, self._fill, self._stall, self._never_read, self._wait]
         while time.monotonic() < until_s:
             await self._do(self._chance.choice(every))
 
@@ -159,7 +164,8 @@ class Client:
         await self._ask(connection, Call("/v1/completions", {"model": MODEL, "prompt": prompt, "max_tokens": 1}))
 
     def _much(self) -> int:
-        return self._chance.choice([1, 200, 2000, 2000, 20_000] if self._chance.random() < 0.9 else [100_000])
+        is_large = self._only_large or self._chance.random() < 0.1
+        return 100_000 if is_large else self._chance.choice([1, 200, 2000, 2000, 20_000])
 
     async def _fill(self, connection: RawConnection) -> None:
         """Choices that together need most of the KV cache, so that whoever runs beside them is preempted."""

@@ -33,12 +33,13 @@ _FINISHED_WITHIN_S = 2 * ANSWERED_WITHIN_S
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """seconds: of traffic and rests together."""
+    """seconds: of traffic and rests together. num_large_rounds: the first ones, in which all clients send what is large."""
 
     seconds: float
     round_s: float = 10.0
     num_clients: int = 24
     seed: int = 0
+    num_large_rounds: int = 2
     bounds: Bounds = field(default_factory=Bounds)
 
 
@@ -140,7 +141,9 @@ class _Soak:
     async def _round(self, number: int, golden: list[Any]) -> None:
         until_s = time.monotonic() + self._plan.round_s
         clients = [
-            asyncio.create_task(self._client(f"{number} {index}").run(until_s))
+            asyncio.create_task(
+                self._client(f"{number} {index}", only_large=number < self._plan.num_large_rounds).run(until_s)
+            )
             for index in range(self._plan.num_clients)
         ]
         beside = [asyncio.create_task(self._look()), asyncio.create_task(self._sing(golden))]
@@ -155,8 +158,8 @@ class _Soak:
                 raise outcome
         await asyncio.wait(clients)
 
-    def _client(self, name: str) -> Client:
-        return Client(self._traffic, f"{self._plan.seed} {name}")
+    def _client(self, name: str, *, only_large: bool = False) -> Client:
+        return Client(self._traffic, f"{self._plan.seed} {name}", only_large=only_large)
 
     async def _look(self) -> None:
         """Health and memory under traffic."""

@@ -12,12 +12,32 @@ def test_a_line_is_found_as_it_is() -> None:
     assert trend.margin == pytest.approx(0, abs=1e-9)
 
 
-def test_the_margin_holds_the_true_slope_in_nineteen_of_twenty_draws() -> None:
+@pytest.mark.parametrize("resemblance", [0.0, 0.6])
+def test_the_margin_holds_the_true_slope_in_nineteen_of_twenty_draws(resemblance: float) -> None:
     chance = random.Random(1)
-    xs = [float(x) for x in range(8)]
-    trends = [line_through(xs, [3 * x + chance.gauss(0, 5) for x in xs]) for _ in range(4000)]
-    held = sum(abs(trend.slope - 3) <= trend.margin for trend in trends) / len(trends)
-    assert held == pytest.approx(0.95, abs=0.015)
+    xs = [float(x) for x in range(100)]
+    held = 0
+    for _ in range(500):
+        noise, ys = chance.gauss(0, 5), []
+        for x in xs:
+            noise = resemblance * noise + chance.gauss(0, 5)
+            ys.append(3 * x + noise)
+        trend = line_through(xs, ys)
+        held += abs(trend.slope - 3) <= trend.margin
+    assert held / 500 == pytest.approx(0.95, abs=0.04)
+
+
+def test_a_few_steps_are_no_trend_and_a_steady_rise_is_one() -> None:
+    chance = random.Random(2)
+    surely_rising = 0
+    for _ in range(300):
+        high = [max(chance.expovariate(1 / 5) for _ in range(20))]  # what was needed in the warm-up
+        for _ in range(19):
+            high.append(max(high[-1], chance.expovariate(1 / 5)))
+        surely_rising += line_through(range(20), high).at_least > 0.3
+    assert surely_rising / 300 < 0.1
+    rise = [0.5 * x + chance.gauss(0, 1) for x in range(20)]
+    assert line_through(range(20), rise).at_least > 0.3
 
 
 def test_few_samples_say_nothing() -> None:

@@ -7,7 +7,7 @@ from loadtest.soak.verdict import Bounds, Rest, laws_of_rests, rest_table
 
 
 def rests(
-    memory: Callable[[int], float], num_rests: int = 18, files: Callable[[int], int] = lambda _: 20
+    memory: Callable[[int], float], num_rests: int = 24, files: Callable[[int], int] = lambda _: 20
 ) -> list[Rest]:
     """A rest every 12 s."""
     return [Rest(12.0 * i, 0.1, Holdings(memory(i), files(i), 10, 1)) for i in range(num_rests)]
@@ -31,7 +31,7 @@ def test_a_leak_of_two_mb_a_minute_is_seen_through_noise() -> None:
 
 
 def test_one_late_growth_is_seen() -> None:
-    assert "memory" in broken(rests(lambda i: 500 + 101 * (i == 17)), Bounds(max_slope_mb_per_hour=float("inf")))
+    assert "memory" in broken(rests(lambda i: 500 + 101 * (i == 23)), Bounds(max_slope_mb_per_hour=float("inf")))
 
 
 def test_files_that_stay_open_are_seen() -> None:
