@@ -8,7 +8,9 @@ import pytest
 
 from loadtest.soak.__main__ import main
 
-FLAGS = "--minutes 0.1 --round-seconds 4 --clients 10 --large-rounds 0 --max-growth-mb 200 --max-slope inf --rest-within 5".split()
+FLAGS = (
+    "--minutes 0.1 --round-seconds 4 --clients 10 --large-rounds 0 --max-growth-mb 200 --max-slope inf --rest-within 5"
+).split()
 
 
 def test_nothing_is_left_of_hostile_clients_and_nobody_else_notices(capsys: pytest.CaptureFixture[str]) -> None:
