@@ -33,7 +33,7 @@ _FINISHED_WITHIN_S = 2 * ANSWERED_WITHIN_S
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """seconds: of traffic and rests together. num_large_rounds: so many rounds, the first, are of large requests only."""
+    """seconds: of traffic and rests together. num_large_rounds: the first rounds, of large requests only."""
 
     seconds: float
     round_s: float = 10.0
