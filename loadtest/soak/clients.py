@@ -78,7 +78,9 @@ class Client:
             while True:
                 await self._do(self._wait)
                 await asyncio.sleep(_PAUSE_AT_THE_END_S)
-        except ConnectionRefusedError:
+        except ConnectionError:  # at the moment when the listener is closed also a reset
+            if not self._traffic.is_ending:
+                raise
             self._traffic.seen["refused at the end"] += 1
 
     async def _do(self, deed: Callable[[RawConnection], Awaitable[None]]) -> None:

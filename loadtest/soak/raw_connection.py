@@ -1,6 +1,7 @@
 """One raw connection of a client that behaves as it likes."""
 
 import asyncio
+import contextlib
 import json
 import random
 import socket
@@ -38,7 +39,8 @@ class RawConnection:
         """In order, or with a reset."""
         if chance.random() < 0.5:
             wire = self.writer.get_extra_info("socket")
-            wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            with contextlib.suppress(OSError):  # the server has closed it
+                wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
 
 

@@ -11,7 +11,7 @@ from loadtest.trend import line_through
 
 WARM_UP_SHARE = 1 / 2
 _FILES_BESIDE = 4
-_THREADS_BESIDE = 4
+_THREADS_BESIDE = 8
 """What starts a pool's last thread, or opens a log, may come late."""
 
 
