@@ -128,6 +128,6 @@ def test_patterns_are_counted_within_each_allof() -> None:
 
 
 def test_a_grammar_may_have_few_places_that_only_look_like_a_schema() -> None:
-    check_grammar('start: /%json,/ ' * 10, "p", ROOMY)
+    check_grammar("start: /%json,/ " * 10, "p", ROOMY)
     with pytest.raises(InvalidRequest, match="more than 16 %json without JSON"):
-        check_grammar('start: /%json,/ ' * 17, "p", ROOMY)
+        check_grammar("start: /%json,/ " * 17, "p", ROOMY)
