@@ -38,7 +38,7 @@ clients: pyproject.toml
 	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev,clients]'
 	.venv-clients/bin/pytest tests/clients -m '' -p no:unraisableexception -W default
 
-# Hostile clients against the real server, five minutes of them; SOAK_ARGS="--hours 8" for a night.
+# Hostile clients against the real server, five minutes of them; SOAK_ARGS="--hours 1" to see a slow leak, too.
 soak: $(VENV)/.installed
 	$(BIN)/python -m loadtest.soak $(SOAK_ARGS)
 

@@ -6,12 +6,13 @@ from itertools import pairwise
 from statistics import NormalDist
 from typing import NamedTuple
 
-_T_OF_FEW = {1: 12.706, 2: 4.303, 3: 3.182}
-"""Student's t at 97.5 %, where its expansion is too far off."""
+_CONFIDENCE = 0.999
+_T_OF_FEW = {1: 636.6, 2: 31.6, 3: 12.92, 4: 8.61, 5: 6.87, 6: 5.96, 7: 5.41}
+"""Student's t for it, where its expansion is too far off."""
 
 
 class Trend(NamedTuple):
-    """slope: per unit of x. margin: half of its 95 % confidence interval; infinite with fewer than 4 samples."""
+    """slope: per unit of x. margin: half of its 99.9 % confidence interval; infinite with fewer than 4 samples."""
 
     slope: float
     margin: float
@@ -48,10 +49,10 @@ def line_through(xs: Sequence[float], ys: Sequence[float]) -> Trend:
 
 
 def _student_t(freedom: float) -> float:
-    """At 97.5 %, by the expansion around the normal distribution: 1 % low at 4 degrees of freedom."""
-    if freedom < 4:
+    """By the expansion around the normal distribution: 3 % low at 8 degrees of freedom."""
+    if freedom < 8:
         return _T_OF_FEW[int(freedom)]
-    z = NormalDist().inv_cdf(0.975)
+    z = NormalDist().inv_cdf((1 + _CONFIDENCE) / 2)
     first = (z**3 + z) / 4
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
     return z + first / freedom + second / freedom**2

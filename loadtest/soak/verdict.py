@@ -9,7 +9,7 @@ from loadtest.process_tree import Holdings
 from loadtest.table import aligned
 from loadtest.trend import line_through
 
-WARM_UP_SHARE = 1 / 2
+WARM_UP_SHARE = 1 / 4
 _FILES_BESIDE = 4
 _THREADS_BESIDE = 8
 """What starts a pool's last thread, or opens a log, may come late."""
@@ -33,7 +33,7 @@ class Rest(NamedTuple):
 
 
 def laws_of_rests(rests: Sequence[Rest], bounds: Bounds) -> list[Law]:
-    """Of memory, open files, threads and of how long it takes to come to rest. The first half is warm-up."""
+    """Of memory, open files, threads and of how long it takes to come to rest. The first quarter is warm-up."""
     begin = max(1, round(len(rests) * WARM_UP_SHARE))
     warm, later = rests[:begin], rests[begin:]
     laws = [Law("to rest, s, longest", max((rest.waited_s for rest in rests), default=None), bounds.rests_within_s)]

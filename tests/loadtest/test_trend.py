@@ -13,7 +13,7 @@ def test_a_line_is_found_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("resemblance", [0.0, 0.6])
-def test_the_margin_holds_the_true_slope_in_nineteen_of_twenty_draws(resemblance: float) -> None:
+def test_the_margin_holds_the_true_slope_all_but_always(resemblance: float) -> None:
     chance = random.Random(1)
     xs = [float(x) for x in range(100)]
     held = 0
@@ -24,7 +24,7 @@ def test_the_margin_holds_the_true_slope_in_nineteen_of_twenty_draws(resemblance
             ys.append(3 * x + noise)
         trend = line_through(xs, ys)
         held += abs(trend.slope - 3) <= trend.margin
-    assert held / 500 == pytest.approx(0.95, abs=0.04)
+    assert held >= 495
 
 
 def test_a_few_steps_are_no_trend_and_a_steady_rise_is_one() -> None:
@@ -35,7 +35,7 @@ def test_a_few_steps_are_no_trend_and_a_steady_rise_is_one() -> None:
         for _ in range(19):
             high.append(max(high[-1], chance.expovariate(1 / 5)))
         surely_rising += line_through(range(20), high).at_least > 0.3
-    assert surely_rising / 300 < 0.1
+    assert surely_rising / 300 < 0.02
     rise = [0.5 * x + chance.gauss(0, 1) for x in range(20)]
     assert line_through(range(20), rise).at_least > 0.3
 
