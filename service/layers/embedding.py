@@ -6,9 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels.skinny_linear import skinny_linear
 from service.layers.layer import Layer
-from service.layers.packed_weight import PackedWeight, pack_weight
+from service.layers.projection import Projection
 
 _HEAD_NAME = "lm_head.weight"
 """The name that a head with a weight of its own has in the checkpoints of every family."""
@@ -44,11 +43,11 @@ class PositionEmbedding(Layer):
         return F.embedding(positions + self._offset if self._offset else positions, self.weight)
 
 
-class OutputHead(Layer):
+class OutputHead(Projection):
     """hidden [N, hidden_size] -> logits [N, vocab_size], in hidden's dtype.
 
     Tied to `embedding`, or with a weight of its own (embedding None). The embedding is not a submodule here, so
-    its weight appears once among a model's parameters. skinny_rows: as in `Linear`.
+    its weight appears once among a model's parameters. It keeps its plain weight when the head's is packed.
     """
 
     weight: nn.Parameter | None
@@ -58,23 +57,7 @@ class OutputHead(Layer):
         self._tied = (embedding,)
         own = nn.Parameter(torch.empty(vocab_size, hidden_size), requires_grad=False)
         self.weight = own if embedding is None else None
-        self._packed: PackedWeight | None = None
-        self.skinny_rows = 0
-        self.arrivals: Tensor | None = None
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        if self._packed is not None:
-            return self._packed(hidden, None)
-        if hidden.shape[0] <= self.skinny_rows:
-            return skinny_linear(hidden, self.plain_weight, arrivals=self.arrivals)
-        return F.linear(hidden, self.plain_weight)
-
-    def pack(self, in_two_forms: bool) -> PackedWeight | None:
-        """As `Linear.pack`; a tied embedding keeps the plain weight, which it needs itself."""
-        self._packed = pack_weight(self.plain_weight, in_two_forms)
-        if self._packed is not None:
-            self.weight = None
-        return self._packed
+        self.bias = None
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """Nothing when tied."""
@@ -86,8 +69,10 @@ class OutputHead(Layer):
 
     @property
     def plain_weight(self) -> Tensor:
-        """Gone once it is packed."""
         embedding = self._tied[0]
         weight = self.weight if embedding is None else embedding.weight
         assert weight is not None, "packed: the plain weight is gone"
         return weight
+
+    def _give_up_plain_weight(self) -> None:
+        self.weight = None

@@ -24,52 +24,48 @@ _MAX_LAUNCHES = 64
 _ROUNDS = 5
 
 
-def launch_gated(mlps: Sequence[GatedMlp]) -> None:
-    """Launch what is timed, once for each shape: to have it compiled ahead."""
-    for shape, alike in _by_shape(mlps).items():
-        gated_linear(alike[0].gate_up.weight.new_empty(MAX_ROWS, shape[1]), alike[0].gate_up.weight)
+def launch_gated(mlp: GatedMlp) -> None:
+    """Launch what is timed: to have it compiled ahead."""
+    if _is_known(mlp):
+        weight = mlp.gate_up.plain_weight
+        gated_linear(weight.new_empty(MAX_ROWS, weight.shape[1]), weight)
 
 
-def choose_gated_rows(mlps: Sequence[GatedMlp]) -> None:
-    """Once each Linear's `skinny_rows` are chosen. On a CPU, on older GPUs, and where the kernel does not know the
-    activation, a bias or the type, nothing changes. On a GPU some milliseconds a shape, beside compiling."""
-    for alike in _by_shape(mlps).values():
-        rows = _better_rows(alike)
-        for mlp in alike:
-            mlp.gated_rows = rows
+def gated_rows(mlps: Sequence[GatedMlp], most_skinny_rows: int) -> range:
+    """The numbers of rows for which gated_linear is the better one, in MLPs of equal shapes that are multiplied by
+    skinny_linear up to `most_skinny_rows`.
 
-
-def _by_shape(mlps: Sequence[GatedMlp]) -> dict[torch.Size, list[GatedMlp]]:
-    """Those that the kernel knows."""
-    by_shape: dict[torch.Size, list[GatedMlp]] = {}
-    for mlp in mlps:
-        if _is_known(mlp):
-            by_shape.setdefault(mlp.gate_up.weight.shape, []).append(mlp)
-    return by_shape
-
-
-def _is_known(mlp: GatedMlp) -> bool:
-    weight, is_plain = mlp.gate_up.weight, mlp.is_silu and mlp.gate_up.bias is None
-    if not is_plain or not weight.is_cuda or weight.dtype != torch.bfloat16 or not is_copied_by_tiles(weight):
-        return False
-    return torch.cuda.get_device_capability(weight.device) >= (9, 0)
-
-
-def _better_rows(alike: Sequence[GatedMlp]) -> range:
-    """From MAX_ROWS down as long as the kernel is the faster one: fewer rows gain it nothing, and cuBLAS something."""
-    weight_bytes = alike[0].gate_up.weight.nbytes
-    timed = list(islice(cycle(alike), max(1, min(_MAX_LAUNCHES, _TIMED_BYTES // weight_bytes))))
+    From MAX_ROWS down as long as the kernel is the faster one: fewer rows gain it nothing, and cuBLAS something. None
+    on a CPU, on older GPUs, and where the kernel does not know the activation, a bias or the type. Takes some
+    milliseconds.
+    """
+    first = mlps[0]
+    if not _is_known(first):
+        return range(0)
+    weight = first.gate_up.plain_weight
+    timed = list(islice(cycle(mlps), max(1, min(_MAX_LAUNCHES, _TIMED_BYTES // weight.nbytes))))
     least = MAX_ROWS + 1
-    for num_rows in range(MAX_ROWS, alike[0].gate_up.skinny_rows, -_STEP):
-        x = _rows(alike[0].gate_up.weight, num_rows)
-        if _seconds(GatedMlp.gate_by_kernel, x, timed) >= _seconds(GatedMlp.gate_plainly, x, timed):
+    for num_rows in range(MAX_ROWS, most_skinny_rows, -_STEP):
+        x = weight.new_empty(num_rows, weight.shape[1]).normal_()
+        if _seconds(gate_by_kernel, x, timed) >= _seconds(gate_plainly, x, timed):
             break
         least = num_rows
     return range(least, MAX_ROWS + 1)
 
 
-def _rows(weight: Tensor, num_rows: int) -> Tensor:
-    return weight.new_empty(num_rows, weight.shape[1]).normal_()
+def gate_plainly(mlp: GatedMlp, x: Tensor) -> Tensor:
+    return mlp.activate(mlp.gate_up(x))
+
+
+def gate_by_kernel(mlp: GatedMlp, x: Tensor) -> Tensor:
+    return gated_linear(x, mlp.gate_up.plain_weight)
+
+
+def _is_known(mlp: GatedMlp) -> bool:
+    weight, is_plain = mlp.gate_up.plain_weight, mlp.is_silu and mlp.gate_up.bias is None
+    if not is_plain or not weight.is_cuda or weight.dtype != torch.bfloat16 or not is_copied_by_tiles(weight):
+        return False
+    return torch.cuda.get_device_capability(weight.device) >= (9, 0)
 
 
 def _seconds(gate: Callable[[GatedMlp, Tensor], Tensor], x: Tensor, mlps: Sequence[GatedMlp]) -> float:

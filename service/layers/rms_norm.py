@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from kernels.linear_add_norm import linear_add_norm
 from kernels.rms_norm import add_rms_norm, rms_norm
 from service.layers.layer import Layer
-from service.layers.linear import Branch, DeferredProduct, Normed
+from service.layers.linear import Product
+from service.layers.linear_method import AddedAndNormed
 
 
 class RMSNorm(Layer):
@@ -28,8 +28,8 @@ class RMSNorm(Layer):
 class ResidualRMSNorm(Layer):
     """Norm of the residual stream after x joined it: (norm(x + residual), x + residual). weight [size].
 
-    `residual` None means that x is the stream's beginning. A residual handed in may be overwritten. Behind a product
-    that was left to it, it leaves its division to the next one.
+    `residual` None means that x is the stream's beginning. A residual handed in may be overwritten. Where x is a
+    product that can be added and normed in one launch, the norm's division may be left to the next product.
     """
 
     weight: nn.Parameter
@@ -39,11 +39,11 @@ class ResidualRMSNorm(Layer):
         self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
         self.eps = eps
 
-    def forward(self, x: Branch, residual: Tensor | None) -> tuple[Normed, Tensor]:
-        if isinstance(x, DeferredProduct):
+    def forward(self, x: Tensor | Product, residual: Tensor | None) -> AddedAndNormed:
+        if isinstance(x, Product):
             assert residual is not None
-            linear = x.linear
-            return linear_add_norm(x.x, linear.weight, linear.bias, residual, self.weight, self.eps, linear.arrivals)
+            at_once = x.linear.method.add_and_norm(x.x, residual, self.weight, self.eps)
+            return add_rms_norm(x.value(), residual, self.weight, self.eps) if at_once is None else at_once
         if residual is None:
             return rms_norm(x, self.weight, self.eps), x
         return add_rms_norm(x, residual, self.weight, self.eps)

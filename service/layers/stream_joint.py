@@ -16,10 +16,12 @@ from itertools import cycle, islice
 
 from torch import Tensor
 
+from kernels.linear_add_norm import linear_add_norm
 from kernels.replay_timing import seconds_by_replay
 from kernels.skinny_linear import FEW_ROWS, MAX_ROWS
 from service.layers.few_rows import timed_rows
-from service.layers.linear import DeferredProduct, Linear, Normed
+from service.layers.linear import Linear
+from service.layers.linear_method import KernelMethod, Normed
 from service.layers.rms_norm import ResidualRMSNorm
 
 _TIMED_JOINTS = 8
@@ -39,37 +41,33 @@ class StreamJoint:
         return self.behind(self.norm(self.product(x), residual)[0])
 
     def deferred(self, x: Tensor, residual: Tensor) -> Tensor:
-        """The same by two kernels, for up to MAX_ROWS rows."""
-        return self.behind(self.norm(DeferredProduct(self.product, x), residual)[0])
+        """The same by two kernels, for up to MAX_ROWS rows of a product that has a KernelMethod."""
+        by = self.product.method
+        assert isinstance(by, KernelMethod)
+        norm = self.norm
+        normed, _ = linear_add_norm(x, by.weight, by.bias, residual, norm.weight, norm.eps, by.arrivals)
+        return self.behind(normed)
 
 
-def launch_joints(joints: Sequence[Sequence[StreamJoint]]) -> None:
-    """Launch what is timed, once for each group: to have it compiled ahead."""
-    for joint, *_ in _known(joints):
-        for num_rows in timed_rows(joint.product.weight):
-            x, residual = _tensors(joint, num_rows)
-            joint.plain(x, residual)
-            joint.deferred(x, residual)
+def launch_joint(joint: StreamJoint) -> None:
+    """Launch what is timed: to have it compiled ahead."""
+    for num_rows in timed_rows(joint.product.plain_weight):
+        x, residual = _tensors(joint, num_rows)
+        joint.plain(x, residual)
+        joint.deferred(x, residual)
 
 
-def choose_deferred_rows(joints: Sequence[Sequence[StreamJoint]]) -> None:
-    """Time both ways and set each product's `deferred_rows`. joints: in groups of equal shapes, timed together.
+def deferred_rows(alike: Sequence[StreamJoint]) -> range:
+    """The numbers of rows for which the deferred way takes less time, in joints of equal shapes.
 
-    To be called when each Linear's `skinny_rows` are set, since the plain way goes by them. Up to FEW_ROWS rows are
+    To be asked once the methods have all other `KernelRows`, since the plain way goes by them. Up to FEW_ROWS rows are
     decided at once, and all above together: so a row's result depends on nothing but whether there are more than
     FEW_ROWS. On a CPU, and for types that the kernels do not know, the plain way stays.
     """
-    for alike in _known(joints):
-        rows = timed_rows(alike[0].product.weight)
-        few = _gains(alike, [n for n in rows if n <= FEW_ROWS])
-        many = _gains(alike, [n for n in rows if n > FEW_ROWS])
-        for joint in alike:
-            joint.product.deferred_rows = range(0 if few else FEW_ROWS + 1, (MAX_ROWS if many else FEW_ROWS) + 1)
-
-
-def _known(joints: Sequence[Sequence[StreamJoint]]) -> list[Sequence[StreamJoint]]:
-    """The groups whose type the kernels know, on a GPU."""
-    return [alike for alike in joints if alike and timed_rows(alike[0].product.weight)]
+    rows = timed_rows(alike[0].product.plain_weight)
+    few = _gains(alike, [n for n in rows if n <= FEW_ROWS])
+    many = _gains(alike, [n for n in rows if n > FEW_ROWS])
+    return range(0 if few else FEW_ROWS + 1, (MAX_ROWS if many else FEW_ROWS) + 1) if rows else range(0)
 
 
 def _gains(alike: Sequence[StreamJoint], rows: Sequence[int]) -> bool:
@@ -85,8 +83,8 @@ def _gains(alike: Sequence[StreamJoint], rows: Sequence[int]) -> bool:
 
 def _tensors(joint: StreamJoint, num_rows: int) -> tuple[Tensor, Tensor]:
     """Random x and residual of a joint."""
-    num_features, size = joint.product.weight.shape
-    residual, x = (joint.product.weight.new_empty(num_rows, n).normal_() for n in (num_features, size))
+    num_features, size = joint.product.plain_weight.shape
+    residual, x = (joint.product.plain_weight.new_empty(num_rows, n).normal_() for n in (num_features, size))
     return x, residual
 
 

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from kernels.compile_ahead import compile_ahead
-from kernels.skinny_linear import new_arrivals
 from service.layers.attention import AttentionInputs, LayerCache
-from service.layers.embedding import OutputHead
-from service.layers.few_rows import launch_skinny, most_skinny_rows
 from service.layers.gated_mlp import GatedMlp
-from service.layers.gated_rows import choose_gated_rows, launch_gated
+from service.layers.kernel_choices import choose_kernels
 from service.layers.layer import Layer
-from service.layers.linear import Linear
 from service.layers.packed_weight import choose_forms
+from service.layers.projection import Projection
 from service.layers.rotary import RotaryEmbedding
-from service.layers.stream_joint import StreamJoint, choose_deferred_rows, launch_joints
+from service.layers.stream_joint import StreamJoint
 
 
 class CausalLM(Layer, ABC):
@@ -56,9 +51,9 @@ class CausalLM(Layer, ABC):
     def ignored_checkpoint_names(self) -> frozenset[str]:
         """Names of tensors that a checkpoint may hold although the model does not need them."""
 
-    def stream_joints(self) -> Sequence[Sequence[StreamJoint]]:
-        """The places where a branch joins the residual stream, those of equal shapes together; () to compute them
-        plainly (service/layers/stream_joint.py)."""
+    def stream_joints(self) -> Sequence[StreamJoint]:
+        """The places where a branch joins the residual stream and another begins (service/layers/stream_joint.py); ()
+        to compute them plainly."""
         return ()
 
     @property
@@ -90,41 +85,15 @@ class CausalLM(Layer, ABC):
         also_launch: on a GPU, called once, may use the model and is launched for nothing but to compile its kernels
         beside those between which is chosen (kernels/compile_ahead.py).
         """
-        linears: list[Linear | OutputHead] = []
-        for module in self.modules():
-            if isinstance(module, Linear | OutputHead):
-                linears.append(module)
-            elif isinstance(module, RotaryEmbedding):
+        modules = list(self.modules())
+        projections = [module for module in modules if isinstance(module, Projection)]
+        for module in modules:
+            if isinstance(module, RotaryEmbedding):
                 module.build(num_positions, device)
         if device.type == "cuda":
-            self._choose_kernels(linears, device, also_launch)
-        packed = [linear.pack(in_two_forms) for linear in linears]
-        choose_forms([weight for weight in packed if weight is not None])
+            mlps = [module for module in modules if isinstance(module, GatedMlp)]
+            choose_kernels(projections, mlps, self.stream_joints(), device, also_launch)
+        else:
+            packed = [projection.pack(in_two_forms) for projection in projections]
+            choose_forms([weight for weight in packed if weight is not None])
         self.settle()
-
-    def _choose_kernels(
-        self, linears: Sequence[Linear | OutputHead], device: torch.device, also_launch: Callable[[], object]
-    ) -> None:
-        by_shape = defaultdict(list)
-        for linear in linears:
-            by_shape[linear.plain_weight.shape].append(linear)
-        # All share these counters: the products run one after the other.
-        arrivals = new_arrivals(max(num_features for num_features, _ in by_shape), device)
-        for linear in linears:
-            linear.arrivals = arrivals
-        mlps = [module for module in self.modules() if isinstance(module, GatedMlp)]
-        joints = self.stream_joints()
-
-        def launch() -> None:
-            launch_skinny([alike[0].plain_weight for alike in by_shape.values()], arrivals)
-            launch_gated(mlps)
-            launch_joints(joints)
-            also_launch()
-
-        compile_ahead(launch)
-        for alike in by_shape.values():
-            most = most_skinny_rows([linear.plain_weight for linear in alike], arrivals)
-            for linear in alike:
-                linear.skinny_rows = most
-        choose_gated_rows(mlps)
-        choose_deferred_rows(joints)

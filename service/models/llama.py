@@ -17,7 +17,8 @@ from service.layers.attention import AttentionInputs, LayerCache, paged_attentio
 from service.layers.embedding import OutputHead, TokenEmbedding
 from service.layers.gated_mlp import GatedMlp
 from service.layers.layer import Layer
-from service.layers.linear import Branch, Linear, Normed
+from service.layers.linear import Linear, Product
+from service.layers.linear_method import Normed
 from service.layers.rms_norm import ResidualRMSNorm
 from service.layers.rotary import RotaryEmbedding
 from service.layers.stream_joint import StreamJoint
@@ -37,12 +38,12 @@ class LlamaAttention(Layer):
         self.qkv = Linear(config.hidden_size, query_size, kv_size, kv_size, bias=config.qkv_bias)
         self.output = Linear(query_size, config.hidden_size, bias=config.output_bias)
 
-    def forward(self, x: Normed, cos: Tensor, sin: Tensor, cache: LayerCache, inputs: AttentionInputs) -> Branch:
+    def forward(self, x: Normed, cos: Tensor, sin: Tensor, cache: LayerCache, inputs: AttentionInputs) -> Product:
         projected = self.qkv(x)
         heads = projected.view(projected.shape[0], -1, self.head_dim)
         self.rotate_and_cache(heads, cos, sin, cache, inputs.slots)
         attended = paged_attention(heads[:, : self.num_heads], cache, inputs, self.scale, self.sliding_window)
-        return self.output.end_branch(attended)
+        return Product(self.output, attended)
 
     def rotate_and_cache(self, heads: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache, slots: CacheSlots) -> None:
         """heads [T, num_heads + 2 * num_kv_heads, head_dim], queries and keys turned in place; keys and values kept."""
@@ -67,16 +68,16 @@ class LlamaBlock(Layer):
 
     def forward(
         self,
-        x: Branch,
+        x: Tensor | Product,
         residual: Tensor | None,
         cos: Tensor,
         sin: Tensor,
         cache: LayerCache,
         inputs: AttentionInputs,
-    ) -> tuple[Branch, Tensor]:
+    ) -> tuple[Product, Tensor]:
         normed, residual = self.attention_norm(x, residual)
-        x = self.attention(normed, cos, sin, cache, inputs)
-        normed, residual = self.mlp_norm(x, inputs.narrow(residual))
+        attended = self.attention(normed, cos, sin, cache, inputs)
+        normed, residual = self.mlp_norm(attended, inputs.narrow(residual))
         return self.mlp(normed), residual
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
@@ -115,15 +116,15 @@ class Llama(CausalLM):
         cos, sin = self.rotary(positions)
         for block, cache, inputs in zip(self.blocks, caches, attention.by_layer(len(self.blocks)), strict=True):
             x, residual = block(x, residual, cos, sin, cache, inputs)
-        hidden, _ = self.norm(x, residual)
+        # Not with the product at once: of the normed rows some are chosen before the head multiplies them.
+        hidden, _ = self.norm(x.value(), residual)
         return hidden
 
-    def stream_joints(self) -> Sequence[Sequence[StreamJoint]]:
-        """Not the last one: rows are chosen between the last norm and the head behind it."""
+    def stream_joints(self) -> Sequence[StreamJoint]:
         blocks = [block for block in self.blocks if isinstance(block, LlamaBlock)]
         return (
-            [StreamJoint(block.attention.output, block.mlp_norm, block.mlp.gate) for block in blocks],
-            [StreamJoint(block.mlp.down, then.attention_norm, then.attention.qkv) for block, then in pairwise(blocks)],
+            *(StreamJoint(block.attention.output, block.mlp_norm, block.mlp.gate) for block in blocks),
+            *(StreamJoint(block.mlp.down, then.attention_norm, then.attention.qkv) for block, then in pairwise(blocks)),
         )
 
     def compute_logits(self, hidden: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from kernels.skinny_linear import FEW_ROWS, MAX_ROWS, new_arrivals
 from service.layers import few_rows
 from service.layers.few_rows import most_skinny_rows
 from service.layers.linear import Linear
+from service.layers.linear_method import KernelMethod, KernelRows
 
 
 def test_on_a_cpu_never():
@@ -43,6 +44,6 @@ def test_a_linear_is_the_same_function_with_few_rows_and_with_many(bias):
         parameter.data = torch.randn(parameter.shape, device="cuda")
     x = torch.randn(65, 256, device="cuda")
     want = linear(x)
-    linear.skinny_rows, linear.arrivals = MAX_ROWS, new_arrivals(512, x.device)
+    linear.use(KernelMethod(linear.weight, linear.bias, new_arrivals(512, x.device), KernelRows(skinny=MAX_ROWS)))
     for rows in (1, 8, 17, 64, 65):
         torch.testing.assert_close(linear(x[:rows]), want[:rows], atol=1e-3, rtol=1e-3)

@@ -6,21 +6,22 @@ import torch
 from kernels.skinny_linear import FEW_ROWS, MAX_ROWS, new_arrivals
 from service.layers import stream_joint
 from service.layers.gated_mlp import GatedMlp
-from service.layers.linear import DeferredProduct, Linear
+from service.layers.linear import Linear
+from service.layers.linear_method import KernelMethod
 from service.layers.rms_norm import ResidualRMSNorm
-from service.layers.stream_joint import StreamJoint, choose_deferred_rows
+from service.layers.stream_joint import StreamJoint, deferred_rows
 
 
 def joints(device, dtype=torch.float32, count=2):
     """To an MLP and to a plain product."""
-    made = []
+    made, arrivals = [], new_arrivals(640, torch.device(device))
     for _ in range(count):
         product, norm = Linear(128, 256, bias=True), ResidualRMSNorm(256, 1e-5)
         for behind in (GatedMlp(256, 320, bias=True), Linear(256, 384)):
             for parameter in (p for module in (product, norm, behind) for p in module.parameters()):
                 parameter.data = torch.randn(parameter.shape, device=device).to(dtype) * 0.1
             for linear in (module for module in (product, *behind.modules()) if isinstance(module, Linear)):
-                linear.arrivals = new_arrivals(640, torch.device(device))
+                linear.use(KernelMethod(linear.weight, linear.bias, arrivals))
             made.append(StreamJoint(product, norm, behind.gate if isinstance(behind, GatedMlp) else behind))
     return made[::2], made[1::2]
 
@@ -39,35 +40,20 @@ def test_both_ways_are_the_same_function(rows, dtype, tolerance, device):
         torch.testing.assert_close(deferred, joint.plain(x, residual), atol=tolerance, rtol=tolerance)
 
 
-def test_a_product_is_left_to_the_norm_for_few_rows_only():
-    linear = Linear(128, 256)
-    linear.weight.data.normal_()
-    linear.deferred_rows = range(17, 65)
-    assert isinstance(linear.end_branch(torch.randn(17, 128)), DeferredProduct)
-    for rows in (16, 65):
-        x = torch.randn(rows, 128)
-        assert torch.equal(linear.end_branch(x), linear(x))
-
-
 def test_on_a_cpu_never():
-    made = joints("cpu")
-    choose_deferred_rows((*made, []))
-    assert not any(joint.product.deferred_rows for alike in made for joint in alike)
+    for alike in joints("cpu"):
+        assert not deferred_rows(alike)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_on_a_gpu_up_to_some_number_of_rows(dtype):
-    made = joints("cuda", dtype)
-    choose_deferred_rows((*made, []))
-    for alike in made:
-        for joint in alike:
-            rows = joint.product.deferred_rows
-            assert rows == alike[0].product.deferred_rows
-            assert (1 in rows) == (FEW_ROWS in rows)
-            assert (FEW_ROWS + 1 in rows) == (MAX_ROWS in rows)
-            assert MAX_ROWS + 1 not in rows
-        assert not any(joint.product.arrivals.any() for joint in alike)
+    for alike in joints("cuda", dtype):
+        rows = deferred_rows(alike)
+        assert (1 in rows) == (FEW_ROWS in rows)
+        assert (FEW_ROWS + 1 in rows) == (MAX_ROWS in rows)
+        assert MAX_ROWS + 1 not in rows
+        assert not any(joint.product.method.arrivals.any() for joint in alike)
 
 
 @pytest.mark.gpu
@@ -83,6 +69,5 @@ def test_the_faster_one_is_taken(few, many, rows, monkeypatch):
 
     monkeypatch.setattr(stream_joint, "_seconds", seconds)
     alike, _ = joints("cuda", torch.bfloat16)
-    choose_deferred_rows([alike])
-    for joint in alike:
-        assert [n for n in (1, 16, 17, 64, 65) if n in joint.product.deferred_rows] == list(rows)
+    chosen = deferred_rows(alike)
+    assert [n for n in (1, 16, 17, 64, 65) if n in chosen] == list(rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from pathlib import Path
 
 import torch
@@ -10,7 +9,11 @@ from torch import Tensor
 
 from kernels.paged_attention_prefill import prefill_batch
 from kernels.reshape_and_cache import cache_slots
+from kernels.skinny_linear import new_arrivals
 from service.layers.attention import AttentionInputs, LayerCache
+from service.layers.kernel_choices import use_kernels
+from service.layers.linear_method import KernelRows
+from service.layers.projection import Projection
 from service.models.model_config import load_model_config
 from service.models.registry import build_model
 from service.models.weight_loader import load_weights
@@ -19,14 +22,16 @@ BLOCK_SIZE = 16
 
 
 def logits(folder: Path, tokens: list[int], deferred_rows: range = range(0)) -> Tensor:
-    """[len(tokens), vocab_size] in fp32 on the CPU. deferred_rows: of the joints of the residual stream."""
+    """[len(tokens), vocab_size] in fp32 on the CPU. deferred_rows: of all products, by the kernels' references."""
     config = load_model_config(folder)
     model = build_model(config)
     model.materialize(torch.float32, torch.device("cpu"))
     load_weights(model, folder)
     model.prepare(config.max_position_embeddings, torch.device("cpu"))
-    for joint in chain(*model.stream_joints()):
-        joint.product.deferred_rows = deferred_rows
+    if deferred_rows:
+        projections = [module for module in model.modules() if isinstance(module, Projection)]
+        choices = {each.plain_weight.shape: KernelRows(deferred=deferred_rows) for each in projections}
+        use_kernels(projections, choices, new_arrivals(1, torch.device("cpu")))
 
     num_blocks = -(-len(tokens) // BLOCK_SIZE)
     shape = (num_blocks, BLOCK_SIZE, config.num_kv_heads, config.head_dim)

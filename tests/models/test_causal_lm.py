@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from service.layers.linear import Linear
+from service.layers.linear_method import PackedMethod
 from service.layers.packed_weight import can_pack
 from service.models.model_config import parse_model_config
 from service.models.registry import build_model
@@ -30,7 +31,7 @@ def test_life_of_a_model(name, tied):
     for tensor in table.values():
         tensor.zero_()
     model.prepare(32, torch.device("cpu"))
-    packed = [m for m in model.modules() if isinstance(m, Linear) and m._packed is not None]
+    packed = [m for m in model.modules() if isinstance(m, Linear) and isinstance(m.method, PackedMethod)]
     assert len(packed) == (8 if can_pack(torch.bfloat16) else 0)
 
 

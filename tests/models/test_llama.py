@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from service.layers.linear import Linear
+from service.layers.projection import Projection
 from tests.models.checkpoints import llama, logits_of, mistral, oracle, qwen2
 from tests.models.forward import logits
 
@@ -56,7 +56,7 @@ def test_logits_equal_those_of_transformers(changes, tmp_path):
 
 @pytest.mark.parametrize("name", ["grouped-query", "gelu", "biases"])
 def test_norms_whose_division_is_left_to_the_next_product_are_the_same_function(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(Linear, "pack", lambda self, in_two_forms: None)  # a CPU packs, and then defers nothing
+    monkeypatch.setattr(Projection, "pack", lambda self, in_two_forms: None)  # a CPU packs, and then defers nothing
     folder = llama(tmp_path, num_hidden_layers=3, **VARIANTS[name])
     tokens = torch.randint(0, 301, (50,)).tolist()
     want = logits_of(oracle(folder), tokens)

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.linear_add_norm import linear_add_norm
+from kernels.rms_norm import add_rms_norm
+from kernels.silu_and_mul import silu_and_mul
+from kernels.skinny_linear import new_arrivals
+from service.layers.linear_method import KernelMethod, KernelRows, PackedMethod, PlainMethod
+from service.layers.packed_weight import pack_weight
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+IN, OUT, EPS = 64, 96, 1e-5
+CLOSE = {"atol": 2e-3, "rtol": 2e-3}
+
+
+def weight_and_bias(device="cpu", *, has_bias):
+    return torch.randn(OUT, IN, device=device) / 8, torch.randn(OUT, device=device) if has_bias else None
+
+
+def methods(weight, bias):
+    """Every kind of method that there is for this weight, but the plain one."""
+    arrivals = new_arrivals(OUT, weight.device)
+    yield KernelMethod(weight, bias, arrivals)
+    yield KernelMethod(weight, bias, arrivals, KernelRows(skinny=16))
+    yield KernelMethod(weight, bias, arrivals, KernelRows(skinny=64, deferred=range(65)))
+    if bias is None and not weight.is_cuda:  # the kernel takes 16 bits only, its reference any
+        yield KernelMethod(weight, bias, arrivals, KernelRows(gated=range(65, 129)))
+    packed = pack_weight(weight, in_two_forms=True)
+    if packed is not None:
+        yield PackedMethod(packed, bias)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("num_rows", [1, 16, 17, 64, 65])
+@torch.inference_mode()
+def test_every_method_is_the_plain_one_and_declines_or_gives_its_steps_at_once(num_rows, has_bias, device):
+    weight, bias = weight_and_bias(device, has_bias=has_bias)
+    x, residual = torch.randn(num_rows, IN, device=device), torch.randn(num_rows, OUT, device=device)
+    norm_weight = torch.randn(OUT, device=device)
+    product = PlainMethod(weight, bias).multiply(x)
+    want_normed, want_total = add_rms_norm(product, residual.clone(), norm_weight, EPS)
+    for method in methods(weight, bias):
+        torch.testing.assert_close(method.multiply(x), product, **CLOSE)
+        at_once = method.add_and_norm(x, residual.clone(), norm_weight, EPS)
+        if at_once is not None:
+            normed, total = at_once
+            torch.testing.assert_close(total, want_total, **CLOSE)
+            torch.testing.assert_close(normed.divided(), want_normed, **CLOSE)
+        gated = method.silu_and_mul(x)
+        if gated is not None:
+            torch.testing.assert_close(gated, silu_and_mul(product), **CLOSE)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@torch.inference_mode()
+def test_every_method_takes_a_norm_whose_division_was_left_to_it(has_bias):
+    """Whichever method the product before it has."""
+    before, residual = torch.randn(IN, 40) / 8, torch.randn(9, IN)
+    deferred, _ = linear_add_norm(torch.randn(9, 40), before, None, residual, torch.randn(IN), EPS)
+    weight, bias = weight_and_bias(has_bias=has_bias)
+    want = PlainMethod(weight, bias).multiply(deferred.divided())
+    for method in (PlainMethod(weight, bias), *methods(weight, bias)):
+        torch.testing.assert_close(method.multiply(deferred), want, **CLOSE)
+        gated = method.silu_and_mul(deferred)
+        if gated is not None:
+            torch.testing.assert_close(gated, silu_and_mul(want), **CLOSE)
+
+
+def test_nothing_is_computed_at_once_but_for_the_rows_that_were_chosen():
+    weight, _ = weight_and_bias(has_bias=False)
+    method = KernelMethod(weight, None, new_arrivals(OUT, weight.device), KernelRows(deferred=range(17, 65)))
+    residual, norm_weight = torch.randn(80, OUT), torch.randn(OUT)
+    for rows in (1, 16, 17, 64, 65):
+        x = torch.randn(rows, IN)
+        assert (method.add_and_norm(x, residual[:rows], norm_weight, EPS) is not None) == (17 <= rows <= 64)
+        assert method.silu_and_mul(x) is None
