@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from random import Random
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,7 +55,7 @@ prompts = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.booleans()
 
 @given(prompts, st.randoms(use_true_random=False), st.sampled_from([1, 16, 100, 300]))
 def test_whoever_comes_and_goes_in_whatever_order(
-    drawn: list[tuple[int, int, bool]], chance: object, tokens_per_entry: int
+    drawn: list[tuple[int, int, bool]], chance: Random, tokens_per_entry: int
 ):
     """At every moment it is what the definition says of those who wait: a chunk counts once where everything before it
     is the same."""
@@ -77,7 +79,7 @@ def test_whoever_comes_and_goes_in_whatever_order(
         present.append(group)
         waiting.begins(group)
         check()
-    chance.shuffle(present)  # type: ignore[attr-defined]
+    chance.shuffle(present)
     while present:
         waiting.ends(present.pop())
         check()
