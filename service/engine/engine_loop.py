@@ -111,8 +111,8 @@ class EngineLoop:
         clock: Clock,
         publish: Callable[[list[News]], None],
         on_death: Callable[[BaseException], None],
-        stalled_after_s: float = STALLED_AFTER_S,
         wait: Callable[[threading.Event, float], bool] = threading.Event.wait,
+        stalled_after_s: float = STALLED_AFTER_S,
     ) -> None:
         self._engine = engine
         self._clock = clock
