@@ -25,7 +25,6 @@ class WorstInput:
     modules: whose work it is, as paths below service/. make(n): the work for an input of size n, made ready; what it is
     refused with is part of it. size: the least n that is measured: some milliseconds. most: what the door lets through.
     place: where it is done: on the event loop, in the text pool's threads, or on the loop but in n pieces, one a token.
-    pending: why the work still grows faster; once it does not, the row fails until this is taken away.
     """
 
     name: str
@@ -34,7 +33,6 @@ class WorstInput:
     size: int
     most: int
     place: Place
-    pending: str = ""
 
 
 def cpu_s(work: Work) -> float:
