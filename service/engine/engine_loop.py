@@ -100,9 +100,9 @@ class EngineLoop:
         one behind it is launched, or before that launch is put off.
     on_death(error): called on the engine thread, last, if the thread ends by a fault. Where that fault keeps requests
         from ending, too, they have no final event.
-    stalled_after_s: after so long a stall is logged.
     wait(event, seconds): passes the time before a launch that is put off, or in a stall, until the event is set at
         most, and returns whether it is; the only wait while there is work but the engine's.
+    stalled_after_s: after so long a stall is logged.
     """
 
     def __init__(
