@@ -42,6 +42,7 @@ class BodyBudget:
             raise self._overloaded()
 
     def take(self, share: BodyShare, num_bytes: int) -> None:
+        assert share in self._under_way, "what is complete or given back takes no more"
         while self._num_bytes + num_bytes > self._most_bytes:
             largest = max(self._under_way, key=lambda each: each.num_bytes)
             if largest.num_bytes <= share.num_bytes + num_bytes:
