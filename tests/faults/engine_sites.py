@@ -12,6 +12,7 @@ OF_A_REQUEST = (
     FaultSite("matcher_accept", "service.structured.grammar_matcher:GrammarMatcher.accept", Reach.REQUEST),
     FaultSite("prefix_cache_match", f"{_KVCACHE}.block_manager:BlockManager.match_prefix", Reach.REQUEST),
     FaultSite("prefix_cache_insert", f"{_KVCACHE}.prefix_cache:ChainedPrefixCache.insert", Reach.REQUEST, MemoryError),
+    FaultSite("queue", f"{_SCHEDULER}.waiting_tokens:WaitingTokens._chunks_of", Reach.REQUEST, MemoryError),
     FaultSite("admission", f"{_SCHEDULER}.admission:OnDemandAdmission.fit", Reach.REQUEST),
     FaultSite("computed", f"{_SCHEDULER}.iteration_scheduler:IterationScheduler.note_computed", Reach.REQUEST),
     FaultSite("fork", f"{_SCHEDULER}.iteration_scheduler:fork_choices", Reach.REQUEST, MemoryError),
