@@ -59,7 +59,10 @@ class LiveRequests:
             self._constrained.add(request.request_id)
         if search is not None:
             self.searches[request.request_id] = search
-        self._scheduler.add(group)
+        try:
+            self._scheduler.add(group)
+        except Exception as fault:
+            self.fail_inside(group, fault)
 
     def abort(self, request_id: str) -> None:
         """End the request in whatever state it is; nothing happens if it has ended."""

@@ -69,9 +69,9 @@ class IterationScheduler:
         self._start = GroupStart(blocks, self.pool, self.lockstep, self._growth, policies, ledger, clock, max_num_seqs)
 
     def add(self, group: SequenceGroup) -> None:
-        """Put an accepted request into the pool."""
-        self.pool.add(group)
+        """Put an accepted request into the pool. If that fails, the request can be ended as any other."""
         self._history.arrived(group.request.client)
+        self.pool.add(group)
 
     def schedule(self) -> IterationPlan:
         """Decide the next iteration, which is then launched. Empty if nothing can run before those that run now have

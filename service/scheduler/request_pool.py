@@ -86,8 +86,8 @@ class RequestPool:
         del self._groups[group.request.request_id]
 
     def _begin_to_wait(self, group: SequenceGroup) -> None:
-        self.waiting_tokens.begins(group)
         self._policy.begins_to_wait(group)
+        self.waiting_tokens.begins(group)
 
     def _stop_waiting(self, group: SequenceGroup) -> None:
         self.waiting.remove(group)

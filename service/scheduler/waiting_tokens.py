@@ -50,8 +50,8 @@ class WaitingTokens:
         self._tokens[group.arrival_order] = num_tokens
 
     def ends(self, group: SequenceGroup) -> None:
-        """It waits no more."""
-        self.total -= self._tokens.pop(group.arrival_order)
+        """It waits no more, or never began to, by a fault."""
+        self.total -= self._tokens.pop(group.arrival_order, 0)
         holders = self._num_holders
         for chunk in self._chunks.pop(group.arrival_order, ()):
             holders[chunk] -= 1
