@@ -172,14 +172,16 @@ def test_overload_is_refused_with_retry_after_before_any_text_is_read(
     with running(Scene(scheduler=scheduler)) as server, httpx.Client(base_url=server.base_url) as http:
         server.executor.gate.clear()
         with http.stream("POST", COMPLETIONS, json=completion(prompt=["a", "b"], stream=True)):
-            for name, method in untouched.items():
+            deadline_s = time.monotonic() + 10
+            while not server.executor.num_iterations:  # one has begun, and no other can before it ends
+                assert time.monotonic() < deadline_s
+                time.sleep(0.001)
+            for name in untouched:
                 owner = ChatTemplate if name == "render" else Tokenizer
                 monkeypatch.setattr(owner, name, partialmethod(noted, name=name))
-                del method
-            iterations = server.executor.num_iterations
             refused = [http.post(path, json=body | {"stream": stream}) for _ in range(20)]
             assert work == []
-            assert server.executor.num_iterations == iterations
+            assert server.executor.num_iterations == 1
         server.executor.gate.set()
     for answer in refused:
         assert (answer.status_code, error_of(answer)["code"]) == (503, "overloaded")
