@@ -113,10 +113,6 @@ class ServingState:
             return self._model.engine.ailment()
         return Ailment(self.phase, self._unavailable().message)
 
-    def is_healthy(self) -> bool:
-        """Whether a new short request would complete."""
-        return self.ailment() is None
-
     def check_ready(self) -> ServedModel:
         """The model; raises Unavailable when new requests are not taken."""
         if self.phase is Phase.READY and self._model is not None:

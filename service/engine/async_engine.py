@@ -102,10 +102,6 @@ class AsyncEngine:
             return Ailment("stopped", "the engine was given up")
         return ailment_of(self._loop, self._clock.now_s(), self._stuck_after_s)
 
-    def is_healthy(self) -> bool:
-        """Whether a new short request would be served."""
-        return self.ailment() is None
-
     @property
     def busy_since_s(self) -> float | None:
         """Since when the engine has not got on, on its clock: the beginning of the present iteration, or of the time

@@ -122,7 +122,7 @@ def test_a_storm_of_leaving_clients_leaves_nothing(server: RunningServer) -> Non
         for connection in connections:
             connection.close()
     server.check_idle()
-    assert server.on_loop(lambda: server.state.is_healthy())
+    assert server.on_loop(server.state.ailment) is None
 
 
 def test_half_an_answer_read_then_gone(server: RunningServer, http: httpx.Client) -> None:

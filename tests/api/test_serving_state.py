@@ -12,7 +12,7 @@ def test_before_the_model_is_there() -> None:
     state = ServingState()
     assert state.phase is Phase.LOADING
     assert state.model is None
-    assert not state.is_healthy()
+    assert state.ailment() is not None
 
 
 @pytest.mark.parametrize("change", ["set_draining", "set_failed"])
@@ -23,7 +23,7 @@ def test_refuses_in_every_other_phase(change: str) -> None:
     getattr(state, change)()
     with pytest.raises(Unavailable):
         state.check_ready()
-    assert not state.is_healthy()
+    assert state.ailment() is not None
 
 
 @pytest.mark.parametrize(("change", "reason"), [("set_draining", "shutting down"), ("set_failed", "not be loaded")])

@@ -96,7 +96,7 @@ def test_a_request_is_answered():
         harness.check_against_oracle(request.request_id)
         assert final.outcome is Outcome.FINISHED
         assert final.stats.num_output_tokens == 7
-        assert engine.is_healthy()
+        assert engine.ailment() is None
 
     assert run(scenario) == []
 
@@ -227,11 +227,11 @@ def test_a_stuck_iteration_is_unhealthy_until_it_ends():
         executor.gate.clear()
         stream = engine.submit(harness.request((1,), 2))
         await asyncio.sleep(0.3)
-        assert not engine.is_healthy()
+        assert engine.ailment() is not None
         executor.gate.set()
         await collect(stream)
         await asyncio.sleep(0.1)
-        assert engine.is_healthy()
+        assert engine.ailment() is None
 
     run(scenario, executor, stuck_after_s=0.1)
 
@@ -295,7 +295,7 @@ def test_a_thread_that_is_given_up_has_no_streams_left_and_takes_no_requests():
             await asyncio.sleep(0.01)
         engine.give_up(ServerError("the engine hangs"))
         assert (await asyncio.wait_for(collect(stream), 1))[1].outcome is Outcome.FAILED
-        assert not engine.is_healthy()
+        assert engine.ailment() is not None
         with pytest.raises(Unavailable):
             engine.submit(harness.request((1,), 5))
         await asyncio.wait_for(engine.drain(30), 1)
@@ -407,7 +407,7 @@ def test_a_broken_executor_ends_every_stream_and_is_told():
         executor.gate.set()
         for stream in streams:
             assert (await collect(stream))[1].outcome is Outcome.FAILED
-        while engine.is_healthy():
+        while engine.ailment() is None:
             await asyncio.sleep(0.01)
         with pytest.raises(Unavailable):
             engine.submit(harness.request((1,), 5))
