@@ -29,20 +29,20 @@ from service.interpreter import GC_THRESHOLDS
 from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
 from service.kvcache.swap_space import SwapSpace
+from service.prediction.iteration_time import IterationTime
+from service.prediction.preemption_cost import PreemptionCost
+from service.prediction.recovery_ledger import RecoveryLedger
+from service.prediction.swap_time import SwapTime
 from service.scheduler.admission import OnDemandAdmission
 from service.scheduler.chunk_budget import FixedBudget
 from service.scheduler.fairness import Fair
 from service.scheduler.fcfs import FirstComeFirstServed
 from service.scheduler.history import History
 from service.scheduler.iteration_scheduler import IterationScheduler
-from service.scheduler.iteration_time import IterationTime
 from service.scheduler.preemption import AlwaysRecompute
-from service.scheduler.preemption_cost import PreemptionCost
 from service.scheduler.priority import ByPriority
-from service.scheduler.recovery_ledger import RecoveryLedger
 from service.scheduler.scheduler_policies import SchedulerPolicies
 from service.scheduler.scheduling_policy import SchedulingPolicy
-from service.scheduler.swap_time import SwapTime
 from service.scheduler.token_shares import TokenShares
 
 MAX_TOKENS = 65_536

@@ -17,20 +17,20 @@ from service.engine.engine import Engine
 from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
 from service.kvcache.swap_space import SwapSpace
+from service.prediction.iteration_time import IterationTime
+from service.prediction.preemption_cost import PreemptionCost
+from service.prediction.recovery_ledger import RecoveryLedger
+from service.prediction.swap_time import SwapTime
 from service.scheduler.admission import Admission, OnDemandAdmission, fits_ever
 from service.scheduler.chunk_budget import FixedBudget
 from service.scheduler.fcfs import FirstComeFirstServed
 from service.scheduler.history import History
 from service.scheduler.iteration_scheduler import IterationScheduler
-from service.scheduler.iteration_time import IterationTime
 from service.scheduler.memory_forecast import ReserveAdmission
 from service.scheduler.memory_need import num_blocks_at_most
 from service.scheduler.preemption import AlwaysRecompute, Preemption
-from service.scheduler.preemption_cost import PreemptionCost
-from service.scheduler.recovery_ledger import RecoveryLedger
 from service.scheduler.scheduler_policies import SchedulerPolicies
 from service.scheduler.scheduling_policy import SchedulingPolicy
-from service.scheduler.swap_time import SwapTime
 
 MAX_PREEMPTIONS = 8
 """The service's default."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from loadtest.offline.work_clock import WorkClock
 from service.engine.ports import Executor
-from service.scheduler.iteration_time import PaddedSize
+from service.prediction.iteration_time import PaddedSize
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from loadtest.baselines.engine_system import unfitted_cost
 from loadtest.baselines.kv_pool import KvPool
 from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence, Transfer
 from service.core.sampling_params import SamplingParams
-from service.engine.calibration import calibrate
-from service.scheduler.execution_time import ExecutionTime
-from service.scheduler.iteration_time import IterationTime, PaddedSize, Workload
-from service.scheduler.preemption_cost import PreemptionCost, RecoveryCosts
-from service.scheduler.recovery_ledger import RecoveryLedger
+from service.prediction.calibration import calibrate
+from service.prediction.execution_time import ExecutionTime
+from service.prediction.iteration_time import IterationTime, PaddedSize, Workload
+from service.prediction.preemption_cost import PreemptionCost, RecoveryCosts
+from service.prediction.recovery_ledger import RecoveryLedger
 
 _SEQUENCE_ID = -3
 _TRANSFER_ID = -3
@@ -31,7 +31,7 @@ def fitted_cost(pool: KvPool) -> PreemptionCost:
     for timing in pool.swap_timings:
         cost.swap_time.calibrate(*timing)
     calibrate(
-        pool.executor,
+        lambda plan: pool.executor.launch(plan).wait(),
         cost.iteration_time,
         pool.clock,
         num_blocks=pool.num_blocks,
@@ -65,14 +65,14 @@ class TimedLedger(RecoveryLedger):
         self.timings: list[Timing] = []
 
     def predict(self, num_tokens: int, num_kept: int, num_blocks: int) -> RecoveryCosts:
-        """See `service/scheduler/recovery_ledger.py`."""
+        """See `service/prediction/recovery_ledger.py`."""
         began = time.perf_counter()
         costs = super().predict(num_tokens, num_kept, num_blocks)
         self.seconds += time.perf_counter() - began
         return costs
 
     def executed(self, plan: IterationPlan, took: ExecutionTime) -> None:
-        """See `service/scheduler/recovery_ledger.py`."""
+        """See `service/prediction/recovery_ledger.py`."""
         began = time.perf_counter()
         heat = self._cost.iteration_time.heat.level
         super().executed(plan, took)

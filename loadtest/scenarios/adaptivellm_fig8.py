@@ -29,9 +29,9 @@ from loadtest.scenarios.adaptivellm_table3 import DATA_SETS, data_set, scarce_po
 from loadtest.scenarios.figure import Figure, Plot, Table
 from loadtest.scenarios.stage import Stage
 from loadtest.svg_plot import Axes, Curve
+from service.prediction.recovery_ledger import RecoveryLedger
 from service.scheduler.fairness import Fair
 from service.scheduler.preemption import AdaptivePreemption
-from service.scheduler.recovery_ledger import RecoveryLedger
 
 NAME = "adaptivellm_fig8"
 POLICIES = {"fcfs": first_come_first_served, "fair": Fair}

@@ -25,7 +25,7 @@ from loadtest.baselines.preemption_judge import (
 from loadtest.scenarios.figure import Figure, Plot, Table
 from loadtest.scenarios.stage import Stage
 from loadtest.svg_plot import Axes, Curve
-from service.scheduler.preemption_cost import PreemptionCost
+from service.prediction.preemption_cost import PreemptionCost
 
 NAME = "adaptivellm_fig9"
 _ROUNDS = 5

@@ -10,9 +10,9 @@ from service.engine.ports import Executor
 from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
 from service.metrics.recorder import Recorder
+from service.prediction.recovery_ledger import RecoveryLedger
 from service.scheduler.history import History
 from service.scheduler.iteration_scheduler import IterationScheduler
-from service.scheduler.recovery_ledger import RecoveryLedger
 from service.scheduler.scheduler_policies import SchedulerPolicies
 from service.settings import Settings
 from service.structured.token_bitmask import TokenBitmask

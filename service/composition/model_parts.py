@@ -13,14 +13,14 @@ from service.composition.default_num_seqs import NUM_SEQS, default_num_seqs
 from service.composition.default_waiting_tokens import default_waiting_tokens
 from service.config import SchedulerConfig
 from service.core.clock import Clock
-from service.engine.calibration import calibrate
 from service.errors import ConfigError
 from service.metrics.recorder import Recorder
 from service.model_folder import resolve_model_folder
+from service.prediction.calibration import calibrate
+from service.prediction.iteration_time import IterationTime
+from service.prediction.preemption_cost import PreemptionCost
+from service.prediction.swap_time import SwapTime
 from service.scheduler.chunk_budget import USUAL_TOKENS
-from service.scheduler.iteration_time import IterationTime
-from service.scheduler.preemption_cost import PreemptionCost
-from service.scheduler.swap_time import SwapTime
 from service.settings import Settings
 from service.text.chat_template import ChatTemplate, load_chat_template
 from service.text.dummy_tokenizer import dummy_tokenizer
@@ -105,7 +105,7 @@ def _make_cost(
         for timing in loaded.runner.measure_swap():
             swap_time.calibrate(*timing)
         calibrate(
-            loaded.runner,
+            lambda plan: loaded.runner.launch(plan).wait(),
             iteration_time,
             clock,
             num_blocks=loaded.num_blocks,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from service.kvcache.swap_space import SwapSpace
+from service.prediction.iteration_time import IterationTime
 from service.scheduler.admission import Admission, OnDemandAdmission
 from service.scheduler.chunk_budget import ChunkBudget, FixedBudget, InPieces, InterTokenTarget
 from service.scheduler.fairness import Fair
 from service.scheduler.fcfs import FirstComeFirstServed
 from service.scheduler.history import History
-from service.scheduler.iteration_time import IterationTime
 from service.scheduler.memory_forecast import ForecastAdmission, ReserveAdmission
 from service.scheduler.preemption import AdaptivePreemption, AlwaysRecompute, AlwaysSwap, Preemption
 from service.scheduler.priority import ByPriority

@@ -36,9 +36,9 @@ from service.engine.processed_tokens import ProcessedTokens
 from service.engine.result_applier import ResultApplier
 from service.errors import RequestError
 from service.kvcache.block_manager import Fit
+from service.prediction.execution_time import ExecutionTime
 from service.rare_warning import RareWarning
 from service.scheduler.decision_tally import DecisionTally
-from service.scheduler.execution_time import ExecutionTime
 from service.scheduler.iteration_scheduler import IterationScheduler
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from service.core.iteration_plan import ScheduledSequence
-from service.scheduler.iteration_time import IterationTime, Workload
+from service.prediction.iteration_time import IterationTime, Workload
 
 MIN_CHUNK = 32
 """Prompt tokens that an iteration computes at least, if as many wait: prompts must make progress too."""

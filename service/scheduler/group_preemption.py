@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager
+from service.prediction.preemption_cost import Recovery
+from service.prediction.recovery_ledger import RecoveryLedger
 from service.scheduler.launched_iterations import LaunchedIterations
 from service.scheduler.plan_draft import PlanDraft
-from service.scheduler.preemption import Preemption, Recovery, may_be_preempted, num_computed_tokens
-from service.scheduler.recovery_ledger import RecoveryLedger
+from service.scheduler.preemption import Preemption, may_be_preempted, num_computed_tokens
 from service.scheduler.scheduling_policy import SchedulingPolicy
 
 logger = logging.getLogger(__name__)

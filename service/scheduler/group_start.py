@@ -9,11 +9,11 @@ from service.core.request_journal import WaitReason
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager, Fit
+from service.prediction.recovery_ledger import RecoveryLedger
 from service.scheduler.block_growth import BlockGrowth
 from service.scheduler.lockstep import Lockstep
 from service.scheduler.memory_need import num_shared_tokens
 from service.scheduler.plan_draft import PlanDraft
-from service.scheduler.recovery_ledger import RecoveryLedger
 from service.scheduler.request_pool import RequestPool
 from service.scheduler.scheduler_policies import SchedulerPolicies
 

@@ -10,9 +10,10 @@ from service.core.iteration_result import FinishedTransfer
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager
+from service.prediction.execution_time import ExecutionTime
+from service.prediction.recovery_ledger import RecoveryLedger
 from service.scheduler.block_growth import BlockGrowth, Lacking
 from service.scheduler.decision_tally import DecisionTally
-from service.scheduler.execution_time import ExecutionTime
 from service.scheduler.forking import continue_beams, fork_choices, hand_over_lead, has_its_prefix
 from service.scheduler.group_preemption import GroupPreemption
 from service.scheduler.group_start import GroupStart
@@ -21,7 +22,6 @@ from service.scheduler.launched_iterations import IterationGroups, LaunchedItera
 from service.scheduler.lockstep import Lockstep
 from service.scheduler.lockstep_members import LockstepMembers
 from service.scheduler.plan_draft import PlanDraft
-from service.scheduler.recovery_ledger import RecoveryLedger
 from service.scheduler.request_pool import RequestPool
 from service.scheduler.scheduler_policies import SchedulerPolicies
 

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum, auto
 from typing import Protocol
 
 from service.core.sequence_group import SequenceGroup
-from service.scheduler.preemption_cost import RecoveryCosts
-
-
-class Recovery(Enum):
-    RECOMPUTE = auto()
-    SWAP = auto()
+from service.prediction.preemption_cost import Recovery, RecoveryCosts
 
 
 class Preemption(Protocol):

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 SERVICE = Path(__file__).parents[2] / "service"
-BOOKKEEPING = ("core", "engine", "scheduler", "kvcache")
+BOOKKEEPING = ("core", "engine", "scheduler", "prediction", "kvcache")
 HEAVY = {"torch", "numpy", "triton", "transformers", "starlette", "pydantic", "tokenizers"}
 
 

@@ -7,12 +7,12 @@ import pytest
 from service.composition.policies import make_admission, make_chunk_budget, make_preemption, make_scheduling_policy
 from service.kvcache.block_pool import BlockPool
 from service.kvcache.swap_space import SwapSpace
+from service.prediction.iteration_time import IterationTime
 from service.scheduler.admission import OnDemandAdmission
 from service.scheduler.chunk_budget import FixedBudget, InPieces, InterTokenTarget
 from service.scheduler.fairness import Fair
 from service.scheduler.fcfs import FirstComeFirstServed
 from service.scheduler.history import History
-from service.scheduler.iteration_time import IterationTime
 from service.scheduler.memory_forecast import ForecastAdmission, ReserveAdmission
 from service.scheduler.preemption import AdaptivePreemption, AlwaysRecompute, AlwaysSwap
 from service.scheduler.priority import ByPriority

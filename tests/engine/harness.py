@@ -20,21 +20,21 @@ from service.engine.engine import Engine
 from service.engine.ports import Executor, IdleWork
 from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import ChainedPrefixCache, PrefixCache
+from service.prediction.iteration_time import IterationTime
+from service.prediction.preemption_cost import PreemptionCost
+from service.prediction.recovery_ledger import RecoveryLedger
+from service.prediction.swap_time import SwapTime
 from service.scheduler.admission import OnDemandAdmission, fits_ever
 from service.scheduler.chunk_budget import ChunkBudget, FixedBudget
 from service.scheduler.fairness import Fair
 from service.scheduler.fcfs import FirstComeFirstServed
 from service.scheduler.history import History
 from service.scheduler.iteration_scheduler import IterationScheduler
-from service.scheduler.iteration_time import IterationTime
 from service.scheduler.memory_forecast import ForecastAdmission, ReserveAdmission
 from service.scheduler.preemption import AlwaysRecompute, Preemption
-from service.scheduler.preemption_cost import PreemptionCost
 from service.scheduler.priority import ByPriority
-from service.scheduler.recovery_ledger import RecoveryLedger
 from service.scheduler.scheduler_policies import SchedulerPolicies
 from service.scheduler.scheduling_policy import SchedulingPolicy
-from service.scheduler.swap_time import SwapTime
 from service.scheduler.token_shares import TokenShares
 from tests.engine.toy_grammar import ToyGrammar
 from tests.engine.toy_model import ToyExecutor, beam_oracle, cells_of, logprob_after, oracle

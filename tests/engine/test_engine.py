@@ -13,9 +13,8 @@ from service.core.iteration_result import IterationResult
 from service.core.sequence_group import SequenceGroup
 from service.errors import ServerError
 from service.kvcache.prefix_cache import ChainedPrefixCache
-from service.scheduler.iteration_time import IterationTime, Workload
-from service.scheduler.preemption import Recovery
-from service.scheduler.preemption_cost import RecoveryCosts
+from service.prediction.iteration_time import IterationTime, Workload
+from service.prediction.preemption_cost import Recovery, RecoveryCosts
 from tests.engine.faulty_executor import FaultyExecutor
 from tests.engine.harness import VOCABULARY, Harness
 from tests.engine.late_executor import MaybeDone

@@ -11,7 +11,7 @@ from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
 from service.engine.engine_loop import LOOK_EVERY_S, Abort, Command, EngineLoop, Submit
 from service.engine.launch_timing import LATE_SHARE, LEAST_SPARE_S, LaunchTiming
-from service.scheduler.iteration_time import IterationTime, Workload
+from service.prediction.iteration_time import IterationTime, Workload
 from tests.engine.harness import Harness
 from tests.engine.late_executor import LateIteration
 from tests.engine.toy_model import ToyExecutor

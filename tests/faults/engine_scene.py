@@ -17,8 +17,7 @@ from service.core.sequence_group import SequenceGroup
 from service.engine.engine_loop import Abort, EngineLoop, Expire, Stop, StopChoice, Submit
 from service.engine.ports import Executor
 from service.errors import Overloaded, Unavailable
-from service.scheduler.preemption import Recovery
-from service.scheduler.preemption_cost import RecoveryCosts
+from service.prediction.preemption_cost import Recovery, RecoveryCosts
 from service.structured.token_bitmask import TokenBitmask
 from tests.engine.faulty_executor import FaultyExecutor
 from tests.engine.harness import Harness

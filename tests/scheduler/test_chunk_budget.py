@@ -5,6 +5,7 @@ import pytest
 from service.core.iteration_plan import IterationPlan, ScheduledSequence
 from service.core.iteration_result import IterationResult
 from service.core.sampling_params import SamplingParams
+from service.prediction.iteration_time import IterationTime, Workload
 from service.scheduler.chunk_budget import (
     DEEP_QUEUE,
     FEW_A_DECODE,
@@ -15,7 +16,6 @@ from service.scheduler.chunk_budget import (
     InPieces,
     InterTokenTarget,
 )
-from service.scheduler.iteration_time import IterationTime, Workload
 from tests.engine.harness import Harness
 from tests.engine.toy_model import ToyExecutor
 from tests.manual_clock import ManualClock

@@ -3,16 +3,16 @@ from __future__ import annotations
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import NoPrefixCache
+from service.prediction.iteration_time import IterationTime
+from service.prediction.preemption_cost import PreemptionCost
+from service.prediction.recovery_ledger import RecoveryLedger
+from service.prediction.swap_time import SwapTime
 from service.scheduler.decision_tally import DecisionTally
 from service.scheduler.fcfs import FirstComeFirstServed
 from service.scheduler.group_preemption import GroupPreemption
-from service.scheduler.iteration_time import IterationTime
 from service.scheduler.launched_iterations import LaunchedIterations
 from service.scheduler.plan_draft import PlanDraft
 from service.scheduler.preemption import AlwaysSwap
-from service.scheduler.preemption_cost import PreemptionCost
-from service.scheduler.recovery_ledger import RecoveryLedger
-from service.scheduler.swap_time import SwapTime
 from tests.scheduler.test_request_pool import make_group
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from service.core.sequence_group import SequenceGroup
+from service.prediction.preemption_cost import RecoveryCosts
 from service.scheduler.fcfs import FirstComeFirstServed
 from service.scheduler.preemption import (
     AdaptivePreemption,
@@ -15,7 +16,6 @@ from service.scheduler.preemption import (
     may_be_preempted,
     num_computed_tokens,
 )
-from service.scheduler.preemption_cost import RecoveryCosts
 from tests.engine.harness import Harness
 from tests.scheduler.test_request_pool import make_group
 

@@ -13,7 +13,7 @@ from loadtest.baselines.preemption_judge import (
     swap_seconds,
 )
 from loadtest.offline.replay import replay
-from service.scheduler.iteration_time import Workload
+from service.prediction.iteration_time import Workload
 from service.scheduler.preemption import AdaptivePreemption
 from tests.loadtest.baselines.pools import pool, request
 

@@ -2,7 +2,7 @@ from loadtest.baselines.preemption_judge import fitted_cost
 from loadtest.scenarios.adaptivellm_fig8 import COUNTS, Measured, measure
 from loadtest.scenarios.adaptivellm_table3 import data_set, scarce_pool
 from loadtest.scenarios.stage import SMALL, Stage
-from service.scheduler.recovery_ledger import RecoveryLedger
+from service.prediction.recovery_ledger import RecoveryLedger
 
 
 def of_300_chatbot_requests(kind: str) -> Measured:

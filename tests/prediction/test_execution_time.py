@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from service.scheduler.execution_time import ExecutionTime
+from service.prediction.execution_time import ExecutionTime
 
 
 def test_the_devices_clock_counts_where_there_is_one():

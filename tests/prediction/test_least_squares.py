@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from service.scheduler.least_squares import Moments, fit_nonnegative
+from service.prediction.least_squares import Moments, fit_nonnegative
 
 
 def observed(coefficients: list[float], count: int, seed: int = 0, keep: float = 1.0) -> Moments:

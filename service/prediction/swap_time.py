@@ -10,7 +10,7 @@ while the device computes, so that costs nobody's time.
 
 from __future__ import annotations
 
-from service.scheduler.least_squares import Moments, fit_nonnegative
+from service.prediction.least_squares import Moments, fit_nonnegative
 
 KEEP = 1 - 1 / 32
 REFIT_EVERY = 4

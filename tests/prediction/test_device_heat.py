@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.scheduler.device_heat import RECOVERY_S, DeviceHeat, slowed_s
+from service.prediction.device_heat import RECOVERY_S, DeviceHeat, slowed_s
 
 WAITS_FOR_MEMORY_S = 0.004
 

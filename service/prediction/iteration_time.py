@@ -27,8 +27,8 @@ from statistics import median
 from typing import NamedTuple
 
 from service.core.iteration_plan import IterationPlan
-from service.scheduler.device_heat import DeviceHeat, slowed_s
-from service.scheduler.least_squares import Moments, fit_nonnegative
+from service.prediction.device_heat import DeviceHeat, slowed_s
+from service.prediction.least_squares import Moments, fit_nonnegative
 
 KNEES = (64, 256, 1024)
 """Tokens."""

@@ -6,8 +6,8 @@ import pytest
 
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
-from service.engine.calibration import calibrate
-from service.scheduler.iteration_time import IterationTime, Workload, num_attended_pairs
+from service.prediction.calibration import calibrate
+from service.prediction.iteration_time import IterationTime, Workload, num_attended_pairs
 from tests.engine.late_executor import LateExecutor
 from tests.manual_clock import ManualClock
 
@@ -40,7 +40,7 @@ def calibrated(
     clock = ManualClock()
     executor = kind(clock)
     calibrate(
-        executor,
+        executor.execute,
         iteration_time,
         clock,
         num_blocks=200,
@@ -164,7 +164,7 @@ class TakingUp(LinearExecutor):
 def test_prompts_are_taken_up_and_decodes_are_there_already():
     clock, iteration_time = ManualClock(), IterationTime()
     calibrate(
-        TakingUp(clock),
+        TakingUp(clock).execute,
         iteration_time,
         clock,
         num_blocks=200,
@@ -191,7 +191,7 @@ def test_no_plan_has_more_sequences_or_tokens_than_there_is_room_for(max_num_seq
             return super().execute(plan)
 
     calibrate(
-        Watched(clock),
+        Watched(clock).execute,
         IterationTime(),
         clock,
         num_blocks=8,

@@ -6,13 +6,13 @@ from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
 from service.core.iteration_result import FinishedTransfer
 from service.core.sampling_params import SamplingParams
 from service.core.sequence_group import SequenceGroup
-from service.scheduler.execution_time import ExecutionTime
-from service.scheduler.iteration_time import Workload
-from service.scheduler.preemption import AlwaysRecompute, AlwaysSwap, Recovery
-from service.scheduler.preemption_cost import PreemptionCost, RecoveryCosts
-from service.scheduler.recovery_ledger import RecoveryLedger
+from service.prediction.execution_time import ExecutionTime
+from service.prediction.iteration_time import Workload
+from service.prediction.preemption_cost import PreemptionCost, Recovery, RecoveryCosts
+from service.prediction.recovery_ledger import RecoveryLedger
+from service.scheduler.preemption import AlwaysRecompute, AlwaysSwap
 from tests.engine.harness import Harness
-from tests.scheduler.test_preemption_cost import make_cost, seconds_of
+from tests.prediction.test_preemption_cost import make_cost, seconds_of
 from tests.scheduler.test_request_pool import make_group
 
 OUT = Transfer(0, True, (1, 2, 3), (0, 1, 2))

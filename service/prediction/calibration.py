@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from service.core.clock import Clock
 from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
+from service.core.iteration_result import IterationResult
 from service.core.sampling_params import SamplingParams
-from service.engine.ports import Executor
-from service.scheduler.execution_time import ExecutionTime
-from service.scheduler.iteration_time import IterationTime, Workload
+from service.prediction.execution_time import ExecutionTime
+from service.prediction.iteration_time import IterationTime, Workload
 
 PROBE_SEQUENCE_ID = -2
 """Id of the first sequence of a plan; the next ones count down."""
@@ -35,8 +35,12 @@ TIME_LIMIT_S = 4.0
 """A slow machine calibrates on the smaller iterations only: start-up in seconds matters more."""
 
 
+Execute = Callable[[IterationPlan], IterationResult]
+"""Carries a plan out and waits for it."""
+
+
 def calibrate(
-    executor: Executor,
+    execute: Execute,
     iteration_time: IterationTime,
     clock: Clock,
     *,
@@ -47,7 +51,7 @@ def calibrate(
     max_num_seqs: int,
     vocab_size: int,
 ) -> None:
-    """Let the executor compute prompts of several lengths, with and without a context, one and several of every size
+    """Let an executor compute prompts of several lengths, with and without a context, one and several of every size
     that it pads to, many short ones at once, and decodes with and without prompts beside them, and fit to the times.
 
     Before serving: it overwrites blocks. max_tokens: the token budget of an iteration. max_model_len: tokens that a
@@ -60,7 +64,7 @@ def calibrate(
         *probes.beside_decodes(min(max_tokens, probes.longest), max_num_seqs),
     ]
     plans.sort(key=lambda plan: plan.num_scheduled_tokens)
-    timing = _Timing(executor, iteration_time, clock, probes.decodes(min(NUM_COOLING, max_num_seqs), 1))
+    timing = _Timing(execute, iteration_time, clock, probes.decodes(min(NUM_COOLING, max_num_seqs), 1))
     stop_s = clock.now_s() + TIME_LIMIT_S
     # In another order each round, every other one cooled: how fast a GPU's clock runs depends on what came just before.
     shuffled = random.Random(0)
@@ -158,12 +162,12 @@ class _Timing:
 
     def __init__(
         self,
-        executor: Executor,
+        execute: Execute,
         iteration_time: IterationTime,
         clock: Clock,
         cooling: tuple[ScheduledSequence, ...],
     ) -> None:
-        self._executor = executor
+        self._execute = execute
         self._heat = iteration_time.heat
         self._clock = clock
         self._cooling = cooling
@@ -194,7 +198,7 @@ class _Timing:
 
     def _compute(self, plan: IterationPlan) -> _Timed:
         started_s = self._clock.now_s()
-        result = self._executor.launch(plan).wait()
+        result = self._execute(plan)
         host_s, idle_s = self._clock.now_s() - started_s, started_s - self._ended_s
         took = ExecutionTime(host_s, is_exact=True, compute_s=result.compute_s, idle_s=idle_s)
         self._heat.rested(took.rest_s)
@@ -206,7 +210,7 @@ class _Timing:
         return _Timed(workload, took.seconds, result.is_replayed)
 
     def _release(self, items: Iterable[ScheduledSequence]) -> None:
-        self._executor.launch(IterationPlan((), released=tuple(item.sequence_id for item in items))).wait()
+        self._execute(IterationPlan((), released=tuple(item.sequence_id for item in items)))
 
 
 def _known(decodes: tuple[ScheduledSequence, ...]) -> tuple[ScheduledSequence, ...]:

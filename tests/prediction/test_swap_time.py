@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from service.scheduler.swap_time import SwapTime
+from service.prediction.swap_time import SwapTime
 
 
 def observe(swap_time: SwapTime, to_host: bool, num_blocks: int, seconds: float, is_first: bool = False) -> None:

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from service.scheduler.iteration_time import IterationTime, Workload, num_attended_pairs
-from service.scheduler.preemption_cost import PreemptionCost
-from service.scheduler.swap_time import SwapTime
+from service.prediction.iteration_time import IterationTime, Workload, num_attended_pairs
+from service.prediction.preemption_cost import PreemptionCost
+from service.prediction.swap_time import SwapTime
 
 
 def make_cost(*, max_tokens: int = 2048, block_s: float = 1e-4) -> PreemptionCost:

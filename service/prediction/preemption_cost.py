@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from enum import Enum, auto
 from typing import NamedTuple
 
-from service.scheduler.iteration_time import IterationTime, Workload
-from service.scheduler.swap_time import SwapTime
+from service.prediction.iteration_time import IterationTime, Workload
+from service.prediction.swap_time import SwapTime
+
+
+class Recovery(Enum):
+    """How a preempted group comes back."""
+
+    RECOMPUTE = auto()
+    SWAP = auto()
 
 
 class RecoveryCosts(NamedTuple):

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence, SharesGoingOn
 from service.core.sampling_params import SamplingParams
-from service.scheduler.device_heat import slowed_s
-from service.scheduler.iteration_time import (
+from service.prediction.device_heat import slowed_s
+from service.prediction.iteration_time import (
     MIN_OBSERVED,
     IterationTime,
     PaddedSize,

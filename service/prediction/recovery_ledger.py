@@ -12,10 +12,9 @@ from service.core.iteration_result import FinishedTransfer
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.core.stats import Prediction, PreemptionStats
-from service.scheduler.execution_time import ExecutionTime
-from service.scheduler.iteration_time import DECODE_EVERY, Workload
-from service.scheduler.preemption import Recovery
-from service.scheduler.preemption_cost import PreemptionCost, RecoveryCosts
+from service.prediction.execution_time import ExecutionTime
+from service.prediction.iteration_time import DECODE_EVERY, Workload
+from service.prediction.preemption_cost import PreemptionCost, Recovery, RecoveryCosts
 
 
 class RecoveryLedger:
