@@ -25,7 +25,6 @@ from service.core.iteration_result import IterationResult
 from service.core.request import Request
 from service.core.sampling_params import SamplingParams
 from service.engine.engine import Engine
-from service.interpreter import GC_THRESHOLDS
 from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
 from service.kvcache.swap_space import SwapSpace
@@ -33,6 +32,7 @@ from service.prediction.iteration_time import IterationTime
 from service.prediction.preemption_cost import PreemptionCost
 from service.prediction.recovery_ledger import RecoveryLedger
 from service.prediction.swap_time import SwapTime
+from service.process.interpreter import GC_THRESHOLDS
 from service.scheduler.admission import OnDemandAdmission
 from service.scheduler.chunk_budget import FixedBudget
 from service.scheduler.fairness import Fair

@@ -36,9 +36,9 @@ from service.engine.async_engine import AsyncEngine
 from service.engine.request_stream import RequestStream
 from service.http_protocol import bounded_protocol
 from service.http_server import HttpServer
-from service.interpreter import GC_THRESHOLDS
 from service.metrics.instruments import Instruments
 from service.metrics.recorder import Recorder
+from service.process.interpreter import GC_THRESHOLDS
 from service.text.dummy_tokenizer import dummy_tokenizer
 
 VOCAB_SIZE = 32_000

@@ -46,9 +46,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _prepare_process(command: str) -> None:
-    from service.early_signals import end_at_signals, hold_signals, release_signals
-    from service.process_environment import restart_prepared
-    from service.standard_streams import open_standard_streams
+    from service.process.early_signals import end_at_signals, hold_signals, release_signals
+    from service.process.environment import restart_prepared
+    from service.process.standard_streams import open_standard_streams
 
     hold_signals()
     open_standard_streams()

@@ -26,7 +26,7 @@ class HttpServer(uvicorn.Server):
     """Listens from `bind` on, serves while `serve_forever` runs, ends in order after `finish`.
 
     uvicorn would close its listeners at SIGTERM and then either wait for ever or cut streams; here the signals
-    belong to `shutdown.py`, and `main.py` drains the engine first, while late clients still get a proper 503.
+    belong to `process`, and `main.py` drains the engine first, while late clients still get a proper 503.
     """
 
     def __init__(self, app: ASGIApp, address: ListenAddress, limits: ConnectionLimits | None = None) -> None:

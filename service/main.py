@@ -25,15 +25,11 @@ from service.core.clock import MonotonicClock
 from service.core.host_times import host_table
 from service.core.stats import EngineSnapshot
 from service.core.version import distribution_version
-from service.daemon_thread import in_daemon_thread
-from service.early_signals import end_at_signals
 from service.engine.async_engine import STUCK_AFTER_S, AsyncEngine
 from service.engine.ports import Executor
 from service.engine.stream_interval import FixedInterval, IntervalByLoad, StreamInterval
 from service.errors import ConfigError, ServerError, Unavailable
 from service.http_server import HttpServer
-from service.interpreter import settled
-from service.log_writer import LogWriter
 from service.metrics.event_loop_lag import watch_event_loop
 from service.metrics.host_seconds import HostSeconds
 from service.metrics.instruments import Instruments
@@ -42,10 +38,14 @@ from service.metrics.load_log import LoadLog, log_load
 from service.metrics.log_loss import LogLoss
 from service.metrics.recorder import Recorder
 from service.metrics.vllm_names import VllmNames
-from service.open_files import connections_allowed
+from service.process.daemon_thread import in_daemon_thread
+from service.process.early_signals import end_at_signals
+from service.process.interpreter import settled
+from service.process.log_writer import LogWriter
+from service.process.open_files import connections_allowed
+from service.process.shutdown import ExitStatus, Shutdown
+from service.process.watchdog import HangGuard, watch_for_hangs
 from service.settings import Settings
-from service.shutdown import ExitStatus, Shutdown
-from service.watchdog import HangGuard, watch_for_hangs
 
 logger = logging.getLogger("headrace")
 

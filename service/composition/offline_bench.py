@@ -14,9 +14,9 @@ from service.composition.model_parts import load_model_parts
 from service.core.clock import MonotonicClock
 from service.core.version import distribution_version
 from service.errors import ConfigError
-from service.interpreter import settled
 from service.metrics.instruments import Instruments
 from service.metrics.recorder import Recorder
+from service.process.interpreter import settled
 from service.settings import Settings
 
 if TYPE_CHECKING:

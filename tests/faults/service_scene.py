@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import httpx
 
-from service.log_writer import LogWriter
+from service.process.log_writer import LogWriter
 from tests.api.running_server import END_ID, RunningServer, Scene
 from tests.api.wire import CHAT, COMPLETIONS, chat, completion
 from tests.engine.toy_model import cells_of, next_token

@@ -54,9 +54,9 @@ ON_THE_WAY_OUT = (
 
 BESIDE_THE_WAY = (
     FaultSite("inbox", f"{_ENGINE}.engine_loop:EngineLoop.send", Reach.REQUEST, MemoryError, _BEFORE),
-    FaultSite("log", "service.log_writer:LogWriter.offer", Reach.NOBODY, MemoryError, _BEFORE),
-    FaultSite("log_write", "service.log_writer:_write_whole", Reach.NOBODY, OSError, _BEFORE),
-    FaultSite("log_thread", "service.log_writer:LogWriter._write", Reach.NOBODY, MemoryError, _BEFORE),
+    FaultSite("log", "service.process.log_writer:LogWriter.offer", Reach.NOBODY, MemoryError, _BEFORE),
+    FaultSite("log_write", "service.process.log_writer:_write_whole", Reach.NOBODY, OSError, _BEFORE),
+    FaultSite("log_thread", "service.process.log_writer:LogWriter._write", Reach.NOBODY, MemoryError, _BEFORE),
     FaultSite("metrics_http", f"{_METRICS}:Recorder.record_http", Reach.NOBODY, MemoryError, _BEFORE),
     FaultSite("metrics_abort", f"{_METRICS}:Recorder.record_abort", Reach.NOBODY, MemoryError, _BEFORE),
     FaultSite("metrics_request", f"{_METRICS}:Recorder.record_request", Reach.NOBODY, MemoryError, _BEFORE),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from service.log_writer import LogWriter
+from service.process.log_writer import LogWriter
 from tests.faults.fault_sites import FaultSite, Moment, Reach, armed
 from tests.faults.service_scene import CANARY, LONG_CHAT, LONG_COMPLETION, Answer, ServiceScene, logging_to_nowhere
 from tests.faults.service_sites import BEFORE_THE_ANSWER, SERVICE_SITES, calls_of

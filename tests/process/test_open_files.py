@@ -7,7 +7,7 @@ import pytest
 
 ASK = """
 import resource, sys
-from service.open_files import connections_allowed
+from service.process.open_files import connections_allowed
 soft, hard, wanted = map(int, sys.argv[1:])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 print(connections_allowed(wanted), *resource.getrlimit(resource.RLIMIT_NOFILE))

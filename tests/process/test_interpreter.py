@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from service.interpreter import SWITCH_INTERVAL_ON_CPU_S, SWITCH_INTERVAL_S, settled
+from service.process.interpreter import SWITCH_INTERVAL_ON_CPU_S, SWITCH_INTERVAL_S, settled
 
 
 @pytest.mark.parametrize(("is_gpu", "switch_s"), [(True, SWITCH_INTERVAL_S), (False, SWITCH_INTERVAL_ON_CPU_S)])

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from service.daemon_thread import in_daemon_thread
+from service.process.daemon_thread import in_daemon_thread
 
 
 def test_gives_the_functions_result_from_a_daemon_thread():

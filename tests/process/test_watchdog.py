@@ -10,9 +10,9 @@ from typing import cast
 import pytest
 
 from service.engine.async_engine import AsyncEngine
-from service.watchdog import LOOKS, TO_END_S, HangGuard, watch_for_hangs
+from service.process.watchdog import LOOKS, TO_END_S, HangGuard, watch_for_hangs
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 class Progress:
@@ -74,7 +74,7 @@ def test_progress_counts_from_the_start_again():
 
 STANDS_STILL = """
 import asyncio, ctypes, sys, time
-from service.watchdog import HangGuard, watch_for_hangs
+from service.process.watchdog import HangGuard, watch_for_hangs
 
 class Resting:
     busy_since_s = None
@@ -127,7 +127,7 @@ def test_it_ends_the_process_also_if_nobody_reads_what_it_says(interpreter: str)
 def test_a_guard_that_is_dismissed_ends_nothing():
     code = """
     import time
-    from service.watchdog import TO_SHOW_STACKS_S, HangGuard
+    from service.process.watchdog import TO_SHOW_STACKS_S, HangGuard
 
     guard = HangGuard()
     guard.put_off(0.2)

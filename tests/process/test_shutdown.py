@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from service.shutdown import ExitStatus, Shutdown
+from service.process.shutdown import ExitStatus, Shutdown
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from service.layers.packed_weight import can_pack
-from service.process_environment import (
+from service.process.environment import (
     bounded_caches,
     huge_pages,
     libc_version,
@@ -18,7 +18,7 @@ from service.process_environment import (
 
 GROWTH_IN_BYTES = """
 import os
-from service.process_environment import restart_prepared
+from service.process.environment import restart_prepared
 restart_prepared()
 import torch
 from service.layers.packed_weight import can_pack, pack_weight
@@ -40,7 +40,7 @@ print(resident() - before)
 SET_BEFORE = {"GOMP_SPINCOUNT", "GLIBC_TUNABLES", "OMP_WAIT_POLICY", "OPENBLAS_NUM_THREADS", *bounded_caches({})}
 SHOWS_THE_RESTART = """
 import os, sys
-from service.process_environment import restart_prepared
+from service.process.environment import restart_prepared
 print(os.getpid(), sys.argv[1:], sys.flags.optimize)
 restart_prepared()
 print(os.environ.get("GOMP_SPINCOUNT"), "torch" in sys.modules)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -20,7 +20,7 @@ def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_a_signal_ends_the_process_with_the_status_and_a_word(number: signal.Signals):
     code = """
     import os, signal, sys, time
-    from service.early_signals import end_at_signals
+    from service.process.early_signals import end_at_signals
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it would be ignored
     end_at_signals(3)
     os.kill(os.getpid(), int(sys.argv[1]))
@@ -33,7 +33,7 @@ def test_a_signal_ends_the_process_with_the_status_and_a_word(number: signal.Sig
 def test_a_signal_that_comes_while_another_program_is_executed_waits_for_it():
     code = """
     import os, signal, sys, time
-    from service.early_signals import end_at_signals, hold_signals
+    from service.process.early_signals import end_at_signals, hold_signals
     hold_signals()
     if len(sys.argv) == 1:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -51,7 +51,7 @@ def test_a_signal_that_comes_while_another_program_is_executed_waits_for_it():
 def test_under_nohup_a_closed_terminal_changes_nothing():
     code = """
     import os, signal
-    from service.early_signals import end_at_signals
+    from service.process.early_signals import end_at_signals
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     end_at_signals()
     os.kill(os.getpid(), signal.SIGHUP)
@@ -63,7 +63,7 @@ def test_under_nohup_a_closed_terminal_changes_nothing():
 def test_the_word_is_left_out_where_it_would_have_to_be_waited_for():
     code = """
     import os, signal, time
-    from service.early_signals import end_at_signals
+    from service.process.early_signals import end_at_signals
     read_end, write_end = os.pipe()
     os.dup2(write_end, 2)
     os.set_blocking(2, False)

@@ -16,7 +16,7 @@ print("to nobody", file=sys.stderr, flush=True)
 """
 BEFORE = """
 import os, sys
-from service.standard_streams import open_standard_streams
+from service.process.standard_streams import open_standard_streams
 open_standard_streams()
 os.execv(sys.executable, [sys.executable, "-c", {after!r}])
 """
@@ -31,6 +31,6 @@ def test_closed_ones_are_the_null_device_past_a_restart(closed: str, tmp_path: P
 
 
 def test_open_ones_stay():
-    program = "from service.standard_streams import open_standard_streams as o; o(); print('here')"
+    program = "from service.process.standard_streams import open_standard_streams as o; o(); print('here')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "here\n"

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
-import service.log_writer
-from service.log_writer import MAX_QUEUED_BYTES, LogWriter
+import service.process.log_writer
+from service.process.log_writer import MAX_QUEUED_BYTES, LogWriter
 
 PIPE_BYTES = 64 * 1024
 
@@ -110,7 +110,7 @@ def read_until(descriptor: int, last: str) -> list[str]:
 
 
 def test_the_end_waits_no_longer_than_it_may(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(service.log_writer, "LAST_WORDS_S", 0.1)
+    monkeypatch.setattr(service.process.log_writer, "LAST_WORDS_S", 0.1)
     with a_log() as (logger, writer, read_end):
         started_s = time.monotonic()
         with writer:
@@ -144,14 +144,14 @@ def test_a_descriptor_that_somebody_made_non_blocking_is_waited_for():
 
 
 def test_a_write_that_finds_no_memory_is_not_the_last(monkeypatch: pytest.MonkeyPatch):
-    write, failing = service.log_writer._write_whole, iter([True])
+    write, failing = service.process.log_writer._write_whole, iter([True])
 
     def fail_once(descriptor: int, data: bytes) -> None:
         if next(failing, False):
             raise MemoryError
         write(descriptor, data)
 
-    monkeypatch.setattr(service.log_writer, "_write_whole", fail_once)
+    monkeypatch.setattr(service.process.log_writer, "_write_whole", fail_once)
     with a_log() as (logger, writer, read_end), writer:
         logger.warning("one")
         deadline_s = time.monotonic() + 10
