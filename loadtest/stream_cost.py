@@ -34,8 +34,8 @@ from service.core.request import FinishReason, Request
 from service.core.stats import EngineSnapshot, RequestStats
 from service.engine.async_engine import AsyncEngine
 from service.engine.request_stream import RequestStream
-from service.http_protocol import bounded_protocol
-from service.http_server import HttpServer
+from service.http.protocol import bounded_protocol
+from service.http.server import HttpServer
 from service.metrics.instruments import Instruments
 from service.metrics.recorder import Recorder
 from service.process.interpreter import GC_THRESHOLDS

@@ -29,7 +29,7 @@ from service.engine.async_engine import STUCK_AFTER_S, AsyncEngine
 from service.engine.ports import Executor
 from service.engine.stream_interval import FixedInterval, IntervalByLoad, StreamInterval
 from service.errors import ConfigError, ServerError, Unavailable
-from service.http_server import HttpServer
+from service.http.server import HttpServer
 from service.metrics.event_loop_lag import watch_event_loop
 from service.metrics.host_seconds import HostSeconds
 from service.metrics.instruments import Instruments

@@ -40,8 +40,8 @@ from service.api.trace_store import TraceStore
 from service.api.traces import Traces
 from service.api.version import Version
 from service.config import ApiConfig
+from service.core.rare_warning import RareWarning
 from service.metrics.recorder import Recorder
-from service.rare_warning import RareWarning
 
 _logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from service.api.serving_state import ServingState
 from service.api.text_pool import TextPool
 from service.api.trace_store import TraceStore
 from service.config import ApiConfig
+from service.core.rare_warning import RareWarning
 from service.metrics.recorder import Recorder
-from service.rare_warning import RareWarning
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from service.api.disconnect import disconnected
 from service.core.host_times import HostTimes
-from service.rare_warning import RareWarning
+from service.core.rare_warning import RareWarning
 
 DONE = b"data: [DONE]\n\n"
 ABORT_CONNECTION = "abort_connection"

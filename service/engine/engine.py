@@ -24,6 +24,7 @@ from service.core.events import News
 from service.core.grammar import TokenMasker
 from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
 from service.core.iteration_result import INVALID_TOKEN_ID, IterationResult
+from service.core.rare_warning import RareWarning
 from service.core.request import Request
 from service.core.sampling_params import SamplingParams
 from service.core.stats import EngineSnapshot, IterationStats
@@ -37,7 +38,6 @@ from service.engine.result_applier import ResultApplier
 from service.errors import RequestError
 from service.kvcache.block_manager import Fit
 from service.prediction.execution_time import ExecutionTime
-from service.rare_warning import RareWarning
 from service.scheduler.decision_tally import DecisionTally
 from service.scheduler.iteration_scheduler import IterationScheduler
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 
 from service.core.events import Outcome
+from service.core.rare_warning import RareWarning
 from service.core.request import FinishReason
 from service.core.stats import IterationStats, RequestStats
 from service.engine.ports import StatsSink
-from service.rare_warning import RareWarning
 
 _logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from service.config import ApiConfig, ConnectionLimits, ListenAddress, Scheduler
 from service.core.clock import MonotonicClock
 from service.engine.async_engine import AsyncEngine
 from service.engine.engine import Engine
-from service.http_server import HttpServer
+from service.http.server import HttpServer
 from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
 from service.metrics.instruments import Instruments

@@ -12,8 +12,8 @@ from starlette.types import Message
 
 from service.api.sse import DONE, WRITE_NOW, TokenStreamResponse, data_frame
 from service.core.host_times import HostTimes
+from service.core.rare_warning import RareWarning
 from service.errors import ServerError
-from service.rare_warning import RareWarning
 from tests.api.running_server import RunningServer, Scene, running
 from tests.api.wire import CHAT, COMPLETIONS, chat, completion, error_of, events_of
 

@@ -14,7 +14,7 @@ from uvicorn.server import ServerState
 from service.api.app import create_app
 from service.api.serving_state import ServingState
 from service.config import ApiConfig, ConnectionLimits
-from service.http_protocol import bounded_protocol
+from service.http.protocol import bounded_protocol
 from service.metrics.instruments import Instruments
 from service.metrics.recorder import Recorder
 from tests.complexity.growth import Work, WorstInput
@@ -115,11 +115,16 @@ def _front_door(path: str, headers: list[tuple[bytes, bytes]], query: bytes = b"
 
 HTTP_INPUTS = [
     WorstInput(
-        "HTTP: a body in chunks of a byte", ("http_protocol.py", "request_cycle.py"), _chunks, 10_000, 43_000, "loop"
+        "HTTP: a body in chunks of a byte",
+        ("http/protocol.py", "http/request_cycle.py"),
+        _chunks,
+        10_000,
+        43_000,
+        "loop",
     ),
     WorstInput(
         "HTTP: a header a byte at a time",
-        ("http_protocol.py",),
+        ("http/protocol.py",),
         lambda n: _byte_by_byte(b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"a" * n + b"\r\n\r\n"),
         1_000,
         _MOST_HEAD,
@@ -127,7 +132,7 @@ HTTP_INPUTS = [
     ),
     WorstInput(
         "HTTP: a path a byte at a time",
-        ("http_protocol.py",),
+        ("http/protocol.py",),
         lambda n: _byte_by_byte(b"GET /" + b"a" * n + b" HTTP/1.1\r\nHost: x\r\n\r\n"),
         1_000,
         _MOST_HEAD,
@@ -135,7 +140,7 @@ HTTP_INPUTS = [
     ),
     WorstInput(
         "HTTP: requests in one read",
-        ("http_protocol.py", "request_cycle.py"),
+        ("http/protocol.py", "http/request_cycle.py"),
         lambda n: _connection([b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * n]),
         200,
         _ONE_READ // 27,

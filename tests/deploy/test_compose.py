@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from service.engine.async_engine import STUCK_AFTER_S
-from service.http_server import LAST_WORDS_S
+from service.http.server import LAST_WORDS_S
 from service.settings import Settings
 from service.settings_reader import read_settings
 from tests.deploy.deployment import COMPOSE, DEPLOY, PROMETHEUS, ROOT, environment_of_the_image, read_yaml, services

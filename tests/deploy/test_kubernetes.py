@@ -11,7 +11,7 @@ from service.api.app import create_app
 from service.api.serving_state import ServingState
 from service.config import ApiConfig
 from service.engine.async_engine import STUCK_AFTER_S
-from service.http_server import LAST_WORDS_S
+from service.http.server import LAST_WORDS_S
 from service.metrics.instruments import Instruments
 from service.metrics.recorder import Recorder
 from service.settings import Settings

@@ -12,7 +12,7 @@ _BEFORE: tuple[Moment, ...] = ("before",)
 """Where nothing is held yet, or the work behind it is the next site."""
 
 ON_THE_WAY_IN = (
-    FaultSite("socket_read", "service.http_protocol:BoundedProtocol.data_received", Reach.CONNECTION, OSError, _BEFORE),
+    FaultSite("socket_read", "service.http.protocol:BoundedProtocol.data_received", Reach.CONNECTION, OSError, _BEFORE),
     FaultSite("request_id", f"{_API}.random_ids:RandomIds.next", Reach.CONNECTION, OSError, _BEFORE),
     FaultSite("body_read", f"{_API}.json_body:_read", Reach.REQUEST, MemoryError),
     FaultSite("body_budget", f"{_API}.body_budget:BodyShare.take", Reach.REQUEST, MemoryError),
@@ -70,7 +70,7 @@ ON_EVERY_TOKEN = (
     FaultSite("tool_parse", f"{_TEXT}.chat_output:ChatOutput.push", Reach.REQUEST, moments=_BEFORE),
     FaultSite("frame", f"{_API}.chunk_frames:ChunkFrames.choice", Reach.REQUEST, moments=_BEFORE),
     FaultSite("plain_frame", f"{_API}.plain_frames:PlainFrames.take", Reach.REQUEST, moments=_BEFORE),
-    FaultSite("write_now", "service.request_cycle:_write_now", Reach.CONNECTION, OSError, _BEFORE),
+    FaultSite("write_now", "service.http.request_cycle:_write_now", Reach.CONNECTION, OSError, _BEFORE),
 )
 """Called so often that a few calls of different kinds have to do."""
 

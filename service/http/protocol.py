@@ -22,10 +22,10 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from service.chunked_body import ChunkedBody
 from service.config import ConnectionLimits
-from service.rare_warning import RareWarning
-from service.request_cycle import let_go, take_over
+from service.core.rare_warning import RareWarning
+from service.http.chunked_body import ChunkedBody
+from service.http.request_cycle import let_go, take_over
 
 _logger = logging.getLogger("headrace")
 _GRACE_S = 1.0

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from service.http_protocol import BoundedProtocol
+from service.http.protocol import BoundedProtocol
 from tests.api.running_server import RunningServer, running
 from tests.api.wire import completion
 from tests.raw_connection import POST_HEAD, connect, read_to_end

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from service.config import ConnectionLimits, ListenAddress
 from service.errors import ConfigError
-from service.http_protocol import bounded_protocol
+from service.http.protocol import bounded_protocol
 
 BACKLOG = 4096
 LAST_WORDS_S = 5

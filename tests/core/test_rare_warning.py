@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from service.rare_warning import EVERY_S, RareWarning
+from service.core.rare_warning import EVERY_S, RareWarning
 from tests.manual_clock import ManualClock
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.chunked_body import ChunkedBody
+from service.http.chunked_body import ChunkedBody
 
 BODIES = st.lists(st.binary(min_size=1, max_size=40), max_size=8)
 

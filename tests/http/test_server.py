@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from service.config import ListenAddress
 from service.errors import ConfigError
-from service.http_server import HttpServer
+from service.http.server import HttpServer
 from tests.certificates import make_certificate
 
 
