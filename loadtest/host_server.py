@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
 from service.main import serve
-from service.settings_reader import read_settings
+from service.settings.reader import read_settings
 
 ENGINE_THREAD = "engine"
 _SET_THREAD_NAME = 15  # PR_SET_NAME of prctl(2)

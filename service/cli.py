@@ -61,7 +61,7 @@ def _prepare_process(command: str) -> None:
 
 def _serve(arguments: list[str]) -> int:
     from service.errors import ConfigError
-    from service.settings_reader import read_settings
+    from service.settings.reader import read_settings
 
     try:
         settings = read_settings(arguments)
@@ -82,7 +82,7 @@ def _chat(arguments: list[str]) -> int:
 def _bench(arguments: list[str]) -> int:
     from service.bench.options import KernelsOptions, read_options
     from service.errors import ConfigError
-    from service.settings_reader import read_settings
+    from service.settings.reader import read_settings
 
     options, rest = read_options(arguments)
     try:

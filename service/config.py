@@ -1,4 +1,4 @@
-"""What each part is told: frozen values, made once by `settings.py` from flags, environment and file.
+"""What each part is told: frozen values, made once by `service/settings` from flags, environment and file.
 
 A part receives its own dataclass, never the whole tree, and nothing is written back. Measured facts (number of
 blocks, end-of-sequence ids) are not configuration: they are arguments of whoever needs them.

@@ -45,7 +45,7 @@ from service.process.log_writer import LogWriter
 from service.process.open_files import connections_allowed
 from service.process.shutdown import ExitStatus, Shutdown
 from service.process.watchdog import HangGuard, watch_for_hangs
-from service.settings import Settings
+from service.settings.settings import Settings
 
 logger = logging.getLogger("headrace")
 

@@ -14,7 +14,7 @@ from service.prediction.recovery_ledger import RecoveryLedger
 from service.scheduler.history import History
 from service.scheduler.iteration_scheduler import IterationScheduler
 from service.scheduler.scheduler_policies import SchedulerPolicies
-from service.settings import Settings
+from service.settings.settings import Settings
 from service.structured.token_bitmask import TokenBitmask
 
 PREFIX_ENTRY_TOKENS = 16

@@ -15,13 +15,13 @@ from service.config import SchedulerConfig
 from service.core.clock import Clock
 from service.errors import ConfigError
 from service.metrics.recorder import Recorder
-from service.model_folder import resolve_model_folder
+from service.models.model_folder import resolve_model_folder
 from service.prediction.calibration import calibrate
 from service.prediction.iteration_time import IterationTime
 from service.prediction.preemption_cost import PreemptionCost
 from service.prediction.swap_time import SwapTime
 from service.scheduler.chunk_budget import USUAL_TOKENS
-from service.settings import Settings
+from service.settings.settings import Settings
 from service.text.chat_template import ChatTemplate, load_chat_template
 from service.text.dummy_tokenizer import dummy_tokenizer
 from service.text.tokenizer import Tokenizer

@@ -17,7 +17,7 @@ from service.errors import ConfigError
 from service.metrics.instruments import Instruments
 from service.metrics.recorder import Recorder
 from service.process.interpreter import settled
-from service.settings import Settings
+from service.settings.settings import Settings
 
 if TYPE_CHECKING:
     from loadtest.workload import Workload

@@ -14,7 +14,7 @@ from service.scheduler.preemption import AdaptivePreemption, AlwaysRecompute, Al
 from service.scheduler.priority import ByPriority
 from service.scheduler.scheduling_policy import SchedulingPolicy
 from service.scheduler.token_shares import TokenShares
-from service.settings import Settings
+from service.settings.settings import Settings
 
 
 def make_scheduling_policy(settings: Settings, history: History, swap_space: SwapSpace) -> SchedulingPolicy:

@@ -10,7 +10,7 @@ from service.composition.model_parts import ModelParts
 from service.core.clock import Clock
 from service.core.version import distribution_version
 from service.engine.async_engine import AsyncEngine
-from service.settings import Settings
+from service.settings.settings import Settings
 from service.structured.grammar_compiler import GrammarCompiler
 from service.structured.vocabulary import token_table
 

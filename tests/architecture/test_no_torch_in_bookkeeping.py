@@ -28,6 +28,10 @@ def test_the_command_line_is_light():
     assert modules_after("import service.cli").isdisjoint(HEAVY)
 
 
+def test_a_models_files_are_found_without_loading_it():
+    assert modules_after("import service.models.model_folder").isdisjoint(HEAVY)
+
+
 def test_nothing_of_the_service_loads_transformers():
     loaded = modules_after("import service.main, service.runner.load")
     assert "torch" in loaded

@@ -13,14 +13,14 @@ from service.api.serving_state import ServingState
 from service.config import ApiConfig
 from service.metrics.instruments import Instruments
 from service.metrics.recorder import Recorder
-from service.settings import Settings
+from service.settings.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in README.splitlines() if line.startswith("| `")]
 SETTINGS = {row[0].strip("`"): row[1] for row in ROWS if row[0].startswith("`--")}
 PARTS_OF_THE_MAP = [name for row in ROWS if len(row) == 3 for name in re.findall(r"`([\w/.]+)`", row[0])]
-SINGLE_FILES_OF_NO_ROW = {"__init__", "__main__", "cli", "errors", "model_folder"}
+SINGLE_FILES_OF_NO_ROW = {"__init__", "__main__", "cli", "errors"}
 
 
 def as_written(default: object) -> str:

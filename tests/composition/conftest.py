@@ -7,7 +7,7 @@ from service.composition.model_parts import ModelParts, load_model_parts
 from service.core.clock import MonotonicClock
 from service.metrics.instruments import Instruments
 from service.metrics.recorder import Recorder
-from service.settings import Settings
+from service.settings.settings import Settings
 
 SMALL = {"device": "cpu", "dtype": "float32", "kv_cache_memory": 2**20, "max_num_seqs": 4, "max_num_batched_tokens": 64}
 

@@ -12,7 +12,7 @@ from service.core.request import Request
 from service.core.sampling_params import SamplingParams
 from service.engine.engine import Engine
 from service.engine.ports import Executor
-from service.settings import Settings
+from service.settings.settings import Settings
 from tests.composition.conftest import SMALL, new_recorder
 
 PROMPT = tuple(range(5, 38))

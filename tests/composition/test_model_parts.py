@@ -9,7 +9,7 @@ from service.core.clock import MonotonicClock
 from service.errors import ConfigError
 from service.metrics.instruments import Instruments
 from service.metrics.recorder import Recorder
-from service.settings import Settings
+from service.settings.settings import Settings
 from tests.composition.conftest import SMALL, new_recorder
 
 

@@ -9,7 +9,7 @@ import pytest
 from service.bench.options import LatencyOptions, ThroughputOptions
 from service.composition.offline_bench import bench
 from service.errors import ConfigError
-from service.settings import Settings
+from service.settings.settings import Settings
 from tests.composition.conftest import SMALL
 
 

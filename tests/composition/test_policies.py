@@ -17,7 +17,7 @@ from service.scheduler.memory_forecast import ForecastAdmission, ReserveAdmissio
 from service.scheduler.preemption import AdaptivePreemption, AlwaysRecompute, AlwaysSwap
 from service.scheduler.priority import ByPriority
 from service.scheduler.token_shares import TokenShares
-from service.settings import Settings
+from service.settings.settings import Settings
 
 SCHEDULING = {"fcfs": FirstComeFirstServed, "priority": ByPriority, "fair": Fair, "shares": TokenShares}
 ADMISSION = {"on-demand": OnDemandAdmission, "reserve": ReserveAdmission, "forecast": ForecastAdmission}

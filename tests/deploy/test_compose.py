@@ -12,8 +12,8 @@ import pytest
 
 from service.engine.async_engine import STUCK_AFTER_S
 from service.http.server import LAST_WORDS_S
-from service.settings import Settings
-from service.settings_reader import read_settings
+from service.settings.reader import read_settings
+from service.settings.settings import Settings
 from tests.deploy.deployment import COMPOSE, DEPLOY, PROMETHEUS, ROOT, environment_of_the_image, read_yaml, services
 
 SERVERS = ("headrace", "headrace-cpu", "headrace-0", "headrace-1")

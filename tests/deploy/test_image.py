@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from service.settings import Settings
-from service.settings_reader import read_settings
+from service.settings.reader import read_settings
+from service.settings.settings import Settings
 from tests.certificates import make_certificate
 from tests.deploy.deployment import DOCKERFILE, ROOT, environment_of_the_image, health_check_command
 from tests.deploy.health_check import check_health

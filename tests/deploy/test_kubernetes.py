@@ -14,7 +14,7 @@ from service.engine.async_engine import STUCK_AFTER_S
 from service.http.server import LAST_WORDS_S
 from service.metrics.instruments import Instruments
 from service.metrics.recorder import Recorder
-from service.settings import Settings
+from service.settings.settings import Settings
 from tests.deploy.deployment import KUBERNETES, PROMETHEUS, environment_of_the_image, read_yaml
 
 

@@ -8,7 +8,7 @@ import threading
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
 from service.main import serve
-from service.settings_reader import read_settings
+from service.settings.reader import read_settings
 
 NUM_GOOD_ITERATIONS = 5
 

@@ -7,7 +7,7 @@ import sys
 
 from service.core.iteration_plan import IterationPlan
 from service.main import serve
-from service.settings_reader import read_settings
+from service.settings.reader import read_settings
 from tests.e2e.hanging_device import NUM_GOOD_ITERATIONS, HangingExecutor, LastIteration
 
 

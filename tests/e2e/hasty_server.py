@@ -6,7 +6,7 @@ import sys
 
 from service.main import serve
 from service.process import interpreter
-from service.settings_reader import read_settings
+from service.settings.reader import read_settings
 
 SWITCH_INTERVAL_S = 1e-6
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from service.errors import ConfigError
-from service.settings import Settings
-from service.settings_reader import read_settings
+from service.settings.reader import read_settings
+from service.settings.settings import Settings
 
 
 @pytest.fixture(autouse=True)

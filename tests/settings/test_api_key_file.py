@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from service.api_key_file import read_api_keys
 from service.errors import ConfigError
+from service.settings.api_key_file import read_api_keys
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from service.errors import ModelLoadError
-from service.model_folder import resolve_model_folder
+from service.models.model_folder import resolve_model_folder
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from service.config_file import did_you_mean, read_config_file
 from service.errors import ConfigError
+from service.settings.config_file import did_you_mean, read_config_file
 
 KNOWN = frozenset({"port", "max_num_seqs", "api_key"})
 

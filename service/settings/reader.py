@@ -17,10 +17,10 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from service.config_file import did_you_mean, read_config_file
 from service.errors import ConfigError
-from service.service_links import is_service_link
-from service.settings import ENV_PREFIX, SECRETS, Settings
+from service.settings.config_file import did_you_mean, read_config_file
+from service.settings.service_links import is_service_link
+from service.settings.settings import ENV_PREFIX, SECRETS, Settings
 
 _METAVARS = {
     "str": "TEXT",

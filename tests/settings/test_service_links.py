@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.service_links import is_service_link
+from service.settings.service_links import is_service_link
 
 
 @pytest.mark.parametrize(

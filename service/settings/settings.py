@@ -1,6 +1,6 @@
 """Every setting of `headrace serve`: its name, type, default and description, and what contradicts what.
 
-`settings_reader.py` fills them in; the parts of the service receive the plain values of `config.py`.
+`reader.py` fills them in; the parts of the service receive the plain values of `config.py`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from service.api_key_file import read_api_keys
 from service.config import ApiConfig, CacheConfig, ConnectionLimits, ListenAddress, ModelSource, SchedulerConfig
 from service.errors import ConfigError
-from service.service_links import is_service_link
+from service.settings.api_key_file import read_api_keys
+from service.settings.service_links import is_service_link
 
 ENV_PREFIX = "HEADRACE_"
-QUICKSTART_MODEL = Path(__file__).parent / "quickstart" / "model"
+QUICKSTART_MODEL = Path(__file__).parents[1] / "quickstart" / "model"
 QUICKSTART_NAME = "headrace-quickstart"
 SECRETS = frozenset({"api_key"})
 _HOST_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
