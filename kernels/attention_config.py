@@ -5,7 +5,7 @@ multiprocessor has 227 KB. Where a tile comes through a block table, `num_stages
 keeps one tile on its way while another is used, 5 keeps two.
 
 Measured on one H200 (torch 2.11, Triton 3.6, bf16, 32 heads, 8 kv heads, head dim 128, blocks of 16) with
-`python -m service.bench.attention_kernels --sweep`; us a layer. Head dims above 128 and fp32 have no sweep yet: they
+`python -m loadtest.bench.attention_kernels --sweep`; us a layer. Head dims above 128 and fp32 have no sweep yet: they
 take what fits. tests/kernels/test_sm90_compile.py compiles the 16-bit rows: WGMMA in prefill, no spills.
 """
 

@@ -1,4 +1,4 @@
-"""The figures that Headrace is to reach on one H200, out of what `headrace bench` printed.
+"""The figures that Headrace is to reach on one H200, out of what `python -m loadtest.bench` printed.
 
 `python -m loadtest.gpu_figures FILE ...` reads every line of JSON in the files. vLLM's column is vLLM 0.24.0 at its
 defaults on the same machine, over HTTP; ours is without HTTP. The limit is computed from the model's bytes and
@@ -164,7 +164,7 @@ def read_results(files: Sequence[Path]) -> list[Result]:
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", type=Path, help="what `headrace bench` printed")
+    parser.add_argument("files", nargs="+", type=Path, help="what `python -m loadtest.bench` printed")
     print(figures_table(read_results(parser.parse_args().files)))
 
 

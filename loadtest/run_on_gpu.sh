@@ -15,7 +15,7 @@ qwen3=loadtest/shapes/qwen3-0.6b
 
 bench() { # name of the output, then the benchmark's arguments
     echo "== $*"
-    "$python" -m service bench "${@:2}" | tee "$out/$1.txt" | grep -v '^{'
+    "$python" -m loadtest.bench "${@:2}" | tee "$out/$1.txt" | grep -v '^{'
 }
 
 if [[ $parts == *kernels* ]]; then

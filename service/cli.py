@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
 USAGE = """\
 Headrace, an OpenAI-compatible LLM inference microservice.
@@ -12,27 +13,25 @@ usage: headrace COMMAND ...
 commands:
   serve [MODEL]     start the service (the model that comes with Headrace if MODEL is left out)
   chat [URL]        chat with a running server, with batches of prompts behind the chat
-  bench ...         measure a model or the kernels without HTTP, beside the device's limits
   loadtest ...      send a workload to an OpenAI-compatible server and report its latencies
 
   headrace COMMAND --help tells a command's options. --version prints the version.
+  Without HTTP a model and the kernels are measured by `python -m loadtest.bench`.
 """
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit status. With the process's own arguments it may start anew first."""
     command, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    if arguments is None and command in ("serve", "bench"):
-        _prepare_process(command)
+    if arguments is None and command == "serve":
+        _prepare_process()
     match command:
         case "serve":
             return _serve(rest)
         case "chat":
             return _chat(rest)
-        case "bench":
-            return _bench(rest)
         case "loadtest":
-            return _loadtest(rest)
+            _loadtest(rest)
         case "-h" | "--help" | "help":
             print(USAGE, end="")
             return 0
@@ -45,18 +44,15 @@ def main(arguments: list[str] | None = None) -> int:
     return 2
 
 
-def _prepare_process(command: str) -> None:
-    from service.process.early_signals import end_at_signals, hold_signals, release_signals
+def _prepare_process() -> None:
+    from service.process.early_signals import end_at_signals, hold_signals
     from service.process.environment import restart_prepared
     from service.process.standard_streams import open_standard_streams
 
     hold_signals()
     open_standard_streams()
     restart_prepared()
-    if command == "serve":
-        end_at_signals()
-    else:
-        release_signals()
+    end_at_signals()
 
 
 def _serve(arguments: list[str]) -> int:
@@ -79,27 +75,10 @@ def _chat(arguments: list[str]) -> int:
     return chat_main(arguments)
 
 
-def _bench(arguments: list[str]) -> int:
-    from service.bench.options import KernelsOptions, read_options
-    from service.errors import ConfigError
-    from service.settings.reader import read_settings
+def _loadtest(arguments: list[str]) -> NoReturn:
+    """What stands beside the service runs as itself: nothing here imports it."""
+    import runpy
 
-    options, rest = read_options(arguments)
-    try:
-        if isinstance(options, KernelsOptions):
-            from service.bench.kernels import bench_kernels
-
-            return bench_kernels(options.names)
-        settings = read_settings(rest)
-        from service.composition.offline_bench import bench
-
-        return bench(settings, options)
-    except ConfigError as fault:
-        print(f"headrace bench: {fault}", file=sys.stderr)
-        return 2
-
-
-def _loadtest(arguments: list[str]) -> int:
-    from loadtest.cli import main as loadtest_main
-
-    return loadtest_main(arguments)
+    sys.argv[1:] = arguments
+    runpy.run_module("loadtest", run_name="__main__")
+    sys.exit()

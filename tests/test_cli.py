@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 
@@ -17,7 +16,6 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]):
     assert "serve [MODEL]" in printed
     assert "chat [URL]" in printed
     assert "loadtest" in printed
-    assert "bench" in printed
 
 
 def test_an_unknown_command_is_refused_with_the_usage(capsys: pytest.CaptureFixture[str]):
@@ -48,29 +46,9 @@ def test_a_commands_own_help():
     assert "--max-num-batched-tokens" in done.stdout
 
 
-@pytest.mark.parametrize(
-    "what", [["latency", "--batch-sizes", "2", "--output-len", "4"], ["throughput", "--workload", "fixed-9x3"]]
-)
-def test_bench_measures_the_model_that_comes_with_headrace(what: list[str]):
-    command = [sys.executable, "-m", "service", "bench", *what, "--device", "cpu", "--dtype", "float32"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout.splitlines()[-1])
-    assert (result["bench"], result["model"], result["dtype"]) == (what[0], "headrace-quickstart", "float32")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["throughput", "--workload", "nope"], "workload: no workload 'nope'"),
-        (["throughput", "--workload", "multi-turn"], "workload: 'multi-turn' needs a server"),
-        (["latency", "--load-format", "nope"], "load-format"),
-        (["throughput", "no/such/folder"], "model: 'no/such/folder' is neither"),
-    ],
-)
-def test_a_bench_that_cannot_be_ends_with_status_2_and_one_line(arguments, named, capsys):
-    assert main(["bench", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("headrace bench: ")
-    assert named in error
-    assert error.count("\n") == 1
+def test_loadtest_runs_the_load_generator():
+    command = [sys.executable, "-m", "service", "loadtest"]
+    assert "sharegpt" in subprocess.run([*command, "workloads"], capture_output=True, text=True, check=True).stdout
+    wrong = subprocess.run([*command, "run", "--nope"], capture_output=True, text=True)
+    assert wrong.returncode == 2
+    assert "usage: headrace loadtest" in wrong.stderr

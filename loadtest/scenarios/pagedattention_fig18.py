@@ -45,7 +45,7 @@ def run(stage: Stage) -> Figure:
 def kernel_table(sizes: Sequence[int], prompt_len: int = PROMPT_LEN) -> Table:
     """Microseconds of one layer of the Llama-8B shape, by replays of a CUDA graph; without a GPU, of the references."""
     # Not imported above: torch takes seconds, and the modelled device needs none of it.
-    from service.bench.attention_kernels import SHAPES, DecodeWork, PrefillWork
+    from loadtest.bench.attention_kernels import SHAPES, DecodeWork, PrefillWork
 
     heads = SHAPES[0]
     rows = []

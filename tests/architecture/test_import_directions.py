@@ -17,17 +17,7 @@ OURS = {
     "config": set(),
     "errors": set(),
     "settings": {"config", "errors"},
-    "cli": {
-        "core",
-        "errors",
-        "settings",
-        "main",
-        "composition",
-        "loadtest",
-        "bench",
-        "process",
-        "chat_client",
-    },
+    "cli": {"core", "errors", "settings", "main", "process", "chat_client"},
     "__main__": {"cli"},
     "http": EVERYONE_MAY,
     "process": {"engine", "errors"},
@@ -45,7 +35,20 @@ OURS = {
     "sampling": {"kernels", "core", "errors"},
     "structured": {"text", "core", "errors"},
     "kernels": set(),
-    "bench": {"kernels", "models", "engine", "runner", "structured", "text", *EVERYONE_MAY},
+    "bench": {
+        "loadtest",
+        "kernels",
+        "composition",
+        "engine",
+        "metrics",
+        "models",
+        "process",
+        "runner",
+        "settings",
+        "structured",
+        "text",
+        *EVERYONE_MAY,
+    },
     "quickstart": set(),
     "chat_client": set(),
     "loadtest": set(),
@@ -86,7 +89,7 @@ THIRD_PARTY = {
     "layers": {"torch"},
     "sampling": {"torch"},
     "structured": {"llguidance", "numpy"},
-    "bench": {"torch", "triton"},
+    "bench": {"torch", "triton", "prometheus_client"},
     "chat_client": set(),
     "kernels": {"torch", "triton", "numba", "llvmlite", "numpy"},
 }
@@ -98,7 +101,7 @@ def part_of(module: str) -> str | None:
     head, *rest = module.split(".")
     if head == "service":
         return rest[0] if rest else None
-    if head == "loadtest" and rest and rest[0] in {"offline", "baselines", "scenarios"}:
+    if head == "loadtest" and rest and rest[0] in {"bench", "offline", "baselines", "scenarios"}:
         return rest[0]
     return head if head in {"kernels", "loadtest"} else None
 
@@ -147,7 +150,13 @@ def test_nobody_but_the_command_line_imports_the_composition_root():
             if part_of(name) == "main":
                 assert file.name in {"cli.py", "host_server.py"}
             if part_of(name) == "composition":
-                assert file.name in {"cli.py", "main.py"} or file.parent.name == "composition"
+                assert file.name in {"main.py", "offline_bench.py"} or file.parent.name == "composition"
+
+
+def test_what_serves_needs_nothing_of_what_measures_it():
+    for file in source_files():
+        if file.is_relative_to(ROOT / "service") or file.is_relative_to(ROOT / "kernels"):
+            assert [name for name in imports_of(file) if name.split(".")[0] == "loadtest"] == [], file
 
 
 def test_there_is_no_cycle():

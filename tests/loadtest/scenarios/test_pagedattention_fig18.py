@@ -1,8 +1,8 @@
 import pytest
 
+from loadtest.bench import attention_kernels
 from loadtest.scenarios import pagedattention_fig18
 from loadtest.scenarios.pagedattention_fig18 import kernel_table
-from service.bench import attention_kernels
 
 
 def test_the_kernels_are_timed_by_block_size(monkeypatch: pytest.MonkeyPatch) -> None:

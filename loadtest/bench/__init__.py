@@ -1,0 +1,1 @@
+"""`python -m loadtest.bench`: measurements of this house without HTTP, each beside the device's limit."""

@@ -1,0 +1,306 @@
+"""How close the attention kernels come to the device's limits: a part of `loadtest.bench kernels`.
+
+Decode is bound by reading keys and values: TB/s, and % of what a copy reaches. Prefill is bound by its matrix
+products: TFLOP/s over the scores that the causal mask leaves, and % of what a GEMM reaches. A round
+goes over as many layers as overflow the device's L2 cache. Without a GPU the references are measured, on small batches.
+
+`python -m loadtest.bench.attention_kernels --sweep decode|prefill` times many configurations, best first: the source of
+kernels/attention_config.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple, dataclass
+from functools import partial
+from itertools import product
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from kernels.attention_config import DecodeConfig, PrefillConfig
+from kernels.paged_attention_decode import decode_batch, paged_attention_decode, paged_attention_decode_triton
+from kernels.paged_attention_prefill import paged_attention_prefill, paged_attention_prefill_triton, prefill_batch
+from loadtest.bench.device_limits import DeviceLimits
+from loadtest.bench.launch_timing import bench_device, seconds_of_launch
+from loadtest.bench.report import print_table
+
+ROTATED_BYTES = 200e6  # more than three times the H200's L2
+BLOCK_SIZE = 16
+DTYPE = torch.bfloat16
+
+
+@dataclass(frozen=True)
+class Heads:
+    name: str
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of one cached token in one layer."""
+        return 2 * self.num_kv_heads * self.head_dim * DTYPE.itemsize
+
+
+def causal_flops(heads: Heads, query_lens: Sequence[int], context_lens: Sequence[int]) -> int:
+    """Of both products, over the cells that each query sees."""
+    seen = sum(n * c - n * (n - 1) // 2 for n, c in zip(query_lens, context_lens, strict=True))
+    return 4 * heads.head_dim * heads.num_heads * seen
+
+
+SHAPES = (Heads("Llama-8B", 32, 8, 128), Heads("Qwen3-0.6B", 16, 8, 128))
+DECODE_GRID = [
+    (1, 128),
+    (1, 2048),
+    (1, 32768),
+    (8, 512),
+    (8, 4096),
+    (32, 1024),
+    (64, 512),
+    (64, 2048),
+    (256, 128),
+    (256, 1024),
+]
+CPU_DECODE_GRID = [(1, 128), (1, 2048), (8, 512)]
+PREFILL_GRID = [([1024], [1024]), ([2048], [2048]), ([4096], [4096]), ([8192], [8192]), ([16384], [16384])]
+CHUNK_GRID = [([2048], [8192]), ([512], [16384]), ([2048] * 4, [2048] * 4), ([256] * 32, [256] * 32)]
+
+CPU_PREFILL_GRID = [([128], [128]), ([512], [512]), ([128], [1024])]
+
+
+@dataclass(frozen=True)
+class Caches:
+    """Keys and values of a few layers, in blocks of random order, as the service stores them."""
+
+    storage: Tensor
+
+    @classmethod
+    def make(cls, heads: Heads, num_tokens: int, block_size: int = BLOCK_SIZE) -> Caches:
+        layers = max(2, min(512, int(ROTATED_BYTES / (num_tokens * heads.kv_bytes)) + 1))
+        num_blocks = num_tokens // block_size
+        shape = (num_blocks, layers, 2, block_size, heads.num_kv_heads, heads.head_dim)
+        return cls(torch.empty(shape, dtype=DTYPE, device=bench_device()).normal_())
+
+    @property
+    def block_size(self) -> int:
+        return self.storage.shape[3]
+
+    @property
+    def layers(self) -> list[tuple[Tensor, Tensor]]:
+        return [(self.storage[:, i, 0], self.storage[:, i, 1]) for i in range(self.storage.shape[1])]
+
+    def table(self, context_lens: Sequence[int]) -> Tensor:
+        ids = torch.randperm(self.storage.shape[0], dtype=torch.int32)
+        table = torch.zeros(len(context_lens), -(-max(context_lens) // self.block_size), dtype=torch.int32)
+        start = 0
+        for row, length in enumerate(context_lens):
+            count = -(-length // self.block_size)
+            table[row, :count] = ids[start : start + count]
+            start += count
+        return table.to(bench_device())
+
+
+def seconds_of_layer(run: Callable[[tuple[Tensor, Tensor]], object], layers: list[tuple[Tensor, Tensor]]) -> float:
+    return seconds_of_launch([partial(run, layer) for layer in layers])
+
+
+class DecodeWork:
+    def __init__(self, heads: Heads, context_lens: Sequence[int], block_size: int = BLOCK_SIZE) -> None:
+        blocks = sum(-(-length // block_size) for length in context_lens)
+        self.bytes = sum(context_lens) * heads.kv_bytes
+        self._caches = Caches.make(heads, blocks * block_size, block_size)
+        lens = torch.tensor(context_lens, dtype=torch.int32, device=bench_device())
+        self._batch = decode_batch(self._caches.table(context_lens), lens, block_size)
+        self._query = torch.randn(len(context_lens), heads.num_heads, heads.head_dim, device=bench_device()).to(DTYPE)
+        self.out = torch.empty_like(self._query)
+        self._scale = heads.head_dim**-0.5
+
+    def seconds(self, config: DecodeConfig | None = None) -> float:
+        def run(layer: tuple[Tensor, Tensor]) -> None:
+            if config is None:
+                paged_attention_decode(self._query, *layer, self._batch, self._scale, self.out)
+            else:
+                paged_attention_decode_triton(self._query, *layer, self._batch, self._scale, self.out, config=config)
+
+        return seconds_of_layer(run, self._caches.layers)
+
+
+class PrefillWork:
+    def __init__(
+        self, heads: Heads, query_lens: Sequence[int], context_lens: Sequence[int], block_size: int = BLOCK_SIZE
+    ) -> None:
+        self.flops = causal_flops(heads, query_lens, context_lens)
+        num_tokens = sum(-(-length // block_size) * block_size for length in context_lens)
+        self._caches = Caches.make(heads, num_tokens, block_size)
+        lens = torch.tensor(context_lens, dtype=torch.int32, device=bench_device())
+        starts = torch.tensor([0, *query_lens]).cumsum(0, dtype=torch.int32).to(bench_device())
+        self._batch = prefill_batch(self._caches.table(context_lens), starts, lens, max(query_lens), block_size)
+        self._query = torch.randn(sum(query_lens), heads.num_heads, heads.head_dim, device=bench_device()).to(DTYPE)
+        self.out = torch.empty_like(self._query)
+        self._scale = heads.head_dim**-0.5
+
+    def seconds(self, config: PrefillConfig | None = None) -> float:
+        def run(layer: tuple[Tensor, Tensor]) -> None:
+            if config is None:
+                paged_attention_prefill(self._query, *layer, self._batch, self._scale, self.out)
+            else:
+                paged_attention_prefill_triton(self._query, *layer, self._batch, self._scale, self.out, config=config)
+
+        return seconds_of_layer(run, self._caches.layers)
+
+    def dense_seconds(self) -> float:
+        """cuDNN's, for one whole prompt."""
+        query = self._query.transpose(0, 1)[None]
+
+        def run(layer: tuple[Tensor, Tensor]) -> None:
+            keys, values = (x.reshape(1, -1, *x.shape[2:]).transpose(1, 2)[:, :, : query.shape[2]] for x in layer)
+            F.scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=True)
+
+        dense = [(k.contiguous(), v.contiguous()) for k, v in self._caches.layers[:2]]
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return seconds_of_layer(run, dense)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionResult:
+    """Of one layer. rate: bytes (decode) or operations (prefill) a second; share: of the device's limit.
+
+    dense_rate: of torch's cuDNN attention on contiguous keys and values, for a whole prompt.
+    """
+
+    model: str
+    work: str
+    microseconds: float
+    rate: float
+    share: float
+    dense_rate: float | None = None
+
+
+def measure_decode(limits: DeviceLimits) -> list[AttentionResult]:
+    results, is_gpu = [], bench_device().type == "cuda"
+    for heads in SHAPES:
+        grid = DECODE_GRID if is_gpu else CPU_DECODE_GRID
+        points = [(f"{batch} x {context}", [context] * batch) for batch, context in grid]
+        if is_gpu:
+            points.append(("32k + 63 x 128", [32768] + [128] * 63))
+            points.append(("64 x 64..4096", list(range(64, 4097, 64))))
+        for label, context_lens in points:
+            work = DecodeWork(heads, context_lens)
+            seconds = work.seconds()
+            rate = work.bytes / seconds
+            results.append(AttentionResult(heads.name, label, seconds * 1e6, rate, rate / limits.bytes_per_s))
+    return results
+
+
+def measure_prefill(limits: DeviceLimits) -> list[AttentionResult]:
+    results, is_gpu = [], bench_device().type == "cuda"
+    for heads in SHAPES:
+        for query_lens, context_lens in PREFILL_GRID + CHUNK_GRID if is_gpu else CPU_PREFILL_GRID:
+            times = f"{len(query_lens)} x " if len(query_lens) > 1 else ""
+            label = f"{times}{query_lens[0]} / {context_lens[0]}"
+            work = PrefillWork(heads, query_lens, context_lens)
+            seconds = work.seconds()
+            rate = work.flops / seconds
+            is_whole = is_gpu and (query_lens, context_lens) in PREFILL_GRID
+            dense = work.flops / work.dense_seconds() if is_whole else None
+            results.append(AttentionResult(heads.name, label, seconds * 1e6, rate, rate / limits.flops_per_s, dense))
+    return results
+
+
+def print_decode(results: Sequence[AttentionResult]) -> None:
+    rows = [
+        [r.model, r.work, f"{r.microseconds:.1f}", f"{r.rate / 1e12:.3g}", f"{100 * r.share:.0f} %"] for r in results
+    ]
+    print_table(["decode attention", "batch x context", "us/layer", "TB/s", "of a copy's"], rows)
+
+
+def print_prefill(results: Sequence[AttentionResult]) -> None:
+    rows = [
+        [
+            r.model,
+            r.work,
+            f"{r.microseconds:.1f}",
+            f"{r.rate / 1e12:.3g}",
+            f"{100 * r.share:.0f} %",
+            "" if r.dense_rate is None else f"{r.dense_rate / 1e12:.0f}",
+        ]
+        for r in results
+    ]
+    print_table(["prefill attention", "tokens / context", "us/layer", "TFLOP/s", "of a GEMM's", "cuDNN"], rows)
+
+
+def sweep_decode() -> None:
+    """us a layer of the first shape, for each configuration and several batches."""
+    even = [(1, 392), (1, 32768), (8, 392), (8, 4096), (32, 1024), (64, 392), (128, 392), (256, 128), (256, 392)]
+    uneven = [(32, 280), (64, 392), (128, 392), (128, 2048), (256, 392), (1000, 300)]
+    points = [[context] * batch for batch, context in even] + [_uneven(batch, context) for batch, context in uneven]
+    labels = [f"{batch}x{context}" for batch, context in even] + [f"{batch}x~{context}" for batch, context in uneven]
+    tiles = [
+        (32, 1, 4),
+        (32, 1, 5),
+        (32, 2, 4),
+        (64, 2, 3),
+        (64, 2, 4),
+        (64, 2, 5),
+        (64, 4, 5),
+        (128, 4, 3),
+        (128, 4, 5),
+    ]
+    configs = [DecodeConfig(*tile, programs, 1) for tile in tiles for programs in (1, 2, 4, 6)]
+    _sweep([DecodeWork(SHAPES[0], lens) for lens in points], labels, configs)
+
+
+def _uneven(batch: int, mean: int) -> list[int]:
+    """Lengths from a third of the mean to five thirds, in no order, as traffic brings them."""
+    lens = torch.linspace(mean / 3, mean * 5 / 3, batch).int()
+    return [int(length) for length in lens[torch.randperm(batch, generator=torch.Generator().manual_seed(0))]]
+
+
+def sweep_prefill() -> None:
+    points = [*(([n], [n]) for n in (512, 1024, 2048, 4096, 8192)), ([512], [16384]), ([2048], [8192])]
+    points += [([2048] * 4, [2048] * 4), ([256] * 32, [256] * 32)]
+    tiles = [*product((64,), (64,), (4,), (2, 3, 5)), *product((128,), (64, 128), (8,), (3, 5))]
+    limited = [*product((128,), (32, 64), (8,), (2, 3), (128,)), (64, 64, 4, 2, 168)]
+    configs = [PrefillConfig(*tile) for tile in tiles + limited]
+    _sweep([PrefillWork(SHAPES[0], *p) for p in points], [f"{len(q)}x{q[0]}/{c[0]}" for q, c in points], configs)
+
+
+def _sweep(works: Sequence[Any], labels: Iterable[str], configs: Sequence[Any]) -> None:
+    """Best first. All configurations must agree with the first."""
+    rows, wanted = [], list[Tensor]()
+    for config in configs:
+        try:
+            rows.append(([work.seconds(config) * 1e6 for work in works], config))
+        except triton.errors.TritonError as error:
+            print(config, error)
+            continue
+        wanted = wanted or [work.out.clone() for work in works]
+        for work, want in zip(works, wanted, strict=True):
+            if not (work.out.float() - want.float()).norm() < 1e-2 * want.float().norm():
+                print("WRONG", config)
+    best = [min(times[i] for times, _ in rows) for i in range(len(works))]
+    rows.sort(key=lambda row: sum(t / b for t, b in zip(row[0], best, strict=True)))
+    print("us/layer:", *labels)
+    for times, config in rows:
+        print(" ".join(f"{t:8.1f}" for t in times), " ", *astuple(config))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Sweep the attention kernels' configurations.")
+    parser.add_argument("--sweep", choices=["decode", "prefill"], action="append", required=True)
+    arguments = parser.parse_args()
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {DTYPE}, blocks of {BLOCK_SIZE}")
+    if "decode" in arguments.sweep:
+        sweep_decode()
+    if "prefill" in arguments.sweep:
+        sweep_prefill()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""Time of decode steps through the runner, without engine and HTTP: `python -m loadtest.bench.decode_steps FOLDER`.
+
+Weights are dummies; FOLDER holds a config.json. For each batch size: prompts of `--prompt-len` tokens, then
+`--num-steps` decode steps, greedy, each launched when the one before has given its ids. A table of milliseconds a step,
+of the host's part of it (the launch), and of the device's part, by replays of the largest context's graph alone; with
+`--profile N`, the N kernels that take longest of the last step. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from service.config import CacheConfig, ModelSource
+from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
+from service.core.sampling_params import SamplingParams
+from service.runner.load import LoadedModel, load_executor
+from service.runner.model_runner import ModelRunner
+
+BLOCK_SIZE = 16
+PREFILL_TOKENS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Medians over the steps, in milliseconds. launch: of the host. device: from a launch's first kernel to its last,
+    at the end, or 0 on a CPU."""
+
+    batch: int
+    step_ms: float
+    mean_step_ms: float
+    launch_ms: float
+    device_ms: float
+
+
+class DecodePlayer:
+    """`batch` sequences of the same length, each with blocks of its own."""
+
+    def __init__(
+        self, runner: ModelRunner, batch: int, prompt_len: int, num_steps: int, params: SamplingParams
+    ) -> None:
+        self._runner = runner
+        self._params = params
+        self._length = prompt_len
+        self._blocks = -(-(prompt_len + num_steps + 64) // BLOCK_SIZE)
+        self._draws = [(Sample(i, i),) for i in range(batch)]
+        self._token_ids: list[int] = [0] * batch
+        per_plan = max(1, PREFILL_TOKENS // prompt_len)
+        for start in range(0, batch, per_plan):
+            ids = range(start, min(start + per_plan, batch))
+            shares = tuple(self._prompt(i) for i in ids)
+            self._token_ids[start : ids.stop] = runner.launch(IterationPlan(shares)).wait().token_ids
+
+    def plan(self) -> IterationPlan:
+        """The next step."""
+        position = self._length
+        shares = [
+            ScheduledSequence(i, (token_id,), position, 0, (), self._params, draw)
+            for i, (token_id, draw) in enumerate(zip(self._token_ids, self._draws, strict=True))
+        ]
+        return IterationPlan(tuple(shares))
+
+    def step(self) -> tuple[float, float]:
+        """Seconds of the step and of its launch."""
+        plan = self.plan()
+        started_s = time.perf_counter()
+        pending = self._runner.launch(plan)
+        launched_s = time.perf_counter()
+        self._token_ids = list(pending.wait().token_ids)
+        self._length += 1
+        return time.perf_counter() - started_s, launched_s - started_s
+
+    def end(self) -> None:
+        self._runner.launch(IterationPlan((), released=tuple(range(len(self._draws))))).wait()
+
+    def _prompt(self, i: int) -> ScheduledSequence:
+        prompt = tuple((7 * i + 11 * k) % 1000 for k in range(self._length))
+        blocks = tuple(range(i * self._blocks, (i + 1) * self._blocks))
+        return ScheduledSequence(i, prompt, 0, 0, blocks, self._params, self._draws[i])
+
+
+def measure(runner: ModelRunner, batch: int, prompt_len: int, num_steps: int, temperature: float) -> Result:
+    params = SamplingParams(max_tokens=1, temperature=temperature, top_p=0.9 if temperature else 1.0)
+    player = DecodePlayer(runner, batch, prompt_len, num_steps, params)
+    steps = [player.step() for _ in range(num_steps)]
+    device_ms = _device_ms(player, runner) if torch.cuda.is_available() else 0.0
+    player.end()
+    seconds, launches = zip(*steps, strict=True)
+    median = statistics.median(seconds)
+    return Result(batch, median * 1e3, statistics.mean(seconds) * 1e3, statistics.median(launches) * 1e3, device_ms)
+
+
+def _device_ms(player: DecodePlayer, runner: ModelRunner) -> float:
+    """The last step again and again, launched faster than it runs."""
+    plan = player.plan()
+    times = []
+    for _ in range(5):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(5):
+            pending = runner.launch(plan)
+        end.record()
+        pending.wait()
+        times.append(float(start.elapsed_time(end)) / 5)
+    return statistics.median(times)
+
+
+def print_profile(runner: ModelRunner, batch: int, prompt_len: int, num_rows: int) -> None:
+    """Time by kernel of 5 steps."""
+    player = DecodePlayer(runner, batch, prompt_len, 64, SamplingParams(max_tokens=1, temperature=0.0))
+    for _ in range(3):
+        player.step()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(5):
+            player.step()
+    player.end()
+    events = sorted(profile.key_averages(), key=lambda e: -e.self_device_time_total)
+    total_us = sum(e.self_device_time_total for e in events) / 5
+    print(f"batch {batch}: {total_us:.0f} us of kernels a step; launches a step, us each, us a step:")
+    for event in events[:num_rows]:
+        each_us = event.self_device_time_total / event.count
+        print(f"{event.count / 5:7.1f} {each_us:8.2f} {event.self_device_time_total / 5:9.1f}  {event.key[:90]}")
+
+
+def load(folder: Path, max_num_seqs: int, max_model_len: int, enforce_eager: bool) -> LoadedModel:
+    device: Literal["cuda", "cpu"] = "cuda" if torch.cuda.is_available() else "cpu"
+    source = ModelSource(str(folder), None, None, None, "dummy", "auto", device, max_model_len, 0)
+    cache = CacheConfig(BLOCK_SIZE, 0.9, None)
+    loaded = load_executor(source, folder, cache, max_num_seqs, PREFILL_TOKENS, enforce_eager=enforce_eager)
+    while loaded.idle_work.do_some():
+        pass
+    return loaded
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m loadtest.bench.decode_steps", description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 64, 256])
+    parser.add_argument("--prompt-len", type=int, default=128)
+    parser.add_argument("--num-steps", type=int, default=512)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--enforce-eager", action="store_true")
+    parser.add_argument("--profile", type=int, default=0, metavar="N")
+    options = parser.parse_args(arguments)
+    started_s = time.perf_counter()
+    max_model_len = options.prompt_len + options.num_steps + 128
+    loaded = load(options.folder, max(options.batch), max_model_len, options.enforce_eager)
+    print(f"loaded in {time.perf_counter() - started_s:.1f} s; {loaded.memory}")
+    results = []
+    print(f"{'batch':>6} {'step ms':>9} {'mean':>9} {'launch':>9} {'device':>9}")
+    for batch in options.batch:
+        result = measure(loaded.runner, batch, options.prompt_len, options.num_steps, options.temperature)
+        times = (result.step_ms, result.mean_step_ms, result.launch_ms, result.device_ms)
+        print(f"{batch:6} " + " ".join(f"{ms:9.3f}" for ms in times))
+        results.append(asdict(result))
+        if options.profile:
+            print_profile(loaded.runner, batch, options.prompt_len + options.num_steps // 2, options.profile)
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,70 @@
+"""The least time that a model needs on a device: bytes that must be read, operations that must be made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from loadtest.bench.device_limits import DeviceLimits
+from service.models.model_config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCosts:
+    """matrix_bytes: weights that every step reads in full; tables of which it looks up a few rows are left out.
+
+    token_flops: matrix products of one token, the output head aside; head_flops: those of one row of logits.
+    pair_flops: attention of one query token with one key token, all layers.
+    kv_token_bytes: keys and values of one token, all layers. windows: sliding windows, one a layer, None for none.
+    """
+
+    matrix_bytes: int
+    token_flops: int
+    head_flops: int
+    pair_flops: int
+    kv_token_bytes: int
+    windows: tuple[int | None, ...]
+
+    @classmethod
+    def of(cls, config: ModelConfig, weights_bytes: int, kv_token_bytes: int, itemsize: int) -> ModelCosts:
+        """weights_bytes: all parameters. itemsize: bytes of one element of theirs."""
+        embedding_size = config.vocab_size * config.embedding_size
+        looked_up = 0 if config.tie_word_embeddings else embedding_size
+        if config.rope is None:
+            looked_up += config.max_position_embeddings * config.hidden_size
+        matrix_bytes = weights_bytes - looked_up * itemsize
+        return cls(
+            matrix_bytes=matrix_bytes,
+            token_flops=2 * (matrix_bytes // itemsize - embedding_size),
+            head_flops=2 * embedding_size,
+            pair_flops=4 * config.num_heads * config.head_dim * config.num_layers,
+            kv_token_bytes=kv_token_bytes,
+            windows=config.sliding_windows,
+        )
+
+    def decode_step_s(self, limits: DeviceLimits, batch_size: int, context_len: float) -> float:
+        """One token for each of `batch_size` sequences with `context_len` tokens."""
+        weights_s = self.matrix_bytes / limits.bytes_per_s
+        products_s = batch_size * (self.token_flops + self.head_flops) / limits.flops_per_s
+        return max(weights_s, products_s) + batch_size * self.seen_tokens(context_len) * self.kv_token_s(limits)
+
+    def kv_token_s(self, limits: DeviceLimits) -> float:
+        """What one more token in a context adds to a decode step, where no window slides."""
+        return self.kv_token_bytes / limits.bytes_per_s
+
+    def requests_s(self, limits: DeviceLimits, lengths: Sequence[tuple[int, int]], max_num_seqs: int) -> float:
+        """All prompts, then all other tokens in batches as full as can be. lengths: of (prompt, output)."""
+        prompt_flops = sum(
+            prompt * (self.token_flops + self.seen_tokens((prompt + 1) / 2) * self.pair_flops) + self.head_flops
+            for prompt, _ in lengths
+        )
+        num_decoded = sum(output - 1 for _, output in lengths)
+        num_steps = max(max(output - 1 for _, output in lengths), -(-num_decoded // max_num_seqs))
+        weights_s = num_steps * self.matrix_bytes / limits.bytes_per_s
+        products_s = num_decoded * (self.token_flops + self.head_flops) / limits.flops_per_s
+        seen = sum((output - 1) * self.seen_tokens(prompt + output / 2) for prompt, output in lengths)
+        return prompt_flops / limits.flops_per_s + max(weights_s, products_s) + seen * self.kv_token_s(limits)
+
+    def seen_tokens(self, context_len: float) -> float:
+        """How many tokens of a context a layer sees, on average over the layers."""
+        return sum(min(context_len, window or context_len) for window in self.windows) / len(self.windows)

@@ -1,0 +1,100 @@
+"""The command line of `python -m loadtest.bench`. No torch: `--help` is quick."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+PROGRAM = "python -m loadtest.bench"
+
+_EPILOG = """\
+MODEL and every option of `headrace serve` may follow (--load-format dummy, --dtype, --max-num-seqs ...): the engine is
+built as the service builds it. Prints a table with the share of the limit that the device's bandwidth and FLOP/s set,
+both measured at the start; the last line is JSON.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyOptions:
+    """Batches of equal requests. None: a default that suits the device."""
+
+    batch_sizes: tuple[int, ...] | None
+    input_len: int
+    output_len: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ThroughputOptions:
+    """All requests of a workload (loadtest/workload.py) at once. num_prompts None: a default that suits the device."""
+
+    workload: str
+    num_prompts: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class KernelsOptions:
+    """Kernels whose name begins with one of `names`; all if there is none."""
+
+    names: tuple[str, ...]
+
+
+BenchOptions = LatencyOptions | ThroughputOptions | KernelsOptions
+
+
+def read_options(arguments: Sequence[str]) -> tuple[BenchOptions, list[str]]:
+    """The bench's own options, and what is left for the service's settings. Prints and exits if they are wrong."""
+    parser = _parser()
+    known, rest = parser.parse_known_args(arguments)
+    match known.bench:
+        case "latency":
+            return LatencyOptions(known.batch_sizes, known.input_len, known.output_len), rest
+        case "throughput":
+            return ThroughputOptions(known.workload, known.num_prompts), rest
+        case _:
+            if rest:
+                parser.error(f"bench kernels takes no {rest[0]}")
+            return KernelsOptions(tuple(known.names)), []
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=PROGRAM, description="Measure a model or the kernels, offline.")
+    benches = parser.add_subparsers(dest="bench", required=True)
+    latency = _add(benches, "latency", "decode steps of batches of equal requests, and how they grow with the context")
+    latency.add_argument("--batch-sizes", type=_sizes, help="comma-separated; 1,8,64,256 on a GPU, 1,8 on a CPU")
+    latency.add_argument("--input-len", type=_size, default=128, help="tokens of a prompt (128)")
+    latency.add_argument("--output-len", type=_size, help="tokens generated; 512 on a GPU, 64 on a CPU")
+    throughput = _add(benches, "throughput", "all requests of a workload at once: requests and tokens a second")
+    throughput.add_argument(
+        "--workload",
+        default="prefill",
+        help="lengths of a workload of `headrace loadtest`: prefill (2048 in, 1 out; the default), orca, sharegpt,"
+        " 1kx1k, fixed-INxOUT ...",
+    )
+    throughput.add_argument("--num-prompts", type=_size, help="the workload's own number on a GPU, 8 on a CPU")
+    kernels = benches.add_parser("kernels", help="every kernel by itself, at Llama-8B's shapes; its reference on a CPU")
+    kernels.add_argument("names", nargs="*", help="only kernels whose names begin so")
+    return parser
+
+
+def _add(benches: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str) -> argparse.ArgumentParser:
+    return benches.add_parser(
+        name,
+        help=text,
+        description=text,
+        epilog=_EPILOG,
+        usage=f"{PROGRAM} {name} [options] [MODEL] [options of serve]",
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def _size(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is less than 1")
+    return value
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(_size(part) for part in text.split(","))

@@ -1,1 +1,0 @@
-"""`headrace bench`: measurements without HTTP, each beside the device's limit. `composition` hands the engine in."""

@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import json
+
+from loadtest.bench.decode_steps import load, main, measure
+from tests.models.test_model_config import FIELDS
+
+
+def test_prints_a_row_for_each_batch_and_json_last(tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps(FIELDS))
+    main([str(tmp_path), "--batch", "1", "3", "--prompt-len", "20", "--num-steps", "4"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [result["batch"] for result in json.loads(lines[-1])] == [1, 3]
+    assert len(lines) == 5
+
+
+def test_sequences_end_with_their_measurement(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(FIELDS))
+    runner = load(tmp_path, 4, 128, False).runner
+    result = measure(runner, 4, 20, 3, temperature=0.8)
+    assert result.step_ms >= result.launch_ms > 0
+    assert len(runner._rows) == 0
