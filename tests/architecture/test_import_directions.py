@@ -49,7 +49,7 @@ OURS = {
         "text",
         *EVERYONE_MAY,
     },
-    "quickstart": set(),
+    "quickstart": {"settings"},
     "chat_client": set(),
     "loadtest": set(),
     "offline": {"loadtest"},
@@ -96,12 +96,15 @@ THIRD_PARTY = {
 """Packages that each part may import besides the standard library; parts that are not named are free."""
 
 
+PARTS_OF_LOADTEST = {"bench", "quickstart", "offline", "baselines", "scenarios"}
+
+
 def part_of(module: str) -> str | None:
     """The part of the house that a dotted name belongs to; None if it is somebody else's."""
     head, *rest = module.split(".")
     if head == "service":
         return rest[0] if rest else None
-    if head == "loadtest" and rest and rest[0] in {"bench", "offline", "baselines", "scenarios"}:
+    if head == "loadtest" and rest and rest[0] in PARTS_OF_LOADTEST:
         return rest[0]
     return head if head in {"kernels", "loadtest"} else None
 

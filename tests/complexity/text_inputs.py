@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
 
-from service.quickstart.chat_format import CHAT_TEMPLATE
+from loadtest.quickstart.chat_format import CHAT_TEMPLATE
 from service.text.chat_output import ChatOutput
 from service.text.chat_prompt import encode_chat
 from service.text.chat_template import ChatTemplate

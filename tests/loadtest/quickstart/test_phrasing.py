@@ -2,8 +2,8 @@ import random
 
 import pytest
 
-from service.quickstart.corpus import load_corpus, normalise
-from service.quickstart.phrasing import (
+from loadtest.quickstart.corpus import load_corpus, normalise
+from loadtest.quickstart.phrasing import (
     all_questions,
     choose,
     dress,

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from tokenizers import Tokenizer
 
-from service.quickstart.chat_format import ASSISTANT, BOS, END, PAD, SYSTEM, USER, token_id
-from service.quickstart.corpus import Corpus, normalise
-from service.quickstart.phrasing import choose, dress, topic_question, unknown_question, vary
-from service.quickstart.question_sets import held_back_forms
+from loadtest.quickstart.chat_format import ASSISTANT, BOS, END, PAD, SYSTEM, USER, token_id
+from loadtest.quickstart.corpus import Corpus, normalise
+from loadtest.quickstart.phrasing import choose, dress, topic_question, unknown_question, vary
+from loadtest.quickstart.question_sets import held_back_forms
 
 SHARE_UNKNOWN = 0.25
 SHARE_SYSTEM_PROMPT = 0.2

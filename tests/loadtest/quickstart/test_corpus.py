@@ -1,6 +1,6 @@
 import pytest
 
-from service.quickstart.corpus import load_corpus, normalise
+from loadtest.quickstart.corpus import load_corpus, normalise
 
 
 def test_the_corpus_covers_many_topics_with_short_answers() -> None:

@@ -7,9 +7,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from service.quickstart.corpus import load_corpus
-from service.quickstart.evaluate import MODEL_DIRECTORY, FolderAsker, ServerAsker, evaluate, is_right, report
-from service.quickstart.question_sets import Question, QuestionSet, question_sets
+from loadtest.quickstart.corpus import load_corpus
+from loadtest.quickstart.evaluate import FolderAsker, ServerAsker, evaluate, is_right, report
+from loadtest.quickstart.question_sets import Question, QuestionSet, question_sets
+from service.settings.settings import QUICKSTART_MODEL
 
 ACCEPTED = frozenset({"Run make serve. It starts."})
 EVERY = 10
@@ -88,7 +89,7 @@ def test_the_score_counts_and_reports_wrong_replies() -> None:
 
 
 def test_the_model_folder_is_small_and_complete() -> None:
-    files = {file.name: file.stat().st_size for file in MODEL_DIRECTORY.iterdir()}
+    files = {file.name: file.stat().st_size for file in QUICKSTART_MODEL.iterdir()}
     assert sum(files.values()) <= 12_000_000
     wanted = {
         "config.json",
@@ -101,14 +102,14 @@ def test_the_model_folder_is_small_and_complete() -> None:
 
 
 def test_the_weights_are_bfloat16_and_fit_the_tokenizer() -> None:
-    model = AutoModelForCausalLM.from_pretrained(MODEL_DIRECTORY)
+    model = AutoModelForCausalLM.from_pretrained(QUICKSTART_MODEL)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-    assert model.config.vocab_size == len(AutoTokenizer.from_pretrained(MODEL_DIRECTORY))
-    recorded = json.loads((MODEL_DIRECTORY / "training.json").read_text())
+    assert model.config.vocab_size == len(AutoTokenizer.from_pretrained(QUICKSTART_MODEL))
+    recorded = json.loads((QUICKSTART_MODEL / "training.json").read_text())
     assert recorded["parameters"] == sum(parameter.numel() for parameter in model.parameters())
 
 
 def test_the_shipped_model_meets_its_targets_on_every_tenth_question() -> None:
     sets = [QuestionSet(group.name, group.target, group.questions[::EVERY]) for group in question_sets(load_corpus())]
-    scores = evaluate(FolderAsker(MODEL_DIRECTORY), sets)
+    scores = evaluate(FolderAsker(QUICKSTART_MODEL), sets)
     assert all(score.passed for score in scores), report(scores)

@@ -4,15 +4,15 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from service.quickstart.corpus import load_corpus, normalise
-from service.quickstart.dialogues import RowBuilder, encode_turns, questions_and_answers
-from service.quickstart.evaluate import MODEL_DIRECTORY
-from service.quickstart.question_sets import held_back_forms
+from loadtest.quickstart.corpus import load_corpus, normalise
+from loadtest.quickstart.dialogues import RowBuilder, encode_turns, questions_and_answers
+from loadtest.quickstart.question_sets import held_back_forms
+from service.settings.settings import QUICKSTART_MODEL
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return Tokenizer.from_file(str(MODEL_DIRECTORY / "tokenizer.json"))
+    return Tokenizer.from_file(str(QUICKSTART_MODEL / "tokenizer.json"))
 
 
 def test_varied_training_questions_hold_no_held_back_question() -> None:
@@ -27,7 +27,7 @@ def test_a_row_reads_as_the_chat_template_writes_it(tokenizer: Tokenizer) -> Non
     corpus = load_corpus()
     turns = encode_turns(tokenizer, questions_and_answers(corpus, 20, random.Random(4)))
     builder = RowBuilder(corpus, tokenizer, turns, 0.1, random.Random(5))
-    templated = AutoTokenizer.from_pretrained(MODEL_DIRECTORY)
+    templated = AutoTokenizer.from_pretrained(QUICKSTART_MODEL)
     for row in builder.build(20, 256, 3).ids.tolist():
         text = templated.decode(row).split("<|pad|>")[0]
         assert text.count("<|bos|>") == 1

@@ -3,8 +3,8 @@
 import random
 from dataclasses import dataclass
 
-from service.quickstart.corpus import Corpus, Topic, normalise
-from service.quickstart.phrasing import dress, topic_question, unknown_question
+from loadtest.quickstart.corpus import Corpus, Topic, normalise
+from loadtest.quickstart.phrasing import dress, topic_question, unknown_question
 
 _SEED = 20
 _TRAINED_PER_TOPIC = 4

@@ -1,6 +1,6 @@
 """Trains the quickstart model's tokenizer and weights from the corpus.
 
-    python -m service.quickstart.train --out service/quickstart/model
+    python -m loadtest.quickstart.train --out service/quickstart/model
 
 The same seed gives the same text and the same initial weights; the last digits of the loss differ between
 machines. Uses a GPU if there is one. Writes the model folder, `training.json` in it, and prints the evaluation.
@@ -23,17 +23,17 @@ from torch import nn
 from torch.nn import functional
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from service.quickstart.chat_format import BOS, END, PAD, chat_tokenizer, token_id, train_tokenizer
-from service.quickstart.corpus import Corpus, load_corpus
-from service.quickstart.dialogues import (
+from loadtest.quickstart.chat_format import BOS, END, PAD, chat_tokenizer, token_id, train_tokenizer
+from loadtest.quickstart.corpus import Corpus, load_corpus
+from loadtest.quickstart.dialogues import (
     RowBuilder,
     Rows,
     encode_turns,
     questions_and_answers,
     tokenizer_texts,
 )
-from service.quickstart.evaluate import FolderAsker, Score, evaluate, report
-from service.quickstart.question_sets import question_sets
+from loadtest.quickstart.evaluate import FolderAsker, Score, evaluate, report
+from loadtest.quickstart.question_sets import question_sets
 
 CONTEXT = 2048
 VOCABULARY = 3072

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 from transformers import LlamaForCausalLM
 
-from service.quickstart.chat_format import train_tokenizer
-from service.quickstart.train import CONTEXT, Recipe, learning_rate, main, model_config
+from loadtest.quickstart.chat_format import train_tokenizer
+from loadtest.quickstart.train import CONTEXT, Recipe, learning_rate, main, model_config
 
 
 def test_the_learning_rate_warms_up_and_falls_to_zero() -> None:

@@ -8,7 +8,7 @@ import itertools
 import random
 import re
 
-from service.quickstart.corpus import Corpus, Rules, Topic
+from loadtest.quickstart.corpus import Corpus, Rules, Topic
 
 _CHOICE = re.compile(r"\(([^()]*\|[^()]*)\)")
 _SLOT = re.compile(r"<(\w+)>")

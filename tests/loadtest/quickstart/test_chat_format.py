@@ -4,7 +4,7 @@ import pytest
 from jinja2.exceptions import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from service.quickstart.chat_format import (
+from loadtest.quickstart.chat_format import (
     ASSISTANT,
     BOS,
     END,
@@ -13,7 +13,7 @@ from service.quickstart.chat_format import (
     chat_tokenizer,
     train_tokenizer,
 )
-from service.quickstart.evaluate import MODEL_DIRECTORY
+from service.settings.settings import QUICKSTART_MODEL
 
 CONVERSATION = [
     {"role": "system", "content": "Be brief."},
@@ -25,7 +25,7 @@ CONVERSATION = [
 
 @pytest.fixture(scope="module", params=["shipped", "fresh"])
 def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerFast:
-    folder: Path = MODEL_DIRECTORY
+    folder: Path = QUICKSTART_MODEL
     if request.param == "fresh":
         folder = tmp_path_factory.mktemp("tokenizer")
         chat_tokenizer(train_tokenizer(["what is a block", "the server starts"], 300), 128).save_pretrained(folder)

@@ -1,6 +1,6 @@
 """Asks the quickstart model its evaluation questions and counts the right replies.
 
-    python -m service.quickstart.evaluate [--model DIR] [--url http://127.0.0.1:8000/v1]
+    python -m loadtest.quickstart.evaluate [--model DIR] [--url http://127.0.0.1:8000/v1]
 
 A greedy reply is right if and only if, with white space normalised, it equals the canonical answer of the
 question's topic, letter for letter; for a question about anything else, if it equals one of the sentences that say
@@ -20,10 +20,10 @@ from typing import Any, Self
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from service.quickstart.corpus import load_corpus
-from service.quickstart.question_sets import Question, QuestionSet, question_sets
+from loadtest.quickstart.corpus import load_corpus
+from loadtest.quickstart.question_sets import Question, QuestionSet, question_sets
+from service.settings.settings import QUICKSTART_MODEL
 
-MODEL_DIRECTORY = Path(__file__).parent / "model"
 _MAX_NEW_TOKENS = 256
 _BATCH = 128
 _CONCURRENT_REQUESTS = 8
@@ -158,7 +158,7 @@ def report(scores: Sequence[Score]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command of this module's docstring; gives its exit code."""
     parser = argparse.ArgumentParser(description="evaluate the quickstart model")
-    parser.add_argument("--model", type=Path, default=MODEL_DIRECTORY, help="model folder")
+    parser.add_argument("--model", type=Path, default=QUICKSTART_MODEL, help="model folder")
     parser.add_argument("--url", help="base URL of a running server, instead of a folder")
     options = parser.parse_args(arguments)
     sets = question_sets(load_corpus())

@@ -1,6 +1,6 @@
-from service.quickstart.corpus import load_corpus, normalise
-from service.quickstart.phrasing import all_questions
-from service.quickstart.question_sets import held_back_forms, question_sets
+from loadtest.quickstart.corpus import load_corpus, normalise
+from loadtest.quickstart.phrasing import all_questions
+from loadtest.quickstart.question_sets import held_back_forms, question_sets
 
 
 def test_training_and_held_back_questions_are_disjoint() -> None:
