@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from service.composition.default_budget import default_budget
-from service.composition.default_num_seqs import NUM_SEQS, default_num_seqs
-from service.composition.default_waiting_tokens import default_waiting_tokens
+from service.composition.scheduler_defaults import NUM_SEQS, default_budget, default_num_seqs, default_waiting_tokens
 from service.config import SchedulerConfig
 from service.core.clock import Clock
 from service.errors import ConfigError

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from service.composition.default_budget import ON_CPU
 from service.composition.model_parts import ModelParts, load_model_parts
+from service.composition.scheduler_defaults import BUDGET_ON_CPU
 from service.core.clock import MonotonicClock
 from service.errors import ConfigError
 from service.metrics.instruments import Instruments
@@ -23,7 +23,7 @@ def test_the_quickstart_models_parts_fit_together(parts: ModelParts):
 def test_the_budget_is_the_devices_if_none_is_set():
     settings = Settings(**{**SMALL, "max_num_batched_tokens": None})
     parts = load_model_parts(settings, new_recorder(), MonotonicClock())
-    assert parts.scheduler.max_num_batched_tokens == ON_CPU
+    assert parts.scheduler.max_num_batched_tokens == BUDGET_ON_CPU
 
 
 @pytest.mark.parametrize(("changed", "calibrates"), [({}, False), ({"preemption": "adaptive"}, True)])
