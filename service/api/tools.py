@@ -16,7 +16,7 @@ from service.protocol.chat import ChatPromptFields, Tool
 from service.text.chat_template import ChatTemplate
 from service.text.tokenizer import Tokenizer
 from service.text.tool_calls import MISTRAL_MARKER, ToolStyle
-from service.text.tool_grammar import CallableTool, CallRules, call_grammar, text_before_calls
+from service.text.tool_grammar import CallableTool, CallRules, call_grammar
 
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
 
@@ -99,7 +99,7 @@ def output_form(use: ToolUse, form: GrammarSpec | None, tokenizer: Tokenizer) ->
         source = call_grammar(use.style, use.callable, rules)
     except ValueError as error:
         raise InvalidRequest(f"tools: {error}.", param="tools") from error
-    return GrammarSpec("lark", source, "tools", beginning=text_before_calls(use.style, rules))
+    return GrammarSpec("lark", source, "tools")
 
 
 def _check_choice(choice: str | dict[str, Any] | None) -> tuple[Mode, frozenset[str] | None]:

@@ -27,15 +27,12 @@ class GrammarSpec:
         list of texts; `grammar`, a client's Lark or GBNF; `lark`, our own.
     param: the request field that asked for it, to be named in refusals.
     whitespace: for a schema, a pattern of what may stand between its tokens; None: the standard; empty: nothing.
-    beginning: a regex; while no beginning of the output matches it, what may follow depends on no more than how far
-        the regex has been matched. It saves work where the output may be any text for long.
     """
 
     kind: Literal["json_schema", "regex", "choice", "grammar", "lark"]
     source: str
     param: str
     whitespace: str | None = None
-    beginning: str | None = None
 
 
 class Reasoning(Enum):

@@ -37,7 +37,7 @@ class TrialLimits:
     """Of the compiling of one grammar.
 
     cpu_s, memory_bytes: beyond them it is refused. wall_s, busy_wall_s: how long it may take if nobody waits and if
-    somebody does; beyond them it is worth another try. read_s, places_s: of Python code, which the service runs too.
+    somebody does; beyond them it is worth another try. read_s: of Python code, which the service runs too.
     """
 
     cpu_s: float = 2.0
@@ -45,7 +45,6 @@ class TrialLimits:
     wall_s: float = 8.0
     busy_wall_s: float = 0.5
     read_s: float = 0.25
-    places_s: float = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +63,12 @@ _LENGTH_BYTES = 8
 @dataclass(frozen=True, slots=True)
 class Trial:
     """error: why the grammar is refused; None: it was compiled within the limits. is_costly: it broke a limit, and
-    would again. gave_way: it was ended for others, and may do better another time. has_places: whether looking for
-    places took little enough. num_bytes: what the compiled grammar takes; 0 where that is not known."""
+    would again. gave_way: it was ended for others, and may do better another time. num_bytes: what the
+    compiled grammar takes; 0 where that is not known."""
 
     error: str | None = None
     is_costly: bool = False
     gave_way: bool = False
-    has_places: bool = True
     num_bytes: int = 0
 
 
@@ -176,16 +174,15 @@ class ForkServer:
 def try_compile(spec: GrammarSpec, vocabulary: Vocabulary, limits: TrialLimits) -> Trial:
     """Compile and forget."""
     try:
-        seconds = read_seconds(spec, vocabulary)
-        if seconds.source > limits.read_s:
+        if read_seconds(spec, vocabulary) > limits.read_s:
             return Trial("takes too long to read", is_costly=True)
         before = _memory_pages()
-        grammar = compile_grammar(spec, vocabulary, follow_places=False)
+        grammar = compile_grammar(spec, vocabulary)
         num_bytes = (_memory_pages().resident - before.resident) * resource.getpagesize()
         del grammar
     except ValueError as error:
         return Trial(grammar_fault(str(error)))
-    return Trial(has_places=seconds.places <= limits.places_s, num_bytes=max(0, num_bytes))
+    return Trial(num_bytes=max(0, num_bytes))
 
 
 class _MemoryPages(NamedTuple):

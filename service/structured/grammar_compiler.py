@@ -163,7 +163,7 @@ class GrammarCompiler:
         trial = self._trials.run(spec)
         if trial.error is not None or trial.gave_way:
             return trial, None
-        grammar = compile_grammar(spec, vocabulary, follow_places=trial.has_places)
+        grammar = compile_grammar(spec, vocabulary)
         grammar.num_bytes = max(grammar.num_bytes, trial.num_bytes)
         return trial, grammar
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable
 from typing import Protocol
 
 from llguidance import LLMatcher
 
 from service.errors import InvalidRequest
 from service.structured.grammar_errors import grammar_fault
-from service.structured.places import AnyPlaces, Place
 
 _SLOW_ACCEPT_S = 0.05
 """Of the engine's thread, for one token; 1 us is usual. Where a text may be read in very many ways, each token takes
@@ -28,11 +26,6 @@ class StructuredMatcher(Protocol):
         ...
 
     @property
-    def mask_key(self) -> Hashable | None:
-        """Equal where the masks of two constraints are equal; None: not known."""
-        ...
-
-    @property
     def also_allowed(self) -> int | None:
         """An id that is allowed beside the mask."""
         ...
@@ -41,22 +34,19 @@ class StructuredMatcher(Protocol):
 class CompiledGrammar:
     """A grammar that is ready.
 
-    num_bytes: about what it takes, its lexer's tables included. places: where texts stand, if they can be followed.
-    param: the request field that asked for it.
+    num_bytes: about what it takes, its lexer's tables included. param: the request field that asked for it.
     """
 
     follows_reasoning = False
 
-    def __init__(self, prototype: LLMatcher, num_bytes: int, places: AnyPlaces | None, param: str) -> None:
+    def __init__(self, prototype: LLMatcher, num_bytes: int, param: str) -> None:
         self._prototype = prototype
         self.param = param
         self.num_bytes = num_bytes
-        self.places = places
-        self.identity = object()  # stands for the grammar in keys, which may outlive it
         self.is_spent = False  # its lexer, which all its matchers share, has outgrown its limits
 
     def start(self) -> GrammarMatcher:
-        return GrammarMatcher(self, self._prototype.deep_copy(), None if self.places is None else self.places.first)
+        return GrammarMatcher(self, self._prototype.deep_copy())
 
 
 class GrammarMatcher:
@@ -64,19 +54,14 @@ class GrammarMatcher:
 
     also_allowed: int | None = None
 
-    def __init__(self, grammar: CompiledGrammar, state: LLMatcher, place: Place) -> None:
+    def __init__(self, grammar: CompiledGrammar, state: LLMatcher) -> None:
         self._grammar = grammar
         self._state = state
-        self._place = place
         self._num_slow = 0
 
     @property
     def constraint(self) -> LLMatcher:
         return self._state
-
-    @property
-    def mask_key(self) -> Hashable | None:
-        return None if self._place is None else (self._grammar.identity, self._place)
 
     @property
     def is_finished(self) -> bool:
@@ -89,8 +74,6 @@ class GrammarMatcher:
         if time.perf_counter() - started_s > _SLOW_ACCEPT_S:
             self._num_slow += 1
         if fits and self._num_slow < _MAX_SLOW_ACCEPTS:
-            if self._grammar.places is not None:
-                self._place = self._grammar.places.after(self._place, token_id)
             return True
         self._grammar.is_spent = True
         return False
@@ -108,7 +91,7 @@ class GrammarMatcher:
         return InvalidRequest(f"{param}: {why}.", param=param)
 
     def fork(self) -> GrammarMatcher:
-        return GrammarMatcher(self._grammar, self._state.deep_copy(), self._place)
+        return GrammarMatcher(self._grammar, self._state.deep_copy())
 
 
 class ReasoningGrammar:
@@ -144,10 +127,6 @@ class ReasoningMatcher:
     @property
     def constraint(self) -> LLMatcher | None:
         return None if self._is_thinking else self._after.constraint
-
-    @property
-    def mask_key(self) -> Hashable | None:
-        return self._after.mask_key
 
     @property
     def is_finished(self) -> bool:

@@ -55,10 +55,6 @@ class Vocabulary:
     end_think: int | None
     marks: Mapping[str, int]
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """What the token adds to a text."""
-        return self.trie.decode_bytes([token_id])
-
 
 def token_table(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: frozenset[int]) -> TokenTable:
     """Takes about a quarter of a second for a large vocabulary, of Python that lets other threads in.

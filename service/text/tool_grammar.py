@@ -15,7 +15,6 @@ from service.text.tool_calls import MISTRAL_MARKER, ToolStyle
 
 _PYTHON_ESCAPES = 'nrbtf\\"'
 """Escapes that a JSON text and a Python literal read alike."""
-_BEFORE_CALL = r"(.|\n)*<tool_call>"
 MOST_CHARACTERS = 1024 * 1024
 """Of the values in Python calls together: each property that refers has the definitions of its whole schema."""
 
@@ -65,11 +64,6 @@ def call_grammar(style: ToolStyle, tools: Sequence[CallableTool], rules: CallRul
     return "\n".join([*lines, f"call: {names}", *bodies]) + "\n"
 
 
-def text_before_calls(style: ToolStyle, rules: CallRules) -> str | None:
-    """A regex of any text up to the first call (`GrammarSpec.beginning`); None if the grammar has no such text."""
-    return _BEFORE_CALL if style is ToolStyle.HERMES and not rules.must_call and rules.content is None else None
-
-
 def _hermes(rules: CallRules) -> list[str]:
     """Text may stand before a call, and after the last one if several may follow each other."""
     tail = r'"\n" call "\n</tool_call>"'
@@ -78,7 +72,7 @@ def _hermes(rules: CallRules) -> list[str]:
         more = r' ("\n" block)*' if rules.parallel else ""
         return [*_start(rules, f"block{more}", ""), f"block: {block}"]
     start = "start: block* text" if rules.parallel else "start: block | text"
-    return [start, f"block: open {tail}", f"open[lazy]: /{_BEFORE_CALL}/", r"text: /(.|\n)*/"]
+    return [start, f"block: open {tail}", r"open[lazy]: /(.|\n)*<tool_call>/", r"text: /(.|\n)*/"]
 
 
 def _leading(rules: CallRules, first: str, between: str, end: str, text: str) -> list[str]:

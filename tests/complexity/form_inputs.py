@@ -15,8 +15,6 @@ from service.config import ApiConfig
 from service.core.grammar import GrammarSpec
 from service.protocol.completions import CompletionRequest
 from service.structured.grammar_source import grammar_source
-from service.structured.lark_places import lark_places
-from service.structured.regex_places import regex_places
 from service.text.tool_calls import ToolStyle
 from service.text.tool_grammar import CallableTool, CallRules, call_grammar
 from tests.complexity.growth import Work, WorstInput
@@ -81,31 +79,6 @@ def _properties_and_definitions(n: int) -> dict[str, Any]:
 
 def _properties_and_required(n: int) -> dict[str, Any]:
     return {"properties": {f"a{index}": {} for index in range(n)}, "required": ["a0"] * n}
-
-
-def _bytes_of(token_id: int) -> bytes:
-    return b"a"
-
-
-def _regex(pattern: str) -> Work:
-    return lambda: regex_places(pattern, _bytes_of)
-
-
-def _lark(grammar: str) -> Work:
-    return lambda: lark_places(grammar, _bytes_of)
-
-
-def _lark_read(grammar: str, n: int) -> Work:
-    """Where a text of n tokens stands in a grammar that reads it in as many ways as it likes."""
-
-    def work() -> None:
-        places = lark_places(grammar, _bytes_of)
-        assert places is not None
-        place = places.first
-        for token_id in range(n):
-            place = places.after(place, token_id)
-
-    return work
 
 
 def _source(spec: GrammarSpec) -> Work:
@@ -194,62 +167,6 @@ FORM_INPUTS = [
         1_000,
         3_000,
         "loop",
-    ),
-    WorstInput(
-        "regex: long",
-        ("structured/regex_syntax.py", "structured/regex_places.py", "structured/automaton.py"),
-        lambda n: _regex("[a-z0-9]?" * (n // 9)),
-        900,
-        CONFIG.max_regex_bytes,
-        "pool",
-    ),
-    WorstInput(
-        "regex: groups of repetitions",
-        ("structured/regex_syntax.py", "structured/automaton.py"),
-        lambda n: _regex("(a*|b*)*" * (n // 8)),
-        800,
-        CONFIG.max_regex_bytes,
-        "pool",
-    ),
-    WorstInput(
-        "Lark: a string that does not end",
-        ("structured/lark_syntax.py", "structured/lark_places.py"),
-        lambda n: _lark('start: "' + '\\"' * (n // 2)),
-        16_000,
-        _SCHEMA_BYTES,
-        "pool",
-    ),
-    WorstInput(
-        "Lark: a regex that does not end",
-        ("structured/lark_syntax.py",),
-        lambda n: _lark("start: /" + "\\/" * (n // 2)),
-        16_000,
-        _SCHEMA_BYTES,
-        "pool",
-    ),
-    WorstInput(
-        "Lark: many rules",
-        ("structured/lark_syntax.py", "structured/lark_automata.py", "structured/earley_rows.py"),
-        lambda n: _lark("start: r0\n" + "".join(f"r{i}: r{i + 1} |\n" for i in range(n)) + f'r{n}: "a"\n'),
-        50,
-        4_000,
-        "pool",
-    ),
-    WorstInput(
-        "Lark: many empty alternatives",
-        ("structured/lark_syntax.py",),
-        lambda n: _lark("start: " + "|" * n),
-        500,
-        _SCHEMA_BYTES,
-        "pool",
-    ),
-    WorstInput(
-        "Lark: a text that is read in many ways",
-        ("structured/earley_rows.py", "structured/places.py"),
-        partial(_lark_read, 'start: start start | "a"\n'),
-        200,
-        131_072,
-        "stream",
     ),
     WorstInput(
         "GBNF: many rules",

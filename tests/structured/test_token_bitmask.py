@@ -1,19 +1,52 @@
 from __future__ import annotations
 
-import gc
+import random
 import threading
-import weakref
-from collections.abc import Hashable
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from llguidance import LLMatcher
 
-from service.structured.grammar_matcher import CompiledGrammar, ReasoningGrammar
+from service.core.grammar import GrammarSpec
+from service.structured import compilation
+from service.structured.compilation import compile_grammar
+from service.structured.grammar_matcher import CompiledGrammar, GrammarMatcher, ReasoningGrammar
+from service.structured.grammar_source import grammar_source
 from service.structured.token_bitmask import TokenBitmask
+from tests.structured.lark_grammars import lark_grammars
 from tests.structured.masks import allowed_ids
-from tests.structured.tiny_grammars import END_ID, TOKENIZER, ids, regex, schema
+from tests.structured.patterns import PATTERNS
+from tests.structured.tiny_grammars import END_ID, TOKENIZER, VOCABULARY, ids, regex, schema
 
 SIZE = TOKENIZER.num_tokens
+OBJECT = (
+    '{"type":"object","properties":{"a":{"type":"string"},"b":{"enum":["one","other"]},"c":{"type":"array","items":'
+    '{"type":"number"}}},"required":["a"]}'
+)
+TEXT_OR_CALLS = r"""
+start: block* text
+block: open "x"
+open[lazy]: /(.|\n)*<call>/
+text: /(.|\n)*/
+"""
+SUMS = 'root ::= term (" "? [-+] " "? term)*\nterm ::= [0-9]+ | [a-z]+ | "(" root ")"'
+SPECS = (
+    PATTERNS.map(lambda pattern: GrammarSpec("regex", pattern, "x"))
+    | lark_grammars().map(lambda grammar: GrammarSpec("lark", grammar, "x"))
+    | st.sampled_from(
+        [
+            GrammarSpec("json_schema", OBJECT, "x"),
+            GrammarSpec("json_schema", "{}", "x"),
+            GrammarSpec("choice", '["positive", "negative", "neutral"]', "x"),
+            GrammarSpec("lark", TEXT_OR_CALLS, "x"),
+            GrammarSpec("grammar", SUMS, "x"),
+        ]
+    )
+)
+LIKED = frozenset(i for i in range(SIZE) if VOCABULARY.trie.decode_bytes([i]) in b'abc (+)[]{}",:<1')
+"""Else a random text is hardly ever inside of anything."""
 
 
 def test_each_row_is_its_matchers() -> None:
@@ -21,23 +54,11 @@ def test_each_row_is_its_matchers() -> None:
     digits, word = regex("[0-9]{2}").start(), regex("a?").start()
     masks = masker.begin([digits, word, digits.fork()], [0, -1, 1, 2])
     bits = np.asarray(masks.wait())
-    assert bits.dtype == np.int32 and bits.shape == (2, -(-SIZE // 32))
+    assert bits.dtype == np.int32 and bits.shape == (3, -(-SIZE // 32))
     assert {TOKENIZER.decode([token_id]) for token_id in allowed_ids(bits[0])} == set("0123456789")
     assert sorted(allowed_ids(bits[1])) == sorted([END_ID, *ids("a")])
-    assert masks.rows == [0, -1, 1, 0], "the fork stands where the first does"
-
-
-def test_a_mask_that_is_kept_keeps_nothing_of_its_grammar() -> None:
-    """Else a client's grammars, one after another, would take far more memory than their masks."""
-    masker = TokenBitmask(1, SIZE, frozenset({END_ID}))
-    grammar = regex("[a-z]{2}")
-    matcher = grammar.start()
-    masker.begin([matcher], [0]).wait()
-    places = weakref.ref(grammar.places)
-    assert places() is not None
-    del grammar, matcher
-    gc.collect()
-    assert places() is None
+    assert allowed_ids(bits[2]) == allowed_ids(bits[0])
+    assert masks.rows == [0, -1, 1, 2]
 
 
 def test_masks_leave_the_matchers_as_they_are() -> None:
@@ -109,78 +130,21 @@ def test_a_grammar_whose_mask_fails_spoils_no_other(caplog: pytest.LogCaptureFix
     assert "failed" in caplog.text
 
 
-class CountingMatcher:
-    """A matcher that tells how often its mask was computed."""
-
-    also_allowed = None
-
-    def __init__(self, grammar: CompiledGrammar) -> None:
-        self.matcher, self.num_asked = grammar.start(), 0
-
-    @property
-    def mask_key(self) -> Hashable:
-        return self.matcher.mask_key
-
-    @property
-    def constraint(self) -> CountingMatcher:
-        return self
-
-    def unsafe_compute_mask_ptr(self, pointer: int, num_bytes: int) -> None:
-        self.num_asked += 1
-        self.matcher.constraint.unsafe_compute_mask_ptr(pointer, num_bytes)
-
-
-def masks(masker: TokenBitmask, *matchers: object) -> list[list[int]]:
-    masks = masker.begin(matchers, range(len(matchers)))
-    bits = np.asarray(masks.wait())
-    return [allowed_ids(bits[row]) for row in masks.rows]
-
-
-def test_a_mask_is_computed_once_for_texts_at_one_place() -> None:
-    masker = TokenBitmask(4, SIZE, frozenset({END_ID}))
-    grammar = regex("[a-c]*d")
-    first, same, later = (CountingMatcher(grammar) for _ in range(3))
-    together = masks(masker, first, same)
-    assert later.matcher.accept(ids("a")[0])
-    assert masks(masker, later) == [together[0]] == [together[1]]
-    assert first.num_asked + same.num_asked + later.num_asked == 1
-    assert {TOKENIZER.decode([token_id]) for token_id in together[0]} == set("abcd")
-
-
-def test_kept_masks_are_bounded_and_the_least_used_goes_first() -> None:
-    masker = TokenBitmask(4, SIZE, frozenset({END_ID}), kept_bytes=2 * 4 * -(-SIZE // 32))
-    one, two, three = (CountingMatcher(regex(letter)) for letter in "abc")
-    for matcher in (one, two, one, three, one, two):
-        masks(masker, matcher)
-    assert [matcher.num_asked for matcher in (one, two, three)] == [1, 2, 1]
-
-
-def test_a_mask_that_failed_is_not_kept() -> None:
-    masker = TokenBitmask(4, SIZE, frozenset({END_ID}))
-    grammar = regex("a")
-
-    class Broken(CountingMatcher):
-        def unsafe_compute_mask_ptr(self, pointer: int, num_bytes: int) -> None:
-            raise RuntimeError("broken")
-
-    assert masks(masker, Broken(grammar)) == [[]]
-    assert masks(masker, grammar.start()) == [ids("a")]
-
-
 def test_whoever_thinks_shares_a_row() -> None:
     """A batch of models that think sends one mask to the device, not one each."""
     masker = TokenBitmask(8, SIZE, frozenset({END_ID}))
     thinking = [ReasoningGrammar(regex(letter), 5, None).start() for letter in "abc"]
     masks = masker.begin([*thinking, schema('{"type":"object"}').start(), schema("{}").start()], range(5))
-    assert masks.rows == [0, 0, 0, 1, 2], "where two JSON texts stand is not known to be the same"
+    assert masks.rows == [0, 0, 0, 1, 2]
     assert np.asarray(masks.wait()).shape[0] == 3
 
 
-def test_one_place_after_the_reasoning_is_another_while_thinking() -> None:
+def test_while_a_model_thinks_it_has_another_mask_than_after() -> None:
     masker = TokenBitmask(4, SIZE, frozenset({END_ID}))
     grammar = regex("a+")
     thinking, may_think = ReasoningGrammar(grammar, 5, None), ReasoningGrammar(grammar, 5, 31)
-    rows = masks(masker, grammar.start(), thinking.start(), may_think.start())
+    masks = masker.begin([grammar.start(), thinking.start(), may_think.start()], range(3))
+    rows = [allowed_ids(row) for row in np.asarray(masks.wait())]
     assert rows[0] == ids("a")
     assert len(rows[1]) > 300
     assert sorted(rows[2]) == sorted([*ids("a"), 31])
@@ -196,3 +160,63 @@ def test_few_rows_are_what_many_are(count: int) -> None:
     assert rows == np.asarray(begun.wait()).tolist()
     for grammar, row in zip(grammars, rows, strict=True):
         assert row == list(memoryview(grammar.start().constraint.compute_bitmask()).cast("i"))[: len(row)]
+
+
+class Walk:
+    """One sequence: its matcher as the service holds it, and the tokens that it has accepted."""
+
+    def __init__(self, spec: GrammarSpec, matcher: GrammarMatcher, token_ids: tuple[int, ...] = ()) -> None:
+        self.spec, self.matcher, self.token_ids = spec, matcher, token_ids
+
+    def fork(self) -> Walk:
+        return Walk(self.spec, self.matcher.fork(), self.token_ids)
+
+    def step(self, allowed: list[int], draws: random.Random) -> bool:
+        """By one of them; False: the text is at its end."""
+        going_on = [token_id for token_id in allowed if token_id != END_ID]
+        if not going_on or self.matcher.is_finished:
+            return False
+        liked = [token_id for token_id in going_on if token_id in LIKED]
+        token_id = draws.choice(liked if liked and draws.random() < 0.7 else going_on)
+        assert self.matcher.accept(token_id)
+        self.token_ids += (token_id,)
+        return True
+
+
+def mask_of_fresh_matcher(walk: Walk) -> list[int] | None:
+    """By llguidance alone, with a lexer of its own and no mask before this one. None: the grammar exceeds its limits."""
+    source = grammar_source(walk.spec, VOCABULARY.marks)
+    matcher = LLMatcher(VOCABULARY.trie, source, log_level=0, limits=compilation._PARSER_LIMITS)
+    matcher.consume_tokens(list(walk.token_ids))
+    mask = allowed_ids(np.frombuffer(matcher.compute_bitmask(), np.int32))
+    return None if matcher.is_error() else mask
+
+
+@given(specs=st.lists(SPECS, min_size=1, max_size=2), seed=st.integers(0, 99))
+@example([GrammarSpec("json_schema", OBJECT, "x")], 1)
+@example([GrammarSpec("lark", TEXT_OR_CALLS, "x"), GrammarSpec("grammar", SUMS, "x")], 2)
+@example([GrammarSpec("regex", r"(\d{3}-)+[a-z ]*", "x"), GrammarSpec("regex", r"([A-Z][a-z]+( [a-z]+)*\. )+", "x")], 3)
+@settings(max_examples=60, deadline=None)
+def test_a_rows_mask_is_a_fresh_matchers_that_has_read_the_same(specs: list[GrammarSpec], seed: int) -> None:
+    """Whatever a matcher, its grammar or the masker keep from the masks before, of this sequence or of others."""
+    draws, grammars = random.Random(seed), list[tuple[GrammarSpec, CompiledGrammar]]()
+    for spec in specs:
+        try:
+            grammars.append((spec, compile_grammar(spec, VOCABULARY)))
+        except ValueError:
+            return  # it describes nothing that can be written
+    masker = TokenBitmask(8, SIZE, frozenset({END_ID}))
+    walks: list[Walk] = []
+    for _ in range(12):
+        if len(walks) < 5:
+            spec, grammar = draws.choice(grammars)
+            walks.append(Walk(spec, grammar.start()))
+            walks += [draws.choice(walks).fork()] if draws.random() < 0.3 else []
+        masks = masker.begin([walk.matcher for walk in walks], range(len(walks)))
+        bits = np.asarray(masks.wait())
+        allowed = [allowed_ids(bits[row]) for row in masks.rows]
+        fresh = [mask_of_fresh_matcher(walk) for walk in walks]
+        if None in fresh:
+            return
+        assert allowed == fresh
+        walks = [walk for walk, may in zip(walks, allowed, strict=True) if walk.step(may, draws)]

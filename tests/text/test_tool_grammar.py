@@ -16,7 +16,7 @@ from service.structured.compilation import compile_grammar
 from service.structured.grammar_matcher import CompiledGrammar
 from service.structured.token_bitmask import TokenBitmask
 from service.text.tool_calls import CallDelta, TextDelta, ToolStyle, make_router
-from service.text.tool_grammar import CallableTool, CallRules, call_grammar, text_before_calls
+from service.text.tool_grammar import CallableTool, CallRules, call_grammar
 from tests.structured.masks import allowed_ids
 from tests.structured.tiny_grammars import END_ID, TOKENIZER, VOCABULARY, fits
 
@@ -41,9 +41,7 @@ MASKER = TokenBitmask(1, VOCABULARY.size, VOCABULARY.eos_token_ids)
 
 
 def grammar_of(style: ToolStyle, rules: CallRules, *tools: CallableTool) -> CompiledGrammar:
-    beginning = text_before_calls(style, rules)
-    spec = GrammarSpec("lark", call_grammar(style, tools, rules), "tools", beginning=beginning)
-    return compile_grammar(spec, VOCABULARY)
+    return compile_grammar(GrammarSpec("lark", call_grammar(style, tools, rules), "tools"), VOCABULARY)
 
 
 GRAMMARS = {
