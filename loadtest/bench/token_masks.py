@@ -2,9 +2,9 @@
 
     python -m loadtest.bench.token_masks FOLDER [--rows 1,64,256] [--rounds 3]
 
-FOLDER holds a tokenizer.json. The rows are sequences under one grammar that stand at different tokens of a text and write
-it to its end, again and again. `a row`: what all threads spent on their cores from `begin` to the end of `wait`, over the
-rows. `a step`: the time from one to the other, which is hidden where the forward pass takes longer.
+FOLDER holds a tokenizer.json. The rows are sequences under one grammar that stand at different tokens of a text and
+write it to its end, again and again. `a row`: what all threads spent on their cores from `begin` to the end of `wait`,
+over the rows. `a step`: the time from one to the other, which is hidden where the forward pass takes longer.
 """
 
 from __future__ import annotations

@@ -77,11 +77,11 @@ def test_a_grammar_is_compiled_once_however_many_ask() -> None:
 @pytest.mark.usefixtures("untried")
 def test_what_is_kept_is_bounded_and_the_least_used_goes_first() -> None:
     async def scene() -> None:
-        compiler = GrammarCompiler(table, CompileLimits(cache_bytes=16 * 2**20))
+        compiler = GrammarCompiler(table, CompileLimits(cache_bytes=13 * 2**18))
         grammars = {number: await compiler.compile(spec(number)) for number in (1, 2, 3)}
         assert await compiler.compile(spec(1)) is grammars[1]
         await compiler.compile(spec(4))
-        assert compiler.cached_bytes <= 16 * 2**20
+        assert compiler.cached_bytes <= 13 * 2**18
         assert await compiler.compile(spec(1)) is grammars[1]
         assert await compiler.compile(spec(2)) is not grammars[2]
         compiler.close()

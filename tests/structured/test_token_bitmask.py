@@ -184,7 +184,7 @@ class Walk:
 
 
 def mask_of_fresh_matcher(walk: Walk) -> list[int] | None:
-    """By llguidance alone, with a lexer of its own and no mask before this one. None: the grammar exceeds its limits."""
+    """By llguidance alone: a lexer of its own, no mask before this one. None: the grammar exceeds the limits here."""
     source = grammar_source(walk.spec, VOCABULARY.marks)
     matcher = LLMatcher(VOCABULARY.trie, source, log_level=0, limits=compilation._PARSER_LIMITS)
     matcher.consume_tokens(list(walk.token_ids))
