@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from service.api.request_building import CallHead
+from service.api.calls.request_building import CallHead
 from service.core.events import FinalEvent, Outcome
 from service.core.request import Request
 from service.core.stats import RequestStats

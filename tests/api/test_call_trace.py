@@ -5,7 +5,7 @@ import gc
 import weakref
 
 from service.api.call_trace import CallTrace
-from service.api.request_building import CallHead
+from service.api.calls.request_building import CallHead
 from service.core.events import FinalEvent, Outcome
 from service.core.request import Request
 from service.core.request_journal import Chunk, Wait

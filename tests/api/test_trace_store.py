@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from service.api.call_trace import CallTrace
-from service.api.request_building import CallHead
+from service.api.calls.request_building import CallHead
 from service.api.trace_store import MAX_TRACES, TraceStore
 from service.core.request import Request
 from service.core.sampling_params import SamplingParams

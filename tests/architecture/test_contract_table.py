@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from service.api.unsupported import _DEFAULTS
+from service.api.calls.unsupported import _DEFAULTS
 from service.protocol.chat import ChatRequest
 from service.protocol.completions import CompletionRequest
 

@@ -7,16 +7,16 @@ from typing import Any, cast
 
 import orjson
 
-from service.api.answering import whole_json
-from service.api.chat_deltas import assemble_message, chat_frames
-from service.api.choice_text import Piece, ScoredToken, StopRules
-from service.api.chunk_frames import ChunkFrames
-from service.api.completion_texts import CompletionTexts
-from service.api.generation import CollectedChoice, Generation
+from service.api.answers.answering import whole_json
+from service.api.answers.chat_deltas import assemble_message, chat_frames
+from service.api.answers.choice_text import Piece, ScoredToken, StopRules
+from service.api.answers.chunk_frames import ChunkFrames
+from service.api.answers.completion_texts import CompletionTexts
+from service.api.answers.generation import CollectedChoice, Generation
+from service.api.answers.token_logprobs import chat_logprobs, completion_logprobs, prompt_logprobs, scored_prompt
+from service.api.calls.validation import check_call
+from service.api.calls.wire_parsing import parse
 from service.api.serving_state import GenerationDefaults
-from service.api.token_logprobs import chat_logprobs, completion_logprobs, prompt_logprobs, scored_prompt
-from service.api.validation import check_call
-from service.api.wire_parsing import parse
 from service.config import ApiConfig
 from service.core.events import FinalEvent, Outcome, TokenEvent
 from service.core.iteration_result import TokenLogprobs
@@ -157,7 +157,7 @@ def _whole_completion(n: int) -> Work:
 ANSWER_INPUTS = [
     WorstInput(
         "answer: collected a token at a time",
-        ("api/generation.py", "api/choice_text.py"),
+        ("api/answers/generation.py", "api/answers/choice_text.py"),
         _collected,
         500,
         MOST_TOKENS,
@@ -165,29 +165,34 @@ ANSWER_INPUTS = [
     ),
     WorstInput(
         "stream: all tokens of a client that did not read",
-        ("api/generation.py", "api/choice_text.py"),
+        ("api/answers/generation.py", "api/answers/choice_text.py"),
         _unread,
         1_000,
         4_096,
         "loop",
     ),
     WorstInput(
-        "stream: many deltas in one frame", ("api/chat_deltas.py", "api/chunk_frames.py"), _framed, 2_000, 4_096, "loop"
+        "stream: many deltas in one frame",
+        ("api/answers/chat_deltas.py", "api/answers/chunk_frames.py"),
+        _framed,
+        2_000,
+        4_096,
+        "loop",
     ),
-    WorstInput("answer: many deltas", ("api/chat_deltas.py",), _assembled, 2_000, MOST_TOKENS, "pool"),
+    WorstInput("answer: many deltas", ("api/answers/chat_deltas.py",), _assembled, 2_000, MOST_TOKENS, "pool"),
     WorstInput(
         "logprobs of a completion",
-        ("api/token_logprobs.py", "text/token_bytes.py"),
+        ("api/answers/token_logprobs.py", "text/token_bytes.py"),
         _completion_logprobs,
         500,
         190_000,
         "pool",
     ),
-    WorstInput("logprobs of a chat", ("api/token_logprobs.py",), _chat_logprobs, 200, 190_000, "pool"),
-    WorstInput("logprobs of a prompt", ("api/token_logprobs.py",), _prompt_logprobs, 200, 190_000, "pool"),
+    WorstInput("logprobs of a chat", ("api/answers/token_logprobs.py",), _chat_logprobs, 200, 190_000, "pool"),
+    WorstInput("logprobs of a prompt", ("api/answers/token_logprobs.py",), _prompt_logprobs, 200, 190_000, "pool"),
     WorstInput(
         "answer: a completion with logprobs",
-        ("api/completion_texts.py", "api/answering.py", "api/generation.py"),
+        ("api/answers/completion_texts.py", "api/answers/answering.py", "api/answers/generation.py"),
         _whole_completion,
         300,
         190_000,

@@ -11,24 +11,24 @@ import orjson
 from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.allowed_hosts import AllowedHosts
-from service.api.answering import ignored_header
-from service.api.beam_rules import check_beams
-from service.api.bearer_auth import BearerAuth
-from service.api.body_budget import BodyBudget
-from service.api.chat_messages import check_messages, num_characters, template_messages, unknown_fields
-from service.api.draw_rules import check_draw_rules, sampling_fields
+from service.api.answers.answering import ignored_header
+from service.api.calls.beam_rules import check_beams
+from service.api.calls.chat_messages import check_messages, num_characters, template_messages, unknown_fields
+from service.api.calls.draw_rules import check_draw_rules, sampling_fields
+from service.api.calls.json_body import read_json_object
+from service.api.calls.large_json import parse_large
+from service.api.calls.member_limits import check_members
+from service.api.calls.token_checks import check_token_ids
+from service.api.calls.tools import check_tools
+from service.api.calls.validation import check_call
+from service.api.calls.wire_parsing import parse
 from service.api.error_responses import error_response
-from service.api.json_body import read_json_object
-from service.api.large_json import parse_large
-from service.api.member_limits import check_members
-from service.api.request_ids import RequestIds
+from service.api.middleware.allowed_hosts import AllowedHosts
+from service.api.middleware.bearer_auth import BearerAuth
+from service.api.middleware.body_budget import BodyBudget
+from service.api.middleware.request_ids import RequestIds
 from service.api.serving_state import GenerationDefaults, ServedModel
 from service.api.text_pool import TextPool
-from service.api.token_checks import check_token_ids
-from service.api.tools import check_tools
-from service.api.validation import check_call
-from service.api.wire_parsing import parse
 from service.config import ApiConfig
 from service.core.host_times import HostTimes
 from service.errors import InvalidRequest
@@ -179,16 +179,16 @@ def _error_of_long_names(n: int) -> Work:
 DOOR_INPUTS = [
     WorstInput(
         "JSON: a string of quotes that does not end",
-        ("api/large_json.py",),
+        ("api/calls/large_json.py",),
         lambda n: _large(b'{"prompt":"' + b'\\"' * n),
         50_000,
         _BODY // 2,
         "pool",
     ),
-    WorstInput("JSON: brackets", ("api/large_json.py",), lambda n: _large(b"[" * n), 50_000, _BODY, "pool"),
+    WorstInput("JSON: brackets", ("api/calls/large_json.py",), lambda n: _large(b"[" * n), 50_000, _BODY, "pool"),
     WorstInput(
         "JSON: lists that are nearly runs",
-        ("api/large_json.py",),
+        ("api/calls/large_json.py",),
         lambda n: _large(b"[" + (b"[" + b"7," * 2000 + b"x],") * (n // 4000) + b"0]"),
         400_000,
         _BODY,
@@ -196,7 +196,7 @@ DOOR_INPUTS = [
     ),
     WorstInput(
         "JSON: a run of integers",
-        ("api/large_json.py",),
+        ("api/calls/large_json.py",),
         lambda n: _large(b"[" + b"7," * (n // 2) + b"7]"),
         200_000,
         _BODY,
@@ -204,7 +204,7 @@ DOOR_INPUTS = [
     ),
     WorstInput(
         "JSON: many strings",
-        ("api/large_json.py",),
+        ("api/calls/large_json.py",),
         lambda n: _large(b"[" + b'"",' * (n // 3) + b'""]'),
         60_000,
         _BODY,
@@ -212,7 +212,7 @@ DOOR_INPUTS = [
     ),
     WorstInput(
         "JSON: a byte at a time",
-        ("api/json_body.py", "api/text_pool.py", "api/request_headers.py"),
+        ("api/calls/json_body.py", "api/text_pool.py", "api/request_headers.py"),
         _read_in_pieces,
         2_000,
         _BODY,
@@ -220,7 +220,7 @@ DOOR_INPUTS = [
     ),
     WorstInput(
         "messages: many",
-        ("api/wire_parsing.py", "api/member_limits.py", "protocol/chat.py"),
+        ("api/calls/wire_parsing.py", "api/calls/member_limits.py", "protocol/chat.py"),
         _chat_door,
         1_000,
         CONFIG.max_messages,
@@ -228,7 +228,7 @@ DOOR_INPUTS = [
     ),
     WorstInput(
         "messages: four million that are none",
-        ("api/member_limits.py",),
+        ("api/calls/member_limits.py",),
         lambda n: _door(ChatRequest, {"model": "m", "messages": [0] * n}),
         CONFIG.max_messages // 4,
         _BODY // 2,
@@ -236,7 +236,7 @@ DOOR_INPUTS = [
     ),
     WorstInput(
         "messages: the last is wrong",
-        ("api/wire_parsing.py",),
+        ("api/calls/wire_parsing.py",),
         lambda n: _door(ChatRequest, {"model": "m", "messages": [_SAID] * n + [{"role": 5}]}),
         1_000,
         CONFIG.max_messages,
@@ -244,7 +244,7 @@ DOOR_INPUTS = [
     ),
     WorstInput(
         "messages: all wrong in every field",
-        ("api/wire_parsing.py",),
+        ("api/calls/wire_parsing.py",),
         lambda n: _door(ChatRequest, {"model": "m", "messages": [{"role": 5, "content": [5], "name": 5}] * n}),
         2_000,
         CONFIG.max_messages,
@@ -252,7 +252,7 @@ DOOR_INPUTS = [
     ),
     WorstInput(
         "messages: content parts",
-        ("api/wire_parsing.py",),
+        ("api/calls/wire_parsing.py",),
         lambda n: _chat_door(1, content=[_PART] * n),
         2_000,
         CONFIG.max_messages,
@@ -260,7 +260,7 @@ DOOR_INPUTS = [
     ),
     WorstInput(
         "messages: the last content part is wrong",
-        ("api/wire_parsing.py",),
+        ("api/calls/wire_parsing.py",),
         lambda n: _chat_door(1, content=[_PART] * n + [5]),
         2_000,
         CONFIG.max_messages,
@@ -268,7 +268,7 @@ DOOR_INPUTS = [
     ),
     WorstInput(
         "messages: checked, with fields that nobody knows",
-        ("api/chat_messages.py", "api/unsupported.py"),
+        ("api/calls/chat_messages.py", "api/calls/unsupported.py"),
         _messages,
         1_000,
         CONFIG.max_messages,
@@ -276,7 +276,7 @@ DOOR_INPUTS = [
     ),
     WorstInput(
         "arguments of a call: many values",
-        ("api/chat_messages.py",),
+        ("api/calls/chat_messages.py",),
         lambda n: _arguments('{"a":[' + "[]," * (n // 3 - 3) + "0]}"),
         50_000,
         CONFIG.max_arguments_characters,
@@ -284,7 +284,7 @@ DOOR_INPUTS = [
     ),
     WorstInput(
         "arguments of a call: deep",
-        ("api/chat_messages.py",),
+        ("api/calls/chat_messages.py",),
         lambda n: _arguments('{"a":' * (n // 5)),
         50_000,
         CONFIG.max_arguments_characters,
@@ -292,18 +292,23 @@ DOOR_INPUTS = [
     ),
     WorstInput(
         "arguments of a call: a long number",
-        ("api/chat_messages.py",),
+        ("api/calls/chat_messages.py",),
         lambda n: _arguments('{"a":1.' + "1" * (n - 8) + "}"),
         120_000,
         CONFIG.max_arguments_characters,
         "pool",
     ),
     WorstInput(
-        "tools: many, all allowed", ("api/tools.py", "api/schema_limits.py"), _tools, 32, CONFIG.max_tools, "loop"
+        "tools: many, all allowed",
+        ("api/calls/tools.py", "api/calls/schema_limits.py"),
+        _tools,
+        32,
+        CONFIG.max_tools,
+        "loop",
     ),
     WorstInput(
         "fields that nobody knows",
-        ("api/validation.py", "api/unsupported.py"),
+        ("api/calls/validation.py", "api/calls/unsupported.py"),
         partial(_called, lambda n: {f"x{index}": 0 for index in range(n)}),
         4_000,
         100_000,
@@ -311,7 +316,7 @@ DOOR_INPUTS = [
     ),
     WorstInput(
         "fields that nobody knows, told in a header",
-        ("api/answering.py",),
+        ("api/answers/answering.py",),
         lambda n: partial(ignored_header, ["\n" * n] * n),
         1_000,
         100_000,
@@ -319,7 +324,7 @@ DOOR_INPUTS = [
     ),
     WorstInput(
         "stop strings: many",
-        ("api/wire_parsing.py", "protocol/generation.py"),
+        ("api/calls/wire_parsing.py", "protocol/generation.py"),
         lambda n: _completion_door(stop=["x"] * n),
         40_000,
         500_000,
@@ -327,7 +332,7 @@ DOOR_INPUTS = [
     ),
     WorstInput(
         "stop_token_ids: more than may be",
-        ("api/member_limits.py",),
+        ("api/calls/member_limits.py",),
         lambda n: _completion_door(stop_token_ids=[7] * n),
         CONFIG.max_stop_token_ids // 4,
         _BODY // 2,
@@ -335,7 +340,7 @@ DOOR_INPUTS = [
     ),
     WorstInput(
         "prompt: ids, the last is none",
-        ("api/wire_parsing.py", "protocol/completions.py"),
+        ("api/calls/wire_parsing.py", "protocol/completions.py"),
         lambda n: _completion_door(prompt=[7] * n + ["x"]),
         50_000,
         _BODY // 2,
@@ -343,7 +348,7 @@ DOOR_INPUTS = [
     ),
     WorstInput(
         "prompt: a list of ids, the last is none, among others",
-        ("api/wire_parsing.py",),
+        ("api/calls/wire_parsing.py",),
         lambda n: _completion_door(prompt=[[7] * n + ["x"]] * CONFIG.max_prompts_per_call),
         5_000,
         _BODY // 2 // CONFIG.max_prompts_per_call,
@@ -351,13 +356,13 @@ DOOR_INPUTS = [
     ),
     WorstInput(
         "prompt: more strings than may be",
-        ("api/member_limits.py",),
+        ("api/calls/member_limits.py",),
         lambda n: _completion_door(prompt=["x"] * n),
         CONFIG.max_prompts_per_call // 4,
         500_000,
         "loop",
     ),
-    WorstInput("prompt: the last id is wrong", ("api/token_checks.py",), _wrong_id, 200_000, _BODY // 2, "pool"),
+    WorstInput("prompt: the last id is wrong", ("api/calls/token_checks.py",), _wrong_id, 200_000, _BODY // 2, "pool"),
     WorstInput(
         "tokens to detokenize: the last is none",
         ("protocol/tokenize.py",),
@@ -368,7 +373,7 @@ DOOR_INPUTS = [
     ),
     WorstInput(
         "logit_bias: more than may be, all wrong",
-        ("api/member_limits.py",),
+        ("api/calls/member_limits.py",),
         lambda n: _completion_door(logit_bias={str(index): "x" for index in range(n)}),
         CONFIG.max_logit_bias // 4,
         170_000,
@@ -376,7 +381,7 @@ DOOR_INPUTS = [
     ),
     WorstInput(
         "logit_bias: as many as may be",
-        ("api/draw_rules.py",),
+        ("api/calls/draw_rules.py",),
         partial(_drawn, lambda n: {"logit_bias": {str(index): 1 for index in range(n)}}),
         1_000,
         CONFIG.max_logit_bias,
@@ -384,7 +389,7 @@ DOOR_INPUTS = [
     ),
     WorstInput(
         "logit_bias: a long key",
-        ("api/draw_rules.py",),
+        ("api/calls/draw_rules.py",),
         partial(_drawn, lambda n: {"logit_bias": {"1" * n: 1}}),
         500_000,
         _BODY,
@@ -392,7 +397,7 @@ DOOR_INPUTS = [
     ),
     WorstInput(
         "bad_words",
-        ("api/draw_rules.py",),
+        ("api/calls/draw_rules.py",),
         partial(_drawn, lambda n: {"bad_words": ["x" * CONFIG.max_stop_bytes] * n}),
         16,
         CONFIG.max_bad_words,
@@ -400,7 +405,7 @@ DOOR_INPUTS = [
     ),
     WorstInput(
         "allowed_token_ids",
-        ("api/draw_rules.py", "api/beam_rules.py"),
+        ("api/calls/draw_rules.py", "api/calls/beam_rules.py"),
         partial(_drawn, lambda n: {"allowed_token_ids": list(range(n, 0, -1))}),
         16_000,
         CONFIG.max_allowed_token_ids,
@@ -408,7 +413,7 @@ DOOR_INPUTS = [
     ),
     WorstInput(
         "header: a long key",
-        ("api/bearer_auth.py", "api/http_only.py"),
+        ("api/middleware/bearer_auth.py", "api/middleware/http_only.py"),
         lambda n: _through(partial(BearerAuth, keys=["k"]), [(b"authorization", b"Bearer " + b" " * n + b"x" * n)]),
         60_000,
         65_536,
@@ -416,7 +421,7 @@ DOOR_INPUTS = [
     ),
     WorstInput(
         "header: a long host",
-        ("api/allowed_hosts.py",),
+        ("api/middleware/allowed_hosts.py",),
         lambda n: _through(partial(AllowedHosts, names=["a.example"]), [(b"host", b"a." * n + b":1")]),
         60_000,
         65_536,
@@ -424,7 +429,7 @@ DOOR_INPUTS = [
     ),
     WorstInput(
         "header: a long request id behind many others",
-        ("api/request_ids.py", "api/request_headers.py", "api/random_ids.py"),
+        ("api/middleware/request_ids.py", "api/request_headers.py", "api/random_ids.py"),
         lambda n: _through(RequestIds, [*[(b"x", b"y")] * n, (b"x-request-id", b"a" * n + b"\n")]),
         40_000,
         65_536,

@@ -7,10 +7,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from service.api.output_form import check_output_form
-from service.api.schema_annotations import without_annotations
-from service.api.schema_limits import check_grammar, schema_text
-from service.api.wire_parsing import parse
+from service.api.calls.output_form import check_output_form
+from service.api.calls.schema_annotations import without_annotations
+from service.api.calls.schema_limits import check_grammar, schema_text
+from service.api.calls.wire_parsing import parse
 from service.config import ApiConfig
 from service.core.grammar import GrammarSpec
 from service.protocol.completions import CompletionRequest
@@ -89,7 +89,7 @@ FORM_INPUTS = [
     *(
         WorstInput(
             f"schema: {keyword} as deep as may be",
-            ("api/schema_limits.py", "api/schema_annotations.py"),
+            ("api/calls/schema_limits.py", "api/calls/schema_annotations.py"),
             partial(_schema, partial(_nested, keyword)),
             100,
             _SCHEMA_BYTES // 3,
@@ -100,7 +100,7 @@ FORM_INPUTS = [
     *(
         WorstInput(
             f"schema: {keyword} in each other",
-            ("api/schema_limits.py",),
+            ("api/calls/schema_limits.py",),
             partial(_schema, partial(_deep, keyword)),
             50,
             CONFIG.max_schema_depth - 2,
@@ -110,16 +110,18 @@ FORM_INPUTS = [
     ),
     WorstInput(
         "schema: a sequence of allOf",
-        ("api/schema_limits.py",),
+        ("api/calls/schema_limits.py",),
         partial(_schema, lambda n: {"anyOf": [{"allOf": [{"$ref": "#"}]}] * n}),
         200,
         _SCHEMA_BYTES // 24,
         "loop",
     ),
-    WorstInput("schema: formats that say nothing", ("api/schema_annotations.py",), _annotated, 1_000, 1_500, "loop"),
+    WorstInput(
+        "schema: formats that say nothing", ("api/calls/schema_annotations.py",), _annotated, 1_000, 1_500, "loop"
+    ),
     WorstInput(
         "grammar: %json everywhere",
-        ("api/schema_limits.py",),
+        ("api/calls/schema_limits.py",),
         lambda n: _grammar("%json" * (n // 5)),
         32_000,
         _SCHEMA_BYTES,
@@ -127,7 +129,7 @@ FORM_INPUTS = [
     ),
     WorstInput(
         "grammar: %json in strings of JSON",
-        ("api/schema_limits.py",),
+        ("api/calls/schema_limits.py",),
         lambda n: _grammar('%json ["' * (n // 8)),
         32_000,
         _SCHEMA_BYTES,
@@ -135,14 +137,19 @@ FORM_INPUTS = [
     ),
     WorstInput(
         "choice: many",
-        ("api/output_form.py",),
+        ("api/calls/output_form.py",),
         lambda n: _form(choice=["x"] * n),
         2_000,
         CONFIG.max_enum_values,
         "loop",
     ),
     WorstInput(
-        "schema as text", ("api/output_form.py",), lambda n: _form(guided_json="[" * n), 16_000, _SCHEMA_BYTES, "loop"
+        "schema as text",
+        ("api/calls/output_form.py",),
+        lambda n: _form(guided_json="[" * n),
+        16_000,
+        _SCHEMA_BYTES,
+        "loop",
     ),
     WorstInput(
         "tools, Hermes: many properties",

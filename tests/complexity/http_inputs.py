@@ -151,10 +151,10 @@ HTTP_INPUTS = [
         (
             "api/app.py",
             "api/endpoint.py",
-            "api/models.py",
-            "api/error_barrier.py",
-            "api/http_facts.py",
-            "api/validation.py",
+            "api/endpoints/models.py",
+            "api/middleware/error_barrier.py",
+            "api/middleware/http_facts.py",
+            "api/calls/validation.py",
         ),
         lambda n: _front_door("/v1/models/" + "a/" * n, []),
         100_000,
@@ -163,7 +163,7 @@ HTTP_INPUTS = [
     ),
     WorstInput(
         "path: a request's long name",
-        ("api/traces.py", "api/trace_store.py"),
+        ("api/endpoints/traces.py", "api/trace_store.py"),
         lambda n: _front_door("/v1/requests/" + "a" * n + "/trace", []),
         200_000,
         _MOST_HEAD,

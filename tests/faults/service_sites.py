@@ -14,11 +14,11 @@ _BEFORE: tuple[Moment, ...] = ("before",)
 ON_THE_WAY_IN = (
     FaultSite("socket_read", "service.http.protocol:BoundedProtocol.data_received", Reach.CONNECTION, OSError, _BEFORE),
     FaultSite("request_id", f"{_API}.random_ids:RandomIds.next", Reach.CONNECTION, OSError, _BEFORE),
-    FaultSite("body_read", f"{_API}.json_body:_read", Reach.REQUEST, MemoryError),
-    FaultSite("body_budget", f"{_API}.body_budget:BodyShare.take", Reach.REQUEST, MemoryError),
-    FaultSite("parse_chat", f"{_API}.chat_completions:parse", Reach.REQUEST, RecursionError, _BEFORE),
-    FaultSite("parse_completion", f"{_API}.completions:parse", Reach.REQUEST, RecursionError, _BEFORE),
-    FaultSite("check_call", f"{_API}.chat_completions:check_call", Reach.REQUEST, moments=_BEFORE),
+    FaultSite("body_read", f"{_API}.calls.json_body:_read", Reach.REQUEST, MemoryError),
+    FaultSite("body_budget", f"{_API}.middleware.body_budget:BodyShare.take", Reach.REQUEST, MemoryError),
+    FaultSite("parse_chat", f"{_API}.endpoints.chat_completions:parse", Reach.REQUEST, RecursionError, _BEFORE),
+    FaultSite("parse_completion", f"{_API}.endpoints.completions:parse", Reach.REQUEST, RecursionError, _BEFORE),
+    FaultSite("check_call", f"{_API}.endpoints.chat_completions:check_call", Reach.REQUEST, moments=_BEFORE),
     FaultSite("render_template", f"{_TEXT}.chat_template:ChatTemplate.render", Reach.REQUEST, MemoryError),
     FaultSite("tokenize", f"{_TEXT}.tokenizer:Tokenizer.encode", Reach.REQUEST, MemoryError),
     FaultSite("tokenize_chat", f"{_TEXT}.tokenizer:Tokenizer.encode_rendered", Reach.REQUEST, MemoryError),
@@ -28,25 +28,25 @@ ON_THE_WAY_IN = (
     FaultSite("grammar", "service.structured.grammar_compiler:GrammarCompiler.compile", Reach.REQUEST),
     FaultSite("try_grammar", "service.structured.compile_trials:CompileTrials.run", Reach.REQUEST, OSError),
     FaultSite("compile_grammar", "service.structured.grammar_compiler:compile_grammar", Reach.REQUEST, MemoryError),
-    FaultSite("build_requests", f"{_API}.submission:build_requests", Reach.REQUEST),
-    FaultSite("trace_made", f"{_API}.submission:CallTrace", Reach.REQUEST, MemoryError),
-    FaultSite("generation", f"{_API}.submission:Generation", Reach.REQUEST, MemoryError),
+    FaultSite("build_requests", f"{_API}.answers.submission:build_requests", Reach.REQUEST),
+    FaultSite("trace_made", f"{_API}.answers.submission:CallTrace", Reach.REQUEST, MemoryError),
+    FaultSite("generation", f"{_API}.answers.submission:Generation", Reach.REQUEST, MemoryError),
     FaultSite("submit", f"{_ENGINE}.async_engine:AsyncEngine.submit", Reach.REQUEST, MemoryError),
     FaultSite("trace", f"{_API}.trace_store:TraceStore.add", Reach.REQUEST, MemoryError),
 )
 
 ON_THE_WAY_OUT = (
-    FaultSite("chat_frames", f"{_API}.chat_completions:ChunkFrames", Reach.REQUEST, MemoryError),
-    FaultSite("completion_texts", f"{_API}.completions:CompletionTexts", Reach.REQUEST, MemoryError),
-    FaultSite("answer_stream", f"{_API}.chat_completions:answer_stream", Reach.REQUEST, MemoryError),
-    FaultSite("answer_whole", f"{_API}.completions:answer_whole", Reach.REQUEST, MemoryError),
-    FaultSite("collect", f"{_API}.generation:Generation.collect", Reach.REQUEST),
-    FaultSite("close", f"{_API}.generation:Generation.close", Reach.REQUEST),
-    FaultSite("read_by", f"{_API}.generation:Generation.read_by", Reach.CONNECTION),
+    FaultSite("chat_frames", f"{_API}.endpoints.chat_completions:ChunkFrames", Reach.REQUEST, MemoryError),
+    FaultSite("completion_texts", f"{_API}.endpoints.completions:CompletionTexts", Reach.REQUEST, MemoryError),
+    FaultSite("answer_stream", f"{_API}.endpoints.chat_completions:answer_stream", Reach.REQUEST, MemoryError),
+    FaultSite("answer_whole", f"{_API}.endpoints.completions:answer_whole", Reach.REQUEST, MemoryError),
+    FaultSite("collect", f"{_API}.answers.generation:Generation.collect", Reach.REQUEST),
+    FaultSite("close", f"{_API}.answers.generation:Generation.close", Reach.REQUEST),
+    FaultSite("read_by", f"{_API}.answers.generation:Generation.read_by", Reach.CONNECTION),
     FaultSite("stop_choice", f"{_ENGINE}.async_engine:AsyncEngine.stop_choice", Reach.REQUEST),
     FaultSite("trace_end", f"{_API}.call_trace:CallTrace.note_end", Reach.REQUEST, MemoryError),
-    FaultSite("usage_frame", f"{_API}.chunk_frames:ChunkFrames.usage", Reach.REQUEST, moments=_BEFORE),
-    FaultSite("whole_json", f"{_API}.answering:whole_json", Reach.REQUEST, MemoryError),
+    FaultSite("usage_frame", f"{_API}.answers.chunk_frames:ChunkFrames.usage", Reach.REQUEST, moments=_BEFORE),
+    FaultSite("whole_json", f"{_API}.answers.answering:whole_json", Reach.REQUEST, MemoryError),
     FaultSite(
         "send", "uvicorn.protocols.http.httptools_impl:RequestResponseCycle.send", Reach.CONNECTION, OSError, _BEFORE
     ),
@@ -64,12 +64,12 @@ BESIDE_THE_WAY = (
 )
 
 ON_EVERY_TOKEN = (
-    FaultSite("take_pieces", f"{_API}.generation:Generation.take_pieces", Reach.REQUEST, moments=_BEFORE),
+    FaultSite("take_pieces", f"{_API}.answers.generation:Generation.take_pieces", Reach.REQUEST, moments=_BEFORE),
     FaultSite("detokenize", f"{_TEXT}.detokenizer:ByteDetokenizer.push", Reach.REQUEST, KeyError, _BEFORE),
     FaultSite("stop_strings", f"{_TEXT}.stop_strings:StopMatcher.push", Reach.REQUEST, moments=_BEFORE),
     FaultSite("tool_parse", f"{_TEXT}.chat_output:ChatOutput.push", Reach.REQUEST, moments=_BEFORE),
-    FaultSite("frame", f"{_API}.chunk_frames:ChunkFrames.choice", Reach.REQUEST, moments=_BEFORE),
-    FaultSite("plain_frame", f"{_API}.plain_frames:PlainFrames.take", Reach.REQUEST, moments=_BEFORE),
+    FaultSite("frame", f"{_API}.answers.chunk_frames:ChunkFrames.choice", Reach.REQUEST, moments=_BEFORE),
+    FaultSite("plain_frame", f"{_API}.answers.plain_frames:PlainFrames.take", Reach.REQUEST, moments=_BEFORE),
     FaultSite("write_now", "service.http.request_cycle:_write_now", Reach.CONNECTION, OSError, _BEFORE),
 )
 """Called so often that a few calls of different kinds have to do."""

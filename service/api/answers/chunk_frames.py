@@ -1,0 +1,88 @@
+"""Frames of a streamed call: constant bytes around the few that change (no object per token)."""
+
+from __future__ import annotations
+
+import orjson
+
+from service.api.answers.choice_text import Piece
+from service.api.answers.generation import Generation
+from service.api.calls.validation import CheckedCall
+
+NOT_ENDED = b'"finish_reason":null'
+TEXT_PLACE = b"\0"
+"""Nothing that is JSON."""
+
+
+class ChunkFrames:
+    """Makes the chunks of one call. All have the same id, object, created and model.
+
+    With include_usage each says `usage: null`, and one last chunk without choices has the numbers; with
+    continuous_usage_stats each has the numbers so far.
+    """
+
+    def __init__(
+        self,
+        kind: bytes,
+        call: CheckedCall,
+        generation: Generation,
+        call_id: str,
+        created: int,
+        system_fingerprint: str | None,
+    ) -> None:
+        self._call = call
+        self._generation = generation
+        self._has_usage = call.include_usage or call.continuous_usage
+        self._head = b'data: {"id":%s,"object":"%s","created":%d,"model":%s,"system_fingerprint":%s,"choices":[' % (
+            orjson.dumps(call_id),
+            kind,
+            created,
+            orjson.dumps(call.model),
+            orjson.dumps(system_fingerprint),
+        )
+
+    def choice(
+        self, index: int, content: bytes, end: bytes = NOT_ENDED, ids: bytes = b"", logprobs: bytes = b"null"
+    ) -> bytes:
+        """One choice's chunk. `content` is its `"text": ...` or `"delta": ...`, `end` and `ids` come from `end_of` and
+        `ids_of`."""
+        usage = self._usage_so_far() if self._has_usage else b""
+        return b'%s{"index":%d,%s,"logprobs":%s,%s%s}]%s}\n\n' % (self._head, index, content, logprobs, end, ids, usage)
+
+    def around_text(self, content: bytes) -> tuple[bytes, bytes] | None:
+        """What stands before and behind the text in a chunk of choice 0 that says nothing else, in the middle of its
+        stream; None if chunks of this call say more. content: as in `choice`, with TEXT_PLACE for the text's JSON."""
+        call = self._call
+        if call.return_token_ids or call.continuous_usage or call.logprobs is not None:
+            return None
+        before, after = self.choice(0, content).split(TEXT_PLACE)
+        return before, after
+
+    def end_of(self, piece: Piece, finish_reason: str | None = None) -> bytes:
+        """Whether the choice has ended and by what; `finish_reason` if the API has another word than the engine."""
+        if piece.finish_reason is None:
+            return NOT_ENDED
+        reason = finish_reason or piece.finish_reason.value
+        return b'"finish_reason":"%s","stop_reason":%s' % (reason.encode(), orjson.dumps(piece.stop_reason))
+
+    def ids_of(self, piece: Piece) -> bytes:
+        """`return_token_ids`: the piece's ids, and with the choice's first piece the prompt's; else nothing."""
+        if not self._call.return_token_ids:
+            return b""
+        ids = b',"token_ids":' + orjson.dumps(piece.token_ids)
+        if piece.is_first:
+            ids += b',"prompt_token_ids":' + orjson.dumps(self._generation.prompt_token_ids(piece.prompt_index))
+        return ids
+
+    def usage(self) -> bytes:
+        """The chunk after the last piece, if the client asked for it."""
+        if not self._call.include_usage:
+            return b""
+        return b'%s],"usage":%s}\n\n' % (self._head, self._usage_json())
+
+    def _usage_so_far(self) -> bytes:
+        if self._call.continuous_usage:
+            return b',"usage":' + self._usage_json()
+        return b',"usage":null'
+
+    def _usage_json(self) -> bytes:
+        return orjson.dumps(self._generation.usage_fields())

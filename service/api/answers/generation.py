@@ -1,0 +1,289 @@
+"""The engine requests of one HTTP call, from submission to the last piece of text."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from service.api.answers.choice_text import ChoiceText, Piece, ScoredToken, StopRules
+from service.core.events import FinalEvent, Outcome, PromptEvent, StreamEvent, TokenEvent
+from service.core.iteration_result import TokenLogprobs
+from service.core.request import FinishReason, Request
+from service.core.stats import RequestStats
+from service.engine.async_engine import AsyncEngine
+from service.engine.request_stream import RequestStream
+from service.errors import RequestError, Unavailable
+from service.protocol.usage import Usage
+from service.text.chat_output import ChatOutput, OutputDelta
+from service.text.detokenizer import make_detokenizer
+from service.text.tokenizer import Tokenizer
+
+_IDS_ONLY = {int}
+
+
+@dataclass(frozen=True, slots=True)
+class CollectedChoice:
+    """One choice, complete."""
+
+    index: int
+    prompt_index: int
+    text: str
+    token_ids: list[int]
+    prompt_token_ids: list[int]
+    finish_reason: FinishReason
+    stop_reason: str | int | None = None
+    deltas: Sequence[OutputDelta] = ()
+    scored: Sequence[ScoredToken] = ()
+    mean_logprob: float = 0.0
+
+
+class Generation:
+    """One engine request per prompt; they stand and fall together. Event-loop thread.
+
+    Submits on construction: an engine's refusal is raised, and what was already submitted is aborted. Whoever
+    makes one calls `close` in a `finally`. Choice index = prompt index * n + i.
+
+    make_output: makes what tells a choice's output apart; None: it is all content.
+    note_end(prompt index, event): called once a prompt, when its request ends; event None: `close` aborted it.
+    num_returned: `collect` shows so many choices of each prompt, the best by their mean logprob; None: all of them.
+    error: what one of the requests has failed with, or Unavailable if the server has aborted one; then the others are
+        of no use. None again after `close`.
+    text_s: seconds that turning tokens into text has taken so far.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        tokenizer: Tokenizer,
+        requests: Sequence[Request],
+        stops: StopRules,
+        make_output: Callable[[], ChatOutput] | None = None,
+        note_end: Callable[[int, FinalEvent | None], None] = lambda prompt_index, event: None,
+        *,
+        skip_special_tokens: bool = True,
+        num_returned: int | None = None,
+    ) -> None:
+        self._engine = engine
+        self._note_end = note_end
+        self._counts_reasoning = make_output is not None
+        self._requests = requests
+        self._num_returned = num_returned
+        self._prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+        self._streams: dict[int, RequestStream] = {}  # prompt index -> stream that has not ended
+        self._stats: list[RequestStats] = []
+        self.error: RequestError | None = None
+        self.text_s = 0.0
+        self._choices: list[ChoiceText] = []
+        for prompt_index, request in enumerate(requests):
+            for _ in range(request.sampling.n):
+                detokenizer = make_detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
+                output = None if make_output is None else make_output()
+                self._choices.append(
+                    ChoiceText(
+                        len(self._choices), prompt_index, detokenizer, stops, output, request.sampling.stop_token_ids
+                    )
+                )
+        try:
+            for prompt_index, request in enumerate(requests):
+                self._streams[prompt_index] = engine.submit(request)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all prompts have ended, and none with an `error`."""
+        return not self._streams and self.error is None
+
+    @property
+    def usage(self) -> Usage:
+        """As `usage_fields` has it."""
+        return Usage(**self.usage_fields())
+
+    def usage_fields(self) -> dict[str, Any]:
+        """What `Usage` is made of. A prompt is counted once, its completions all. What was cached is known when the
+        call is done."""
+        prompt_tokens = sum([request.num_prompt_tokens for request in self._requests])
+        completion_tokens = sum([choice.num_tokens for choice in self._choices])
+        cached_tokens = sum([stats.num_cached_tokens for stats in self._stats])
+        fields: dict[str, Any] = {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+            "prompt_tokens_details": None if self._streams else {"cached_tokens": cached_tokens},
+        }
+        if self._counts_reasoning:
+            num_reasoning_tokens = sum([choice.num_reasoning_tokens for choice in self._choices])
+            fields["completion_tokens_details"] = {"reasoning_tokens": num_reasoning_tokens}
+        return fields
+
+    def prompt_token_ids(self, prompt_index: int) -> list[int]:
+        return list(self._requests[prompt_index].prompt_token_ids)
+
+    @property
+    def num_logprobs(self) -> int:
+        """Entries that the answer may have to write."""
+        num = 0
+        for choice in self._choices:
+            sampling = self._requests[choice.prompt_index].sampling
+            num += 0 if sampling.num_logprobs is None else choice.num_tokens * (sampling.num_logprobs + 1)
+            num += len(self._prompt_logprobs.get(choice.prompt_index, ())) * ((sampling.num_prompt_logprobs or 0) + 1)
+        return num
+
+    def prompt_logprobs(self, prompt_index: int) -> tuple[TokenLogprobs, ...]:
+        """Of each of the prompt's tokens but the first, if asked for; known from the prompt's first piece on."""
+        return self._prompt_logprobs[prompt_index]
+
+    def read_by(self, reader: Callable[[], None]) -> None:
+        """`reader` is called when `take_pieces` may have something to return; it neither raises nor waits."""
+        for stream in self._streams.values():
+            stream.read_by(reader)
+
+    def take_pieces(self) -> list[Piece]:
+        """What the events since the last call say, perhaps nothing. After an `error` nothing that matters comes."""
+        began_s = time.perf_counter()
+        pieces: list[Piece] = []
+        for prompt_index, stream in list(self._streams.items()):
+            if stream.has_events:
+                pieces += self._read(prompt_index, stream.take())
+        self.text_s += time.perf_counter() - began_s
+        return pieces
+
+    def take_plain_text(self) -> str | None:
+        """As `take_pieces`, where all that can be taken is text in the middle of the call's only choice, and nothing
+        besides is wanted: that text, perhaps none yet. Else None, and nothing is taken."""
+        choice = self._choices[0]
+        if len(self._choices) > 1 or choice.has_said_nothing or not choice.is_plain or not self._streams:
+            return None
+        token_ids = self._streams[0].take_ids()
+        return None if token_ids is None else choice.push_and_say(token_ids)
+
+    async def collect(self) -> list[CollectedChoice]:
+        """The choices to be shown, complete, in order of their index. Raises `error`, if there is one."""
+        news = asyncio.Event()
+        self.read_by(news.set)
+        texts: list[list[str]] = [[] for _ in self._choices]
+        token_ids: list[list[int]] = [[] for _ in self._choices]
+        deltas: list[list[OutputDelta]] = [[] for _ in self._choices]
+        scored: list[list[ScoredToken]] = [[] for _ in self._choices]
+        while True:
+            news.clear()
+            for piece in self.take_pieces():
+                texts[piece.choice_index].append(piece.text)
+                token_ids[piece.choice_index] += piece.token_ids
+                deltas[piece.choice_index] += piece.deltas
+                scored[piece.choice_index] += piece.scored
+            if self.error is not None:
+                raise self.error
+            if self.is_done:
+                break
+            await news.wait()
+        prompts = [self.prompt_token_ids(index) for index in range(len(self._requests))]
+        parts = zip(self._choices, map("".join, texts), token_ids, deltas, scored, strict=True)
+        return self._best([self._collected(prompts, *part) for part in parts])
+
+    def _best(self, choices: list[CollectedChoice]) -> list[CollectedChoice]:
+        """The best choices of each prompt, numbered anew."""
+        if self._num_returned is None or self._num_returned >= self._requests[0].sampling.n:
+            return choices
+        shown: list[CollectedChoice] = []
+        for prompt_index in range(len(self._requests)):
+            of_prompt = [choice for choice in choices if choice.prompt_index == prompt_index]
+            of_prompt.sort(key=lambda choice: -choice.mean_logprob)
+            shown += of_prompt[: self._num_returned]
+        return [replace(choice, index=index) for index, choice in enumerate(shown)]
+
+    def close(self) -> bool:
+        """Abort what has not ended. Idempotent; returns whether there was anything to abort."""
+        aborted = bool(self._streams)
+        for prompt_index in self._streams:
+            self._engine.abort(self._requests[prompt_index].request_id)
+            self._note_end(prompt_index, None)
+        self._streams.clear()
+        self.error = None  # which knows this call by its traceback, if it was raised: no reference cycle
+        return aborted
+
+    def _read(self, prompt_index: int, events: Sequence[StreamEvent]) -> list[Piece]:
+        if set(map(type, events)) == _IDS_ONLY:
+            piece = self._push_ids(prompt_index, cast(Sequence[int], events))
+            return [] if piece is None else [piece]
+        by_choice: defaultdict[int, list[int | TokenEvent]] = defaultdict(list)
+        for event in events:
+            if isinstance(event, int):
+                by_choice[0].append(event)
+            elif isinstance(event, TokenEvent):
+                by_choice[event.choice_index].append(event)
+            elif isinstance(event, PromptEvent):
+                self._prompt_logprobs[prompt_index] = event.logprobs
+            else:
+                self._end(prompt_index, event)
+        pieces = [self._push(prompt_index, index, tokens) for index, tokens in by_choice.items()]
+        if prompt_index not in self._streams and self._requests[prompt_index].sampling.max_tokens == 0:
+            pieces += self._unwritten(prompt_index)
+        return [piece for piece in pieces if piece is not None]
+
+    def _push_ids(self, prompt_index: int, token_ids: Sequence[int]) -> Piece | None:
+        """What nearly all pieces are: plain tokens of a prompt's only choice."""
+        choice = self._choices[prompt_index * self._requests[prompt_index].sampling.n]
+        if choice.is_plain:
+            return choice.take(choice.push_ids(token_ids))
+        return self._push(prompt_index, 0, token_ids)
+
+    def _push(self, prompt_index: int, choice_index: int, tokens: Sequence[int | TokenEvent]) -> Piece | None:
+        request = self._requests[prompt_index]
+        choice = self._choices[prompt_index * request.sampling.n + choice_index]
+        if choice.finish_reason is not None:
+            return None  # tokens that were under way when its text ended it
+        text = choice.push(tokens)
+        last = tokens[-1]
+        ended_by_engine = isinstance(last, TokenEvent) and last.finish_reason is not None
+        stopped_by_text = choice.finish_reason is not None and not ended_by_engine
+        if stopped_by_text and prompt_index in self._streams:
+            self._engine.stop_choice(request.request_id, choice_index)
+        return choice.take(text)
+
+    def _unwritten(self, prompt_index: int) -> list[Piece | None]:
+        """A prompt whose choices have no tokens has ended."""
+        pieces: list[Piece | None] = []
+        for choice in self._choices:
+            if choice.prompt_index == prompt_index and self.error is None:
+                choice.end_unwritten()
+                pieces.append(choice.take(""))
+        return pieces
+
+    def _end(self, prompt_index: int, event: FinalEvent) -> None:
+        del self._streams[prompt_index]
+        self._stats.append(event.stats)
+        self._note_end(prompt_index, event)
+        if event.outcome is Outcome.ABORTED:
+            self.error = Unavailable("The server aborted the request.", code="aborted")
+        elif event.error is not None:
+            self.error = event.error
+
+    def _collected(
+        self,
+        prompts: Sequence[list[int]],
+        choice: ChoiceText,
+        text: str,
+        token_ids: list[int],
+        deltas: list[OutputDelta],
+        scored: list[ScoredToken],
+    ) -> CollectedChoice:
+        """prompts: the ids of each, which its choices share."""
+        assert choice.finish_reason is not None, "a finished request has finished all its choices"
+        return CollectedChoice(
+            choice.index,
+            choice.prompt_index,
+            text,
+            token_ids,
+            prompts[choice.prompt_index],
+            choice.finish_reason,
+            choice.stop_reason,
+            deltas,
+            scored,
+            choice.sum_logprobs / max(1, choice.num_tokens),
+        )

@@ -1,0 +1,1 @@
+"""A body -> a checked call and its engine requests: wire shapes, limits, prompts, grammars."""

@@ -1,0 +1,101 @@
+"""Beam search, an extension: `use_beam_search` with `beam_width`, `length_penalty` and `early_stopping`.
+
+Nothing is drawn, so fields that shape draws are refused beside it rather than ignored. The n best beams are the
+choices; they are known when the search is over, so a stream brings their text at its end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+from service.api.calls.token_checks import check_range
+from service.config import ApiConfig
+from service.core.sampling_params import BeamParams, SamplingParams
+from service.errors import InvalidRequest, UnsupportedParameter
+from service.protocol.generation import GenerationFields
+
+_MAX_TOP = 128
+"""Next tokens that are looked at for each beam at most: what the executor gives."""
+_MAX_PENALTY = 10.0
+
+_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "temperature": (0, 1),
+    "top_p": (1,),
+    "top_k": (-1, 0),
+    "min_p": (0,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "min_tokens": (0,),
+    "best_of": (),
+}
+"""Fields that draws heed -> the values, besides null, at which they ask for nothing."""
+
+
+def check_beams(
+    fields: GenerationFields, logprobs: int | None, form_param: str | None, config: ApiConfig
+) -> BeamParams | None:
+    """None if no beam search is asked for. Without beam_width, n is the width, as with vLLM.
+
+    logprobs: of each token of a choice, so many of the most probable ones; None: not asked for.
+    form_param: the field that asks for a form of the output, if one does.
+    """
+    if not fields.use_beam_search:
+        for name, neutral in (("beam_width", 1), ("length_penalty", 1), ("early_stopping", False)):
+            if getattr(fields, name) not in (None, neutral):
+                raise InvalidRequest(f"{name} means nothing without use_beam_search.", param=name)
+        return None
+    for name, neutral_values in _NEUTRAL.items():
+        if (value := getattr(fields, name)) is not None and value not in neutral_values:
+            raise InvalidRequest(f"{name} means nothing to a beam search.", param=name)
+    if form_param is not None:
+        raise UnsupportedParameter(f"{form_param} is not supported in a beam search.", param=form_param)
+    if 0 in (fields.max_tokens, fields.max_completion_tokens):
+        raise InvalidRequest("max_tokens must be at least 1 in a beam search.", param="max_tokens")
+    n = fields.n or 1
+    width = n if fields.beam_width is None else fields.beam_width
+    check_range("beam_width", width, 2, config.max_beam_width)
+    if n > width:
+        raise InvalidRequest(f"n is {n}; it must not be more than beam_width, which is {width}.", param="n")
+    length_penalty = 1.0 if fields.length_penalty is None else fields.length_penalty
+    if math.isnan(length_penalty):
+        raise InvalidRequest("length_penalty must be a number.", param="length_penalty")
+    check_range("length_penalty", length_penalty, -_MAX_PENALTY, _MAX_PENALTY)
+    return BeamParams(width, length_penalty, fields.early_stopping or False, logprobs)
+
+
+def beam_sampling(
+    beam: BeamParams,
+    *,
+    n: int,
+    max_tokens: int,
+    stop_token_ids: frozenset[int],
+    vocab_size: int,
+    num_prompt_logprobs: int | None,
+) -> SamplingParams:
+    """How many next tokens each beam is asked for: enough that some do not end it, and those to be shown."""
+    return SamplingParams(
+        max_tokens=max_tokens,
+        n=n,
+        temperature=0.0,
+        stop_token_ids=stop_token_ids,
+        num_logprobs=_num_top(beam, stop_token_ids, vocab_size),
+        num_prompt_logprobs=num_prompt_logprobs,
+        beam=beam,
+    )
+
+
+def _num_top(beam: BeamParams, stop_token_ids: Collection[int], vocab_size: int) -> int:
+    num_top = beam.width + len(stop_token_ids)
+    most = min(_MAX_TOP, vocab_size)
+    if num_top > most:
+        raise InvalidRequest(
+            f"stop_token_ids: beam_width plus the number of tokens that end a beam may be at most {most}; it is "
+            f"{num_top}.",
+            param="stop_token_ids",
+        )
+    return max(num_top, min(most, beam.num_logprobs or 0))

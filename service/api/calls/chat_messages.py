@@ -1,0 +1,132 @@
+"""Wire messages -> the messages that a chat template is given."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from service.api.calls.unsupported import extra_fields
+from service.errors import InvalidRequest, UnsupportedParameter
+from service.protocol.chat import ChatMessage, ChatPromptFields, ContentPart, ToolCall
+from service.protocol.generation import WireRequest
+from service.text.chat_template import ChatTemplate
+
+_UNSUPPORTED_FIELDS = frozenset({"messages.function_call", "messages.audio", "messages.refusal"})
+_CHARACTERS_AROUND_A_MESSAGE = 16
+"""About what a template writes before and behind each."""
+
+
+def unknown_fields(fields: ChatPromptFields) -> tuple[str, ...]:
+    """Names of the fields inside messages and tools that nobody knows, each once."""
+    shapes: list[tuple[str, WireRequest]] = []
+    for message in fields.messages:
+        shapes.append(("messages", message))
+        if isinstance(message.content, list):
+            shapes += [("messages.content", part) for part in message.content if part.type == "text"]
+        for call in message.tool_calls or ():
+            shapes += [("messages.tool_calls", call), ("messages.tool_calls.function", call.function)]
+    for tool in fields.tools or ():
+        shapes += [("tools", tool), ("tools.function", tool.function)]
+    names = {name: None for where, shape in shapes for name in extra_fields(where, shape)}
+    return tuple(name for name in names if name not in _UNSUPPORTED_FIELDS)
+
+
+def check_messages(messages: Sequence[ChatMessage]) -> None:
+    """Refuse messages that are empty or ask for what is not supported."""
+    if not messages:
+        raise InvalidRequest("messages must not be empty.", param="messages")
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        for name, value in (message.model_extra or {}).items():
+            if value and f"messages.{name}" in _UNSUPPORTED_FIELDS:
+                raise UnsupportedParameter(f"{where}.{name} is not supported yet.", param=f"{where}.{name}")
+        _check_tool_fields(message, where)
+        _check_content(message, where)
+
+
+def template_messages(
+    messages: Sequence[ChatMessage], template: ChatTemplate, max_arguments_characters: int
+) -> list[dict[str, object]]:
+    """The messages as templates expect them: text parts are one text, a line each; the arguments of tool calls are
+    objects, not text. InvalidRequest if they cannot be, or are longer than `max_arguments_characters`. Any thread.
+
+    The role `developer` is today's name of `system`; templates that do not know it get the old name.
+    """
+    most = max_arguments_characters
+    return [_template_message(message, template, index, most) for index, message in enumerate(messages)]
+
+
+def num_characters(messages: Sequence[ChatMessage]) -> int:
+    """About how much text there is to render, in whatever field it stands."""
+    texts = [text for m in messages for text in (m.name, m.tool_call_id, m.reasoning_content, _text_of(m.content))]
+    calls = [call for message in messages for call in message.tool_calls or ()]
+    texts += [text for call in calls for text in (call.id, call.function.name, call.function.arguments)]
+    return sum(len(text) for text in texts if text) + _CHARACTERS_AROUND_A_MESSAGE * len(messages)
+
+
+def num_content_characters(messages: Sequence[ChatMessage]) -> int:
+    """Of what was said: a template may leave out all else, but not this."""
+    return sum(len(_text_of(message.content)) for message in messages)
+
+
+def _template_message(message: ChatMessage, template: ChatTemplate, index: int, most: int) -> dict[str, object]:
+    role: str = message.role
+    if role == "developer" and not template.knows_role(role):
+        role = "system"
+    values: dict[str, object] = {"role": role, "content": _text_of(message.content)}
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if (value := getattr(message, name)) is not None:
+            values[name] = value
+    if message.tool_calls:
+        values["tool_calls"] = [
+            _template_call(call, f"messages[{index}].tool_calls[{number}]", most)
+            for number, call in enumerate(message.tool_calls)
+        ]
+    return values
+
+
+def _template_call(call: ToolCall, where: str, max_characters: int) -> dict[str, object]:
+    param = f"{where}.function.arguments"
+    if len(call.function.arguments) > max_characters:
+        raise InvalidRequest(f"{param} may have at most {max_characters} characters.", param=param)
+    try:
+        arguments = json.loads(call.function.arguments or "{}")
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise InvalidRequest(f"{param} must be a JSON object, as text.", param=param)
+    named = {} if call.id is None else {"id": call.id}
+    return {**named, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+
+
+def _text_of(content: str | list[ContentPart] | None) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.text or "" for part in content or ())
+
+
+def _check_tool_fields(message: ChatMessage, where: str) -> None:
+    if message.tool_calls and message.role != "assistant":
+        raise InvalidRequest(f"{where}.tool_calls: only the assistant calls tools.", param=f"{where}.tool_calls")
+    if message.role == "tool" and not message.tool_call_id:
+        raise InvalidRequest(f"{where}.tool_call_id is required.", param=f"{where}.tool_call_id")
+    if message.role == "function" and not message.name:
+        raise InvalidRequest(f"{where}.name is required.", param=f"{where}.name")
+
+
+def _check_content(message: ChatMessage, where: str) -> None:
+    content = message.content
+    if content is None:
+        if message.tool_calls:
+            return
+        raise InvalidRequest(f"{where}.content is required.", param=f"{where}.content")
+    if isinstance(content, str):
+        return
+    if not content:
+        raise InvalidRequest(f"{where}.content must not be empty.", param=f"{where}.content")
+    for index, part in enumerate(content):
+        param = f"{where}.content[{index}]"
+        if part.type != "text":
+            raise UnsupportedParameter(f"{param}.type: only parts of type 'text' are supported.", param=f"{param}.type")
+        if part.text is None:
+            raise InvalidRequest(f"{param}.text is required.", param=f"{param}.text")

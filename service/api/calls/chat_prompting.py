@@ -1,0 +1,139 @@
+"""Chat fields -> prompt ids: everything that can be wrong with messages, tools and template options, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from starlette.types import Receive
+
+from service.api.calls.chat_messages import check_messages, num_characters, num_content_characters, template_messages
+from service.api.calls.prompt_bound import PromptBound
+from service.api.calls.prompt_ids import checked_by, undivided
+from service.api.calls.token_checks import check_token_ids
+from service.api.calls.tools import ToolUse, check_tools
+from service.api.context import ApiContext
+from service.api.serving_state import ServedModel
+from service.errors import InvalidRequest, UnsupportedParameter
+from service.protocol.chat import ChatMessage, ChatPromptFields
+from service.text.chat_prompt import PromptOptions, encode_chat
+from service.text.chat_template import ChatTemplate, TemplateRefusal
+from service.text.long_text import UndividedTextTooLong
+
+TEMPLATE_OPTIONS = frozenset(
+    {"enable_thinking", "thinking", "preserve_thinking", "reasoning_effort", "date_string", "builtin_tools"}
+)
+"""What published templates offer to clients. Anything else could stand for a variable that is ours."""
+_THINKING_SWITCHES = ("enable_thinking", "thinking")
+_MAX_OPTION_CHARACTERS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedChat:
+    """A chat prompt that may be rendered."""
+
+    template: ChatTemplate
+    messages: Sequence[ChatMessage]
+    options: PromptOptions
+    tools: ToolUse
+    num_characters: int
+
+
+def check_chat(fields: ChatPromptFields, model: ServedModel, context: ApiContext) -> CheckedChat:
+    """Refuse what the model's template cannot take; renders nothing, and does not yet read the arguments of calls."""
+    check_messages(fields.messages)
+    template = model.chat_template
+    if template is None:
+        raise InvalidRequest("This model has no chat template; use /v1/completions.", param="messages")
+    tools = check_tools(fields, template, context.config)
+    continues = bool(fields.continue_final_message)
+    if continues and fields.add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message and add_generation_prompt exclude each other.", param="continue_final_message"
+        )
+    last = fields.messages[-1]
+    if continues and (last.tool_calls or last.content is None):
+        raise InvalidRequest("continue_final_message: the last message has no text.", param="continue_final_message")
+    options = PromptOptions(
+        tools=tools.definitions,
+        template_options={
+            **context.config.default_chat_template_kwargs,
+            **_effort_options(fields.reasoning_effort, template),
+            **_check_options(fields.chat_template_kwargs or {}),
+        },
+        add_generation_prompt=fields.add_generation_prompt is not False,
+        continue_final_message=continues,
+    )
+    num_shown = num_characters(fields.messages) + _num_characters_of_tools(tools)
+    return CheckedChat(template, fields.messages, options, tools, num_shown)
+
+
+async def chat_prompt_ids(
+    chat: CheckedChat, model: ServedModel, context: ApiContext, receive: Receive, *, must_fit: bool
+) -> list[int]:
+    """Ids of the rendered prompt; InvalidRequest with the template's words if it refuses, or if the arguments of a call
+    are not what they must be. See `TextPool.run_prompt`.
+
+    must_fit: as of PromptBound, whose checks come before the messages are rendered, before they are tokenized, and
+    while they are.
+    """
+    bound = PromptBound(model, "messages", must_fit=must_fit)
+    bound.check_characters(num_content_characters(chat.messages))
+
+    def encoded(go_on: Callable[[], None]) -> list[int]:
+        messages = template_messages(chat.messages, chat.template, context.config.max_arguments_characters)
+        check = checked_by(bound, go_on)
+        ids = encode_chat(model.tokenizer, chat.template, messages, chat.options, bound.check_characters, check)
+        if not must_fit:  # else whoever knows max_tokens checks the whole
+            bound.check_tokens(len(ids))
+        check_token_ids(ids, model.vocab_size, "messages")  # a tokenizer may have tokens that its model has not
+        return ids
+
+    try:
+        return await context.texts.run_prompt(receive, chat.num_characters, encoded)
+    except UndividedTextTooLong as error:
+        raise undivided(error, bound) from error
+    except TemplateRefusal as error:
+        raise InvalidRequest(
+            f"The chat template refuses these messages: {str(error)[:200]}", param="messages"
+        ) from error
+
+
+def _num_characters_of_tools(tools: ToolUse) -> int:
+    try:
+        return len(orjson.dumps(tools.definitions or []))
+    except orjson.JSONEncodeError as error:
+        raise InvalidRequest("tools: an unknown field is nested too deeply.", param="tools") from error
+
+
+def _effort_options(effort: str | None, template: ChatTemplate) -> Mapping[str, object]:
+    """The template's own variable for OpenAI's reasoning_effort; one that only knows on and off gets that.
+
+    Refused where the template has neither, but for `none` to a model that does not think anyway.
+    """
+    if effort is None:
+        return {}
+    if template.takes("reasoning_effort"):
+        return {"reasoning_effort": effort}
+    switches = [name for name in _THINKING_SWITCHES if template.takes(name)]
+    if not switches and (effort != "none" or template.knows_reasoning):
+        raise UnsupportedParameter(
+            "reasoning_effort is not supported: this model's chat template has nothing to set by it.",
+            param="reasoning_effort",
+        )
+    return dict.fromkeys(switches, effort != "none")
+
+
+def _check_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    for name, value in options.items():
+        param = f"chat_template_kwargs.{name[:64]}"
+        if name not in TEMPLATE_OPTIONS:
+            allowed = ", ".join(sorted(TEMPLATE_OPTIONS))
+            raise InvalidRequest(f"{param} is not allowed; these are: {allowed}.", param=param)
+        if not isinstance(value, bool | int | float | str | None):
+            raise InvalidRequest(f"{param} must be a single value.", param=param)
+        if isinstance(value, str) and len(value) > _MAX_OPTION_CHARACTERS:
+            raise InvalidRequest(f"{param} may have at most {_MAX_OPTION_CHARACTERS} characters.", param=param)
+    return options

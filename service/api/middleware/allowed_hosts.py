@@ -1,0 +1,62 @@
+"""Under which names the server may be called: against pages that give a name of their own this server's address.
+
+A browser lets a page call the server that it came from. Whoever owns the page's name can let it mean another address,
+say 127.0.0.1, once the page is there (DNS rebinding): then the page is of this server's origin, no CORS is asked for,
+and a server without keys would answer it. It still calls by its own name, which the browser writes into `Host`. A page
+that does not do this can neither read an answer nor send JSON, which a browser asks leave for first.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from service.api.middleware.http_only import http_only
+from service.api.request_headers import header_of
+from service.errors import HostNotAllowed
+
+_OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})
+"""Balancers and probes ask them by whatever name."""
+
+
+class AllowedHosts:
+    """Refuses a request whose `Host` is not one of `names`, `localhost`, an address, which nobody can make mean
+    another, or empty, which no browser sends.
+
+    names: each a host without a port; `*.example.com` stands for all names below it.
+    """
+
+    def __init__(self, app: ASGIApp, names: Sequence[str]) -> None:
+        self._app = app
+        lower = [name.lower() for name in (*names, "localhost", "*.localhost")]
+        self._names = frozenset(name for name in lower if not name.startswith("*."))
+        self._endings = tuple(name[1:] for name in lower if name.startswith("*."))
+
+    @http_only
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] not in _OPEN_PATHS:
+            self._check(header_of(scope, b"host"))
+        await self._app(scope, receive, send)
+
+    def _check(self, header: str) -> None:
+        host = _without_port(header).lower().removesuffix(".")
+        if not header or host in self._names or host.endswith(self._endings) or _is_address(host):
+            return
+        raise HostNotAllowed(f"This server is not called {host[:100]!r}; --allowed-hosts names what it may be called.")
+
+
+def _without_port(host: str) -> str:
+    """[::1]:8000 -> ::1"""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

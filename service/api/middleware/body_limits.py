@@ -1,0 +1,87 @@
+"""How large a body may be, how long it may take to arrive, and how much all of them may hold together."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.api.middleware.body_budget import BodyBudget, BodyShare
+from service.api.middleware.http_only import http_only
+from service.api.request_headers import header_of
+from service.errors import BodyTimeout, Overloaded, PayloadTooLarge
+
+
+class BodyLimits:
+    """Bounds the size of a body, the time that it may take to arrive, and the bytes of all bodies.
+
+    Puts the body's share of `budget` into the request's state as `body_share`; whoever has parsed the body gives it
+    back. on_end: told at a request's end how many bytes its body had, as far as it came.
+    """
+
+    def __init__(
+        self, app: ASGIApp, max_bytes: int, timeout_s: float, budget: BodyBudget, on_end: Callable[[int], None]
+    ) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+        self._budget = budget
+        self._on_end = on_end
+
+    @http_only
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        share = self._budget.share()
+        body = _LimitedBody(receive, self._max_bytes, self._timeout_s, share)
+        scope["state"]["body_share"] = share
+        try:
+            length = header_of(scope, b"content-length")
+            if length.isascii() and length.isdigit():
+                body.check_size(int(length))
+                self._budget.check_room(int(length))
+            await self._app(scope, body.receive, send)
+        finally:
+            share.give_back()
+            self._on_end(body.num_bytes)
+
+
+class _LimitedBody:
+    """A `receive` that counts. Once the body is complete it only passes on."""
+
+    def __init__(self, receive: Receive, max_bytes: int, timeout_s: float, share: BodyShare) -> None:
+        self._receive = receive
+        self._max_bytes = max_bytes
+        self._deadline_s = time.monotonic() + timeout_s
+        self._timeout_s = timeout_s
+        self._share = share
+        self.num_bytes = 0
+        self._is_complete = False
+
+    def check_size(self, num_bytes: int) -> None:
+        if num_bytes > self._max_bytes:
+            raise PayloadTooLarge(f"The body may have at most {self._max_bytes} bytes.")
+
+    async def receive(self) -> Message:
+        if self._is_complete:
+            return await self._receive()
+        try:
+            async with self._share.wait_until(self._deadline()):
+                message = await self._receive()
+        except TimeoutError:
+            if not self._share.is_lost:
+                raise BodyTimeout(f"The body did not arrive within {self._timeout_s:g} s.") from None
+        if self._share.is_lost:
+            raise Overloaded("the room of this body is needed for smaller ones; try again later")
+        num_bytes = len(message.get("body", b""))
+        self.num_bytes += num_bytes
+        self.check_size(self.num_bytes)
+        self._share.take(num_bytes)
+        if message["type"] != "http.request" or not message.get("more_body", False):
+            self._is_complete = True
+            self._share.finish()
+        return message
+
+    def _deadline(self) -> float:
+        """The deadline on the event loop's clock."""
+        return asyncio.get_running_loop().time() + self._deadline_s - time.monotonic()

@@ -1,0 +1,58 @@
+"""What goes wrong in a request becomes its answer, and nothing else."""
+
+from __future__ import annotations
+
+import logging
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.api.disconnect import ClientGone
+from service.api.error_responses import error_response, from_starlette, internal_error, nobody_there
+from service.api.middleware.http_only import http_only
+from service.errors import Overloaded, RequestError
+from service.metrics.recorder import Recorder
+
+_logger = logging.getLogger(__name__)
+
+
+class ErrorBarrier:
+    """Nothing that goes wrong in one request leaves it: errors become OpenAI error bodies, surprises are logged."""
+
+    def __init__(self, app: ASGIApp, recorder: Recorder) -> None:
+        self._app = app
+        self._recorder = recorder
+
+    @http_only
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_and_note)
+        except (ClientDisconnect, ClientGone):  # before its body was complete, or its prompt read
+            await nobody_there()(scope, receive, send)
+        except HTTPException as error:  # no such route, or not this method
+            response = error_response(from_starlette(error))
+            response.headers.update(error.headers or {})
+            await response(scope, receive, send)
+        except RequestError as error:  # in no other variable: with its traceback it would be a reference cycle
+            await self._refuse(error, scope, receive, None if started else send)
+        except MemoryError:  # whatever it was that needed it is gone with its frames
+            await self._refuse(
+                Overloaded("memory is short; try again later"), scope, receive, None if started else send
+            )
+        except Exception:  # a defect of ours: it costs this request, not the connection
+            _logger.exception("request %s failed", scope["state"]["request_id"])
+            await self._refuse(internal_error(), scope, receive, None if started else send)
+
+    async def _refuse(self, refusal: RequestError, scope: Scope, receive: Receive, send: Send | None) -> None:
+        """send: None if the answer has begun."""
+        self._recorder.record_rejection(refusal.code or refusal.error_type)
+        if send is not None:
+            await error_response(refusal)(scope, receive, send)

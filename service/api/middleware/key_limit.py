@@ -1,0 +1,42 @@
+"""A limit on the requests of one API key at a time, so that no client takes all the seats."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from service.api.middleware.bearer_auth import client_of
+from service.api.middleware.http_only import http_only
+from service.errors import RateLimited
+
+_GENERATING = frozenset({"/v1/completions", "/v1/chat/completions"})
+
+
+class KeyLimit:
+    """Pure ASGI middleware, inside the key check. A request counts until its answer is complete or its client gone;
+    one too many is refused before its body is read.
+
+    most: requests that generate, of all keys with one name together.
+    """
+
+    def __init__(self, app: ASGIApp, most: int) -> None:
+        self._app = app
+        self._most = most
+        self._open: Counter[str] = Counter()
+
+    @http_only
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        client = client_of(scope)
+        if not client or scope["path"] not in _GENERATING:
+            await self._app(scope, receive, send)
+            return
+        if self._open[client] >= self._most:
+            raise RateLimited(f"This API key has {self._most} requests running or waiting, which is its limit.")
+        self._open[client] += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._open[client] -= 1
+            if not self._open[client]:
+                del self._open[client]

@@ -1,0 +1,122 @@
+"""The byte templates make what the wire shapes, and OpenAI's own types, describe."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.types import Completion
+from openai.types.chat import ChatCompletionChunk
+
+from service.api.answers.chat_deltas import chat_frames
+from service.api.answers.choice_text import Piece, StopRules
+from service.api.answers.chunk_frames import ChunkFrames
+from service.api.answers.completion_texts import CompletionTexts
+from service.api.answers.generation import Generation
+from service.api.calls.validation import CheckedCall, check_call
+from service.api.calls.wire_parsing import parse
+from service.api.serving_state import GenerationDefaults
+from service.config import ApiConfig
+from service.core.request import FinishReason
+from service.engine.async_engine import AsyncEngine
+from service.protocol.chat import ChatChunk
+from service.protocol.completions import CompletionChunk, CompletionRequest
+from tests.api.answers.test_generation import TOKENIZER, HandFedEngine, requests
+
+MODEL = 'name/with "quotes"'
+PIECES = st.builds(
+    Piece,
+    choice_index=st.integers(0, 9),
+    prompt_index=st.just(0),
+    text=st.text(max_size=20),
+    token_ids=st.lists(st.integers(0, 10**6), max_size=4),
+    is_first=st.booleans(),
+    finish_reason=st.sampled_from([None, *FinishReason]),
+    stop_reason=st.sampled_from([None, "END", 7]),
+    deltas=st.just(()),
+    has_calls=st.just(False),
+    scored=st.just(()),
+)
+CALLS = st.builds(
+    lambda ids, usage, continuous: replace(
+        CALL, return_token_ids=ids, include_usage=usage, continuous_usage=continuous
+    ),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+)
+
+
+def _call() -> CheckedCall:
+    config = ApiConfig(served_model_names=(MODEL,))
+    return check_call(parse(CompletionRequest, {"model": MODEL, "prompt": "x"}), config, GenerationDefaults())
+
+
+CALL = _call()
+
+
+def chunks_of(kind: bytes, call: CheckedCall) -> ChunkFrames:
+    async def make() -> Generation:
+        return Generation(cast(AsyncEngine, HandFedEngine()), TOKENIZER, requests(1), StopRules())
+
+    return ChunkFrames(kind, call, asyncio.run(make()), "id-1", 1_700_000_000, "fp_1")
+
+
+def events_of(frames: bytes) -> list[Any]:
+    events = frames.decode().split("\n\n")
+    assert events.pop() == ""
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+def check_common(event: Any, piece: Piece, call: CheckedCall) -> None:
+    assert (event["id"], event["created"], event["model"]) == ("id-1", 1_700_000_000, MODEL)
+    assert event["system_fingerprint"] == "fp_1"
+    assert event["choices"][0]["index"] == piece.choice_index
+    assert ("usage" in event) == (call.include_usage or call.continuous_usage)
+
+
+@given(PIECES, CALLS)
+def test_completion_chunks(piece: Piece, call: CheckedCall) -> None:
+    generation: Any = None
+    texts = CompletionTexts(call, generation, TOKENIZER, ["echo "])
+    (event,) = events_of(texts.frame(chunks_of(b"text_completion", call), piece))
+    check_common(event, piece, call)
+    CompletionChunk.model_validate(event, strict=True)
+    if piece.finish_reason is not None:  # OpenAI's type wants a reason, although OpenAI's own streams send null
+        Completion.model_validate(event, strict=True)
+    choice = event["choices"][0]
+    assert choice["text"] == ("echo " if piece.is_first else "") + piece.text
+    assert choice.get("stop_reason") == (piece.stop_reason if piece.finish_reason else None)
+    assert choice["finish_reason"] == piece.finish_reason
+    assert choice.get("token_ids") == (piece.token_ids if call.return_token_ids else None)
+    assert ("prompt_token_ids" in choice) == (call.return_token_ids and piece.is_first)
+
+
+@given(PIECES, CALLS)
+def test_chat_chunks(piece: Piece, call: CheckedCall) -> None:
+    events = events_of(chat_frames(chunks_of(b"chat.completion.chunk", call), lambda: "call_1", piece))
+    for event in events:
+        check_common(event, piece, call)
+        ChatChunk.model_validate(event, strict=True)
+        ChatCompletionChunk.model_validate(event, strict=True)
+    choices = [event["choices"][0] for event in events]
+    assert "".join(choice["delta"].get("content", "") for choice in choices) == piece.text
+    assert sum(choice["delta"].get("role") == "assistant" for choice in choices) == piece.is_first
+    if piece.finish_reason is not None:
+        assert (choices[-1]["delta"], choices[-1]["finish_reason"]) == ({}, piece.finish_reason)
+    with_ids = [choice for choice in choices if "token_ids" in choice]
+    assert len(with_ids) == (call.return_token_ids and bool(piece.text or piece.finish_reason))
+
+
+@pytest.mark.parametrize("kind", [b"text_completion", b"chat.completion.chunk"])
+def test_the_usage_chunk(kind: bytes) -> None:
+    assert chunks_of(kind, CALL).usage() == b""
+    (event,) = events_of(chunks_of(kind, replace(CALL, include_usage=True)).usage())
+    assert event["choices"] == []
+    assert event["usage"]["prompt_tokens"] == 2
+    (Completion if kind == b"text_completion" else ChatCompletionChunk).model_validate(event, strict=True)

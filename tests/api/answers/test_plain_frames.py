@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.api.answers import chat_deltas, completion_texts
+from service.api.answers.choice_text import StopRules
+from service.api.answers.chunk_frames import ChunkFrames
+from service.api.answers.generation import Generation
+from service.api.answers.plain_frames import PlainFrames
+from service.api.calls.validation import CheckedCall
+from service.core.events import StreamEvent, TokenEvent
+from service.core.host_times import HostTimes
+from service.core.request import FinishReason
+from service.engine.async_engine import AsyncEngine
+from tests.api.answers.test_chunk_frames import CALL
+from tests.api.answers.test_generation import FINISHED, TOKENIZER, A, B, HandFedEngine, requests
+
+LETTERS = TOKENIZER.encode('aä€𝄞 "\n\\', add_special_tokens=False)
+
+
+class Streamed:
+    """A call's stream, written by pieces, or plain where that can be. num_plain: frames that were."""
+
+    def __init__(
+        self, call: CheckedCall, *, is_chat: bool, plainly: bool, n: int = 1, stops: Sequence[str] = ()
+    ) -> None:
+        self.engine = HandFedEngine()
+        self.generation = Generation(cast(AsyncEngine, self.engine), TOKENIZER, requests(1, n), StopRules(tuple(stops)))
+        kind = b"chat.completion.chunk" if is_chat else b"text_completion"
+        chunks = ChunkFrames(kind, call, self.generation, "id-1", 1_700_000_000, "fp_1")
+        texts = completion_texts.CompletionTexts(call, self.generation, TOKENIZER, None)
+        of_chat = partial(chat_deltas.chat_frames, chunks, lambda: "call_1")
+        self._frame = of_chat if is_chat else partial(texts.frame, chunks)
+        around = chunks.around_text((chat_deltas if is_chat else completion_texts).PLAIN_CONTENT)
+        self.times, self.num_plain, self.written = HostTimes(), 0, b""
+        self._plain = PlainFrames(self.generation, *around, self.times) if around is not None and plainly else None
+        self.is_ever_plain = around is not None
+
+    def put(self, *events: StreamEvent) -> None:
+        self.engine.put("r0", *events)
+        frame = None if self._plain is None else self._plain.take()
+        self.num_plain += frame is not None
+        if frame is None:
+            frame = b"".join(map(self._frame, self.generation.take_pieces()))
+        self.written += frame
+
+
+@given(
+    batches=st.lists(st.lists(st.sampled_from(LETTERS), max_size=6), max_size=8),
+    is_chat=st.booleans(),
+    include_usage=st.booleans(),
+)
+def test_a_plain_stream_is_what_its_pieces_say(batches: list[list[int]], is_chat: bool, include_usage: bool) -> None:
+    written = []
+    for plainly in (True, False):
+        stream = Streamed(replace(CALL, include_usage=include_usage), is_chat=is_chat, plainly=plainly)
+        for token_ids in ([A], *batches):
+            stream.put(*token_ids)
+        stream.put(B, TokenEvent(0, A, FinishReason.LENGTH), FINISHED)
+        assert stream.num_plain == (len(batches) if plainly else 0), "all but the first and the last"
+        assert stream.generation.is_done
+        written.append((stream.written, stream.generation.usage_fields()))
+    assert written[0] == written[1]
+
+
+@pytest.mark.parametrize("is_chat", [True, False])
+@pytest.mark.parametrize("wanted", ["return_token_ids", "continuous_usage", "logprobs"])
+def test_frames_that_say_more_than_text_are_never_plain(wanted: str, is_chat: bool) -> None:
+    assert Streamed(CALL, is_chat=is_chat, plainly=True).is_ever_plain
+    assert not Streamed(replace(CALL, **{wanted: 1}), is_chat=is_chat, plainly=True).is_ever_plain
+
+
+@pytest.mark.parametrize(("n", "stops"), [(2, ()), (1, ("stop",))])
+def test_streams_of_several_choices_or_with_stop_strings_are_made_of_pieces(n: int, stops: Sequence[str]) -> None:
+    stream = Streamed(CALL, is_chat=False, plainly=True, n=n, stops=stops)
+    for _ in range(3):
+        stream.put(A, B)
+    assert stream.num_plain == 0
+    assert stream.written.count(b"ab") == 3
+
+
+def test_the_time_of_plain_frames_counts() -> None:
+    stream = Streamed(CALL, is_chat=False, plainly=True)
+    stream.put(A)
+    assert stream.times == HostTimes()
+    stream.put(B)
+    assert stream.times.detokenize > 0
+    assert stream.times.sse > 0

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from service.api.calls.chat_messages import check_messages, num_characters, template_messages, unknown_fields
+from service.errors import InvalidRequest, UnsupportedParameter
+from service.protocol.chat import ChatMessage, ChatPromptFields, Tool
+from service.text.chat_template import ChatTemplate
+
+TEMPLATE = ChatTemplate("{{ messages }}", {})
+
+
+CALL = {"id": "call_1", "type": "function", "function": {"name": "now", "arguments": '{"tz": "UTC"}'}}
+
+MOST = 200_000
+
+
+def message(**fields: Any) -> ChatMessage:
+    return ChatMessage.model_validate({"role": "user", "content": "hi", **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"content": None}, "messages[1].content"),
+        ({"content": []}, "messages[1].content"),
+        ({"content": [{"type": "image_url", "image_url": {}}]}, "messages[1].content[0].type"),
+        ({"content": [{"type": "text", "text": "a"}, {"type": "text"}]}, "messages[1].content[1].text"),
+        ({"role": "tool"}, "messages[1].tool_call_id"),
+        ({"role": "function"}, "messages[1].name"),
+        ({"tool_calls": [CALL]}, "messages[1].tool_calls"),
+        ({"role": "assistant", "content": None}, "messages[1].content"),
+        ({"role": "assistant", "function_call": {"name": "f"}}, "messages[1].function_call"),
+    ],
+)
+def test_refusals_name_the_field(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        check_messages([message(), message(**fields)])
+    assert refusal.value.param == param
+
+
+def test_no_messages_at_all() -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        check_messages([])
+    assert refusal.value.param == "messages"
+
+
+def test_unsupported_is_said_with_its_own_code() -> None:
+    with pytest.raises(UnsupportedParameter):
+        check_messages([message(audio={"id": "x"})])
+
+
+def test_names_unknown_fields_once() -> None:
+    parts = [{"type": "text", "text": "x", "cache_control": {}}, {"type": "image_url", "image_url": {}}]
+    call = {"id": "1", "type": "function", "x": 1, "function": {"name": "f", "arguments": "{}", "y": 1}}
+    messages = [
+        message(mood="good", audio=None),
+        message(mood="bad", tool_calls=None, name="Ann"),
+        message(content=parts),
+        message(role="assistant", tool_calls=[call]),
+    ]
+    tool = Tool.model_validate({"type": "function", "a": 1, "function": {"name": "f", "b": 1, "c": None}})
+    assert unknown_fields(ChatPromptFields(messages=messages, tools=[tool])) == (
+        "messages.mood",
+        "messages.content.cache_control",
+        "messages.tool_calls.x",
+        "messages.tool_calls.function.y",
+        "tools.a",
+        "tools.function.b",
+    )
+    check_messages(messages[:2])
+
+
+def test_text_parts_become_lines() -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    assert template_messages([message(content=parts)], TEMPLATE, MOST) == [{"role": "user", "content": "one\ntwo"}]
+
+
+def test_names_are_kept() -> None:
+    assert template_messages([message(name="Ann")], TEMPLATE, MOST)[0]["name"] == "Ann"
+
+
+def test_developer_is_system_for_templates_that_do_not_know_it() -> None:
+    developer = [message(role="developer")]
+    assert template_messages(developer, TEMPLATE, MOST)[0]["role"] == "system"
+    knowing = ChatTemplate("{% if messages[0].role == 'developer' %}{% endif %}", {})
+    assert template_messages(developer, knowing, MOST)[0]["role"] == "developer"
+
+
+def test_tool_calls_reach_the_template_with_their_arguments_as_objects() -> None:
+    called = message(role="assistant", content=None, tool_calls=[CALL], reasoning_content="hm")
+    answered = message(role="tool", content="12:00", tool_call_id="call_1")
+    check_messages([called, answered])
+    assert template_messages([called, answered], TEMPLATE, MOST) == [
+        {
+            "role": "assistant",
+            "content": "",
+            "reasoning_content": "hm",
+            "tool_calls": [
+                {"id": "call_1", "type": "function", "function": {"name": "now", "arguments": {"tz": "UTC"}}}
+            ],
+        },
+        {"role": "tool", "content": "12:00", "tool_call_id": "call_1"},
+    ]
+    assert num_characters([called, answered]) > len("12:00") + len('{"tz": "UTC"}')
+
+
+@pytest.mark.parametrize("arguments", ["{", "[1]", "5", "[" * 100_000])
+def test_arguments_that_are_no_object(arguments: str) -> None:
+    call = {"function": {"name": "now", "arguments": arguments}}
+    with pytest.raises(InvalidRequest) as refusal:
+        template_messages([message(role="assistant", tool_calls=[call])], TEMPLATE, MOST)
+    assert refusal.value.param == "messages[0].tool_calls[0].function.arguments"
+
+
+def test_arguments_may_have_so_many_characters() -> None:
+    call = {"function": {"name": "now", "arguments": '{"a": 1}'}}
+    assert template_messages([message(role="assistant", tool_calls=[call])], TEMPLATE, 8)
+    with pytest.raises(InvalidRequest, match="at most 7 characters") as refusal:
+        template_messages([message(role="assistant", tool_calls=[call])], TEMPLATE, 7)
+    assert refusal.value.param == "messages[0].tool_calls[0].function.arguments"
