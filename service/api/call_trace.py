@@ -1,15 +1,18 @@
-"""Where one call's time went: opened when it is accepted, filled in as its prompts end."""
+"""Where one call's time went: opened when it is accepted, filled in as its prompts end; and the last calls' traces."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from service.api.calls.request_building import CallHead
+from service.api.call_head import CallHead
 from service.core.events import FinalEvent, Outcome
 from service.core.request import Request
 from service.core.stats import RequestStats
 from service.protocol.trace import ChunkTrace, PreemptionTrace, PromptTrace, RequestTrace, TraceOutcome, WaitTrace
+
+MAX_TRACES = 1000
 
 
 class _Prompt(NamedTuple):
@@ -65,6 +68,23 @@ class CallTrace:
             prompt.outcome = end.outcome.value
             _add_stats(prompt, end.stats)
         return prompt
+
+
+class TraceStore:
+    """The last MAX_TRACES calls by their ids. Event-loop thread only."""
+
+    def __init__(self) -> None:
+        self._traces: OrderedDict[str, CallTrace] = OrderedDict()
+
+    def add(self, trace: CallTrace) -> None:
+        self._traces[trace.head.call_id] = trace
+        if len(self._traces) > MAX_TRACES:
+            self._traces.popitem(last=False)
+
+    def get(self, call_id: str, client: str) -> CallTrace | None:
+        """None if there is none, or if it is somebody else's."""
+        trace = self._traces.get(call_id)
+        return trace if trace is not None and trace.head.client == client else None
 
 
 def _worst(prompts: Sequence[PromptTrace]) -> TraceOutcome:

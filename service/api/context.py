@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from service.api.call_trace import TraceStore
 from service.api.random_ids import RandomIds
 from service.api.serving_state import ServingState
 from service.api.text_pool import TextPool
-from service.api.trace_store import TraceStore
 from service.config import ApiConfig
 from service.core.rare_warning import RareWarning
 from service.metrics.recorder import Recorder

@@ -55,23 +55,32 @@ class StructuredOutputs(WireRequest):
     whitespace_pattern: str | None = None
 
 
-class GenerationFields(WireRequest):
-    """A field that is null is as if it were not there."""
+class SamplingFields(WireRequest):
+    """Sampling parameters that the engine takes as they are, under its own names (core's SamplingParams).
 
-    model: str
-    max_tokens: Annotated[int | None, bounds(0)] = None
-    max_completion_tokens: Annotated[int | None, bounds(0)] = None
+    One line here is all that a new one needs in the API: it is held to these bounds, null is the model's default or
+    else the engine's, and a beam search refuses it unless it asks for nothing.
+    """
+
     temperature: Annotated[float | None, bounds(0, 2)] = None
     top_p: Annotated[float | None, bounds(0, 1)] = None
     top_k: Annotated[int | None, bounds(-1)] = None
     min_p: Annotated[float | None, bounds(0, 1)] = None
     presence_penalty: Annotated[float | None, bounds(-2, 2)] = None
     frequency_penalty: Annotated[float | None, bounds(-2, 2)] = None
-    repetition_penalty: Annotated[float | None, bounds(0.01, 100)] = None
+    repetition_penalty: Annotated[float | None, bounds(0.01, 100)] = None  # beyond them logits overflow
+    min_tokens: Annotated[int | None, bounds(0)] = None
+
+
+class GenerationFields(SamplingFields):
+    """A field that is null is as if it were not there."""
+
+    model: str
+    max_tokens: Annotated[int | None, bounds(0)] = None
+    max_completion_tokens: Annotated[int | None, bounds(0)] = None
     logit_bias: dict[str, float] | None = None
     bad_words: Strings | None = None
     allowed_token_ids: TokenIds | None = None
-    min_tokens: Annotated[int | None, bounds(0)] = None
     seed: int | None = None
     n: Annotated[int | None, bounds(1)] = None
     best_of: Annotated[int | None, bounds(1)] = None

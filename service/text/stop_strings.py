@@ -3,6 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StopRules:
+    """What the client wants its choices to end with: strings and token ids.
+
+    include_stop: the text of what ended the choice is shown.
+    min_tokens: strings are not looked for in the text of the first `min_tokens` tokens.
+    """
+
+    strings: tuple[str, ...] = ()
+    token_ids: frozenset[int] = frozenset()
+    include_stop: bool = False
+    min_tokens: int = 0
 
 
 class StopMatcher:

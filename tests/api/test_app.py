@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
+from service.api.app import Endpoint
 from tests.api.running_server import RunningServer, Scene, running
 from tests.api.wire import CHAT, COMPLETIONS, error_of
 
@@ -78,3 +84,25 @@ def test_pages_of_allowed_origins_may_call_and_stream(origins: tuple[str, ...]) 
         assert "x-ignored-params" in streamed.headers["access-control-expose-headers"]
         other = http.options(CHAT, headers={**PREFLIGHT, "Origin": "http://other.example"})
         assert (other.status_code == 200) == (origins == ("*",))
+
+
+async def answer(http: Request) -> Response:
+    if http.query_params:
+        raise KeyError("surprise")
+    return Response(http.method + str(await http.body()))
+
+
+async def ask(method: str, url: str) -> httpx.Response:
+    app = Starlette(routes=[Route("/x", Endpoint(answer), methods=["POST"])])
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
+        return await client.request(method, url, content=b"body")
+
+
+def test_what_a_handler_returns_is_the_answer_to_its_methods() -> None:
+    assert asyncio.run(ask("POST", "/x")).text == "POSTb'body'"
+    assert asyncio.run(ask("GET", "/x")).status_code == 405
+
+
+def test_what_it_raises_is_for_others() -> None:
+    with pytest.raises(KeyError, match="surprise"):
+        asyncio.run(ask("POST", "/x?y=1"))

@@ -4,8 +4,8 @@ import contextlib
 import gc
 import weakref
 
-from service.api.call_trace import CallTrace
-from service.api.calls.request_building import CallHead
+from service.api.call_head import CallHead
+from service.api.call_trace import MAX_TRACES, CallTrace, TraceStore
 from service.core.events import FinalEvent, Outcome
 from service.core.request import Request
 from service.core.request_journal import Chunk, Wait
@@ -74,3 +74,24 @@ def test_a_failed_calls_error_and_with_it_what_the_call_has_held_is_let_go() -> 
     gc.collect()
     assert known() is None
     assert trace.show().prompts[0].outcome == "failed"
+
+
+def trace(call_id: str, client: str) -> CallTrace:
+    head = CallHead(call_id, created=1, arrival_s=10.0, client=client)
+    return CallTrace(head, "m", [Request("r0", (1, 2), SamplingParams(max_tokens=5), 10.0)])
+
+
+def test_keeps_the_last_ones() -> None:
+    store = TraceStore()
+    for index in range(MAX_TRACES + 2):
+        store.add(trace(f"c{index}", ""))
+    kept = [store.get(f"c{index}", "") is not None for index in range(MAX_TRACES + 2)]
+    assert kept == [False, False, *[True] * MAX_TRACES]
+
+
+def test_shows_a_trace_to_its_owner_only() -> None:
+    store = TraceStore()
+    store.add(trace("c", "ann"))
+    assert store.get("c", "ann") is not None
+    assert store.get("c", "bob") is None
+    assert store.get("c", "") is None

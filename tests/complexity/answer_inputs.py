@@ -8,15 +8,17 @@ from typing import Any, cast
 import orjson
 
 from service.api.answers.answering import whole_json
-from service.api.answers.chat_deltas import assemble_message, chat_frames
-from service.api.answers.choice_text import Piece, ScoredToken, StopRules
-from service.api.answers.chunk_frames import ChunkFrames
-from service.api.answers.completion_texts import CompletionTexts
+from service.api.answers.chat_answer import ChatAnswer, assemble_message
+from service.api.answers.choice_text import Piece, ScoredToken
+from service.api.answers.completion_answer import CompletionAnswer
 from service.api.answers.generation import CollectedChoice, Generation
 from service.api.answers.token_logprobs import chat_logprobs, completion_logprobs, prompt_logprobs, scored_prompt
+from service.api.call_head import CallHead
+from service.api.calls.output_form import CompiledForm
+from service.api.calls.prepared_call import CallPrompts, PreparedCall
 from service.api.calls.validation import check_call
 from service.api.calls.wire_parsing import parse
-from service.api.serving_state import GenerationDefaults
+from service.api.serving_state import GenerationDefaults, ServedModel
 from service.config import ApiConfig
 from service.core.events import FinalEvent, Outcome, TokenEvent
 from service.core.iteration_result import TokenLogprobs
@@ -27,6 +29,7 @@ from service.engine.async_engine import AsyncEngine
 from service.engine.request_stream import RequestStream
 from service.protocol.completions import CompletionRequest
 from service.text.chat_output import ReasoningDelta
+from service.text.stop_strings import StopRules
 from service.text.tokenizer import Tokenizer
 from service.text.tool_calls import CallDelta, TextDelta
 from tests.complexity.growth import Work, WorstInput
@@ -105,14 +108,16 @@ def _deltas(n: int) -> list[TextDelta | ReasoningDelta | CallDelta]:
 
 def _framed(n: int) -> Work:
     piece = Piece(0, 0, "", [], True, FinishReason.STOP, deltas=_deltas(n), has_calls=True)
-    chunks = _chunks()
-    return lambda: chat_frames(chunks, lambda: "id", piece)
+    answer = ChatAnswer(_prepared(), _generation(_Engine(), 9))
+    return lambda: answer.frame(piece)
 
 
-def _chunks(**fields: Any) -> ChunkFrames:
-    wire = parse(CompletionRequest, {"model": "m", "prompt": "x", "stream": True, **fields})
-    call = check_call(wire, _CONFIG, GenerationDefaults(), logprobs=wire.logprobs)
-    return ChunkFrames(b"text_completion", call, _generation(_Engine(), 9), "id", 0, None)
+def _prepared(**fields: Any) -> PreparedCall:
+    wire = parse(CompletionRequest, {"model": "m", "prompt": "x", **fields})
+    checked = check_call(wire, _CONFIG, GenerationDefaults(), logprobs=wire.logprobs)
+    model = ServedModel(cast(AsyncEngine, _Engine()), _TOKENIZER, None, "m", 0, 100, 1000, frozenset())
+    prompts = CallPrompts([[5, 6]], "prompt")
+    return PreparedCall(CallHead("id", 0, 0.0, ""), model, checked, prompts, CompiledForm())
 
 
 def _assembled(n: int) -> Work:
@@ -145,13 +150,9 @@ def _prompt_logprobs(n: int) -> Work:
 
 
 def _whole_completion(n: int) -> Work:
-    wire = parse(CompletionRequest, {"model": "m", "prompt": "x", "logprobs": 20})
-    call = check_call(wire, _CONFIG, GenerationDefaults(), logprobs=20)
-    generation = _generation(_Engine(), 9)
     choice = CollectedChoice(0, 0, "a" * n, [40] * n, [5, 6], FinishReason.LENGTH, scored=_scored(n))
-    choice_text = CompletionTexts(call, generation, _TOKENIZER, None)
-    head = cast(Any, type("Head", (), {"call_id": "id", "created": 0}))
-    return lambda: whole_json(choice_text.answer(head, "fp", [choice]))
+    answer = CompletionAnswer(_prepared(logprobs=20), _generation(_Engine(), 9))
+    return lambda: whole_json(answer.whole([choice]))
 
 
 ANSWER_INPUTS = [
@@ -173,13 +174,13 @@ ANSWER_INPUTS = [
     ),
     WorstInput(
         "stream: many deltas in one frame",
-        ("api/answers/chat_deltas.py", "api/answers/chunk_frames.py"),
+        ("api/answers/chat_answer.py", "api/answers/chunk_frames.py"),
         _framed,
         2_000,
         4_096,
         "loop",
     ),
-    WorstInput("answer: many deltas", ("api/answers/chat_deltas.py",), _assembled, 2_000, MOST_TOKENS, "pool"),
+    WorstInput("answer: many deltas", ("api/answers/chat_answer.py",), _assembled, 2_000, MOST_TOKENS, "pool"),
     WorstInput(
         "logprobs of a completion",
         ("api/answers/token_logprobs.py", "text/token_bytes.py"),
@@ -192,7 +193,7 @@ ANSWER_INPUTS = [
     WorstInput("logprobs of a prompt", ("api/answers/token_logprobs.py",), _prompt_logprobs, 200, 190_000, "pool"),
     WorstInput(
         "answer: a completion with logprobs",
-        ("api/answers/completion_texts.py", "api/answers/answering.py", "api/answers/generation.py"),
+        ("api/answers/completion_answer.py", "api/answers/answering.py", "api/answers/generation.py"),
         _whole_completion,
         300,
         190_000,

@@ -12,12 +12,11 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.answers.answering import ignored_header
-from service.api.calls.beam_rules import check_beams
 from service.api.calls.chat_messages import check_messages, num_characters, template_messages, unknown_fields
-from service.api.calls.draw_rules import check_draw_rules, sampling_fields
 from service.api.calls.json_body import read_json_object
 from service.api.calls.large_json import parse_large
 from service.api.calls.member_limits import check_members
+from service.api.calls.sampling import check_sampling, sampling_maker
 from service.api.calls.token_checks import check_token_ids
 from service.api.calls.tools import check_tools
 from service.api.calls.validation import check_call
@@ -79,7 +78,7 @@ def _read_in_pieces(n: int) -> Work:
 
         async def read() -> None:
             texts = TextPool(1, HostTimes())
-            await read_json_object(HttpRequest(scope, receive), texts)
+            await read_json_object(HttpRequest(scope, receive), texts, CONFIG)
             texts.close()
 
         asyncio.run(read())
@@ -145,9 +144,7 @@ def _drawn(fields_of: Callable[[int], dict[str, Any]], n: int) -> Work:
     model = cast(ServedModel, _Model)
 
     def work() -> None:
-        rules = check_draw_rules(fields, CONFIG, GenerationDefaults())
-        sampling_fields(rules, model, ())
-        check_beams(fields, None, None, CONFIG)
+        sampling_maker(check_sampling(fields, CONFIG, GenerationDefaults()), model, frozenset(), None)
 
     return work
 
@@ -212,7 +209,7 @@ DOOR_INPUTS = [
     ),
     WorstInput(
         "JSON: a byte at a time",
-        ("api/calls/json_body.py", "api/text_pool.py", "api/request_headers.py"),
+        ("api/calls/json_body.py", "api/text_pool.py", "api/scope.py"),
         _read_in_pieces,
         2_000,
         _BODY,
@@ -381,7 +378,7 @@ DOOR_INPUTS = [
     ),
     WorstInput(
         "logit_bias: as many as may be",
-        ("api/calls/draw_rules.py",),
+        ("api/calls/sampling.py",),
         partial(_drawn, lambda n: {"logit_bias": {str(index): 1 for index in range(n)}}),
         1_000,
         CONFIG.max_logit_bias,
@@ -389,7 +386,7 @@ DOOR_INPUTS = [
     ),
     WorstInput(
         "logit_bias: a long key",
-        ("api/calls/draw_rules.py",),
+        ("api/calls/sampling.py",),
         partial(_drawn, lambda n: {"logit_bias": {"1" * n: 1}}),
         500_000,
         _BODY,
@@ -397,7 +394,7 @@ DOOR_INPUTS = [
     ),
     WorstInput(
         "bad_words",
-        ("api/calls/draw_rules.py",),
+        ("api/calls/sampling.py",),
         partial(_drawn, lambda n: {"bad_words": ["x" * CONFIG.max_stop_bytes] * n}),
         16,
         CONFIG.max_bad_words,
@@ -405,7 +402,7 @@ DOOR_INPUTS = [
     ),
     WorstInput(
         "allowed_token_ids",
-        ("api/calls/draw_rules.py", "api/calls/beam_rules.py"),
+        ("api/calls/sampling.py", "api/calls/beam_rules.py"),
         partial(_drawn, lambda n: {"allowed_token_ids": list(range(n, 0, -1))}),
         16_000,
         CONFIG.max_allowed_token_ids,
@@ -413,7 +410,7 @@ DOOR_INPUTS = [
     ),
     WorstInput(
         "header: a long key",
-        ("api/middleware/bearer_auth.py", "api/middleware/http_only.py"),
+        ("api/middleware/bearer_auth.py", "api/scope.py"),
         lambda n: _through(partial(BearerAuth, keys=["k"]), [(b"authorization", b"Bearer " + b" " * n + b"x" * n)]),
         60_000,
         65_536,
@@ -429,7 +426,7 @@ DOOR_INPUTS = [
     ),
     WorstInput(
         "header: a long request id behind many others",
-        ("api/middleware/request_ids.py", "api/request_headers.py", "api/random_ids.py"),
+        ("api/middleware/request_ids.py", "api/scope.py", "api/random_ids.py"),
         lambda n: _through(RequestIds, [*[(b"x", b"y")] * n, (b"x-request-id", b"a" * n + b"\n")]),
         40_000,
         65_536,

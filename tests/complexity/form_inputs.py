@@ -8,8 +8,7 @@ from functools import partial
 from typing import Any
 
 from service.api.calls.output_form import check_output_form
-from service.api.calls.schema_annotations import without_annotations
-from service.api.calls.schema_limits import check_grammar, schema_text
+from service.api.calls.schema_limits import check_grammar, schema_text, without_annotations
 from service.api.calls.wire_parsing import parse
 from service.config import ApiConfig
 from service.core.grammar import GrammarSpec
@@ -89,7 +88,7 @@ FORM_INPUTS = [
     *(
         WorstInput(
             f"schema: {keyword} as deep as may be",
-            ("api/calls/schema_limits.py", "api/calls/schema_annotations.py"),
+            ("api/calls/schema_limits.py",),
             partial(_schema, partial(_nested, keyword)),
             100,
             _SCHEMA_BYTES // 3,
@@ -116,9 +115,7 @@ FORM_INPUTS = [
         _SCHEMA_BYTES // 24,
         "loop",
     ),
-    WorstInput(
-        "schema: formats that say nothing", ("api/calls/schema_annotations.py",), _annotated, 1_000, 1_500, "loop"
-    ),
+    WorstInput("schema: formats that say nothing", ("api/calls/schema_limits.py",), _annotated, 1_000, 1_500, "loop"),
     WorstInput(
         "grammar: %json everywhere",
         ("api/calls/schema_limits.py",),

@@ -150,7 +150,6 @@ HTTP_INPUTS = [
         "path: a model's long name",
         (
             "api/app.py",
-            "api/endpoint.py",
             "api/endpoints/models.py",
             "api/middleware/error_barrier.py",
             "api/middleware/http_facts.py",
@@ -163,7 +162,7 @@ HTTP_INPUTS = [
     ),
     WorstInput(
         "path: a request's long name",
-        ("api/endpoints/traces.py", "api/trace_store.py"),
+        ("api/endpoints/traces.py", "api/call_trace.py"),
         lambda n: _front_door("/v1/requests/" + "a" * n + "/trace", []),
         200_000,
         _MOST_HEAD,

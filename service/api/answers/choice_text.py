@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 from service.core.events import TokenEvent
@@ -11,7 +10,7 @@ from service.core.iteration_result import TokenLogprobs
 from service.core.request import FinishReason
 from service.text.chat_output import ChatOutput, OutputDelta
 from service.text.detokenizer import Detokenizer
-from service.text.stop_strings import StopMatcher
+from service.text.stop_strings import StopMatcher, StopRules
 
 
 class ScoredToken(NamedTuple):
@@ -42,20 +41,6 @@ class Piece(NamedTuple):
     deltas: Sequence[OutputDelta] = ()
     has_calls: bool = False
     scored: Sequence[ScoredToken] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class StopRules:
-    """What the client wants its choices to end with: strings and token ids.
-
-    include_stop: the text of what ended the choice is shown.
-    min_tokens: strings are not looked for in the text of the first `min_tokens` tokens.
-    """
-
-    strings: tuple[str, ...] = ()
-    token_ids: frozenset[int] = frozenset()
-    include_stop: bool = False
-    min_tokens: int = 0
 
 
 class ChoiceText:

@@ -6,7 +6,10 @@ import orjson
 
 from service.api.answers.choice_text import Piece
 from service.api.answers.generation import Generation
-from service.api.calls.validation import CheckedCall
+from service.api.answers.sse import DONE, data_frame
+from service.api.calls.prepared_call import PreparedCall
+from service.api.error_responses import error_body
+from service.errors import RequestError
 
 NOT_ENDED = b'"finish_reason":null'
 TEXT_PLACE = b"\0"
@@ -20,24 +23,16 @@ class ChunkFrames:
     continuous_usage_stats each has the numbers so far.
     """
 
-    def __init__(
-        self,
-        kind: bytes,
-        call: CheckedCall,
-        generation: Generation,
-        call_id: str,
-        created: int,
-        system_fingerprint: str | None,
-    ) -> None:
-        self._call = call
+    def __init__(self, kind: bytes, call: PreparedCall, generation: Generation) -> None:
+        self._call = call.checked
         self._generation = generation
-        self._has_usage = call.include_usage or call.continuous_usage
+        self._has_usage = self._call.include_usage or self._call.continuous_usage
         self._head = b'data: {"id":%s,"object":"%s","created":%d,"model":%s,"system_fingerprint":%s,"choices":[' % (
-            orjson.dumps(call_id),
+            orjson.dumps(call.head.call_id),
             kind,
-            created,
-            orjson.dumps(call.model),
-            orjson.dumps(system_fingerprint),
+            call.head.created,
+            orjson.dumps(self._call.model),
+            orjson.dumps(call.model.system_fingerprint),
         )
 
     def choice(
@@ -72,6 +67,10 @@ class ChunkFrames:
         if piece.is_first:
             ids += b',"prompt_token_ids":' + orjson.dumps(self._generation.prompt_token_ids(piece.prompt_index))
         return ids
+
+    def end(self, error: RequestError | None = None) -> bytes:
+        """What follows the last piece: the chunk of the usage, if the client asked for it, or an error event."""
+        return (self.usage() if error is None else data_frame(error_body(error))) + DONE
 
     def usage(self) -> bytes:
         """The chunk after the last piece, if the client asked for it."""

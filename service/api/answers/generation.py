@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from service.api.answers.choice_text import ChoiceText, Piece, ScoredToken, StopRules
+from service.api.answers.choice_text import ChoiceText, Piece, ScoredToken
 from service.core.events import FinalEvent, Outcome, PromptEvent, StreamEvent, TokenEvent
 from service.core.iteration_result import TokenLogprobs
 from service.core.request import FinishReason, Request
@@ -20,6 +20,7 @@ from service.errors import RequestError, Unavailable
 from service.protocol.usage import Usage
 from service.text.chat_output import ChatOutput, OutputDelta
 from service.text.detokenizer import make_detokenizer
+from service.text.stop_strings import StopRules
 from service.text.tokenizer import Tokenizer
 
 _IDS_ONLY = {int}
@@ -166,25 +167,23 @@ class Generation:
         """The choices to be shown, complete, in order of their index. Raises `error`, if there is one."""
         news = asyncio.Event()
         self.read_by(news.set)
-        texts: list[list[str]] = [[] for _ in self._choices]
-        token_ids: list[list[int]] = [[] for _ in self._choices]
-        deltas: list[list[OutputDelta]] = [[] for _ in self._choices]
-        scored: list[list[ScoredToken]] = [[] for _ in self._choices]
+        pieces: list[list[Piece]] = [[] for _ in self._choices]
         while True:
             news.clear()
             for piece in self.take_pieces():
-                texts[piece.choice_index].append(piece.text)
-                token_ids[piece.choice_index] += piece.token_ids
-                deltas[piece.choice_index] += piece.deltas
-                scored[piece.choice_index] += piece.scored
+                pieces[piece.choice_index].append(piece)
             if self.error is not None:
                 raise self.error
             if self.is_done:
                 break
             await news.wait()
         prompts = [self.prompt_token_ids(index) for index in range(len(self._requests))]
-        parts = zip(self._choices, map("".join, texts), token_ids, deltas, scored, strict=True)
-        return self._best([self._collected(prompts, *part) for part in parts])
+        return self._best(
+            [
+                _collected(choice, prompts[choice.prompt_index], of_choice)
+                for choice, of_choice in zip(self._choices, pieces, strict=True)
+            ]
+        )
 
     def _best(self, choices: list[CollectedChoice]) -> list[CollectedChoice]:
         """The best choices of each prompt, numbered anew."""
@@ -264,26 +263,18 @@ class Generation:
         elif event.error is not None:
             self.error = event.error
 
-    def _collected(
-        self,
-        prompts: Sequence[list[int]],
-        choice: ChoiceText,
-        text: str,
-        token_ids: list[int],
-        deltas: list[OutputDelta],
-        scored: list[ScoredToken],
-    ) -> CollectedChoice:
-        """prompts: the ids of each, which its choices share."""
-        assert choice.finish_reason is not None, "a finished request has finished all its choices"
-        return CollectedChoice(
-            choice.index,
-            choice.prompt_index,
-            text,
-            token_ids,
-            prompts[choice.prompt_index],
-            choice.finish_reason,
-            choice.stop_reason,
-            deltas,
-            scored,
-            choice.sum_logprobs / max(1, choice.num_tokens),
-        )
+
+def _collected(choice: ChoiceText, prompt_token_ids: list[int], pieces: Sequence[Piece]) -> CollectedChoice:
+    assert choice.finish_reason is not None, "a finished request has finished all its choices"
+    return CollectedChoice(
+        choice.index,
+        choice.prompt_index,
+        "".join([piece.text for piece in pieces]),
+        [token_id for piece in pieces for token_id in piece.token_ids],
+        prompt_token_ids,
+        choice.finish_reason,
+        choice.stop_reason,
+        [delta for piece in pieces for delta in piece.deltas],
+        [token for piece in pieces for token in piece.scored],
+        choice.sum_logprobs / max(1, choice.num_tokens),
+    )

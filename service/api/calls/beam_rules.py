@@ -6,6 +6,7 @@ choices; they are known when the search is over, so a stream brings their text a
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Collection
 
@@ -13,24 +14,23 @@ from service.api.calls.token_checks import check_range
 from service.config import ApiConfig
 from service.core.sampling_params import BeamParams, SamplingParams
 from service.errors import InvalidRequest, UnsupportedParameter
-from service.protocol.generation import GenerationFields
+from service.protocol.generation import GenerationFields, SamplingFields
 
 _MAX_TOP = 128
 """Next tokens that are looked at for each beam at most: what the executor gives."""
 _MAX_PENALTY = 10.0
 
 _NEUTRAL: dict[str, tuple[object, ...]] = {
+    **{
+        each.name: (each.default,)
+        for each in dataclasses.fields(SamplingParams)
+        if each.name in SamplingFields.model_fields
+    },
     "temperature": (0, 1),
-    "top_p": (1,),
     "top_k": (-1, 0),
-    "min_p": (0,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
     "logit_bias": ({},),
     "bad_words": ([],),
     "allowed_token_ids": (),
-    "min_tokens": (0,),
     "best_of": (),
 }
 """Fields that draws heed -> the values, besides null, at which they ask for nothing."""
@@ -68,28 +68,8 @@ def check_beams(
     return BeamParams(width, length_penalty, fields.early_stopping or False, logprobs)
 
 
-def beam_sampling(
-    beam: BeamParams,
-    *,
-    n: int,
-    max_tokens: int,
-    stop_token_ids: frozenset[int],
-    vocab_size: int,
-    num_prompt_logprobs: int | None,
-) -> SamplingParams:
+def num_top_logprobs(beam: BeamParams, stop_token_ids: Collection[int], vocab_size: int) -> int:
     """How many next tokens each beam is asked for: enough that some do not end it, and those to be shown."""
-    return SamplingParams(
-        max_tokens=max_tokens,
-        n=n,
-        temperature=0.0,
-        stop_token_ids=stop_token_ids,
-        num_logprobs=_num_top(beam, stop_token_ids, vocab_size),
-        num_prompt_logprobs=num_prompt_logprobs,
-        beam=beam,
-    )
-
-
-def _num_top(beam: BeamParams, stop_token_ids: Collection[int], vocab_size: int) -> int:
     num_top = beam.width + len(stop_token_ids)
     most = min(_MAX_TOP, vocab_size)
     if num_top > most:

@@ -10,8 +10,7 @@ import orjson
 from starlette.types import Receive
 
 from service.api.calls.chat_messages import check_messages, num_characters, num_content_characters, template_messages
-from service.api.calls.prompt_bound import PromptBound
-from service.api.calls.prompt_ids import checked_by, undivided
+from service.api.calls.prompt_ids import PromptBound, checked_by, undivided
 from service.api.calls.token_checks import check_token_ids
 from service.api.calls.tools import ToolUse, check_tools
 from service.api.context import ApiContext

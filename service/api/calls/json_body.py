@@ -8,15 +8,18 @@ import orjson
 from starlette.requests import ClientDisconnect, Request
 
 from service.api.calls.large_json import LARGE_BYTES, parse_large
-from service.api.request_headers import header_of
+from service.api.calls.member_limits import check_members
+from service.api.scope import header_of
 from service.api.text_pool import TextPool
+from service.config import ApiConfig
 from service.errors import InvalidRequest, UnsupportedMediaType
 
 
-async def read_json_object(http: Request, texts: TextPool) -> dict[str, Any]:
+async def read_json_object(http: Request, texts: TextPool, config: ApiConfig) -> dict[str, Any]:
     """The body, parsed off the event loop if it is large.
 
-    Refused unless it says and is JSON: UTF-8, no NaN, no lone surrogates, nesting within bounds.
+    Refused unless it says and is JSON: UTF-8, no NaN, no lone surrogates, nesting within bounds, and no list or object
+    of more members than are honoured.
 
     An integer beyond 64 bits arrives as a float, which the wire shapes refuse where they want an integer.
     """
@@ -31,6 +34,7 @@ async def read_json_object(http: Request, texts: TextPool) -> dict[str, Any]:
         raise InvalidRequest(f"The body is not valid JSON: {error}.") from error
     if not isinstance(value, dict):
         raise InvalidRequest("The body must be a JSON object.")
+    check_members(value, config)
     return value
 
 

@@ -1,12 +1,48 @@
-"""The ids of a prompt that is text."""
+"""The ids of a prompt that is text, and how long it may be: told before it is read, since 8 MB take seconds, and while
+it is."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from service.api.calls.prompt_bound import PromptBound
-from service.errors import InvalidRequest
+from service.api.calls.validation import CheckedCall
+from service.api.serving_state import ServedModel
+from service.errors import ContextLengthExceeded, InvalidRequest
 from service.text.long_text import UndividedTextTooLong
+
+MOST_COUNTED = 1024 * 1024
+"""Characters or tokens of a prompt beyond its context that are read all the same, to be counted or cut: a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptBound:
+    """Of one prompt. param: its field. must_fit: it is to be answered as it is; else it is counted or cut, and only
+    what takes too long to read is refused. The checks raise ContextLengthExceeded. Any thread."""
+
+    model: ServedModel
+    param: str
+    must_fit: bool = True
+
+    def check_characters(self, num_characters: int) -> None:
+        """Refuse a text that has too many tokens however it is tokenized."""
+        if self.must_fit or num_characters > MOST_COUNTED:
+            self._check(self.model.tokenizer.least_num_tokens(num_characters), self.model.max_model_len)
+
+    def check_tokens(self, num_tokens: int) -> None:
+        """Refuse a prompt of which so many tokens are read already."""
+        most = self.model.max_model_len
+        self._check(num_tokens, most if self.must_fit else max(most, MOST_COUNTED))
+
+    def _check(self, least: int, most: int) -> None:
+        if least <= most:
+            return
+        limit = f"This model's maximum context length is {self.model.max_model_len} tokens"
+        if most > self.model.max_model_len:
+            limit += f" and no more than {most} are read"
+        raise ContextLengthExceeded(
+            f"{limit}, but the prompt has at least {least} tokens. Please shorten it.", param=self.param
+        )
 
 
 def text_ids(text: str, bound: PromptBound, special: bool, go_on: Callable[[], None]) -> list[int]:
@@ -37,3 +73,17 @@ def checked_by(bound: PromptBound, go_on: Callable[[], None]) -> Callable[[int],
 def undivided(error: UndividedTextTooLong, bound: PromptBound) -> InvalidRequest:
     """The refusal."""
     return InvalidRequest(f"{bound.param}: {error}.", param=bound.param)
+
+
+def truncated(token_ids: list[int], call: CheckedCall, model: ServedModel) -> list[int]:
+    """The prompt as `truncate_prompt_tokens` leaves it: its end."""
+    keep = call.truncate_prompt_tokens
+    if keep is None:
+        return token_ids
+    if keep > model.max_model_len:
+        raise InvalidRequest(
+            f"truncate_prompt_tokens may be at most {model.max_model_len}.", param="truncate_prompt_tokens"
+        )
+    if keep == -1:
+        keep = max(1, model.max_model_len - (1 if call.max_tokens is None else call.max_tokens))
+    return token_ids[-keep:]

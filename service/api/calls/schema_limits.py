@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from service.api.calls.schema_annotations import without_annotations
 from service.config import ApiConfig
 from service.errors import InvalidRequest
 
@@ -27,6 +26,11 @@ _END_INTEGERS = ("maximum", "exclusiveMaximum", "const", "enum")
 _EMBEDDED = re.compile(r"%json\s*")
 _MOST_UNREAD = 16
 """Each costs a count of the lines before it."""
+_OF_ANY_TEXT = frozenset({"password", "binary", "path", "file-path", "directory-path"})
+"""Formats that tell a reader something and rule out no text: OpenAPI's, and those that pydantic writes for SecretStr,
+bytes and paths. They are left out, so that no schema is refused for them."""
+_VALUES = frozenset({"const", "enum", "default", "example", "examples"})
+"""Keywords whose value is no schema."""
 
 
 def schema_text(schema: object, param: str, config: ApiConfig) -> str:
@@ -165,3 +169,16 @@ def _values(schema: object) -> list[_Value]:
             for name, value in members
         ]
     return values
+
+
+def without_annotations(schema: Any) -> Any:
+    """The schema without formats that rule out no text; the given one stays as it is."""
+    if isinstance(schema, list):
+        return [without_annotations(member) for member in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: value if key in _VALUES else without_annotations(value)
+        for key, value in schema.items()
+        if not (key == "format" and isinstance(value, str) and value in _OF_ANY_TEXT)
+    }

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from service.api.calls.schema_annotations import without_annotations
-from service.api.calls.schema_limits import schema_text
+from service.api.calls.schema_limits import schema_text, without_annotations
 from service.config import ApiConfig
 from service.core.grammar import GrammarSpec
 from service.errors import InvalidRequest, UnsupportedParameter

@@ -27,7 +27,6 @@ class Models:
 
     def _card(self, name: str) -> ModelCard:
         model = self._context.state.check_loaded()
-        defaults = model.defaults
         return ModelCard(
             id=name,
             created=model.created,
@@ -36,11 +35,7 @@ class Models:
             max_model_len=model.max_model_len,
             permission=[ModelPermission(id=f"modelperm-{name}", created=model.created)],
             default_sampling=DefaultSampling(
-                temperature=defaults.temperature,
-                top_p=defaults.top_p,
-                top_k=defaults.top_k,
-                min_p=defaults.min_p,
-                repetition_penalty=defaults.repetition_penalty,
+                **{name: getattr(model.defaults, name) for name in DefaultSampling.model_fields}
             ),
         )
 

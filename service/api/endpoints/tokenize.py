@@ -12,9 +12,7 @@ from service.api.answers.answering import ignored_header
 from service.api.calls.chat_messages import unknown_fields
 from service.api.calls.chat_prompting import chat_prompt_ids, check_chat
 from service.api.calls.json_body import read_json_object
-from service.api.calls.member_limits import check_members
-from service.api.calls.prompt_bound import MOST_COUNTED, PromptBound
-from service.api.calls.prompt_ids import text_ids
+from service.api.calls.prompt_ids import MOST_COUNTED, PromptBound, text_ids
 from service.api.calls.token_checks import check_token_ids
 from service.api.calls.unsupported import check_extra_fields
 from service.api.calls.validation import check_model, ignored_fields
@@ -40,7 +38,7 @@ class Tokenize:
 
     async def tokenize(self, http: Request) -> Response:
         model = self._context.state.check_ready()
-        body = await read_json_object(http, self._context.texts)
+        body = await read_json_object(http, self._context.texts, self._context.config)
         if ("prompt" in body) == ("messages" in body):
             raise InvalidRequest("Exactly one of prompt and messages is required.", param="prompt")
         read = self._chat_ids if "messages" in body else self._text_ids
@@ -56,7 +54,7 @@ class Tokenize:
 
     async def detokenize(self, http: Request) -> Response:
         model = self._context.state.check_ready()
-        fields = parse(DetokenizeRequest, await read_json_object(http, self._context.texts))
+        fields = parse(DetokenizeRequest, await read_json_object(http, self._context.texts, self._context.config))
         ignored = self._check(fields, fields.model)
         most = max(MOST_COUNTED, model.max_model_len)
         if len(fields.tokens) > most:
@@ -85,7 +83,6 @@ class Tokenize:
     async def _chat_ids(
         self, body: dict[str, Any], model: ServedModel, receive: Receive
     ) -> tuple[list[int], tuple[str, ...], bool]:
-        check_members(body, self._context.config)
         fields = parse(TokenizeChatRequest, body)
         ignored = self._check(fields, fields.model, unknown_fields(fields))
         chat = check_chat(fields, model, self._context)

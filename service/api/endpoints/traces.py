@@ -5,9 +5,9 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
+from service.api.call_trace import MAX_TRACES
 from service.api.context import ApiContext
-from service.api.middleware.bearer_auth import client_of
-from service.api.trace_store import MAX_TRACES
+from service.api.scope import client_of
 from service.errors import NotFound
 
 

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.api.middleware.http_only import http_only
-from service.api.request_headers import header_of
+from service.api.scope import header_of, http_only
 from service.errors import HostNotAllowed
 
 _OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})

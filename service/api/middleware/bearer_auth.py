@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.api.middleware.http_only import http_only
-from service.api.request_headers import header_of
+from service.api.scope import header_of, http_only
 from service.errors import AuthenticationFailed
 
 _OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/"})
@@ -48,8 +47,3 @@ class BearerAuth:
         if scheme.lower() != "bearer" or name is None:
             raise AuthenticationFailed("Incorrect or missing API key.")
         return name
-
-
-def client_of(scope: Scope) -> str:
-    """Who sent the request: a name for its API key that does not tell the key; empty on an open server."""
-    return str(scope.get("state", {}).get("client", ""))

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.middleware.body_budget import BodyBudget, BodyShare
-from service.api.middleware.http_only import http_only
-from service.api.request_headers import header_of
+from service.api.scope import header_of, http_only
 from service.errors import BodyTimeout, Overloaded, PayloadTooLarge
 
 

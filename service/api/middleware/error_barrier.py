@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.disconnect import ClientGone
 from service.api.error_responses import error_response, from_starlette, internal_error, nobody_there
-from service.api.middleware.http_only import http_only
+from service.api.scope import http_only
 from service.errors import Overloaded, RequestError
 from service.metrics.recorder import Recorder
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.middleware.bearer_auth import client_of
-from service.api.middleware.http_only import http_only
+from service.api.scope import client_of, http_only
 from service.metrics.recorder import Recorder
 
 _access_logger = logging.getLogger("headrace.access")

@@ -6,8 +6,7 @@ from collections import Counter
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.api.middleware.bearer_auth import client_of
-from service.api.middleware.http_only import http_only
+from service.api.scope import client_of, http_only
 from service.errors import RateLimited
 
 _GENERATING = frozenset({"/v1/completions", "/v1/chat/completions"})

@@ -6,9 +6,8 @@ import re
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.middleware.http_only import http_only
 from service.api.random_ids import RandomIds
-from service.api.request_headers import header_of
+from service.api.scope import header_of, http_only
 
 _FIT = re.compile(r"[A-Za-z0-9._\-]{1,64}")
 

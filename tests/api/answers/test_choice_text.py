@@ -1,9 +1,10 @@
 from __future__ import annotations
 
-from service.api.answers.choice_text import ChoiceText, StopRules
+from service.api.answers.choice_text import ChoiceText
 from service.core.events import TokenEvent
 from service.core.request import FinishReason
 from service.text.detokenizer import make_detokenizer
+from service.text.stop_strings import StopRules
 from service.text.tokenizer import Tokenizer
 from tests.text import tiny_tokenizers
 

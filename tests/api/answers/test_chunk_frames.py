@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -13,19 +13,23 @@ from hypothesis import strategies as st
 from openai.types import Completion
 from openai.types.chat import ChatCompletionChunk
 
-from service.api.answers.chat_deltas import chat_frames
-from service.api.answers.choice_text import Piece, StopRules
+from service.api.answers.chat_answer import ChatAnswer
+from service.api.answers.choice_text import Piece
 from service.api.answers.chunk_frames import ChunkFrames
-from service.api.answers.completion_texts import CompletionTexts
+from service.api.answers.completion_answer import CompletionAnswer
 from service.api.answers.generation import Generation
+from service.api.call_head import CallHead
+from service.api.calls.output_form import CompiledForm
+from service.api.calls.prepared_call import CallPrompts, PreparedCall
 from service.api.calls.validation import CheckedCall, check_call
 from service.api.calls.wire_parsing import parse
-from service.api.serving_state import GenerationDefaults
+from service.api.serving_state import GenerationDefaults, ServedModel
 from service.config import ApiConfig
 from service.core.request import FinishReason
 from service.engine.async_engine import AsyncEngine
 from service.protocol.chat import ChatChunk
 from service.protocol.completions import CompletionChunk, CompletionRequest
+from service.text.stop_strings import StopRules
 from tests.api.answers.test_generation import TOKENIZER, HandFedEngine, requests
 
 MODEL = 'name/with "quotes"'
@@ -60,11 +64,14 @@ def _call() -> CheckedCall:
 CALL = _call()
 
 
-def chunks_of(kind: bytes, call: CheckedCall) -> ChunkFrames:
-    async def make() -> Generation:
-        return Generation(cast(AsyncEngine, HandFedEngine()), TOKENIZER, requests(1), StopRules())
+def prepared(call: CheckedCall, echoes: Sequence[str] | None = None) -> PreparedCall:
+    engine, prompts = cast(AsyncEngine, HandFedEngine()), CallPrompts([[5, 6]], "prompt", echoes=echoes)
+    model = ServedModel(engine, TOKENIZER, None, "m", 0, 100, 1000, frozenset())
+    return PreparedCall(CallHead("id-1", 1_700_000_000, 0.0, ""), model, call, prompts, CompiledForm())
 
-    return ChunkFrames(kind, call, asyncio.run(make()), "id-1", 1_700_000_000, "fp_1")
+
+def generation() -> Generation:
+    return Generation(cast(AsyncEngine, HandFedEngine()), TOKENIZER, requests(1), StopRules())
 
 
 def events_of(frames: bytes) -> list[Any]:
@@ -75,16 +82,14 @@ def events_of(frames: bytes) -> list[Any]:
 
 def check_common(event: Any, piece: Piece, call: CheckedCall) -> None:
     assert (event["id"], event["created"], event["model"]) == ("id-1", 1_700_000_000, MODEL)
-    assert event["system_fingerprint"] == "fp_1"
+    assert event["system_fingerprint"] == prepared(call).model.system_fingerprint
     assert event["choices"][0]["index"] == piece.choice_index
     assert ("usage" in event) == (call.include_usage or call.continuous_usage)
 
 
 @given(PIECES, CALLS)
 def test_completion_chunks(piece: Piece, call: CheckedCall) -> None:
-    generation: Any = None
-    texts = CompletionTexts(call, generation, TOKENIZER, ["echo "])
-    (event,) = events_of(texts.frame(chunks_of(b"text_completion", call), piece))
+    (event,) = events_of(CompletionAnswer(prepared(call, ["echo "]), generation()).frame(piece))
     check_common(event, piece, call)
     CompletionChunk.model_validate(event, strict=True)
     if piece.finish_reason is not None:  # OpenAI's type wants a reason, although OpenAI's own streams send null
@@ -99,7 +104,7 @@ def test_completion_chunks(piece: Piece, call: CheckedCall) -> None:
 
 @given(PIECES, CALLS)
 def test_chat_chunks(piece: Piece, call: CheckedCall) -> None:
-    events = events_of(chat_frames(chunks_of(b"chat.completion.chunk", call), lambda: "call_1", piece))
+    events = events_of(ChatAnswer(prepared(call), generation()).frame(piece))
     for event in events:
         check_common(event, piece, call)
         ChatChunk.model_validate(event, strict=True)
@@ -115,8 +120,8 @@ def test_chat_chunks(piece: Piece, call: CheckedCall) -> None:
 
 @pytest.mark.parametrize("kind", [b"text_completion", b"chat.completion.chunk"])
 def test_the_usage_chunk(kind: bytes) -> None:
-    assert chunks_of(kind, CALL).usage() == b""
-    (event,) = events_of(chunks_of(kind, replace(CALL, include_usage=True)).usage())
+    assert ChunkFrames(kind, prepared(CALL), generation()).usage() == b""
+    (event,) = events_of(ChunkFrames(kind, prepared(replace(CALL, include_usage=True)), generation()).usage())
     assert event["choices"] == []
     assert event["usage"]["prompt_tokens"] == 2
     (Completion if kind == b"text_completion" else ChatCompletionChunk).model_validate(event, strict=True)

@@ -5,7 +5,6 @@ from typing import cast
 
 import pytest
 
-from service.api.answers.choice_text import StopRules
 from service.api.answers.generation import CollectedChoice, Generation
 from service.core.events import FinalEvent, Outcome, PromptEvent, StreamEvent, TokenEvent
 from service.core.iteration_result import TokenLogprobs
@@ -16,6 +15,7 @@ from service.engine.async_engine import AsyncEngine
 from service.engine.request_stream import RequestStream
 from service.errors import Overloaded, RequestError, ServerError, Unavailable
 from service.text.chat_output import ChatOutput
+from service.text.stop_strings import StopRules
 from service.text.tokenizer import Tokenizer
 from tests.text import tiny_tokenizers
 

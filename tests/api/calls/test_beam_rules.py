@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.api.calls.beam_rules import beam_sampling
+from service.api.calls.beam_rules import num_top_logprobs
 from service.core.sampling_params import BeamParams
 from service.errors import InvalidRequest
 from tests.api.running_server import RunningServer
@@ -113,14 +113,7 @@ def test_what_asks_for_nothing_is_accepted(http: httpx.Client) -> None:
 
 def test_each_beam_asks_for_enough_that_do_not_end_it() -> None:
     def params(stops: int, vocab_size: int = 1000, num_logprobs: int | None = None) -> int | None:
-        return beam_sampling(
-            BeamParams(4, num_logprobs=num_logprobs),
-            n=1,
-            max_tokens=5,
-            stop_token_ids=frozenset(range(stops)),
-            vocab_size=vocab_size,
-            num_prompt_logprobs=None,
-        ).num_logprobs
+        return num_top_logprobs(BeamParams(4, num_logprobs=num_logprobs), range(stops), vocab_size)
 
     assert params(2) == 6
     assert params(2, num_logprobs=9) == 9

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from pydantic import BaseModel, SecretStr
 
-from service.api.calls.schema_limits import check_grammar, check_regex_size, schema_text
+from service.api.calls.schema_limits import check_grammar, check_regex_size, schema_text, without_annotations
 from service.config import ApiConfig
 from service.core.grammar import GrammarSpec
 from service.errors import InvalidRequest
 from service.structured.compilation import compile_grammar
 from service.structured.vocabulary import Vocabulary, vocabulary_of
 from service.text.tokenizer import Tokenizer
+from tests.api.running_server import RunningServer
+from tests.api.wire import CHAT, chat, error_of
 from tests.text import tiny_tokenizers
 
 CONFIG = ApiConfig(
@@ -131,3 +137,44 @@ def test_a_grammar_may_have_few_places_that_only_look_like_a_schema() -> None:
     check_grammar("start: /%json,/ " * 10, "p", ROOMY)
     with pytest.raises(InvalidRequest, match="more than 16 %json without JSON"):
         check_grammar("start: /%json,/ " * 17, "p", ROOMY)
+
+
+class Account(BaseModel):
+    home: Path
+    key: SecretStr
+    picture: bytes
+
+
+def test_formats_of_any_text_are_left_out() -> None:
+    schema = Account.model_json_schema()
+    before = copy.deepcopy(schema)
+    for field in without_annotations(schema)["properties"].values():
+        assert field["type"] == "string"
+        assert "format" not in field
+    assert schema == before
+
+
+def test_everything_else_stays() -> None:
+    schema = {
+        "properties": {"format": {"type": "string", "format": "date"}},
+        "enum": [{"format": "password"}],
+        "default": {"format": "path"},
+        "anyOf": [{"const": {"format": "binary"}}, True],
+    }
+    assert without_annotations(schema) == schema
+
+
+@pytest.mark.parametrize("field", ["response_format", "guided_json"])
+def test_a_schema_with_them_is_honoured(server: RunningServer, http: httpx.Client, field: str) -> None:
+    said = '{"home":"/root","key":"k","picture":""}'
+    server.say(said)
+    schema = Account.model_json_schema()
+    value = {"type": "json_schema", "json_schema": {"schema": schema}} if field == "response_format" else schema
+    answer = http.post(CHAT, json=chat(**{field: value})).raise_for_status().json()
+    assert answer["choices"][0]["message"]["content"] == said
+
+
+def test_a_format_that_rules_texts_out_is_still_refused_by_name(http: httpx.Client) -> None:
+    refusal = http.post(CHAT, json=chat(guided_json={"type": "string", "format": "byte"}))
+    assert refusal.status_code == 400
+    assert "byte" in error_of(refusal)["message"]

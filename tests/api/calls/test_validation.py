@@ -161,7 +161,7 @@ def test_checks_alone() -> None:
     call = check_call(fields, config, GenerationDefaults())
     assert call.stops.strings == ("end",)
     assert call.max_tokens is None
-    assert call.sampling.seed_of_prompt() == 7
+    assert call.sampling.seed == 7
 
 
 def test_a_refused_request_costs_the_engine_nothing(server: RunningServer, http: httpx.Client) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.api.endpoints import completions
+from service.api.calls import completion_call
 from service.api.serving_state import GenerationDefaults
 from tests.api.running_server import END_ID, MODEL, RunningServer, Scene, running
 from tests.api.wire import CHAT, COMPLETIONS, chat, completion, error_of, events_of, post, stream
@@ -265,7 +265,7 @@ def test_a_long_prompt_does_not_hold_up_others(
 
     others = completion(prompt=[5], max_tokens=3)
     with ThreadPoolExecutor(1) as pool, monkeypatch.context() as patch:
-        patch.setattr(completions, "_encode", partial(held, completions._encode))
+        patch.setattr(completion_call, "_encode", partial(held, completion_call._encode))
         posting = pool.submit(httpx.post, server.base_url + COMPLETIONS, json=completion(prompt=prompt))
         assert begun.wait(10)
         patch.undo()

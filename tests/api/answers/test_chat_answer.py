@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.api.answers.chat_deltas import assemble_message, new_call_id
+from service.api.answers.chat_answer import assemble_message, new_call_id
 from service.api.answers.generation import CollectedChoice
 from service.core.request import FinishReason
 from service.text.chat_output import ReasoningDelta

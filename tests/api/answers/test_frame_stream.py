@@ -2,24 +2,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.api.answers import chat_deltas, completion_texts
-from service.api.answers.choice_text import StopRules
-from service.api.answers.chunk_frames import ChunkFrames
+from service.api.answers.chat_answer import ChatAnswer
+from service.api.answers.completion_answer import CompletionAnswer
+from service.api.answers.frame_stream import FrameStream
 from service.api.answers.generation import Generation
-from service.api.answers.plain_frames import PlainFrames
 from service.api.calls.validation import CheckedCall
 from service.core.events import StreamEvent, TokenEvent
 from service.core.host_times import HostTimes
 from service.core.request import FinishReason
 from service.engine.async_engine import AsyncEngine
-from tests.api.answers.test_chunk_frames import CALL
+from service.text.stop_strings import StopRules
+from tests.api.answers.test_chunk_frames import CALL, prepared
 from tests.api.answers.test_generation import FINISHED, TOKENIZER, A, B, HandFedEngine, requests
 
 LETTERS = TOKENIZER.encode('aä€𝄞 "\n\\', add_special_tokens=False)
@@ -33,23 +33,24 @@ class Streamed:
     ) -> None:
         self.engine = HandFedEngine()
         self.generation = Generation(cast(AsyncEngine, self.engine), TOKENIZER, requests(1, n), StopRules(tuple(stops)))
-        kind = b"chat.completion.chunk" if is_chat else b"text_completion"
-        chunks = ChunkFrames(kind, call, self.generation, "id-1", 1_700_000_000, "fp_1")
-        texts = completion_texts.CompletionTexts(call, self.generation, TOKENIZER, None)
-        of_chat = partial(chat_deltas.chat_frames, chunks, lambda: "call_1")
-        self._frame = of_chat if is_chat else partial(texts.frame, chunks)
-        around = chunks.around_text((chat_deltas if is_chat else completion_texts).PLAIN_CONTENT)
-        self.times, self.num_plain, self.written = HostTimes(), 0, b""
-        self._plain = PlainFrames(self.generation, *around, self.times) if around is not None and plainly else None
-        self.is_ever_plain = around is not None
+        form = (ChatAnswer if is_chat else CompletionAnswer)(prepared(call), self.generation)
+        self.is_ever_plain = form.around_text is not None
+        self.num_plain, self.written = 0, b""
+        take_plain_text = self.generation.take_plain_text
+
+        def counted() -> str | None:
+            text = take_plain_text() if plainly else None
+            self.num_plain += text is not None
+            return text
+
+        self.generation.take_plain_text = counted
+        context: Any = SimpleNamespace(recorder=SimpleNamespace(times=HostTimes()))
+        self.times = context.recorder.times
+        self._frames = FrameStream(context, self.generation, form)
 
     def put(self, *events: StreamEvent) -> None:
         self.engine.put("r0", *events)
-        frame = None if self._plain is None else self._plain.take()
-        self.num_plain += frame is not None
-        if frame is None:
-            frame = b"".join(map(self._frame, self.generation.take_pieces()))
-        self.written += frame
+        self.written += self._frames.take()
 
 
 @given(
@@ -89,7 +90,7 @@ def test_streams_of_several_choices_or_with_stop_strings_are_made_of_pieces(n: i
 def test_the_time_of_plain_frames_counts() -> None:
     stream = Streamed(CALL, is_chat=False, plainly=True)
     stream.put(A)
-    assert stream.times == HostTimes()
+    assert stream.times.detokenize == 0, "of pieces, it counts when the stream is closed"
     stream.put(B)
     assert stream.times.detokenize > 0
     assert stream.times.sse > 0

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from service.api.middleware.http_only import http_only
+from service.api.scope import header_of, http_only
 
 
 class Noting:
@@ -32,3 +32,11 @@ def test_only_http_requests_are_the_middlewares_and_all_reach_the_app_once(kind,
     asyncio.run(middleware(scope, receive, send))
     assert middleware.seen == seen
     assert reached == [(scope, receive, send)]
+
+
+HEADERS = [(b"a", b"1"), (b"b", b"\xe9"), (b"a", b"2")]
+
+
+@pytest.mark.parametrize(("name", "value"), [(b"a", "1"), (b"b", "é"), (b"c", "")])
+def test_the_first_header_of_a_name(name: bytes, value: str) -> None:
+    assert header_of({"headers": HEADERS}, name) == value

@@ -1,4 +1,4 @@
-"""What the choices of a completion say: echo, text and log probabilities, as chunks of a stream or whole."""
+"""The answer to a completion: echo, text and log probabilities, as chunks of a stream or whole."""
 
 from __future__ import annotations
 
@@ -11,59 +11,54 @@ from service.api.answers.choice_text import Piece, ScoredToken
 from service.api.answers.chunk_frames import TEXT_PLACE, ChunkFrames
 from service.api.answers.generation import CollectedChoice, Generation
 from service.api.answers.token_logprobs import completion_logprobs, prompt_logprobs, scored_prompt
-from service.api.calls.request_building import CallHead
-from service.api.calls.validation import CheckedCall, tier_of
+from service.api.calls.prepared_call import PreparedCall
+from service.errors import RequestError
 from service.protocol.completions import CompletionChoice, CompletionLogprobs, CompletionResponse
-from service.text.tokenizer import Tokenizer
-
-PLAIN_CONTENT = b'"text":' + TEXT_PLACE
-"""`ChunkFrames.around_text`."""
 
 
-class CompletionTexts:
-    """For one call. echoes: the text of each prompt, to stand before its completions; None if it is not wanted."""
+class CompletionAnswer:
+    """An `AnswerForm`."""
 
-    def __init__(
-        self, call: CheckedCall, generation: Generation, tokenizer: Tokenizer, echoes: Sequence[str] | None
-    ) -> None:
+    def __init__(self, call: PreparedCall, generation: Generation) -> None:
         self._call = call
+        self._checked = call.checked
+        self.writes_logprobs = call.checked.logprobs is not None
+        self._echoes = call.prompts.echoes
+        self._tokenizer = call.model.tokenizer
         self._generation = generation
-        self._tokenizer = tokenizer
-        self._echoes = echoes
+        self._chunks = ChunkFrames(b"text_completion", call, generation)
+        self.around_text = self._chunks.around_text(b'"text":' + TEXT_PLACE)
 
-    def frame(self, chunks: ChunkFrames, piece: Piece) -> bytes:
-        """A piece as a chunk of the stream."""
-        if piece.is_first and self._echoes is not None:
-            text = orjson.dumps(self._echoes[piece.prompt_index] + piece.text)
-        else:
-            text = orjson.dumps(piece.text)
-        logprobs = b"null" if self._call.logprobs is None else self._logprobs_json(piece)
-        return chunks.choice(
-            piece.choice_index, b'"text":' + text, chunks.end_of(piece), chunks.ids_of(piece), logprobs
-        )
+    def frame(self, piece: Piece) -> bytes:
+        echo = self._echo(piece.prompt_index) if piece.is_first else ""
+        content = b'"text":' + orjson.dumps(echo + piece.text)
+        logprobs = self._logprobs_json(piece) if self.writes_logprobs else b"null"
+        chunks = self._chunks
+        return chunks.choice(piece.choice_index, content, chunks.end_of(piece), chunks.ids_of(piece), logprobs)
 
     def num_logprobs(self, piece: Piece) -> int:
-        """Entries that the piece's frame writes."""
         num_tokens = len(piece.scored)
         if piece.is_first and self._echoes is not None:
             num_tokens += len(self._generation.prompt_token_ids(piece.prompt_index))
-        return num_tokens * ((self._call.logprobs or 0) + 1)
+        return num_tokens * ((self._checked.logprobs or 0) + 1)
 
-    def answer(self, head: CallHead, fingerprint: str, choices: Sequence[CollectedChoice]) -> CompletionResponse:
-        """The whole answer."""
+    def end(self, error: RequestError | None = None) -> bytes:
+        return self._chunks.end(error)
+
+    def whole(self, choices: Sequence[CollectedChoice]) -> CompletionResponse:
+        call = self._call
         return CompletionResponse(
-            id=head.call_id,
+            id=call.head.call_id,
             object="text_completion",
-            created=head.created,
-            model=self._call.model,
-            system_fingerprint=fingerprint,
-            choices=[self.choice(choice) for choice in choices],
+            created=call.head.created,
+            model=call.checked.model,
+            system_fingerprint=call.model.system_fingerprint,
+            choices=[self._choice(choice) for choice in choices],
             usage=self._generation.usage,
-            **tier_of(self._call),
+            **call.checked.told_tier,
         )
 
-    def choice(self, choice: CollectedChoice) -> CompletionChoice:
-        """A whole choice."""
+    def _choice(self, choice: CollectedChoice) -> CompletionChoice:
         logprobs = self._logprobs(choice.prompt_index, choice.scored, begins=True)
         shape = CompletionChoice(
             index=choice.index,
@@ -72,12 +67,12 @@ class CompletionTexts:
             finish_reason=choice.finish_reason.value,
             stop_reason=choice.stop_reason,
         )
-        if self._call.return_token_ids:
+        if self._checked.return_token_ids:
             shape.token_ids = choice.token_ids
             shape.prompt_token_ids = choice.prompt_token_ids
-        if self._call.prompt_logprobs is not None:
+        if self._checked.prompt_logprobs is not None:
             scores = self._generation.prompt_logprobs(choice.prompt_index)
-            cut = [each._replace(top=each.top[: self._call.prompt_logprobs]) for each in scores]
+            cut = [each._replace(top=each.top[: self._checked.prompt_logprobs]) for each in scores]
             shape.prompt_logprobs = prompt_logprobs(self._tokenizer, choice.prompt_token_ids, cut)
         return shape
 
@@ -90,7 +85,7 @@ class CompletionTexts:
 
     def _logprobs(self, prompt_index: int, tokens: Sequence[ScoredToken], *, begins: bool) -> dict[str, Any] | None:
         """begins: these are the choice's first tokens, so that an echoed prompt's stand before them."""
-        num_top = self._call.logprobs
+        num_top = self._checked.logprobs
         if num_top is None:
             return None
         fields = completion_logprobs(self._tokenizer, tokens, shift=len(self._echo(prompt_index)))

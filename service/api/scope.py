@@ -1,4 +1,4 @@
-"""ASGI middleware that concerns HTTP requests only."""
+"""An ASGI scope: what a request says of itself, and whether it is an HTTP request at all."""
 
 from __future__ import annotations
 
@@ -27,3 +27,18 @@ def http_only(call: Call[Self]) -> Call[Self]:
         return call(self, scope, receive, send) if scope["type"] == "http" else self._app(scope, receive, send)
 
     return pass_by
+
+
+def header_of(scope: Scope, name: bytes) -> str:
+    """The first header of this name, in lower case as servers give them; empty if there is none. No object is made for
+    all of them."""
+    for each, value in scope["headers"]:
+        if each == name:
+            text: str = value.decode("latin-1")
+            return text
+    return ""
+
+
+def client_of(scope: Scope) -> str:
+    """Who sent the request: a name for its API key that does not tell the key; empty on an open server."""
+    return str(scope.get("state", {}).get("client", ""))

@@ -7,11 +7,13 @@ import httpx
 import pytest
 
 from service.api.answers.choice_text import ScoredToken
-from service.api.answers.completion_texts import CompletionTexts
+from service.api.answers.completion_answer import CompletionAnswer
 from service.api.answers.generation import CollectedChoice
 from service.core.iteration_result import TokenLogprobs
 from service.core.request import FinishReason
-from tests.api.answers.test_chunk_frames import CALL
+from service.protocol.completions import CompletionChoice
+from service.protocol.usage import Usage
+from tests.api.answers.test_chunk_frames import CALL, prepared
 from tests.api.answers.test_generation import TOKENIZER
 from tests.api.running_server import RunningServer
 from tests.api.wire import COMPLETIONS, completion, error_of, events_of, post, stream
@@ -27,6 +29,8 @@ CHOICE = CollectedChoice(
 class Scored:
     """A generation whose prompt was scored."""
 
+    usage = Usage(prompt_tokens=2, completion_tokens=1, total_tokens=3, prompt_tokens_details=None)
+
     def prompt_token_ids(self, prompt_index: int) -> list[int]:
         return PROMPT
 
@@ -34,20 +38,21 @@ class Scored:
         return (SCORE,)
 
 
-def texts_of(echoes: list[str] | None, **asked: int | None) -> CompletionTexts:
+def choice_of(echoes: list[str] | None, **asked: int | None) -> CompletionChoice:
     generation: Any = Scored()
-    return CompletionTexts(replace(CALL, **asked), generation, TOKENIZER, echoes)
+    (choice,) = CompletionAnswer(prepared(replace(CALL, **asked), echoes), generation).whole([CHOICE]).choices
+    return choice
 
 
 def test_what_is_not_asked_for_is_not_there() -> None:
-    shape = texts_of(None).choice(CHOICE)
+    shape = choice_of(None)
     assert shape.text == "a"
     assert shape.logprobs is None
     assert "prompt_logprobs" not in shape.model_fields_set
 
 
 def test_an_echoed_prompts_logprobs_stand_before_the_outputs() -> None:
-    shape = texts_of(["hi"], logprobs=1).choice(CHOICE)
+    shape = choice_of(["hi"], logprobs=1)
     assert shape.text == "hia"
     assert shape.logprobs is not None
     assert shape.logprobs.tokens == ["h", "i", "a"]
@@ -57,7 +62,7 @@ def test_an_echoed_prompts_logprobs_stand_before_the_outputs() -> None:
 
 def test_prompt_logprobs_are_cut_to_what_was_asked_for() -> None:
     """The engine was asked for more, by an echo with logprobs."""
-    shape = texts_of(["hi"], logprobs=1, prompt_logprobs=0).choice(CHOICE)
+    shape = choice_of(["hi"], logprobs=1, prompt_logprobs=0)
     assert shape.prompt_logprobs is not None
     assert shape.prompt_logprobs[0] is None
     assert list(shape.prompt_logprobs[1] or {}) == [str(PROMPT[1])]

@@ -1,0 +1,172 @@
+"""The answer to a chat: chunks of its stream, or its whole message."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import orjson
+
+from service.api.answers.choice_text import Piece
+from service.api.answers.chunk_frames import TEXT_PLACE, ChunkFrames
+from service.api.answers.generation import CollectedChoice, Generation
+from service.api.answers.token_logprobs import chat_logprobs, prompt_logprobs
+from service.api.calls.prepared_call import PreparedCall
+from service.core.request import FinishReason
+from service.errors import RequestError
+from service.protocol.chat import (
+    AssistantMessage,
+    ChatChoice,
+    ChatLogprobs,
+    ChatResponse,
+    MadeFunction,
+    MadeToolCall,
+)
+from service.protocol.chat import (
+    FinishReason as ChatFinishReason,
+)
+from service.text.chat_output import OutputDelta, ReasoningDelta
+from service.text.tool_calls import CallDelta, TextDelta, ToolStyle
+
+
+class ChatAnswer:
+    """An `AnswerForm`."""
+
+    def __init__(self, call: PreparedCall, generation: Generation) -> None:
+        self._call = call
+        self._generation = generation
+        self.writes_logprobs = call.checked.logprobs is not None
+        self._make_call_id = partial(new_call_id, call.tool_style)
+        self._chunks = ChunkFrames(b"chat.completion.chunk", call, generation)
+        self.around_text = self._chunks.around_text(b'"delta":{"content":%b}' % TEXT_PLACE)
+
+    def frame(self, piece: Piece) -> bytes:
+        """A choice begins with its role and ends with an empty delta; its ids and logprobs go with the first frame
+        after the role."""
+        chunks, frames = self._chunks, []
+        ids, logprobs = chunks.ids_of(piece), self._logprobs_json(piece)
+        if piece.is_first:
+            frames.append(chunks.choice(piece.choice_index, b'"delta":{"role":"assistant","content":""}'))
+        for delta in _delta_fields(piece, self._make_call_id):
+            frames.append(chunks.choice(piece.choice_index, b'"delta":' + delta, ids=ids, logprobs=logprobs))
+            ids, logprobs = b"", b"null"
+        if piece.finish_reason is not None:
+            end = chunks.end_of(piece, _finish_reason(piece.finish_reason, piece.has_calls))
+            frames.append(chunks.choice(piece.choice_index, b'"delta":{}', end, ids, logprobs))
+        return b"".join(frames)
+
+    def num_logprobs(self, piece: Piece) -> int:
+        return len(piece.scored) * ((self._call.checked.logprobs or 0) + 1)
+
+    def end(self, error: RequestError | None = None) -> bytes:
+        return self._chunks.end(error)
+
+    def whole(self, choices: Sequence[CollectedChoice]) -> ChatResponse:
+        call, tokenizer = self._call, self._call.model.tokenizer
+        answer = ChatResponse(
+            id=call.head.call_id,
+            object="chat.completion",
+            created=call.head.created,
+            model=call.checked.model,
+            system_fingerprint=call.model.system_fingerprint,
+            choices=[self._choice(choice) for choice in choices],
+            usage=self._generation.usage,
+            **call.checked.told_tier,
+        )
+        if call.checked.prompt_logprobs is not None:
+            prompt, scores = self._generation.prompt_token_ids(0), self._generation.prompt_logprobs(0)
+            answer.prompt_logprobs = prompt_logprobs(tokenizer, prompt, scores)
+        return answer
+
+    def _choice(self, choice: CollectedChoice) -> ChatChoice:
+        message = assemble_message(choice, self._make_call_id)
+        logprobs = None
+        if self.writes_logprobs:
+            logprobs = ChatLogprobs(**chat_logprobs(self._call.model.tokenizer, choice.scored))
+        shape = ChatChoice(
+            index=choice.index,
+            message=message,
+            logprobs=logprobs,
+            finish_reason=_finish_reason(choice.finish_reason, message.tool_calls is not None),
+            stop_reason=choice.stop_reason,
+        )
+        if self._call.checked.return_token_ids:
+            shape.token_ids = choice.token_ids
+            shape.prompt_token_ids = choice.prompt_token_ids
+        return shape
+
+    def _logprobs_json(self, piece: Piece) -> bytes:
+        return orjson.dumps(chat_logprobs(self._call.model.tokenizer, piece.scored)) if piece.scored else b"null"
+
+
+def new_call_id(style: ToolStyle | None) -> str:
+    """Mistral's templates take no ids but nine letters and digits."""
+    return secrets.token_hex(5)[:9] if style is ToolStyle.MISTRAL else f"call_{secrets.token_hex(12)}"
+
+
+def _finish_reason(reason: FinishReason, has_calls: bool) -> ChatFinishReason:
+    return "tool_calls" if has_calls and reason is FinishReason.STOP else reason.value
+
+
+def assemble_message(choice: CollectedChoice, make_call_id: Callable[[], str]) -> AssistantMessage:
+    """The whole message. Without content it is null if there are calls, else empty."""
+    content = choice.text + "".join([delta.text for delta in choice.deltas if isinstance(delta, TextDelta)])
+    reasoning = "".join([delta.text for delta in choice.deltas if isinstance(delta, ReasoningDelta)])
+    calls = _made_calls([delta for delta in choice.deltas if isinstance(delta, CallDelta)], make_call_id)
+    message = AssistantMessage(role="assistant", content=content or (None if calls else ""), refusal=None)
+    if reasoning:
+        message.reasoning_content = reasoning
+    if calls:
+        message.tool_calls = calls
+    return message
+
+
+def _made_calls(deltas: Sequence[CallDelta], make_call_id: Callable[[], str]) -> list[MadeToolCall]:
+    names = [delta.name for delta in deltas if delta.name is not None]
+    arguments: list[list[str]] = [[] for _ in names]
+    for delta in deltas:
+        arguments[delta.call_index].append(delta.arguments)
+    return [
+        MadeToolCall(id=make_call_id(), type="function", function=MadeFunction(name=name, arguments="".join(texts)))
+        for name, texts in zip(names, arguments, strict=True)
+    ]
+
+
+def _delta_fields(piece: Piece, make_call_id: Callable[[], str]) -> list[bytes]:
+    if piece.text:
+        return [b'{"content":%s}' % orjson.dumps(piece.text)]
+    return [_delta_field(delta, make_call_id) for delta in _merged(piece.deltas)]
+
+
+def _delta_field(delta: OutputDelta, make_call_id: Callable[[], str]) -> bytes:
+    if isinstance(delta, ReasoningDelta):
+        return b'{"reasoning_content":%s}' % orjson.dumps(delta.text)
+    if isinstance(delta, TextDelta):
+        return b'{"content":%s}' % orjson.dumps(delta.text)
+    call: dict[str, object] = {"index": delta.call_index}
+    if delta.name is not None:
+        call |= {"id": make_call_id(), "type": "function"}
+        call["function"] = {"name": delta.name, "arguments": delta.arguments}
+    else:
+        call["function"] = {"arguments": delta.arguments}
+    return orjson.dumps({"tool_calls": [call]})
+
+
+def _merged(deltas: Sequence[OutputDelta]) -> list[OutputDelta]:
+    """Neighbours of one kind as one: tokens that come together go out together."""
+    runs: list[list[OutputDelta]] = []
+    for delta in deltas:
+        begins_call = isinstance(delta, CallDelta) and delta.name is not None
+        if runs and type(runs[-1][0]) is type(delta) and not begins_call:
+            runs[-1].append(delta)
+        else:
+            runs.append([delta])
+    return [_joined(run) for run in runs]
+
+
+def _joined(run: Sequence[OutputDelta]) -> OutputDelta:
+    first = run[0]
+    if isinstance(first, CallDelta):
+        return first._replace(arguments="".join([each.arguments for each in run if isinstance(each, CallDelta)]))
+    return first._replace(text="".join([each.text for each in run if not isinstance(each, CallDelta)]))

@@ -1,0 +1,111 @@
+"""What a stream is sent: a generation's pieces as frames."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+import orjson
+
+from service.api.answers.answer_form import AnswerForm
+from service.api.answers.choice_text import Piece
+from service.api.answers.generation import Generation
+from service.api.context import ApiContext
+from service.api.error_responses import internal_error
+
+_logger = logging.getLogger(__name__)
+
+CHARACTERS_OF_A_LOGPROB = 8
+"""Writing one takes as long as tokenizing so many characters."""
+_LOGPROBS_AT_ONCE = 512
+"""More of them would hold up the event loop."""
+
+
+class FrameStream:
+    """A generation's frames as a `FrameSource`. Those that are ready together go out together, the last ones with the
+    end. An error becomes an event; the stream has its end in any case.
+
+    A plain stream has one choice, of which nothing but its text is told. Nearly all frames are in the middle of one,
+    where only the text changes: they are made in few steps. Its first frame, its last, and all frames of any other
+    stream are made of pieces: that is the plain twin.
+    """
+
+    def __init__(self, context: ApiContext, generation: Generation, form: AnswerForm) -> None:
+        self._context = context
+        self._times = context.recorder.times
+        self._generation = generation
+        self._form = form
+        self._before, self._after = form.around_text or (b"", b"")
+        self._writing: asyncio.Future[bytes] | None = None
+        self._reader: Callable[[], None] | None = None
+        self.is_done = False
+
+    def read_by(self, reader: Callable[[], None]) -> None:
+        self._reader = reader
+        self._generation.read_by(reader)
+
+    def take(self) -> bytes:
+        if self.is_done or (self._writing is not None and not self._writing.done()):
+            return b""
+        try:
+            frame = self._take_plain() if self._before else None
+            return self._take_pieces() if frame is None else frame
+        except Exception:  # a defect of ours: the headers are sent, so the client is told in the stream
+            _logger.exception("a stream failed")
+            self.is_done = True
+            return self._form.end(internal_error())
+
+    def close(self, reason: str) -> None:
+        self._reader = None
+        if self._writing is not None:
+            self._writing.cancel()
+        self._times.detokenize += self._generation.text_s
+        if self._generation.close():
+            self._context.recorder.record_abort(reason)
+
+    def _take_plain(self) -> bytes | None:
+        """The frame of all tokens that have come, empty if they say nothing yet. None, and nothing is taken, if they
+        are to be made pieces of."""
+        began_s = time.perf_counter()
+        text = self._generation.take_plain_text()
+        if not text:
+            return None if text is None else b""
+        told_s = time.perf_counter()
+        frame = b"%b%b%b" % (self._before, orjson.dumps(text), self._after)
+        times = self._times
+        times.detokenize += told_s - began_s
+        times.sse += time.perf_counter() - told_s
+        return frame
+
+    def _take_pieces(self) -> bytes:
+        generation, written = self._generation, b""
+        if self._writing is not None:
+            written, self._writing = self._writing.result(), None
+        pieces = generation.take_pieces()
+        began_s = time.perf_counter()
+        num_logprobs = sum(map(self._form.num_logprobs, pieces)) if self._form.writes_logprobs else 0
+        if num_logprobs > _LOGPROBS_AT_ONCE:
+            self._write_elsewhere(pieces, num_logprobs)
+            return written
+        written += self._write(pieces)
+        self._times.sse += time.perf_counter() - began_s
+        if generation.error is not None or generation.is_done:
+            self.is_done = True
+            written += self._form.end(generation.error)
+        return written
+
+    def _write_elsewhere(self, pieces: Sequence[Piece], num_logprobs: int) -> None:
+        """In a thread, and with the time that `texts` notes; until it is done, nothing is taken."""
+        work = self._context.texts.run(num_logprobs * CHARACTERS_OF_A_LOGPROB, lambda: self._write(pieces))
+        self._writing = asyncio.ensure_future(work)
+        self._writing.add_done_callback(self._on_written)
+
+    def _on_written(self, _: object) -> None:
+        if self._reader is not None:
+            self._reader()
+
+    def _write(self, pieces: Sequence[Piece]) -> bytes:
+        """Perhaps in a thread of the pool."""
+        return b"".join([self._form.frame(piece) for piece in pieces])

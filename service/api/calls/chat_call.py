@@ -1,0 +1,83 @@
+"""The fields of a chat -> a prepared call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from starlette.types import Receive
+
+from service.api.call_head import CallHead
+from service.api.calls.chat_messages import unknown_fields
+from service.api.calls.chat_prompting import CheckedChat, chat_prompt_ids, check_chat
+from service.api.calls.output_form import compile_form
+from service.api.calls.prepared_call import CallPrompts, PreparedCall
+from service.api.calls.prompt_ids import truncated
+from service.api.calls.token_checks import check_range
+from service.api.calls.tools import output_form
+from service.api.calls.validation import check_call
+from service.api.context import ApiContext
+from service.api.serving_state import ServedModel
+from service.config import ApiConfig
+from service.core.grammar import Reasoning
+from service.errors import InvalidRequest
+from service.protocol.chat import ChatRequest
+from service.text.chat_output import ChatOutput
+from service.text.reasoning import ReasoningSplitter, begins_inside
+from service.text.tool_calls import make_router
+
+_END_OF_PROMPT = 8
+"""Ids at the end of a prompt that are looked at to see whether the reasoning is open."""
+
+
+async def prepare_chat(
+    fields: ChatRequest, head: CallHead, receive: Receive, model: ServedModel, context: ApiContext
+) -> PreparedCall:
+    """As `prepare_completion`. Another wire form of a chat makes these fields of its own."""
+    logprobs = _check_top_logprobs(fields, context.config)
+    unknown = unknown_fields(fields)
+    call = check_call(fields, context.config, model.defaults, logprobs=logprobs, unknown=unknown)
+    chat = check_chat(fields, model, context)
+    model.engine.check_accepts()
+    must_fit = call.truncate_prompt_tokens is None
+    prompt = truncated(await chat_prompt_ids(chat, model, context, receive, must_fit=must_fit), call, model)
+    thinking = _reasoning(chat, prompt, model, context.config)
+    form = await compile_form(output_form(chat.tools, call.form, model.tokenizer), model, thinking)
+    may_think = form.grammar is None or form.grammar.follows_reasoning
+    if not may_think and (call.form is not None or chat.tools.must_call):
+        thinking = Reasoning.NONE  # else the grammar is for calls alone, and the text beside them may think
+    prompts = CallPrompts([prompt], "messages", num_logprobs=call.prompt_logprobs)
+    return PreparedCall(head, model, call, prompts, form, _output_maker(chat, thinking), chat.tools.style)
+
+
+def _reasoning(chat: CheckedChat, prompt: Sequence[int], model: ServedModel, config: ApiConfig) -> Reasoning:
+    if config.reasoning_parser != "auto" or not chat.template.knows_reasoning:
+        return Reasoning.NONE
+    inside = begins_inside(model.tokenizer.decode(prompt[-_END_OF_PROMPT:]))
+    return Reasoning.BEGUN if inside else Reasoning.MAY_BEGIN
+
+
+def _output_maker(chat: CheckedChat, thinking: Reasoning) -> Callable[[], ChatOutput] | None:
+    """As PreparedCall.make_output."""
+    tools = chat.tools
+    thinks = thinking is not Reasoning.NONE
+    if not thinks and tools.style is None:
+        return None
+    starts_inside = thinking is Reasoning.BEGUN
+
+    def make() -> ChatOutput:
+        return ChatOutput(
+            ReasoningSplitter(starts_inside=starts_inside) if thinks else None,
+            None if tools.style is None else make_router(tools.style, tools.names),
+        )
+
+    return make
+
+
+def _check_top_logprobs(fields: ChatRequest, config: ApiConfig) -> int | None:
+    """Chat's spelling: whether, and how many of the most probable tokens."""
+    check_range("top_logprobs", fields.top_logprobs, 0, config.max_logprobs)
+    if not fields.logprobs:
+        if fields.top_logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
+        return None
+    return fields.top_logprobs or 0

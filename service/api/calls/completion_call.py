@@ -1,0 +1,126 @@
+"""The fields of a text completion -> a prepared call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from starlette.types import Receive
+
+from service.api.call_head import CallHead
+from service.api.calls.output_form import compile_form
+from service.api.calls.prepared_call import CallPrompts, PreparedCall
+from service.api.calls.prompt_ids import PromptBound, text_ids, truncated
+from service.api.calls.token_checks import check_range, check_token_ids
+from service.api.calls.validation import CheckedCall, check_call
+from service.api.context import ApiContext
+from service.api.serving_state import GenerationDefaults, ServedModel
+from service.config import ApiConfig
+from service.errors import InvalidRequest
+from service.protocol.completions import CompletionRequest
+
+_DEFAULT_MAX_TOKENS = 16
+_IDS_A_CHARACTER = 16
+"""Ids that are checked in the time in which one character is tokenized."""
+_NO_TEXT = "prompt must not be empty."
+
+Prompts = Sequence[str | list[int]]
+
+
+async def prepare_completion(
+    fields: CompletionRequest, head: CallHead, receive: Receive, model: ServedModel, context: ApiContext
+) -> PreparedCall:
+    """Refuses, by name, whatever can be refused before the engine is asked. receive: of the request, whose body has
+    been read."""
+    call = _check(fields, context.config, model.defaults)
+    prompts = _check_prompts(fields, context.config)
+    model.engine.check_accepts(len(prompts))
+    prompt_ids = await _prompt_ids(prompts, fields, call, receive, model, context)
+    to_submit = CallPrompts(
+        prompt_ids,
+        "prompt",
+        _DEFAULT_MAX_TOKENS,
+        _num_prompt_logprobs(call, bool(fields.echo)),
+        call.sampling.num_returned,  # each choice tells the prompt's
+        await _echoes(prompts, prompt_ids, call, model, context) if fields.echo else None,
+    )
+    return PreparedCall(head, model, call, to_submit, await compile_form(call.form, model))
+
+
+async def _prompt_ids(
+    prompts: Prompts,
+    fields: CompletionRequest,
+    call: CheckedCall,
+    receive: Receive,
+    model: ServedModel,
+    context: ApiContext,
+) -> list[list[int]]:
+    """Ids of each prompt: text as the tokenizer does it, by default with the special tokens around it; ids as they
+    are."""
+    special = fields.add_special_tokens is not False
+    bound = PromptBound(model, "prompt", must_fit=call.truncate_prompt_tokens is None)
+    bound.check_characters(max((len(p) for p in prompts if isinstance(p, str)), default=0))
+    num_characters = sum(len(p) if isinstance(p, str) else len(p) // _IDS_A_CHARACTER for p in prompts)
+    ids = await context.texts.run_prompt(
+        receive, num_characters, lambda go_on: [_encode(p, bound, special, go_on) for p in prompts]
+    )
+    return [truncated(each, call, model) for each in ids]
+
+
+async def _echoes(
+    prompts: Prompts, prompt_ids: Sequence[list[int]], call: CheckedCall, model: ServedModel, context: ApiContext
+) -> list[str]:
+    """The text of each prompt; of one that may be cut, what is left of it."""
+    is_whole = call.truncate_prompt_tokens is None
+
+    def texts() -> list[str]:
+        return [
+            prompt if isinstance(prompt, str) and is_whole else model.tokenizer.decode(ids)
+            for prompt, ids in zip(prompts, prompt_ids, strict=True)
+        ]
+
+    return await context.texts.run(sum(map(len, prompt_ids)), texts)
+
+
+def _check(fields: CompletionRequest, config: ApiConfig, defaults: GenerationDefaults) -> CheckedCall:
+    check_range("logprobs", fields.logprobs, 0, config.max_logprobs)
+    least = 0 if fields.echo or fields.prompt_logprobs is not None else 1
+    return check_call(fields, config, defaults, logprobs=fields.logprobs, least_max_tokens=least)
+
+
+def _num_prompt_logprobs(call: CheckedCall, echo: bool) -> int | None:
+    asked = [call.prompt_logprobs, call.logprobs if echo else None]
+    return max((num for num in asked if num is not None), default=None)
+
+
+def _check_prompts(fields: CompletionRequest, config: ApiConfig) -> list[str | list[int]]:
+    """The prompts of a call, each text or ids, none of them empty and not too many sequences of them."""
+    prompts = _prompts(fields.prompt)
+    if not all(prompts):
+        raise InvalidRequest(_NO_TEXT, param="prompt")
+    each, param = max((getattr(fields, name) or 1, name) for name in ("n", "best_of", "beam_width"))
+    if len(prompts) * each > config.max_sequences_per_call:
+        raise InvalidRequest(
+            f"{len(prompts)} prompts times {param} {each} are more than {config.max_sequences_per_call} sequences, the "
+            "limit of one call.",
+            param=param,
+        )
+    return prompts
+
+
+def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
+    if isinstance(prompt, str):
+        return [prompt]
+    # The wire shape has seen to it that all members are alike; looking at a million ids again takes 60 ms.
+    if not prompt or isinstance(prompt[0], int):
+        return [cast(list[int], prompt)]
+    return list(cast(list[str | list[int]], prompt))
+
+
+def _encode(prompt: str | list[int], bound: PromptBound, special: bool, go_on: Callable[[], None]) -> list[int]:
+    ids = prompt if isinstance(prompt, list) else text_ids(prompt, bound, special, go_on)
+    if not ids:
+        raise InvalidRequest(_NO_TEXT, param="prompt")
+    # Text may have others too: tokens that were added to the tokenizer.
+    check_token_ids(ids, bound.model.vocab_size, "prompt")
+    return ids
