@@ -23,17 +23,17 @@ class FreedMemory:
         self._after_s = after_s
         self._timer: asyncio.TimerHandle | None = None
 
-    def give_back_soon(self) -> None:
+    def trim_soon(self) -> None:
         """Large work is done."""
         if self._timer is None and self._trim is not None:
-            self._timer = asyncio.get_running_loop().call_later(self._after_s, self._give_back, self._trim)
+            self._timer = asyncio.get_running_loop().call_later(self._after_s, self._trim_now, self._trim)
 
     def close(self) -> None:
         """Before `threads` end."""
         if self._timer is not None:
             self._timer.cancel()
 
-    def _give_back(self, trim: Callable[[], None]) -> None:
+    def _trim_now(self, trim: Callable[[], None]) -> None:
         self._timer = None
         self._threads.submit(trim)
 

@@ -38,8 +38,8 @@ class TextPool:
 
     def __init__(self, num_threads: int, times: HostTimes, max_waiting: int = _MAX_WAITING_CHARACTERS) -> None:
         self._times = times
-        self._owed = ThreadPoolExecutor(num_threads, thread_name_prefix="headrace-text")
-        self._freed = FreedMemory(self._owed)
+        self._answers = ThreadPoolExecutor(num_threads, thread_name_prefix="headrace-text")
+        self._freed = FreedMemory(self._answers)
         self._prompts = _Lane(num_threads, "headrace-prompt", max_waiting)
         self._long_prompts = _Lane(1, "headrace-long-prompt", max_waiting)
 
@@ -48,7 +48,7 @@ class TextPool:
         if num_characters <= _INLINE_CHARACTERS:
             return self._note(_timed(work))
         try:
-            return self._note(await asyncio.get_running_loop().run_in_executor(self._owed, _timed, work))
+            return self._note(await asyncio.get_running_loop().run_in_executor(self._answers, _timed, work))
         finally:
             self.note_large_work(num_characters)
 
@@ -59,7 +59,7 @@ class TextPool:
         leaves; work that still waited then is never done. What `work` is given raises ClientGone in it, too: long work
         calls it now and then. receive: of a request whose body has been read."""
         if num_characters <= _INLINE_CHARACTERS:
-            return self._note(_timed(lambda: work(_go_on)))
+            return self._note(_timed(lambda: work(_never_cancelled)))
         lane = self._prompts if num_characters <= _LONG_CHARACTERS else self._long_prompts
         try:
             return self._note(await run_unless_disconnected(receive, lane.run(num_characters, work)))
@@ -70,12 +70,12 @@ class TextPool:
         self._freed.close()
         self._prompts.close()
         self._long_prompts.close()
-        self._owed.shutdown(wait=False, cancel_futures=True)
+        self._answers.shutdown(wait=False, cancel_futures=True)
 
     def note_large_work(self, num_characters: int) -> None:
         """Something of this size is done with, here or elsewhere: the memory that it took is given back soon."""
         if num_characters > _LARGE_CHARACTERS:
-            self._freed.give_back_soon()
+            self._freed.trim_soon()
 
     def _note(self, timed: tuple[Result, float]) -> Result:
         result, seconds = timed
@@ -100,11 +100,11 @@ class _Lane:
             )
         is_over = threading.Event()
 
-        def go_on() -> None:
+        def check_cancelled() -> None:
             if is_over.is_set():
                 raise ClientGone
 
-        future = asyncio.get_running_loop().run_in_executor(self._threads, _timed, lambda: work(go_on))
+        future = asyncio.get_running_loop().run_in_executor(self._threads, _timed, lambda: work(check_cancelled))
         self._num_waiting += num_characters
         try:
             return await future
@@ -117,7 +117,7 @@ class _Lane:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _go_on() -> None:
+def _never_cancelled() -> None:
     """Asks work that is done at once; nobody can have left meanwhile."""
 
 

@@ -14,7 +14,7 @@ WaitReason = Literal["iteration", "sequences", "tokens", "memory", "transfer"]
 
 class WaitTrace(BaseModel):
     """reason: what the last decision that let it wait ran out of: sequences in an iteration, tokens in an iteration, KV
-    blocks, or blocks that were still on their way. `iteration`: nothing; it came while one was being computed."""
+    blocks, or blocks that were still being transferred. `iteration`: nothing; it came while one was being computed."""
 
     since_s: float
     until_s: float

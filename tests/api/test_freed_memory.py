@@ -14,14 +14,14 @@ def test_it_is_given_back_once_for_all_that_was_done_meanwhile_and_not_on_the_ev
         threads = ThreadPoolExecutor(1, thread_name_prefix="there")
         freed = FreedMemory(threads, lambda: trimmed.append(threading.current_thread().name), after_s=0.05)
         for _ in range(5):
-            freed.give_back_soon()
+            freed.trim_soon()
         assert trimmed == []
         await until(lambda: len(trimmed) == 1)
         await asyncio.sleep(0.1)
         assert [name.partition("_")[0] for name in trimmed] == ["there"]
-        freed.give_back_soon()
+        freed.trim_soon()
         await until(lambda: len(trimmed) == 2)
-        freed.give_back_soon()
+        freed.trim_soon()
         freed.close()
         await asyncio.sleep(0.1)
         assert len(trimmed) == 2
@@ -39,7 +39,7 @@ async def until(condition: Callable[[], bool]) -> None:
 def test_what_the_c_library_offers_can_be_called() -> None:
     async def scene() -> None:
         threads = ThreadPoolExecutor(1)
-        FreedMemory(threads, after_s=0.0).give_back_soon()
+        FreedMemory(threads, after_s=0.0).trim_soon()
         await asyncio.sleep(0.01)
         threads.shutdown()
 

@@ -117,11 +117,11 @@ def test_long_work_can_see_that_its_client_has_left() -> None:
             await asyncio.to_thread(begun.wait, 5)
             return {"type": "http.disconnect"}
 
-        def work(go_on: Callable[[], None]) -> None:
+        def work(check_cancelled: Callable[[], None]) -> None:
             begun.set()
             try:
                 while not ended.wait(0.001):
-                    go_on()
+                    check_cancelled()
             except ClientGone:
                 ended.set()
                 raise
@@ -136,7 +136,7 @@ def test_long_work_can_see_that_its_client_has_left() -> None:
 
 def test_memory_is_given_back_after_large_work_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     given_back = []
-    monkeypatch.setattr(FreedMemory, "give_back_soon", lambda _: given_back.append(True))
+    monkeypatch.setattr(FreedMemory, "trim_soon", lambda _: given_back.append(True))
 
     async def scene() -> None:
         pool = TextPool(1, HostTimes())

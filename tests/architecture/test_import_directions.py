@@ -97,6 +97,13 @@ THIRD_PARTY = {
 
 
 PARTS_OF_LOADTEST = {"bench", "quickstart", "offline", "baselines", "scenarios"}
+ROOMS_OF_THE_API = {
+    "middleware": set(),
+    "calls": set(),
+    "answers": {"calls"},
+    "endpoints": {"calls", "answers"},
+}
+"""Rooms of `api` that each room may import, besides itself and what lies before them all; that imports no room."""
 
 
 def part_of(module: str) -> str | None:
@@ -145,6 +152,20 @@ def test_imports_point_one_way(file: Path):
             assert imported == part or imported in OURS[part], f"{part} may not import {name}"
         elif part in THIRD_PARTY and name.split(".")[0] not in sys.stdlib_module_names:
             assert name.split(".")[0] in THIRD_PARTY[part], f"{part} may not import {name}"
+
+
+def room_of(module: str) -> str | None:
+    """The room of `api` that a dotted name belongs to; None if it is in none."""
+    head, _, rest = module.removeprefix("service.api.").partition(".")
+    return head if rest and module.startswith("service.api.") else None
+
+
+def test_the_rooms_of_the_api_have_one_direction():
+    for file in sorted((ROOT / "service/api").rglob("*.py")):
+        room = room_of(module_name(file))
+        allowed = set(ROOMS_OF_THE_API) if file.name == "app.py" else {room, *ROOMS_OF_THE_API.get(room, ())}
+        rooms = {room_of(name) for name in imports_of(file)} - {None}
+        assert rooms <= allowed, f"{file} may not import {rooms - allowed}"
 
 
 def test_nobody_but_the_command_line_imports_the_composition_root():

@@ -15,7 +15,6 @@ WITHOUT_A_TWIN = {
     "service/engine/ports.py": "Protocols only",
     "service/api/context.py": "values only",
     "service/api/answers/answer_form.py": "a Protocol only",
-    "service/api/calls/prepared_call.py": "values only",
     "service/api/calls/chat_call.py": "tests/api/endpoints/test_chat_completions.py",
     "service/api/calls/completion_call.py": "tests/api/endpoints/test_completions.py",
     "service/core/grammar.py": "Protocols and values only",

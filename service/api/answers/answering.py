@@ -13,8 +13,7 @@ from service.api.answers.frame_stream import CHARACTERS_OF_A_LOGPROB, FrameStrea
 from service.api.answers.generation import Generation
 from service.api.answers.sse import TokenStreamResponse
 from service.api.call_trace import CallTrace
-from service.api.calls.prepared_call import PreparedCall
-from service.api.calls.request_building import build_requests
+from service.api.calls.prepared_call import PreparedCall, build_requests
 from service.api.context import ApiContext
 from service.api.disconnect import ClientGone, run_unless_disconnected
 from service.api.error_responses import nobody_there

@@ -72,7 +72,7 @@ class ChatAnswer:
             system_fingerprint=call.model.system_fingerprint,
             choices=[self._choice(choice) for choice in choices],
             usage=self._generation.usage,
-            **call.checked.told_tier,
+            **call.checked.answered_tier,
         )
         if call.checked.prompt_logprobs is not None:
             prompt, scores = self._generation.prompt_token_ids(0), self._generation.prompt_logprobs(0)

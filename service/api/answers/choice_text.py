@@ -97,7 +97,7 @@ class ChoiceText:
             text += self._push_one(event)
         return text
 
-    def end_unwritten(self) -> None:
+    def finish_empty(self) -> None:
         """The choice was to have no tokens."""
         self.finish_reason = FinishReason.LENGTH
 
@@ -126,11 +126,11 @@ class ChoiceText:
         return self._has_only_text and self.finish_reason is None
 
     @property
-    def has_said_nothing(self) -> bool:
+    def has_no_piece_yet(self) -> bool:
         """Whether there was no piece yet."""
         return self._is_first
 
-    def push_and_say(self, token_ids: Sequence[int]) -> str:
+    def push_for_text(self, token_ids: Sequence[int]) -> str:
         """As `push_ids` and `take`, where nobody wants to know the piece's ids: its text."""
         text = self.push_ids(token_ids)
         if text:
@@ -161,9 +161,9 @@ class ChoiceText:
             self.finish_reason = event.finish_reason
             if is_stop_token and event.token_id in self._rules.token_ids:
                 self.stop_reason = event.token_id
-        return text if self._output is None else self._tell_apart(self._output, text)
+        return text if self._output is None else self._split(self._output, text)
 
-    def _tell_apart(self, output: ChatOutput, text: str) -> str:
+    def _split(self, output: ChatOutput, text: str) -> str:
         """Turn text into deltas; no text is left."""
         self.num_reasoning_tokens += output.is_thinking
         self._deltas += output.push(text)

@@ -55,7 +55,7 @@ class CompletionAnswer:
             system_fingerprint=call.model.system_fingerprint,
             choices=[self._choice(choice) for choice in choices],
             usage=self._generation.usage,
-            **call.checked.told_tier,
+            **call.checked.answered_tier,
         )
 
     def _choice(self, choice: CollectedChoice) -> CompletionChoice:

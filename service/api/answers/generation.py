@@ -158,10 +158,10 @@ class Generation:
         """As `take_pieces`, where all that can be taken is text in the middle of the call's only choice, and nothing
         besides is wanted: that text, perhaps none yet. Else None, and nothing is taken."""
         choice = self._choices[0]
-        if len(self._choices) > 1 or choice.has_said_nothing or not choice.is_plain or not self._streams:
+        if len(self._choices) > 1 or choice.has_no_piece_yet or not choice.is_plain or not self._streams:
             return None
         token_ids = self._streams[0].take_ids()
-        return None if token_ids is None else choice.push_and_say(token_ids)
+        return None if token_ids is None else choice.push_for_text(token_ids)
 
     async def collect(self) -> list[CollectedChoice]:
         """The choices to be shown, complete, in order of their index. Raises `error`, if there is one."""
@@ -222,7 +222,7 @@ class Generation:
                 self._end(prompt_index, event)
         pieces = [self._push(prompt_index, index, tokens) for index, tokens in by_choice.items()]
         if prompt_index not in self._streams and self._requests[prompt_index].sampling.max_tokens == 0:
-            pieces += self._unwritten(prompt_index)
+            pieces += self._finish_empty(prompt_index)
         return [piece for piece in pieces if piece is not None]
 
     def _push_ids(self, prompt_index: int, token_ids: Sequence[int]) -> Piece | None:
@@ -245,12 +245,12 @@ class Generation:
             self._engine.stop_choice(request.request_id, choice_index)
         return choice.take(text)
 
-    def _unwritten(self, prompt_index: int) -> list[Piece | None]:
+    def _finish_empty(self, prompt_index: int) -> list[Piece | None]:
         """A prompt whose choices have no tokens has ended."""
         pieces: list[Piece | None] = []
         for choice in self._choices:
             if choice.prompt_index == prompt_index and self.error is None:
-                choice.end_unwritten()
+                choice.finish_empty()
                 pieces.append(choice.take(""))
         return pieces
 

@@ -101,7 +101,7 @@ class TokenStreamResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._write_now = scope.get("state", {}).get(WRITE_NOW)
         watching = asyncio.ensure_future(disconnected(receive))
-        watching.add_done_callback(self._go_on)
+        watching.add_done_callback(self._wake)
         reason = "client_disconnected"
         try:
             start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
@@ -141,10 +141,10 @@ class TokenStreamResponse(Response):
             frame = self._frames.take()
             if self._frames.is_done or (frame and not self._written_now(frame)):
                 self._unsent = frame
-                self._go_on()
+                self._wake()
         except Exception as fault:
             self._fault = fault
-            self._go_on()
+            self._wake()
 
     def _written_now(self, frame: bytes) -> bool:
         began_s = time.monotonic()
@@ -164,17 +164,17 @@ class TokenStreamResponse(Response):
             self._times.sse += self._last_sent_s - began_s
 
     async def _wait(self, seconds: float) -> None:
-        """For so long, or until `_go_on`."""
+        """For so long, or until `_wake`."""
         loop = asyncio.get_running_loop()
         self._waiting = loop.create_future()
-        timer = loop.call_later(seconds, self._go_on)
+        timer = loop.call_later(seconds, self._wake)
         try:
             await self._waiting
         finally:
             timer.cancel()
             self._waiting = None
 
-    def _go_on(self, _: object = None) -> None:
+    def _wake(self, _: object = None) -> None:
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 

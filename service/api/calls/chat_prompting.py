@@ -81,9 +81,9 @@ async def chat_prompt_ids(
     bound = PromptBound(model, "messages", must_fit=must_fit)
     bound.check_characters(num_content_characters(chat.messages))
 
-    def encoded(go_on: Callable[[], None]) -> list[int]:
+    def encoded(check_cancelled: Callable[[], None]) -> list[int]:
         messages = template_messages(chat.messages, chat.template, context.config.max_arguments_characters)
-        check = checked_by(bound, go_on)
+        check = checked_by(bound, check_cancelled)
         ids = encode_chat(model.tokenizer, chat.template, messages, chat.options, bound.check_characters, check)
         if not must_fit:  # else whoever knows max_tokens checks the whole
             bound.check_tokens(len(ids))

@@ -62,7 +62,7 @@ async def _prompt_ids(
     bound.check_characters(max((len(p) for p in prompts if isinstance(p, str)), default=0))
     num_characters = sum(len(p) if isinstance(p, str) else len(p) // _IDS_A_CHARACTER for p in prompts)
     ids = await context.texts.run_prompt(
-        receive, num_characters, lambda go_on: [_encode(p, bound, special, go_on) for p in prompts]
+        receive, num_characters, lambda check_cancelled: [_encode(p, bound, special, check_cancelled) for p in prompts]
     )
     return [truncated(each, call, model) for each in ids]
 
@@ -117,8 +117,10 @@ def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str 
     return list(cast(list[str | list[int]], prompt))
 
 
-def _encode(prompt: str | list[int], bound: PromptBound, special: bool, go_on: Callable[[], None]) -> list[int]:
-    ids = prompt if isinstance(prompt, list) else text_ids(prompt, bound, special, go_on)
+def _encode(
+    prompt: str | list[int], bound: PromptBound, special: bool, check_cancelled: Callable[[], None]
+) -> list[int]:
+    ids = prompt if isinstance(prompt, list) else text_ids(prompt, bound, special, check_cancelled)
     if not ids:
         raise InvalidRequest(_NO_TEXT, param="prompt")
     # Text may have others too: tokens that were added to the tokenizer.

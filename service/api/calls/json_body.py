@@ -29,7 +29,7 @@ async def read_json_object(http: Request, texts: TextPool, config: ApiConfig) ->
         body = await _read(http)
         large = len(body) > LARGE_BYTES
         value = await texts.run(len(body), lambda: parse_large(body)) if large else orjson.loads(body)
-        http.scope["state"]["body_share"].give_back()
+        http.scope["state"]["body_share"].release()
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"The body is not valid JSON: {error}.") from error
     if not isinstance(value, dict):

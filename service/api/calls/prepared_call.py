@@ -7,8 +7,14 @@ from dataclasses import dataclass
 
 from service.api.call_head import CallHead
 from service.api.calls.output_form import CompiledForm
+from service.api.calls.sampling import sampling_maker
+from service.api.calls.token_budget import kv_room, logprob_room, max_tokens_for
+from service.api.calls.token_checks import check_token_ids
 from service.api.calls.validation import CheckedCall
 from service.api.serving_state import ServedModel
+from service.config import ApiConfig
+from service.core.request import Request
+from service.errors import InvalidRequest
 from service.text.chat_output import ChatOutput
 from service.text.tool_calls import ToolStyle
 
@@ -45,3 +51,59 @@ class PreparedCall:
     form: CompiledForm
     make_output: Callable[[], ChatOutput] | None = None
     tool_style: ToolStyle | None = None
+
+
+def build_requests(call: PreparedCall, config: ApiConfig) -> list[Request]:
+    """One engine request per prompt; ContextLengthExceeded if one does not fit.
+
+    Any thread: bad words are tokenized here.
+    """
+    checked, prompts, model, head = call.checked, call.prompts, call.model, call.head
+    if call.form.grammar is not None:
+        _check_beside_grammar(checked)
+    check_token_ids(list(checked.stops.token_ids), model.vocab_size, "stop_token_ids")
+    stop_token_ids = checked.stops.token_ids | (frozenset() if checked.ignore_eos else model.eos_token_ids)
+    make_sampling = sampling_maker(checked.sampling, model, stop_token_ids, prompts.num_logprobs)
+    room = logprob_room(checked, prompts.token_ids, prompts.num_logprobs, prompts.num_told, config.max_logprob_entries)
+    snapshot = model.engine.snapshot
+    cache_salt = _cache_salt(checked.cache_salt, head.client, config)
+    requests = []
+    for index, prompt in enumerate(prompts.token_ids):
+        max_tokens = max_tokens_for(
+            num_prompt_tokens=len(prompt),
+            asked=checked.max_tokens,
+            default=prompts.default_max_tokens,
+            max_model_len=model.max_model_len,
+            room=min(room, kv_room(snapshot, len(prompt), checked.sampling.num_sequences)),
+            prompt_param=prompts.param,
+            param=checked.max_tokens_param,
+        )
+        requests.append(
+            Request(
+                f"{head.call_id}-{index}",
+                tuple(prompt),
+                make_sampling(max_tokens),
+                head.arrival_s,
+                cache_salt,
+                checked.priority,
+                head.client,
+                call.form.grammar,
+            )
+        )
+    return requests
+
+
+def _cache_salt(salt: str, client: str, config: ApiConfig) -> str:
+    """What keeps cached prefixes apart: the client's own salt, and by default the name of its API key. Else
+    `cached_tokens` and the time to the first token would tell one client what another has asked."""
+    if config.prefix_cache_scope == "all":
+        return salt
+    return f"{len(client)}:{client}{salt}"  # with the length, so that no client and salt look like another's
+
+
+def _check_beside_grammar(call: CheckedCall) -> None:
+    """A form that the client asked for, or calls that it wants to be made, leave no room for these."""
+    if call.stops.min_tokens:
+        raise InvalidRequest("min_tokens: the form of the output says where it may end.", param="min_tokens")
+    if call.sampling.beam is not None:
+        raise InvalidRequest("use_beam_search: beams cannot be held to a form.", param="use_beam_search")

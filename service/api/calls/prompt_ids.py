@@ -45,12 +45,12 @@ class PromptBound:
         )
 
 
-def text_ids(text: str, bound: PromptBound, special: bool, go_on: Callable[[], None]) -> list[int]:
-    """special: with the tokens that the tokenizer puts around a text. go_on: of `TextPool.run_prompt`.
+def text_ids(text: str, bound: PromptBound, special: bool, check_cancelled: Callable[[], None]) -> list[int]:
+    """special: with the tokens that the tokenizer puts around a text. check_cancelled: of `TextPool.run_prompt`.
 
     Raises ContextLengthExceeded as soon as `bound` is passed, InvalidRequest if the text cannot be tokenized.
     """
-    with_check = checked_by(bound, go_on)
+    with_check = checked_by(bound, check_cancelled)
     try:
         ids = bound.model.tokenizer.encode(text, add_special_tokens=special, check=with_check)
     except UndividedTextTooLong as error:
@@ -60,11 +60,11 @@ def text_ids(text: str, bound: PromptBound, special: bool, go_on: Callable[[], N
     return ids
 
 
-def checked_by(bound: PromptBound, go_on: Callable[[], None]) -> Callable[[int], None]:
+def checked_by(bound: PromptBound, check_cancelled: Callable[[], None]) -> Callable[[int], None]:
     """What a tokenizer tells between the pieces of a long text."""
 
     def check(num_tokens: int) -> None:
-        go_on()
+        check_cancelled()
         bound.check_tokens(num_tokens)
 
     return check

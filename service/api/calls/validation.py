@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
 
 from service.api.calls.output_form import check_output_form
 from service.api.calls.sampling import CheckedSampling, check_sampling
@@ -22,10 +21,6 @@ _MAX_NAMES_TOLD = 4
 _PRIORITY_OF_TIER = {"flex": -1, "auto": 0, "default": 0, "priority": 1}
 
 
-class _Tier(TypedDict, total=False):
-    service_tier: str
-
-
 @dataclass(frozen=True, slots=True)
 class CheckedCall:
     """What completions and chat have in common, checked.
@@ -34,6 +29,7 @@ class CheckedCall:
     form: what the output must be; None: any text.
     logprobs: of generated tokens, and how many of the most probable ones; None: not wanted. prompt_logprobs: likewise.
     truncate_prompt_tokens: how many of a prompt's last tokens are kept; -1: as many as leave room for max_tokens.
+    answered_tier: the answer's field of the tier that it was served at; empty unless the client spoke of one.
     ignored: unknown fields, to be named in the answer's header.
     """
 
@@ -47,7 +43,7 @@ class CheckedCall:
     skip_special_tokens: bool
     truncate_prompt_tokens: int | None
     priority: int
-    service_tier: str | None
+    answered_tier: Mapping[str, str]
     cache_salt: str
     ignore_eos: bool
     stream: bool
@@ -56,11 +52,6 @@ class CheckedCall:
     return_token_ids: bool
     form: GrammarSpec | None
     ignored: tuple[str, ...]
-
-    @property
-    def told_tier(self) -> _Tier:
-        """The answer says the tier that it was served at, if the client spoke of one."""
-        return {} if self.service_tier is None else {"service_tier": self.service_tier.replace("auto", "default")}
 
 
 def check_call(
@@ -102,7 +93,7 @@ def check_call(
         skip_special_tokens=fields.skip_special_tokens is not False,
         truncate_prompt_tokens=fields.truncate_prompt_tokens,
         priority=_check_priority(fields, defaults),
-        service_tier=fields.service_tier,
+        answered_tier=_answered_tier(fields.service_tier),
         cache_salt=_check_cache_salt(fields.cache_salt, config),
         ignore_eos=bool(fields.ignore_eos),
         stream=stream,
@@ -167,6 +158,10 @@ def _check_priority(fields: GenerationFields, defaults: GenerationDefaults) -> i
                 raise UnsupportedParameter(f"{name} means nothing to this server's scheduling policy.", param=name)
     check_range("priority", fields.priority, -_MAX_PRIORITY, _MAX_PRIORITY)
     return of_tier if fields.priority is None else fields.priority
+
+
+def _answered_tier(asked: str | None) -> dict[str, str]:
+    return {} if asked is None else {"service_tier": asked.replace("auto", "default")}
 
 
 def _check_cache_salt(salt: str | None, config: ApiConfig) -> str:

@@ -22,7 +22,7 @@ class Health:
         self._state = context.state
 
     async def health(self, http: Request) -> Response:
-        """200 if and only if the model is loaded, the server is not draining and the engine gets on."""
+        """200 if and only if the model is loaded, the server is not draining and the engine makes progress."""
         ailment = self._state.ailment()
         if ailment is None:
             return _answer(200, {"status": self._state.phase})

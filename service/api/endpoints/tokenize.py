@@ -76,7 +76,9 @@ class Tokenize:
         bound = PromptBound(model, "prompt", must_fit=False)
         bound.check_characters(len(fields.prompt))
         ids = await self._context.texts.run_prompt(
-            receive, len(fields.prompt), lambda go_on: text_ids(fields.prompt, bound, special, go_on)
+            receive,
+            len(fields.prompt),
+            lambda check_cancelled: text_ids(fields.prompt, bound, special, check_cancelled),
         )
         return ids, ignored, bool(fields.return_token_strs)
 

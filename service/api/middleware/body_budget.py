@@ -47,14 +47,14 @@ class BodyBudget:
             largest = max(self._under_way, key=lambda each: each.num_bytes)
             if largest.num_bytes <= share.num_bytes + num_bytes:
                 raise self._overloaded()
-            largest.give_way()
+            largest.evict()
         share.num_bytes += num_bytes
         self._num_bytes += num_bytes
 
     def finish(self, share: BodyShare) -> None:
         self._under_way.pop(share, None)
 
-    def give_back(self, share: BodyShare) -> None:
+    def release(self, share: BodyShare) -> None:
         self.finish(share)
         self._num_bytes -= share.num_bytes
         share.num_bytes = 0
@@ -68,20 +68,20 @@ class BodyBudget:
 
 
 class BodyShare:
-    """What one body holds of the budget. `give_back` ends it, and may be called again.
+    """What one body holds of the budget. `release` ends it, and may be called again.
 
-    is_lost: it had to give way to other bodies while it was under way; what has arrived of it must be dropped.
+    is_evicted: it had to give way to other bodies while it was under way; what has arrived of it must be dropped.
     """
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
         self._waiting: asyncio.Timeout | None = None
         self.num_bytes = 0
-        self.is_lost = False
+        self.is_evicted = False
 
     def wait_until(self, when_s: float) -> asyncio.Timeout:
         """As `asyncio.timeout_at`, for a wait for more of the body: it is over, too, when the share is lost."""
-        self._waiting = asyncio.timeout_at(0.0 if self.is_lost else when_s)
+        self._waiting = asyncio.timeout_at(0.0 if self.is_evicted else when_s)
         return self._waiting
 
     def take(self, num_bytes: int) -> None:
@@ -93,13 +93,13 @@ class BodyShare:
         """The body is complete. It gives way no more: its bytes go when it is parsed, which is soon."""
         self._budget.finish(self)
 
-    def give_way(self) -> None:
-        self.is_lost = True
+    def evict(self) -> None:
+        self.is_evicted = True
         if self._waiting is not None:
             self._waiting.reschedule(0.0)
-        self.give_back()
+        self.release()
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """The bytes are no longer held."""
         self._waiting = None
-        self._budget.give_back(self)
+        self._budget.release(self)

@@ -41,7 +41,7 @@ class BodyLimits:
                 self._budget.check_room(int(length))
             await self._app(scope, body.receive, send)
         finally:
-            share.give_back()
+            share.release()
             self._on_end(body.num_bytes)
 
 
@@ -68,9 +68,9 @@ class _LimitedBody:
             async with self._share.wait_until(self._deadline()):
                 message = await self._receive()
         except TimeoutError:
-            if not self._share.is_lost:
+            if not self._share.is_evicted:
                 raise BodyTimeout(f"The body did not arrive within {self._timeout_s:g} s.") from None
-        if self._share.is_lost:
+        if self._share.is_evicted:
             raise Overloaded("the room of this body is needed for smaller ones; try again later")
         num_bytes = len(message.get("body", b""))
         self.num_bytes += num_bytes

@@ -1,14 +1,21 @@
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from pathlib import Path
+from typing import Any, get_type_hints
 
 import httpx
 import pytest
 
+from service import api
 from service.api.serving_state import GenerationDefaults
+from service.core.sampling_params import SamplingParams
+from service.protocol.generation import SamplingFields
 from tests.api.running_server import RunningServer, Scene, running
 from tests.api.wire import CHAT, COMPLETIONS, chat, completion, error_of
 
+DEFAULTS = {field.name: field.default for field in dataclasses.fields(SamplingParams)}
+BY_NAME = [*SamplingFields.model_fields]
 BODIES = [(COMPLETIONS, completion()), (CHAT, chat("hi"))]
 FIELDS = {
     "min_p": 0.25,
@@ -28,6 +35,50 @@ def test_fields_reach_the_engine(server: RunningServer, http: httpx.Client, path
     assert sampling.logit_bias == ((7, -100.0), (8, 5.5))
     assert sampling.allowed_token_ids == (8, 9)
     assert not sampling.is_plain
+
+
+def bounds_of(name: str) -> tuple[float, float]:
+    bounds: Any = SamplingFields.model_fields[name].json_schema_extra
+    return bounds["minimum"], bounds.get("maximum", 10)
+
+
+def value_of(name: str) -> float:
+    """One that asks for something."""
+    low, high = bounds_of(name)
+    return int(high) // 2 if "int" in str(SamplingFields.model_fields[name].annotation) else low + (high - low) / 8
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize(("path", "body"), BODIES)
+def test_a_parameter_reaches_the_engine_under_its_name_and_within_its_bounds(
+    server: RunningServer, http: httpx.Client, path: str, body: dict[str, Any], name: str
+) -> None:
+    assert http.post(path, json=body | {name: value_of(name)}).status_code == 200
+    assert getattr(server.executor.last_sampling, name) == value_of(name)
+    refusal = error_of(http.post(path, json=body | {name: bounds_of(name)[0] - 1}))
+    assert refusal["param"] == name
+    assert str(bounds_of(name)[0]) in refusal["message"]
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_a_parameter_of_the_draws_is_refused_beside_beams(http: httpx.Client, name: str) -> None:
+    beams = {"use_beam_search": True, "beam_width": 2}
+    assert http.post(COMPLETIONS, json=completion(**beams, **{name: DEFAULTS[name]})).status_code == 200
+    assert error_of(http.post(COMPLETIONS, json=completion(**beams, **{name: value_of(name)})))["param"] == name
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_a_parameter_is_the_engines_by_type_and_within_its_bounds_by_default(name: str) -> None:
+    assert SamplingFields.model_fields[name].annotation == get_type_hints(SamplingParams)[name] | None
+    low, high = bounds_of(name)
+    assert low <= DEFAULTS[name] <= high
+
+
+@pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty"])
+def test_a_parameter_without_rules_of_its_own_is_one_line_of_the_api(name: str) -> None:
+    service = Path(api.__file__).parents[1]
+    files = [*(service / "api").rglob("*.py"), *(service / "protocol").rglob("*.py")]
+    assert sum(name in line for file in files for line in file.read_text(encoding="utf-8").splitlines()) == 1
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES)

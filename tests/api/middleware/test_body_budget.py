@@ -23,14 +23,14 @@ def test_never_more_than_the_budget_and_exactly_what_the_shares_hold(events: lis
         if event == "finish":
             share.finish()
             under_way.discard(index)
-        elif event == "give back" or share.is_lost:
-            share.give_back()
+        elif event == "give back" or share.is_evicted:
+            share.release()
             under_way.discard(index)
         elif index in under_way and not took(share, num_bytes):
             under_way.discard(index)
         assert budget.num_bytes == sum(share.num_bytes for share in shares) <= MOST
     for share in shares:
-        share.give_back()
+        share.release()
     assert budget.num_bytes == 0
 
 
@@ -40,7 +40,7 @@ def took(share: BodyShare, num_bytes: int) -> bool:
         share.take(num_bytes)
     except Overloaded as refusal:
         assert refusal.retry_after_s > 0
-        share.give_back()
+        share.release()
         return False
     return True
 
@@ -51,7 +51,7 @@ def test_the_largest_gives_way_to_a_smaller_one_and_no_more_than_that() -> None:
     large.take(40)
     larger.take(60)
     small.take(1)
-    assert (large.is_lost, larger.is_lost) == (False, True)
+    assert (large.is_evicted, larger.is_evicted) == (False, True)
     assert budget.num_bytes == 41
 
 
@@ -62,7 +62,7 @@ def test_the_largest_is_refused_when_it_wants_more() -> None:
         share.take(10)
     with pytest.raises(Overloaded, match="hold 100 bytes of bodies; the limit is 100"):
         held[0].take(1)
-    assert not any(share.is_lost for share in held)
+    assert not any(share.is_evicted for share in held)
 
 
 def test_a_complete_body_does_not_give_way() -> None:
@@ -72,9 +72,9 @@ def test_a_complete_body_does_not_give_way() -> None:
     complete.finish()
     with pytest.raises(Overloaded):
         small.take(1)
-    complete.give_back()
+    complete.release()
     small.take(1)
-    assert not complete.is_lost
+    assert not complete.is_evicted
 
 
 def test_what_is_declared_takes_nothing_and_is_refused_only_where_it_would_have_to_give_way() -> None:
@@ -87,7 +87,7 @@ def test_what_is_declared_takes_nothing_and_is_refused_only_where_it_would_have_
     budget.check_room(89)
     with pytest.raises(Overloaded):
         budget.check_room(90)
-    assert (large.is_lost, budget.num_bytes) == (False, 90)
+    assert (large.is_evicted, budget.num_bytes) == (False, 90)
 
 
 def test_a_wait_for_more_ends_when_the_share_is_lost() -> None:
@@ -99,6 +99,6 @@ def test_a_wait_for_more_ends_when_the_share_is_lost() -> None:
         with pytest.raises(TimeoutError):
             async with stalled.wait_until(asyncio.get_running_loop().time() + 60):
                 await asyncio.Event().wait()
-        assert stalled.is_lost
+        assert stalled.is_evicted
 
     asyncio.run(scene())

@@ -162,7 +162,7 @@ def test_memory_is_given_back_of_bodies_that_were_not_read_to_their_end(
     narrow: RunningServer, budget: list[BodyBudget], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given_back = threading.Event()
-    monkeypatch.setattr(FreedMemory, "give_back_soon", lambda _: given_back.set())
+    monkeypatch.setattr(FreedMemory, "trim_soon", lambda _: given_back.set())
     with stalled(narrow, 1, sent=LARGE - 1):
         wait_until_held(narrow, budget, LARGE - 1)
         assert not given_back.is_set()
