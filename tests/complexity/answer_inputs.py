@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import orjson
 
-from service.api.answers.answering import whole_json
 from service.api.answers.chat_answer import ChatAnswer, assemble_message
 from service.api.answers.choice_text import Piece, ScoredToken
 from service.api.answers.completion_answer import CompletionAnswer
@@ -152,7 +151,7 @@ def _prompt_logprobs(n: int) -> Work:
 def _whole_completion(n: int) -> Work:
     choice = CollectedChoice(0, 0, "a" * n, [40] * n, [5, 6], FinishReason.LENGTH, scored=_scored(n))
     answer = CompletionAnswer(_prepared(logprobs=20), _generation(_Engine(), 9))
-    return lambda: whole_json(answer.whole([choice]))
+    return lambda: answer.whole([choice])
 
 
 ANSWER_INPUTS = [
@@ -193,7 +192,7 @@ ANSWER_INPUTS = [
     WorstInput("logprobs of a prompt", ("api/answers/token_logprobs.py",), _prompt_logprobs, 200, 190_000, "pool"),
     WorstInput(
         "answer: a completion with logprobs",
-        ("api/answers/completion_answer.py", "api/answers/answering.py", "api/answers/generation.py"),
+        ("api/answers/completion_answer.py", "api/answers/chunk_frames.py", "api/answers/generation.py"),
         _whole_completion,
         300,
         190_000,

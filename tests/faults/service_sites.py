@@ -46,7 +46,7 @@ ON_THE_WAY_OUT = (
     FaultSite("stop_choice", f"{_ENGINE}.async_engine:AsyncEngine.stop_choice", Reach.REQUEST),
     FaultSite("trace_end", f"{_API}.call_trace:CallTrace.note_end", Reach.REQUEST, MemoryError),
     FaultSite("usage_frame", f"{_API}.answers.chunk_frames:ChunkFrames.usage", Reach.REQUEST, moments=_BEFORE),
-    FaultSite("whole_json", f"{_API}.answers.answering:whole_json", Reach.REQUEST, MemoryError),
+    FaultSite("whole_json", f"{_API}.answers.completion_answer:whole_json", Reach.REQUEST, MemoryError),
     FaultSite(
         "send", "uvicorn.protocols.http.httptools_impl:RequestResponseCycle.send", Reach.CONNECTION, OSError, _BEFORE
     ),

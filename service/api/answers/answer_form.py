@@ -8,12 +8,10 @@ from typing import Protocol
 from service.api.answers.choice_text import Piece
 from service.api.answers.generation import CollectedChoice
 from service.errors import RequestError
-from service.protocol.chat import ChatResponse
-from service.protocol.completions import CompletionResponse
 
 
 class AnswerForm(Protocol):
-    """Of one call. A stream is a frame a piece and one `end`; a whole answer is `whole`, which any thread may call.
+    """Of one call. A stream is a frame a piece and one `end`; an answer that is not streamed is `whole`.
 
     around_text: what stands before and behind the JSON of a text in the frame of a piece that says nothing else, where
         that is always the same; None: every frame is to be made by `frame`.
@@ -35,4 +33,6 @@ class AnswerForm(Protocol):
         """What follows the last piece, or says that an error has ended the stream. Does not raise with an error."""
         ...
 
-    def whole(self, choices: Sequence[CollectedChoice]) -> ChatResponse | CompletionResponse: ...
+    def whole(self, choices: Sequence[CollectedChoice]) -> str:
+        """The JSON of an answer that is not streamed. Any thread."""
+        ...

@@ -17,10 +17,6 @@ from service.api.calls.prepared_call import PreparedCall, build_requests
 from service.api.context import ApiContext
 from service.api.disconnect import ClientGone, run_unless_disconnected
 from service.api.error_responses import nobody_there
-from service.protocol.chat import ChatResponse
-from service.protocol.completions import CompletionResponse
-
-_NO_CHOICES = '"choices":[]'
 
 
 async def submit(call: PreparedCall, context: ApiContext) -> Generation:
@@ -85,7 +81,7 @@ async def _whole(
     try:
         choices = await run_unless_disconnected(http.receive, generation.collect())
         num_characters = generation.num_logprobs * CHARACTERS_OF_A_LOGPROB
-        json = await context.texts.run(num_characters, lambda: whole_json(form.whole(choices)))
+        json = await context.texts.run(num_characters, lambda: form.whole(choices))
     finally:
         context.recorder.times.detokenize += generation.text_s
     _close(generation, context, "call_failed")
@@ -96,15 +92,6 @@ def _close(generation: Generation, context: ApiContext, reason: str) -> None:
     """Nobody will read what is left."""
     if generation.close():
         context.recorder.record_abort(reason)
-
-
-def whole_json(answer: ChatResponse | CompletionResponse) -> str:
-    """The answer's JSON. Choice by choice: each is one call during which no other thread runs, and a choice with all
-    logprobs of a long prompt takes a tenth of a second."""
-    around = answer.model_copy(update={"choices": []}).model_dump_json(exclude_unset=True)
-    before, after = around.split(_NO_CHOICES, 1)  # no text holds it: its quotation marks are escaped
-    choices = ",".join(choice.model_dump_json(exclude_unset=True) for choice in answer.choices)
-    return f'{before}"choices":[{choices}]{after}'
 
 
 def ignored_header(names: Sequence[str]) -> dict[str, str]:

@@ -9,7 +9,7 @@ from functools import partial
 import orjson
 
 from service.api.answers.choice_text import Piece
-from service.api.answers.chunk_frames import TEXT_PLACE, ChunkFrames
+from service.api.answers.chunk_frames import TEXT_PLACE, ChunkFrames, whole_json
 from service.api.answers.generation import CollectedChoice, Generation
 from service.api.answers.token_logprobs import chat_logprobs, prompt_logprobs
 from service.api.calls.prepared_call import PreparedCall
@@ -62,7 +62,7 @@ class ChatAnswer:
     def end(self, error: RequestError | None = None) -> bytes:
         return self._chunks.end(error)
 
-    def whole(self, choices: Sequence[CollectedChoice]) -> ChatResponse:
+    def whole(self, choices: Sequence[CollectedChoice]) -> str:
         call, tokenizer = self._call, self._call.model.tokenizer
         answer = ChatResponse(
             id=call.head.call_id,
@@ -77,7 +77,7 @@ class ChatAnswer:
         if call.checked.prompt_logprobs is not None:
             prompt, scores = self._generation.prompt_token_ids(0), self._generation.prompt_logprobs(0)
             answer.prompt_logprobs = prompt_logprobs(tokenizer, prompt, scores)
-        return answer
+        return whole_json(answer)
 
     def _choice(self, choice: CollectedChoice) -> ChatChoice:
         message = assemble_message(choice, self._make_call_id)

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from service.api.answers.choice_text import Piece, ScoredToken
-from service.api.answers.chunk_frames import TEXT_PLACE, ChunkFrames
+from service.api.answers.chunk_frames import TEXT_PLACE, ChunkFrames, whole_json
 from service.api.answers.generation import CollectedChoice, Generation
 from service.api.answers.token_logprobs import completion_logprobs, prompt_logprobs, scored_prompt
 from service.api.calls.prepared_call import PreparedCall
@@ -45,9 +45,9 @@ class CompletionAnswer:
     def end(self, error: RequestError | None = None) -> bytes:
         return self._chunks.end(error)
 
-    def whole(self, choices: Sequence[CollectedChoice]) -> CompletionResponse:
+    def whole(self, choices: Sequence[CollectedChoice]) -> str:
         call = self._call
-        return CompletionResponse(
+        answer = CompletionResponse(
             id=call.head.call_id,
             object="text_completion",
             created=call.head.created,
@@ -57,6 +57,7 @@ class CompletionAnswer:
             usage=self._generation.usage,
             **call.checked.answered_tier,
         )
+        return whole_json(answer)
 
     def _choice(self, choice: CollectedChoice) -> CompletionChoice:
         logprobs = self._logprobs(choice.prompt_index, choice.scored, begins=True)

@@ -7,13 +7,11 @@ from functools import partial, partialmethod
 import httpx
 import pytest
 
-from service.api.answers.answering import ignored_header, whole_json
+from service.api.answers.answering import ignored_header
 from service.api.call_trace import TraceStore
 from service.config import ApiConfig
 from service.core.host_times import HostTimes
 from service.errors import Overloaded
-from service.protocol.completions import CompletionChoice, CompletionResponse
-from service.protocol.usage import Usage
 from service.text.tokenizer import Tokenizer
 from tests.api.running_server import MODEL, RunningServer, Scene, running
 from tests.api.wire import CHAT, COMPLETIONS, chat, completion, error_of, events_of
@@ -22,15 +20,6 @@ from tests.api.wire import CHAT, COMPLETIONS, chat, completion, error_of, events
 @pytest.mark.parametrize(("names", "header"), [((), None), (("a", "b.c"), "a,b.c"), (("x y", "ä\n"), "x?y,??")])
 def test_the_header_of_ignored_fields(names: tuple[str, ...], header: str | None) -> None:
     assert ignored_header(names).get("x-ignored-params") == header
-
-
-@pytest.mark.parametrize("num_choices", [0, 1, 3])
-def test_choice_by_choice_the_answer_is_what_it_is_in_one_piece(num_choices: int) -> None:
-    text = 'says "choices":[] and ,'
-    choices = [CompletionChoice(index=i, text=text, finish_reason="stop") for i in range(num_choices)]
-    usage = Usage(prompt_tokens=1, completion_tokens=2, total_tokens=3, prompt_tokens_details=None)
-    answer = CompletionResponse(id=text, created=1, model=text, system_fingerprint=None, choices=choices, usage=usage)
-    assert whole_json(answer) == answer.model_dump_json(exclude_unset=True)
 
 
 def test_a_failed_request_is_a_json_error(server: RunningServer, http: httpx.Client) -> None:

@@ -15,7 +15,7 @@ from openai.types.chat import ChatCompletionChunk
 
 from service.api.answers.chat_answer import ChatAnswer
 from service.api.answers.choice_text import Piece
-from service.api.answers.chunk_frames import ChunkFrames
+from service.api.answers.chunk_frames import ChunkFrames, whole_json
 from service.api.answers.completion_answer import CompletionAnswer
 from service.api.answers.generation import Generation
 from service.api.call_head import CallHead
@@ -28,7 +28,8 @@ from service.config import ApiConfig
 from service.core.request import FinishReason
 from service.engine.async_engine import AsyncEngine
 from service.protocol.chat import ChatChunk
-from service.protocol.completions import CompletionChunk, CompletionRequest
+from service.protocol.completions import CompletionChoice, CompletionChunk, CompletionRequest, CompletionResponse
+from service.protocol.usage import Usage
 from service.text.stop_strings import StopRules
 from tests.api.answers.test_generation import TOKENIZER, HandFedEngine, requests
 
@@ -125,3 +126,12 @@ def test_the_usage_chunk(kind: bytes) -> None:
     assert event["choices"] == []
     assert event["usage"]["prompt_tokens"] == 2
     (Completion if kind == b"text_completion" else ChatCompletionChunk).model_validate(event, strict=True)
+
+
+@pytest.mark.parametrize("num_choices", [0, 1, 3])
+def test_choice_by_choice_the_answer_is_what_it_is_in_one_piece(num_choices: int) -> None:
+    text = 'says "choices":[] and ,'
+    choices = [CompletionChoice(index=i, text=text, finish_reason="stop") for i in range(num_choices)]
+    usage = Usage(prompt_tokens=1, completion_tokens=2, total_tokens=3, prompt_tokens_details=None)
+    answer = CompletionResponse(id=text, created=1, model=text, system_fingerprint=None, choices=choices, usage=usage)
+    assert whole_json(answer) == answer.model_dump_json(exclude_unset=True)

@@ -11,7 +11,7 @@ from service.api.answers.completion_answer import CompletionAnswer
 from service.api.answers.generation import CollectedChoice
 from service.core.iteration_result import TokenLogprobs
 from service.core.request import FinishReason
-from service.protocol.completions import CompletionChoice
+from service.protocol.completions import CompletionChoice, CompletionResponse
 from service.protocol.usage import Usage
 from tests.api.answers.test_chunk_frames import CALL, prepared
 from tests.api.answers.test_generation import TOKENIZER
@@ -40,7 +40,8 @@ class Scored:
 
 def choice_of(echoes: list[str] | None, **asked: int | None) -> CompletionChoice:
     generation: Any = Scored()
-    (choice,) = CompletionAnswer(prepared(replace(CALL, **asked), echoes), generation).whole([CHOICE]).choices
+    answer = CompletionAnswer(prepared(replace(CALL, **asked), echoes), generation).whole([CHOICE])
+    (choice,) = CompletionResponse.model_validate_json(answer).choices
     return choice
 
 
