@@ -88,7 +88,7 @@ SERVICE_SITES = (*ON_THE_WAY_IN, *ON_THE_WAY_OUT, *BESIDE_THE_WAY, *ON_EVERY_TOK
 BEFORE_THE_ANSWER = tuple(
     site
     for site in SERVICE_SITES
-    if site.name in {"trace", "chat_frames", "completion_texts", "answer_stream", "answer_whole"}
+    if site.name in {"trace", "chat_answer", "completion_answer", "answer_stream", "answer_whole"}
 )
 """Where a call has submitted its requests, and nobody reads them yet."""
 

@@ -94,7 +94,7 @@ def test_a_call_that_fails_before_its_answer_begins_is_aborted(site: FaultSite, 
     executor.delay_s = 0.05
     try:
         with armed(site, 1):
-            call = LONG_CHAT if "chat" in site.where else LONG_COMPLETION
+            call = LONG_CHAT if site.name in {"chat_answer", "answer_stream"} else LONG_COMPLETION
             assert scene.play([call])[call.name].kind == "refused"
         scene.server.check_idle()
     finally:
