@@ -1,24 +1,26 @@
 """What one iteration computes: an immutable value, complete at birth, the scheduler's only message to the executor.
 
-The executor keeps, per sequence, what does not change (parameters) and what grows (block table); the plan carries
-the changes. So a plan is small, and one compact message could carry it to other ranks (ORCA, section 4.1: control
-messages apart from tensors).
+The executor keeps, per row, what does not change (parameters) and what grows (block table); the plan carries the
+changes. So a plan is small, and one compact message could carry it to other ranks (ORCA, section 4.1: control messages
+apart from tensors).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from itertools import chain, repeat
+from dataclasses import dataclass
 from operator import itemgetter
-from typing import NamedTuple, overload
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from service.core.grammar import TokenMasks
 from service.core.sampling_params import SamplingParams
 
 PENDING_TOKEN_ID = -2
 """Stands for the id that the sequence drew last, while the host does not know it yet."""
+
+Int64Array = npt.NDArray[np.int64]
 
 
 class Sample(NamedTuple):
@@ -43,21 +45,24 @@ class Past(NamedTuple):
 
 
 class ScheduledSequence(NamedTuple):
-    """One sequence's share of an iteration. A named tuple: hundreds are made in every iteration.
+    """One sequence of an iteration, with all that the executor has to be told of it.
 
+    row: where the executor keeps what it remembers of the sequence, >= 1. It is the sequence's from the first plan that
+        has it with table_start 0 until another sequence's is scheduled there so.
     token_ids: the ids to compute, at positions num_computed_tokens, num_computed_tokens + 1, ... The last one may be
-        PENDING_TOKEN_ID: the executor takes the id that the sequence drew last, any valid id if that draw failed.
+        PENDING_TOKEN_ID: the executor takes the id that the row drew last, any valid id if that draw failed.
     num_computed_tokens: tokens before them whose keys and values are in the cache.
     table_start, block_ids: the sequence's block table from index `table_start` on is now `block_ids`; entries
         before it are as the executor last saw them. A sequence new to the executor has table_start 0.
         Empty when nothing changed.
     samples: draws from the last token's logits; empty for a prompt chunk that is not the last.
-    past: given with table_start 0 if the sampling `looks_back`; of no use to an executor that knows the sequence.
+    past: given if the sequence is new to the executor and its sampling `looks_back`.
     targets: if the prompt's logprobs are wanted, the prompt ids at positions num_computed_tokens + 1, ..., which the
         scheduled tokens predict. At the prompt's end they are one fewer than the scheduled tokens.
     """
 
     sequence_id: int
+    row: int
     token_ids: tuple[int, ...]
     num_computed_tokens: int
     table_start: int
@@ -68,124 +73,52 @@ class ScheduledSequence(NamedTuple):
     targets: tuple[int, ...] = ()
 
 
-SEQUENCE_ID, TOKEN_IDS, START, BLOCK_IDS, SAMPLES = (
-    itemgetter(ScheduledSequence._fields.index(name))
-    for name in ("sequence_id", "token_ids", "num_computed_tokens", "block_ids", "samples")
+SEQUENCE_ID, TOKEN_IDS, SAMPLES = (
+    itemgetter(ScheduledSequence._fields.index(name)) for name in ("sequence_id", "token_ids", "samples")
 )
-SEED = itemgetter(Sample._fields.index("seed"))
-"""Fields of a ScheduledSequence, and of a Sample, for `map`: a third of what the attribute costs."""
+"""Fields of a ScheduledSequence, for `map`: a third of what the attribute costs."""
 
 
-_scheduled_sequence: Callable[[tuple[object, ...]], ScheduledSequence] = partial(tuple.__new__, ScheduledSequence)
-"""What the named tuple's own constructor ends in, at half the cost."""
+class GrownTables(NamedTuple):
+    """Block tables that got longer by one block each, as columns of equal length: the table of the decode at `places`
+    has `block_ids` at index `table_starts`. A decode that got several blocks stands there as often."""
+
+    places: Int64Array
+    table_starts: Int64Array
+    block_ids: Int64Array
 
 
-class _Shares(Sequence[ScheduledSequence]):
-    """To be looked at from the first to the last: one by itself costs as much as all."""
-
-    __slots__ = ()
-
-    @overload
-    def __getitem__(self, index: int) -> ScheduledSequence: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[ScheduledSequence, ...]: ...
-
-    def __getitem__(self, index: int | slice) -> ScheduledSequence | tuple[ScheduledSequence, ...]:
-        return tuple(self)[index]
+def _no_ids() -> Int64Array:
+    return np.empty(0, np.int64)
 
 
-class LockstepShares(_Shares):
-    """Shares of sequences that decode in lockstep: each computes the token that it drew in the iteration before. They
-    differ from iteration to iteration by one token; so they are made when they are looked at, and few ever are.
+@dataclass(frozen=True, slots=True, eq=False)
+class ScheduledDecodes:
+    """D sequences that go on decoding, as columns: an array entry is all that the executor has to be told of each.
 
-    first: the same sequences' shares, `num_further` tokens before these. grown: place of a share -> its table_start and
-    block_ids; the tables of the others are unchanged. num_computed_tokens: their sum; num_first: that of `first`.
+    Every one was a ScheduledSequence before. It computes `num_new_tokens` tokens, 1 as long as no more than one is
+    accepted at a time, from position `num_computed_tokens` on. They are pending, and it draws one id behind them.
+
+    version: in plans of the same version `sequence_ids`, `rows` and `seeds` are the same, and each decode computes the
+        tokens behind those that it computed in the plan of that version before.
+    grown: the changes of their block tables.
     """
 
-    __slots__ = ("_first", "_num_further", "grown", "num_computed_tokens")
-
-    def __init__(
-        self,
-        first: Sequence[ScheduledSequence],
-        num_further: int,
-        grown: Mapping[int, tuple[int, tuple[int, ...]]],
-        num_first: int | None = None,
-    ) -> None:
-        self._first = first
-        self._num_further = num_further
-        self.grown = grown
-        num_first = sum(map(START, first)) if num_first is None else num_first
-        self.num_computed_tokens: int = num_first + num_further * len(first)
-
-    def going_on(self) -> SharesGoingOn:
-        """The same, of sequences that were alone in the last plan that had any."""
-        num_first = self.num_computed_tokens - self._num_further * len(self._first)
-        return SharesGoingOn(self._first, self._num_further, self.grown, num_first)
-
-    @property
-    def sequence_ids(self) -> Iterator[int]:
-        """In the order of the shares."""
-        return map(SEQUENCE_ID, self._first)
-
-    @property
-    def seeds(self) -> Iterator[int]:
-        """Of the one draw of each."""
-        return map(SEED, chain.from_iterable(map(SAMPLES, self._first)))
-
-    @property
-    def starts(self) -> list[int]:
-        """`num_computed_tokens` of each."""
-        num_further = self._num_further
-        return [start + num_further for start in map(START, self._first)]
+    version: int
+    sequence_ids: Int64Array
+    rows: Int64Array
+    seeds: Int64Array
+    num_computed_tokens: Int64Array
+    num_new_tokens: Int64Array
+    grown: GrownTables
 
     def __len__(self) -> int:
-        return len(self._first)
-
-    def __iter__(self) -> Iterator[ScheduledSequence]:
-        """All of them, without a step of Python for each."""
-        if not self._first:
-            return iter(())
-        ids, _, _, table_starts, _, sampling, samples, *_ = zip(*self._first, strict=True)
-        starts, blocks = [*table_starts], list[tuple[int, ...]]([()] * len(ids))
-        for place, (table_start, block_ids) in self.grown.items():
-            starts[place], blocks[place] = table_start, block_ids
-        pending, nothing = (PENDING_TOKEN_ID,), ()
-        columns = (ids, repeat(pending), self.starts, starts, blocks, sampling, samples, repeat(None), repeat(nothing))
-        return map(_scheduled_sequence, zip(*columns, strict=False))
+        return len(self.rows)
 
 
-class SharesGoingOn(LockstepShares):
-    """The shares of a plan that goes on from the last one that had any: the same sequences in the same order, one token
-    further. So the executor may go on from the arrays that it has made for that plan."""
-
-    __slots__ = ()
-
-
-class MixedShares(_Shares):
-    """Sequences that decode in lockstep, and behind them the others."""
-
-    __slots__ = ("apart", "in_lockstep")
-
-    def __init__(self, in_lockstep: LockstepShares, apart: tuple[ScheduledSequence, ...]) -> None:
-        self.in_lockstep = in_lockstep
-        self.apart = apart
-
-    def __len__(self) -> int:
-        return len(self.in_lockstep) + len(self.apart)
-
-    def __iter__(self) -> Iterator[ScheduledSequence]:
-        return chain(self.in_lockstep, self.apart)
-
-
-NOBODY = LockstepShares((), 0, {})
-
-
-def parts_of(scheduled: Sequence[ScheduledSequence]) -> tuple[LockstepShares, Sequence[ScheduledSequence]]:
-    """The shares in lockstep, which stand first, and the others. In a list or tuple all are others."""
-    if isinstance(scheduled, MixedShares):
-        return scheduled.in_lockstep, scheduled.apart
-    return (scheduled, ()) if isinstance(scheduled, LockstepShares) else (NOBODY, scheduled)
+NO_DECODES = ScheduledDecodes(
+    0, _no_ids(), _no_ids(), _no_ids(), _no_ids(), _no_ids(), GrownTables(_no_ids(), _no_ids(), _no_ids())
+)
 
 
 class BlockCopy(NamedTuple):
@@ -213,35 +146,31 @@ class Transfer(NamedTuple):
 class IterationPlan:
     """One iteration, in the order: release, copy, compute, sample; transfers run beside that.
 
-    released: ids of sequences that the executor may forget (finished, aborted or preempted); it may never have seen
-        some of them. An id may return, in this plan or a later one, with table_start 0.
+    scheduled: sequences that are told one by one: chunks of prompts, and decodes of which there is more to tell than
+        ScheduledDecodes has room for.
+    decodes: all other decodes. In the batch, and in the result, they stand before `scheduled`.
+    released: rows of sequences that have finished, were aborted or preempted: what the executor remembers of them it
+        may forget. It may never have seen some of them. A row may be used again, in this plan or a later one.
     copies: destinations are distinct, and none is the source of another.
     transfers: no device block is filled twice, or filled while it moves to the host; nor is a host block filled twice.
     awaits_transfer: nothing can run before some transfer has finished; the executor may wait for one.
     masks: which ids the draws may give, where grammars restrict them; to be waited for as late as possible.
-    in_lockstep, apart: the two parts of `scheduled` (`parts_of`).
     """
 
-    scheduled: Sequence[ScheduledSequence]
+    scheduled: tuple[ScheduledSequence, ...]
     copies: tuple[BlockCopy, ...] = ()
     released: tuple[int, ...] = ()
     transfers: tuple[Transfer, ...] = ()
     awaits_transfer: bool = False
     masks: TokenMasks | None = None
-    in_lockstep: LockstepShares = field(init=False, compare=False, repr=False)
-    apart: Sequence[ScheduledSequence] = field(init=False, compare=False, repr=False)
+    decodes: ScheduledDecodes = NO_DECODES
 
     def __post_init__(self) -> None:
-        for name, part in zip(("in_lockstep", "apart"), parts_of(self.scheduled), strict=True):
-            object.__setattr__(self, name, part)  # told apart once: they are asked for ten times
-        self._check_apart()
+        scheduled = self.scheduled
+        assert len(set(map(SEQUENCE_ID, scheduled))) == len(scheduled), "a sequence is scheduled once an iteration"
+        assert all(map(TOKEN_IDS, scheduled)), "a scheduled sequence computes at least one token"
         if self.copies or self.transfers:
             self._check_blocks()
-
-    def _check_apart(self) -> None:
-        apart = self.apart
-        assert len(set(map(SEQUENCE_ID, apart))) == len(apart), "a sequence is scheduled once an iteration"
-        assert all(map(TOKEN_IDS, apart)), "a scheduled sequence computes at least one token"
 
     def _check_blocks(self) -> None:
         destinations = {c.destination for c in self.copies}
@@ -254,14 +183,23 @@ class IterationPlan:
         assert destinations.isdisjoint(leaving.union(filled)), "a block that moves is not written"
 
     @property
+    def computes(self) -> bool:
+        """Whether any sequence is scheduled."""
+        return bool(self.scheduled) or len(self.decodes) > 0
+
+    @property
     def is_empty(self) -> bool:
-        return not (self.scheduled or self.transfers or self.awaits_transfer)
+        return not (self.computes or self.transfers or self.awaits_transfer)
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.decodes) + len(self.scheduled)
 
     @property
     def num_draws(self) -> int:
         """Ids that are drawn."""
-        return len(self.in_lockstep) + sum(map(len, map(SAMPLES, self.apart)))
+        return len(self.decodes) + sum(map(len, map(SAMPLES, self.scheduled)))
 
     @property
     def num_scheduled_tokens(self) -> int:
-        return len(self.in_lockstep) + sum(map(len, map(TOKEN_IDS, self.apart)))
+        return int(self.decodes.num_new_tokens.sum()) + sum(map(len, map(TOKEN_IDS, self.scheduled)))

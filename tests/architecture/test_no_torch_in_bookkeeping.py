@@ -8,7 +8,7 @@ from pathlib import Path
 
 SERVICE = Path(__file__).parents[2] / "service"
 BOOKKEEPING = ("core", "engine", "scheduler", "prediction", "kvcache")
-HEAVY = {"torch", "numpy", "triton", "transformers", "starlette", "pydantic", "tokenizers"}
+HEAVY = {"torch", "triton", "transformers", "starlette", "pydantic", "tokenizers"}
 
 
 def modules_after(statement: str) -> set[str]:
