@@ -65,22 +65,22 @@ Addressed = tuple[str, StreamEvent]
 """An event and the id of the request that it is for."""
 
 
-class LockstepTokens(NamedTuple):
-    """What most iterations have to tell: one plain token for each of many requests. request_ids: mostly the same object
-    as the time before. token_ids: one for each."""
+class BatchTokens(NamedTuple):
+    """What an iteration of the decode batch has to tell: one plain token for each of its requests. request_ids: the same
+    object as the time before, as long as the batch is the same. token_ids: one for each."""
 
     request_ids: Sequence[str]
     token_ids: tuple[int, ...]
 
 
-News = Addressed | LockstepTokens
+News = Addressed | BatchTokens
 """What crosses to the event loop."""
 
 
 def one_by_one(news: Iterable[News]) -> Iterator[Addressed]:
     """The same events, each by itself, in order."""
     for each in news:
-        if isinstance(each, LockstepTokens):
+        if isinstance(each, BatchTokens):
             yield from zip(each.request_ids, each.token_ids, strict=True)
         else:
             yield each

@@ -194,11 +194,11 @@ class EngineLoop:
             started_s = self._clock.now_s()
             self._take_commands()
             self._note_state()
-            self._engine.note_commands(self._clock.now_s() - started_s)
+            self._engine.requests.record_commands(self._clock.now_s() - started_s)
         has_stepped = self._engine.step(self._hand_over)
         if not has_stepped or self.stalled_since_s is not None:
             self._note_stall(goes_on=has_stepped)
-        if not self._engine.is_going_on or self.busy_since_s >= self._snapshot_due_s:
+        if not self._engine.scheduler.is_steady or self.busy_since_s >= self._snapshot_due_s:
             self._note_state()
             self._snapshot_due_s = self.busy_since_s + SNAPSHOT_EVERY_S
         if not self._engine.has_launched:
@@ -215,7 +215,7 @@ class EngineLoop:
         if self.stalled_since_s is None:
             self.stalled_since_s = now_s
         if now_s - self.stalled_since_s >= self._stalled_after_s and not self._stall_told:
-            logger.error("no iteration for %.0f s: %s", now_s - self.stalled_since_s, self._engine.describe_wait())
+            logger.error("no iteration for %.0f s: %s", now_s - self.stalled_since_s, self._engine.scheduler.describe_wait())
             self._stall_told = True
         self._wait(self._wake, LOOK_WHILE_STALLED_S)
 
@@ -280,21 +280,21 @@ class EngineLoop:
             command = self._inbox.popleft()
             match command:
                 case Submit(request):
-                    self._engine.add(request)
+                    self._engine.requests.add(request)
                     self._taken = self._taken.with_one_more(request)
                 case Abort(request_id):
-                    self._engine.abort(request_id)
+                    self._engine.requests.abort(request_id)
                 case Expire(request_id, error):
-                    self._engine.fail_unless_started(request_id, error)
+                    self._engine.requests.fail_unless_started(request_id, error)
                 case StopChoice(request_id, choice_index):
-                    self._engine.stop_choice(request_id, choice_index)
+                    self._engine.requests.stop_choice(request_id, choice_index)
                 case Stop(error):
                     self._stopping = True
                     self._fail_all(error)
 
     def _fail_all(self, error: RequestError) -> None:
-        for request_id in self._engine.request_ids():
-            self._engine.fail(request_id, error)
+        for request_id in self._engine.requests.request_ids():
+            self._engine.requests.fail(request_id, error)
         self._note_state()
         self._hand_over()
 
@@ -305,7 +305,7 @@ class EngineLoop:
     def _hand_over(self) -> None:
         """Called when this thread is about to wait: the event loop works on the events, and while it does, every launch
         would have to wait for the interpreter."""
-        events = self._engine.take_events()
+        events = self._engine.requests.take_events()
         if events:
             self._publish(events)
 

@@ -16,7 +16,7 @@ def with_masks(plan: IterationPlan, pool: RequestPool, masker: TokenMasker) -> I
     The choices that are drawn from one prompt all stand at the beginning of one grammar: they share a mask.
     """
     matchers: list[Matcher] = []
-    rows: list[int] = []
+    rows = [-1] * len(plan.decodes)  # who has a grammar is not among them
     for item in plan.scheduled:
         if not item.samples:
             continue

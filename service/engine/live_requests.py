@@ -103,6 +103,10 @@ class LiveRequests:
                     self.fail_inside(group, fault)
                 return
 
+    def record_commands(self, seconds: float) -> None:
+        """What accepting and ending requests took between two iterations, for the statistics."""
+        self._stats_sink.record_commands(seconds)
+
     def take_events(self) -> list[News]:
         """Events since the last call, in order."""
         events, self.events = self.events, []

@@ -6,14 +6,16 @@ from service.core.sequence import Sequence
 
 
 class ProcessedTokens:
-    """generated: drawn. prompt: computed for the first time. recomputed: computed again, after a preemption."""
+    """generated: drawn. prompt: computed for the first time. recomputed: computed again, after a preemption. gaps: of
+    the drawn ones (`IterationStats.token_gaps`)."""
 
-    __slots__ = ("generated", "prompt", "recomputed")
+    __slots__ = ("gaps", "generated", "prompt", "recomputed")
 
     def __init__(self) -> None:
         self.generated = 0
         self.prompt = 0
         self.recomputed = 0
+        self.gaps: tuple[tuple[float, int], ...] = ()
 
     def add(self, sequence: Sequence, start: int, end: int, num_drawn: int) -> None:
         """Count a share of the iteration: tokens `start` to `end` were computed."""

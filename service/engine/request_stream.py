@@ -11,8 +11,9 @@ _IDS_ONLY = {int}
 
 
 class RequestStream:
-    """Events are appended to `events`, where they may gather, and leave by `take`, all at once. Tokens that come in
-    lockstep stay in `rows`, from row `num_taken` on, and are the stream's at `place` of each; they are behind `events`.
+    """Events are appended to `events`, where they may gather, and leave by `take`, all at once. Tokens of
+    the decode batch stay in `rows`, from row `num_taken` on, and are the stream's at `place` of each; they are behind
+    `events`.
 
     The reader is called, not woken: what a token costs would be less than the way into a task and out of it.
     due_s: where events are told at intervals, when the next ones may be, on the engine's clock; 0 before the first
@@ -59,7 +60,7 @@ class RequestStream:
             return None
         return cast(list[int], self.take())
 
-    def leave_rows(self) -> None:
+    def take_rows(self) -> None:
         """What is in the rows is among `events` from now on."""
         self.events = self.take()
         self.rows, self.num_taken = [], 0

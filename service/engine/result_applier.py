@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from itertools import repeat
 
 from service.core.clock import Clock
-from service.core.events import FinalEvent, LockstepTokens, Outcome, PromptEvent, TokenEvent
+from service.core.events import BatchTokens, FinalEvent, Outcome, PromptEvent, TokenEvent
 from service.core.grammar import Matcher
 from service.core.iteration_plan import IterationPlan, ScheduledSequence
 from service.core.iteration_result import INVALID_TOKEN_ID, IterationResult, TokenLogprobs
@@ -22,10 +22,9 @@ from service.engine.live_requests import LiveRequests
 from service.engine.processed_tokens import ProcessedTokens
 from service.engine.token_gaps import TokenGaps
 from service.errors import InvalidRequest, RequestError, ServerError
+from service.scheduler.decode_members import DecodeMembers
+from service.scheduler.forking import continue_beams, fork_choices
 from service.scheduler.iteration_scheduler import IterationScheduler
-from service.scheduler.launched_iterations import IterationGroups
-from service.scheduler.lockstep_decode import LockstepDecode
-from service.scheduler.lockstep_members import LockstepIteration
 
 _NOT_FINITE = "the model produced no finite probabilities for this request"
 _NOT_THE_GRAMMARS = "a token was drawn that the form of the output does not allow"
@@ -43,22 +42,20 @@ class ResultApplier:
         self._num_told = 0  # events before the present iteration's
         self._result_s = self._last_result_s = 0.0  # when the present iteration's result came, and the one's before
 
-    def apply(self, plan: IterationPlan, result: IterationResult, whose: IterationGroups) -> ProcessedTokens:
-        """What the plan computed and drew becomes the requests'. A fault of one request ends that request only.
-
-        whose: the groups of its `scheduled`, as the scheduler noted them at the launch.
-        """
+    def apply(self, plan: IterationPlan, result: IterationResult) -> ProcessedTokens:
+        """What the plan, the oldest that runs, computed and drew becomes the requests'. A fault of one request ends
+        that request only."""
+        groups = self._scheduler.finish_iteration()
+        self._scheduler.finish_transfers(result.finished_transfers)
         tokens = ProcessedTokens()
         self._num_told = len(self._requests.events)
         self._last_result_s, self._result_s = self._result_s, self._clock.now_s()
         logprobs = result.logprobs or (None,) * len(result.token_ids)
         scored = dict(result.prompt_logprobs)
-        end = len(plan.in_lockstep)
-        if whose.in_lockstep is not None:
-            num_decoded = self._apply_lockstep(whose.in_lockstep, result)
-            self._gaps.note_lockstep(num_decoded, self._last_result_s, self._result_s)
-            tokens.generated += num_decoded
-        for item, group in zip(plan.apart, whose.apart, strict=True):
+        if groups.decodes is not None:
+            self._apply_decodes(groups.decodes, result, tokens)
+        end = len(plan.decodes)
+        for item, group in zip(plan.scheduled, groups.scheduled, strict=True):
             first, end = end, end + len(item.samples)
             member = self._scheduler.pool.member(item.sequence_id)
             if member is None:
@@ -71,6 +68,7 @@ class ResultApplier:
                 self._apply_one(item, draws, group, member[1], tokens)
             except Exception as fault:  # whatever it is, the others of the iteration get their tokens
                 self._requests.fail_inside(group, fault)
+        tokens.gaps = self._gaps.take()
         return tokens
 
     def gave_something(self) -> bool | None:
@@ -78,7 +76,7 @@ class ResultApplier:
         nobody anything and some request failed by a fault of ours; None if there was nothing to give."""
         verdict = None
         for news in self._requests.events[self._num_told :]:
-            if isinstance(news, LockstepTokens):
+            if isinstance(news, BatchTokens):
                 return True
             match news[1]:
                 case int() | TokenEvent() | FinalEvent(outcome=Outcome.FINISHED):
@@ -87,49 +85,46 @@ class ResultApplier:
                     verdict = False
         return verdict
 
-    def take_token_gaps(self) -> tuple[tuple[float, int], ...]:
-        """Of the tokens since the last call (`IterationStats.token_gaps`)."""
-        return self._gaps.take()
-
-    def _apply_lockstep(self, iteration: LockstepIteration, result: IterationResult) -> int:
-        """Apply the tokens of decodes in lockstep (scheduler/lockstep.py): all in one step, but for those that must be
-        looked at. Returns how many were for requests that were still there."""
-        members = iteration.members
+    def _apply_decodes(self, members: DecodeMembers, result: IterationResult, tokens: ProcessedTokens) -> None:
+        """Apply the tokens of the decode batch: all in one step, but for those that must be looked at."""
         token_ids = result.token_ids[: len(members)]
-        by_place = self._scheduler.lockstep.take(iteration, result.token_ids, self._result_s)
-        self._tell_all_but(by_place, members.request_ids, token_ids)
+        looked_at = self._scheduler.batch.take(members, token_ids, self._result_s)
+        self._tell_all_but(looked_at, members.request_ids, token_ids)
         num_by_client, num_dropped = members.num_by_client.copy(), 0
-        for place, decode in by_place.items():
+        for place, group in looked_at.items():
             try:
                 logprobs = result.logprobs[place] if result.logprobs else None
-                if not self._apply_looked_at(decode, token_ids[place], logprobs):
+                if not self._apply_looked_at(group, token_ids[place], logprobs):
                     num_dropped += 1
-                    num_by_client[decode.client] -= 1
+                    num_by_client[group.request.client] -= 1
             except Exception as fault:  # whatever it is, the others get theirs
-                self._requests.fail_inside(decode.group, fault)
-        self._scheduler.note_decoded(num_by_client)
-        return len(members) - num_dropped
+                self._requests.fail_inside(group, fault)
+        for client, num_tokens in num_by_client.items():
+            self._scheduler.history.decoded(client, num_tokens)
+        num_decoded = len(members) - num_dropped
+        self._gaps.note_batch(num_decoded, self._last_result_s, self._result_s)
+        tokens.generated += num_decoded
 
     def _tell_all_but(self, places: Iterable[int], request_ids: list[str], token_ids: tuple[int, ...]) -> None:
         """One plain token for each of the requests, but for those at these places."""
         left_out = sorted(places, reverse=True)
         if not left_out:
-            self._requests.events.append(LockstepTokens(request_ids, token_ids))
+            self._requests.events.append(BatchTokens(request_ids, token_ids))
             return
         told = list(zip(request_ids, token_ids, strict=True))
         for place in left_out:
             del told[place]
         self._requests.events += told
 
-    def _apply_looked_at(self, decode: LockstepDecode, token_id: int, logprobs: TokenLogprobs | None) -> bool:
+    def _apply_looked_at(self, group: SequenceGroup, token_id: int, logprobs: TokenLogprobs | None) -> bool:
         """False if the request ended after the launch: what it drew since is dropped."""
-        group, sequence = decode.group, decode.sequence
-        if self._scheduler.pool.member(decode.sequence_id) is None:
+        if not group.live:
             return False
+        sequence = group.live[0]
         if token_id == INVALID_TOKEN_ID:
             self._requests.end_group(group, Outcome.FAILED, _failed_draw(group.request))
-        elif decode.is_member:
-            self._tell_token(group, sequence, self._scheduler.lockstep.last_drawn(decode), token_id, logprobs)
+        elif group in self._scheduler.batch:
+            self._tell_token(group, sequence, len(sequence.token_ids) - 1, token_id, logprobs)
         else:
             group.last_token_s = self._result_s
             self._append_token(group, sequence, sequence.num_known_tokens, token_id, logprobs)
@@ -145,7 +140,9 @@ class ResultApplier:
     ) -> None:
         start, end = item.num_computed_tokens, item.num_computed_tokens + len(item.token_ids)
         tokens.add(sequence, start, end, len(draws))
-        self._scheduler.note_computed(group, sequence, start, end)
+        self._scheduler.history.computed(group.request.client, end - start)
+        # Blocks of an answer are cached when it ends: nobody goes on from it before.
+        self._cache_blocks(group, sequence, min(end, sequence.num_prompt_tokens))
         if group.prompt_logprobs is not None and end >= sequence.num_prompt_tokens:
             self._requests.events.append((group.request.request_id, PromptEvent(tuple(group.prompt_logprobs))))
             group.prompt_logprobs = None
@@ -163,11 +160,11 @@ class ResultApplier:
             return
         receivers = [sequence] if group.is_forked else list(group.live)
         if not group.is_forked:
-            self._scheduler.fork_choices(group)
+            fork_choices(group, self._scheduler.blocks)
         for receiver, (token_id, logprobs) in zip(receivers, draws, strict=True):
             if group.live:  # a grammar's failure ends all choices at once
                 self._append_token(group, receiver, end, token_id, logprobs)
-        self._scheduler.note_generated(group, len(draws))
+        self._scheduler.history.generated(group.request.client, len(draws))
         self._gaps.note(group, self._result_s)
 
     def _note_prompt_logprobs(
@@ -187,14 +184,17 @@ class ResultApplier:
         if len(tops) < len(group.computing):
             return
         search = self._requests.searches[group.request.request_id]
-        going_on = search.advance(tops)
+        candidates = search.advance(tops)
         for beam in group.computing:
             beam.top = None
         if group.first_token_s is None:
             group.first_token_s = self._clock.now_s()
-        if going_on:
-            self._scheduler.continue_beams(group, [c.parent for c in going_on], [c.token_id for c in going_on])
-            self._scheduler.note_generated(group, len(going_on))
+        if candidates:
+            if not group.is_forked:  # the prompt's one beam becomes all
+                fork_choices(group, self._scheduler.blocks)
+            parents, token_ids = [c.parent for c in candidates], [c.token_id for c in candidates]
+            continue_beams(group.live, parents, token_ids, self._scheduler.blocks)
+            self._scheduler.history.generated(group.request.client, len(candidates))
         else:
             self._end_search(group, search)
 
@@ -242,8 +242,12 @@ class ResultApplier:
         event = token_id if is_plain else TokenEvent(sequence.choice_index, token_id, reason, logprobs)
         self._requests.events.append((group.request.request_id, event))
         if reason is not None:
-            self._scheduler.cache_full_blocks(group, sequence, position)
+            self._cache_blocks(group, sequence, position)
             self._requests.end_sequence(group, sequence, reason)
+
+    def _cache_blocks(self, group: SequenceGroup, sequence: Sequence, end: int) -> None:
+        """The sequence is computed up to token `end`: its full blocks may serve others from now on."""
+        self._scheduler.blocks.cache_prefix(sequence, group.request.cache_salt, end)
 
 
 def _finish_reason(request: Request, sequence: Sequence, position: int, token_id: int) -> FinishReason | None:

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from service.core.clock import Clock
-from service.core.events import FinalEvent, LockstepTokens, News, one_by_one
-from service.engine.lockstep_streams import LockstepStreams
+from service.core.events import BatchTokens, FinalEvent, News, one_by_one
+from service.engine.batch_streams import BatchStreams
 from service.engine.request_stream import RequestStream
 from service.engine.stream_interval import StreamInterval
 
@@ -27,7 +27,7 @@ class StreamPacing:
         self._clock = clock
         self._phase = 0.0
         self._sweep: asyncio.TimerHandle | None = None
-        self._lockstep = LockstepStreams((), {})
+        self._batch = BatchStreams((), {})
 
     def deliver(self, news: Sequence[News], now_s: float) -> list[str]:
         """Give the streams what iterations have to tell, now or together with later events. Those of streams that are
@@ -35,36 +35,36 @@ class StreamPacing:
 
         All events are where they belong before the first reader is called.
         """
-        if len(news) == 1 and isinstance(news[0], LockstepTokens):
-            self._deliver_lockstep(news[0], now_s)
+        if len(news) == 1 and isinstance(news[0], BatchTokens):
+            self._deliver_batch(news[0], now_s)
             return []
         return self._deliver_each(news, now_s)
 
-    def _deliver_lockstep(self, tokens: LockstepTokens, now_s: float) -> None:
+    def _deliver_batch(self, tokens: BatchTokens, now_s: float) -> None:
         """What most iterations tell."""
-        lockstep = self._in_lockstep(tokens)
+        batch = self._batch_of(tokens)
         num_ready = len(tokens.token_ids)
         interval_s = self._interval.seconds(num_ready)
         if not interval_s:
-            due = lockstep.all()
+            due = batch.all()
         else:
-            due = lockstep.due(now_s, lambda stream: self._plan(stream, now_s, interval_s))
+            due = batch.due(now_s, lambda stream: self._plan(stream, now_s, interval_s))
             self._sweep_in(interval_s)
         for stream in due:
             stream.wake()
         self._interval.note(num_ready, len(due), now_s)
 
-    def _in_lockstep(self, tokens: LockstepTokens) -> LockstepStreams:
+    def _batch_of(self, tokens: BatchTokens) -> BatchStreams:
         """The streams that these tokens are for, which have them now."""
-        if tokens.request_ids is not self._lockstep.request_ids:
-            self._lockstep.settle()
-            self._lockstep = LockstepStreams(tokens.request_ids, self._streams)
-        self._lockstep.add(tokens.token_ids)
-        return self._lockstep
+        if tokens.request_ids is not self._batch.request_ids:
+            self._batch.give_tokens()
+            self._batch = BatchStreams(tokens.request_ids, self._streams)
+        self._batch.add(tokens.token_ids)
+        return self._batch
 
     def _deliver_each(self, news: Sequence[News], now_s: float) -> list[str]:
         """Event by event: the plain twin."""
-        self._lockstep.settle()
+        self._batch.give_tokens()
         streams, ended, due = self._streams, list[str](), list[RequestStream]()
         events = list(one_by_one(news))
         interval_s = self._interval.seconds(len(events))
@@ -89,7 +89,7 @@ class StreamPacing:
         if must_sweep:
             self._sweep_in(interval_s)
         if ended:  # nobody keeps their streams any longer
-            self._lockstep = LockstepStreams((), {})
+            self._batch = BatchStreams((), {})
         self._interval.note(len(events), len(due), now_s)
         return ended
 

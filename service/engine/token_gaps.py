@@ -24,7 +24,7 @@ class TokenGaps:
         if last_s is not None and last_s != now_s:
             self._num_since[last_s] = self._num_since.get(last_s, 0) + 1
 
-    def note_lockstep(self, num_groups: int, last_s: float, now_s: float) -> None:
+    def note_batch(self, num_groups: int, last_s: float, now_s: float) -> None:
         """As `note`, of `num_groups` groups whose tokens before came with the previous iteration, at `last_s`."""
         self._now_s = now_s
         if num_groups:

@@ -29,7 +29,8 @@ Append = tuple[int, int, int]
 
 
 class BlockManager:
-    """Blocks are taken on demand, and a sequence wastes less than one block. Sequences are known by id.
+    """Blocks are taken on demand, and a sequence wastes less than one block. Sequences are known by id; each table has a
+    row of the executor's for itself.
 
     With block_size 1 the tables are TokenAttention's (LightLLM): position -> slot of one token. A slot is written once,
     by the sequence that takes it, so nothing is copied on write; and since every sequence needs a slot for every token,
@@ -44,6 +45,9 @@ class BlockManager:
         # More than the device holds could never be needed at once (PagedAttention, section 4.5).
         self.swap_space = SwapSpace(min(num_host_blocks, num_blocks), self.pool)
         self._tables: dict[int, BlockTable] = {}
+        self._free_rows: list[int] = []
+        self._num_rows = 0
+        self._released_rows: list[int] = []
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Blocks that so many tokens of one sequence fill, the last perhaps in part."""
@@ -93,7 +97,7 @@ class BlockManager:
         self.pool.share_many(prefix)
         new = self.pool.allocate_many(self.num_blocks_for(num_tokens) - len(prefix))
         self._prefix_cache.forget(new)
-        self._tables[sequence_id] = BlockTable(prefix + new)
+        self._add_table(sequence_id, prefix + new)
 
     def cache_prefix(self, sequence: Sequence, salt: str, num_tokens: int) -> None:
         """Let others find the full blocks of the sequence's first `num_tokens` tokens, which are computed."""
@@ -158,7 +162,7 @@ class BlockManager:
         assert child_id not in self._tables
         shared = self._tables[parent_id].block_ids[: self.num_blocks_for(num_tokens)]
         self.pool.share_many(shared)
-        self._tables[child_id] = BlockTable(list(shared))
+        self._add_table(child_id, list(shared))
 
     def refork(self, parent_of: dict[int, int]) -> None:
         """The table of each child becomes what its parent's table was, all at once (beam search)."""
@@ -178,11 +182,22 @@ class BlockManager:
         if self.swap_space.holds(sequence_id):
             self.swap_space.free(sequence_id)
             return
-        block_ids = self._tables.pop(sequence_id).block_ids
+        block_ids = self._take_table(sequence_id).block_ids
         if self.swap_space.is_moving(sequence_id):
             self.swap_space.keep_until_arrival(sequence_id, block_ids)
             return
         self.pool.release_many(reversed(block_ids))
+
+    def release_rows(self, rows: Iterable[int]) -> None:
+        """The executor is to be told of these (again): what it remembers of them it may forget."""
+        self._released_rows += rows
+
+    def take_released_rows(self) -> tuple[int, ...]:
+        """Rows whose tables have gone since the last call, and those of `release_rows`."""
+        if not self._released_rows:
+            return ()
+        released, self._released_rows = tuple(self._released_rows), []
+        return released
 
     def num_distinct_blocks(self, sequence_ids: list[int]) -> int:
         """Device blocks that the sequences' tables hold, a shared one counted once."""
@@ -190,7 +205,7 @@ class BlockManager:
 
     def swap_out(self, sequence_ids: list[int]) -> Transfer:
         """Move the sequences' blocks to the host. The caller has checked `swap_space.num_free`."""
-        return self.swap_space.move_out({i: self._tables.pop(i).block_ids for i in sequence_ids})
+        return self.swap_space.move_out({i: self._take_table(i).block_ids for i in sequence_ids})
 
     def swap_in(self, sequence_ids: list[int]) -> Transfer:
         """Move them back, into new blocks, shared as they were. The caller has checked `fit`."""
@@ -203,7 +218,7 @@ class BlockManager:
                 else:
                     device_of[host_block] = self._take_block()
                 block_ids.append(device_of[host_block])
-            self._tables[sequence_id] = BlockTable(block_ids)
+            self._add_table(sequence_id, block_ids)
         return self.swap_space.move_in(sequence_ids, device_of)
 
     def check_invariants(self) -> None:
@@ -216,9 +231,24 @@ class BlockManager:
         for block_id in self.swap_space.held_device_blocks():
             held[block_id] = held.get(block_id, 0) + 1
         self.swap_space.check_invariants()
+        rows = sorted([*self._free_rows, *(table.row for table in self._tables.values())])
+        assert rows == list(range(1, self._num_rows + 1)), "a row is one table's, or free"
         for block_id in range(self.pool.num_blocks):
             assert self.pool.reference_count(block_id) == held.get(block_id, 0), f"count of block {block_id}"
         assert self.pool.num_used == len(held), "free + used = total"
+
+    def _add_table(self, sequence_id: int, block_ids: list[int]) -> None:
+        """In a free row; row 0 is nobody's. There are as many rows as there ever were tables at once."""
+        if not self._free_rows:
+            self._num_rows += 1
+            self._free_rows.append(self._num_rows)
+        self._tables[sequence_id] = BlockTable(self._free_rows.pop(), block_ids)
+
+    def _take_table(self, sequence_id: int) -> BlockTable:
+        table = self._tables.pop(sequence_id)
+        self._free_rows.append(table.row)
+        self._released_rows.append(table.row)
+        return table
 
     def _take_block(self) -> int:
         block_id = self.pool.allocate()

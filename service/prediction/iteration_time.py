@@ -76,9 +76,11 @@ class Workload(NamedTuple):
     @classmethod
     def of(cls, plan: IterationPlan, heat: float = 0.0) -> Workload:
         """What the plan computes."""
-        num_decodes = num_tokens = len(plan.in_lockstep)
-        num_read, pairs, longest, num_prompts = plan.in_lockstep.num_computed_tokens + num_decodes, 0, 0, 0
-        for item in plan.apart:
+        decodes = plan.decodes
+        num_decodes = len(decodes)
+        num_tokens = int(decodes.num_new_tokens.sum())
+        num_read, pairs, longest, num_prompts = int(decodes.num_computed_tokens.sum()) + num_tokens, 0, 0, 0
+        for item in plan.scheduled:
             start, count = item.num_computed_tokens, len(item.token_ids)
             num_tokens += count
             if count == 1:

@@ -92,7 +92,7 @@ class RecoveryLedger:
         # Where nothing is drawn the executor need not have waited for the device, and the next one waits for both.
         is_awaited = took.is_exact and plan.num_draws > 0
         is_timed = is_awaited and self._last_was_awaited
-        self._last_was_awaited = is_awaited or (took.is_exact and not plan.scheduled)
+        self._last_was_awaited = is_awaited or (took.is_exact and not plan.computes)
         if is_timed and not plan.transfers:  # launching these takes time, too
             self._learn(plan, seconds, _only_decodes(plan))
 
@@ -136,20 +136,18 @@ class RecoveryLedger:
                 others.append(_after(item, num_again) if num_again else item)
         num_tokens = sum(num_again for _, num_again in again)
         if num_tokens:
-            more_s = max(0.0, seconds - self._predicted_without(others))
+            without = replace(plan, scheduled=tuple(others))
+            more_s = max(0.0, seconds - self._predicted_s(without))
             for group, num_again in again:
                 _add_actual(group, "recompute", more_s * num_again / num_tokens)
 
-    def _predicted_without(self, others: list[ScheduledSequence]) -> float:
-        """Seconds of an iteration of these alone; none as long as nothing is known."""
-        iteration_time = self._cost.iteration_time
-        if not others or not iteration_time.is_known:
-            return 0.0
-        return iteration_time.seconds(Workload.of(IterationPlan(tuple(others)), iteration_time.heat.level))
+    def _predicted_s(self, plan: IterationPlan) -> float:
+        """Seconds of the iteration; none if it computes nothing, or as long as nothing is known."""
+        return (self.iteration_s(plan) or 0.0) if plan.computes else 0.0
 
 
 def _only_decodes(plan: IterationPlan) -> bool:
-    return plan.num_scheduled_tokens == len(plan.scheduled)
+    return plan.num_scheduled_tokens == plan.num_sequences
 
 
 def _after(item: ScheduledSequence, num_tokens: int) -> ScheduledSequence:

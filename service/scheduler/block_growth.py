@@ -1,66 +1,66 @@
-"""Blocks for the next tokens of running groups: which group lacks how many, and which groups get them."""
+"""Blocks for the next tokens of running groups: which group needs how many, and which groups get them."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from service.core.iteration_plan import Int64Array
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import Append, BlockManager
-from service.scheduler.lockstep import Lockstep
-from service.scheduler.lockstep_decode import LockstepDecode
+from service.scheduler.decode_batch import DecodeBatch
 from service.scheduler.memory_need import num_shared_tokens
 from service.scheduler.plan_draft import PlanDraft
 
 
-class Lacking:
-    """The blocks that running groups need. in_lockstep: members that need one each. apart: the other groups, each with
-    its number of blocks."""
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """The blocks that running groups need. decodes: `DecodeBatch.shortage`. unbatched: the other groups, each with its
+    number of blocks."""
 
-    __slots__ = ("apart", "in_lockstep")
-
-    def __init__(self, in_lockstep: list[LockstepDecode]) -> None:
-        self.in_lockstep = in_lockstep
-        self.apart: list[tuple[SequenceGroup, int]] = []
+    decodes: Int64Array
+    unbatched: list[tuple[SequenceGroup, int]]
 
     @property
     def num_blocks(self) -> int:
-        return len(self.in_lockstep) + sum(num_blocks for _, num_blocks in self.apart)
+        return len(self.decodes) + sum(num_blocks for _, num_blocks in self.unbatched)
 
 
 class BlockGrowth:
     """Engine thread only."""
 
-    def __init__(self, blocks: BlockManager, lockstep: Lockstep) -> None:
+    def __init__(self, blocks: BlockManager, batch: DecodeBatch) -> None:
         self._blocks = blocks
-        self._lockstep = lockstep
+        self._batch = batch
 
-    def lacking(self) -> Lacking:
+    def shortage(self) -> Shortage:
         """What the running groups need for their next tokens. A group of one choice writes to no shared block and needs
         nothing while its last block has room; one of several choices may have to copy a shared block."""
         blocks = self._blocks
-        lacking = Lacking(self._lockstep.lacking())
-        for group in self._lockstep.apart.values():
+        shortage = Shortage(self._batch.shortage(), [])
+        for group in self._batch.unbatched.values():
             live = group.live
             if len(live) == 1:
                 room = len(blocks.table(live[0].sequence_id).block_ids) * blocks.block_size
                 lack = live[0].num_tokens_to_cache - room
                 if lack > 0 and not self.is_moving(group):
-                    lacking.apart.append((group, blocks.num_blocks_for(lack)))
+                    shortage.unbatched.append((group, blocks.num_blocks_for(lack)))
             elif not self.is_moving(group):
-                lacking.apart.append((group, blocks.num_blocks_to_append(self._appends(group))))
-        return lacking
+                shortage.unbatched.append((group, blocks.num_blocks_to_append(self._appends(group))))
+        return shortage
 
-    def has_room(self, lacking: Lacking) -> bool:
-        """Whether every group can have what it lacks now."""
-        return lacking.num_blocks <= self._blocks.pool.num_free
+    def has_room(self, shortage: Shortage) -> bool:
+        """Whether every group can have what it needs now."""
+        return shortage.num_blocks <= self._blocks.pool.num_free
 
-    def will_have_room(self, lacking: Lacking) -> bool:
+    def will_have_room(self, shortage: Shortage) -> bool:
         """Whether there are enough blocks for all groups, or will be once the transfers under way have finished."""
-        return lacking.num_blocks <= self._blocks.pool.num_free + self._blocks.swap_space.num_departing
+        return shortage.num_blocks <= self._blocks.pool.num_free + self._blocks.swap_space.num_departing
 
-    def grow(self, lacking: Lacking, draft: PlanDraft) -> None:
-        """Give blocks to the groups that are apart, in their order; a group for which there are too few sits this
-        iteration out. Lockstep takes its own as it advances; it has no members while blocks are short."""
-        num_kept = len(lacking.in_lockstep)
-        for group, num_blocks in lacking.apart:
+    def grow(self, shortage: Shortage, draft: PlanDraft) -> None:
+        """Give blocks to the unbatched groups, in their order; a group for which there are too few sits this iteration
+        out. The decode batch takes its own as it advances; it is empty while blocks are short."""
+        num_kept = len(shortage.decodes)
+        for group, num_blocks in shortage.unbatched:
             if num_blocks + num_kept <= self._blocks.pool.num_free:
                 for append in self._appends(group):
                     draft.copies += self._blocks.append(*append)

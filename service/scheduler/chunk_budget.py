@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
-from service.core.iteration_plan import ScheduledSequence
 from service.prediction.iteration_time import IterationTime, Workload
 
 MIN_CHUNK = 32
@@ -28,8 +26,8 @@ for Llama-8B on one H200, by a simulation over the measured times of its steps (
 
 
 class ChunkBudget(Protocol):
-    def num_tokens(self, decodes: Sequence[ScheduledSequence], start: int, num_waiting: int) -> int:
-        """How many prompt tokens to compute beside these decodes. start: the position of the first of them in its
+    def num_tokens(self, num_decodes: int, num_read: int, start: int, num_waiting: int) -> int:
+        """How many prompt tokens to compute beside so many decodes, which attend to `num_read` tokens. start: the position of the first of them in its
         prompt. num_waiting: prompt tokens that are to be computed by now. At least 1; with the decodes never more than
         fit an iteration."""
         ...
@@ -41,8 +39,8 @@ class FixedBudget:
     def __init__(self, max_num_batched_tokens: int) -> None:
         self._max_tokens = max_num_batched_tokens
 
-    def num_tokens(self, decodes: Sequence[ScheduledSequence], start: int, num_waiting: int) -> int:
-        return self._max_tokens - len(decodes)
+    def num_tokens(self, num_decodes: int, num_read: int, start: int, num_waiting: int) -> int:
+        return self._max_tokens - num_decodes
 
 
 class InPieces:
@@ -57,8 +55,8 @@ class InPieces:
     def __init__(self, max_num_batched_tokens: int) -> None:
         self._max_tokens = max_num_batched_tokens
 
-    def num_tokens(self, decodes: Sequence[ScheduledSequence], start: int, num_waiting: int) -> int:
-        num_decodes, most = len(decodes), self._max_tokens
+    def num_tokens(self, num_decodes: int, num_read: int, start: int, num_waiting: int) -> int:
+        most = self._max_tokens
         if num_waiting < DEEP_QUEUE * most:
             most = min(most, max(USUAL_TOKENS, 2 * num_decodes))
         if num_decodes and num_waiting <= most:
@@ -80,16 +78,15 @@ class InterTokenTarget:
         self._target_s = target_s
         self._max_tokens = max_num_batched_tokens
 
-    def num_tokens(self, decodes: Sequence[ScheduledSequence], start: int, num_waiting: int) -> int:
-        most = self._max_tokens - len(decodes)
-        if not decodes or not self._iteration_time.is_known:
+    def num_tokens(self, num_decodes: int, num_read: int, start: int, num_waiting: int) -> int:
+        most = self._max_tokens - num_decodes
+        if not num_decodes or not self._iteration_time.is_known:
             return most
-        num_read = sum(item.num_computed_tokens + 1 for item in decodes)
         heat = self._iteration_time.heat.level
         low, high = min(MIN_CHUNK, most), most
         while low < high:  # the most tokens that end in time; more tokens never take less
             middle = (low + high + 1) // 2
-            workload = Workload.of_chunk(start, middle, len(decodes), num_read, heat)
+            workload = Workload.of_chunk(start, middle, num_decodes, num_read, heat)
             if self._iteration_time.seconds(workload) <= self._target_s:
                 low = middle
             else:

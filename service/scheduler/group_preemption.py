@@ -59,7 +59,6 @@ class GroupPreemption:
     def _swap_out(self, group: SequenceGroup, sequence_ids: list[int], draft: PlanDraft) -> None:
         transfer = self._blocks.swap_out(sequence_ids)
         self._ledger.moves(group, transfer)
-        self._launched.release(sequence_ids)
         draft.transfers.append(transfer)
         draft.tally.num_swapped += 1
         draft.tally.swapped_blocks += len(transfer.device_blocks)

@@ -11,7 +11,7 @@ from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager, Fit
 from service.prediction.recovery_ledger import RecoveryLedger
 from service.scheduler.block_growth import BlockGrowth
-from service.scheduler.lockstep import Lockstep
+from service.scheduler.decode_batch import DecodeBatch
 from service.scheduler.memory_need import num_shared_tokens
 from service.scheduler.plan_draft import PlanDraft
 from service.scheduler.request_pool import RequestPool
@@ -26,7 +26,7 @@ class GroupStart:
         self,
         blocks: BlockManager,
         pool: RequestPool,
-        lockstep: Lockstep,
+        batch: DecodeBatch,
         growth: BlockGrowth,
         policies: SchedulerPolicies,
         ledger: RecoveryLedger,
@@ -35,7 +35,7 @@ class GroupStart:
     ) -> None:
         self._blocks = blocks
         self._pool = pool
-        self._lockstep = lockstep
+        self._batch = batch
         self._growth = growth
         self._admission = policies.admission
         self._policy = policies.scheduling
@@ -56,8 +56,8 @@ class GroupStart:
         self._refused_s, self._lacked = self._clock.now_s(), reason
 
     def admit(self, draft: PlanDraft) -> None:
-        """Start the groups that the draft still has room for; the running ones have their shares of it already."""
-        seats = self.max_num_seqs - self._num_seated()
+        """Start the groups that the draft still has room for; the running ones have theirs already."""
+        seats = self.max_num_seqs - self._num_seated(draft)
         if seats <= 0 or draft.budget <= 0:
             self.let_wait("sequences" if seats <= 0 else "tokens")
             return
@@ -74,7 +74,7 @@ class GroupStart:
             seats -= len(group.live)
             group.journal.note_start(now_s, self._refused_s, self._lacked)
             self._pool.start(group)
-            self._lockstep.start(group)
+            self._batch.start(group)
             if self._blocks.swap_space.holds(group.leader.sequence_id):
                 self._swap_in(group, draft)
                 continue
@@ -89,10 +89,10 @@ class GroupStart:
         refused, self._refused = self._refused, []
         return refused
 
-    def _num_seated(self) -> int:
+    def _num_seated(self, draft: PlanDraft) -> int:
         """Sequences that hold a seat. One whose last token is being drawn by an earlier iteration holds none."""
-        apart = (sequence for group in self._lockstep.apart.values() for sequence in group.live)
-        return len(self._lockstep) + sum(not sequence.is_drawn_out for sequence in apart)
+        unbatched = (sequence for group in self._batch.unbatched.values() for sequence in group.live)
+        return len(draft.decodes) + sum(not sequence.is_drawn_out for sequence in unbatched)
 
     def _fit(self, group: SequenceGroup, seats: int, budget: int) -> tuple[list[int], WaitReason | None]:
         """The group's cached blocks, and for want of what it cannot start (None: it can)."""

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from service.core.clock import Clock
-from service.core.iteration_plan import PENDING_TOKEN_ID, IterationPlan, LockstepShares, MixedShares
+from service.core.iteration_plan import PENDING_TOKEN_ID, IterationPlan
 from service.core.iteration_result import FinishedTransfer
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager
-from service.prediction.execution_time import ExecutionTime
-from service.prediction.recovery_ledger import RecoveryLedger
-from service.scheduler.block_growth import BlockGrowth, Lacking
+from service.scheduler.block_growth import BlockGrowth, Shortage
 from service.scheduler.decision_tally import DecisionTally
-from service.scheduler.forking import continue_beams, fork_choices, hand_over_lead, has_its_prefix
+from service.scheduler.decode_batch import DecodeBatch
+from service.scheduler.forking import hand_over_lead, has_its_prefix
 from service.scheduler.group_preemption import GroupPreemption
 from service.scheduler.group_start import GroupStart
 from service.scheduler.history import History
-from service.scheduler.launched_iterations import IterationGroups, LaunchedIterations
-from service.scheduler.lockstep import Lockstep
-from service.scheduler.lockstep_members import LockstepMembers
+from service.scheduler.launched_iterations import LaunchedGroups, LaunchedIterations
 from service.scheduler.plan_draft import PlanDraft
 from service.scheduler.request_pool import RequestPool
 from service.scheduler.scheduler_policies import SchedulerPolicies
@@ -35,6 +30,8 @@ class IterationScheduler:
     whole; it returns from host memory or is recomputed (PagedAttention, section 4.5). Blocks being copied to the host
     are not free yet, and a group being copied back cannot be preempted: groups that need their blocks sit out. The
     budget exceeds the seats, so the first prompt always advances.
+
+    pool, blocks, batch, ledger, history: the books that it keeps. Who applies a result writes to them, too.
 
     An iteration may be decided while those before it still run (`finish_iteration` has not been called for them).
     Then nothing is taken from a running sequence: if memory runs out, the decision waits until nothing runs.
@@ -53,61 +50,58 @@ class IterationScheduler:
     ) -> None:
         self.blocks = blocks
         self.pool = RequestPool(policies.scheduling, blocks.tokens_per_prefix_entry)
-        self.lockstep = Lockstep(blocks)
-        self._ledger = ledger
+        self.batch = DecodeBatch(blocks)
+        self.ledger = ledger
+        self.history = history
         self._chunk_budget = policies.chunk_budget
-        self._history = history
         self._clock = clock
         self._tally = DecisionTally()
-        self._alone: LockstepMembers | None = None  # those in lockstep that the last plan held, if nobody else
-        self._goes_on = False
+        self._steady: tuple[int, int] | None = None  # version and number of the last plan's decodes, if it was no other
+        self._is_repeated = False
         self._launched = LaunchedIterations(blocks)
-        self._growth = BlockGrowth(blocks, self.lockstep)
+        self._growth = BlockGrowth(blocks, self.batch)
         self._preemption = GroupPreemption(
             blocks, policies.scheduling, policies.preemption, ledger, self._launched, max_preemptions
         )
-        self._start = GroupStart(blocks, self.pool, self.lockstep, self._growth, policies, ledger, clock, max_num_seqs)
+        self._start = GroupStart(blocks, self.pool, self.batch, self._growth, policies, ledger, clock, max_num_seqs)
 
     def add(self, group: SequenceGroup) -> None:
         """Put an accepted request into the pool. If that fails, the request can be ended as any other."""
-        self._history.arrived(group.request.client)
+        self.history.arrived(group.request.client)
         self.pool.add(group)
 
     def schedule(self) -> IterationPlan:
         """Decide the next iteration, which is then launched. Empty if nothing can run before those that run now have
         finished; if none does, then nothing waits either."""
-        lacking = self._growth.lacking()
-        if self._launched and not self._growth.will_have_room(lacking):
+        shortage = self._growth.shortage()
+        if self._launched and not self._growth.will_have_room(shortage):
             return IterationPlan(())
         draft = PlanDraft(self._launched.next_number, self._clock.now_s(), self._tally)
-        preempted = self._make_room(lacking, draft)
-        self.lockstep.advance(draft)
-        self._schedule_apart(draft)
-        if self.pool.waiting and (preempted or draft.sitting_out):
+        has_preempted = self._make_room(shortage, draft)
+        self._schedule_unbatched(draft)
+        if self.pool.waiting and (has_preempted or draft.sitting_out):
             self._start.let_wait("memory")
         elif self.pool.waiting:
-            self.lockstep.settle()  # who admits may look at what runs
+            self.batch.write_tokens()  # who admits may look at what runs
             self._start.admit(draft)
-        computes_nothing = draft.in_lockstep is None and not draft.scheduled
-        awaits_transfer = computes_nothing and not self._launched and self.blocks.swap_space.has_transfers
-        if computes_nothing and not (draft.transfers or awaits_transfer):
+        awaits_transfer = not draft.computes and not self._launched and self.blocks.swap_space.has_transfers
+        if not (draft.computes or draft.transfers or awaits_transfer):
             return IterationPlan(())
         self._begin(draft)
-        shares = draft.all_shares() if computes_nothing else self._shares(draft)
-        released = self._launched.take_released()
-        return IterationPlan(shares, tuple(draft.copies), released, tuple(draft.transfers), awaits_transfer)
+        return IterationPlan(
+            tuple(draft.scheduled),
+            tuple(draft.copies),
+            self.blocks.take_released_rows(),
+            tuple(draft.transfers),
+            awaits_transfer,
+            decodes=draft.decodes,
+        )
 
     @property
-    def is_going_on(self) -> bool:
+    def is_steady(self) -> bool:
         """Whether the last iteration has the same decodes as the one before it, and nobody else, and all of them still
         run."""
-        return self._goes_on and self._alone is self.lockstep.members
-
-    def break_off(self) -> tuple[int, ...]:
-        """The executor computes something else before the next plan, which will then tell it everything anew. Returns
-        the ids of the sequences that it may forget with that. Nothing runs."""
-        self._goes_on, self._alone = False, None
-        return self._launched.take_released()
+        return self._is_repeated and self._steady is not None and self._steady[1] == len(self.batch)
 
     def describe_wait(self) -> str:
         """Who waits, and what there is for them, for the log. Names no client."""
@@ -125,70 +119,29 @@ class IterationScheduler:
             f" {self._start.max_num_seqs} sequences may run"
         )
 
-    def finish_iteration(self) -> IterationGroups:
+    def finish_iteration(self) -> LaunchedGroups:
         """The oldest iteration that runs has ended, whatever came of it."""
-        whose = self._launched.finish()
-        if whose.in_lockstep is not None:
-            self.lockstep.finish()
-        return whose
-
-    def release_again(self, sequence_ids: tuple[int, ...]) -> None:
-        """The executor may not have heard of these: the launch that told it has failed, and none came behind it."""
-        self._launched.release(sequence_ids)
+        groups = self._launched.finish()
+        if groups.decodes is not None:
+            self.batch.finish()
+        return groups
 
     def finish_transfers(self, finished: tuple[FinishedTransfer, ...]) -> None:
         """The executor says that these copies are done."""
         for transfer in finished:
             self.blocks.swap_space.finish(transfer.transfer_id)
-            self._ledger.moved(transfer)
+            self.ledger.moved(transfer)
 
     def lose_transfers(self) -> None:
         """The executor failed: what was on the move has nowhere to go, and its owners have ended."""
         self.blocks.swap_space.finish_all()
-        self._ledger.lost_transfers()
-
-    def observe(self, plan: IterationPlan, took: ExecutionTime) -> None:
-        """The plan has been executed."""
-        self._ledger.executed(plan, took)
-
-    def predicted_s(self, plan: IterationPlan) -> float | None:
-        """Predicted seconds of executing the plan; None before enough has been observed."""
-        return self._ledger.iteration_s(plan)
-
-    def note_computed(self, group: SequenceGroup, sequence: Sequence, start: int, end: int) -> None:
-        """Tokens `start` to `end` of the sequence are there; full blocks of its prompt may serve others from now on.
-        Those of an answer do so when it ends (`cache_full_blocks`): nobody goes on from it before."""
-        self._history.computed(group.request.client, end - start)
-        self.blocks.cache_prefix(sequence, group.request.cache_salt, min(end, sequence.num_prompt_tokens))
-
-    def note_decoded(self, decoded: Mapping[str, int]) -> None:
-        """So many decodes of each client have computed one token and drawn one."""
-        for client, num_tokens in decoded.items():
-            self._history.decoded(client, num_tokens)
-
-    def cache_full_blocks(self, group: SequenceGroup, sequence: Sequence, end: int) -> None:
-        """The sequence is computed up to token `end`: its full blocks may serve others from now on."""
-        self.blocks.cache_prefix(sequence, group.request.cache_salt, end)
+        self.ledger.lost_transfers()
 
     def cache_before_end(self, group: SequenceGroup, sequence: Sequence) -> None:
         """The sequence is about to end between two results: its full blocks may serve others."""
-        self.lockstep.settle()
+        self.batch.write_tokens()
         if not group.num_preemptions:  # else it may just be computed again
             self.blocks.cache_decoded(sequence, group.request.cache_salt)
-
-    def note_generated(self, group: SequenceGroup, num_tokens: int) -> None:
-        """`num_tokens` tokens of the group were drawn."""
-        self._history.generated(group.request.client, num_tokens)
-
-    def fork_choices(self, group: SequenceGroup) -> None:
-        """The prompt is computed: the other choices share all of its blocks from now on."""
-        fork_choices(group, self.blocks)
-
-    def continue_beams(self, group: SequenceGroup, parents: list[int], token_ids: list[int]) -> None:
-        """Beam i goes on from what beam parents[i] was, with token_ids[i]. The prompt's one beam becomes all."""
-        if not group.is_forked:
-            fork_choices(group, self.blocks)
-        continue_beams(group.live, parents, token_ids, self.blocks)
 
     def end_sequence(self, group: SequenceGroup, sequence: Sequence) -> None:
         """Free what a live sequence holds, however it ends. The last one is ended by `end_group`."""
@@ -197,18 +150,18 @@ class IterationScheduler:
             hand_over_lead(group, self.blocks.block_size)
         self._launched.free(sequence)
         self.pool.remove_sequence(group, sequence)
-        self._history.choice_ended(sequence.num_output_tokens)
+        self.history.choice_ended(sequence.num_output_tokens)
 
     def end_group(self, group: SequenceGroup) -> None:
         """End every live sequence of the group, and then the group. If it raises, it may be called again and goes on
         from there: what a request holds is given back, whatever is wrong with it."""
-        self.lockstep.stop(group)
+        self.batch.stop(group)
         for sequence in list(reversed(group.live)):
             self.end_sequence(group, sequence)
         if self.pool.get(group.request.request_id) is group:
             self.pool.remove(group)
-            self._ledger.forget(group)
-            self._history.request_ended(group.request.client)
+            self.ledger.forget(group)
+            self.history.request_ended(group.request.client)
 
     def take_refused(self) -> list[tuple[SequenceGroup, Exception]]:
         """Waiting groups that the last decision met a fault of their own at, for the caller to end."""
@@ -217,7 +170,7 @@ class IterationScheduler:
     def take_tally(self) -> DecisionTally:
         """What was decided since the last call."""
         tally, self._tally = self._tally, DecisionTally()
-        tally.predictions = self._ledger.take_predictions()
+        tally.predictions = self.ledger.take_predictions()
         return tally
 
     def num_cached_tokens(self) -> int:
@@ -226,8 +179,8 @@ class IterationScheduler:
         Blocks on their way to the host count as empty.
         """
         blocks = self.blocks
-        unfilled = self.lockstep.num_unfilled()
-        for group in self.lockstep.apart.values():
+        unfilled = self.batch.num_unfilled()
+        for group in self.batch.unbatched.values():
             last_blocks = set()
             for sequence in group.computing:
                 block_ids = blocks.table(sequence.sequence_id).block_ids
@@ -237,29 +190,33 @@ class IterationScheduler:
         num_used = blocks.pool.num_used - blocks.swap_space.num_departing
         return max(0, num_used * blocks.block_size - unfilled)
 
-    def _make_room(self, lacking: Lacking, draft: PlanDraft) -> bool:
-        """Blocks for the next token of every running sequence; True if some group was preempted for them."""
+    def _make_room(self, shortage: Shortage, draft: PlanDraft) -> bool:
+        """Blocks for the next tokens of every running sequence, which the decode batch then computes. True if some
+        group was preempted for them."""
         growth, pool = self._growth, self.pool
         num_running = len(pool.running)
-        if not growth.has_room(lacking):
-            self.lockstep.dissolve(pool.running)
-            lacking = growth.lacking()
-        while not growth.will_have_room(lacking):
+        if not growth.has_room(shortage):
+            self.batch.dissolve(pool.running)
+            shortage = growth.shortage()
+        while not growth.will_have_room(shortage):
             victim = self._preemption.victim(pool.running)
             if growth.is_moving(victim):
                 break  # it cannot be taken before it is there, and nobody gives way in its stead
-            self.lockstep.stop(victim)
+            self.batch.stop(victim)
             self._preemption.preempt(victim, draft)
             pool.pause(victim)
-            lacking = growth.lacking()
-        growth.grow(lacking, draft)
+            shortage = growth.shortage()
+        growth.grow(shortage, draft)
+        decodes = self.batch.advance(draft.number, shortage.decodes)
+        if decodes is not None:
+            draft.members, draft.decodes = decodes
         return len(pool.running) < num_running
 
-    def _schedule_apart(self, draft: PlanDraft) -> None:
-        """The sequences that are not in lockstep: first those with one token to compute, then chunks of prompts."""
+    def _schedule_unbatched(self, draft: PlanDraft) -> None:
+        """The sequences that are not in the batch: first those with one token to compute, then chunks of prompts."""
         blocks = self.blocks
         prefilling: list[tuple[SequenceGroup, Sequence]] = []
-        for group in self.lockstep.apart.values():
+        for group in self.batch.unbatched.values():
             if group.arrival_order in draft.sitting_out or self._growth.is_moving(group):
                 continue
             for sequence in group.computing:
@@ -273,29 +230,26 @@ class IterationScheduler:
         if prefilling or self.pool.waiting:
             start = prefilling[0][1].num_computed_tokens if prefilling else 0
             num_waiting = self.pool.waiting_tokens.total + sum(s.num_tokens_to_compute for _, s in prefilling)
-            draft.budget = self._chunk_budget.num_tokens(draft.all_shares(), start, num_waiting)
+            draft.budget = self._chunk_budget.num_tokens(draft.num_decodes, draft.num_read, start, num_waiting)
         for group, sequence in prefilling:
             if draft.budget > 0:
                 draft.add_chunk(group, sequence, blocks.table(sequence.sequence_id))
 
-    def _shares(self, draft: PlanDraft) -> LockstepShares | MixedShares:
-        """Of a plan that computes something. If its sequences are those in lockstep alone, the same as in the last such
-        plan, the executor is told so: then it goes on from what it has of that plan."""
-        in_lockstep = draft.in_lockstep
-        alone = None if draft.scheduled or in_lockstep is None else in_lockstep.members
-        self._goes_on = alone is not None and alone is self._alone
-        self._alone = alone
-        return draft.shares_in_lockstep.going_on() if self._goes_on else draft.all_shares()
-
     def _begin(self, draft: PlanDraft) -> None:
         """Count what the draft computes as computed. A drawn id becomes pending, so that the next iteration can go on
         before it is known; unless the choices of a prompt fork with it, or the host has to look at every id. A group
-        whose only choice draws has only decodes ahead, and joins the lockstep."""
-        self._launched.begin(IterationGroups(draft.in_lockstep, [share.group for share in draft.shares]))
-        for group, sequence, end, draws in draft.shares:
+        whose only choice draws has only decodes ahead, and joins the decode batch."""
+        self._launched.begin(LaunchedGroups(draft.members, [advance.group for advance in draft.advances]))
+        if draft.computes:
+            steady = None if draft.scheduled else (draft.decodes.version, len(draft.decodes))
+            self._is_repeated = steady is not None and steady == self._steady
+            self._steady = steady
+        joining = []
+        for group, sequence, end, draws in draft.advances:
             sequence.num_computed_tokens = end
             sequence.last_iteration = draft.number
             if draws and group.is_forked and group.runs_ahead:
                 sequence.token_ids.append(PENDING_TOKEN_ID)
                 if len(group.live) == 1 and not sequence.is_drawn_out:
-                    self.lockstep.join(group, sequence)
+                    joining.append(group)
+        self.batch.join(joining)

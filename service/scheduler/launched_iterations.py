@@ -3,42 +3,37 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager
-from service.scheduler.lockstep_members import LockstepIteration
+from service.scheduler.decode_members import DecodeMembers
 
 
-class IterationGroups(NamedTuple):
-    """An iteration's requests, in the order of its `scheduled`: those in lockstep, if any, then the groups of the
-    others."""
+class LaunchedGroups(NamedTuple):
+    """An iteration's requests, in the order of its plan: those of the decode batch, if any, then the others, one for
+    each scheduled sequence."""
 
-    in_lockstep: LockstepIteration | None
-    apart: list[SequenceGroup]
+    decodes: DecodeMembers | None
+    scheduled: list[SequenceGroup]
 
-    def groups(self) -> list[SequenceGroup]:
-        """All its groups, in that order."""
-        if self.in_lockstep is None:
-            return self.apart
-        return [*(decode.group for decode in self.in_lockstep.members.decodes), *self.apart]
+    def all(self) -> list[SequenceGroup]:
+        """In that order."""
+        return self.scheduled if self.decodes is None else [*self.decodes.groups, *self.scheduled]
 
 
 class LaunchedIterations:
     """Iterations finish in the order of their launches. Engine thread only.
 
-    The blocks of a sequence that ends are given back once no running iteration contains it; then the executor is told
-    that it may forget the sequence.
+    The blocks of a sequence that ends are given back once no running iteration contains it.
     """
 
     def __init__(self, blocks: BlockManager) -> None:
         self._blocks = blocks
-        self._running: deque[IterationGroups] = deque()
+        self._running: deque[LaunchedGroups] = deque()
         self._num_finished = 0
         self._leaving: list[Sequence] = []
-        self._released: list[int] = []
 
     def __len__(self) -> int:
         return len(self._running)
@@ -48,11 +43,11 @@ class LaunchedIterations:
         """Of the next iteration to be launched; the first is 1."""
         return self._num_finished + len(self._running) + 1
 
-    def begin(self, whose: IterationGroups) -> None:
+    def begin(self, groups: LaunchedGroups) -> None:
         """The next iteration is launched."""
-        self._running.append(whose)
+        self._running.append(groups)
 
-    def finish(self) -> IterationGroups:
+    def finish(self) -> LaunchedGroups:
         """The oldest iteration has ended."""
         self._num_finished += 1
         leaving, self._leaving = self._leaving, []
@@ -66,13 +61,3 @@ class LaunchedIterations:
             self._leaving.append(sequence)
         elif self._blocks.holds(sequence.sequence_id):
             self._blocks.free(sequence.sequence_id)
-            self._released.append(sequence.sequence_id)
-
-    def release(self, sequence_ids: Iterable[int]) -> None:
-        """The executor may forget these."""
-        self._released += sequence_ids
-
-    def take_released(self) -> tuple[int, ...]:
-        """Ids of sequences released since the last call, for the executor to forget."""
-        released, self._released = tuple(self._released), []
-        return released

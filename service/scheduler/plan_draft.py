@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from service.core.iteration_plan import NOBODY, BlockCopy, MixedShares, Past, Sample, ScheduledSequence, Transfer
+from service.core.iteration_plan import NO_DECODES, BlockCopy, Past, Sample, ScheduledSequence, Transfer
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_table import BlockTable
 from service.scheduler.decision_tally import DecisionTally
-from service.scheduler.lockstep_members import LockstepIteration
+from service.scheduler.decode_members import DecodeMembers
 
 
-class Share(NamedTuple):
+class Advance(NamedTuple):
     """A sequence computes its tokens before position `end`, and draws."""
 
     group: SequenceGroup
@@ -24,20 +24,20 @@ class Share(NamedTuple):
 class PlanDraft:
     """The plan of iteration `number`, decided at `now_s`; what is done for it is counted in `tally`.
 
-    budget: prompt tokens left to schedule. in_lockstep, shares_in_lockstep: the first entries of the plan, already
-    counted as computed. scheduled, shares: the other entries, not counted yet. sitting_out: groups, by order of
-    arrival, for which there are no blocks before transfers have finished.
+    budget: prompt tokens left to schedule. members, decodes: of the decode batch, already counted as computed; no
+    members if it has none. scheduled, advances: the other sequences, one entry in each, not counted yet. sitting_out:
+    groups, by order of arrival, for which there are no blocks before transfers have finished.
     """
 
     __slots__ = (
+        "advances",
         "budget",
         "copies",
-        "in_lockstep",
+        "decodes",
+        "members",
         "now_s",
         "number",
         "scheduled",
-        "shares",
-        "shares_in_lockstep",
         "sitting_out",
         "tally",
         "transfers",
@@ -48,17 +48,28 @@ class PlanDraft:
         self.now_s = now_s
         self.tally = tally
         self.budget = 0
-        self.in_lockstep: LockstepIteration | None = None
-        self.shares_in_lockstep = NOBODY
+        self.members: DecodeMembers | None = None
+        self.decodes = NO_DECODES
         self.scheduled: list[ScheduledSequence] = []
-        self.shares: list[Share] = []
+        self.advances: list[Advance] = []
         self.copies: list[BlockCopy] = []
         self.transfers: list[Transfer] = []
         self.sitting_out: set[int] = set()
 
-    def all_shares(self) -> MixedShares:
-        """Those in lockstep and the others."""
-        return MixedShares(self.shares_in_lockstep, tuple(self.scheduled))
+    @property
+    def computes(self) -> bool:
+        return self.members is not None or bool(self.scheduled)
+
+    @property
+    def num_decodes(self) -> int:
+        """Sequences with one token to compute, while no other was added."""
+        return len(self.decodes) + len(self.scheduled)
+
+    @property
+    def num_read(self) -> int:
+        """Tokens that these attend to."""
+        of_others = sum(item.num_computed_tokens + 1 for item in self.scheduled)
+        return int(self.decodes.num_computed_tokens.sum()) + len(self.decodes) + of_others
 
     def add(self, group: SequenceGroup, sequence: Sequence, end: int, table: BlockTable) -> None:
         """The sequence computes its tokens before position `end`, and draws if those are all. table: its own."""
@@ -68,21 +79,30 @@ class PlanDraft:
         if end == len(sequence.token_ids) and sampling.max_tokens > 0:
             is_one = group.is_forked or sampling.beam is not None
             draws = sequence.draws if is_one else tuple(s.draw for s in group.live)
-        table_start, block_ids = table.take_changes()
         past: Past | None = None
-        if table_start == 0 and block_ids and sampling.looks_back:
+        if sampling.looks_back and not table.is_told:
             past = Past(tuple(sequence.token_ids[:start]), sequence.num_prompt_tokens)
         targets: tuple[int, ...] = ()
         if group.prompt_logprobs is not None:
             targets = group.request.prompt_token_ids[start + 1 : end + 1]
+        table_start, block_ids = table.take_changes()
         token_ids = tuple(sequence.token_ids[start:end])
         if end - start > 1:
             group.journal.note_chunk(self.now_s, end - start, draws=bool(draws))
         self.budget -= end - start
-        self.shares.append(Share(group, sequence, end, draws))
+        self.advances.append(Advance(group, sequence, end, draws))
         self.scheduled.append(
             ScheduledSequence(
-                sequence.sequence_id, token_ids, start, table_start, block_ids, sampling, draws, past, targets
+                sequence.sequence_id,
+                table.row,
+                token_ids,
+                start,
+                table_start,
+                block_ids,
+                sampling,
+                draws,
+                past,
+                targets,
             )
         )
 

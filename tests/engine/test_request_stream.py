@@ -20,7 +20,7 @@ def test_tokens_in_rows_are_behind_the_events_and_are_taken_once():
     assert not stream.has_events
     stream.rows.append((30, 31))
     assert stream.has_events
-    stream.leave_rows()
+    stream.take_rows()
     stream.events.append(3)
     assert stream.take() == [31, 3]
     assert stream.take() == []

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from service.core.events import FinalEvent, LockstepTokens, News, Outcome, StreamEvent, TokenEvent, one_by_one
+from service.core.events import FinalEvent, BatchTokens, News, Outcome, StreamEvent, TokenEvent, one_by_one
 from service.core.stats import RequestStats
 from service.engine.request_stream import RequestStream
 from service.engine.stream_interval import FixedInterval
@@ -129,7 +129,7 @@ def test_the_interval_is_asked_and_told_of_every_iteration():
         readers.pacing = StreamPacing(readers.open, interval, readers.clock)
         names = tuple(readers.open)
         readers.pacing.deliver([(name, TOKEN) for name in names], readers.clock.now_s())
-        readers.pacing.deliver([LockstepTokens(names, (1,) * MANY)], readers.clock.now_s())
+        readers.pacing.deliver([BatchTokens(names, (1,) * MANY)], readers.clock.now_s())
         assert interval.asked == [MANY, MANY]
         assert interval.told == [(MANY, MANY), (MANY, 0)]
         readers.clock.advance(INTERVAL_S)
@@ -169,7 +169,7 @@ def test_in_lockstep_or_one_by_one_the_same_comes_at_the_same_moments():
         for number in range(120):
             readers.clock.advance(0.004)
             tokens = tuple(range(100 * number, 100 * number + len(names)))
-            news: list[News] = [LockstepTokens(names, tokens)]
+            news: list[News] = [BatchTokens(names, tokens)]
             if chance.random() < 0.1:
                 news.insert(chance.randint(0, 1), (chance.choice(names), TokenEvent(0, 5, None)))
             if chance.random() < 0.02 and len(names) > 1:

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from service.engine.lockstep_streams import LockstepStreams
+from service.engine.batch_streams import BatchStreams
 from service.engine.request_stream import RequestStream
 
 
-def make(count: int) -> tuple[LockstepStreams, dict[str, RequestStream]]:
+def make(count: int) -> tuple[BatchStreams, dict[str, RequestStream]]:
     streams = {str(number): RequestStream() for number in range(count)}
-    return LockstepStreams(tuple(streams), streams), streams
+    return BatchStreams(tuple(streams), streams), streams
 
 
 def test_each_stream_takes_its_own_tokens_when_it_likes():
@@ -19,9 +19,9 @@ def test_each_stream_takes_its_own_tokens_when_it_likes():
 
 def test_other_events_follow_once_all_is_settled():
     lockstep, streams = make(2)
-    lockstep.settle()
+    lockstep.give_tokens()
     lockstep.add((1, 2))
-    lockstep.settle()
+    lockstep.give_tokens()
     streams["0"].events.append(7)
     lockstep.add((3, 4))
     assert [stream.take() for stream in streams.values()] == [[1, 7, 3], [2, 4]]
@@ -30,7 +30,7 @@ def test_other_events_follow_once_all_is_settled():
 def test_a_stream_that_is_gone_has_no_tokens_and_no_turn():
     _, streams = make(3)
     gone = streams.pop("1")
-    lockstep = LockstepStreams(("0", "1", "2"), streams)
+    lockstep = BatchStreams(("0", "1", "2"), streams)
     lockstep.add((1, 2, 3))
     assert not gone.has_events
     assert lockstep.all() == list(streams.values())

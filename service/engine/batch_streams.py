@@ -1,4 +1,4 @@
-"""Streams whose requests decode in lockstep: their tokens by iteration, and their turns. Event-loop thread only."""
+"""The streams of the decode batch: their tokens by iteration, and their turns. Event-loop thread only."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from heapq import heapify, heappop, heappush
 from service.engine.request_stream import RequestStream
 
 
-class LockstepStreams:
+class BatchStreams:
     """Streams that get one token each in every iteration: a row of tokens costs nothing for each of them until it takes
     its own, and only those that are due are looked at.
 
-    request_ids: whose they are, as the engine names them in `LockstepTokens`.
+    request_ids: whose they are, as the engine names them in `BatchTokens`.
     """
 
     def __init__(self, request_ids: Sequence[str], streams: Mapping[str, RequestStream]) -> None:
@@ -29,11 +29,11 @@ class LockstepStreams:
                 stream.rows, stream.num_taken, stream.place = self.rows, 0, place
         self.rows.append(token_ids)
 
-    def settle(self) -> None:
+    def give_tokens(self) -> None:
         """Give the streams what is theirs, so that other events may follow."""
         if self.rows:
             for _, stream in self._streams:
-                stream.leave_rows()
+                stream.take_rows()
             self.rows = []
 
     def all(self) -> list[RequestStream]:

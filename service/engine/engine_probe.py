@@ -1,0 +1,35 @@
+"""A prompt of the engine's own: whether the executor, or what clients ask for, is the reason that iterations fail."""
+
+from __future__ import annotations
+
+from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
+from service.core.iteration_result import INVALID_TOKEN_ID
+from service.core.sampling_params import SamplingParams
+from service.engine.ports import Executor
+from service.kvcache.block_manager import Fit
+from service.scheduler.iteration_scheduler import IterationScheduler
+
+_SEQUENCE_ID = -1
+"""Those of requests are numbered from 0."""
+
+_TOKEN_IDS = (0, 1)
+
+
+def probe(scheduler: IterationScheduler, executor: Executor) -> bool | None:
+    """Compute it, in an iteration for itself: whether the executor draws a token for it. None: there is no room for it
+    now. Raises what the executor raises. No iteration runs."""
+    blocks = scheduler.blocks
+    if blocks.fit(blocks.num_blocks_for(len(_TOKEN_IDS))) is not Fit.OK:
+        return None
+    blocks.allocate(_SEQUENCE_ID, len(_TOKEN_IDS), [])
+    try:
+        table = blocks.table(_SEQUENCE_ID)
+        greedy, samples = SamplingParams(max_tokens=1, temperature=0.0), (Sample(_SEQUENCE_ID, 0),)
+        prompt = ScheduledSequence(
+            _SEQUENCE_ID, table.row, _TOKEN_IDS, 0, 0, tuple(table.block_ids), greedy, samples
+        )
+        result = executor.launch(IterationPlan((prompt,), released=blocks.take_released_rows())).wait()
+    finally:
+        blocks.free(_SEQUENCE_ID)
+    scheduler.finish_transfers(result.finished_transfers)
+    return result.token_ids != (INVALID_TOKEN_ID,)

@@ -1,0 +1,155 @@
+"""What stands beside the step: how long its iterations take, when the next is to be launched, and their statistics.
+
+Nothing here changes a request. What goes wrong with a measurement costs that measurement alone. Engine thread only.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+from service.core.clock import Clock
+from service.core.iteration_plan import IterationPlan
+from service.core.iteration_result import IterationResult
+from service.core.stats import IterationStats
+from service.engine.launch_timing import LaunchTiming
+from service.engine.ports import PendingIteration, StatsSink
+from service.engine.processed_tokens import ProcessedTokens
+from service.prediction.execution_time import ExecutionTime
+from service.prediction.recovery_ledger import RecoveryLedger
+from service.core.rare_warning import RareWarning
+from service.scheduler.decision_tally import DecisionTally
+
+logger = logging.getLogger(__name__)
+
+_NOTICEABLE_WAIT_S = 2e-4
+"""Longer than fetching a result that is there."""
+
+
+class Launched(NamedTuple):
+    """A launched iteration, and what its statistics will need. Seconds on the engine's clock: when it was begun to be
+    decided, when it was decided, and when it was launched."""
+
+    plan: IterationPlan
+    pending: PendingIteration
+    tally: DecisionTally
+    started_s: float
+    scheduled_s: float
+    launched_s: float
+
+
+class Executed(NamedTuple):
+    """When the wait for an iteration began, without the time by which the launch behind it was put off, when its result
+    was there, and for how long it had the device."""
+
+    wait_started_s: float
+    executed_s: float
+    device_s: float
+
+
+class StepRecord:
+    """For each iteration in turn: `launches`, `launched`, `executed`, `applied`; or `lost` in place of the last two."""
+
+    def __init__(self, ledger: RecoveryLedger, stats_sink: StatsSink, clock: Clock) -> None:
+        self._ledger = ledger
+        self._stats_sink = stats_sink
+        self._clock = clock
+        self._launch_timing = LaunchTiming()
+        self._unmeasured = RareWarning(logger, "the measurements of iterations were lost, so many: %d", of_fault=True)
+        self._executed_s = 0.0
+
+    def spare_s(self, running: Launched, *, has_arrivals: bool) -> float:
+        """Seconds by which the launch behind this iteration, which alone runs, may be put off."""
+        now_s = self._clock.now_s()
+        if not self._launch_timing.is_timing:
+            predicted_s = self._predicted_s(running.plan)
+            if predicted_s is None:
+                return 0.0
+            has_prompts = running.plan.num_scheduled_tokens > running.plan.num_sequences
+            started_s = max(running.scheduled_s, self._executed_s)
+            self._launch_timing.runs(started_s, predicted_s, has_prompts=has_prompts)
+        spare_s = self._launch_timing.spare_s(now_s, has_arrivals=has_arrivals)
+        return 0.0 if spare_s > 0.0 and running.pending.is_done() else spare_s
+
+    def launches(self, *, has_arrivals: bool) -> float:
+        """The next iteration is going to be decided; returns when."""
+        now_s = self._clock.now_s()
+        self._launch_timing.launches(now_s, has_arrivals=has_arrivals)
+        return now_s
+
+    def launched(
+        self,
+        plan: IterationPlan,
+        pending: PendingIteration,
+        tally: DecisionTally,
+        started_s: float,
+        scheduled_s: float,
+    ) -> Launched:
+        self._launch_timing.launched()
+        return Launched(plan, pending, tally, started_s, scheduled_s, self._clock.now_s())
+
+    def lost(self) -> None:
+        """An iteration failed: how long it took says nothing."""
+        self._launch_timing.lost()
+
+    def executed(
+        self, launched: Launched, result: IterationResult, wait_started_s: float, *, was_done: bool, is_last: bool
+    ) -> Executed:
+        """The result is there. was_done: before the wait for it began. is_last: no later iteration is launched."""
+        executed_s = self._clock.now_s()
+        device_s = executed_s - max(launched.scheduled_s, self._executed_s)
+        # If a later one was launched meanwhile and this one was not waited for, it had ended at some time before.
+        is_exact = is_last or (not was_done and executed_s - wait_started_s > _NOTICEABLE_WAIT_S)
+        idle_s = max(0.0, launched.scheduled_s - self._executed_s)
+        put_off_s = self._launch_timing.ended(device_s, is_exact=is_exact)
+        self._executed_s = executed_s
+        try:
+            self._ledger.executed(launched.plan, ExecutionTime(device_s, is_exact, result.compute_s, idle_s))
+        except Exception:
+            self._unmeasured.tell()
+        return Executed(wait_started_s - put_off_s, executed_s, device_s)
+
+    def applied(
+        self,
+        launched: Launched,
+        result: IterationResult,
+        executed: Executed,
+        tokens: ProcessedTokens,
+    ) -> None:
+        """The result is the requests' now."""
+        try:
+            self._stats_sink.record_iteration(self._stats(launched, result, executed, tokens))
+        except Exception:
+            self._unmeasured.tell()
+
+    def _stats(
+        self, launched: Launched, result: IterationResult, executed: Executed, tokens: ProcessedTokens
+    ) -> IterationStats:
+        tally = launched.tally
+        return IterationStats(
+            batch_size=launched.plan.num_sequences,
+            prompt_tokens=tokens.prompt,
+            recomputed_tokens=tokens.recomputed,
+            generated_tokens=tokens.generated,
+            num_dropped=tally.num_dropped,
+            num_swapped=tally.num_swapped,
+            prefix_queried_tokens=tally.prefix_queried_tokens,
+            prefix_hit_tokens=tally.prefix_hit_tokens,
+            swapped_blocks=tally.swapped_blocks,
+            schedule_s=launched.scheduled_s - launched.started_s,
+            launch_s=launched.launched_s - launched.scheduled_s,
+            wait_s=executed.executed_s - executed.wait_started_s,
+            device_s=executed.device_s,
+            apply_s=self._clock.now_s() - executed.executed_s,
+            predictions=tally.predictions,
+            token_gaps=tokens.gaps,
+            is_replayed=result.is_replayed,
+        )
+
+    def _predicted_s(self, plan: IterationPlan) -> float | None:
+        """A fault of the predictor is one more reason not to know."""
+        try:
+            return self._ledger.iteration_s(plan)
+        except Exception:
+            self._unmeasured.tell()
+            return None

@@ -1,0 +1,228 @@
+"""The persistent decode batch: most iterations consist of little else, and to decide one costs next to nothing.
+
+A running request whose only choice decodes computes one token in every iteration, and nothing else about it changes
+but, once in block_size iterations, its block table. So such requests stand in one table of columns from one iteration
+to the next, and an iteration is a few operations on whole columns. All other running groups are `unbatched`, and each
+is looked at in every iteration: prompts, several choices, beams, groups whose blocks are being copied to or from the
+host, and groups whose drawn ids the host must know. With every group unbatched the decisions are the same, only slower:
+that is the plain twin.
+
+While a group is in the batch, the columns say how far it is; its sequence and group lag behind. Drawn ids are written
+to the sequences' tokens when somebody joins or leaves, when one of them must be looked at, and every LONGEST_RUN
+iterations: to touch hundreds of sequences that have left the processor's caches is what costs (loadtest/LOG.md).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+
+import numpy as np
+
+from service.core.iteration_plan import PENDING_TOKEN_ID, GrownTables, Int64Array, ScheduledDecodes
+from service.core.iteration_result import INVALID_TOKEN_ID
+from service.core.sequence_group import SequenceGroup
+from service.kvcache.block_manager import BlockManager
+from service.scheduler.decode_members import DecodeMembers
+
+LONGEST_RUN = 32
+"""Iterations of the same members whose drawn ids are kept as they came, until the sequences' tokens get them."""
+
+SEQUENCE_ID, ROW, SEED, MAX_NUM_TOKENS, NUM_TOLD, NUM_COMPUTED, NUM_NEW, NUM_BLOCKS = range(8)
+"""The columns. row, seed, num_computed, num_new: as in ScheduledDecodes, of the next iteration. max_num_tokens: of the
+sequence. num_told: its tokens when it joined, which its group counts without the batch. num_blocks: of its table."""
+
+
+class DecodeBatch:
+    """Engine thread only. Every running group is either in the batch or `unbatched` (keyed by order of arrival, in
+    order of start)."""
+
+    def __init__(self, blocks: BlockManager) -> None:
+        self.unbatched: dict[int, SequenceGroup] = {}
+        self._blocks = blocks
+        self._columns: Int64Array = np.empty((8, 0), np.int64)
+        self._members = DecodeMembers()
+        self._version = 0
+        self._numbers: dict[int, int] = {}  # by order of arrival: the members
+        self._num_joined = 0
+        self._watched_ids = Counter[int]()
+        self._launched: deque[DecodeMembers] = deque()
+        self._last_number = 0
+        self._last_result_s = 0.0
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __contains__(self, group: SequenceGroup) -> bool:
+        return group.arrival_order in self._numbers
+
+    def start(self, group: SequenceGroup) -> None:
+        """The group runs from now on."""
+        self.unbatched[group.arrival_order] = group
+
+    def stop(self, group: SequenceGroup) -> None:
+        """The group runs no more. What its sequence and it say is up to date from now on."""
+        if self.unbatched.pop(group.arrival_order, None) is None and group in self:
+            self._leave(group)
+
+    def dissolve(self, running: Iterable[SequenceGroup]) -> None:
+        """From now on every group is unbatched. running: all of them, in order of start."""
+        for group in self._members.groups:
+            if group in self:
+                self._leave(group)
+        self.unbatched = {group.arrival_order: group for group in running}
+
+    def join(self, groups: list[SequenceGroup]) -> None:
+        """Of each group's one live sequence all tokens are computed, or being computed, but the last, whose id is
+        pending."""
+        if not groups:
+            return
+        self._drop_left()
+        first = self._num_joined
+        self._num_joined += len(groups)
+        columns = []
+        for number, group in enumerate(groups, first):
+            sequence = group.live[0]
+            num_tokens, table = len(sequence.token_ids), self._blocks.table(sequence.sequence_id)
+            columns.append((
+                sequence.sequence_id, table.row, sequence.draw.seed, sequence.max_num_tokens,
+                num_tokens, num_tokens - 1, 1, len(table.block_ids),
+            ))  # fmt: skip
+            del self.unbatched[group.arrival_order]
+            self._numbers[group.arrival_order] = number
+            self._watched_ids.update(_watched_ids(group))
+        self._members = self._members.with_more(groups, first)
+        self._columns = np.concatenate((self._columns, np.array(columns, np.int64).T), axis=1)
+        self._version += 1
+
+    def shortage(self) -> Int64Array:
+        """Places of the decodes that need a block for their next tokens; one that needs several stands there as
+        often."""
+        self._drop_left()
+        columns, block_size = self._columns, self._blocks.block_size
+        lacking = columns[NUM_COMPUTED] + columns[NUM_NEW] - columns[NUM_BLOCKS] * block_size
+        places: Int64Array = (lacking > 0).nonzero()[0]
+        return places.repeat(-(-lacking[places] // block_size))
+
+    def advance(self, number: int, shortage: Int64Array) -> tuple[DecodeMembers, ScheduledDecodes] | None:
+        """Iteration `number` computes the next tokens of all its members, which are returned; None if there are none.
+        shortage: as it is now; enough blocks are free for it. Groups whose last token is drawn now leave."""
+        if not self._numbers:
+            return None
+        columns, members = self._columns, self._members
+        decodes = ScheduledDecodes(
+            self._version,
+            columns[SEQUENCE_ID],
+            columns[ROW],
+            columns[SEED],
+            columns[NUM_COMPUTED].copy(),
+            columns[NUM_NEW].copy(),
+            self._grow(shortage),
+        )
+        self._launched.append(members)
+        self._last_number = number
+        columns[NUM_COMPUTED] += columns[NUM_NEW]
+        for place in (columns[NUM_COMPUTED] + 1 >= columns[MAX_NUM_TOKENS]).nonzero()[0].tolist():
+            group = members.groups[place]
+            self._leave(group)
+            self.unbatched[group.arrival_order] = group
+        return members, decodes
+
+    def finish(self) -> None:
+        """The oldest iteration that runs has ended, whatever came of it."""
+        self._launched.popleft()
+
+    def take(self, members: DecodeMembers, token_ids: tuple[int, ...], now_s: float) -> dict[int, SequenceGroup]:
+        """Take in what an iteration of these members, which has just finished, has drawn: one id for each. Returns by
+        place the groups whose id the caller must look at, because more may follow from it, or they are in the batch no
+        more. The tokens of all that are in it are up to date then."""
+        if members is not self._members:
+            members.write(token_ids)
+        elif members.keep(token_ids) >= LONGEST_RUN:
+            members.write_kept()
+        self._last_result_s = now_s
+        looked_at = members.left.copy()
+        for number in members.detailed:
+            place = members.place_of(number)
+            assert place is not None
+            looked_at[place] = members.groups[place]
+        if not self._watched_ids.keys().isdisjoint(token_ids):
+            of_each = enumerate(zip(members.groups, token_ids, strict=True))
+            looked_at.update((place, group) for place, (group, drawn) in of_each if drawn in _watched_ids(group))
+        if looked_at:
+            self.write_tokens()
+        return looked_at
+
+    def write_tokens(self) -> None:
+        """The tokens of all sequences in the batch are up to date from now on, but for ids that are not drawn yet."""
+        self._members.write_kept()
+
+    def num_unfilled(self) -> int:
+        """Places for tokens in the batch's blocks that are not computed."""
+        self._drop_left()
+        columns = self._columns
+        return int((columns[NUM_BLOCKS] * self._blocks.block_size - columns[NUM_COMPUTED]).sum())
+
+    def check_invariants(self, running: Iterable[SequenceGroup]) -> None:
+        """Raise AssertionError unless every group is in one place, and the columns say what its table says."""
+        assert sorted([*self._numbers, *self.unbatched]) == sorted(group.arrival_order for group in running)
+        self._drop_left()
+        self.write_tokens()
+        assert [group.arrival_order for group in self._members.groups] == list(self._numbers)
+        for group, column in zip(self._members.groups, self._columns.T.tolist(), strict=True):
+            (sequence,) = group.live
+            table = self._blocks.table(sequence.sequence_id)
+            assert (column[SEQUENCE_ID], column[ROW]) == (sequence.sequence_id, table.row)
+            assert column[NUM_BLOCKS] == len(table.block_ids)
+            assert column[NUM_COMPUTED] <= len(table.block_ids) * self._blocks.block_size
+            assert column[NUM_COMPUTED] + 1 < column[MAX_NUM_TOKENS] == sequence.max_num_tokens
+            assert len(sequence.token_ids) <= column[NUM_COMPUTED] + 1
+
+    def _leave(self, group: SequenceGroup) -> None:
+        """It is in the batch no more. Tokens may still be under way, and the request may end before they arrive."""
+        number = self._numbers.pop(group.arrival_order)
+        place = self._members.place_of(number)
+        assert place is not None
+        self._members.write_kept()
+        self._bring_up_to_date(group, self._columns[:, place].tolist())
+        for members in {id(each): each for each in (self._members, *self._launched)}.values():
+            members.leave(number)
+        self._watched_ids.subtract(_watched_ids(group))
+        self._watched_ids += Counter()  # drops what nobody watches for
+
+    def _bring_up_to_date(self, group: SequenceGroup, columns: list[int]) -> None:
+        sequence = group.live[0]
+        table = self._blocks.table(sequence.sequence_id)
+        table.changed_from = len(table.block_ids)  # the plans have told of all
+        num_new = sequence.num_known_tokens - columns[NUM_TOLD]
+        if num_new > 0:
+            group.num_output_tokens += num_new
+            group.last_token_s = self._last_result_s
+        num_pending = columns[NUM_COMPUTED] + 1 - len(sequence.token_ids)
+        sequence.token_ids += [PENDING_TOKEN_ID] * num_pending
+        sequence.num_computed_tokens = columns[NUM_COMPUTED]
+        sequence.last_iteration = max(sequence.last_iteration, self._last_number)
+
+    def _drop_left(self) -> None:
+        """Who has left is in the columns no more."""
+        left = self._members.left
+        if left:
+            stays = np.ones(len(self._members), np.bool_)
+            stays[list(left)] = False
+            self._columns = self._columns.compress(stays, axis=1)
+            self._members = self._members.remaining()
+            self._version += 1
+
+    def _grow(self, places: Int64Array) -> GrownTables:
+        """One block more for the decode at each place."""
+        columns = self._columns
+        block_ids = self._blocks.append_each(columns[SEQUENCE_ID, places].tolist())
+        nth = np.arange(len(places)) - places.searchsorted(places)
+        grown = GrownTables(places, columns[NUM_BLOCKS, places] + nth, np.array(block_ids, np.int64))
+        np.add.at(columns[NUM_BLOCKS], places, 1)
+        return grown
+
+
+def _watched_ids(group: SequenceGroup) -> frozenset[int]:
+    """Ids from which more follows than that the group goes on: a stop, or a failed draw."""
+    return group.request.sampling.stop_token_ids | {INVALID_TOKEN_ID}
