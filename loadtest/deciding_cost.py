@@ -76,7 +76,7 @@ class Answer:
         return True
 
     def wait(self) -> IterationResult:
-        return IterationResult((7,) * sum(len(item.samples) for item in self.plan.scheduled))
+        return IterationResult((7,) * self.plan.num_draws)
 
 
 class AnsweringExecutor:
@@ -129,18 +129,18 @@ def measure(num_seqs: int, context: int, block_size: int, *, caching: bool) -> C
     engine = make_engine(num_seqs, num_blocks, block_size, caching=caching, sink=sink)
     for number in range(num_seqs):
         prompt = tuple(range(number, number + context - NUM_OUTPUT_TOKENS // 2))
-        engine.add(Request(f"r{number}", prompt, SamplingParams(NUM_OUTPUT_TOKENS, temperature=0.0), 0.0))
+        engine.requests.add(Request(f"r{number}", prompt, SamplingParams(NUM_OUTPUT_TOKENS, temperature=0.0), 0.0))
     gc.collect()
     gc.freeze()
     started_s = time.thread_time()
     while any(group.num_output_tokens == 0 for group in engine._scheduler.pool.groups()):
         engine.step()
     prefill_s = time.thread_time() - started_s
-    engine.take_events()
+    engine.requests.take_events()
     sink.iterations.clear()
     for _ in range(NUM_OUTPUT_TOKENS - 20):
         engine.step()
-        engine.take_events()
+        engine.requests.take_events()
     decide = [stats.schedule_s for stats in sink.iterations if stats.batch_size == num_seqs]
     applied = [stats.apply_s for stats in sink.iterations if stats.batch_size == num_seqs]
     gc.unfreeze()
@@ -154,15 +154,15 @@ def measure_traffic(num_seqs: int, make_policy: MakePolicy, num_iterations: int)
     engine = make_engine(num_seqs, 40 * num_seqs, 16, caching=True, sink=sink, make_policy=make_policy)
     num_added = 0
     for number in range(num_iterations + 300):  # the first ones fill the seats
-        num_to_add = num_seqs + NUM_WAITING - len(engine.request_ids()) if number % 16 == 0 else 0
+        num_to_add = num_seqs + NUM_WAITING - len(engine.requests.request_ids()) if number % 16 == 0 else 0
         for _ in range(num_to_add):
             prompt = tuple(range(num_added, num_added + chance.randint(16, 300)))
             params = SamplingParams(chance.randint(16, 300), temperature=0.0)
             client = f"client-{num_added % 7}"
-            engine.add(Request(f"r{num_added}", prompt, params, time.thread_time(), client=client))
+            engine.requests.add(Request(f"r{num_added}", prompt, params, time.thread_time(), client=client))
             num_added += 1
         engine.step()
-        engine.take_events()
+        engine.requests.take_events()
     full = [stats for stats in sink.iterations[300:] if stats.batch_size > 0.9 * num_seqs]
     decide, applied = (statistics.median(getattr(s, name) for s in full) for name in ("schedule_s", "apply_s"))
     return 1e3 * decide, 1e3 * applied

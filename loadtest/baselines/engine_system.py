@@ -133,14 +133,14 @@ class EngineSystem:
         made = Request(str(request.request_id), request.prompt_token_ids, sampling, request.arrival_s)
         if not fits_ever(made, self._blocks, self._max_num_seqs):
             raise ValueError(f"{self.name}: request {request.request_id} of {num_prompt} + {limit} tokens never fits")
-        self._engine.add(made)
+        self._engine.requests.add(made)
 
     def step(self) -> None:
         """See `ServingSystem`. Raises RuntimeError when a request fails."""
         num_before = len(self.log.iterations)
         self._engine.step()
         self._batch_size = self.log.iterations[-1].batch_size if len(self.log.iterations) > num_before else 0
-        for request_id, event in one_by_one(self._engine.take_events()):
+        for request_id, event in one_by_one(self._engine.requests.take_events()):
             if isinstance(event, FinalEvent):
                 if event.outcome is not Outcome.FINISHED:
                     raise RuntimeError(f"{self.name}: request {request_id} {event.outcome}: {event.error}")

@@ -29,9 +29,11 @@ _DRAWN_TOKEN_ID = 2
 
 def iteration_s(plan: IterationPlan) -> float:
     """Seconds of the plan's computation."""
-    if not plan.scheduled:
+    if not plan.computes:
         return 0.0
-    seconds = _OTHER_S + _gemm_s(plan.num_scheduled_tokens)
+    decodes = plan.decodes
+    num_read = int(decodes.num_computed_tokens.sum() + decodes.num_new_tokens.sum())
+    seconds = _OTHER_S + _gemm_s(plan.num_scheduled_tokens) + num_read * _CACHED_TOKEN_S
     for item in plan.scheduled:
         num_tokens = len(item.token_ids)
         seconds += (item.num_computed_tokens + num_tokens) * _CACHED_TOKEN_S
@@ -84,7 +86,7 @@ class ModelledDevice:
             self._time.seconds = max(self._time.seconds, self._transfers[0][0])
         finished = tuple(transfer for end_s, transfer in self._transfers if end_s <= self._time.seconds)
         self._transfers = [transfer for transfer in self._transfers if transfer[0] > self._time.seconds]
-        return IterationResult((_DRAWN_TOKEN_ID,) * sum(len(item.samples) for item in plan.scheduled), finished)
+        return IterationResult((_DRAWN_TOKEN_ID,) * plan.num_draws, finished)
 
 
 @dataclass(slots=True)

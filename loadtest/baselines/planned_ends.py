@@ -30,7 +30,10 @@ class PlannedEnds:
 
     def launch(self, plan: IterationPlan) -> PendingIteration:
         """As the executor inside, but for the ids."""
-        draws = [
+        decodes = plan.decodes
+        ends = (decodes.num_computed_tokens + decodes.num_new_tokens).tolist()
+        draws = list(zip(decodes.seeds.tolist(), ends, strict=True))
+        draws += [
             (sample.seed, item.num_computed_tokens + len(item.token_ids))
             for item in plan.scheduled
             for sample in item.samples

@@ -16,6 +16,7 @@ from service.prediction.preemption_cost import PreemptionCost, RecoveryCosts
 from service.prediction.recovery_ledger import RecoveryLedger
 
 _SEQUENCE_ID = -3
+_ROW = 1
 _TRANSFER_ID = -3
 _PARAMS = SamplingParams(max_tokens=1)
 _NUM_MEANWHILE = 10
@@ -77,7 +78,7 @@ class TimedLedger(RecoveryLedger):
         heat = self._cost.iteration_time.heat.level
         super().executed(plan, took)
         self.seconds += time.perf_counter() - began
-        if plan.scheduled:
+        if plan.computes:
             self.timings.append((Workload.of(plan, heat), took.seconds))
 
 
@@ -94,9 +95,9 @@ def recompute_seconds(pool: KvPool, num_tokens: int) -> float:
         first, last = -(-start // pool.block_size), -(-end // pool.block_size)
         block_ids = tuple(range(first, last))
         samples = (Sample(_SEQUENCE_ID, 0),) if end == num_tokens else ()
-        chunk = ScheduledSequence(_SEQUENCE_ID, token_ids[start:end], start, first, block_ids, _PARAMS, samples)
+        chunk = ScheduledSequence(_SEQUENCE_ID, _ROW, token_ids[start:end], start, first, block_ids, _PARAMS, samples)
         seconds += _seconds(pool, IterationPlan((chunk,)))
-    pool.executor.launch(IterationPlan((), released=(_SEQUENCE_ID,))).wait()
+    pool.executor.launch(IterationPlan((), released=(_ROW,))).wait()
     return seconds
 
 
@@ -106,9 +107,9 @@ def recompute_beside_seconds(pool: KvPool, num_tokens: int, num_decodes: int) ->
     decodes = _decodes(pool, num_decodes)
     block_ids = tuple(range(-(-num_tokens // pool.block_size)))
     token_ids = _drawn_ids(pool, num_tokens)
-    chunk = ScheduledSequence(_SEQUENCE_ID, token_ids, 0, 0, block_ids, _PARAMS, (Sample(_SEQUENCE_ID, 0),))
+    chunk = ScheduledSequence(_SEQUENCE_ID, _ROW, token_ids, 0, 0, block_ids, _PARAMS, (Sample(_SEQUENCE_ID, 0),))
     seconds = [_seconds(pool, plan) for plan in (IterationPlan(decodes), IterationPlan((*decodes, chunk)))]
-    released = tuple(item.sequence_id for item in (*decodes, chunk))
+    released = tuple(item.row for item in (*decodes, chunk))
     pool.executor.launch(IterationPlan((), released=released)).wait()
     return seconds[1] - seconds[0]
 
@@ -119,7 +120,7 @@ def decode_meanwhile(pool: KvPool, num_decodes: int) -> None:
     decodes = _decodes(pool, num_decodes)
     for _ in range(_NUM_MEANWHILE):
         pool.executor.launch(IterationPlan(decodes)).wait()
-    pool.executor.launch(IterationPlan((), released=tuple(item.sequence_id for item in decodes))).wait()
+    pool.executor.launch(IterationPlan((), released=tuple(item.row for item in decodes))).wait()
 
 
 def swap_seconds(pool: KvPool, num_blocks: int, num_decodes: int) -> tuple[float, float]:
@@ -129,7 +130,7 @@ def swap_seconds(pool: KvPool, num_blocks: int, num_decodes: int) -> tuple[float
     decodes = _decodes(pool, num_decodes)
     pool.executor.launch(IterationPlan(decodes)).wait()
     out_s, in_s = (_moved_s(pool, Transfer(_TRANSFER_ID, to_host, device, host), decodes) for to_host in (True, False))
-    pool.executor.launch(IterationPlan((), released=tuple(item.sequence_id for item in decodes))).wait()
+    pool.executor.launch(IterationPlan((), released=tuple(item.row for item in decodes))).wait()
     return out_s, in_s
 
 
@@ -140,6 +141,7 @@ def _decodes(pool: KvPool, num_decodes: int) -> tuple[ScheduledSequence, ...]:
     return tuple(
         ScheduledSequence(
             _SEQUENCE_ID - 1 - i,
+            _ROW + 1 + i,
             (token_ids[i],),
             pool.block_size - 1,
             0,

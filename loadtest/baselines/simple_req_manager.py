@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 
 from loadtest.baselines.engine_system import EnginePolicies, EngineSystem, KnownLimit
 from loadtest.baselines.kv_pool import KvPool
+from loadtest.baselines.plan_reader import PlanReader
 from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
 from service.core.iteration_result import IterationResult
 from service.core.sampling_params import SamplingParams
@@ -67,11 +68,14 @@ class PaddedBatch:
     def __init__(self, pool: KvPool) -> None:
         assert not pool.overlap
         self._pool = pool
+        self._reader = PlanReader()
         self._num_columns_rows = 0
         self._to_release: tuple[int, ...] = ()
+        self._first_row = 2 * pool.max_num_seqs + 1  # behind those of requests
 
     def launch(self, plan: IterationPlan) -> PendingIteration:
         """As the executor inside, only slower."""
+        plan = self._reader.expand(plan)
         prompts = tuple(item for item in plan.scheduled if len(item.token_ids) > 1)
         decodes = tuple(item for item in plan.scheduled if len(item.token_ids) == 1)
         released = self._forgotten(plan) + plan.released
@@ -83,14 +87,14 @@ class PaddedBatch:
         return _Padded(plan, last, self._pool.executor.launch(last), drawn)
 
     def _run(self, plan: IterationPlan) -> IterationResult:
-        self._to_release += tuple(i.sequence_id for i in plan.scheduled if i.sequence_id <= _PROMPT_PADDING_ID)
+        self._to_release += tuple(i.row for i in plan.scheduled if i.sequence_id <= _PROMPT_PADDING_ID)
         return self._pool.executor.launch(plan).wait()
 
     def _forgotten(self, plan: IterationPlan) -> tuple[int, ...]:
         """Sequences of padding that are not needed any more; all of them where a plan computes nothing."""
         released, self._to_release = self._to_release, ()
         if not plan.scheduled:
-            released += tuple(_COLUMNS_ID - number for number in range(self._num_columns_rows))
+            released += tuple(self._first_row + number for number in range(self._num_columns_rows))
             self._num_columns_rows = 0
         return released
 
@@ -106,16 +110,18 @@ class PaddedBatch:
     def _prompt_padding(self, prompts: tuple[ScheduledSequence, ...]) -> list[ScheduledSequence]:
         longest = max((len(item.token_ids) for item in prompts), default=0)
         return [
-            self._filler(_PROMPT_PADDING_ID - number, longest - len(item.token_ids), item)
+            self._filler(number, longest - len(item.token_ids), item)
             for number, item in enumerate(prompts)
             if len(item.token_ids) < longest
         ]
 
-    def _filler(self, sequence_id: int, num_tokens: int, beside: ScheduledSequence) -> ScheduledSequence:
+    def _filler(self, number: int, num_tokens: int, beside: ScheduledSequence) -> ScheduledSequence:
         first, num_blocks = self._pool.num_blocks, -(-num_tokens // self._pool.block_size)
         assert num_blocks <= self._pool.num_spare_blocks
         block_ids = tuple(range(first, first + num_blocks))
-        return ScheduledSequence(sequence_id, (0,) * num_tokens, 0, 0, block_ids, beside.sampling, ())
+        row = self._first_row + self._pool.max_num_seqs + number
+        token_ids = (0,) * num_tokens
+        return ScheduledSequence(_PROMPT_PADDING_ID - number, row, token_ids, 0, 0, block_ids, beside.sampling, ())
 
     def _columns(self, decodes: tuple[ScheduledSequence, ...]) -> tuple[ScheduledSequence, ...]:
         """Decodes that read as many cached tokens as the padding of these has columns."""
@@ -128,6 +134,7 @@ class PaddedBatch:
         return tuple(
             ScheduledSequence(
                 _COLUMNS_ID - number,
+                self._first_row + number,
                 (0,),
                 num_tokens - 1,
                 0,

@@ -56,7 +56,7 @@ def run_at_once(
     """Add all, step until nothing is left. Raises ServerError if a request fails."""
     run = OfflineRun(now_s())
     for request in requests:
-        engine.add(request)
+        engine.requests.add(request)
     while engine.has_work:
         engine.step()
         _record(run, engine, now_s)
@@ -64,7 +64,7 @@ def run_at_once(
 
 
 def _record(run: OfflineRun, engine: Engine, now_s: Callable[[], float]) -> None:
-    events = engine.take_events()
+    events = engine.requests.take_events()
     here_s, num_tokens = now_s(), 0
     for request_id, event in one_by_one(events):
         if not isinstance(event, FinalEvent):

@@ -218,7 +218,8 @@ class Engine:
         self.num_failed_in_a_row += 1
         self._record.lost()
         self.requests.lose(self.scheduler.finish_iteration().all())
-        if isinstance(launched.pending, _FailedLaunch):  # the executor may not have heard of these, and none came behind
+        if isinstance(launched.pending, _FailedLaunch):
+            # None came behind it, and the executor may not have heard of these.
             self.scheduler.blocks.release_rows(launched.plan.released)
 
     def _note_whether_failed(self) -> None:

@@ -215,7 +215,8 @@ class EngineLoop:
         if self.stalled_since_s is None:
             self.stalled_since_s = now_s
         if now_s - self.stalled_since_s >= self._stalled_after_s and not self._stall_told:
-            logger.error("no iteration for %.0f s: %s", now_s - self.stalled_since_s, self._engine.scheduler.describe_wait())
+            reason = self._engine.scheduler.describe_wait()
+            logger.error("no iteration for %.0f s: %s", now_s - self.stalled_since_s, reason)
             self._stall_told = True
         self._wait(self._wake, LOOK_WHILE_STALLED_S)
 

@@ -148,7 +148,7 @@ class _Probes:
         sequence_id = PROBE_SEQUENCE_ID - number
         token_ids = tuple(self._random.choices(self._vocab, k=num_tokens))
         draws = (Sample(sequence_id, 0),)  # who draws, waits for the result
-        return ScheduledSequence(sequence_id, number, token_ids, start, 0, blocks, SamplingParams(max_tokens=1), draws)
+        return ScheduledSequence(sequence_id, 1 + number, token_ids, start, 0, blocks, SamplingParams(max_tokens=1), draws)
 
 
 class _Timed(NamedTuple):
@@ -210,7 +210,7 @@ class _Timing:
         return _Timed(workload, took.seconds, result.is_replayed)
 
     def _release(self, items: Iterable[ScheduledSequence]) -> None:
-        self._execute(IterationPlan((), released=tuple(item.sequence_id for item in items)))
+        self._execute(IterationPlan((), released=tuple(item.row for item in items)))
 
 
 def _known(decodes: tuple[ScheduledSequence, ...]) -> tuple[ScheduledSequence, ...]:

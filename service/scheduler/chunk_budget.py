@@ -27,9 +27,9 @@ for Llama-8B on one H200, by a simulation over the measured times of its steps (
 
 class ChunkBudget(Protocol):
     def num_tokens(self, num_decodes: int, num_read: int, start: int, num_waiting: int) -> int:
-        """How many prompt tokens to compute beside so many decodes, which attend to `num_read` tokens. start: the position of the first of them in its
-        prompt. num_waiting: prompt tokens that are to be computed by now. At least 1; with the decodes never more than
-        fit an iteration."""
+        """How many prompt tokens to compute beside so many decodes, which attend to `num_read` tokens. start: the
+        position of the first of them in its prompt. num_waiting: prompt tokens that are to be computed by now. At least
+        1; with the decodes never more than fit an iteration."""
         ...
 
 

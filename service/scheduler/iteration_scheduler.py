@@ -8,6 +8,7 @@ from service.core.iteration_result import FinishedTransfer
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager
+from service.prediction.recovery_ledger import RecoveryLedger
 from service.scheduler.block_growth import BlockGrowth, Shortage
 from service.scheduler.decision_tally import DecisionTally
 from service.scheduler.decode_batch import DecodeBatch

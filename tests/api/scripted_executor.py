@@ -47,6 +47,7 @@ class ScriptedExecutor(LateExecutor):
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.gate = threading.Event()
         self._tokens: dict[int, list[int]] = {}
         self._num_prompt: dict[int, int] = {}

@@ -25,11 +25,11 @@ def assemble(parts: ModelParts, executor: Executor | None = None, **changed: obj
 
 def ids_of(engine: Engine, request_id: str, max_tokens: int = 4) -> tuple[list[int], FinalEvent]:
     sampling = SamplingParams(max_tokens=max_tokens, temperature=0)
-    engine.add(Request(request_id, PROMPT, sampling, arrival_s=0.0))
+    engine.requests.add(Request(request_id, PROMPT, sampling, arrival_s=0.0))
     events = []
     while engine.has_work:
         engine.step()
-        events += [event for _, event in one_by_one(engine.take_events())]
+        events += [event for _, event in one_by_one(engine.requests.take_events())]
     *tokens, final = events
     assert isinstance(final, FinalEvent)
     return [event.token_id if isinstance(event, TokenEvent) else event for event in tokens], final
@@ -39,7 +39,7 @@ class Sevens:
     """An executor that draws 7, whatever is asked."""
 
     def launch(self, plan: IterationPlan) -> Sevens:
-        self._num_draws = sum(len(item.samples) for item in plan.scheduled)
+        self._num_draws = plan.num_draws
         return self
 
     def is_done(self) -> bool:

@@ -35,7 +35,7 @@ class HangingExecutor:
 
     def launch(self, plan: IterationPlan) -> LastIteration:
         self._num_launched += 1
-        num_draws = sum(len(item.samples) for item in plan.scheduled)
+        num_draws = plan.num_draws
         return LastIteration(num_draws, hangs=self._num_launched > NUM_GOOD_ITERATIONS)
 
 

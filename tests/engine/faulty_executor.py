@@ -71,6 +71,7 @@ class FaultyExecutor(ToyExecutor):
         raise RuntimeError("out of luck")
 
     def _abandon(self, plan: IterationPlan) -> None:
-        self.hit |= {item.sequence_id for item in plan.scheduled} | set(self.moving())
+        self.hit |= {item.sequence_id for item in plan.scheduled} | set(plan.decodes.sequence_ids.tolist())
+        self.hit |= set(self.moving())
         self._in_flight.clear()
         self._num_abandoned = self.num_launched

@@ -185,7 +185,7 @@ class Harness:
         """False if the door refuses it because it could never run."""
         if not fits_ever(request, self.blocks, self.max_num_seqs):
             return False
-        self.engine.add(request)
+        self.engine.requests.add(request)
         return True
 
     def step(self) -> None:
@@ -203,7 +203,7 @@ class Harness:
         raise AssertionError("the engine does not come to an end")
 
     def collect(self) -> None:
-        self.take_in(one_by_one(self.engine.take_events()))
+        self.take_in(one_by_one(self.engine.requests.take_events()))
 
     def take_in(self, events: Iterable[Addressed]) -> None:
         """Keep what the engine tells."""
@@ -228,7 +228,7 @@ class Harness:
     def check(self) -> None:
         self.blocks.check_invariants()
         pool = self.scheduler.pool
-        self.scheduler.lockstep.check_invariants(pool.running)
+        self.scheduler.batch.check_invariants(pool.running)
         assert sum(not s.is_drawn_out for g in pool.running for s in g.live) <= self.max_num_seqs
         for group in pool.running:
             self._check_running(group)
@@ -248,8 +248,8 @@ class Harness:
         held: set[int] = set()
         running_plans = [launched.plan for launched in self.engine._launched]
         for plan in running_plans:
-            for item in plan.scheduled:
-                assert self.blocks.holds(item.sequence_id), "what a running iteration touches is not free"
+            for sequence_id in (*plan.decodes.sequence_ids.tolist(), *(item.sequence_id for item in plan.scheduled)):
+                assert self.blocks.holds(sequence_id), "what a running iteration touches is not free"
         if not pool.running and not running_plans:
             held = set(self.blocks.swap_space.held_device_blocks())
             assert self.blocks.pool.num_used == len(held), "nobody runs and nothing is held but what moves"
@@ -277,9 +277,9 @@ class Harness:
                     assert all(a == b or PENDING_TOKEN_ID in (a, b) for a, b in pairs)
 
     def _num_computed(self, sequence: Sequence) -> int:
-        """A sequence in lockstep says it only once it has left."""
-        together = {decode.sequence_id for decode in self.scheduler.lockstep.members.decodes}
-        return sequence.num_tokens - 1 if sequence.sequence_id in together else sequence.num_computed_tokens
+        """A sequence in the decode batch says it only once it has left."""
+        together = {group.live[0].sequence_id for group in self.scheduler.pool.running if group in self.scheduler.batch}
+        return len(sequence.token_ids) - 1 if sequence.sequence_id in together else sequence.num_computed_tokens
 
     def _check_prefix_cache(self) -> None:
         """What may be found is computed: the blocks of an entry hold its tokens, one position after the other."""
@@ -305,9 +305,9 @@ class Harness:
         assert blocks.pool.num_used == blocks.swap_space.num_used == 0
         assert not (pool.waiting or pool.running or pool.preempted or pool._members)
         assert pool.waiting_tokens.total == pool.waiting_tokens.distinct == 0
-        assert not (scheduler._ledger._recomputing or scheduler._ledger._transfers or scheduler._history._num_live)
-        assert not (self.engine._requests.searches or self.engine._requests.num_constrained)
-        assert not (len(scheduler.lockstep) or scheduler.lockstep.apart)
+        assert not (scheduler.ledger._recomputing or scheduler.ledger._transfers or scheduler.history._num_live)
+        assert not (self.engine.requests.searches or self.engine.requests.num_constrained)
+        assert not (len(scheduler.batch) or scheduler.batch.unbatched)
         last = self.request((1,), 1)
         if self.add(last):
             self.run()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from loadtest.baselines.plan_reader import PlanReader
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
 
@@ -31,10 +32,17 @@ class MaybeDone(LateIteration):
 
 
 class LateExecutor:
-    """Subclasses say what a plan computes."""
+    """Subclasses say what a plan computes, of which they see every sequence one by one."""
+
+    def __init__(self) -> None:
+        self._reader = PlanReader()
 
     def launch(self, plan: IterationPlan) -> LateIteration:
-        return LateIteration(self, plan)
+        return LateIteration(self, self.expand(plan))
+
+    def expand(self, plan: IterationPlan) -> IterationPlan:
+        """Every plan goes through it, in order."""
+        return self._reader.expand(plan)
 
     def execute(self, plan: IterationPlan) -> IterationResult:
         raise NotImplementedError

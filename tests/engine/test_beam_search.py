@@ -142,15 +142,15 @@ def test_nothing_is_said_before_the_end_and_nothing_remains_of_an_aborted_search
     for _ in range(5):
         harness.step()
     assert not harness.tokens
-    harness.engine.stop_choice("request-0", 0)
+    harness.engine.requests.stop_choice("request-0", 0)
     harness.step()
     assert not harness.finals, "a beam is no choice yet"
-    harness.engine.abort("request-0")
+    harness.engine.requests.abort("request-0")
     harness.collect()
     harness.run()
     assert harness.finals["request-0"].outcome is Outcome.ABORTED
     assert harness.blocks.pool.num_used == 0
-    assert not harness.engine._requests.searches
+    assert not harness.engine.requests.searches
 
 
 def test_beams_do_not_hold_up_the_others_where_iterations_overlap():

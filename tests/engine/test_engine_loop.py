@@ -135,8 +135,9 @@ def test_a_request_is_queued_at_every_moment_until_it_starts(monkeypatch: pytest
 
     for _ in range(3):
         loop.send(Submit(harness.request((1, 2), 2)))
-    for name in ("add", "snapshot", "note_commands"):
-        monkeypatch.setattr(harness.engine, name, look_around(getattr(harness.engine, name)))
+    requests = harness.engine.requests
+    for owner, name in ((requests, "add"), (harness.engine, "snapshot"), (requests, "record_commands")):
+        monkeypatch.setattr(owner, name, look_around(getattr(owner, name)))
     loop.start()
     outbox.wait_for("request-0", "request-1", "request-2")
     loop.send(Stop(Unavailable("bye")))

@@ -212,6 +212,7 @@ class TimedDevice(ToyExecutor):
         self._due_s: dict[int, float] = {}
 
     def launch(self, plan: IterationPlan) -> DueIteration:
+        plan = self.expand(plan)
         begun_s = self._clock.now_s()
         starts = any(item.sequence_id not in self.began_s for item in plan.scheduled)
         self._clock.advance(STARTING_S if starts else LAUNCH_S)
@@ -237,7 +238,7 @@ def test_who_arrives_while_an_iteration_runs_is_in_the_next_one_and_the_device_d
     harness = Harness(4000, max_num_seqs=64, max_num_batched_tokens=256, executor=device, clock=clock, overlap=True)
 
     def wait(event: threading.Event, seconds: float) -> bool:
-        assert not harness.engine.take_events(), "what has happened is told before"
+        assert not harness.engine.requests.take_events(), "what has happened is told before"
         return clock.wait(event, seconds)
 
     loop = EngineLoop(harness.engine, clock, lambda events: None, lambda fault: None, wait)

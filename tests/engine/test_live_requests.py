@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from service.core.events import FinalEvent, Outcome, one_by_one
-from service.engine.engine import Engine
+from service.engine.live_requests import LiveRequests
 from service.errors import ServerError
 from tests.engine.harness import Harness
 from tests.engine.test_result_applier import BrokenForOne
@@ -33,25 +33,25 @@ def test_whatever_ends_a_request_ends_it_once_and_frees_what_it_held(num_steps: 
     harness.add(harness.request((1, 2, 3), 20, n=2))
     for _ in range(num_steps):
         harness.engine.step()
-    harness.engine.abort("request-0")
-    harness.engine.abort("request-0")
-    harness.engine.fail("request-0", ServerError("too late"))
-    harness.engine.stop_choice("request-0", 0)
+    harness.engine.requests.abort("request-0")
+    harness.engine.requests.abort("request-0")
+    harness.engine.requests.fail("request-0", ServerError("too late"))
+    harness.engine.requests.stop_choice("request-0", 0)
     while harness.engine.has_work:
         harness.engine.step()
-    finals = [event for _, event in one_by_one(harness.engine.take_events()) if isinstance(event, FinalEvent)]
+    finals = [event for _, event in one_by_one(harness.engine.requests.take_events()) if isinstance(event, FinalEvent)]
     assert [final.outcome for final in finals] == [Outcome.ABORTED]
     assert harness.blocks.pool.num_used == 0
-    assert harness.engine.request_ids() == []
+    assert harness.engine.requests.request_ids() == []
 
 
 def test_a_choice_whose_text_is_complete_ends_alone():
     harness = Harness()
     harness.add(harness.request((1, 2, 3), 9, n=2))
-    harness.engine.stop_choice("request-0", 0)  # before its first token: without effect
+    harness.engine.requests.stop_choice("request-0", 0)  # before its first token: without effect
     for _ in range(3):
         harness.step()
-    harness.engine.stop_choice("request-0", 0)
+    harness.engine.requests.stop_choice("request-0", 0)
     harness.run()
     assert len(harness.tokens["request-0", 0]) < 9
     assert len(harness.tokens["request-0", 1]) == 9
@@ -66,7 +66,7 @@ def test_a_choice_that_has_computed_nothing_or_half_a_prompt_may_be_stopped(num_
     harness.add(harness.request(prompt, 5))
     for _ in range(num_steps):
         harness.step()
-    harness.engine.stop_choice("request-0", 0)
+    harness.engine.requests.stop_choice("request-0", 0)
     harness.collect()
     assert harness.finals["request-0"].outcome is Outcome.FINISHED
     harness.add(harness.request(prompt, 5))
@@ -80,7 +80,7 @@ def test_what_a_choice_said_before_its_text_ended_it_is_found_again():
     harness.add(harness.request((1, 2, 3), 40))
     while len(harness.tokens["request-0", 0]) < 22:
         harness.step()
-    harness.engine.stop_choice("request-0", 0)
+    harness.engine.requests.stop_choice("request-0", 0)
     harness.run()
     said = (1, 2, 3, *harness.tokens["request-0", 0])
     harness.add(harness.request(said, 2))
@@ -89,14 +89,14 @@ def test_what_a_choice_said_before_its_text_ended_it_is_found_again():
     harness.check_against_oracle("request-1")
 
 
-@pytest.mark.parametrize("end", [Engine.abort, lambda engine, request_id: engine.stop_choice(request_id, 0)])
+@pytest.mark.parametrize("end", [LiveRequests.abort, lambda requests, request_id: requests.stop_choice(request_id, 0)])
 def test_a_fault_at_one_requests_end_costs_that_request_only(end):
     harness = Harness(prefix_cache=BrokenForOne(4))
     for seed in range(3):
         harness.add(harness.request((1, 2), 12, seed=seed))
     for _ in range(9):
         harness.step()
-    end(harness.engine, "request-1")
+    end(harness.engine.requests, "request-1")
     harness.run()
     outcomes = [harness.finals[f"request-{i}"].outcome for i in range(3)]
     assert outcomes == [Outcome.FINISHED, Outcome.FAILED, Outcome.FINISHED]

@@ -17,7 +17,7 @@ from service.core.events import Outcome
 from service.core.request import Request
 from service.errors import ServerError
 from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
-from service.scheduler import chunk_budget, lockstep
+from service.scheduler import chunk_budget, decode_batch
 from service.scheduler.chunk_budget import FixedBudget, InPieces
 from tests.engine.faulty_executor import FaultyExecutor
 from tests.engine.harness import VOCABULARY, Harness
@@ -138,17 +138,17 @@ class History:
 
     def _cancel_or_stop(self) -> None:
         chance, engine = self.chance, self.harness.engine
-        live = engine.request_ids()
+        live = engine.requests.request_ids()
         if live and chance.random() < self._num_cancelled:
             request_id = chance.choice(live)
             if chance.random() < 0.2:
-                engine.fail_unless_started(request_id, ServerError("too late"))
+                engine.requests.fail_unless_started(request_id, ServerError("too late"))
             else:
-                engine.abort(request_id)
+                engine.requests.abort(request_id)
             self.touched.add((request_id, None))
         if live and chance.random() < self._num_stopped:
             request_id, choice = chance.choice(live), chance.randint(0, 3)
-            engine.stop_choice(request_id, choice)
+            engine.requests.stop_choice(request_id, choice)
             self.touched.add((request_id, choice))
         self.harness.collect()
 
@@ -178,7 +178,7 @@ KINDS = ("choices", "beams", "grammar", "grammar", "logprobs", "prompt logprobs"
 @given(seed=st.integers(0, 2**32), longest_run=st.sampled_from([1, 2, 3, 8, 32]))
 def test_whatever_happens_each_gets_its_own_tokens_and_nothing_is_left(seed: int, longest_run: int):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lockstep, "LONGEST_RUN", longest_run)
+        patch.setattr(decode_batch, "LONGEST_RUN", longest_run)
         for name, tokens in (("PIECE", 6), ("USUAL_TOKENS", 12), ("DEEP_QUEUE", 2), ("FEW_A_DECODE", 2)):
             patch.setattr(chunk_budget, name, tokens)
         history = History(seed)

@@ -14,11 +14,11 @@ from service.kvcache.block_table import BlockTable
 from service.kvcache.prefix_cache import ChainedPrefixCache
 from service.kvcache.swap_space import SwapSpace
 from service.scheduler.block_growth import BlockGrowth
+from service.scheduler.decode_batch import DecodeBatch
 from service.scheduler.group_preemption import GroupPreemption
 from service.scheduler.iteration_scheduler import IterationScheduler
 from service.scheduler.launched_iterations import LaunchedIterations
 from service.scheduler.preemption import AlwaysSwap
-from service.scheduler.request_pool import RequestPool
 from tests.engine.harness import Harness
 from tests.engine.toy_model import ToyExecutor
 
@@ -35,7 +35,7 @@ def scenario(overlap: bool) -> None:
     harness.add(stopping)
     harness.step()
     harness.step()
-    harness.engine.abort("request-2")
+    harness.engine.requests.abort("request-2")
     harness.collect()
     harness.add(harness.request((1, 2, 3, 4, 5, 6, 7, 8, 1), 12, seed=9))
     harness.add(harness.request((1, 2, 3, 4, 5, 6, 7, 8, 2), 12, seed=9, salt="other"))
@@ -105,8 +105,8 @@ def a_token_too_many_believed_computed(patch: Patch) -> None:
 
     def too_far(self, draft):
         begin(self, draft)
-        for share in draft.shares:
-            share.sequence.num_computed_tokens += share.end == share.sequence.num_prompt_tokens
+        for advance in draft.advances:
+            advance.sequence.num_computed_tokens += advance.end == advance.sequence.num_prompt_tokens
 
     patch.setattr(IterationScheduler, "_begin", too_far)
 
@@ -142,7 +142,12 @@ def blocks_freed_while_an_iteration_touches_them(patch: Patch) -> None:
 
 
 def a_draw_after_the_end_delivered(patch: Patch) -> None:
-    patch.setattr(RequestPool, "remove_sequence", lambda self, group, sequence: group.live.remove(sequence))
+    take = DecodeBatch.take
+
+    def all_but_who_left(self, members, token_ids, now_s):
+        return {place: group for place, group in take(self, members, token_ids, now_s).items() if group in self}
+
+    patch.setattr(DecodeBatch, "take", all_but_who_left)
 
 
 def a_pending_id_taken_from_before(patch: Patch) -> None:

@@ -59,7 +59,7 @@ def play(harness: Harness, mix: str, history: str) -> None:
                 assert harness.add(arrivals(harness, mix, num_arrived))
                 num_arrived += 1
             case "x":
-                harness.engine.abort(f"request-{num_left}")
+                harness.engine.requests.abort(f"request-{num_left}")
                 harness.collect()
                 num_left += 1
             case _:

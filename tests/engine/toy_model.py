@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from service.core.iteration_plan import PENDING_TOKEN_ID, IterationPlan, ScheduledSequence, SharesGoingOn, Transfer
+from service.core.iteration_plan import PENDING_TOKEN_ID, IterationPlan, ScheduledDecodes, ScheduledSequence, Transfer
 from service.core.iteration_result import FinishedTransfer, IterationResult, TokenLogprobs
 from service.core.sampling_params import SamplingParams
-from tests.engine.late_executor import LateExecutor
+from tests.engine.late_executor import LateExecutor, LateIteration
 from tests.engine.toy_grammar import ToyGrammar
 from tests.structured.masks import nearest_allowed
 
@@ -102,6 +102,7 @@ class ToyExecutor(LateExecutor):
     """Carries plans out on a dictionary of slots, in the order that the plan promises."""
 
     def __init__(self, num_blocks: int, block_size: int, vocabulary: int, transfer_delay: int = 0) -> None:
+        super().__init__()
         self._transfer_delay = transfer_delay
         self._host_slots: dict[int, Cell] = {}
         self._in_flight: list[tuple[int, Transfer]] = []
@@ -111,17 +112,20 @@ class ToyExecutor(LateExecutor):
         self._slots: dict[int, Cell] = {}
         self.tables: dict[int, list[int]] = {}
         self._last_drawn: dict[int, int] = {}
+        self._owners: dict[int, int] = {}
         self.plans: list[IterationPlan] = []
-        self._last_scheduled: Sequence[ScheduledSequence] = ()
+        self._last_decodes: ScheduledDecodes | None = None
+
+    def launch(self, plan: IterationPlan) -> LateIteration:
+        if plan.computes:
+            self._check_version(plan.decodes)
+        return super().launch(plan)
 
     def execute(self, plan: IterationPlan) -> IterationResult:
         self.plans.append(plan)
-        if isinstance(plan.scheduled, SharesGoingOn):
-            self._check_going_on(plan.scheduled)
-        self._last_scheduled = plan.scheduled or self._last_scheduled
-        for sequence_id in plan.released:
-            self.tables.pop(sequence_id, None)
-            self._last_drawn.pop(sequence_id, None)
+        for row in plan.released:
+            self.tables.pop(row, None)
+            self._last_drawn.pop(row, None)
         self._check_transfers(plan)
         self._in_flight += [(len(self.plans) + self._transfer_delay, transfer) for transfer in plan.transfers]
         if self._transfer_delay == 0:
@@ -146,20 +150,17 @@ class ToyExecutor(LateExecutor):
         return IterationResult(token_ids, finished, logprobs if any(logprobs) else (), scored)
 
     def note_drawn(self, plan: IterationPlan, token_ids: Sequence[int]) -> None:
-        drawing = [sample.sequence_id for item in plan.scheduled for sample in item.samples]
+        drawing = [item.row for item in plan.scheduled for _ in item.samples]
         self._last_drawn.update(zip(drawing, token_ids, strict=True))
 
-    def _check_going_on(self, shares: SharesGoingOn) -> None:
-        """An executor that goes on from the last plan, one token further, does what this one says."""
-        for item, before in zip(shares, self._last_scheduled, strict=True):
-            assert len(before.token_ids) == len(item.token_ids) == len(before.samples) == 1
-            assert item.num_computed_tokens == before.num_computed_tokens + 1
-            assert (item.sequence_id, item.sampling, item.samples) == (
-                before.sequence_id,
-                before.sampling,
-                before.samples,
-            )
-        assert shares.starts == [item.num_computed_tokens for item in shares]
+    def _check_version(self, decodes: ScheduledDecodes) -> None:
+        """An executor that goes on from the last plan of the same version does what this one says."""
+        before, self._last_decodes = self._last_decodes, decodes
+        if before is None or before.version != decodes.version:
+            return
+        for column in ("sequence_ids", "rows", "seeds"):
+            assert (getattr(before, column) == getattr(decodes, column)).all()
+        assert (before.num_computed_tokens + before.num_new_tokens == decodes.num_computed_tokens).all()
 
     def _check_transfers(self, plan: IterationPlan) -> None:
         """What moves is not written before it has finished, nor read where it arrives (core/iteration_plan.py)."""
@@ -177,9 +178,9 @@ class ToyExecutor(LateExecutor):
         assert on_the_way.isdisjoint(copy.destination for copy in plan.copies)
         assert arriving.isdisjoint(copy.source for copy in plan.copies)
         for item in plan.scheduled:
-            table = [*self.tables.get(item.sequence_id, [])[: item.table_start], *item.block_ids]
+            table = [*self.tables.get(item.row, [])[: item.table_start], *item.block_ids]
             if not item.block_ids:
-                table = self.tables[item.sequence_id]
+                table = self.tables[item.row]
             end = item.num_computed_tokens + len(item.token_ids)
             written = table[item.num_computed_tokens // self._block_size : -(-end // self._block_size)]
             assert on_the_way.isdisjoint(written), "what moves is not written"
@@ -227,17 +228,20 @@ class ToyExecutor(LateExecutor):
                 destinations.pop(target * self._block_size + offset, None)
 
     def _write(self, item: ScheduledSequence) -> None:
-        table = self.tables.setdefault(item.sequence_id, [])
+        if item.table_start == 0 and item.block_ids:
+            self._owners[item.row] = item.sequence_id
+        assert self._owners[item.row] == item.sequence_id, "a row is one sequence's"
+        table = self.tables.setdefault(item.row, [])
         assert item.table_start <= len(table), "a table grows without gaps"
         table[item.table_start :] = item.block_ids if item.block_ids else table[item.table_start :]
         assert all(0 <= block_id < self._num_blocks for block_id in table)
         *known, last = item.token_ids
-        last = self._last_drawn[item.sequence_id] if last == PENDING_TOKEN_ID else last
+        last = self._last_drawn[item.row] if last == PENDING_TOKEN_ID else last
         for position, token_id in enumerate([*known, last], item.num_computed_tokens):
             self._slots[self._slot(table, position)] = (token_id, position)
 
     def _read(self, item: ScheduledSequence) -> list[Cell]:
-        table = self.tables[item.sequence_id]
+        table = self.tables[item.row]
         length = item.num_computed_tokens + len(item.token_ids)
         return [self._slots[self._slot(table, position)] for position in range(length)]
 

@@ -60,7 +60,7 @@ OF_THE_PROCESS = (
     FaultSite(
         "finish_transfers", f"{_SCHEDULER}.iteration_scheduler:IterationScheduler.finish_transfers", Reach.PROCESS
     ),
-    FaultSite("lockstep", f"{_SCHEDULER}.lockstep:Lockstep.take", Reach.PROCESS),
+    FaultSite("decode batch", f"{_SCHEDULER}.decode_batch:DecodeBatch.take", Reach.PROCESS),
     FaultSite("outbox", f"{_ENGINE}.engine:Engine.take_events", Reach.PROCESS, MemoryError),
     FaultSite("snapshot", f"{_ENGINE}.engine:Engine.snapshot", Reach.PROCESS),
     FaultSite("clock", "tests.faults.engine_scene:BoundedClock.now_s", Reach.PROCESS, OSError, ("before",)),

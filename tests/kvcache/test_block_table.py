@@ -4,7 +4,7 @@ from service.kvcache.block_table import BlockTable
 
 
 def test_changes_are_told_once_from_the_first_entry_that_changed():
-    table = BlockTable([7, 8])
+    table = BlockTable(1, [7, 8])
     assert table.take_changes() == (0, (7, 8))
     assert table.take_changes() == (2, ())
     table.append(9)

@@ -18,6 +18,7 @@ class LinearExecutor(LateExecutor):
     """Takes a time that is known exactly."""
 
     def __init__(self, clock: ManualClock) -> None:
+        super().__init__()
         self._clock = clock
         self.alive: set[int] = set()
         self.longest_table = 0
@@ -25,7 +26,7 @@ class LinearExecutor(LateExecutor):
     def execute(self, plan: IterationPlan) -> IterationResult:
         self.alive -= set(plan.released)
         for item in plan.scheduled:
-            self.alive.add(item.sequence_id)
+            self.alive.add(item.row)
             self.longest_table = max(self.longest_table, len(item.block_ids))
             pairs = num_attended_pairs(item.num_computed_tokens, len(item.token_ids))
             self._clock.advance(2e-5 * len(item.token_ids) + 1e-9 * pairs)
@@ -157,7 +158,7 @@ class TakingUp(LinearExecutor):
     """Every sequence that it has not seen costs the host time."""
 
     def execute(self, plan: IterationPlan) -> IterationResult:
-        self._clock.advance(NEW_SEQUENCE_S * sum(item.sequence_id not in self.alive for item in plan.scheduled))
+        self._clock.advance(NEW_SEQUENCE_S * sum(item.row not in self.alive for item in plan.scheduled))
         return super().execute(plan)
 
 

@@ -4,11 +4,12 @@ import math
 import random
 from statistics import fmean
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence, SharesGoingOn
+from service.core.iteration_plan import GrownTables, IterationPlan, ScheduledDecodes, ScheduledSequence
 from service.core.sampling_params import SamplingParams
 from service.prediction.device_heat import slowed_s
 from service.prediction.iteration_time import (
@@ -189,19 +190,19 @@ def test_the_workload_of_a_plan():
     params = SamplingParams(max_tokens=1)
 
     def share(sequence_id: int, num_tokens: int, start: int) -> ScheduledSequence:
-        return ScheduledSequence(sequence_id, (0,) * num_tokens, start, 0, (), params, ())
+        return ScheduledSequence(sequence_id, 1 + sequence_id, (0,) * num_tokens, start, 0, (), params, ())
 
     plan = IterationPlan((share(0, 1, 99), share(1, 1, 9), share(2, 4, 2)))
     assert Workload.of(plan) == Workload(6, 3 + 4 + 5 + 6, 110, 6, 2, 1)
 
 
-def test_the_workload_of_a_plan_that_goes_on_is_that_of_its_shares():
+def test_a_decode_counts_the_same_in_columns_and_by_itself():
     params = SamplingParams(max_tokens=9)
-    first = [ScheduledSequence(i, (5,), 3 + i, 0, (i,), params, (Sample(i, i),)) for i in range(3)]
-    shares = SharesGoingOn(first, 5, {})
-    assert (
-        Workload.of(IterationPlan(shares)) == Workload.of(IterationPlan(tuple(shares))) == Workload(3, 0, 30, 0, 3, 0)
-    )
+    one_by_one = tuple(ScheduledSequence(i, 1 + i, (5,), 8 + i, 0, (i,), params, ()) for i in range(3))
+    ids, none = np.arange(3), np.arange(0)
+    columns = ScheduledDecodes(1, ids, 1 + ids, ids, 8 + ids, np.ones_like(ids), GrownTables(none, none, none))
+    in_columns = IterationPlan((), decodes=columns)
+    assert Workload.of(in_columns) == Workload.of(IterationPlan(one_by_one)) == Workload(3, 0, 30, 0, 3, 0)
 
 
 def test_a_size_that_was_not_seen_is_as_far_off_the_law_as_one_of_as_many_tokens():

@@ -27,7 +27,7 @@ def cost() -> PreemptionCost:
 
 def plan(num_tokens: int, start: int = 0, *, draws: bool = True, sequence_id: int = 0) -> IterationPlan:
     samples = (Sample(sequence_id, 0),) if draws else ()
-    share = ScheduledSequence(sequence_id, (0,) * num_tokens, start, 0, (), SamplingParams(max_tokens=1), samples)
+    share = ScheduledSequence(sequence_id, 1, (0,) * num_tokens, start, 0, (), SamplingParams(max_tokens=1), samples)
     return IterationPlan((share,))
 
 
@@ -190,9 +190,9 @@ def test_nothing_is_remembered_of_who_has_ended():
         for _ in range(12):
             harness.step()
         for request_id in harness.requests:
-            harness.engine.abort(request_id)
+            harness.engine.requests.abort(request_id)
         harness.run()
-        ledger = harness.scheduler._ledger
+        ledger = harness.scheduler.ledger
         assert not ledger._recomputing
         assert len(ledger._transfers) == len(harness.blocks.swap_space._in_flight)
 

@@ -5,39 +5,39 @@ from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import NoPrefixCache
 from service.scheduler.block_growth import BlockGrowth
 from service.scheduler.decision_tally import DecisionTally
-from service.scheduler.lockstep import Lockstep
+from service.scheduler.decode_batch import DecodeBatch
 from service.scheduler.plan_draft import PlanDraft
 from service.scheduler.preemption import AlwaysSwap
-from tests.scheduler.test_lockstep import make_lockstep
+from tests.scheduler.test_decode_batch import make_batch
 from tests.scheduler.test_preemption import run_under_pressure
 
 
-def test_what_is_lacking_is_counted_in_lockstep_and_apart():
-    lockstep, groups = make_lockstep(3, 4, 4)
-    growth = BlockGrowth(lockstep._blocks, lockstep)
-    assert growth.lacking().num_blocks == 2
-    lockstep.dissolve(groups)
-    lacking = growth.lacking()
-    assert lacking.num_blocks == 2
-    assert [(group.arrival_order, count) for group, count in lacking.apart] == [(1, 1), (2, 1)]
+def test_blocks_that_are_short_are_counted_batched_and_unbatched():
+    batch, groups = make_batch(3, 4, 4)
+    growth = BlockGrowth(batch._blocks, batch)
+    assert growth.shortage().num_blocks == 2
+    batch.dissolve(groups)
+    shortage = growth.shortage()
+    assert shortage.num_blocks == 2
+    assert [(group.arrival_order, count) for group, count in shortage.unbatched] == [(1, 1), (2, 1)]
 
 
 def tight() -> tuple[BlockGrowth, BlockManager, list[SequenceGroup]]:
     """Two groups whose blocks are full, one free block."""
-    lockstep, groups = make_lockstep(4, 4)
-    blocks = lockstep._blocks
+    batch, groups = make_batch(4, 4)
+    blocks = batch._blocks
     blocks.allocate(99, (blocks.pool.num_free - 1) * blocks.block_size, [])
-    lockstep.dissolve(groups)
-    return BlockGrowth(blocks, lockstep), blocks, groups
+    batch.dissolve(groups)
+    return BlockGrowth(blocks, batch), blocks, groups
 
 
 def test_blocks_go_to_who_started_first_and_the_others_sit_out():
     growth, blocks, groups = tight()
-    lacking = growth.lacking()
-    assert not growth.has_room(lacking)
-    assert not growth.will_have_room(lacking)
+    shortage = growth.shortage()
+    assert not growth.has_room(shortage)
+    assert not growth.will_have_room(shortage)
     draft = PlanDraft(1, 0.0, DecisionTally())
-    growth.grow(lacking, draft)
+    growth.grow(shortage, draft)
     assert draft.sitting_out == {groups[1].arrival_order}
     assert len(blocks.table(0).block_ids) == 2
 
@@ -48,6 +48,6 @@ def test_blocks_on_their_way_out_will_be_room():
     assert sat_out, "others compute while blocks leave"
 
 
-def test_nobody_lacks_anything_where_nobody_runs():
+def test_nobody_is_short_where_nobody_runs():
     blocks = BlockManager(4, 2, NoPrefixCache())
-    assert BlockGrowth(blocks, Lockstep(blocks)).lacking().num_blocks == 0
+    assert BlockGrowth(blocks, DecodeBatch(blocks)).shortage().num_blocks == 0

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.core.iteration_plan import IterationPlan, ScheduledSequence
+from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
 from service.core.sampling_params import SamplingParams
 from service.prediction.iteration_time import IterationTime, Workload
@@ -28,11 +28,6 @@ def device_s(workload: Workload, slowness: float = 1.0) -> float:
     return slowness * seconds
 
 
-def decodes(count: int, context: int = 99) -> list[ScheduledSequence]:
-    params = SamplingParams(max_tokens=1)
-    return [ScheduledSequence(i, (0,), context, 0, (), params, ()) for i in range(count)]
-
-
 def learnt() -> IterationTime:
     iteration_time = IterationTime()
     for start in (0, 500):
@@ -48,7 +43,7 @@ def learnt() -> IterationTime:
 
 
 def test_without_a_target_prompts_get_what_decodes_leave():
-    assert FixedBudget(BUDGET).num_tokens(decodes(20), 0, 9999) == BUDGET - 20
+    assert FixedBudget(BUDGET).num_tokens(20, 20 * 100, 0, 9999) == BUDGET - 20
 
 
 @pytest.mark.parametrize(
@@ -65,25 +60,25 @@ def test_without_a_target_prompts_get_what_decodes_leave():
     ],
 )
 def test_a_few_prompts_beside_decodes_are_computed_in_pieces(count: int, num_waiting: int, least: int):
-    num_tokens = InPieces(2048).num_tokens(decodes(count), 0, num_waiting)
+    num_tokens = InPieces(2048).num_tokens(count, count * 100, 0, num_waiting)
     assert (num_tokens + count) % PIECE == 0
     assert least <= num_tokens < least + PIECE
 
 
 def test_pieces_are_within_the_token_budget_and_end_where_throughput_counts():
     budget = InPieces(2048)
-    assert budget.num_tokens(decodes(13), 0, 2049) == 2048 - 13, "more waits than an iteration computes"
-    assert budget.num_tokens([], 0, 300) == 2048, "nobody waits for a token"
-    assert InPieces(400).num_tokens(decodes(13), 0, 300) == 400 - 13
-    assert InPieces(400).num_tokens(decodes(399), 0, 300) == 1
+    assert budget.num_tokens(13, 13 * 100, 0, 2049) == 2048 - 13, "more waits than an iteration computes"
+    assert budget.num_tokens(0, 0, 0, 300) == 2048, "nobody waits for a token"
+    assert InPieces(400).num_tokens(13, 13 * 100, 0, 300) == 400 - 13
+    assert InPieces(400).num_tokens(399, 399 * 100, 0, 300) == 1
 
 
 @pytest.mark.parametrize("count", [0, 13, 1500])
 def test_the_whole_budget_is_for_deep_queues(count: int):
     """Else decodes, and who comes next, would wait twice as long for 2 % of throughput."""
     budget = InPieces(4096)
-    assert budget.num_tokens(decodes(count), 0, DEEP_QUEUE * 4096) == 4096 - count
-    assert budget.num_tokens(decodes(count), 0, DEEP_QUEUE * 4096 - 1) == max(USUAL_TOKENS, 2 * count) - count
+    assert budget.num_tokens(count, count * 100, 0, DEEP_QUEUE * 4096) == 4096 - count
+    assert budget.num_tokens(count, count * 100, 0, DEEP_QUEUE * 4096 - 1) == max(USUAL_TOKENS, 2 * count) - count
 
 
 def test_answers_go_on_between_the_pieces_of_a_prompt():
@@ -103,7 +98,7 @@ def test_answers_go_on_between_the_pieces_of_a_prompt():
 def test_the_chunk_is_the_largest_that_ends_in_time():
     budget = InterTokenTarget(learnt(), 0.030, BUDGET)
     for count, start in ((1, 0), (20, 0), (20, 400), (100, 0)):
-        chunk = budget.num_tokens(decodes(count), start, 9999)
+        chunk = budget.num_tokens(count, count * 100, start, 9999)
         assert MIN_CHUNK < chunk < BUDGET - count
         for num_tokens, in_time in ((chunk - 2, True), (chunk + 3, False)):
             workload = Workload.of_chunk(start, num_tokens, count, count * 100)
@@ -111,14 +106,14 @@ def test_the_chunk_is_the_largest_that_ends_in_time():
 
 
 def test_with_nobody_decoding_or_nothing_known_the_budget_is_whole():
-    assert InterTokenTarget(learnt(), 0.001, BUDGET).num_tokens([], 0, 9999) == BUDGET
-    assert InterTokenTarget(IterationTime(), 0.001, BUDGET).num_tokens(decodes(5), 0, 9999) == BUDGET - 5
+    assert InterTokenTarget(learnt(), 0.001, BUDGET).num_tokens(0, 0, 0, 9999) == BUDGET
+    assert InterTokenTarget(IterationTime(), 0.001, BUDGET).num_tokens(5, 5 * 100, 0, 9999) == BUDGET - 5
 
 
 def test_never_below_the_minimum_and_never_above_the_token_budget():
-    assert InterTokenTarget(learnt(), 0.001, BUDGET).num_tokens(decodes(5), 0, 9999) == MIN_CHUNK
-    assert InterTokenTarget(learnt(), 0.001, BUDGET).num_tokens(decodes(500), 0, 9999) == BUDGET - 500
-    assert InterTokenTarget(learnt(), 9.0, BUDGET).num_tokens(decodes(5), 0, 9999) == BUDGET - 5
+    assert InterTokenTarget(learnt(), 0.001, BUDGET).num_tokens(5, 5 * 100, 0, 9999) == MIN_CHUNK
+    assert InterTokenTarget(learnt(), 0.001, BUDGET).num_tokens(500, 500 * 100, 0, 9999) == BUDGET - 500
+    assert InterTokenTarget(learnt(), 9.0, BUDGET).num_tokens(5, 5 * 100, 0, 9999) == BUDGET - 5
 
 
 class TimedExecutor(ToyExecutor):

@@ -26,11 +26,11 @@ def test_the_first_that_does_not_fit_ends_the_admissions():
     assert running(harness) == ["request-0"], "the small one does not overtake"
 
 
-def test_those_in_lockstep_have_seats_too():
+def test_those_in_the_decode_batch_have_seats_too():
     harness = Harness(max_num_seqs=2)
     harness.add(harness.request((1, 2), 9))
     harness.step()
-    assert len(harness.scheduler.lockstep) == 1
+    assert len(harness.scheduler.batch) == 1
     harness.add(harness.request((1, 2), 9))
     harness.add(harness.request((1, 2), 9))
     harness.step()

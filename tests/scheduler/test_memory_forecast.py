@@ -67,7 +67,7 @@ def test_short_outputs_in_the_past_let_more_requests_in():
     harness = Harness(num_blocks=20, block_size=2)
     first, second = (harness.request((1, 2), 30, seed=i) for i in range(2))
     for request in (first, second):
-        harness.engine.add(request)
+        harness.engine.requests.add(request)
     a, b = harness.scheduler.pool.groups()
     assert admission.fit(b, [], harness.blocks, [a]).name == "LATER"
     for _ in range(ENOUGH_LENGTHS):
@@ -81,7 +81,7 @@ def test_what_fits_to_the_last_block_starts(make: Callable[[], Admission], num_b
     """Two requests of 2 + 8 tokens in blocks of 2."""
     harness = Harness(num_blocks, block_size=2)
     for seed in range(2):
-        harness.engine.add(harness.request((1, 2), 8, seed=seed))
+        harness.engine.requests.add(harness.request((1, 2), 8, seed=seed))
     running, waiting = harness.scheduler.pool.groups()
     assert make().fit(waiting, [], harness.blocks, [running]).name == answer
 
@@ -92,7 +92,7 @@ def test_who_has_left_keeps_its_blocks_until_its_last_iteration_is_over(admissio
     for first_id in (1, 2):
         harness.add(harness.request((first_id,) * 12, 4))
         harness.step()
-        harness.engine.abort("request-0")
+        harness.engine.requests.abort("request-0")
         harness.collect()
     harness.run()
     harness.check_against_oracle("request-1")
@@ -101,7 +101,7 @@ def test_who_has_left_keeps_its_blocks_until_its_last_iteration_is_over(admissio
 def test_what_a_request_has_generated_is_not_to_come_again():
     harness = Harness(num_blocks=7, block_size=2)
     for seed in range(2):
-        harness.engine.add(harness.request((1, 2), 8, seed=seed))
+        harness.engine.requests.add(harness.request((1, 2), 8, seed=seed))
     running, waiting = harness.scheduler.pool.groups()
     running.leader.token_ids.extend([5] * 6)  # 8 tokens now and 2 to come: 14 at the peak
     assert ForecastAdmission(History()).fit(waiting, [], harness.blocks, [running]).name == "OK"

@@ -17,7 +17,7 @@ def make(params: SamplingParams) -> tuple[PlanDraft, SequenceGroup]:
 
 def test_who_computes_all_of_its_tokens_draws():
     draft, group = make(SamplingParams(4, seed=2))
-    table = BlockTable([10, 11])
+    table = BlockTable(1, [10, 11])
     draft.budget = 3
     draft.add_chunk(group, group.leader, table)
     group.leader.num_computed_tokens = 3
@@ -33,10 +33,10 @@ def test_who_computes_all_of_its_tokens_draws():
 
 def test_a_prompt_draws_for_all_choices_and_a_scored_one_not_at_all():
     draft, group = make(SamplingParams(4, n=3))
-    draft.add(group, group.leader, 5, BlockTable([1]))
+    draft.add(group, group.leader, 5, BlockTable(1, [1]))
     assert [draw.sequence_id for draw in draft.scheduled[0].samples] == [3, 4, 5]
     draft, group = make(SamplingParams(0, num_prompt_logprobs=1))
-    draft.add(group, group.leader, 3, BlockTable([1]))
+    draft.add(group, group.leader, 3, BlockTable(1, [1]))
     assert draft.scheduled[0].samples == ()
     assert draft.scheduled[0].targets == (6, 7, 8)
 
@@ -44,5 +44,7 @@ def test_a_prompt_draws_for_all_choices_and_a_scored_one_not_at_all():
 def test_who_looks_back_brings_its_past():
     draft, group = make(SamplingParams(4, presence_penalty=0.5))
     group.leader.num_computed_tokens = 2
-    draft.add(group, group.leader, 5, BlockTable([1]))
-    assert draft.scheduled[0].past == Past((5, 6), 5)
+    table = BlockTable(1, [1])
+    for _ in range(2):
+        draft.add(group, group.leader, 5, table)
+    assert [item.past for item in draft.scheduled] == [Past((5, 6), 5), None], "once"

@@ -1,0 +1,323 @@
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.core.events import BatchTokens
+from service.core.iteration_plan import PENDING_TOKEN_ID, ScheduledDecodes
+from service.core.request import Request
+from service.core.sampling_params import SamplingParams
+from service.core.sequence_group import SequenceGroup
+from service.kvcache.block_manager import BlockManager
+from service.kvcache.prefix_cache import NoPrefixCache
+from service.scheduler import decode_batch
+from service.scheduler.decode_batch import LONGEST_RUN, NUM_NEW, DecodeBatch
+from service.scheduler.decode_members import DecodeMembers
+from service.scheduler.preemption import AlwaysSwap
+from tests.engine.harness import Harness
+
+BLOCK_SIZE = 4
+PENDING = PENDING_TOKEN_ID
+
+
+def make_batch(*prompt_lens: int, max_tokens: int = 20) -> tuple[DecodeBatch, list[SequenceGroup]]:
+    """Groups whose prompts are computed and whose first tokens are drawn."""
+    blocks = BlockManager(64, BLOCK_SIZE, NoPrefixCache())
+    batch, groups = DecodeBatch(blocks), []
+    for number, length in enumerate(prompt_lens):
+        group = SequenceGroup(Request(f"r{number}", (1,) * length, SamplingParams(max_tokens), 0.0), number)
+        blocks.allocate(number, length, [])
+        group.leader.token_ids.append(7)
+        group.leader.num_computed_tokens = length
+        batch.start(group)
+        groups.append(group)
+    batch.join(groups)
+    return batch, groups
+
+
+def advance(batch: DecodeBatch) -> tuple[DecodeMembers, ScheduledDecodes]:
+    advanced = batch.advance(1, batch.shortage())
+    assert advanced is not None
+    return advanced
+
+
+def test_a_block_is_asked_for_when_the_last_one_is_full():
+    batch, groups = make_batch(3, 4)
+    assert batch.shortage().tolist() == [1], "the first has room for its fourth token"
+    _, decodes = advance(batch)
+    assert decodes.num_computed_tokens.tolist() == [3, 4]
+    assert [column.tolist() for column in decodes.grown] == [[1], [1], [batch._blocks.table(1).block_ids[1]]]
+    assert batch.shortage().tolist() == [0]
+    batch.check_invariants(groups)
+
+
+def test_a_plan_is_a_value_that_later_iterations_do_not_change():
+    batch, _ = make_batch(3, 4)
+    _, first = advance(batch)
+    before = [column.copy() for column in (first.rows, first.seeds, first.num_computed_tokens, *first.grown)]
+    for _ in range(9):
+        advance(batch)
+    after = (first.rows, first.seeds, first.num_computed_tokens, *first.grown)
+    assert all((a == b).all() for a, b in zip(before, after, strict=True))
+
+
+def test_whose_last_token_is_being_drawn_is_in_the_batch_no_more():
+    batch, groups = make_batch(2, 2, max_tokens=3)
+    advance(batch)
+    assert len(batch) == 2
+    advance(batch)
+    assert len(batch) == 0
+    assert list(batch.unbatched.values()) == groups
+    assert [group.leader.token_ids for group in groups] == [[1, 1, 7, PENDING, PENDING]] * 2
+    assert batch.advance(3, batch.shortage()) is None
+    batch.check_invariants(groups)
+
+
+def test_who_stops_is_scheduled_no_more():
+    batch, groups = make_batch(2, 2)
+    _, both = advance(batch)
+    batch.stop(groups[0])
+    assert len(batch) == 1
+    _, alone = advance(batch)
+    assert alone.sequence_ids.tolist() == [1]
+    assert alone.version != both.version
+    batch.stop(groups[1])
+    assert len(batch) == 0
+    assert batch.advance(3, batch.shortage()) is None
+
+
+@given(
+    prompt_lens=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+    steps=st.lists(st.lists(st.integers(1, 9), min_size=5, max_size=5), max_size=6),
+)
+def test_a_decode_may_compute_several_tokens_an_iteration(prompt_lens: list[int], steps: list[list[int]]):
+    """Room, lengths and block tables follow the column of new tokens, whatever stands in it."""
+    batch, groups = make_batch(*prompt_lens, max_tokens=100)
+    lengths = np.array(prompt_lens)
+    for num_new in steps:
+        batch._columns[NUM_NEW] = num_new[: len(groups)]
+        _, decodes = advance(batch)
+        assert (decodes.num_computed_tokens == lengths).all()
+        lengths += decodes.num_new_tokens
+        tables = [batch._blocks.table(group.arrival_order).block_ids for group in groups]
+        assert [len(table) for table in tables] == [-(-length // BLOCK_SIZE) for length in lengths.tolist()]
+        for place, index, block_id in zip(*(column.tolist() for column in decodes.grown), strict=True):
+            assert tables[place][index] == block_id
+    batch.dissolve(groups)
+    assert [group.leader.num_computed_tokens for group in groups] == lengths.tolist()
+
+
+def test_what_is_drawn_is_kept_until_somebody_looks_and_pending_when_a_group_leaves():
+    batch, groups = make_batch(3, 5)
+    first, second, third = (advance(batch)[0] for _ in range(3))
+    for members, token_ids in ((first, (10, 11)), (second, (20, 21))):
+        batch.finish()
+        assert batch.take(members, token_ids, 1.0) == {}
+    assert [len(group.leader.token_ids) for group in groups] == [4, 6], "nothing was touched yet"
+    batch.write_tokens()
+    assert groups[1].leader.token_ids[5:] == [7, 11, 21]
+    fourth, _ = advance(batch)
+    batch.finish()
+    assert batch.take(third, (30, 31), 3.0) == {}
+    batch.stop(groups[0])
+    sequence = groups[0].leader
+    assert sequence.token_ids[3:] == [7, 10, 20, 30, PENDING]
+    assert (sequence.num_computed_tokens, groups[0].num_output_tokens, groups[0].last_token_s) == (7, 3, 3.0)
+    batch.finish()
+    assert batch.take(fourth, (40, 41), 4.0) == {0: groups[0]}, "the caller has to look at it"
+    assert sequence.token_ids[3:] == [7, 10, 20, 30, PENDING]
+    assert groups[1].leader.token_ids[5:] == [7, 11, 21, 31, 41]
+    batch.dissolve(groups[1:])
+    assert (groups[1].leader.num_computed_tokens, groups[1].num_output_tokens) == (9, 4)
+
+
+def test_in_a_long_run_tokens_are_written_now_and_then():
+    batch, (group,) = make_batch(3, max_tokens=100)
+    for number in range(1, LONGEST_RUN + 1):
+        members, _ = advance(batch)
+        batch.finish()
+        batch.take(members, (5,), 1.0)
+        assert len(group.leader.token_ids) == (4 if number < LONGEST_RUN else 4 + LONGEST_RUN)
+
+
+def test_an_iteration_keeps_the_members_that_it_had():
+    batch, groups = make_batch(3, 5, 4)
+    members, _ = advance(batch)
+    batch.stop(groups[1])
+    advance(batch)
+    batch.finish()
+    assert batch.take(members, (10, 11, 12), 1.0) == {1: groups[1]}
+    assert [group.leader.token_ids[-1] for group in groups] == [10, PENDING, 12]
+
+
+def test_who_watches_for_an_id_is_looked_at():
+    batch, groups = make_batch(3, 5)
+    members, _ = advance(batch)
+    batch.finish()
+    assert batch.take(members, (10, -1), 1.0) == {1: groups[1]}, "a draw that failed"
+
+
+def test_tokens_are_told_iteration_by_iteration():
+    harness = Harness(num_blocks=64)
+    for seed in range(3):
+        harness.add(harness.request((1, 2, 3), 12, seed=seed))
+    news = []
+    while harness.engine.has_work:
+        harness.engine.step()
+        news += harness.engine.requests.take_events()
+    rows = [each for each in news if isinstance(each, BatchTokens)]
+    assert len(rows) > 5
+    assert all(row.request_ids is rows[0].request_ids for row in rows)
+    assert {len(row.token_ids) for row in rows} == {3}
+
+
+@pytest.mark.parametrize("is_aborted", [False, True])
+@pytest.mark.parametrize("n", [1, 2])
+def test_full_blocks_of_an_answer_are_found_again_once_it_has_ended(is_aborted, n):
+    harness = Harness(num_blocks=64, max_num_seqs=4, block_size=4)
+    harness.add(harness.request((1, 2, 3), 30, n=n, seed=5))
+    for _ in range(29):
+        harness.step()
+    assert not len(harness.blocks._prefix_cache), "nobody has use for half an answer"
+    if is_aborted:
+        harness.engine.requests.abort("request-0")
+    harness.run()
+    for choice in range(n):
+        said = tuple(harness.tokens["request-0", choice])
+        prompt = (1, 2, 3, *said)[:29]
+        harness.add(harness.request(prompt, 2))
+        harness.run()
+        assert harness.finals[f"request-{choice + 1}"].stats.num_cached_tokens == 28
+
+
+def play(seed: int, *, num_blocks: int, block_size: int, overlap: bool, swap: bool) -> tuple[object, int]:
+    """Every plan of a random history, whatever the order in it; and how often the decode batch had members. Without a prefix
+    cache: which blocks are taken first, and so which prefixes are forgotten, hangs on that order."""
+    chance = random.Random(seed)
+    harness = Harness(
+        num_blocks,
+        block_size,
+        max_num_seqs=6,
+        max_num_batched_tokens=6 + chance.randint(1, 16),
+        prefix_cache=NoPrefixCache(),
+        preemption=AlwaysSwap() if swap else None,
+        num_host_blocks=num_blocks if swap else 0,
+        transfer_delay=chance.randint(0, 2),
+        overlap=overlap,
+    )
+    num_together = 0
+    for _ in range(60):
+        if chance.random() < 0.25:
+            prompt = tuple(range(chance.randint(1, 12)))
+            harness.add(harness.request(prompt, chance.randint(1, 14), n=chance.choice((1, 1, 1, 2))))
+        harness.step()
+        num_together += len(harness.scheduler.batch)
+    harness.run()
+    plans = [
+        (sorted((i.sequence_id, len(i.token_ids), i.num_computed_tokens) for i in plan.scheduled), len(plan.transfers))
+        for plan in harness.toy.plans
+    ]
+    return (plans, harness.tokens), num_together
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    num_blocks=st.integers(8, 40),
+    block_size=st.sampled_from([1, 2, 4]),
+    overlap=st.booleans(),
+    swap=st.booleans(),
+)
+def test_batched_or_one_by_one_the_decisions_are_the_same(
+    seed: int, num_blocks: int, block_size: int, overlap: bool, swap: bool
+):
+    together, _ = play(seed, num_blocks=num_blocks, block_size=block_size, overlap=overlap, swap=swap)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DecodeBatch, "join", lambda self, groups: None)
+        one_by_one, num_together = play(seed, num_blocks=num_blocks, block_size=block_size, overlap=overlap, swap=swap)
+    assert num_together == 0
+    assert together == one_by_one
+
+
+def test_a_version_lasts_while_the_same_decodes_run():
+    """What it says of the plan before is checked by whoever carries it out (tests/engine/toy_model.py)."""
+    harness = Harness(num_blocks=64, block_size=4)
+    for seed in range(3):
+        harness.add(harness.request((1, 2, 3), 12, seed=seed))
+    steady, versions = [], []
+    for step in range(11):
+        if step == 4:
+            harness.add(harness.request((1, 2, 3), 4))
+        harness.step()
+        steady.append(harness.scheduler.is_steady)
+        versions.append(harness.scheduler.batch._version)
+    # The first iteration of a decode has its prompt; the second is the first that only decodes.
+    assert steady[:8] == [False, False, True, True, False, False, True, False], "the fourth has ended after its last"
+    assert versions[1:4] == [versions[1]] * 3
+
+
+def test_most_decodes_are_in_the_batch():
+    harness = Harness(num_blocks=64)
+    for seed in range(4):
+        harness.add(harness.request((1, 2, 3), 12, seed=seed))
+    harness.add(harness.request((1, 2, 3), 12, n=2))
+    harness.step()
+    assert len(harness.scheduler.batch) == 4
+    assert len(harness.scheduler.batch.unbatched) == 1
+
+
+def see(seed: int, *, block_size: int, overlap: bool) -> tuple[object, ...]:
+    """All that can be seen of a random history, whatever the order in its plans. Without a prefix cache, as in `play`.
+    """
+    chance = random.Random(seed)
+    harness = Harness(
+        chance.randint(12, 60),
+        block_size,
+        max_num_seqs=6,
+        max_num_batched_tokens=24,
+        prefix_cache=NoPrefixCache(),
+        overlap=overlap,
+    )
+    for _ in range(chance.randint(20, 80)):
+        if chance.random() < 0.2:
+            prompt = tuple(range(chance.randint(1, 12)))
+            stops = frozenset(chance.sample(range(1000), 20)) if chance.random() < 0.5 else frozenset[int]()
+            n = chance.choice((1, 1, 1, 1, 2))
+            num_logprobs = chance.choice((None, None, None, 0))
+            request = harness.request(
+                prompt, chance.randint(1, 40), n=n, stops=stops, seed=chance.randint(0, 9), num_logprobs=num_logprobs
+            )
+            harness.add(request)
+        if harness.requests and chance.random() < 0.05:
+            harness.engine.requests.abort(chance.choice(list(harness.requests)))
+        harness.step()
+    harness.run()
+    stats = {name: (final.outcome, final.stats.num_output_tokens) for name, final in harness.finals.items()}
+    plans = [
+        sorted((item.sequence_id, len(item.token_ids), item.num_computed_tokens) for item in plan.scheduled)
+        for plan in harness.toy.plans
+    ]
+    gaps = [sorted(each.token_gaps) for each in harness.sink.iterations]
+    return dict(harness.tokens), harness.reasons, stats, plans, gaps
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    block_size=st.sampled_from([1, 4]),
+    overlap=st.booleans(),
+    longest_run=st.sampled_from([1, 3, LONGEST_RUN]),
+)
+def test_batched_or_one_by_one_all_that_can_be_seen_is_the_same(
+    seed: int, block_size: int, overlap: bool, longest_run: int
+):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decode_batch, "LONGEST_RUN", longest_run)
+        together = see(seed, block_size=block_size, overlap=overlap)
+        patch.setattr(DecodeBatch, "join", lambda self, groups: None)
+        one_by_one = see(seed, block_size=block_size, overlap=overlap)
+    assert together == one_by_one
