@@ -133,7 +133,7 @@ def measure(num_seqs: int, context: int, block_size: int, *, caching: bool) -> C
     gc.collect()
     gc.freeze()
     started_s = time.thread_time()
-    while any(group.num_output_tokens == 0 for group in engine._scheduler.pool.groups()):
+    while any(group.num_output_tokens == 0 for group in engine.scheduler.pool.groups()):
         engine.step()
     prefill_s = time.thread_time() - started_s
     engine.requests.take_events()

@@ -24,8 +24,7 @@ def make_preemption(blocks: BlockManager, launched: LaunchedIterations) -> Group
 def preempt(num_host_blocks: int) -> tuple[SequenceGroup, PlanDraft, BlockManager]:
     """A group of two choices that share a block and have one each."""
     blocks = BlockManager(8, 2, NoPrefixCache(), num_host_blocks)
-    launched = LaunchedIterations(blocks)
-    preemption = make_preemption(blocks, launched)
+    preemption = make_preemption(blocks, LaunchedIterations(blocks))
     group = make_group("a", n=2)
     group.is_forked = True
     blocks.allocate(0, 4, [])
@@ -58,8 +57,8 @@ def test_without_room_on_the_host_it_is_dropped():
 
 
 def test_who_is_preempted_before_all_is_recomputed_computes_the_rest_again_too():
-    group, _, blocks, launched = preempt(num_host_blocks=0)
-    preemption = make_preemption(blocks, launched)
+    group, _, blocks = preempt(num_host_blocks=0)
+    preemption = make_preemption(blocks, LaunchedIterations(blocks))
     for sequence in group.live:
         blocks.allocate(sequence.sequence_id, 4, [])
         sequence.num_computed_tokens = 3
