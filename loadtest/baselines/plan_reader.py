@@ -31,7 +31,13 @@ class PlanReader:
         grown: dict[int, list[tuple[int, int]]] = {}
         for place, start, block_id in zip(*(column.tolist() for column in decodes.grown), strict=True):
             grown.setdefault(place, []).append((start, block_id))
-        columns = (decodes.sequence_ids, decodes.rows, decodes.seeds, decodes.num_computed_tokens, decodes.num_new_tokens)
+        columns = (
+            decodes.sequence_ids,
+            decodes.rows,
+            decodes.seeds,
+            decodes.num_computed_tokens,
+            decodes.num_new_tokens,
+        )
         each = zip(*(column.tolist() for column in columns), strict=True)
         for place, (sequence_id, row, seed, num_computed, num_new) in enumerate(each):
             before = self._last_in[row]
@@ -41,6 +47,4 @@ class PlanReader:
             assert [index for index, _ in changes] == list(range(start, start + len(changes))), "without gaps"
             blocks = tuple(block_id for _, block_id in changes)
             pending, draws = (PENDING_TOKEN_ID,) * num_new, (Sample(sequence_id, seed),)
-            yield ScheduledSequence(
-                sequence_id, row, pending, num_computed, start, blocks, before.sampling, draws
-            )
+            yield ScheduledSequence(sequence_id, row, pending, num_computed, start, blocks, before.sampling, draws)

@@ -66,8 +66,8 @@ Addressed = tuple[str, StreamEvent]
 
 
 class BatchTokens(NamedTuple):
-    """What an iteration of the decode batch has to tell: one plain token for each of its requests. request_ids: the same
-    object as the time before, as long as the batch is the same. token_ids: one for each."""
+    """What an iteration of the decode batch has to tell: one plain token for each of its requests. request_ids: as long
+    as the batch is the same, the same object. token_ids: one for each."""
 
     request_ids: Sequence[str]
     token_ids: tuple[int, ...]

@@ -25,9 +25,7 @@ def probe(scheduler: IterationScheduler, executor: Executor) -> bool | None:
     try:
         table = blocks.table(_SEQUENCE_ID)
         greedy, samples = SamplingParams(max_tokens=1, temperature=0.0), (Sample(_SEQUENCE_ID, 0),)
-        prompt = ScheduledSequence(
-            _SEQUENCE_ID, table.row, _TOKEN_IDS, 0, 0, tuple(table.block_ids), greedy, samples
-        )
+        prompt = ScheduledSequence(_SEQUENCE_ID, table.row, _TOKEN_IDS, 0, 0, tuple(table.block_ids), greedy, samples)
         result = executor.launch(IterationPlan((prompt,), released=blocks.take_released_rows())).wait()
     finally:
         blocks.free(_SEQUENCE_ID)

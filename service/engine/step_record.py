@@ -11,13 +11,13 @@ from typing import NamedTuple
 from service.core.clock import Clock
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
+from service.core.rare_warning import RareWarning
 from service.core.stats import IterationStats
 from service.engine.launch_timing import LaunchTiming
 from service.engine.ports import PendingIteration, StatsSink
 from service.engine.processed_tokens import ProcessedTokens
 from service.prediction.execution_time import ExecutionTime
 from service.prediction.recovery_ledger import RecoveryLedger
-from service.core.rare_warning import RareWarning
 from service.scheduler.decision_tally import DecisionTally
 
 logger = logging.getLogger(__name__)

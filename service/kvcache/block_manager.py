@@ -29,8 +29,8 @@ Append = tuple[int, int, int]
 
 
 class BlockManager:
-    """Blocks are taken on demand, and a sequence wastes less than one block. Sequences are known by id; each table has a
-    row of the executor's for itself.
+    """Blocks are taken on demand, and a sequence wastes less than one block. Sequences are known by id. Each table has
+    a row of the executor's for itself.
 
     With block_size 1 the tables are TokenAttention's (LightLLM): position -> slot of one token. A slot is written once,
     by the sequence that takes it, so nothing is copied on write; and since every sequence needs a slot for every token,

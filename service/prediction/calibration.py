@@ -148,7 +148,8 @@ class _Probes:
         sequence_id = PROBE_SEQUENCE_ID - number
         token_ids = tuple(self._random.choices(self._vocab, k=num_tokens))
         draws = (Sample(sequence_id, 0),)  # who draws, waits for the result
-        return ScheduledSequence(sequence_id, 1 + number, token_ids, start, 0, blocks, SamplingParams(max_tokens=1), draws)
+        params = SamplingParams(max_tokens=1)
+        return ScheduledSequence(sequence_id, 1 + number, token_ids, start, 0, blocks, params, draws)
 
 
 class _Timed(NamedTuple):

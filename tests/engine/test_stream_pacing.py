@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from service.core.events import FinalEvent, BatchTokens, News, Outcome, StreamEvent, TokenEvent, one_by_one
+from service.core.events import BatchTokens, FinalEvent, News, Outcome, StreamEvent, TokenEvent, one_by_one
 from service.core.stats import RequestStats
 from service.engine.request_stream import RequestStream
 from service.engine.stream_interval import FixedInterval

@@ -4,7 +4,6 @@ import pytest
 
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
-from service.core.sampling_params import SamplingParams
 from service.prediction.iteration_time import IterationTime, Workload
 from service.scheduler.chunk_budget import (
     DEEP_QUEUE,

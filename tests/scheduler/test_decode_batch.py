@@ -195,7 +195,7 @@ def test_full_blocks_of_an_answer_are_found_again_once_it_has_ended(is_aborted, 
 
 
 def play(seed: int, *, num_blocks: int, block_size: int, overlap: bool, swap: bool) -> tuple[object, int]:
-    """Every plan of a random history, whatever the order in it; and how often the decode batch had members. Without a prefix
+    """Every plan of a random history, whatever the order in it; and how often the batch had members. Without a prefix
     cache: which blocks are taken first, and so which prefixes are forgotten, hangs on that order."""
     chance = random.Random(seed)
     harness = Harness(
@@ -271,8 +271,7 @@ def test_most_decodes_are_in_the_batch():
 
 
 def see(seed: int, *, block_size: int, overlap: bool) -> tuple[object, ...]:
-    """All that can be seen of a random history, whatever the order in its plans. Without a prefix cache, as in `play`.
-    """
+    """All that can be seen of a random history, whatever the order in its plans; without a prefix cache, as `play`."""
     chance = random.Random(seed)
     harness = Harness(
         chance.randint(12, 60),
