@@ -178,6 +178,7 @@ class Stage:
         # Not imported above: torch takes seconds, and the modelled device needs none of it.
         from service.config import CacheConfig, ModelSource
         from service.runner.load import load_executor
+        from service.runner.swap_probes import measure_swap
 
         form = self.form
         block_bytes = kv_bytes_per_token(read_shape(form.shape), _BYTES[form.dtype]) * block_size
@@ -206,7 +207,7 @@ class Stage:
             )
         while loaded.idle_work.do_some():
             pass
-        timings = loaded.runner.measure_swap() if num_host_blocks else ()
+        timings = measure_swap(loaded.runner) if num_host_blocks else ()
         return KvPool(
             loaded.runner,
             WorkClock(self._source),

@@ -99,8 +99,10 @@ def _make_cost(
     """The predictors; timed now if something depends on them from the first request on, else learnt on the way."""
     iteration_time, swap_time = IterationTime(loaded.runner.padded_size), SwapTime()
     if settings.preemption == "adaptive" or settings.inter_token_target_ms is not None:
+        from service.runner.swap_probes import measure_swap  # torch, which is here by now
+
         started_s = time.monotonic()
-        for timing in loaded.runner.measure_swap():
+        for timing in measure_swap(loaded.runner):
             swap_time.calibrate(*timing)
         calibrate(
             lambda plan: loaded.runner.launch(plan).wait(),

@@ -18,7 +18,7 @@ def attention_inputs(
 ) -> AttentionInputs:
     """tensors: the batch's arrays on the device. Decodes and prompts are two launches: their best kernels differ.
     only_logits: of the last layer nothing is read but the rows of logits; there must be one."""
-    border, num_seqs = batch.num_decode, len(batch.context_lens)
+    border, num_seqs = batch.num_decode, batch.num_seqs
     block_table, context_lens = tensors["block_table"], tensors["context_lens"]
     decode = prefill = None
     if border:

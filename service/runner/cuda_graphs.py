@@ -14,44 +14,24 @@ graph or kernel by kernel.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from kernels.graph_capture import capture_graph
 from kernels.replay_timing import replay_seconds
-from service.core.iteration_plan import SharesGoingOn
-from service.runner.decode_inputs import DecodeInputs
-from service.runner.decode_rows import DecodeRows, go_on
+from service.core.iteration_plan import ScheduledDecodes
+from service.runner.batch_columns import Array, BatchColumns
 from service.runner.device_block_table import DeviceBlockTable
+from service.runner.graph_inputs import DecodeInputs, MixedInputs
 from service.runner.graph_sizes import GraphSize, PaddedStep, narrowest, outrun
-from service.runner.mixed_inputs import MixedInputs
+from service.runner.graph_step import GraphStep, StepOutputs
+from service.runner.plan_columns import grow_tables
 from service.runner.selective_batching import FlatBatch
 from service.runner.sequence_rows import SequenceRows
 from service.runner.staging_turns import StagingTurn
-from service.runner.step_inputs import StepInputs
-
-
-class StepOutputs(NamedTuple):
-    """token_ids [N] int64, drawn from logits [N, vocab_size]. A graph's are overwritten by the next replay of any, and
-    end in what padding drew."""
-
-    token_ids: Tensor
-    logits: Tensor
-
-
-class StepParts(NamedTuple):
-    """A step's computation, without a wait for the device. hidden: up to the hidden states [N, hidden_size] of the rows
-    that draw. draw: what is left, for the first of these rows, as many as it is told."""
-
-    hidden: Callable[[StepInputs], Tensor]
-    draw: Callable[[Tensor, StepInputs, int], StepOutputs]
-
-    def whole(self, inputs: StepInputs) -> StepOutputs:
-        return self.draw(self.hidden(inputs), inputs, len(inputs.draw_rows))
-
 
 _NUM_RECENT_STEPS = 256
 
@@ -61,12 +41,11 @@ Inputs = TypeVar("Inputs", bound=DecodeInputs | MixedInputs)
 class StepGraphs:
     """Can it be replayed? Then replay it. Engine thread; `capture` while no step runs.
 
-    parts: of the step. num_replays: so far. recent_steps: replayed or asked for in vain. turn: the iteration's, which
-    hears when the step begins.
+    recent_steps: replayed or asked for in vain. turn: the iteration's, which hears when the step begins.
     """
 
-    def __init__(self, parts: StepParts, rows: SequenceRows, block_size: int, device: torch.device) -> None:
-        self._parts = parts
+    def __init__(self, step: GraphStep, rows: SequenceRows, block_size: int, device: torch.device) -> None:
+        self._step = step
         self._rows = rows
         self._block_size = block_size
         self._table = DeviceBlockTable(rows, device)
@@ -76,8 +55,7 @@ class StepGraphs:
         self._mixed: dict[GraphSize, _CapturedStep[MixedInputs]] = {}
         self._decode_sizes: list[GraphSize] = []
         self._mixed_sizes: list[GraphSize] = []
-        self._last_decodes: _CapturedStep[DecodeInputs] | None = None
-        self.num_replays = 0
+        self._last_decodes: tuple[PaddedStep, _CapturedStep[DecodeInputs]] | None = None
         self.recent_steps: deque[PaddedStep] = deque(maxlen=_NUM_RECENT_STEPS)
 
     def capture(self, sizes: Sequence[GraphSize]) -> None:
@@ -94,27 +72,33 @@ class StepGraphs:
         """Whether so many sequences that compute one token each, and draw one id, can be replayed."""
         return self.padded_size(num_decodes, num_decodes, 0) is not None and self._table.is_complete
 
-    def replay(self, decodes: DecodeRows, turn: StagingTurn) -> StepOutputs:
-        """Replay decodes that it `has_room_for`; the outputs are in their order."""
-        num_seqs = len(decodes.rows)
+    def replay(self, decodes: Mapping[str, Array], turn: StagingTurn, version: int | None = None) -> StepOutputs:
+        """Replay decodes that it `has_room_for`; the outputs are in their order. decodes: by `decode_columns`. version:
+        given if they are a plan's ScheduledDecodes, which may be replayed again."""
+        num_seqs = len(decodes["rows"])
         size = self.padded_size(num_seqs, num_seqs, 0)
         assert size is not None
-        self.recent_steps.append(PaddedStep(num_seqs, num_seqs, 0, size))
-        step = self._last_decodes = self._decodes[size]
-        step.inputs.fill(decodes, self._table.take_changes(step.inputs.most_changes))
+        step = self._decodes[size]
+        self._last_decodes = PaddedStep(num_seqs, num_seqs, 0, size), step
+        self.recent_steps.append(self._last_decodes[0])
+        step.inputs.fill(decodes, self._table.take_changes(step.inputs.most_changes), version)
         return self._run(step, num_seqs, turn)
 
-    def replay_going_on(self, shares: SharesGoingOn, turn: StagingTurn) -> StepOutputs:
-        """Replay the plan that goes on from the one that was replayed last, which was of decodes alone."""
-        step = self._last_decodes
-        assert step is not None
-        held = step.inputs.held()
-        num_seqs = len(shares)
-        assert len(held.rows) == num_seqs
-        self.recent_steps.append(self.recent_steps[-1])  # the same once more
-        go_on(held, shares, self._rows, self._block_size)
-        step.inputs.set_changes(self._table.take_changes(step.inputs.most_changes))
-        return self._run(step, num_seqs, turn)
+    def can_replay_again(self, decodes: ScheduledDecodes) -> bool:
+        """Whether the last decodes that were replayed are these, one token before."""
+        if self._last_decodes is None or not self._table.is_complete:
+            return False
+        return self._last_decodes[1].inputs.can_advance(decodes)
+
+    def replay_again(self, decodes: ScheduledDecodes, turn: StagingTurn) -> StepOutputs:
+        """Replay decodes for which it `can_replay_again`."""
+        assert self._last_decodes is not None
+        padded, step = self._last_decodes
+        self.recent_steps.append(padded)
+        grow_tables(decodes, self._rows)
+        changes = self._table.take_changes(step.inputs.most_changes)
+        step.inputs.advance(decodes, self._rows, self._block_size, changes)
+        return self._run(step, len(decodes), turn)
 
     def can_replay_mixed(self, batch: FlatBatch) -> bool:
         """Whether some graph has room for the batch's decodes, prompts and draws, and not far too much."""
@@ -128,7 +112,7 @@ class StepGraphs:
         assert size is not None
         step = self._mixed[size]
         step.inputs.fill(batch, self._table.take_changes(step.inputs.most_changes))
-        return self._run(step, len(batch.seeds), turn)
+        return self._run(step, batch.num_draws, turn)
 
     def padded_size(self, num_tokens: int, num_decodes: int, num_prompts: int) -> GraphSize | None:
         """The size of the graph that computes such a step, None if there is none. Of the `num_tokens` tokens
@@ -137,14 +121,13 @@ class StepGraphs:
         return narrowest(sizes, num_tokens, num_decodes, num_prompts)
 
     def _padded(self, batch: FlatBatch) -> PaddedStep:
-        num_prompts = len(batch.rows) - batch.num_decode
-        num_tokens, num_draws = len(batch.token_ids), len(batch.seeds)
-        size = narrowest(self._mixed_sizes, num_tokens, batch.num_decode, num_prompts, num_draws)
-        return PaddedStep(num_tokens, batch.num_decode, num_prompts, size)
+        num_prompts = batch.num_seqs - batch.num_decode
+        size = narrowest(self._mixed_sizes, batch.num_tokens, batch.num_decode, num_prompts, batch.num_draws)
+        return PaddedStep(batch.num_tokens, batch.num_decode, num_prompts, size)
 
     def _capture(self, size: GraphSize) -> None:
-        inputs = inputs_of(size, self._table.tensor, self._block_size)
-        compute = self._parts.whole if size.draws else self._parts.hidden
+        inputs = inputs_of(size, self._table.tensor, self._block_size, self._rows.columns)
+        compute = self._step.whole if size.draws else self._step.hidden
 
         def compute_by_table(inputs: DecodeInputs | MixedInputs) -> StepOutputs | Tensor:
             inputs.fetch()
@@ -168,9 +151,8 @@ class StepGraphs:
         more calls."""
         turn.begins()
         step.graph.replay()
-        self.num_replays += 1
         outputs = step.outputs
-        return outputs if isinstance(outputs, StepOutputs) else self._parts.draw(outputs, step.inputs.step, num_draws)
+        return outputs if isinstance(outputs, StepOutputs) else self._step.draw(outputs, step.inputs.step, num_draws)
 
 
 def _worth_keeping(steps: dict[GraphSize, _CapturedStep[Inputs]]) -> dict[GraphSize, _CapturedStep[Inputs]]:
@@ -178,11 +160,13 @@ def _worth_keeping(steps: dict[GraphSize, _CapturedStep[Inputs]]) -> dict[GraphS
     return {size: step for size, step in steps.items() if size not in slow}
 
 
-def inputs_of(size: GraphSize, block_table: Tensor, block_size: int) -> DecodeInputs | MixedInputs:
+def inputs_of(
+    size: GraphSize, block_table: Tensor, block_size: int, columns: BatchColumns
+) -> DecodeInputs | MixedInputs:
     """Inputs for steps of this size, filled with padding only. block_table: DeviceBlockTable's tensor."""
     if size.is_mixed:
-        return MixedInputs(size.num_tokens, size.num_decodes, block_table, block_size)
-    return DecodeInputs(size.num_decodes, block_table, block_size)
+        return MixedInputs(size.num_tokens, size.num_decodes, block_table, block_size, columns)
+    return DecodeInputs(size.num_decodes, block_table, block_size, columns)
 
 
 class _CapturedStep(Generic[Inputs]):

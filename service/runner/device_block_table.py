@@ -40,10 +40,3 @@ class DeviceBlockTable:
     def write(self, places: Tensor, values: Tensor) -> None:
         """places, values: TableChanges on the device."""
         self.tensor.view(-1).scatter_(0, places, values)
-
-
-def pad_changes_into(padded: TableChanges, changes: TableChanges) -> None:
-    """Write the changes to the first places; the others become a 0 at place 0, in the row that is nobody's."""
-    num = len(changes.places)
-    padded.places[:num], padded.places[num:] = changes.places, 0
-    padded.values[:num], padded.values[num:] = changes.values, 0

@@ -5,8 +5,6 @@ Nothing of it depends on the cut: a draw depends on its own row, parameters, see
 
 from __future__ import annotations
 
-import logging
-from collections import deque
 from collections.abc import Callable
 
 import numpy as np
@@ -14,12 +12,11 @@ import torch
 from torch import Tensor
 
 from kernels.token_logprobs import TokenLogprobs
+from service.runner.batch_columns import Int64Array
+from service.runner.halving import in_halves
 from service.runner.selective_batching import FlatBatch
-from service.runner.sequence_rows import Int64Array
 from service.runner.staging import to_device
 from service.sampling.sampler import Drawn, SamplingBatch, SamplingExtras, draw, sample
-
-logger = logging.getLogger(__name__)
 
 LogitsOf = Callable[[int, int], Tensor]
 """(first, stop) of a batch's `logit_rows` -> their logits [stop - first, vocab_size], which the caller may overwrite.
@@ -30,22 +27,15 @@ ExtrasOf = Callable[[], SamplingExtras | None]
 
 
 def draw_all(batch: FlatBatch, logits_of: LogitsOf, parameters: SamplingBatch, extras_of: ExtrasOf) -> Drawn:
-    """One id for each of the batch's N draws. parameters: of the N draws. One row's logits may serve several draws (the
-    n choices of a prompt)."""
+    """One id for each of the batch's N draws, N > 0. parameters: of the N draws. One row's logits may serve several
+    draws (the n choices of a prompt)."""
     row_of = np.repeat(np.arange(len(batch.logit_rows)), batch.samples_per_row)
-    waiting, drawn = deque([(0, len(row_of))]), list[Drawn]()
-    while waiting:
-        first, stop = waiting.popleft()
-        try:
-            logits = _logits(row_of[first:stop], logits_of)
-            drawn.append(_draw(logits, parameters, extras_of(), first, stop))
-        except torch.OutOfMemoryError:
-            if stop - first == 1:
-                raise
-            logger.warning("no memory for the logits of %d draws: they are drawn in parts", stop - first)
-            torch.cuda.empty_cache()
-            middle = (first + stop) // 2
-            waiting.extendleft(((middle, stop), (first, middle)))
+
+    def compute(first: int, stop: int) -> Drawn:
+        logits = _logits(row_of[first:stop], logits_of)
+        return _draw(logits, parameters, extras_of(), first, stop)
+
+    drawn = in_halves(len(row_of), "draws", compute)
     return drawn[0] if len(drawn) == 1 else _joined(drawn)
 
 
@@ -59,7 +49,7 @@ def _logits(rows: Int64Array, logits_of: LogitsOf) -> Tensor:
 
 
 def _draw(logits: Tensor, parameters: SamplingBatch, extras: SamplingExtras | None, first: int, stop: int) -> Drawn:
-    if (first, stop) != (0, len(parameters.seeds)):
+    if stop - first < len(parameters):
         parameters = parameters.part(first, stop)
         extras = None if extras is None else extras.part(first, stop)
     return Drawn(sample(logits, parameters)) if extras is None else draw(logits, parameters, extras)

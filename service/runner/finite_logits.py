@@ -27,6 +27,7 @@ def has_finite_logits(runner: ModelRunner, *, most_prompts: int, block_size: int
     prompts = tuple(
         ScheduledSequence(
             -1 - number,
+            1 + number,
             (token_id, (token_id + 1) % vocab_size)[:block_size],
             0,
             0,
@@ -37,7 +38,7 @@ def has_finite_logits(runner: ModelRunner, *, most_prompts: int, block_size: int
         for number, token_id in enumerate(first_ids)
     )
     drawn = runner.launch(IterationPlan(prompts)).wait().token_ids
-    runner.launch(IterationPlan((), released=tuple(prompt.sequence_id for prompt in prompts))).wait()
+    runner.launch(IterationPlan((), released=tuple(prompt.row for prompt in prompts))).wait()
     failed = [token_id for token_id, drew in zip(first_ids, drawn, strict=True) if drew == INVALID_TOKEN_ID]
     if failed and len(failed) < num_prompts:
         logger.warning("the model gives no finite logits after these tokens: %s", failed)

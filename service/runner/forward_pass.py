@@ -1,34 +1,31 @@
-"""A flat batch through the model: in one go, replayed from a recording, or in parts where memory runs out."""
+"""A batch through the model: in one go, or in parts where memory runs out."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.cpu_loops import loops_for
-from service.core.iteration_plan import ScheduledSequence
 from service.layers.attention import AttentionInputs, LayerCache
 from service.models.causal_lm import CausalLM
 from service.runner.attention_inputs import attention_inputs
+from service.runner.batch_columns import Int64Array
 from service.runner.giving_up import UntilSomebodyComes
-from service.runner.halving import Part, compute_in_halves, places
+from service.runner.halving import in_halves
 from service.runner.kv_storage import KvStorage
-from service.runner.recorded_steps import RecordedSteps
+from service.runner.plan_columns import PlanColumns
 from service.runner.selective_batching import FlatBatch, flatten
 from service.runner.sequence_rows import SequenceRows
 from service.runner.staging import to_device
-
-logger = logging.getLogger(__name__)
 
 
 class ForwardPass:
     """Hidden states of plans, [tokens, hidden_size]; keys and values go to the storage. Engine thread.
 
-    scheduled and batch: of one plan; tensors: the batch's arrays on the device, its pending ids filled in.
+    planned and batch: of one plan; tensors: the batch's arrays on the device, its pending ids filled in.
     """
 
     def __init__(self, model: CausalLM, storage: KvStorage, rows: SequenceRows, device: torch.device) -> None:
@@ -37,14 +34,7 @@ class ForwardPass:
         self._rows = rows
         self._device = device
         self._block_size = storage.layout.block_size
-        self._recorded: RecordedSteps | None = None
         self._caches: Sequence[LayerCache] = storage.layers
-
-    def record_steps(self) -> None:
-        """Decode steps that consist of compiled loops are recorded and replayed from now on. On a CPU."""
-        loops = loops_for(self._storage.blocks)
-        if loops is not None:
-            self._recorded = RecordedSteps(self.compute, loops.new_recorder(), self._rows, self._block_size)
 
     @contextmanager
     def given_up_when(self, must_give_up: Callable[[], bool] | None) -> Iterator[None]:
@@ -61,54 +51,49 @@ class ForwardPass:
         hidden: Tensor = self._model(token_ids, positions, self._caches, attention)
         return hidden
 
-    def of_logit_rows(
-        self, scheduled: Sequence[ScheduledSequence], batch: FlatBatch, tensors: Mapping[str, Tensor]
-    ) -> Tensor:
+    def of_logit_rows(self, planned: PlanColumns, batch: FlatBatch, tensors: Mapping[str, Tensor]) -> Tensor:
         """Of the batch's `logit_rows`, in their order."""
         # All decodes are read; and of prompts that go on nothing is, but no kernel takes an empty batch.
-        if batch.num_decode < len(batch.rows) and len(batch.logit_rows):
-            hidden = self._in_one_go(batch, tensors, only_logits=True)
-            if hidden is not None:
-                return hidden
-            hidden = self._in_parts(scheduled, batch, tensors)
-        else:
-            hidden = self.of_all_tokens(scheduled, batch, tensors)
-        return hidden.index_select(0, tensors["logit_rows"])
+        only_logits = batch.num_decode < batch.num_seqs and len(batch.logit_rows) > 0
+        hidden, is_whole = self._computed(planned, batch, tensors, only_logits=only_logits)
+        return hidden if only_logits and is_whole else hidden.index_select(0, tensors["logit_rows"])
 
-    def of_all_tokens(
-        self, scheduled: Sequence[ScheduledSequence], batch: FlatBatch, tensors: Mapping[str, Tensor]
-    ) -> Tensor:
+    def of_all_tokens(self, planned: PlanColumns, batch: FlatBatch, tensors: Mapping[str, Tensor]) -> Tensor:
         """Of all of the batch's tokens."""
-        hidden = self._in_one_go(batch, tensors, only_logits=False)
-        return self._in_parts(scheduled, batch, tensors) if hidden is None else hidden
-
-    def _in_one_go(self, batch: FlatBatch, tensors: Mapping[str, Tensor], *, only_logits: bool) -> Tensor | None:
-        """None: the device has no memory for it."""
-        try:
-            return self._computed(batch, tensors, tensors["token_ids"], only_logits=only_logits)
-        except torch.OutOfMemoryError:
-            if len(batch.token_ids) == 1:
-                raise
-            return None
-
-    def _in_parts(
-        self, scheduled: Sequence[ScheduledSequence], batch: FlatBatch, tensors: Mapping[str, Tensor]
-    ) -> Tensor:
-        logger.warning("no memory for an iteration of %d tokens: it is computed in parts", len(batch.token_ids))
-
-        def compute(parts: Sequence[Part]) -> tuple[Tensor, Tensor]:
-            part = flatten([part.share for part in parts], self._rows, self._block_size)
-            there = to_device({**part.arrays(), "places": places(parts, part)}, self._device)
-            token_ids = tensors["token_ids"].index_select(0, there["places"])
-            return there["places"], self._computed(part, there, token_ids, only_logits=False)
-
-        return compute_in_halves(scheduled, batch, compute)
+        return self._computed(planned, batch, tensors, only_logits=False)[0]
 
     def _computed(
-        self, batch: FlatBatch, tensors: Mapping[str, Tensor], token_ids: Tensor, *, only_logits: bool
-    ) -> Tensor:
-        hidden = None if self._recorded is None else self._recorded.try_replay(batch, token_ids)
-        if hidden is not None:
-            return hidden
-        attention = attention_inputs(batch, tensors, self._block_size, only_logits=only_logits)
-        return self.compute(token_ids, tensors["positions"], attention)
+        self, planned: PlanColumns, batch: FlatBatch, tensors: Mapping[str, Tensor], *, only_logits: bool
+    ) -> tuple[Tensor, bool]:
+        """Hidden states, and whether they were computed in one go; else they are of all tokens.
+
+        In parts nothing depends on the cut: a token attends to what is in the cache, and those before it are there.
+        """
+        whole: Tensor | None = None
+
+        def compute(first: int, stop: int) -> Tensor:
+            nonlocal whole
+            if stop - first == batch.num_tokens:
+                attention = attention_inputs(batch, tensors, self._block_size, only_logits=only_logits)
+                return self.compute(tensors["token_ids"], tensors["positions"], attention)
+            some = planned.part(first, stop)
+            part = flatten(some, self._rows, self._block_size)
+            places = np.empty_like(some.token_ids)
+            places[_places_in(part, some)] = _places_in(batch, planned)[first:stop]
+            there = to_device({**part.arrays(), "places": places}, self._device)
+            token_ids = tensors["token_ids"].index_select(0, there["places"])
+            hidden = self.compute(token_ids, there["positions"], attention_inputs(part, there, self._block_size))
+            if whole is None:
+                whole = hidden.new_empty(batch.num_tokens, hidden.shape[1])
+            return whole.index_copy_(0, there["places"], hidden)
+
+        computed = in_halves(batch.num_tokens, "tokens", compute)
+        return computed[0], len(computed) == 1
+
+
+def _places_in(batch: FlatBatch, planned: PlanColumns) -> Int64Array:
+    """[T] Of each token in the plan's order, its place in the plan's flat batch."""
+    query_lens = planned.query_lens
+    starts = np.cumsum(query_lens) - query_lens
+    places: Int64Array = np.arange(batch.num_tokens) + np.repeat(batch.token_starts - starts, query_lens)
+    return places

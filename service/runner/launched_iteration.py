@@ -7,34 +7,27 @@ from dataclasses import dataclass
 from service.core.iteration_result import IterationResult
 from service.runner.kv_transfer import KvTransfer
 from service.runner.logprobs import DrawLogprobs, PromptLogprobs
-from service.runner.staging_turns import IdsOnTheirWay
+from service.runner.staging_turns import PendingTokenIds
 
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
     """What a batch computed, on its way to the host; None where there is nothing. `token_ids` arrive once the batch is
-    computed, even if it drew nothing."""
+    computed, even if it drew nothing. is_replayed: as of IterationResult."""
 
-    token_ids: IdsOnTheirWay | None = None
+    token_ids: PendingTokenIds | None = None
     logprobs: DrawLogprobs | None = None
     prompt_logprobs: PromptLogprobs | None = None
+    is_replayed: bool = False
 
 
 class LaunchedIteration:
     """The engine's PendingIteration (service/engine/ports.py): outputs that the device may still be computing."""
 
-    def __init__(
-        self,
-        outputs: Outputs,
-        transfer: KvTransfer,
-        awaits_transfer: bool,
-        *,
-        is_replayed: bool,
-    ) -> None:
+    def __init__(self, outputs: Outputs, transfer: KvTransfer, *, awaits_transfer: bool) -> None:
         self._outputs = outputs
         self._transfer = transfer
         self._awaits_transfer = awaits_transfer
-        self._is_replayed = is_replayed
 
     def is_done(self) -> bool:
         token_ids = self._outputs.token_ids
@@ -52,7 +45,7 @@ class LaunchedIteration:
                 self._transfer.take_finished(self._awaits_transfer),
                 () if outputs.logprobs is None else outputs.logprobs.wait(),
                 () if outputs.prompt_logprobs is None else outputs.prompt_logprobs.wait(),
-                self._is_replayed,
+                outputs.is_replayed,
                 None if ids is None else ids.compute_s,
             )
         except BaseException:

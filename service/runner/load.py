@@ -28,6 +28,7 @@ from service.runner.kv_storage import KvLayout, KvStorage
 from service.runner.load_phases import LoadPhases
 from service.runner.memory_profile import GIBIBYTE, MemoryLedger, cpu_memory
 from service.runner.model_runner import ModelRunner
+from service.runner.warm_up import warm_up
 from service.runner.worst_case import StepSizes, prepare_and_measure
 
 OnProgress = Callable[[str, int, int], None]
@@ -99,7 +100,7 @@ def load_executor(
     if device.type == "cpu" and not enforce_eager:
         runner.record_steps()
     phases.end("cache")
-    runner.warm_up()
+    warm_up(runner)
     _check_can_answer(runner, source, folder, num_blocks, layout, sizes)
     phases.end("warm-up")
     return LoadedModel(

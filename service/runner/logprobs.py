@@ -14,7 +14,7 @@ import kernels.token_logprobs as kernel
 from service.core.iteration_plan import ScheduledSequence
 from service.core.iteration_result import TokenLogprobs
 from service.runner.selective_batching import FlatBatch
-from service.runner.staging import OnTheirWay, to_device
+from service.runner.staging import AsyncCopy, to_device
 from service.sampling.logprobs import num_top_for, score
 
 
@@ -22,7 +22,7 @@ class DrawLogprobs:
     """The logprobs of N draws. asked: of each, how many of the most probable tokens it wants; None: no logprobs."""
 
     def __init__(self, logprobs: kernel.TokenLogprobs, asked: Sequence[int | None]) -> None:
-        self._copy = OnTheirWay(*logprobs)
+        self._copy = AsyncCopy(*logprobs)
         self._asked = asked
 
     def wait(self) -> tuple[TokenLogprobs | None, ...]:
@@ -35,7 +35,7 @@ class PromptLogprobs:
 
     def __init__(self, items: Sequence[ScheduledSequence], logprobs: kernel.TokenLogprobs, ranks: Tensor) -> None:
         self._items = items
-        self._copy = OnTheirWay(*logprobs, ranks)
+        self._copy = AsyncCopy(*logprobs, ranks)
 
     def wait(self) -> tuple[tuple[int, tuple[TokenLogprobs, ...]], ...]:
         """As in IterationResult."""
@@ -54,8 +54,9 @@ def score_prompts(
     vocab_size: int,
     device: torch.device,
 ) -> PromptLogprobs | None:
-    """hidden [T, hidden_size], of all the batch's tokens. None if nobody has targets."""
-    starts = [start for item, start in zip(scheduled, batch.token_starts.tolist(), strict=True) if item.targets]
+    """hidden [T, hidden_size], of all the tokens of a batch that ends with `scheduled`. None if nobody has targets."""
+    token_starts = batch.token_starts[batch.num_seqs - len(scheduled) :].tolist()
+    starts = [start for item, start in zip(scheduled, token_starts, strict=True) if item.targets]
     items = [item for item in scheduled if item.targets]
     if not items:
         return None

@@ -9,10 +9,7 @@ an operation that is no loop.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -21,69 +18,80 @@ from kernels.paged_attention_decode import decode_batch
 from kernels.reshape_and_cache import cache_slots
 from service.layers.attention import AttentionInputs
 from service.layers.packed_weight import FEW_ROWS
+from service.runner.batch_columns import BatchColumns, Int32Array, Per
+from service.runner.eager_step import EagerStep
+from service.runner.launched_iteration import Outputs
 from service.runner.selective_batching import FlatBatch
 from service.runner.sequence_rows import SequenceRows
+from service.runner.step_ways import Step
 
 Compute = Callable[[Tensor, Tensor, AttentionInputs], Tensor]
 """token_ids, positions [T] int64, attention -> hidden [T, hidden_size]"""
 
 
 class RecordedSteps:
-    """Engine thread. Each number of rows is recorded when a step first has it."""
+    """A StepWay: plain or not, the draws come behind it. Each number of rows is recorded when a step first has it."""
 
-    def __init__(self, compute: Compute, recorder: Recorder, rows: SequenceRows, block_size: int) -> None:
+    def __init__(
+        self, compute: Compute, recorder: Recorder, rows: SequenceRows, block_size: int, eager: EagerStep
+    ) -> None:
         self._compute = compute
         self._recorder = recorder
         self._rows = rows
         self._block_size = block_size
+        self._eager = eager
         self._block_table = rows.block_table
-        self._steps: dict[int, _Step] = {}
+        self._recorded: dict[int, _RecordedStep] = {}
         self._is_refused = False
 
-    def try_replay(self, batch: FlatBatch, token_ids: Tensor) -> Tensor | None:
-        """hidden [T, hidden_size] of the batch, overwritten by the next replay; None: it must be computed plainly.
-
-        token_ids: the batch's, pending ones filled in.
-        """
-        num_rows = len(token_ids)
-        if self._is_refused or batch.num_decode < num_rows or num_rows > FEW_ROWS:
-            return None
+    def takes(self, step: Step) -> bool:
+        num_rows = step.batch.num_tokens
+        if self._is_refused or step.batch.num_decode < num_rows or num_rows > FEW_ROWS or step.has_targets:
+            return False
         if self._rows.block_table is not self._block_table:  # it has grown
             self._block_table = self._rows.block_table
-            self._steps.clear()
-        size = 1 << (num_rows - 1).bit_length()
-        step = self._steps.get(size)
-        if step is None:
-            step = self._steps[size] = _Step(size, torch.from_numpy(self._block_table), self._block_size)
-        step.fill(batch, token_ids)
-        if step.recorded is None:
-            step.recorded = self._recorder.record(lambda: self._compute(*step.inputs))
-            self._is_refused = step.recorded is None
-            return None if step.recorded is None else step.recorded.result[:num_rows]
-        return step.recorded.replay()[:num_rows]
+            self._recorded.clear()
+        size = _size(num_rows)
+        if size not in self._recorded:
+            recorded = _RecordedStep(size, self._block_table, self._block_size, self._rows.columns)
+            self._is_refused = not recorded.record(self._compute, self._recorder)
+            self._recorded[size] = recorded
+        return not self._is_refused
+
+    def compute(self, step: Step) -> Outputs:
+        tensors = self._eager.begin(step)
+        hidden = self._recorded[_size(step.batch.num_tokens)].replay(step.batch, tensors["token_ids"])
+        return self._eager.draw_from(hidden.index_select(0, tensors["logit_rows"]), step, tensors)
 
 
-class _Step:
-    """The inputs of `num_rows` decodes, and once there is one, their recording."""
-
-    def __init__(self, num_rows: int, block_table: Tensor, block_size: int) -> None:
-        self._token_ids, self._positions, self._slots, self._rows = (np.zeros(num_rows, np.int64) for _ in range(4))
-        self._context_lens = np.zeros(num_rows, np.int32)
-        token_ids, positions, slots, rows, context_lens = map(
-            torch.from_numpy, (self._token_ids, self._positions, self._slots, self._rows, self._context_lens)
-        )
-        decode = decode_batch(block_table, context_lens, block_size, rows)
-        self.inputs = token_ids, positions, AttentionInputs(cache_slots(slots, block_size), decode, None)
-        self.recorded: RecordedLoops | None = None
-
-    def fill(self, batch: FlatBatch, token_ids: Tensor) -> None:
-        """The rest becomes padding."""
-        _pad_into(self._token_ids, token_ids.numpy(), 0)
-        _pad_into(self._positions, batch.positions, 0)
-        _pad_into(self._slots, batch.slot_mapping, -1)
-        _pad_into(self._rows, batch.rows, 0)
-        _pad_into(self._context_lens, batch.context_lens, 0)
+def _size(num_rows: int) -> int:
+    """The least power of two that is no less."""
+    return 1 << (num_rows - 1).bit_length()
 
 
-def _pad_into(place: npt.NDArray[Any], values: npt.NDArray[Any], filler: int) -> None:
-    place[: len(values)], place[len(values) :] = values, filler
+class _RecordedStep:
+    """The inputs of `num_rows` decodes, and their recording."""
+
+    def __init__(self, num_rows: int, block_table: Int32Array, block_size: int, columns: BatchColumns) -> None:
+        self._columns = columns.per(Per.TOKEN, Per.SEQUENCE)
+        self._arrays = {column.name: column.padded(num_rows) for column in self._columns}
+        there = {name: torch.from_numpy(array) for name, array in self._arrays.items()}
+        decode = decode_batch(torch.from_numpy(block_table), there["context_lens"], block_size, there["rows"])
+        attention = AttentionInputs(cache_slots(there["slot_mapping"], block_size), decode, None)
+        self._inputs = there["token_ids"], there["positions"], attention
+        self._recorded: RecordedLoops | None = None
+
+    def record(self, compute: Compute, recorder: Recorder) -> bool:
+        """Compute a step of padding, and keep how. False: there is more to it than loops."""
+        self._recorded = recorder.record(lambda: compute(*self._inputs))
+        return self._recorded is not None
+
+    def replay(self, batch: FlatBatch, token_ids: Tensor) -> Tensor:
+        """hidden [T, hidden_size] of the batch, overwritten by the next replay. token_ids: pending ones filled in."""
+        assert self._recorded is not None
+        values = {**batch.tokens, **batch.sequences, "token_ids": token_ids.numpy()}
+        num = len(token_ids)
+        for column in self._columns:
+            array = self._arrays[column.name]
+            array[:num], array[num:] = values[column.name], column.padding
+        return self._recorded.replay()[:num]

@@ -1,17 +1,17 @@
-"""What the executor remembers of sequences whose draws need more than temperature, top-k and top-p.
+"""What the executor remembers of sequences whose draws need more than the columns of every batch.
 
-The state is made of a sequence's ids: of its past when the executor first sees it, and of every id that it
-computes from then on. An id is counted when it is computed, not when it is drawn: so a fork, a return from the host
-and a recomputation need no care, and the last id may be known to the device alone.
+Numbers that come from requests are columns (batch_columns.py). Here is what is made of a sequence's ids: of its past
+when the executor first sees it, and of every id that it computes from then on. An id is counted when it is computed,
+not when it is drawn: so a fork, a return from the host and a recomputation need no care, and the last id may be known
+to the device alone.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,10 @@ from torch import Tensor
 
 from service.core.iteration_plan import ScheduledSequence
 from service.core.sampling_params import SamplingParams
+from service.runner.batch_columns import Array, Int32Array
+from service.runner.plan_columns import PlanColumns
 from service.runner.selective_batching import FlatBatch
+from service.runner.sequence_rows import SequenceRows
 from service.runner.staging import to_device
 from service.sampling.logprobs import num_top_for
 from service.sampling.sampler import LogitBias, Penalties, SamplingExtras, TokenBitmask
@@ -42,72 +45,117 @@ class SamplingRow:
     num_prompt_tokens: int
     slot: int
     output_ids: list[int] | None
-    bias_ids: npt.NDArray[np.int32]
+    bias_ids: Int32Array
     bias_values: npt.NDArray[np.float32]
     mask: Tensor | None
 
+    @property
+    def restricts(self) -> bool:
+        """Whether what a draw may be, or what is added to its logits, must be worked out for it alone."""
+        looks_back = self.output_ids is not None or self.sampling.min_tokens > 0
+        return looks_back or len(self.bias_ids) > 0 or self.mask is not None
+
 
 class SamplingRows:
-    """sequence_id -> SamplingRow, for those that ask for more. Engine thread."""
+    """Row -> SamplingRow, for rows of SequenceRows that `asks_more`. Engine thread.
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
+    If a plain sequence takes a row over without a release, what is here lies idle until the next one that is not.
+    """
+
+    def __init__(self, rows: SequenceRows, vocab_size: int, device: torch.device) -> None:
+        self._sequence_rows = rows
         self._vocab_size = vocab_size
         self._device = device
         self._counts = TokenCounts(vocab_size, device)
         self._rows: dict[int, SamplingRow] = {}
+        # Of each row, as in its SamplingRow: who needs no more than these costs no step of Python in an iteration.
+        self._slots = np.full(0, -1)
+        self._num_prompt_tokens = np.zeros(0, np.int64)
+        self._restricts = np.zeros(0, np.bool_)
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def release(self, sequence_id: int) -> None:
-        """Forget the sequence; one that is not here is fine."""
-        row = self._rows.pop(sequence_id, None)
-        if row is not None and row.slot >= 0:
-            self._counts.release(row.slot)
+    def release(self, row: int) -> None:
+        """Forget the row's sequence; one that is not here is fine."""
+        known = self._rows.pop(row, None)
+        if known is not None and known.slot >= 0:
+            self._counts.release(known.slot)
 
-    def update(self, scheduled: Sequence[ScheduledSequence], batch: FlatBatch, token_ids: Tensor) -> None:
-        """Take over new sequences, and the ids that the batch computes: token_ids [T] on the device."""
-        slots, places = [], []
-        for item, start in zip(scheduled, batch.token_starts.tolist(), strict=True):
-            row = self._rows.get(item.sequence_id)
-            if row is None:
-                if item.sampling.is_plain:
-                    continue
-                row = self._rows[item.sequence_id] = self._new_row(item)
+    def update(
+        self, scheduled: Sequence[ScheduledSequence], planned: PlanColumns, batch: FlatBatch, token_ids: Tensor
+    ) -> None:
+        """Take over new sequences, and the ids that the plan computes. scheduled: the plan's, of which `planned` and
+        `batch` are made. token_ids [T]: the batch's, on the device."""
+        rows, asks = planned.rows, self._sequence_rows["asks_more"][planned.rows]
+        for index in asks[len(rows) - len(scheduled) :].nonzero()[0].tolist():
+            self._take_over(scheduled[index])
+        position, query_lens, starts = planned.num_computed_tokens, planned.query_lens, batch.token_starts
+        for index in (asks & self._restricts[rows]).nonzero()[0].tolist():
+            row = self._rows[rows[index]]
             if row.output_ids is not None:
-                skipped = max(0, row.num_prompt_tokens - item.num_computed_tokens)
-                row.output_ids += item.token_ids[skipped:]
-            if row.slot < 0:
-                continue
-            if len(item.token_ids) == 1 and item.num_computed_tokens >= row.num_prompt_tokens:
-                slots.append(row.slot)
-                places.append(start)
-            else:
-                self._note(row, item.num_computed_tokens, token_ids[start : start + len(item.token_ids)])
-        if slots:
-            arrays = {"slots": np.array(slots, dtype=np.int32), "places": np.array(places)}
+                skipped = min(max(0, row.num_prompt_tokens - position[index]), query_lens[index])
+                stop = starts[index] + query_lens[index]
+                row.output_ids += batch.tokens["token_ids"][starts[index] + skipped : stop].tolist()
+        slots = np.where(asks, self._slots[rows], -1)
+        is_decode = (query_lens == 1) & (position >= self._num_prompt_tokens[rows])
+        for index in ((slots >= 0) & ~is_decode).nonzero()[0].tolist():
+            ids = token_ids[starts[index] : starts[index] + query_lens[index]]
+            self._note(self._rows[rows[index]], int(position[index]), ids)
+        (decodes,) = ((slots >= 0) & is_decode).nonzero()
+        if len(decodes):
+            arrays = {"slots": slots[decodes].astype(np.int32), "places": starts[decodes]}
             there = to_device(arrays, self._device)
             self._counts.note_one_each(there["slots"], token_ids.index_select(0, there["places"]))
 
-    def extras(self, scheduled: Sequence[ScheduledSequence]) -> tuple[SamplingExtras, list[int | None]]:
+    def extras(self, batch: FlatBatch) -> tuple[SamplingExtras, list[int | None]]:
         """What the draws ask for, and the number of top logprobs that each wants. After `update`."""
-        draft = _Draft(sum(len(item.samples) for item in scheduled))
-        index = 0
-        for item in scheduled:
-            row = self._rows.get(item.sequence_id)
-            for _ in item.samples:
-                if row is not None:
-                    self._add(draft, index, row, item)
-                index += 1
-        return draft.extras(self._counts, self._vocab_size, self._device), draft.asked
+        rows = batch.draw_rows
+        asks, asked = self._sequence_rows["asks_more"][rows], self._sequence_rows["num_logprobs"][rows]
+        arrays: dict[str, Array] = {}
+        slots = np.where(asks, self._slots[rows], -1)
+        if (slots >= 0).any():
+            arrays["slots"] = slots.astype(np.int32)
+        restrictions = _Restrictions(batch.num_draws)
+        for draw in (asks & self._restricts[rows]).nonzero()[0].tolist():
+            self._restrict(restrictions, draw, self._rows[rows[draw]], int(batch.draws["sample_positions"][draw]))
+        there = to_device(arrays | restrictions.arrays(), self._device)
+        extras = SamplingExtras(
+            Penalties(self._counts.table, there["slots"]) if "slots" in there else None,
+            LogitBias(there["bias_rows"], there["bias_ids"], there["bias_values"]) if "bias_rows" in there else None,
+            restrictions.bitmasks(there),
+            bool(batch.draws["min_p"].any()),
+            num_top_for(int(asked.max()), self._vocab_size) if (asked >= 0).any() else None,
+        )
+        return extras, [None if num < 0 else num for num in asked.tolist()]
 
-    def _add(self, draft: _Draft, index: int, row: SamplingRow, item: ScheduledSequence) -> None:
+    def _take_over(self, item: ScheduledSequence) -> None:
+        """If it may be new. A sequence whose whole table has changed may not be; then it has no past to be made of, and
+        goes on, or what is made again is the same."""
+        is_known = item.sampling.looks_back and item.past is None
+        if not item.block_ids or item.table_start > 0 or (is_known and item.row in self._rows):
+            return
+        self.release(item.row)
+        row = self._rows[item.row] = self._new_row(item)
+        self._reserve(self._sequence_rows.num_rows)
+        self._slots[item.row] = row.slot
+        self._num_prompt_tokens[item.row] = row.num_prompt_tokens
+        self._restricts[item.row] = row.restricts
+
+    def _reserve(self, num_rows: int) -> None:
+        added = num_rows - len(self._slots)
+        if added > 0:
+            self._slots = np.append(self._slots, np.full(added, -1))
+            self._num_prompt_tokens = np.append(self._num_prompt_tokens, np.zeros(added, np.int64))
+            self._restricts = np.append(self._restricts, np.zeros(added, np.bool_))
+
+    def _restrict(self, restrictions: _Restrictions, draw: int, row: SamplingRow, num_tokens: int) -> None:
         """A fault at one draw fails that draw, and with it its request alone."""
         try:
-            draft.add(index, row, item.num_computed_tokens + len(item.token_ids))
+            restrictions.add(draw, row, _forbidden_now(row, num_tokens))
         except Exception:
-            logger.exception("what a draw of sequence %d may be is not known", item.sequence_id)
-            draft.forbid(index, self._mask(()))
+            logger.exception("what draw %d of an iteration may be is not known", draw)
+            restrictions.allow(draw, self._mask(()))
 
     def _new_row(self, item: ScheduledSequence) -> SamplingRow:
         """Likewise: of a row that cannot be made nothing may be drawn."""
@@ -115,9 +163,8 @@ class SamplingRows:
             return self._make_row(item)
         except Exception:
             logger.exception("the sampling parameters of sequence %d cannot be used", item.sequence_id)
-            none = np.empty(0)
             return SamplingRow(
-                item.sampling, 0, -1, None, none.astype(np.int32), none.astype(np.float32), self._mask(())
+                item.sampling, 0, -1, None, np.empty(0, np.int32), np.empty(0, np.float32), self._mask(())
             )
 
     def _make_row(self, item: ScheduledSequence) -> SamplingRow:
@@ -136,7 +183,7 @@ class SamplingRows:
         )
         if past is not None and past.token_ids:
             if row.slot >= 0:
-                self._note(row, 0, self._to_device(np.array(past.token_ids)))
+                self._note(row, 0, to_device({"": np.array(past.token_ids)}, self._device)[""])
             if row.output_ids is not None:
                 row.output_ids += past.token_ids[row.num_prompt_tokens :]
         return row
@@ -152,90 +199,48 @@ class SamplingRows:
     def _mask(self, allowed: tuple[int, ...]) -> Tensor:
         bits = np.zeros(-(-self._vocab_size // 32) * 32, dtype=np.uint8)
         bits[np.array(allowed, np.int64)] = 1
-        return self._to_device(np.packbits(bits, bitorder="little").view(np.int32))
-
-    def _to_device(self, array: npt.NDArray[Any]) -> Tensor:
-        return to_device({"": array}, self._device)[""]
+        return to_device({"": np.packbits(bits, bitorder="little").view(np.int32)}, self._device)[""]
 
 
-class _Draft:
-    """The extras of N draws in the making."""
+class _Restrictions:
+    """Biases and bitmasks of some of N draws, in the making."""
 
     def __init__(self, num_draws: int) -> None:
-        self.asked: list[int | None] = [None] * num_draws
-        self._slots = np.full(num_draws, -1, dtype=np.int32)
-        self._repetition = np.ones(num_draws, dtype=np.float32)
-        self._presence = np.zeros(num_draws, dtype=np.float32)
-        self._frequency = np.zeros(num_draws, dtype=np.float32)
-        self._min_p = np.zeros(num_draws, dtype=np.float32)
-        self._biases: list[tuple[int, npt.NDArray[np.int32], npt.NDArray[np.float32]]] = []
-        self._mask_rows = np.full(num_draws, -1, dtype=np.int32)
-        self._masks: list[Tensor] = []
+        self._num_draws = num_draws
+        self._biases: list[tuple[int, Int32Array, npt.NDArray[np.float32]]] = []
+        self._masks: dict[int, Tensor] = {}
 
-    def add(self, index: int, row: SamplingRow, num_tokens: int) -> None:
-        """Draw `index` is the row's. num_tokens: of its sequence, before the draw."""
-        sampling = row.sampling
-        self.asked[index] = sampling.num_logprobs
-        if row.slot >= 0:
-            self._slots[index] = row.slot
-            self._repetition[index] = sampling.repetition_penalty
-            self._presence[index] = sampling.presence_penalty
-            self._frequency[index] = sampling.frequency_penalty
-        if sampling.min_p:
-            self._min_p[index] = sampling.min_p
+    def add(self, draw: int, row: SamplingRow, forbidden: list[int]) -> None:
+        """The draw is the row's. forbidden: ids that it must not give, besides."""
         if row.mask is not None:
-            self._allow(index, row.mask)
-        forbidden = _forbidden_now(row, num_tokens)
+            self.allow(draw, row.mask)
         ids, values = row.bias_ids, row.bias_values
         if forbidden:
             kept = ~np.isin(ids, forbidden)
             ids = np.concatenate((ids[kept], np.array(forbidden, dtype=np.int32)))
             values = np.concatenate((values[kept], np.full(len(forbidden), -np.inf, dtype=np.float32)))
         if len(ids):
-            self._biases.append((index, ids, values))
+            self._biases.append((draw, ids, values))
 
-    def forbid(self, index: int, nothing: Tensor) -> None:
-        """Draw `index` comes to nothing. nothing: the mask that says so."""
-        self._allow(index, nothing)
+    def allow(self, draw: int, mask: Tensor) -> None:
+        """Nothing but what the mask has."""
+        self._masks[draw] = mask
 
-    def _allow(self, index: int, mask: Tensor) -> None:
-        self._mask_rows[index] = len(self._masks)
-        self._masks.append(mask)
-
-    def extras(self, counts: TokenCounts, vocab_size: int, device: torch.device) -> SamplingExtras:
-        asked = [num for num in self.asked if num is not None]
-        there = to_device(self._arrays(), device)
-        penalties = bias = None
-        if "slots" in there:
-            names = ("slots", "repetition", "presence", "frequency")
-            penalties = Penalties(counts.table, *(there[name] for name in names))
-        if "bias_rows" in there:
-            bias = LogitBias(there["bias_rows"], there["bias_ids"], there["bias_values"])
-        bitmasks = (TokenBitmask(torch.stack(self._masks), there["mask_rows"]),) if self._masks else ()
-        return SamplingExtras(
-            penalties, bias, bitmasks, there.get("min_p"), num_top_for(max(asked), vocab_size) if asked else None
-        )
-
-    def _arrays(self) -> dict[str, npt.NDArray[Any]]:
+    def arrays(self) -> dict[str, Array]:
         """What must go to the device."""
-        arrays: dict[str, npt.NDArray[Any]] = {}
-        if (self._slots >= 0).any():
-            arrays |= {
-                "slots": self._slots,
-                "repetition": self._repetition,
-                "presence": self._presence,
-                "frequency": self._frequency,
-            }
+        arrays: dict[str, Array] = {}
         if self._biases:
-            rows = [np.full(len(ids), index, dtype=np.int32) for index, ids, _ in self._biases]
-            arrays["bias_rows"] = np.concatenate(rows)
+            arrays["bias_rows"] = np.concatenate([np.full(len(ids), draw, np.int32) for draw, ids, _ in self._biases])
             arrays["bias_ids"] = np.concatenate([ids for _, ids, _ in self._biases])
             arrays["bias_values"] = np.concatenate([values for *_, values in self._biases])
         if self._masks:
-            arrays["mask_rows"] = self._mask_rows
-        if self._min_p.any():
-            arrays["min_p"] = self._min_p
+            arrays["mask_rows"] = np.full(self._num_draws, -1, np.int32)
+            arrays["mask_rows"][[*self._masks]] = range(len(self._masks))
         return arrays
+
+    def bitmasks(self, there: Mapping[str, Tensor]) -> tuple[TokenBitmask, ...]:
+        """there: `arrays` on the device."""
+        return (TokenBitmask(torch.stack([*self._masks.values()]), there["mask_rows"]),) if self._masks else ()
 
 
 def _forbidden_now(row: SamplingRow, num_tokens: int) -> list[int]:

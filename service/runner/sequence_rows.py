@@ -5,17 +5,13 @@ Rows are numpy, so that a batch is gathered by one fancy index and no Python obj
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from service.core.iteration_plan import BLOCK_IDS, SEQUENCE_ID, LockstepShares, ScheduledSequence
-
-Int32Array = npt.NDArray[np.int32]
-Int64Array = npt.NDArray[np.int64]
-Float32Array = npt.NDArray[np.float32]
+from service.core.sampling_params import SamplingParams
+from service.runner.batch_columns import BATCH_COLUMNS, Array, BatchColumns, Int32Array, Int64Array, Per
 
 
 class TableChanges(NamedTuple):
@@ -26,94 +22,61 @@ class TableChanges(NamedTuple):
     values: Int32Array
 
 
-def empty_changes(num: int) -> TableChanges:
-    """Uninitialized room for `num` changes."""
-    return TableChanges(np.empty(num, np.int64), np.empty(num, np.int32))
-
-
-NO_CHANGES = empty_changes(0)
+NO_CHANGES = TableChanges(np.empty(0, np.int64), np.empty(0, np.int32))
 
 
 class SequenceRows:
-    """sequence_id -> row. Engine thread.
+    """block_table [rows, max_blocks] int32, and the columns that come from requests, by name. Engine thread.
 
-    block_table [rows, max_blocks] int32; temperature, top_p [rows] fp32; top_k [rows] int32.
-    asks_more [rows] bool: draws need more than these (service/runner/sampling_rows.py).
-    Row 0 is nobody's: a batch that is padded names it. Grows when more sequences are alive than it was made for.
-    Entries of the block table that change are noted until `take_changes`, for whoever keeps a copy of it.
+    The scheduler says which row is whose. Row 0 is nobody's: a batch that is padded names it. Entries of the block
+    table that change are noted until `take_changes`, for whoever keeps a copy of it.
     """
 
-    def __init__(self, num_sequences: int, max_blocks: int) -> None:
-        num_rows = num_sequences + 1
-        self.block_table: Int32Array = np.zeros((num_rows, max_blocks), dtype=np.int32)
-        self.temperature: Float32Array = np.zeros(num_rows, dtype=np.float32)
-        self.top_p: Float32Array = np.ones(num_rows, dtype=np.float32)
-        self.top_k: Int32Array = np.zeros(num_rows, dtype=np.int32)
-        self.asks_more: npt.NDArray[np.bool_] = np.zeros(num_rows, dtype=np.bool_)
+    def __init__(self, num_sequences: int, max_blocks: int, columns: BatchColumns = BATCH_COLUMNS) -> None:
+        self.columns = columns
+        self.block_table: Int32Array = np.zeros((num_sequences + 1, max_blocks), dtype=np.int32)
+        self._columns = {column.name: column.padded(num_sequences + 1) for column in columns if column.of is not None}
+        self._gathered = {kind: tuple(c.name for c in columns.per(kind) if c.of is not None) for kind in Per}
         self._changed: list[Int64Array] | None = []  # places; None: too many to note each
         self._num_changed = 0
-        self._row_of: dict[int, int] = {}
-        self._free = list(range(1, num_rows))[::-1]
-
-    def __len__(self) -> int:
-        return len(self._row_of)
 
     @property
     def num_rows(self) -> int:
-        return len(self.temperature)
+        return len(self.block_table)
 
-    def update(self, scheduled: ScheduledSequence) -> int:
-        """Take over what the plan says has changed; returns the sequence's row."""
-        row = self._row_of.get(scheduled.sequence_id)
-        if row is None:
-            assert scheduled.table_start == 0, "a sequence new to the executor brings its whole block table"
-            row = self._take_row(scheduled)
-        if scheduled.block_ids:
-            self.grow(row, scheduled.table_start, scheduled.block_ids)
-        return row
+    def __getitem__(self, name: str) -> Array:
+        """[rows]: a column that comes from requests."""
+        return self._columns[name]
 
-    def grow(self, row: int, table_start: int, block_ids: Sequence[int]) -> None:
-        """The row's block table is `block_ids` from index `table_start` on."""
-        stop = table_start + len(block_ids)
-        self.block_table[row, table_start:stop] = block_ids
-        first = row * self.block_table.shape[1]
-        self._note(np.arange(first + table_start, first + stop))
+    def gather(self, kind: Per, rows: Int64Array) -> dict[str, Array]:
+        """What is remembered per `kind`, of these rows."""
+        return {name: self._columns[name][rows] for name in self._gathered[kind]}
 
-    def grow_each(self, rows: Int64Array, grown: Mapping[int, tuple[int, Sequence[int]]]) -> None:
-        """grown: place among the rows -> what `grow` takes for that row. No row stands at two places."""
-        if not grown:
+    def reserve(self, row: int) -> None:
+        """Make room for this row: where there is none, twice as many from now on, or more."""
+        if row < self.num_rows:
             return
-        at = rows[list(grown)]
-        starts, tables = zip(*grown.values(), strict=True)
-        if set(map(len, tables)) == {1}:
-            self._grow_by_one(at, starts, [block_ids[0] for block_ids in tables])
-            return
-        for row, table_start, block_ids in zip(at.tolist(), starts, tables, strict=True):
-            self.grow(row, table_start, block_ids)
+        while row >= self.num_rows:
+            self.block_table = np.concatenate((self.block_table, np.zeros_like(self.block_table)))
+        for column in self.columns:
+            if column.of is not None:
+                old = self._columns[column.name]
+                self._columns[column.name] = np.concatenate((old, column.padded(self.num_rows - len(old))))
 
-    def update_lockstep(self, shares: LockstepShares) -> Int64Array:
-        """`update` of shares in lockstep, whose sequences all have a row; the rows."""
-        rows = np.fromiter(map(self._row_of.__getitem__, shares.sequence_ids), np.int64, len(shares))
-        self.grow_each(rows, shares.grown)
-        return rows
+    def remember(self, rows: Sequence[int], sampling: Sequence[SamplingParams]) -> None:
+        """These rows belong to sequences with these parameters from now on."""
+        for name, of in self.columns.remembered.items():
+            self._columns[name][rows] = [of(each) for each in sampling]
 
-    def update_all(self, scheduled: Sequence[ScheduledSequence]) -> Int64Array:
-        """`update` of a whole plan; their rows. Sequences that grew by one block, as most do at block size 1
-        (TokenAttention), are written together."""
-        rows = [*map(self._row_of.get, map(SEQUENCE_ID, scheduled))]
-        grown, places, block_ids = [], [], []
-        for index, (row, changed) in enumerate(zip(rows, map(BLOCK_IDS, scheduled), strict=True)):
-            if row is not None and not changed:  # as for nearly all
-                continue
-            if row is None or len(changed) > 1:
-                rows[index] = self.update(scheduled[index])
-            else:
-                grown.append(row)
-                places.append(scheduled[index].table_start)
-                block_ids.append(changed[0])
-        if grown:
-            self._grow_by_one(np.array(grown), places, block_ids)
-        return np.array(rows, dtype=np.int64)
+    def write_blocks(self, rows: Int64Array, indexes: Int64Array, block_ids: Int64Array) -> None:
+        """[C] each: the block table of `rows` has `block_ids` at `indexes`."""
+        places = rows * self.block_table.shape[1] + indexes
+        self.block_table.reshape(-1)[places] = block_ids
+        if self._changed is not None:
+            self._changed.append(places)
+            self._num_changed += len(places)
+            if self._num_changed > self.block_table.size:
+                self._changed = None
 
     def take_changes(self, num_rows: int) -> TableChanges:
         """The changes in the first `num_rows` rows since the last call. Some of the values may be as before."""
@@ -132,44 +95,3 @@ class SequenceRows:
     def note_all(self) -> None:
         """A copy may have missed what was taken: all entries count as changed."""
         self._changed = None
-
-    def release(self, sequence_id: int) -> None:
-        """Forget the sequence; one never seen is fine."""
-        row = self._row_of.pop(sequence_id, None)
-        if row is not None:
-            self._free.append(row)
-
-    def _grow_by_one(self, rows: Int64Array, table_starts: Sequence[int], block_ids: Sequence[int]) -> None:
-        """`grow` of these rows by a block each."""
-        places = rows * self.block_table.shape[1] + table_starts
-        self.block_table.reshape(-1)[places] = block_ids
-        self._note(places)
-
-    def _note(self, places: Int64Array) -> None:
-        if self._changed is not None:
-            self._changed.append(places)
-            self._num_changed += len(places)
-            if self._num_changed > self.block_table.size:
-                self._changed = None
-
-    def _take_row(self, scheduled: ScheduledSequence) -> int:
-        if not self._free:
-            self._add_rows()
-        row = self._free.pop()
-        self._row_of[scheduled.sequence_id] = row
-        sampling = scheduled.sampling
-        self.temperature[row] = sampling.temperature
-        self.top_p[row] = sampling.top_p
-        self.top_k[row] = min(sampling.top_k, np.iinfo(np.int32).max)
-        self.asks_more[row] = not sampling.is_plain
-        return row
-
-    def _add_rows(self) -> None:
-        """Twice as many from now on."""
-        old = len(self.temperature)
-        self.block_table = np.concatenate((self.block_table, np.zeros_like(self.block_table)))
-        self.temperature = np.concatenate((self.temperature, np.zeros_like(self.temperature)))
-        self.top_p = np.concatenate((self.top_p, np.ones_like(self.top_p)))
-        self.top_k = np.concatenate((self.top_k, np.zeros_like(self.top_k)))
-        self.asks_more = np.concatenate((self.asks_more, np.zeros_like(self.asks_more)))
-        self._free.extend(range(old, 2 * old))

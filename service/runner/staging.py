@@ -87,7 +87,7 @@ class FixedTensors:
             self._fetched.record()
 
 
-class OnTheirWay:
+class AsyncCopy:
     """Tensors of the device, being copied to the host behind the work that makes them."""
 
     def __init__(self, *tensors: Tensor) -> None:

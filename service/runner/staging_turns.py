@@ -125,7 +125,7 @@ def _power_of_two(num: int) -> int:
     return 1 << (num - 1).bit_length()
 
 
-class IdsOnTheirWay:
+class PendingTokenIds:
     """[N] int64 ids, on their way to the host; the first `num` of them count. turn: the iteration's. compute_s: once
     they are there, `StagingTurn.collect`'s seconds; None on a CPU."""
 

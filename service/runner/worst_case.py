@@ -20,6 +20,7 @@ from service.runner.kv_storage import KvLayout, KvStorage
 from service.runner.load_phases import LoadPhases
 from service.runner.memory_profile import MemoryLedger, profile_cpu, profile_device
 from service.runner.model_runner import ModelRunner
+from service.runner.warm_up import warm_up
 from service.sampling.token_counts import TokenCounts
 
 
@@ -52,18 +53,20 @@ class WorstCase:
     def plan(self) -> IterationPlan:
         params = SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9)
         blocks, token_ids = tuple(range(self._num_blocks)), (0,) * self._length
-        shares = (ScheduledSequence(i, token_ids, 0, 0, blocks, params, (Sample(i, i),)) for i in range(self._num_seqs))
-        return IterationPlan(tuple(shares))
+        rows = range(1, 1 + self._num_seqs)
+        return IterationPlan(
+            tuple(ScheduledSequence(r, r, token_ids, 0, 0, blocks, params, (Sample(r, r),)) for r in rows)
+        )
 
     def run(self) -> None:
         """Compute it, and forget its sequences."""
         self.runner.launch(self.plan()).wait()
-        self.runner.launch(IterationPlan((), released=tuple(range(self._num_seqs)))).wait()
+        self.runner.launch(IterationPlan((), released=tuple(range(1, 1 + self._num_seqs)))).wait()
 
     def launch_kernels(self) -> None:
         """Launch all kernels that iterations need."""
         self.run()
-        self.runner.warm_up()
+        warm_up(self.runner)
         for size in self._graphs[:1]:
             self.runner.compute_padding(size)
 

@@ -11,8 +11,8 @@ What nobody in the batch asks for costs nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from torch import Tensor
 
@@ -24,61 +24,33 @@ from kernels.sample_tokens import sample_tokens
 from kernels.token_logprobs import TokenLogprobs, token_logprobs
 
 
-class NamedTensors(Protocol):
-    """Tensors by name: a mapping, or fixed places on the device."""
-
-    def __getitem__(self, name: str, /) -> Tensor: ...
-
-
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
     """The parameters of N draws.
 
-    temperature, top_p [N] fp32, top_k [N] int32: as in SamplingParams (0, 1 and 0 switch them off).
-    seeds, positions [N] int64: key the draw; position is the new token's index in its sequence.
+    columns: [N] each, by name. temperature, top_p fp32, top_k int32: as in SamplingParams (0, 1 and 0 switch them off).
+    seeds, sample_positions int64: key the draw; the position is the new token's index in its sequence. What
+    SamplingExtras needs besides: min_p, repetition_penalty, presence_penalty, frequency_penalty fp32.
     is_greedy: every temperature is 0, known on the host, so that nothing else need be looked at.
     """
 
-    temperature: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    seeds: Tensor
-    positions: Tensor
+    columns: Mapping[str, Tensor]
     is_greedy: bool
 
-    @classmethod
-    def of(cls, tensors: NamedTensors, *, is_greedy: bool) -> SamplingBatch:
-        """From a batch's arrays on the device, by their names in FlatBatch and DecodeRows."""
-        return cls(
-            temperature=tensors["temperature"],
-            top_k=tensors["top_k"],
-            top_p=tensors["top_p"],
-            seeds=tensors["seeds"],
-            positions=tensors["sample_positions"],
-            is_greedy=is_greedy,
-        )
+    def __len__(self) -> int:
+        return len(self.columns["seeds"])
 
     def part(self, first: int, stop: int) -> SamplingBatch:
         """Of those draws alone; if they are the first ones, in the same memory."""
-        return SamplingBatch(
-            _part(self.temperature, first, stop),
-            _part(self.top_k, first, stop),
-            _part(self.top_p, first, stop),
-            _part(self.seeds, first, stop),
-            _part(self.positions, first, stop),
-            self.is_greedy,
-        )
+        return SamplingBatch({name: _part(c, first, stop) for name, c in self.columns.items()}, self.is_greedy)
 
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """token_counts [slots, V] int32, slots [N] int32 (-1: none), repetition, presence, frequency [N] fp32."""
+    """token_counts [slots, V] int32, slots [N] int32 (-1: none)."""
 
     token_counts: Tensor
     slots: Tensor
-    repetition: Tensor
-    presence: Tensor
-    frequency: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,22 +74,21 @@ class TokenBitmask:
 class SamplingExtras:
     """What some of N draws ask for beyond `SamplingBatch`; None where nobody does.
 
-    min_p [N] fp32. bitmasks are applied one after the other.
+    has_min_p: some draw has one. bitmasks are applied one after the other.
     num_top: logprobs of the drawn tokens and of this many most probable ones.
     """
 
     penalties: Penalties | None = None
     bias: LogitBias | None = None
     bitmasks: tuple[TokenBitmask, ...] = ()
-    min_p: Tensor | None = None
+    has_min_p: bool = False
     num_top: int | None = None
 
     def part(self, first: int, stop: int) -> SamplingExtras:
         """Of those draws alone. Waits for the device if there is a bias."""
         penalties, bias = self.penalties, self.bias
         if penalties is not None:
-            of_draws = (penalties.slots, penalties.repetition, penalties.presence, penalties.frequency)
-            penalties = Penalties(penalties.token_counts, *(_part(tensor, first, stop) for tensor in of_draws))
+            penalties = Penalties(penalties.token_counts, _part(penalties.slots, first, stop))
         if bias is not None:
             is_part = (bias.rows >= first) & (bias.rows < stop)
             bias = LogitBias(bias.rows[is_part] - first, bias.token_ids[is_part], bias.values[is_part])
@@ -125,7 +96,7 @@ class SamplingExtras:
             penalties,
             bias,
             tuple(TokenBitmask(mask.bitmask, _part(mask.mask_rows, first, stop)) for mask in self.bitmasks),
-            None if self.min_p is None else _part(self.min_p, first, stop),
+            self.has_min_p,
             self.num_top,
         )
 
@@ -147,14 +118,23 @@ class Drawn:
     logprobs: TokenLogprobs | None = None
 
 
-def sample(logits: Tensor, batch: SamplingBatch, min_p: Tensor | None = None) -> Tensor:
+def sample(logits: Tensor, batch: SamplingBatch, *, has_min_p: bool = False) -> Tensor:
     """logits [N, vocab_size] -> ids [N] int64; -1 where a row's logits are not finite.
 
     A draw depends on its row, its parameters, its seed and its position, never on its neighbours.
     """
     if batch.is_greedy:
         return greedy_tokens(logits)
-    return sample_tokens(logits, batch.temperature, batch.top_k, batch.top_p, batch.seeds, batch.positions, min_p)
+    columns = batch.columns
+    return sample_tokens(
+        logits,
+        columns["temperature"],
+        columns["top_k"],
+        columns["top_p"],
+        columns["seeds"],
+        columns["sample_positions"],
+        columns["min_p"] if has_min_p else None,
+    )
 
 
 def draw(logits: Tensor, batch: SamplingBatch, extras: SamplingExtras) -> Drawn:
@@ -165,15 +145,15 @@ def draw(logits: Tensor, batch: SamplingBatch, extras: SamplingExtras) -> Drawn:
             logits,
             penalties.token_counts,
             penalties.slots,
-            penalties.repetition,
-            penalties.presence,
-            penalties.frequency,
+            batch.columns["repetition_penalty"],
+            batch.columns["presence_penalty"],
+            batch.columns["frequency_penalty"],
         )
     if (bias := extras.bias) is not None:
         apply_logit_bias(logits, bias.rows, bias.token_ids, bias.values)
     for mask in extras.bitmasks:
         apply_token_bitmask(logits, mask.bitmask, mask.mask_rows)
-    token_ids = sample(logits, batch, extras.min_p)
+    token_ids = sample(logits, batch, has_min_p=extras.has_min_p)
     if extras.num_top is None:
         return Drawn(token_ids)
     return Drawn(token_ids, token_logprobs(raw, token_ids, extras.num_top))

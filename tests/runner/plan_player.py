@@ -5,10 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
-from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence, SharesGoingOn
+from service.core.iteration_plan import NO_DECODES, IterationPlan, Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
 from service.runner.model_runner import ModelRunner
+from tests.runner.plans import as_decodes
+
+_versions = count(1)
+"""Of decodes: no two players' are the same."""
 
 
 def greedy(max_tokens: int) -> SamplingParams:
@@ -20,6 +25,7 @@ class Playing:
     """One sequence while it runs."""
 
     sequence_id: int
+    row: int
     tokens: list[int]
     num_prompt_tokens: int
     sampling: SamplingParams
@@ -33,13 +39,15 @@ class Playing:
 
 
 class PlanPlayer:
-    """`chunk` prompt tokens an iteration at most; `max_seqs` sequences at a time, later ones join as others end."""
+    """`chunk` prompt tokens an iteration at most; `max_seqs` sequences at a time, later ones join as others end. Who
+    decodes, and did so before, stands among the plan's decodes."""
 
     def __init__(self, runner: ModelRunner, num_blocks: int, block_size: int, seed: int = 0) -> None:
         self._runner = runner
         self._block_size = block_size
         self._free = list(range(num_blocks))
-        self._before: list[ScheduledSequence] = []
+        self._version = next(_versions)
+        self._decoding: list[int] = []
         random.Random(seed).shuffle(self._free)
 
     def generate(
@@ -51,13 +59,16 @@ class PlanPlayer:
         max_seqs: int = 10**9,
     ) -> list[list[int]]:
         params = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
-        waiting = [Playing(i, list(p), len(p), s) for i, (p, s) in enumerate(zip(prompts, params, strict=True))]
+        waiting = [Playing(i, 0, list(p), len(p), s) for i, (p, s) in enumerate(zip(prompts, params, strict=True))]
         every, running, ended = list(waiting), list[Playing](), list[int]()
+        free_rows = [*range(1, 1 + min(len(prompts), 2 * max_seqs))]
         while waiting or running:
             while waiting and len(running) < max_seqs:
+                waiting[0].row = free_rows.pop()
                 running.append(waiting.pop(0))
             self._step(running, tuple(ended), chunk)
-            ended = [p.sequence_id for p in running if self._is_done(p)]
+            free_rows += ended
+            ended = [p.row for p in running if self._is_done(p)]
             for playing in running:
                 if self._is_done(playing):
                     self._free.extend(playing.blocks)
@@ -65,14 +76,18 @@ class PlanPlayer:
         self._runner.launch(IterationPlan((), released=tuple(ended))).wait()
         return [playing.output for playing in every]
 
-    def _step(self, running: Sequence[Playing], released: tuple[int, ...], chunk: int) -> None:
+    def _step(self, running: list[Playing], released: tuple[int, ...], chunk: int) -> None:
+        running.sort(key=lambda playing: not _is_steady(playing))  # those stand first in the result
+        steady = [playing for playing in running if _is_steady(playing)]
+        if [playing.sequence_id for playing in steady] != self._decoding:
+            self._version, self._decoding = next(_versions), [playing.sequence_id for playing in steady]
         scheduled = [self._schedule(playing, chunk) for playing in running]
-        shares = going_on(self._before, scheduled) if _goes_on(self._before, scheduled) else tuple(scheduled)
-        self._before = scheduled
-        result = iter(self._runner.launch(IterationPlan(shares, released=released)).wait().token_ids)
-        for playing, share in zip(running, scheduled, strict=True):
-            playing.computed += len(share.token_ids)
-            playing.tokens.extend(next(result) for _ in share.samples)
+        decodes = as_decodes(scheduled[: len(steady)], self._version) if steady else NO_DECODES
+        plan = IterationPlan(tuple(scheduled[len(steady) :]), released=released, decodes=decodes)
+        result = iter(self._runner.launch(plan).wait().token_ids)
+        for playing, item in zip(running, scheduled, strict=True):
+            playing.computed += len(item.token_ids)
+            playing.tokens.extend(next(result) for _ in item.samples)
         assert next(result, None) is None
 
     def _schedule(self, playing: Playing, chunk: int) -> ScheduledSequence:
@@ -84,6 +99,7 @@ class PlanPlayer:
         is_last = end == len(playing.tokens)
         return ScheduledSequence(
             sequence_id=playing.sequence_id,
+            row=playing.row,
             token_ids=token_ids,
             num_computed_tokens=playing.computed,
             table_start=start,
@@ -97,17 +113,6 @@ class PlanPlayer:
         return len(playing.output) >= playing.sampling.max_tokens
 
 
-def going_on(before: Sequence[ScheduledSequence], now: Sequence[ScheduledSequence]) -> SharesGoingOn:
-    """The shares of `now`, made out of those of the plan before."""
-    grown = {place: (share.table_start, share.block_ids) for place, share in enumerate(now) if share.block_ids}
-    return SharesGoingOn(before, now[0].num_computed_tokens - before[0].num_computed_tokens, grown)
-
-
-def _goes_on(before: Sequence[ScheduledSequence], now: Sequence[ScheduledSequence]) -> bool:
-    """Whether the shares are those of the plan before, one token further."""
-    return len(before) == len(now) and all(
-        len(was.token_ids) == len(was.samples) == len(share.token_ids) == len(share.samples) == 1
-        and was.sequence_id == share.sequence_id
-        and was.num_computed_tokens + 1 == share.num_computed_tokens
-        for was, share in zip(before, now, strict=True)
-    )
+def _is_steady(playing: Playing) -> bool:
+    """Whether it decodes, and its last draw was in the iteration before."""
+    return len(playing.output) > 1

@@ -10,6 +10,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from service.runner.decode_inputs import DecodeInputs
+from service.runner.decode_rows import decode_rows
+from service.runner.mixed_inputs import MixedInputs
 
 from service.config import CacheConfig
 from service.core.iteration_plan import BlockCopy, IterationPlan, Sample, ScheduledSequence
@@ -18,11 +21,8 @@ from service.layers import stream_joint
 from service.runner import cuda_graphs
 from service.runner import graph_sizes as sizes_module
 from service.runner.cuda_graphs import StepOutputs
-from service.runner.decode_inputs import DecodeInputs
-from service.runner.decode_rows import decode_rows
 from service.runner.device_block_table import DeviceBlockTable
 from service.runner.graph_sizes import MAX_DECODES, MAX_TOKENS, graph_sizes
-from service.runner.mixed_inputs import MixedInputs
 from service.runner.selective_batching import flatten
 from tests.models.checkpoints import llama, qwen3, random_prompts
 from tests.runner.loading import load

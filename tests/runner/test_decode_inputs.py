@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from service.runner.decode_inputs import DecodeInputs
+from service.runner.decode_rows import decode_rows
 
 from service.core.iteration_plan import Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
-from service.runner.decode_inputs import DecodeInputs
-from service.runner.decode_rows import decode_rows
 from service.runner.sequence_rows import SequenceRows
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from service.runner.decode_inputs import DecodeInputs
+from service.runner.decode_rows import empty_rows
+from service.runner.mixed_inputs import MixedInputs
 
 from service.core.iteration_plan import ScheduledSequence
 from service.core.sampling_params import SamplingParams
-from service.runner.decode_inputs import DecodeInputs
-from service.runner.decode_rows import empty_rows
 from service.runner.device_block_table import DeviceBlockTable
-from service.runner.mixed_inputs import MixedInputs
 from service.runner.selective_batching import flatten
 from service.runner.sequence_rows import NO_CHANGES, SequenceRows
 

@@ -4,11 +4,11 @@ import random
 
 import numpy as np
 import pytest
+from service.runner.share_columns import share_columns
 
 from service.core.iteration_plan import LockstepShares, MixedShares, Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
 from service.runner.sequence_rows import SequenceRows
-from service.runner.share_columns import share_columns
 
 
 def random_share(chance, sequence_id, num_tokens, num_samples):

@@ -4,11 +4,11 @@ import random
 
 import pytest
 import torch
+from service.runner.mixed_inputs import MixedInputs
 
 from service.core.iteration_plan import Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
 from service.runner.graph_sizes import GraphSize, most_prompts
-from service.runner.mixed_inputs import MixedInputs
 from service.runner.selective_batching import flatten
 from service.runner.sequence_rows import SequenceRows
 

@@ -4,10 +4,10 @@ import random
 
 import numpy as np
 import pytest
+from service.runner.decode_rows import PADDING, decode_rows, empty_rows, go_on, is_decode, pad_into
 
 from service.core.iteration_plan import PENDING_TOKEN_ID, Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
-from service.runner.decode_rows import PADDING, decode_rows, empty_rows, go_on, is_decode, pad_into
 from service.runner.selective_batching import flatten
 from service.runner.sequence_rows import SequenceRows
 from tests.runner.plan_player import going_on

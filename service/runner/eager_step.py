@@ -1,0 +1,92 @@
+"""A step kernel by kernel, by tensors made for it: the way that takes every plan, and the twin of all others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache, partial
+
+import torch
+from torch import Tensor
+
+from service.models.causal_lm import CausalLM
+from service.runner.drawn_ids import DrawnIds
+from service.runner.draws import LogitsOf, draw_all
+from service.runner.forward_pass import ForwardPass
+from service.runner.grammar_masks import with_grammar_masks
+from service.runner.launched_iteration import Outputs
+from service.runner.logprobs import DrawLogprobs, score_prompts
+from service.runner.sampling_rows import SamplingRows
+from service.runner.sequence_rows import SequenceRows
+from service.runner.staging import to_device
+from service.runner.staging_turns import PendingTokenIds
+from service.runner.step_ways import Step
+from service.sampling.sampler import SamplingBatch
+
+
+class EagerStep:
+    """A StepWay. Ways that compute the hidden states or the logits otherwise use its beginning and its end."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        forward_pass: ForwardPass,
+        rows: SequenceRows,
+        sampling_rows: SamplingRows,
+        drawn: DrawnIds,
+        vocab_size: int,
+        device: torch.device,
+    ) -> None:
+        self._model = model
+        self._forward_pass = forward_pass
+        self._rows = rows
+        self._sampling_rows = sampling_rows
+        self._drawn = drawn
+        self._vocab_size = vocab_size
+        self._device = device
+
+    def takes(self, step: Step) -> bool:
+        return True
+
+    def compute(self, step: Step) -> Outputs:
+        batch, planned, tensors = step.batch, step.columns, self.begin(step)
+        if not step.has_targets:
+            return self.draw_from(self._forward_pass.of_logit_rows(planned, batch, tensors), step, tensors)
+        hidden = self._forward_pass.of_all_tokens(planned, batch, tensors)
+        prompt_logprobs = score_prompts(
+            step.plan.scheduled, batch, hidden, self._model.compute_logits, self._vocab_size, self._device
+        )
+        outputs = self.draw_from(hidden.index_select(0, tensors["logit_rows"]), step, tensors)
+        return replace(outputs, prompt_logprobs=prompt_logprobs)
+
+    def begin(self, step: Step) -> dict[str, Tensor]:
+        """The batch's arrays on the device, pending ids filled in; what is remembered for draws is up to date."""
+        batch = step.batch
+        step.turn.begins()
+        tensors = to_device(batch.arrays(), self._device, step.turn)
+        self._drawn.grow(self._rows.num_rows)
+        if batch.has_pending:
+            self._drawn.fill_in(tensors["token_ids"], tensors["rows"][: batch.num_decode])
+        if not batch.is_plain:
+            self._sampling_rows.update(step.plan.scheduled, step.columns, batch, tensors["token_ids"])
+        return tensors
+
+    def draw_from(self, hidden: Tensor, step: Step, tensors: Mapping[str, Tensor]) -> Outputs:
+        """hidden: of the batch's `logit_rows`, perhaps none."""
+        if not len(step.batch.logit_rows):
+            return Outputs(PendingTokenIds(tensors["token_ids"], 0, step.turn))
+        return self.draw(lambda first, stop: self._model.compute_logits(hidden[first:stop]), step, tensors)
+
+    def draw(self, logits_of: LogitsOf, step: Step, tensors: Mapping[str, Tensor]) -> Outputs:
+        """All draws of the batch, at least one. tensors: by `begin`."""
+        batch, asked = step.batch, list[int | None]()
+        extras = None
+        if not batch.is_plain:
+            extras, asked = self._sampling_rows.extras(batch)
+        extras_of = cache(partial(with_grammar_masks, extras, step.plan.masks, self._device))
+        of_draws = {name: tensors[name] for name in batch.draws}
+        parameters = SamplingBatch(of_draws, is_greedy=not batch.draws["temperature"].any())
+        drawn = draw_all(batch, logits_of, parameters, extras_of)
+        self._drawn.note(tensors["draw_rows"], drawn.token_ids)
+        logprobs = None if drawn.logprobs is None else DrawLogprobs(drawn.logprobs, asked)
+        return Outputs(PendingTokenIds(drawn.token_ids, batch.num_draws, step.turn), logprobs)

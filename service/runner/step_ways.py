@@ -1,0 +1,57 @@
+"""Ways of computing a plan's step: each says whether it can, and the runner takes the first that does."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Protocol
+
+from service.core.iteration_plan import IterationPlan
+from service.runner.launched_iteration import Outputs
+from service.runner.plan_columns import PlanColumns, plan_columns
+from service.runner.selective_batching import FlatBatch, flatten
+from service.runner.sequence_rows import SequenceRows
+from service.runner.staging_turns import StagingTurn
+
+
+class Step:
+    """A plan that computes something, and what it was turned into so far: ways that are asked share it.
+
+    turn: the iteration's.
+    """
+
+    def __init__(self, plan: IterationPlan, turn: StagingTurn, rows: SequenceRows, block_size: int) -> None:
+        self.plan = plan
+        self.turn = turn
+        self._rows = rows
+        self._block_size = block_size
+
+    @cached_property
+    def columns(self) -> PlanColumns:
+        """SequenceRows has taken over what the plan says has changed."""
+        return plan_columns(self.plan, self._rows)
+
+    @cached_property
+    def batch(self) -> FlatBatch:
+        return flatten(self.columns, self._rows, self._block_size)
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether the columns of every batch say all about the draws."""
+        return self.plan.masks is None and not self._rows["asks_more"][self.columns.rows].any()
+
+    @cached_property
+    def has_targets(self) -> bool:
+        """Whether logprobs of a prompt are wanted."""
+        return not self.batch.is_plain and any(item.targets for item in self.plan.scheduled)
+
+
+class StepWay(Protocol):
+    """One way of computing steps. Engine thread."""
+
+    def takes(self, step: Step) -> bool:
+        """Whether `compute` can compute this step, here and now."""
+        ...
+
+    def compute(self, step: Step) -> Outputs:
+        """Launch it: a step that it `takes`."""
+        ...
