@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import torch
 
-from service.runner.staging_turns import IdsOnTheirWay
+from service.runner.staging_turns import PendingTokenIds
 
 
-class FaultyIds(IdsOnTheirWay):
+class FaultyIds(PendingTokenIds):
     """The device has failed."""
 
     def __init__(self) -> None:

@@ -5,17 +5,17 @@ import torch
 from service.core.iteration_plan import ScheduledSequence
 from service.core.sampling_params import SamplingParams
 from service.runner.attention_inputs import attention_inputs
-from service.runner.selective_batching import flatten
 from service.runner.sequence_rows import SequenceRows
 from service.runner.staging import to_device
+from tests.runner.plans import flat
 
 
 def share(sequence_id, num_tokens, computed, block_ids):
-    return ScheduledSequence(sequence_id, (9,) * num_tokens, computed, 0, block_ids, SamplingParams(max_tokens=1), ())
+    return ScheduledSequence(sequence_id, sequence_id + 1, (9,) * num_tokens, computed, 0, block_ids, SamplingParams(max_tokens=1), ())
 
 
 def inputs(*shares):
-    batch = flatten(shares, SequenceRows(4, 8), 4)
+    batch = flat(shares, SequenceRows(4, 8), 4)
     return attention_inputs(batch, to_device(batch.arrays(), torch.device("cpu")), 4)
 
 

@@ -36,7 +36,7 @@ def plan(kinds):
         samples = tuple(Sample(i, 100 * i + seed) for seed in seeds)
         num_draws += len(samples)
         shares.append(
-            ScheduledSequence(i, tuple(prompt), 0, 0, (2 * i, 2 * i + 1), params, samples, Past((), len(prompt)))
+            ScheduledSequence(i, i + 1, tuple(prompt), 0, 0, (2 * i, 2 * i + 1), params, samples, Past((), len(prompt)))
         )
     masks = FixedMasks([-1] * (num_draws - 1) + [0], [[7, 8, 11]], 301)
     return IterationPlan(tuple(shares), masks=masks if len(kinds) > 1 else None)
@@ -44,7 +44,7 @@ def plan(kinds):
 
 def outcome(runner, plan):
     result = runner.launch(plan).wait()
-    runner.launch(IterationPlan((), released=tuple(range(len(PROMPTS))))).wait()
+    runner.launch(IterationPlan((), released=tuple(range(1, len(PROMPTS) + 1)))).wait()
     return result.token_ids, result.logprobs
 
 
@@ -100,7 +100,7 @@ def test_one_draw_that_does_not_fit_is_a_fault(runner, monkeypatch):
     monkeypatch.setattr(runner._model, "compute_logits", compute_logits)
     with pytest.raises(torch.OutOfMemoryError):
         runner.launch(plan(KINDS[:1]))
-    runner.launch(IterationPlan((), released=tuple(range(len(PROMPTS))))).wait()
+    runner.launch(IterationPlan((), released=tuple(range(1, len(PROMPTS) + 1)))).wait()
 
 
 @pytest.mark.gpu
@@ -113,6 +113,7 @@ def test_what_a_graph_computed_is_drawn_in_parts_too(tmp_path, monkeypatch):
         shares = [
             ScheduledSequence(
                 i,
+                i + 1,
                 (5 + i,),
                 0,
                 0,

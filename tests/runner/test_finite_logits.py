@@ -54,7 +54,7 @@ def test_a_model_that_fails_with_one_token_alone_is_served_and_the_log_tells(tmp
     with caplog.at_level(logging.WARNING):
         loaded = load(damage(llama(tmp_path), spoil))
     assert "no finite logits after these tokens: [0]" in caplog.text
-    assert not loaded.runner._rows, "the prompts that were tried are forgotten"
+    assert not len(loaded.runner._sampling_rows), "the prompts that were tried are forgotten"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from tests.runner.faulty_ids import FaultyIds
 def test_a_fault_of_the_device_is_told_by_who_waits_for_the_result():
     storage = KvStorage(KvLayout(1, 1, 8, 4, torch.float32), 2, torch.device("cpu"))
     transfer = KvTransfer(storage, PlainHostBlocks(storage.layout, 0, pinned=False))
-    launched = LaunchedIteration(Outputs(FaultyIds()), transfer, awaits_transfer=False, is_replayed=False)
+    launched = LaunchedIteration(Outputs(FaultyIds()), transfer, awaits_transfer=False)
     assert launched.is_done()
     with pytest.raises(RuntimeError, match="illegal"):
         launched.wait()

@@ -7,20 +7,20 @@ from kernels.token_logprobs import token_logprobs
 from service.core.iteration_plan import ScheduledSequence
 from service.core.sampling_params import SamplingParams
 from service.runner.logprobs import DrawLogprobs, score_prompts
-from service.runner.selective_batching import flatten
 from service.runner.sequence_rows import SequenceRows
+from tests.runner.plans import flat
 
 CPU = torch.device("cpu")
 
 
 def share(sequence_id, ids, targets, num):
     params = SamplingParams(max_tokens=1, num_prompt_logprobs=num)
-    return ScheduledSequence(sequence_id, tuple(ids), 0, 0, (sequence_id,), params, (), None, tuple(targets))
+    return ScheduledSequence(sequence_id, sequence_id + 1, tuple(ids), 0, 0, (sequence_id,), params, (), None, tuple(targets))
 
 
 def test_each_sequence_gets_the_scores_of_its_own_rows():
     shares = [share(0, (4, 5, 6), (5, 6), 2), share(1, (9,), (), None), share(2, (7,), (8,), 0)]
-    batch = flatten(shares, SequenceRows(4, 4), 16)
+    batch = flat(shares, SequenceRows(4, 4), 16)
     head, hidden = torch.randn(30, 8), torch.randn(5, 8)
     scores = score_prompts(shares, batch, hidden, lambda x: x @ head.T, 30, CPU)
     assert scores is not None
@@ -37,7 +37,7 @@ def test_each_sequence_gets_the_scores_of_its_own_rows():
 
 def test_nobody_with_targets_costs_nothing():
     shares = [share(1, (9,), (), None)]
-    batch = flatten(shares, SequenceRows(4, 4), 16)
+    batch = flat(shares, SequenceRows(4, 4), 16)
     assert score_prompts(shares, batch, torch.zeros(1, 8), lambda x: 1 / 0, 30, CPU) is None
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from service.runner import staging_turns
-from service.runner.staging_turns import IdsOnTheirWay, PinnedPart, StagingTurns
+from service.runner.staging_turns import PendingTokenIds, PinnedPart, StagingTurns
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -103,7 +103,7 @@ def test_no_memory_is_written_again_before_its_copies_have_run(seed, late):
             continue  # the launch has failed
         turn.begins()
         num_drawn = chance.choice([0, 1, 5, 40_000])
-        ids = IdsOnTheirWay(IdsOfLateDevice(late, np.full(max(1, num_drawn), number)), num_drawn, turn)
+        ids = PendingTokenIds(IdsOfLateDevice(late, np.full(max(1, num_drawn), number)), num_drawn, turn)
         assert not ids.is_done()
         under_way.append((ids, (number,) * num_drawn))
         while len(under_way) > chance.choice([0, 1, 1, 1, 6]):
@@ -125,7 +125,7 @@ def test_two_iterations_under_way_need_two_turns(late):
         turn = turns.take()
         made.add(id(turn))
         turn.begins()
-        waiting.append((turn, IdsOnTheirWay(IdsOfLateDevice(late, np.ones(3)), 3, turn)))
+        waiting.append((turn, PendingTokenIds(IdsOfLateDevice(late, np.ones(3)), 3, turn)))
         if len(waiting) > 1:
             waiting.pop(0)[1].wait()
     assert len(made) == 2
@@ -135,7 +135,7 @@ def test_a_fault_of_the_device_keeps_the_turn(late, monkeypatch):
     turns = StagingTurns(torch.device("cuda"))
     turn = turns.take()
     turn.begins()
-    ids = IdsOnTheirWay(IdsOfLateDevice(late, np.ones(3)), 3, turn)
+    ids = PendingTokenIds(IdsOfLateDevice(late, np.ones(3)), 3, turn)
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="illegal"):
         patch.setattr(late, "run_until", lambda number: (_ for _ in ()).throw(RuntimeError("illegal")))
         ids.wait()
@@ -149,7 +149,7 @@ def test_ids_come_back(device):
     all_of_them, some, none = (turns.take() for _ in range(3))
     for turn in (all_of_them, some, none):
         turn.begins()
-    under_way = [IdsOnTheirWay(ids, num, turn) for num, turn in ((3, all_of_them), (1, some), (0, none))]
+    under_way = [PendingTokenIds(ids, num, turn) for num, turn in ((3, all_of_them), (1, some), (0, none))]
     ids.fill_(0) if device == "cuda" else None  # behind the copies
     assert [one.wait() for one in under_way] == [(3, -1, 2**40), (3,), ()]
     assert all(one.is_done() for one in under_way)
@@ -179,7 +179,7 @@ def test_the_seconds_are_the_devices_and_from_the_moment_noted_last():
         torch.cuda._sleep(10**9)  # part of no step
         turn.begins()
         torch.cuda._sleep(10**6)
-        under_way = IdsOnTheirWay(ids, 3, turn)
+        under_way = PendingTokenIds(ids, 3, turn)
         end.record()
         under_way.wait()
         end.synchronize()
