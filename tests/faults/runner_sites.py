@@ -12,23 +12,23 @@ _BEFORE: tuple[Moment, ...] = ("before",)
 
 RUNNER_SITES = (
     FaultSite("launch", f"{_RUNNER}.model_runner:ModelRunner._compute", Reach.ITERATION, OutOfMemoryError),
-    FaultSite("wait_for_ids", f"{_RUNNER}.staging_turns:IdsOnTheirWay.wait", Reach.ITERATION),
-    FaultSite("batch", f"{_RUNNER}.model_runner:flatten", Reach.ITERATION, MemoryError, moments=_BEFORE),
+    FaultSite("wait_for_ids", f"{_RUNNER}.staging_turns:PendingTokenIds.wait", Reach.ITERATION),
+    FaultSite("batch", f"{_RUNNER}.step_ways:flatten", Reach.ITERATION, MemoryError, moments=_BEFORE),
     FaultSite(
-        "sequence_row", f"{_RUNNER}.sequence_rows:SequenceRows.update", Reach.ITERATION, MemoryError, moments=_BEFORE
+        "sequence_row", f"{_RUNNER}.sequence_rows:SequenceRows.remember", Reach.ITERATION, MemoryError, moments=_BEFORE
     ),
-    FaultSite("to_device", f"{_RUNNER}.model_runner:to_device", Reach.ITERATION, OutOfMemoryError, moments=_BEFORE),
+    FaultSite("to_device", f"{_RUNNER}.eager_step:to_device", Reach.ITERATION, OutOfMemoryError, moments=_BEFORE),
     FaultSite(
         "forward", f"{_RUNNER}.forward_pass:ForwardPass.compute", Reach.ITERATION, OutOfMemoryError, moments=_BEFORE
     ),
     FaultSite(
         "logits", "service.models.llama:Llama.compute_logits", Reach.ITERATION, OutOfMemoryError, moments=_BEFORE
     ),
-    FaultSite("sample", f"{_RUNNER}.model_runner:draw_all", Reach.ITERATION, OutOfMemoryError, moments=_BEFORE),
+    FaultSite("sample", f"{_RUNNER}.eager_step:draw_all", Reach.ITERATION, OutOfMemoryError, moments=_BEFORE),
     FaultSite("note_drawn", f"{_RUNNER}.drawn_ids:DrawnIds.note", Reach.ITERATION, moments=_BEFORE),
     FaultSite("fill_in_drawn", f"{_RUNNER}.drawn_ids:DrawnIds.fill_in", Reach.ITERATION, moments=_BEFORE),
     FaultSite(
-        "score_prompts", f"{_RUNNER}.model_runner:score_prompts", Reach.ITERATION, OutOfMemoryError, moments=_BEFORE
+        "score_prompts", f"{_RUNNER}.eager_step:score_prompts", Reach.ITERATION, OutOfMemoryError, moments=_BEFORE
     ),
     FaultSite("logprobs", f"{_RUNNER}.logprobs:DrawLogprobs.wait", Reach.ITERATION, moments=_BEFORE),
     FaultSite("prompt_logprobs", f"{_RUNNER}.logprobs:PromptLogprobs.wait", Reach.ITERATION, moments=_BEFORE),
@@ -39,7 +39,7 @@ RUNNER_SITES = (
     ),
     FaultSite("load_block", f"{_RUNNER}.host_blocks:PlainHostBlocks.load", Reach.ITERATION, moments=_BEFORE),
     FaultSite("finished_transfers", f"{_RUNNER}.kv_transfer:KvTransfer.take_finished", Reach.ITERATION),
-    FaultSite("wait_for_masks", f"{_RUNNER}.model_runner:with_grammar_masks", Reach.ITERATION, moments=_BEFORE),
+    FaultSite("wait_for_masks", f"{_RUNNER}.eager_step:with_grammar_masks", Reach.ITERATION, moments=_BEFORE),
     FaultSite(
         "fill_masks",
         "service.structured.token_bitmask:TokenBitmask._fill",
@@ -47,7 +47,7 @@ RUNNER_SITES = (
         MemoryError,
         moments=_BEFORE,
     ),
-    FaultSite("release_row", f"{_RUNNER}.sequence_rows:SequenceRows.release", Reach.ITERATION, moments=_BEFORE),
+    FaultSite("release_row", f"{_RUNNER}.sampling_rows:SamplingRows.release", Reach.ITERATION, moments=_BEFORE),
     FaultSite("sampling_rows", f"{_RUNNER}.sampling_rows:SamplingRows.update", Reach.ITERATION, moments=_BEFORE),
     FaultSite("sampling_row", f"{_RUNNER}.sampling_rows:SamplingRows._make_row", Reach.REQUEST, moments=_BEFORE),
     FaultSite("sampling_extras", f"{_RUNNER}.sampling_rows:SamplingRows.extras", Reach.ITERATION, moments=_BEFORE),

@@ -11,7 +11,9 @@ from tests.runner.plans import flat
 
 
 def share(sequence_id, num_tokens, computed, block_ids):
-    return ScheduledSequence(sequence_id, sequence_id + 1, (9,) * num_tokens, computed, 0, block_ids, SamplingParams(max_tokens=1), ())
+    return ScheduledSequence(
+        sequence_id, sequence_id + 1, (9,) * num_tokens, computed, 0, block_ids, SamplingParams(max_tokens=1), ()
+    )
 
 
 def inputs(*shares):

@@ -10,9 +10,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from service.runner.decode_inputs import DecodeInputs
-from service.runner.decode_rows import decode_rows
-from service.runner.mixed_inputs import MixedInputs
 
 from service.config import CacheConfig
 from service.core.iteration_plan import BlockCopy, IterationPlan, Sample, ScheduledSequence
@@ -20,13 +17,16 @@ from service.core.sampling_params import SamplingParams
 from service.layers import stream_joint
 from service.runner import cuda_graphs
 from service.runner import graph_sizes as sizes_module
-from service.runner.cuda_graphs import StepOutputs
+from service.runner.decode_batch import decode_columns
 from service.runner.device_block_table import DeviceBlockTable
+from service.runner.graph_inputs import DecodeInputs, MixedInputs
 from service.runner.graph_sizes import MAX_DECODES, MAX_TOKENS, graph_sizes
+from service.runner.graph_step import StepOutputs
 from service.runner.selective_batching import flatten
 from tests.models.checkpoints import llama, qwen3, random_prompts
 from tests.runner.loading import load
 from tests.runner.plan_player import PlanPlayer, greedy
+from tests.runner.plans import planned
 
 PROMPTS = random_prompts(48)
 CACHE = CacheConfig(block_size=16, memory_utilization=0.9, memory_bytes=64 << 20)
@@ -55,29 +55,29 @@ def test_a_padded_size_draws_what_the_flat_batch_draws(mixed, tmp_path):
     params = [replace(p, min_p=0.0, logit_bias=()) for p in random_params(8, 0)]
     prompts = [PROMPTS[i][: 9 + i] for i in range(8)]
     draws = [(Sample(i, params[i].seed),) for i in range(8)]
-    shares = [ScheduledSequence(i, tuple(prompts[i]), 0, 0, (i + 3,), params[i], draws[i]) for i in range(8)]
+    shares = [ScheduledSequence(i, i + 1, tuple(prompts[i]), 0, 0, (i + 3,), params[i], draws[i]) for i in range(8)]
     first = runner.launch(IterationPlan(tuple(shares[:5]))).wait().token_ids
-    steps = [ScheduledSequence(i, (first[i],), 9 + i, 0, (), params[i], draws[i]) for i in range(5)]
+    steps = [ScheduledSequence(i, i + 1, (first[i],), 9 + i, 0, (), params[i], draws[i]) for i in range(5)]
     if mixed:  # among the decodes, two prompts, and the beginning of one, which draws nothing
         beginning = shares[7]._replace(token_ids=shares[7].token_ids[:5], samples=())
         choices = shares[5]._replace(samples=tuple(Sample(100 + i, i) for i in range(4)))
         steps = [steps[0], choices, *steps[1:3], beginning, *steps[3:], shares[6]]
     with torch.inference_mode():
-        batch = flatten(steps, runner._rows, 16)
+        columns = planned(steps, runner._rows)
         table = DeviceBlockTable(runner._rows, torch.device("cpu"))
         table.take_changes(0)
         inputs = MixedInputs(56, 6, table.tensor, 16) if mixed else DecodeInputs(8, table.tensor, 16)
         if mixed:
-            inputs.fill(batch)
+            inputs.fill(flatten(columns, runner._rows, 16))
         else:
-            inputs.fill(decode_rows(steps, runner._rows, 16))
+            inputs.fill(decode_columns(columns, runner._rows, 16))
         inputs.fetch()
-        padded = runner._step.whole(inputs.step).token_ids.tolist()
+        padded = runner._graph_step.whole(inputs.step).token_ids.tolist()
     want = list(runner.launch(IterationPlan(tuple(steps))).wait().token_ids)
     assert padded[: len(want)] == want
 
 
-class InLockstep:
+class SideBySide:
     """A runner with graphs and one without carry out the same plans and must draw the same ids."""
 
     def __init__(self, graphed, eager):
@@ -127,10 +127,11 @@ def without_capture(request, tmp_path, monkeypatch):
     return loaded, eager
 
 
-def test_steps_at_fixed_places_draw_what_flat_batches_draw(without_capture):
+def test_steps_at_fixed_places_draw_what_flat_batches_draw(without_capture, monkeypatch):
     """Without a GPU, all but the capture: which size is taken, its padding, and the block table that steps keep."""
     loaded, eager = without_capture
-    both = InLockstep(loaded.runner, eager.runner)
+    again = count_replays(loaded.runner, monkeypatch, "replay_again")
+    both = SideBySide(loaded.runner, eager.runner)
     player = PlanPlayer(both, loaded.num_blocks, 16)
     chance = random.Random(2)
     while both.num_plans < 500:
@@ -140,6 +141,7 @@ def test_steps_at_fixed_places_draw_what_flat_batches_draw(without_capture):
             chance.sample(PROMPTS, count), random_params(count, both.num_plans), chunk=chunk, max_seqs=max_seqs
         )
     assert both.num_replayed > 150
+    assert len(again) > 50
 
 
 @pytest.fixture
@@ -152,12 +154,12 @@ def prompt_with_choices(first_id, num_draws):
     """Of a prompt beside others, in blocks of its own: its logits serve all choices."""
     params = SamplingParams(max_tokens=2, temperature=0.9)
     draws = tuple(Sample(first_id + i, first_id + i) for i in range(num_draws))
-    return ScheduledSequence(first_id, tuple(PROMPTS[0][:9]), 0, 0, (first_id % 90,), params, draws)
+    return ScheduledSequence(first_id, first_id % 23, tuple(PROMPTS[0][:9]), 0, 0, (first_id % 90,), params, draws)
 
 
 def check_choices(graphed, eager):
     """Choices of two prompts, more draws than tokens, beside a decode: one replay, the ids of the flat batch."""
-    both = InLockstep(graphed, eager)
+    both = SideBySide(graphed, eager)
     alone = prompt_with_choices(31, 1)
     both.launch(IterationPlan((alone,)))
     decode = alone._replace(token_ids=(7,), num_computed_tokens=9, table_start=1, block_ids=())
@@ -188,9 +190,9 @@ def test_500_random_mixed_batches(save, tmp_path, monkeypatch):
     """In fp32, where the shapes of matrix products do not decide what is drawn."""
     folder = save(tmp_path)
     loaded, eager = load(folder, device="cuda"), load(folder, device="cuda", enforce_eager=True)
-    names = ("replay", "replay_going_on", "replay_mixed")
-    decodes, going_on, mixed = (count_replays(loaded.runner, monkeypatch, name) for name in names)
-    both = InLockstep(loaded.runner, eager.runner)
+    names = ("replay", "replay_again", "replay_mixed")
+    decodes, again, mixed = (count_replays(loaded.runner, monkeypatch, name) for name in names)
+    both = SideBySide(loaded.runner, eager.runner)
     player = PlanPlayer(both, loaded.num_blocks, 16)
     chance = random.Random(1)
     while both.num_plans < 500:
@@ -201,7 +203,8 @@ def test_500_random_mixed_batches(save, tmp_path, monkeypatch):
         )
     assert len(decodes) > 100
     assert len(mixed) > 30
-    assert both.num_replayed == len(decodes) + len(going_on) + len(mixed)
+    assert both.num_replayed == len(decodes) + len(again) + len(mixed)
+    assert len(again) > 30
 
 
 def compare_with_twins(runner, monkeypatch):
@@ -211,7 +214,7 @@ def compare_with_twins(runner, monkeypatch):
     def compared(step, num_draws, turn):
         outputs = run(step, num_draws, turn)
         logits, ids = outputs.logits[:num_draws].clone(), outputs.token_ids[:num_draws].clone()
-        parts, inputs = runner._step, step.inputs.step
+        parts, inputs = runner._graph_step, step.inputs.step
         num_drawn = len(inputs.draw_rows) if isinstance(step.outputs, StepOutputs) else num_draws
         twin = parts.draw(parts.hidden(inputs), inputs, num_drawn)
         assert torch.equal(twin.logits[:num_draws], logits)
@@ -251,7 +254,7 @@ def test_every_size_of_a_large_service_computes_its_twin_bit_for_bit(tmp_path, m
     )
     runner = loaded.runner
     replayed = compare_with_twins(runner, monkeypatch)
-    for cache in runner._storage.layers:
+    for cache in runner.storage.layers:
         cache.keys.normal_()
         cache.values.normal_()
     chance = random.Random(0)
@@ -268,9 +271,9 @@ def test_every_size_of_a_large_service_computes_its_twin_bit_for_bit(tmp_path, m
             computed = chance.randint(1, 40)
             table = tuple(next(blocks) for _ in range(-(-(computed + length) // 16)))
             tokens = tuple(chance.randrange(3, 200) for _ in range(length))
-            shares.append(ScheduledSequence(i, tokens, computed, 0, table, params[i % 5], (Sample(i, i),)))
+            shares.append(ScheduledSequence(i, i + 1, tokens, computed, 0, table, params[i % 5], (Sample(i, i),)))
         runner.launch(IterationPlan(tuple(shares))).wait()
-        runner.launch(IterationPlan((), released=tuple(range(len(lengths))))).wait()
+        runner.launch(IterationPlan((), released=tuple(range(1, 1 + len(lengths))))).wait()
     assert len(replayed) == len(graph_sizes(MAX_DECODES, MAX_TOKENS))
     assert len({id(inputs) for inputs in replayed}) == len(replayed)
 
@@ -306,9 +309,9 @@ def test_no_launch_waits_for_the_device(enforce_eager, tmp_path):
     player.generate(PROMPTS[:20], random_params(20, 3), chunk=31, max_seqs=9)
     player.generate(PROMPTS[:9], greedy(4))
     draws = tuple(Sample(900 + i, i) for i in range(4))
-    share = ScheduledSequence(900, (1, 2, 3), 0, 0, (5,), SamplingParams(max_tokens=2, temperature=0.9), draws)
+    share = ScheduledSequence(900, 9, (1, 2, 3), 0, 0, (5,), SamplingParams(max_tokens=2, temperature=0.9), draws)
     runner.launch(IterationPlan((share,), copies=(BlockCopy(1, 7), BlockCopy(2, 8))))
-    runner.launch(IterationPlan((), released=(900,)))
+    runner.launch(IterationPlan((), released=(9,)))
 
 
 @pytest.mark.gpu
@@ -332,6 +335,6 @@ def test_nothing_is_compiled_while_serving(save, tmp_path, monkeypatch):
     loaded.runner.launch(IterationPlan((), copies=(BlockCopy(1, 2),))).wait()
     loaded.runner.launch(IterationPlan((), copies=tuple(BlockCopy(i, 40 + i) for i in range(16)))).wait()
     draws = tuple(Sample(900 + i, i) for i in range(16))
-    share = ScheduledSequence(900, (1,) * 16, 0, 0, (5,), SamplingParams(max_tokens=2, temperature=0.9), draws)
+    share = ScheduledSequence(900, 9, (1,) * 16, 0, 0, (5,), SamplingParams(max_tokens=2, temperature=0.9), draws)
     loaded.runner.launch(IterationPlan((share,))).wait()
     assert compiled == []

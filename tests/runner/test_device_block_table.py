@@ -2,25 +2,23 @@ from __future__ import annotations
 
 import pytest
 import torch
-from service.runner.decode_inputs import DecodeInputs
-from service.runner.decode_rows import empty_rows
-from service.runner.mixed_inputs import MixedInputs
 
 from service.core.iteration_plan import ScheduledSequence
 from service.core.sampling_params import SamplingParams
 from service.runner.device_block_table import DeviceBlockTable
-from service.runner.selective_batching import flatten
+from service.runner.graph_inputs import DecodeInputs, MixedInputs
 from service.runner.sequence_rows import NO_CHANGES, SequenceRows
+from tests.runner.plans import flat, planned
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def share(sequence_id, block_ids, start=0):
     params = SamplingParams(max_tokens=1)
-    return ScheduledSequence(sequence_id, (0,), 0, start, tuple(block_ids), params, ())
+    return ScheduledSequence(sequence_id, sequence_id + 1, (0,), 0, start, tuple(block_ids), params, ())
 
 
-NO_PROMPT = flatten([share(7, ())], SequenceRows(1, 6), 4)
+NO_PROMPT = flat([share(0, ())], SequenceRows(1, 6), 4)
 CHANGES = ([share(0, (4, 5)), share(1, (9,))], [], [share(0, (7,), 2), share(1, (8, 3), 0)], [share(2, (1,))])
 
 
@@ -30,8 +28,8 @@ def test_follows_the_rows_at_once_where_there_is_no_room_for_changes(device):
     table = DeviceBlockTable(rows, torch.device(device))
     address = table.tensor.data_ptr()
     for changes in CHANGES:
-        for change in changes:
-            rows.update(change)
+        if changes:
+            planned(changes, rows)
         assert table.take_changes(0) is NO_CHANGES or not changes
         assert table.tensor.tolist() == rows.block_table.tolist()
     assert table.tensor.data_ptr() == address
@@ -46,11 +44,11 @@ def test_follows_the_rows_by_what_comes_with_a_step(is_mixed, device):
     inputs = MixedInputs(6, 1, table.tensor, 4) if is_mixed else DecodeInputs(6, table.tensor, 4)
     for changes in CHANGES:
         before = rows.block_table.tolist()
-        for change in changes:
-            rows.update(change)
+        if changes:
+            planned(changes, rows)
         taken = table.take_changes(inputs.most_changes)
         assert table.tensor.tolist() == before
-        inputs.fill(NO_PROMPT if is_mixed else empty_rows(0), taken)
+        inputs.fill(NO_PROMPT if is_mixed else {}, taken)
         inputs.fetch()
         table.write(inputs.table_places, inputs.table_values)
         assert table.tensor.tolist() == rows.block_table.tolist()
@@ -61,7 +59,7 @@ def test_rows_that_were_added_are_missing():
     table = DeviceBlockTable(rows, torch.device("cpu"))
     assert table.is_complete
     for i in range(3):
-        rows.update(share(i, (i + 1,)))
+        planned([share(i, (i + 1,))], rows)
     table.take_changes(0)
     assert not table.is_complete
 

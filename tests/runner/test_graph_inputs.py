@@ -4,28 +4,97 @@ import random
 
 import pytest
 import torch
-from service.runner.mixed_inputs import MixedInputs
 
-from service.core.iteration_plan import Sample, ScheduledSequence
+from service.core.iteration_plan import PENDING_TOKEN_ID, Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
+from service.runner.decode_batch import decode_columns
+from service.runner.graph_inputs import DecodeInputs, MixedInputs
 from service.runner.graph_sizes import GraphSize, most_prompts
-from service.runner.selective_batching import flatten
-from service.runner.sequence_rows import SequenceRows
+from service.runner.plan_columns import grow_tables
+from service.runner.sequence_rows import NO_CHANGES, SequenceRows
+from tests.runner.plans import as_decodes, flat, planned
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-def share(chance, sequence_id, num_tokens, samples=1):
-    computed = chance.randint(0, 20)
-    blocks = tuple(chance.sample(range(1, 1000), -(-(computed + num_tokens) // 4)))
-    params = SamplingParams(max_tokens=1, temperature=0.1 * sequence_id, top_p=0.5, top_k=sequence_id)
-    draws = tuple(Sample(sequence_id, chance.randrange(2**40)) for _ in range(samples))
-    ids = tuple(chance.randrange(1, 1000) for _ in range(num_tokens))
-    return ScheduledSequence(sequence_id, ids, computed, 0, blocks, params, draws)
+def decodes(*positions):
+    params = SamplingParams(max_tokens=1, temperature=0.5, top_p=0.25, top_k=7)
+    return [
+        ScheduledSequence(i, i + 1, (40 + i,), position, 0, (2 * i + 1, 2 * i + 2), params, (Sample(i, 90 + i),))
+        for i, position in enumerate(positions)
+    ]
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_batch_stands_at_fixed_places_with_padding_behind_it(device):
+def test_decodes_arrive_at_fixed_places_and_the_rest_is_padding(device):
+    rows = SequenceRows(4, 2)
+    table = torch.zeros(rows.block_table.shape, dtype=torch.int32, device=device)
+    inputs = DecodeInputs(4, table, 4)
+    step = inputs.step
+    address = step.token_ids.data_ptr()
+    for positions in ((5, 2), (1, 2, 3, 4), (7,)):
+        values = decode_columns(planned(decodes(*positions), rows), rows, 4)
+        inputs.fill(values)
+        inputs.fetch()
+        count, rest = len(positions), 4 - len(positions)
+        decode, sampling = step.attention.decode, step.sampling.columns
+        assert step.token_ids.tolist() == [*range(40, 40 + count), *[0] * rest]
+        assert step.positions.tolist() == [*positions, *[0] * rest]
+        assert step.attention.slots.slot_mapping.tolist() == [*values["slot_mapping"].tolist(), *[-1] * rest]
+        assert decode.context_lens.tolist() == [*(p + 1 for p in positions), *[0] * rest]
+        for at in (decode.rows, step.decode_rows, step.draw_rows):
+            assert at.tolist() == [*range(1, 1 + count), *[0] * rest]
+        assert decode.block_table is table
+        assert sampling["temperature"].tolist() == [*[0.5] * count, *[0.0] * rest]
+        assert sampling["top_p"].tolist() == [*[0.25] * count, *[1.0] * rest]
+        assert sampling["top_k"].tolist() == [*[7] * count, *[0] * rest]
+        assert sampling["seeds"].tolist() == [*range(90, 90 + count), *[0] * rest]
+        assert sampling["sample_positions"].tolist() == [*(p + 1 for p in positions), *[0] * rest]
+    assert step.token_ids.data_ptr() == address
+
+
+def test_before_any_value_all_is_padding():
+    step = DecodeInputs(3, torch.zeros(5, 2, dtype=torch.int32), 4).step
+    assert step.attention.decode.context_lens.tolist() == [0, 0, 0]
+    assert step.attention.slots.slot_mapping.tolist() == [-1, -1, -1]
+    assert step.sampling.columns["top_p"].tolist() == [1, 1, 1]
+
+
+def test_decodes_of_the_same_version_advance():
+    """And no others: of another version, not one token further, or after steps that were filled in otherwise."""
+    rows = SequenceRows(4, 4)
+    inputs = DecodeInputs(4, torch.zeros(rows.block_table.shape, dtype=torch.int32), 4)
+    first = [item._replace(token_ids=(PENDING_TOKEN_ID,)) for item in decodes(2, 5)]
+    behind = [item._replace(num_computed_tokens=item.num_computed_tokens + 1, block_ids=()) for item in first]
+    inputs.fill(values := decode_columns(planned(first, rows), rows, 4))
+    assert not inputs.can_advance(as_decodes(behind, 1)), "nobody said whose they are"
+    inputs.fill(values, version=1)
+    assert not inputs.can_advance(as_decodes(behind, 2))
+    assert not inputs.can_advance(as_decodes(first, 1))
+    now = as_decodes(behind, 1)
+    assert inputs.can_advance(now)
+    grow_tables(now, rows)
+    inputs.advance(now, rows, 4, NO_CHANGES)
+    inputs.fetch()
+    want = decode_columns(planned(behind, rows), rows, 4)
+    assert inputs.step.positions.tolist() == [*want["positions"].tolist(), 0, 0]
+    assert inputs.step.attention.slots.slot_mapping.tolist() == [*want["slot_mapping"].tolist(), -1, -1]
+    assert inputs.step.attention.decode.context_lens.tolist() == [4, 7, 0, 0]
+    assert inputs.step.sampling.columns["sample_positions"].tolist() == [4, 7, 0, 0]
+    assert inputs.step.token_ids.tolist() == [PENDING_TOKEN_ID] * 2 + [0, 0]
+
+
+def share(chance, row, num_tokens, samples=1):
+    computed = chance.randint(0, 20)
+    blocks = tuple(chance.sample(range(1, 1000), -(-(computed + num_tokens) // 4)))
+    params = SamplingParams(max_tokens=1, temperature=0.1 * row, top_p=0.5, top_k=row)
+    draws = tuple(Sample(row, chance.randrange(2**40)) for _ in range(samples))
+    ids = tuple(chance.randrange(1, 1000) for _ in range(num_tokens))
+    return ScheduledSequence(row, row, ids, computed, 0, blocks, params, draws)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_mixed_batch_stands_at_fixed_places_with_padding_behind_it(device):
     rows = SequenceRows(40, 12)
     table = torch.zeros(rows.block_table.shape, dtype=torch.int32, device=device)
     inputs = MixedInputs(46, 6, table, 4)
@@ -34,33 +103,36 @@ def test_the_batch_stands_at_fixed_places_with_padding_behind_it(device):
         chance = random.Random(seed)
         lengths = [1] * chance.randint(0, 6) + [chance.randint(2, 12) for _ in range(chance.randint(1, 3))]
         chance.shuffle(lengths)
-        scheduled = [share(chance, 10 * seed + i, n, chance.randint(0, 2)) for i, n in enumerate(lengths)]
-        batch = flatten(scheduled, rows, 4)
+        scheduled = [share(chance, 1 + seed + i, n, chance.randint(0, 2)) for i, n in enumerate(lengths)]
+        batch = flat(scheduled, rows, 4)
         inputs.fill(batch)
         inputs.fetch()
-        nd, nt, nn = batch.num_decode, len(batch.token_ids), len(batch.seeds)
+        nd, nt, nn = batch.num_decode, batch.num_tokens, batch.num_draws
         decode, prefill = step.attention.decode, step.attention.prefill
-        assert step.token_ids[:nt].tolist() == batch.token_ids.tolist()
-        assert step.positions[:nt].tolist() == batch.positions.tolist()
-        assert step.attention.slots.slot_mapping[:nt].tolist() == batch.slot_mapping.tolist()
+        context_lens, at = batch.sequences["context_lens"], batch.sequences["rows"]
+        assert step.token_ids[:nt].tolist() == batch.tokens["token_ids"].tolist()
+        assert step.positions[:nt].tolist() == batch.tokens["positions"].tolist()
+        assert step.attention.slots.slot_mapping[:nt].tolist() == batch.tokens["slot_mapping"].tolist()
         assert (step.attention.slots.slot_mapping[nt:] == -1).all()
-        assert decode.context_lens.tolist() == [*batch.context_lens[:nd].tolist(), *[0] * (6 - nd)]
-        assert decode.rows.tolist() == [*batch.rows[:nd].tolist(), *[0] * (6 - nd)]
+        assert decode.context_lens.tolist() == [*context_lens[:nd].tolist(), *[0] * (6 - nd)]
+        assert decode.rows.tolist() == [*at[:nd].tolist(), *[0] * (6 - nd)]
         num_prompts = len(lengths) - nd
-        assert prefill.context_lens.tolist()[:num_prompts] == batch.context_lens[nd:].tolist()
-        assert prefill.rows.tolist()[:num_prompts] == batch.rows[nd:].tolist()
+        assert prefill.context_lens.tolist()[:num_prompts] == context_lens[nd:].tolist()
+        assert prefill.rows.tolist()[:num_prompts] == at[nd:].tolist()
         starts = prefill.query_starts.tolist()
         assert starts[: num_prompts + 1] == batch.query_starts[nd:].tolist()
         assert set(starts[num_prompts:]) == {nt}
         drawn_from = [row for row, num in zip(batch.logit_rows, batch.samples_per_row, strict=True) for _ in range(num)]
         assert step.attention.last.rows[:nn].tolist() == drawn_from
-        last = step.attention.last.decode
+        last, positions = step.attention.last.decode, batch.draws["sample_positions"].tolist()
         assert last.rows[:nn].tolist() == batch.draw_rows.tolist()
-        assert last.context_lens.tolist() == [*batch.sample_positions.tolist(), *[0] * (len(last.rows) - nn)]
+        assert last.context_lens.tolist() == [*positions, *[0] * (len(last.rows) - nn)]
         assert step.draw_rows.tolist() == [*batch.draw_rows.tolist(), *[0] * (GraphSize(46, 6).most_draws - nn)]
-        assert step.sampling.seeds[:nn].tolist() == batch.seeds.tolist()
-        assert step.sampling.top_k[:nn].tolist() == batch.top_k.tolist()
-        assert (step.sampling.temperature[nn:] == 0).all()
+        sampling = step.sampling.columns
+        assert sampling["seeds"][:nn].tolist() == batch.draws["seeds"].tolist()
+        assert sampling["top_k"][:nn].tolist() == batch.draws["top_k"].tolist()
+        assert (sampling["temperature"][nn:] == 0).all()
+        assert (sampling["top_p"][nn:] == 1).all()
     assert step.token_ids.data_ptr() == address
 
 
@@ -68,11 +140,11 @@ def test_the_border_between_decodes_and_prompts_moves():
     """As many tokens, few of them decodes or none: no padding but at the end."""
     chance, rows = random.Random(0), SequenceRows(60, 30)
     inputs = MixedInputs(24, 20, torch.zeros(rows.block_table.shape, dtype=torch.int32), 4)
-    for number, lengths in enumerate(([1] * 20 + [4], [1, 11, 12], [24])):
-        batch = flatten([share(chance, 100 * number + i, n) for i, n in enumerate(lengths)], rows, 4)
+    for lengths in ([1] * 20 + [4], [1, 11, 12], [24]):
+        batch = flat([share(chance, 1 + i, n) for i, n in enumerate(lengths)], rows, 4)
         inputs.fill(batch)
         inputs.fetch()
-        assert inputs.step.token_ids.tolist() == batch.token_ids.tolist()
+        assert inputs.step.token_ids.tolist() == batch.tokens["token_ids"].tolist()
         assert inputs.step.attention.prefill.query_starts.tolist()[: len(lengths) - batch.num_decode + 1] == (
             batch.query_starts[batch.num_decode :].tolist()
         )
@@ -82,5 +154,5 @@ def test_a_step_of_prompts_alone_has_no_decodes():
     rows = SequenceRows(4, 30)
     inputs = MixedInputs(24, 0, torch.zeros(rows.block_table.shape, dtype=torch.int32), 4)
     assert inputs.step.attention.decode is None
-    inputs.fill(flatten([share(random.Random(0), 1, 20)], rows, 4))
-    assert inputs.step.sampling.seeds.shape == (most_prompts(24),)
+    inputs.fill(flat([share(random.Random(0), 1, 20)], rows, 4))
+    assert inputs.step.sampling.columns["seeds"].shape == (most_prompts(24),)

@@ -15,7 +15,9 @@ CPU = torch.device("cpu")
 
 def share(sequence_id, ids, targets, num):
     params = SamplingParams(max_tokens=1, num_prompt_logprobs=num)
-    return ScheduledSequence(sequence_id, sequence_id + 1, tuple(ids), 0, 0, (sequence_id,), params, (), None, tuple(targets))
+    return ScheduledSequence(
+        sequence_id, sequence_id + 1, tuple(ids), 0, 0, (sequence_id,), params, (), None, tuple(targets)
+    )
 
 
 def test_each_sequence_gets_the_scores_of_its_own_rows():

@@ -111,7 +111,9 @@ def test_bf16_differs_only_between_near_ties(save, device, tmp_path, monkeypatch
     prompts = PROMPTS[:24]
     ours = player.generate(prompts, greedy(NUM_TOKENS))
     seen = []
-    monkeypatch.setattr(loaded.runner, "_ways", loaded.runner._ways[-1:])  # graphs do not call what is put in its place here
+    monkeypatch.setattr(
+        loaded.runner, "_ways", loaded.runner._ways[-1:]
+    )  # graphs do not call what is put in its place here
     monkeypatch.setattr(draws, "sample", lambda logits, batch: (seen.append(logits), logits.argmax(-1))[1])
     for prompt, made in zip(prompts, ours, strict=True):
         want = generate(theirs, prompt, NUM_TOKENS)
@@ -144,7 +146,9 @@ def run(loaded, *shares, **plan):
 def share(sequence_id, tokens, block_ids=(), computed=0, start=0, seeds=(0,), **sampling):
     params = SamplingParams(max_tokens=9, **{"temperature": 0.0, **sampling})
     samples = tuple(Sample(sequence_id + i, seed) for i, seed in enumerate(seeds))
-    return ScheduledSequence(sequence_id, sequence_id + 1, tuple(tokens), computed, start, tuple(block_ids), params, samples)
+    return ScheduledSequence(
+        sequence_id, sequence_id + 1, tuple(tokens), computed, start, tuple(block_ids), params, samples
+    )
 
 
 def test_ids_come_in_the_plans_order(loaded):
@@ -225,7 +229,14 @@ def test_a_mask_holds_for_its_rows_only(tmp_path):
     runner = load(folder).runner
     sequences = tuple(
         ScheduledSequence(
-            index, index + 1, tuple(prompt), 0, 0, tuple(range(4 * index, 4 * index + 4)), greedy(1), (Sample(index, 0),)
+            index,
+            index + 1,
+            tuple(prompt),
+            0,
+            0,
+            tuple(range(4 * index, 4 * index + 4)),
+            greedy(1),
+            (Sample(index, 0),),
         )
         for index, prompt in enumerate(([5, 6, 7], [8, 9]))
     )

@@ -5,6 +5,7 @@ import pytest
 from kernels.cpu_loops import cpu_loops
 from service.layers.packed_weight import FEW_ROWS
 from service.models import causal_lm
+from service.runner.recorded_steps import RecordedSteps
 from tests.models.checkpoints import llama, mistral, opt, qwen3, random_prompts
 from tests.runner.loading import load
 from tests.runner.plan_player import PlanPlayer, greedy
@@ -23,9 +24,9 @@ def second_form(monkeypatch):
 def outputs(folder, max_seqs, enforce_eager, max_num_seqs=64):
     loaded = load(folder, dtype="bfloat16", enforce_eager=enforce_eager, max_num_seqs=max_num_seqs)
     player = PlanPlayer(loaded.runner, loaded.num_blocks, 16)
-    return player.generate(
-        PROMPTS[: 2 * max_seqs], greedy(8), chunk=64, max_seqs=max_seqs
-    ), loaded.runner._forward_pass._recorded
+    return player.generate(PROMPTS[: 2 * max_seqs], greedy(8), chunk=64, max_seqs=max_seqs), next(
+        (way for way in loaded.runner._ways if isinstance(way, RecordedSteps)), None
+    )
 
 
 @pytest.mark.parametrize("max_seqs", [1, 5, 26])
@@ -36,14 +37,14 @@ def test_replayed_steps_draw_what_plain_ones_do(save, max_seqs, tmp_path):
     assert recorded is None
     got, recorded = outputs(folder, max_seqs, enforce_eager=False)
     assert got == want
-    assert recorded._steps and all(step.recorded for step in recorded._steps.values())
+    assert recorded._recorded and not recorded._is_refused
 
 
 def test_a_block_table_that_grows_is_read_where_it_is(tmp_path):
     folder = llama(tmp_path, head_dim=32)
     want, _ = outputs(folder, 9, enforce_eager=True)
     got, recorded = outputs(folder, 9, enforce_eager=False, max_num_seqs=3)
-    assert got == want and recorded._steps
+    assert got == want and recorded._recorded
 
 
 def test_a_model_of_other_operations_is_computed_plainly(tmp_path):

@@ -14,6 +14,7 @@ from service.runner import sampling_rows
 from service.runner.sampling_rows import SamplingRows, _forbidden_now
 from service.runner.selective_batching import flatten
 from service.runner.sequence_rows import SequenceRows
+from tests.runner.plans import planned
 
 VOCAB = 40
 CPU = torch.device("cpu")
@@ -24,23 +25,25 @@ class Stage:
 
     def __init__(self) -> None:
         self.rows = SequenceRows(8, 64)
-        self.sampling = SamplingRows(VOCAB, CPU)
+        self.sampling = SamplingRows(self.rows, VOCAB, CPU)
 
     def run(self, *shares):
-        batch = flatten(shares, self.rows, 4)
-        self.sampling.update(shares, batch, torch.from_numpy(batch.token_ids))
-        return self.sampling.extras(shares)
+        columns = planned(shares, self.rows)
+        batch = flatten(columns, self.rows, 4)
+        self.sampling.update(shares, columns, batch, torch.from_numpy(batch.tokens["token_ids"]))
+        return self.sampling.extras(batch)
 
     def release(self, sequence_id):
-        self.rows.release(sequence_id)
-        self.sampling.release(sequence_id)
+        self.sampling.release(sequence_id % 7 + 1)
 
 
 def share(sequence_id, ids, computed=0, past=None, num_draws=1, **sampling):
     params = SamplingParams(max_tokens=99, **sampling)
     blocks = tuple(range(16)) if computed == 0 or past is not None else ()
     samples = tuple(Sample(sequence_id + i, i) for i in range(num_draws))
-    return ScheduledSequence(sequence_id, tuple(ids), computed, 0 if blocks else 1, blocks, params, samples, past)
+    return ScheduledSequence(
+        sequence_id, sequence_id % 7 + 1, tuple(ids), computed, 0 if blocks else 1, blocks, params, samples, past
+    )
 
 
 def counts_of(stage, extras, draw=0):
@@ -136,7 +139,7 @@ def test_allowed_ids_are_bits():
 def test_what_nobody_asks_for_is_not_there():
     extras, asked = Stage().run(share(1, (7, 8), min_p=0.1))
     assert (extras.penalties, extras.bias, extras.bitmasks, extras.num_top) == (None, None, (), None)
-    assert extras.min_p.tolist() == pytest.approx([0.1])
+    assert extras.has_min_p
     assert asked == [None]
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from service.core.iteration_plan import Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
-from service.runner.selective_batching import flatten
 from service.runner.sequence_rows import SequenceRows
+from tests.runner.plans import flat
 
 
 def random_share(chance, sequence_id, block_size, free):
@@ -19,6 +19,7 @@ def random_share(chance, sequence_id, block_size, free):
     blocks = tuple(free.pop() for _ in range(-(-(computed + count) // block_size)))
     return ScheduledSequence(
         sequence_id=sequence_id,
+        row=sequence_id + 1,
         token_ids=tuple(chance.randrange(1000) for _ in range(count)),
         num_computed_tokens=computed,
         table_start=0,
@@ -34,7 +35,7 @@ def test_a_batch_says_what_its_plan_says(seed):
     block_size = chance.choice([1, 4, 16])
     free = chance.sample(range(5000), 3000)
     scheduled = [random_share(chance, i, block_size, free) for i in range(chance.randint(1, 12))]
-    batch = flatten(scheduled, SequenceRows(4, 200), block_size)
+    batch = flat(scheduled, SequenceRows(4, 200), block_size)
 
     # Who stands where: sequences are told apart by their blocks, which are all distinct.
     by_block = {share.block_ids[0]: share for share in scheduled}
@@ -45,7 +46,7 @@ def test_a_batch_says_what_its_plan_says(seed):
     assert decodes == sorted(decodes, reverse=True)
     assert batch.num_decode == sum(decodes)
     context_lens = [s.num_computed_tokens + len(s.token_ids) for s in in_order]
-    assert batch.context_lens.tolist() == context_lens
+    assert batch.sequences["context_lens"].tolist() == context_lens
     assert context_lens[: batch.num_decode] == sorted(context_lens[: batch.num_decode], reverse=True)
 
     tokens, positions, slots, starts, last = [], [], [], [0], {}
@@ -57,9 +58,9 @@ def test_a_batch_says_what_its_plan_says(seed):
             slots.append(share.block_ids[position // block_size] * block_size + position % block_size)
         starts.append(len(tokens))
         last[share.sequence_id] = len(tokens) - 1
-    assert batch.token_ids.tolist() == tokens
-    assert batch.positions.tolist() == positions
-    assert batch.slot_mapping.tolist() == slots
+    assert batch.tokens["token_ids"].tolist() == tokens
+    assert batch.tokens["positions"].tolist() == positions
+    assert batch.tokens["slot_mapping"].tolist() == slots
     assert batch.query_starts.tolist() == starts
     for row, share in zip(batch.block_table, in_order, strict=True):
         assert tuple(row[: len(share.block_ids)]) == share.block_ids
@@ -70,27 +71,27 @@ def test_a_batch_says_what_its_plan_says(seed):
     assert batch.logit_lens.tolist() == [s.num_computed_tokens + len(s.token_ids) for s in sampled]
     assert batch.samples_per_row.tolist() == [len(s.samples) for s in sampled]
     draws = [(s, d) for s in scheduled for d in s.samples]
-    assert batch.seeds.tolist() == [d.seed for _, d in draws]
-    assert batch.sample_positions.tolist() == [s.num_computed_tokens + len(s.token_ids) for s, _ in draws]
-    assert batch.top_k.tolist() == [s.sequence_id for s, _ in draws]
-    np.testing.assert_allclose(batch.temperature, [s.sampling.temperature for s, _ in draws], rtol=1e-6)
-    np.testing.assert_allclose(batch.top_p, [s.sampling.top_p for s, _ in draws], rtol=1e-6)
+    assert batch.draws["seeds"].tolist() == [d.seed for _, d in draws]
+    assert batch.draws["sample_positions"].tolist() == [s.num_computed_tokens + len(s.token_ids) for s, _ in draws]
+    assert batch.draws["top_k"].tolist() == [s.sequence_id for s, _ in draws]
+    np.testing.assert_allclose(batch.draws["temperature"], [s.sampling.temperature for s, _ in draws], rtol=1e-6)
+    np.testing.assert_allclose(batch.draws["top_p"], [s.sampling.top_p for s, _ in draws], rtol=1e-6)
 
 
 def test_dtypes_are_those_that_the_kernels_take():
-    share = ScheduledSequence(0, (1, 2), 0, 0, (3,), SamplingParams(max_tokens=1), (Sample(0, -1),))
-    batch = flatten([share], SequenceRows(1, 4), 16)
+    share = ScheduledSequence(0, 1, (1, 2), 0, 0, (3,), SamplingParams(max_tokens=1), (Sample(0, -1),))
+    batch = flat([share], SequenceRows(1, 4), 16)
     for name in (
         "token_ids",
         "positions",
         "slot_mapping",
         "logit_rows",
-        "samples_per_row",
+        "draw_rows",
         "seeds",
         "sample_positions",
     ):
-        assert getattr(batch, name).dtype == np.int64, name
+        assert batch.arrays()[name].dtype == np.int64, name
     for name in ("context_lens", "query_starts", "block_table", "top_k"):
-        assert getattr(batch, name).dtype == np.int32, name
-    assert batch.temperature.dtype == batch.top_p.dtype == np.float32
-    assert batch.seeds.tolist() == [-1]
+        assert batch.arrays()[name].dtype == np.int32, name
+    assert batch.draws["temperature"].dtype == batch.draws["top_p"].dtype == np.float32
+    assert batch.draws["seeds"].tolist() == [-1]

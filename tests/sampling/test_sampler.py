@@ -12,25 +12,27 @@ from service.sampling.sampler import (
     sample,
 )
 
+PENALTIES = {"repetition": 1.5, "presence": 0.7, "frequency": 0.2}
+
 
 def batch(rows, temperature):
-    return SamplingBatch(
-        temperature=torch.full((rows,), temperature),
-        top_k=torch.zeros(rows, dtype=torch.int32),
-        top_p=torch.ones(rows),
-        seeds=torch.arange(rows),
-        positions=torch.arange(rows),
-        is_greedy=temperature == 0,
-    )
+    columns = {
+        "temperature": torch.full((rows,), temperature),
+        "top_k": torch.zeros(rows, dtype=torch.int32),
+        "top_p": torch.ones(rows),
+        "seeds": torch.arange(rows),
+        "sample_positions": torch.arange(rows),
+        **{f"{name}_penalty": torch.full((rows,), value) for name, value in PENALTIES.items()},
+        "min_p": torch.full((rows,), 0.1),
+    }
+    return SamplingBatch(columns, is_greedy=temperature == 0)
 
 
 def test_the_greedy_path_equals_the_general_one():
     logits = torch.randn(17, 123)
     logits[3, 5] = float("nan")
     greedy = batch(17, 0.0)
-    general = SamplingBatch(
-        **{name: getattr(greedy, name) for name in greedy.__slots__ if name != "is_greedy"}, is_greedy=False
-    )
+    general = SamplingBatch(greedy.columns, is_greedy=False)
     ids = sample(logits, greedy)
     assert torch.equal(ids, sample(logits, general))
     assert int(ids[3]) == -1
@@ -47,8 +49,7 @@ def test_a_seed_reproduces_and_another_differs():
 def extras_of_everything(rows, vocab):
     counts = torch.zeros(rows, vocab, dtype=torch.int32)
     counts[:, 3] = 4
-    floats = [torch.full((rows,), value) for value in (1.5, 0.7, 0.2)]
-    penalties = Penalties(counts, torch.arange(rows, dtype=torch.int32), *floats)
+    penalties = Penalties(counts, torch.arange(rows, dtype=torch.int32))
     bias = LogitBias(torch.zeros(1, dtype=torch.int32), torch.tensor([5], dtype=torch.int32), torch.tensor([100.0]))
     words = torch.zeros((1, -(-vocab // 32)), dtype=torch.int32)
     words[0, 0] = 1 << 9
@@ -82,6 +83,6 @@ def test_asking_for_nothing_is_the_plain_draw():
 def test_min_p_drops_the_improbable():
     logits = torch.zeros(64, 100)
     logits[:, 7] = 5.0
-    with_min_p = draw(logits.clone(), batch(64, 1.0), SamplingExtras(min_p=torch.full((64,), 0.1))).token_ids
+    with_min_p = draw(logits.clone(), batch(64, 1.0), SamplingExtras(has_min_p=True)).token_ids
     assert set(with_min_p.tolist()) == {7}
     assert len(set(sample(logits, batch(64, 1.0)).tolist())) > 1
