@@ -40,7 +40,7 @@ def test_dummy_weights_need_a_config_alone(tmp_path):
     folder = config_folder(tmp_path)
     loaded = load_executor(source(folder, load_format="dummy"), folder, CACHE, 4, 64)
     params = SamplingParams(max_tokens=1, temperature=0.0)
-    share = ScheduledSequence(1, (1, 2, 3), 0, 0, (0,), params, (Sample(1, 0),))
+    share = ScheduledSequence(1, 1, (1, 2, 3), 0, 0, (0,), params, (Sample(1, 0),))
     ids = loaded.runner.launch(IterationPlan((share,))).wait().token_ids
     assert 0 <= ids[0] < 300
 

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from service.core.iteration_plan import Past, Sample, ScheduledSequence
+from service.core.iteration_plan import NO_DECODES, IterationPlan, Past, Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
 from service.runner import sampling_rows
+from service.runner.plan_columns import plan_columns
 from service.runner.sampling_rows import SamplingRows, _forbidden_now
 from service.runner.selective_batching import flatten
 from service.runner.sequence_rows import SequenceRows
-from tests.runner.plans import planned
+from tests.runner.plans import as_decodes
 
 VOCAB = 40
 CPU = torch.device("cpu")
@@ -27,10 +28,13 @@ class Stage:
         self.rows = SequenceRows(8, 64)
         self.sampling = SamplingRows(self.rows, VOCAB, CPU)
 
-    def run(self, *shares):
-        columns = planned(shares, self.rows)
+    def run(self, *shares, decodes=NO_DECODES, token_ids=()):
+        """token_ids: of the decodes, which are pending."""
+        columns = plan_columns(IterationPlan(shares, decodes=decodes), self.rows)
         batch = flatten(columns, self.rows, 4)
-        self.sampling.update(shares, columns, batch, torch.from_numpy(batch.tokens["token_ids"]))
+        ids = batch.tokens["token_ids"]
+        ids[batch.token_starts[: len(token_ids)]] = token_ids
+        self.sampling.update(shares, columns, batch, torch.from_numpy(ids))
         return self.sampling.extras(batch)
 
     def release(self, sequence_id):
@@ -152,6 +156,63 @@ def test_releasing_gives_the_slot_back():
     extras, _ = stage.run(share(99, (7,), 0, Past((), 1), presence_penalty=1.0))
     assert len(extras.penalties.token_counts) == 8
     assert len(stage.sampling) == 1
+
+
+def test_a_row_taken_over_without_a_release_is_the_others_alone():
+    """As after a launch that failed: by one that asks as well, by one that looks back, and by one that is plain."""
+    stage = Stage()
+    stage.run(share(1, (5, 6), past=Past((), 2), presence_penalty=1.0, bad_words=((3,), (5, 6))))
+    extras, _ = stage.run(share(8, (9,), past=Past((), 1), frequency_penalty=1.0))
+    assert counts_of(stage, extras) == {9: (True, 0)}
+    assert extras.bias is None
+    extras, asked = stage.run(share(15, (7,), num_logprobs=1))
+    assert (extras.penalties, asked) == (None, [1])
+    stage.run(share(1, (5, 6), past=Past((), 2), presence_penalty=1.0))
+    extras, _ = stage.run(share(8, (9,)), share(2, (4,), min_p=0.1))
+    assert extras.penalties is None, "the first is plain"
+    extras, _ = stage.run(share(8, (9,), 1), share(2, (4,), 1, min_p=0.1))
+    assert extras.penalties is None
+    extras, _ = stage.run(share(1, (6,), past=Past((), 1), presence_penalty=1.0))
+    assert counts_of(stage, extras) == {6: (True, 0)}
+    stage.release(1)
+    stage.release(2)
+    assert len(stage.sampling) == 0
+
+
+def test_a_whole_table_that_changes_changes_no_counts():
+    """Copy-on-write of the first block: no past comes, for the sequence is known."""
+    stage = Stage()
+    how = {"presence_penalty": 1.0, "min_tokens": 3, "stop_token_ids": frozenset({2})}
+    stage.run(share(1, (5, 6), past=Past((), 2), **how))
+    moved = share(1, (7,), 2, **how)._replace(table_start=0, block_ids=(4, 5, 6))
+    extras, _ = stage.run(moved)
+    assert counts_of(stage, extras) == {5: (True, 0), 6: (True, 0), 7: (False, 1)}
+    assert bias_of(extras) == {2: -math.inf}
+
+
+def test_steady_decodes_are_counted_and_restricted_as_others_are():
+    """By their rows alone, though they are no objects."""
+    stage, twin = Stage(), Stage()
+    how = [
+        {"presence_penalty": 1.0, "num_logprobs": 2},
+        {},
+        {"frequency_penalty": 0.5, "logit_bias": ((3, 2.0),), "min_p": 0.2},
+        {"allowed_token_ids": (1, 2)},
+    ]
+    first = [share(i, (5, 6 + i), past=Past((), 2), **each) for i, each in enumerate(how)]
+    for each in (stage, twin):
+        each.run(*first)
+    for step in range(3):
+        now = [share(i, (7 + i,), 2 + step, **each)._replace(block_ids=()) for i, each in enumerate(how)]
+        got, asked = stage.run(decodes=as_decodes(now, 1), token_ids=[7, 8, 9, 10])
+        want, asked_by_twin = twin.run(*now)
+        assert asked == asked_by_twin
+        for draw in (0, 2):
+            assert counts_of(stage, got, draw) == counts_of(twin, want, draw)
+        assert got.penalties.slots.tolist() == want.penalties.slots.tolist()
+        assert [bias_of(got, draw) for draw in range(4)] == [{}, {}, {3: 2.0}, {}]
+        assert got.bitmasks[0].mask_rows.tolist() == want.bitmasks[0].mask_rows.tolist() == [-1, -1, -1, 0]
+        assert (got.has_min_p, got.num_top) == (want.has_min_p, want.num_top)
 
 
 @pytest.mark.parametrize("place", ["_make_row", "_forbidden_now"])
