@@ -63,7 +63,7 @@ class DecodePlayer:
         """The next step."""
         position = self._length
         shares = [
-            ScheduledSequence(i, (token_id,), position, 0, (), self._params, draw)
+            ScheduledSequence(i, i + 1, (token_id,), position, 0, (), self._params, draw)
             for i, (token_id, draw) in enumerate(zip(self._token_ids, self._draws, strict=True))
         ]
         return IterationPlan(tuple(shares))
@@ -79,12 +79,12 @@ class DecodePlayer:
         return time.perf_counter() - started_s, launched_s - started_s
 
     def end(self) -> None:
-        self._runner.launch(IterationPlan((), released=tuple(range(len(self._draws))))).wait()
+        self._runner.launch(IterationPlan((), released=tuple(range(1, 1 + len(self._draws))))).wait()
 
     def _prompt(self, i: int) -> ScheduledSequence:
         prompt = tuple((7 * i + 11 * k) % 1000 for k in range(self._length))
         blocks = tuple(range(i * self._blocks, (i + 1) * self._blocks))
-        return ScheduledSequence(i, prompt, 0, 0, blocks, self._params, self._draws[i])
+        return ScheduledSequence(i, i + 1, prompt, 0, 0, blocks, self._params, self._draws[i])
 
 
 def measure(runner: ModelRunner, batch: int, prompt_len: int, num_steps: int, temperature: float) -> Result:

@@ -21,7 +21,7 @@ def forward_seconds(pool: KvPool, num_requests: int, prompt_len: int, output_len
 
     def share(i: int, token_ids: tuple[int, ...], num_computed: int) -> ScheduledSequence:
         table = tuple(range(i * blocks_each, (i + 1) * blocks_each))
-        return ScheduledSequence(i, token_ids, num_computed, 0, table, _GREEDY, (Sample(i, i),))
+        return ScheduledSequence(i, i + 1, token_ids, num_computed, 0, table, _GREEDY, (Sample(i, i),))
 
     prompt = tuple(2 + position % 50 for position in range(prompt_len))
     together = max(1, pool.max_num_batched_tokens // prompt_len)
@@ -33,7 +33,7 @@ def forward_seconds(pool: KvPool, num_requests: int, prompt_len: int, output_len
     decodes = [IterationPlan(tuple(share(i, (3,), middle) for i in range(num_requests)))]
     prompt_s = min(_seconds(pool, prompts) for _ in range(3))
     step_s = min(_seconds(pool, decodes * 2 * _STEPS) - _seconds(pool, decodes * _STEPS) for _ in range(3)) / _STEPS
-    pool.executor.launch(IterationPlan((), released=tuple(range(num_requests)))).wait()
+    pool.executor.launch(IterationPlan((), released=tuple(range(1, 1 + num_requests)))).wait()
     return prompt_s + (output_len - 1) * step_s
 
 

@@ -98,8 +98,9 @@ def staging_seconds(batch: int, context_len: int) -> float:
     """Seconds in which the runner turns a plan of so many decodes into arrays and tensors, on this CPU."""
     import torch
 
-    from service.core.iteration_plan import Sample, ScheduledSequence
+    from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
     from service.core.sampling_params import SamplingParams
+    from service.runner.plan_columns import plan_columns
     from service.runner.selective_batching import flatten
     from service.runner.sequence_rows import SequenceRows
     from service.runner.staging import to_device
@@ -107,14 +108,13 @@ def staging_seconds(batch: int, context_len: int) -> float:
     num_blocks = context_len // _BLOCK_SIZE + 1
     rows = SequenceRows(batch, num_blocks)
     params = SamplingParams(max_tokens=1, temperature=0.0)
-    plan = [
-        ScheduledSequence(i, (5,), context_len, 0, tuple(range(num_blocks)), params, (Sample(i, i),))
-        for i in range(batch)
-    ]
+    blocks = tuple(range(num_blocks))
+    decodes = (ScheduledSequence(i, i + 1, (5,), context_len, 0, blocks, params, (Sample(i, i),)) for i in range(batch))
+    plan = IterationPlan(tuple(decodes))
     seconds = []
     for _ in range(_STAGING_ROUNDS):
         began = time.perf_counter()
-        to_device(flatten(plan, rows, _BLOCK_SIZE).arrays(), torch.device("cpu"))
+        to_device(flatten(plan_columns(plan, rows), rows, _BLOCK_SIZE).arrays(), torch.device("cpu"))
         seconds.append(time.perf_counter() - began)
     return median(seconds)
 

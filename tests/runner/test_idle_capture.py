@@ -104,7 +104,7 @@ def test_a_capture_that_fails_half_way_leaves_the_device_usable(tmp_path, monkey
     player = PlanPlayer(loaded.runner, loaded.num_blocks, 16)
     want = player.generate(prompts, params)
     before = captured_sizes(loaded.runner._graphs)
-    compute_logits, calls = loaded.runner._model.compute_logits, []
+    compute_logits, calls = loaded.runner._eager._model.compute_logits, []
 
     def out_of_memory_in_the_capture(hidden):
         calls.append(1)
@@ -112,12 +112,12 @@ def test_a_capture_that_fails_half_way_leaves_the_device_usable(tmp_path, monkey
             raise torch.OutOfMemoryError("injected")
         return compute_logits(hidden)
 
-    monkeypatch.setattr(loaded.runner._model, "compute_logits", out_of_memory_in_the_capture)
+    monkeypatch.setattr(loaded.runner._eager._model, "compute_logits", out_of_memory_in_the_capture)
     assert loaded.idle_work.do_some()
     assert len(calls) == 2
     assert "serving goes on without it" in caplog.text
     assert captured_sizes(loaded.runner._graphs) == before
-    monkeypatch.setattr(loaded.runner._model, "compute_logits", compute_logits)
+    monkeypatch.setattr(loaded.runner._eager._model, "compute_logits", compute_logits)
     assert loaded.idle_work.do_some()
     assert len(captured_sizes(loaded.runner._graphs)) == len(before) + 1
     assert player.generate(prompts, params) == want
