@@ -69,7 +69,7 @@ OURS = {
 """What of the house each part may import, besides itself. `main` and `composition` join all: not in the table."""
 
 THIRD_PARTY = {
-    "core": set(),
+    "core": {"numpy"},
     "config": set(),
     "errors": set(),
     "settings": {"pydantic", "pydantic_settings", "yaml"},
@@ -81,7 +81,7 @@ THIRD_PARTY = {
     "metrics": {"prometheus_client"},
     "api": {"starlette", "pydantic", "pydantic_core", "orjson", "prometheus_client"},
     "engine": set(),
-    "scheduler": set(),
+    "scheduler": {"numpy"},
     "prediction": set(),
     "kvcache": set(),
     "runner": {"torch", "numpy"},

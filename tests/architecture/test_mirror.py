@@ -25,7 +25,6 @@ WITHOUT_A_TWIN = {
     "service/scheduler/scheduling_policy.py": "a Protocol only",
     "service/scheduler/decision_tally.py": "values only",
     "service/scheduler/scheduler_policies.py": "values only",
-    "service/scheduler/lockstep_decode.py": "values only; tests/scheduler/test_lockstep.py",
     "loadtest/bench/__main__.py": "tests/loadtest/bench/test_cli.py runs it",
     "loadtest/__main__.py": "tests/loadtest/test_cli.py runs it",
     "loadtest/host_benchmark.py": "a benchmark",

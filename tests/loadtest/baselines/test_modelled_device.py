@@ -10,7 +10,7 @@ PARAMS = SamplingParams(max_tokens=1)
 def plan(*lengths: int, context: int = 0) -> IterationPlan:
     return IterationPlan(
         tuple(
-            ScheduledSequence(i, (5,) * length, context, 0, (0,), PARAMS, (Sample(i, i),))
+            ScheduledSequence(i, 1 + i, (5,) * length, context, 0, (0,), PARAMS, (Sample(i, i),))
             for i, length in enumerate(lengths)
         )
     )

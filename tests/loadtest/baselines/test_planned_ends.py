@@ -23,7 +23,7 @@ class _AlwaysEnd:
 
 def draws(executor: PlannedEnds, computed: int, length: int, *seeds: int) -> tuple[int, ...]:
     samples = tuple(Sample(seed, seed) for seed in seeds)
-    item = ScheduledSequence(0, (5,) * length, computed, 0, (0,), PARAMS, samples)
+    item = ScheduledSequence(0, 1, (5,) * length, computed, 0, (0,), PARAMS, samples)
     return executor.launch(IterationPlan((item,))).wait().token_ids
 
 

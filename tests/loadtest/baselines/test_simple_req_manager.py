@@ -26,7 +26,7 @@ class _Recorder(ModelledDevice):
 
 def sequence(sequence_id: int, length: int, computed: int = 0) -> ScheduledSequence:
     draw = Sample(sequence_id, sequence_id)
-    return ScheduledSequence(sequence_id, (5,) * length, computed, 0, (0,), PARAMS, (draw,))
+    return ScheduledSequence(sequence_id, 1 + sequence_id, (5,) * length, computed, 0, (0,), PARAMS, (draw,))
 
 
 def _with(inner: _Recorder):
@@ -64,7 +64,7 @@ def test_prompts_have_an_iteration_of_their_own_and_are_padded_to_the_longest() 
     assert {block for item in prompts.scheduled[2:] for block in item.block_ids} == {16}, "spare blocks only"
     assert [item.sequence_id for item in decodes.scheduled] == [2]
     padded.launch(IterationPlan((sequence(3, 1),))).wait()
-    assert prompts.scheduled[2].sequence_id in inner.plans[2].released
+    assert prompts.scheduled[2].row in inner.plans[2].released
 
 
 def test_padding_beyond_the_executors_tokens_takes_plans_of_its_own() -> None:
@@ -84,7 +84,7 @@ def test_decodes_read_the_padding_of_the_shorter_rows() -> None:
     assert (first.num_computed_tokens, len(first.block_ids), first.block_ids[-1]) == (63, 16, 16)
     assert second == first._replace(block_ids=())
     padded.launch(IterationPlan((), released=(0,))).wait()
-    assert set(inner.plans[2].released) == {0, first.sequence_id}
+    assert set(inner.plans[2].released) == {0, first.row}
 
 
 def test_a_draw_goes_to_the_sequence_that_it_was_made_for() -> None:

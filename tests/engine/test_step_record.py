@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from service.core.iteration_plan import IterationPlan
+from service.core.iteration_result import IterationResult
+from service.core.stats import IterationStats
+from service.engine.processed_tokens import ProcessedTokens
+from service.engine.step_record import Launched, StepRecord
+from service.prediction.execution_time import ExecutionTime
+from service.scheduler.decision_tally import DecisionTally
+from tests.engine.harness import Harness, ListSink
+from tests.manual_clock import ManualClock
+
+
+class NotedLedger:
+    """Keeps what it is told; predicts two seconds."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.told: list[ExecutionTime] = []
+        self._fails = fails
+
+    def executed(self, plan: IterationPlan, took: ExecutionTime) -> None:
+        if self._fails:
+            raise RuntimeError("broken")
+        self.told.append(took)
+
+    def iteration_s(self, plan: IterationPlan) -> float | None:
+        if self._fails:
+            raise RuntimeError("broken")
+        return 2.0
+
+
+@dataclass
+class Pending:
+    done: bool = False
+
+    def is_done(self) -> bool:
+        return self.done
+
+    def wait(self) -> IterationResult:
+        return IterationResult(())
+
+
+class Play:
+    """A record, and a clock that is moved between its calls."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.clock, self.sink, self.ledger = ManualClock(), ListSink(), NotedLedger(fails=fails)
+        self.record = StepRecord(self.ledger, self.sink, self.clock)  # type: ignore[arg-type]  # stands in for a ledger
+
+    def launch(self, decide_s: float, launch_s: float) -> Launched:
+        started_s = self.record.launches(has_arrivals=False)
+        self.clock.advance(decide_s)
+        scheduled_s = self.clock.now_s()
+        self.clock.advance(launch_s)
+        return self.record.launched(IterationPlan(()), Pending(), DecisionTally(), started_s, scheduled_s)
+
+    def complete(self, launched: Launched, wait_s: float, *, was_done: bool, is_last: bool) -> IterationStats:
+        started_s, result = self.clock.now_s(), IterationResult((), is_replayed=True)
+        self.clock.advance(wait_s)
+        executed = self.record.executed(launched, result, started_s, was_done=was_done, is_last=is_last)
+        self.clock.advance(0.5)
+        self.record.applied(launched, result, executed, ProcessedTokens())
+        return self.sink.iterations[-1]
+
+
+def test_each_second_of_a_step_is_counted_once():
+    play = Play()
+    stats = play.complete(play.launch(1.0, 2.0), 4.0, was_done=False, is_last=True)
+    assert (stats.schedule_s, stats.launch_s, stats.wait_s, stats.device_s, stats.apply_s) == (1.0, 2.0, 4.0, 6.0, 0.5)
+    assert stats.is_replayed
+
+
+def test_an_iteration_has_the_device_from_when_the_one_before_has_left_it():
+    play = Play()
+    first, second = play.launch(1.0, 1.0), play.launch(1.0, 1.0)
+    assert play.complete(first, 3.0, was_done=False, is_last=False).device_s == 6.0
+    assert play.complete(second, 2.0, was_done=False, is_last=True).device_s == pytest.approx(2.5)
+    assert [took.is_exact for took in play.ledger.told] == [True, True]
+
+
+def test_an_end_that_nobody_saw_is_not_exact():
+    play = Play()
+    play.complete(play.launch(1.0, 1.0), 3.0, was_done=True, is_last=False)
+    play.complete(play.launch(1.0, 1.0), 0.0, was_done=False, is_last=False)
+    assert [took.is_exact for took in play.ledger.told] == [False, False]
+
+
+def test_a_launch_is_put_off_by_the_prediction_and_not_behind_an_end():
+    play = Play()
+    running = play.launch(0.0, 0.0)
+    assert 1.0 < play.record.spare_s(running, has_arrivals=False) < 2.0
+    assert isinstance(running.pending, Pending)
+    running.pending.done = True
+    assert play.record.spare_s(running, has_arrivals=False) == 0.0
+
+
+def test_a_measurement_that_fails_costs_itself_alone(caplog):
+    play = Play(fails=True)
+    launched = play.launch(0.0, 1.0)
+    assert play.record.spare_s(launched, has_arrivals=False) == 0.0
+    assert play.complete(launched, 1.0, was_done=False, is_last=True).device_s == 2.0
+    assert "measurements of iterations were lost" in caplog.text
+
+
+def test_a_lost_iteration_says_nothing_of_the_next():
+    harness = Harness()
+    record = StepRecord(harness.scheduler.ledger, harness.sink, harness.clock)
+    record.launches(has_arrivals=False)
+    record.lost()
+    assert not harness.sink.iterations
