@@ -15,7 +15,6 @@ class KvPool:
     max_model_len: tokens that one sequence may have, which is what reserving the maximum reserves.
     max_num_seqs, max_num_batched_tokens: what the executor takes in one plan. vocab_size: ids are below it.
     num_spare_blocks: the executor's blocks after `num_blocks`, which no request gets.
-    swap_timings: as `SwapTime.calibrate` takes them, where there are host blocks.
     overlap: whether an iteration is launched while another runs. padded_size: as `IterationTime` takes it.
     """
 
@@ -29,7 +28,6 @@ class KvPool:
     vocab_size: int
     num_host_blocks: int = 0
     num_spare_blocks: int = 0
-    swap_timings: tuple[tuple[bool, int, float, bool], ...] = ()
     overlap: bool = False
     padded_size: PaddedSize | None = None
 

@@ -8,12 +8,15 @@ from statistics import fmean
 from loadtest.baselines.engine_system import unfitted_cost
 from loadtest.baselines.kv_pool import KvPool
 from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence, Transfer
+from service.core.iteration_result import IterationResult
 from service.core.sampling_params import SamplingParams
 from service.prediction.calibration import calibrate
 from service.prediction.execution_time import ExecutionTime
-from service.prediction.iteration_time import IterationTime, PaddedSize, Workload
+from service.prediction.iteration_time import IterationTime, PaddedSize
 from service.prediction.preemption_cost import PreemptionCost, RecoveryCosts
 from service.prediction.recovery_ledger import RecoveryLedger
+from service.prediction.transfer_calibration import calibrate_transfers
+from service.prediction.workload import Workload
 
 _SEQUENCE_ID = -3
 _ROW = 1
@@ -29,13 +32,17 @@ Timing = tuple[Workload, float]
 def fitted_cost(pool: KvPool) -> PreemptionCost:
     """As the service makes it at start-up; inside `pool.clock.working()`. The pool's blocks are overwritten."""
     cost = unfitted_cost(pool)
-    for timing in pool.swap_timings:
-        cost.swap_time.calibrate(*timing)
+
+    def execute(plan: IterationPlan) -> IterationResult:
+        return pool.executor.launch(plan).wait()
+
+    num_blocks, num_host_blocks = pool.num_blocks, pool.num_host_blocks
+    calibrate_transfers(execute, cost.swap_time, pool.clock, num_blocks=num_blocks, num_host_blocks=num_host_blocks)
     calibrate(
-        lambda plan: pool.executor.launch(plan).wait(),
+        execute,
         cost.iteration_time,
         pool.clock,
-        num_blocks=pool.num_blocks,
+        num_blocks=num_blocks,
         block_size=pool.block_size,
         max_tokens=pool.max_num_batched_tokens,
         max_model_len=pool.max_model_len,
@@ -54,7 +61,8 @@ def held_out_error(timings: Sequence[Timing], padded_size: PaddedSize | None) ->
     for workload, seconds in shuffled[:num_fitted]:
         iteration_time.calibrate(workload, seconds)
     iteration_time.fit()
-    return 100 * fmean(abs(iteration_time.seconds(w) - seconds) / seconds for w, seconds in shuffled[num_fitted:])
+    held_out = shuffled[num_fitted:]
+    return 100 * fmean(abs((iteration_time.predicted_s(w) or 0.0) - seconds) / seconds for w, seconds in held_out)
 
 
 class TimedLedger(RecoveryLedger):

@@ -26,6 +26,8 @@ from loadtest.scenarios.figure import Figure, Plot, Table
 from loadtest.scenarios.stage import Stage
 from loadtest.svg_plot import Axes, Curve
 from service.prediction.preemption_cost import PreemptionCost
+from service.prediction.swap_time import Copies
+from service.prediction.workload import Workload
 
 NAME = "adaptivellm_fig9"
 _ROUNDS = 5
@@ -43,7 +45,7 @@ def run(stage: Stage) -> Figure:
         cost = fitted_cost(pool)
         num_decodes = min(_NUM_DECODES, pool.num_blocks // 2, pool.max_num_seqs - 1)
         measured = _measured(pool, lengths, num_decodes)
-    rows = [_Row.of(cost, length, _num_blocks(pool, length), measured[length]) for length in lengths]
+    rows = [_Row.of(cost, pool, length, num_decodes, measured[length]) for length in lengths]
     cells = [
         [
             row.length,
@@ -52,6 +54,7 @@ def run(stage: Stage) -> Figure:
             row.swap_s * 1e3,
             row.predicted_swap_s * 1e3,
             row.beside_s * 1e3,
+            row.predicted_beside_s * 1e3,
             row.recompute.error,
             row.swap_error,
             "swap" if row.swap_s < row.recompute.median_s else "recompute",
@@ -61,7 +64,7 @@ def run(stage: Stage) -> Figure:
     ]
     columns = [
         "tokens", "recompute, ms", "predicted, ms", "swap, ms", "predicted, ms", f"recompute beside {num_decodes}, ms",
-        "recompute error, %", "swap error, %", "cheaper", "cheaper beside",
+        "predicted, ms", "recompute error, %", "swap error, %", "cheaper", "cheaper beside",
     ]  # fmt: skip
     names = (
         "recompute",
@@ -143,27 +146,31 @@ class _Repeated:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One length. beside_s: the median beside decodes."""
+    """One length. beside_s: what recomputing adds to decodes, the median; predicted_beside_s: as predicted."""
 
     length: int
     recompute: _Repeated
     swap_out: _Repeated
     swap_in: _Repeated
     beside_s: float
+    predicted_beside_s: float
 
     @classmethod
-    def of(cls, cost: PreemptionCost, length: int, num_blocks: int, rounds: Sequence[_Round]) -> Self:
-        recompute_s = cost.predict(length, 0, num_blocks).recompute_s
-        ways = [
-            cost.swap_time.one_way_s(to_host=to_host, num_blocks=num_blocks, is_first=True) for to_host in (True, False)
-        ]
-        assert recompute_s is not None and ways[0] is not None and ways[1] is not None
+    def of(cls, cost: PreemptionCost, pool: KvPool, length: int, num_decodes: int, rounds: Sequence[_Round]) -> Self:
+        num_blocks = _num_blocks(pool, length)
+        recompute_s, beside_s = (
+            cost.predict(length, 0, num_blocks, Workload.of_decodes(count, count * pool.block_size)).recompute_s
+            for count in (0, num_decodes)
+        )
+        ways = [cost.swap_time.predicted_s(Copies(to_host, num_blocks)) for to_host in (True, False)]
+        assert recompute_s is not None and beside_s is not None and ways[0] is not None and ways[1] is not None
         return cls(
             length,
             _Repeated(recompute_s, [taken.recompute_s for taken in rounds]),
             _Repeated(ways[0], [taken.out_s for taken in rounds]),
             _Repeated(ways[1], [taken.in_s for taken in rounds]),
             median(taken.beside_s for taken in rounds),
+            beside_s,
         )
 
     @property

@@ -16,7 +16,7 @@ from typing import Literal
 from loadtest.arrivals import PoissonArrivals
 from loadtest.baselines.engine_system import paged
 from loadtest.baselines.kv_pool import KvPool
-from loadtest.baselines.modelled_device import ModelledDevice, swap_s
+from loadtest.baselines.modelled_device import ModelledDevice
 from loadtest.model_shapes import LLAMA_2_LAYERS, LLAMA_8B, kv_bytes_per_token, read_shape, shape_folder
 from loadtest.offline.replay import offline_requests, replay
 from loadtest.offline.serving_system import OfflineRequest
@@ -115,7 +115,6 @@ class Stage:
             self.vocab_size,
             num_host_blocks,
             MAX_MODEL_LEN // block_size,
-            tuple((to_host, num, swap_s(num, block_size), True) for num in (1, 16, 64) for to_host in (True, False)),
         )
 
     def model_pool(self, num_tokens: int, block_size: int = 16, num_host_blocks: int = 0) -> KvPool:
@@ -178,7 +177,6 @@ class Stage:
         # Not imported above: torch takes seconds, and the modelled device needs none of it.
         from service.config import CacheConfig, ModelSource
         from service.runner.load import load_executor
-        from service.runner.swap_probes import measure_swap
 
         form = self.form
         block_bytes = kv_bytes_per_token(read_shape(form.shape), _BYTES[form.dtype]) * block_size
@@ -207,7 +205,6 @@ class Stage:
             )
         while loaded.idle_work.do_some():
             pass
-        timings = measure_swap(loaded.runner) if num_host_blocks else ()
         return KvPool(
             loaded.runner,
             WorkClock(self._source),
@@ -218,7 +215,6 @@ class Stage:
             MAX_NUM_BATCHED_TOKENS,
             self.vocab_size,
             loaded.num_host_blocks,
-            swap_timings=tuple(timings),
             padded_size=loaded.runner.padded_size,
             overlap=loaded.device != "cpu",
         )

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from service.composition.scheduler_defaults import NUM_SEQS, default_budget, default_num_seqs, default_waiting_tokens
 from service.config import SchedulerConfig
 from service.core.clock import Clock
+from service.core.iteration_plan import IterationPlan
+from service.core.iteration_result import IterationResult
 from service.errors import ConfigError
 from service.metrics.recorder import Recorder
 from service.models.model_folder import resolve_model_folder
@@ -18,6 +20,7 @@ from service.prediction.calibration import calibrate
 from service.prediction.iteration_time import IterationTime
 from service.prediction.preemption_cost import PreemptionCost
 from service.prediction.swap_time import SwapTime
+from service.prediction.transfer_calibration import calibrate_transfers
 from service.scheduler.chunk_budget import USUAL_TOKENS
 from service.settings.settings import Settings
 from service.text.chat_template import ChatTemplate, load_chat_template
@@ -99,16 +102,18 @@ def _make_cost(
     """The predictors; timed now if something depends on them from the first request on, else learnt on the way."""
     iteration_time, swap_time = IterationTime(loaded.runner.padded_size), SwapTime()
     if settings.preemption == "adaptive" or settings.inter_token_target_ms is not None:
-        from service.runner.swap_probes import measure_swap  # torch, which is here by now
-
         started_s = time.monotonic()
-        for timing in measure_swap(loaded.runner):
-            swap_time.calibrate(*timing)
+
+        def execute(plan: IterationPlan) -> IterationResult:
+            return loaded.runner.launch(plan).wait()
+
+        num_blocks, num_host_blocks = loaded.num_blocks, loaded.num_host_blocks
+        calibrate_transfers(execute, swap_time, clock, num_blocks=num_blocks, num_host_blocks=num_host_blocks)
         calibrate(
-            lambda plan: loaded.runner.launch(plan).wait(),
+            execute,
             iteration_time,
             clock,
-            num_blocks=loaded.num_blocks,
+            num_blocks=num_blocks,
             block_size=settings.block_size,
             max_tokens=scheduler.max_num_batched_tokens,
             max_model_len=loaded.max_model_len,

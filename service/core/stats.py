@@ -28,11 +28,11 @@ class PreemptionStats:
     """One preemption of a request, and what it cost to undo.
 
     recovery: how it returned. num_tokens, num_blocks: what it had computed and held. at_s: when it was preempted.
-    predicted_s: the cost as predicted at that moment: of the transfers out and in, or of recomputing with nothing else
-    in the iterations. None before the predictor knew enough.
+    predicted_s: as predicted at that moment: the seconds of the transfers out and in, or those by which recomputing
+    makes iterations longer. None before the predictor knew enough.
     actual_s: of a swap, the seconds of the transfers out and in. Of a recomputation, the seconds by which its
-    iterations exceeded their prediction without it, shared among what they recomputed by tokens; so less than
-    predicted_s where others ran beside it. None if the request ended before that was known.
+    iterations exceeded their prediction without it, shared among what they recomputed by tokens. None if the request
+    ended before that was known.
     """
 
     recovery: Literal["recompute", "swap"]

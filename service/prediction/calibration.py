@@ -11,7 +11,8 @@ from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
 from service.core.iteration_result import IterationResult
 from service.core.sampling_params import SamplingParams
 from service.prediction.execution_time import ExecutionTime
-from service.prediction.iteration_time import IterationTime, Workload
+from service.prediction.iteration_time import IterationTime
+from service.prediction.workload import Workload
 
 PROBE_SEQUENCE_ID = -2
 """Id of the first sequence of a plan; the next ones count down."""

@@ -24,11 +24,10 @@ import math
 from collections.abc import Callable
 from operator import mul
 from statistics import median
-from typing import NamedTuple
 
-from service.core.iteration_plan import IterationPlan
 from service.prediction.device_heat import DeviceHeat, slowed_s
 from service.prediction.least_squares import Moments, fit_nonnegative
+from service.prediction.workload import Workload
 
 KNEES = (64, 256, 1024)
 """Tokens."""
@@ -56,51 +55,6 @@ PaddedSize = Callable[[int, int, int], StepSize | None]
 """
 
 
-class Workload(NamedTuple):
-    """What decides an iteration's time.
-
-    num_tokens: computed. num_pairs: pairs of a prompt's token and a token that it attends to. num_read: tokens that
-    the sequences with one token attend to. longest_context: tokens that the last token of a prompt attends to, of the
-    prompt with the most. num_decodes, num_prompts: sequences that compute one token, and more. heat: of the device when
-    it begins, as of DeviceHeat.
-    """
-
-    num_tokens: int
-    num_pairs: int
-    num_read: int
-    longest_context: int
-    num_decodes: int
-    num_prompts: int
-    heat: float = 0.0
-
-    @classmethod
-    def of(cls, plan: IterationPlan, heat: float = 0.0) -> Workload:
-        """What the plan computes."""
-        decodes = plan.decodes
-        num_decodes = len(decodes)
-        num_tokens = int(decodes.num_new_tokens.sum())
-        num_read, pairs, longest, num_prompts = int(decodes.num_computed_tokens.sum()) + num_tokens, 0, 0, 0
-        for item in plan.scheduled:
-            start, count = item.num_computed_tokens, len(item.token_ids)
-            num_tokens += count
-            if count == 1:
-                num_decodes += 1
-                num_read += start + 1
-            else:
-                num_prompts += 1
-                pairs += num_attended_pairs(start, count)
-                longest = max(longest, start + count)
-        return cls(num_tokens, pairs, num_read, longest, num_decodes, num_prompts, heat)
-
-    @classmethod
-    def of_chunk(
-        cls, start: int, num_tokens: int, num_decodes: int = 0, num_read: int = 0, heat: float = 0.0
-    ) -> Workload:
-        """Tokens start, start + 1, ... of one sequence, beside so many decodes that read `num_read` tokens together."""
-        pairs = num_attended_pairs(start, num_tokens)
-        return cls(num_decodes + num_tokens, pairs, num_read, start + num_tokens, num_decodes, 1, heat)
-
-
 class IterationTime:
     """Predicts the seconds of an iteration from those that it was told of. Engine thread only.
 
@@ -118,11 +72,6 @@ class IterationTime:
         self._shortest_s = math.inf
         self._timings: list[tuple[Workload, float]] = []
         self._corrections: dict[StepSize, _Correction] = {}
-
-    @property
-    def is_known(self) -> bool:
-        """Whether enough has been seen to predict anything."""
-        return self._coefficients is not None
 
     def sizes(self, most: int) -> list[int]:
         """Tokens, up to `most`, that steps of one prompt are padded to; none if they are not padded."""
@@ -147,7 +96,7 @@ class IterationTime:
         self._num_since_fit += 1
         if self._num_since_fit >= REFIT_EVERY:
             self.fit()
-        if self.is_known and self._padded_size is not None:
+        if self._coefficients is not None and self._padded_size is not None:
             ratio = seconds / self._by_law(features)
             if size not in self._corrections:
                 like = self._correction(size)
@@ -170,10 +119,12 @@ class IterationTime:
         if self._padded_size is not None:
             self._correct_by(timings)
 
-    def seconds(self, workload: Workload) -> float:
-        """What the iteration is predicted to take; only once `is_known`."""
-        size = self._size(workload)
-        by_law = self._by_law(_features(workload, size))
+    def predicted_s(self, work: Workload) -> float | None:
+        """`Predictor`."""
+        if self._coefficients is None:
+            return None
+        size = self._size(work)
+        by_law = self._by_law(_features(work, size))
         correction = self._correction(size)
         return by_law if correction is None else by_law * correction.ratio
 
@@ -245,8 +196,3 @@ class _Correction:
         if self.num_observed > SETTLED:
             farther = min(FARTHEST, max(-FARTHEST, farther))
         self.ratio *= 1 + farther * max(CORRECTION_RATE, 1 / self.num_observed)
-
-
-def num_attended_pairs(start: int, num_tokens: int) -> int:
-    """Pairs of a computed token and a token that it attends to, for tokens at start, start + 1, ..."""
-    return num_tokens * start + num_tokens * (num_tokens + 1) // 2

@@ -13,8 +13,10 @@ from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.core.stats import Prediction, PreemptionStats
 from service.prediction.execution_time import ExecutionTime
-from service.prediction.iteration_time import DECODE_EVERY, Workload
+from service.prediction.iteration_time import DECODE_EVERY
 from service.prediction.preemption_cost import PreemptionCost, Recovery, RecoveryCosts
+from service.prediction.swap_time import Copies
+from service.prediction.workload import Workload
 
 
 class RecoveryLedger:
@@ -27,17 +29,16 @@ class RecoveryLedger:
         self._predictions: list[Prediction] = []
         self._num_decodes = 0
         self._last_was_awaited = True
+        self._last = IterationPlan(())  # that computed anything
 
     def predict(self, num_tokens: int, num_kept: int, num_blocks: int) -> RecoveryCosts:
-        """`PreemptionCost.predict`."""
-        return self._cost.predict(num_tokens, num_kept, num_blocks)
+        """`PreemptionCost.predict`, beside the decodes of the last iteration."""
+        return self._cost.predict(num_tokens, num_kept, num_blocks, Workload.of(self._last).decodes())
 
     def iteration_s(self, plan: IterationPlan) -> float | None:
         """What the plan is predicted to take; None before enough has been seen."""
         iteration_time = self._cost.iteration_time
-        if not iteration_time.is_known:
-            return None
-        return iteration_time.seconds(Workload.of(plan, iteration_time.heat.level))
+        return iteration_time.predicted_s(Workload.of(plan, iteration_time.heat.level))
 
     def preempted(
         self,
@@ -51,7 +52,8 @@ class RecoveryLedger:
         """The group was preempted now, with so many computed tokens in so many blocks, and will return by `recovery`.
         Begins an entry of `group.preemptions`. costs: as predicted before the choice."""
         if recovery is Recovery.SWAP:
-            group.preemptions.append(PreemptionStats("swap", num_tokens, num_blocks, now_s, costs.swap_s))
+            copies_s = self._cost.swap_time.there_and_back_s(num_blocks)
+            group.preemptions.append(PreemptionStats("swap", num_tokens, num_blocks, now_s, copies_s))
             return
         group.preemptions.append(PreemptionStats("recompute", num_tokens, num_blocks, now_s, costs.recompute_s))
         self._recomputing.update((sequence.sequence_id, (group, sequence)) for sequence in group.live)
@@ -65,13 +67,12 @@ class RecoveryLedger:
         group, transfer = self._transfers.pop(finished.transfer_id)
         if finished.seconds is None:
             return
-        num_blocks = len(transfer.device_blocks)
         swap_time = self._cost.swap_time
-        is_first = finished.is_first
-        predicted_s = swap_time.one_way_s(to_host=transfer.to_host, num_blocks=num_blocks, is_first=is_first)
+        copies = Copies(transfer.to_host, len(transfer.device_blocks), finished.is_first)
+        predicted_s = swap_time.predicted_s(copies)
         if predicted_s is not None:
             self._predictions.append(Prediction("swap", predicted_s, finished.seconds))
-        swap_time.observe(transfer.to_host, num_blocks, finished.seconds, is_first)
+        swap_time.observe(copies, finished.seconds)
         _add_actual(group, "swap", finished.seconds)
 
     def lost_transfers(self) -> None:
@@ -82,6 +83,8 @@ class RecoveryLedger:
         """Told of every plan, in order."""
         heat, seconds = self._cost.iteration_time.heat, took.seconds
         heat.rested(took.rest_s)
+        if plan.computes:
+            self._last = plan
         if self._recomputing:
             self._share_out(plan, seconds)
         if took.compute_s is not None:
@@ -116,8 +119,9 @@ class RecoveryLedger:
                 return
         iteration_time = self._cost.iteration_time
         workload = Workload.of(plan, iteration_time.heat.level)
-        if iteration_time.is_known and not is_decode:
-            self._predictions.append(Prediction("recompute", iteration_time.seconds(workload), seconds))
+        predicted_s = None if is_decode else iteration_time.predicted_s(workload)
+        if predicted_s is not None:
+            self._predictions.append(Prediction("recompute", predicted_s, seconds))
         iteration_time.observe(workload, seconds, is_decode=is_decode)
 
     def _share_out(self, plan: IterationPlan, seconds: float) -> None:

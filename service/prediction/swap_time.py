@@ -3,12 +3,12 @@
 The paper divides bytes by a bandwidth. Blocks of one process are equally large, so that is a time for each block; the
 time to begin comes on top, and more of it for the first transfer of a plan: the others are launched while it runs. All
 are fitted each way to transfers measured at start-up, and refreshed while running.
-
-These are times of the copies themselves, by the device's clock where it has one. The host prepares and launches them
-while the device computes, so that costs nobody's time.
 """
 
 from __future__ import annotations
+
+from operator import mul
+from typing import NamedTuple
 
 from service.prediction.least_squares import Moments, fit_nonnegative
 
@@ -18,34 +18,43 @@ CALIBRATION_WEIGHT = 0.1
 """Timings of the start-up are never forgotten: they know numbers of blocks that traffic may not have."""
 
 
+class Copies(NamedTuple):
+    """Of one transfer. is_first: of its plan (`FinishedTransfer`)."""
+
+    to_host: bool
+    num_blocks: int
+    is_first: bool = True
+
+
 class SwapTime:
-    """Predicts transfers of so many blocks from those that were observed. Engine thread only. Knows nothing until each
-    way has been observed at least once."""
+    """Predicts the copies of a transfer from those that were observed, by the device's clock where it has one. Engine
+    thread only. Knows a way once it has been observed.
+
+    added_share: of a transfer's seconds, those by which the iteration that it runs beside takes longer; measured at
+    start-up, 1 before.
+    """
 
     def __init__(self) -> None:
-        self._copies = {True: _OneWay(), False: _OneWay()}
+        self._ways = {True: _OneWay(), False: _OneWay()}
+        self.added_share = 1.0
 
-    @property
-    def is_known(self) -> bool:
-        """Whether both ways have been observed, so that `seconds` can tell."""
-        return all(copies.is_known for copies in self._copies.values())
-
-    def calibrate(self, to_host: bool, num_blocks: int, seconds: float, is_first: bool) -> None:
+    def calibrate(self, copies: Copies, seconds: float) -> None:
         """Learn from a transfer that was timed on purpose."""
-        self._copies[to_host].calibrate(num_blocks, is_first, seconds)
+        self._ways[copies.to_host].calibrate(copies, seconds)
 
-    def observe(self, to_host: bool, num_blocks: int, seconds: float, is_first: bool) -> None:
+    def observe(self, copies: Copies, seconds: float) -> None:
         """Learn from a transfer of the traffic. The first few count at once, later ones when the coefficients are
         fitted anew, every REFIT_EVERY of a way."""
-        self._copies[to_host].observe(num_blocks, is_first, seconds)
+        self._ways[copies.to_host].observe(copies, seconds)
 
-    def one_way_s(self, *, to_host: bool, num_blocks: int, is_first: bool) -> float | None:
-        """Predicted seconds of one transfer's copy; None before this way is known."""
-        return self._copies[to_host].seconds(num_blocks, is_first)
+    def predicted_s(self, work: Copies) -> float | None:
+        """`Predictor`."""
+        return self._ways[work.to_host].predicted_s(work)
 
-    def seconds(self, num_blocks: int) -> float:
-        """Predicted seconds out and back in, each the first transfer of its plan; only once `is_known`."""
-        return sum(copies.seconds(num_blocks, is_first=True) or 0.0 for copies in self._copies.values())
+    def there_and_back_s(self, num_blocks: int) -> float | None:
+        """Both ways, each the first transfer of its plan."""
+        ways = [self.predicted_s(Copies(to_host, num_blocks)) for to_host in (True, False)]
+        return None if None in ways else sum(seconds or 0.0 for seconds in ways)
 
 
 class _OneWay:
@@ -56,16 +65,12 @@ class _OneWay:
         self._traffic = Moments(3, KEEP)
         self._coefficients: list[float] | None = None
 
-    @property
-    def is_known(self) -> bool:
-        return self._coefficients is not None
-
-    def calibrate(self, num_blocks: int, is_first: bool, seconds: float) -> None:
-        self._calibration.add((1.0, float(is_first), float(num_blocks)), max(seconds, 1e-9))
+    def calibrate(self, copies: Copies, seconds: float) -> None:
+        self._calibration.add(_features(copies), max(seconds, 1e-9))
         self._fit()
 
-    def observe(self, num_blocks: int, is_first: bool, seconds: float) -> None:
-        self._traffic.add((1.0, float(is_first), float(num_blocks)), max(seconds, 1e-9))
+    def observe(self, copies: Copies, seconds: float) -> None:
+        self._traffic.add(_features(copies), max(seconds, 1e-9))
         num_observed = self._traffic.num_observed
         if num_observed < REFIT_EVERY or num_observed % REFIT_EVERY == 0:
             self._fit()
@@ -73,8 +78,9 @@ class _OneWay:
     def _fit(self) -> None:
         self._coefficients = fit_nonnegative([(self._calibration, CALIBRATION_WEIGHT), (self._traffic, 1.0)])
 
-    def seconds(self, num_blocks: int, is_first: bool) -> float | None:
-        if self._coefficients is None:
-            return None
-        to_begin, if_first, per_block = self._coefficients
-        return to_begin + if_first * is_first + per_block * num_blocks
+    def predicted_s(self, copies: Copies) -> float | None:
+        return None if self._coefficients is None else sum(map(mul, self._coefficients, _features(copies)))
+
+
+def _features(copies: Copies) -> tuple[float, float, float]:
+    return 1.0, float(copies.is_first), float(copies.num_blocks)

@@ -6,10 +6,9 @@ A block is one piece on either side. So, but for compression, it goes by one cop
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
@@ -17,17 +16,6 @@ from service.core.iteration_plan import Transfer
 from service.core.iteration_result import FinishedTransfer
 from service.runner.host_blocks import Copy, HostBlocks
 from service.runner.kv_storage import KvStorage
-
-_PROBE_BLOCKS = (1, 2, 4, 8, 16, 64)
-
-
-class TransferTiming(NamedTuple):
-    """Transfer of `num_blocks` blocks, one way. is_first: as FinishedTransfer's."""
-
-    to_host: bool
-    num_blocks: int
-    seconds: float
-    is_first: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +49,6 @@ class KvTransfer:
         self._device_blocks = storage.blocks
         self._host_blocks = host_blocks
         self._stream = _new_stream(storage.blocks.device) if storage.blocks.is_cuda else None
-        self._num_blocks = len(storage.blocks), len(host_blocks)
         self._in_flight: list[_UnderWay] = []
 
     def mark(self) -> torch.cuda.Event | None:
@@ -113,18 +100,6 @@ class KvTransfer:
         if self._stream is not None:
             with suppress(RuntimeError):  # the device's own fault, which its user has already
                 self._stream.synchronize()
-
-    def probes(self) -> Iterator[tuple[Transfer, ...]]:
-        """Pairs of transfers to be timed, one behind the other: of several numbers of blocks, each way. Their blocks
-        are spread over the memory, as they are after a while of serving. None without room for a pair."""
-        most = min(self._num_blocks) // 2
-        for num_blocks in sorted({min(count, most) for count in _PROBE_BLOCKS} - {0}):
-            device, host = (tuple(range(0, n, n // (2 * num_blocks))) for n in self._num_blocks)
-            for to_host in (True, False):
-                yield tuple(
-                    Transfer(-1 - first, to_host, device[first:stop], host[first:stop])
-                    for first, stop in ((0, num_blocks), (num_blocks, 2 * num_blocks))
-                )
 
     def _copies(self, transfer: Transfer) -> list[Copy]:
         there = self._host_blocks.store if transfer.to_host else self._host_blocks.load

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from service.core.iteration_plan import BlockCopy, IterationPlan, Past, Sample, ScheduledSequence, Transfer
-from service.core.iteration_result import FinishedTransfer
+from service.core.iteration_plan import BlockCopy, IterationPlan, Past, Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
 from service.runner.model_runner import ModelRunner
 
@@ -19,30 +17,23 @@ def warm_up(runner: ModelRunner) -> None:
     drawing = SamplingParams(max_tokens=2, temperature=1.0, top_p=0.9)
     greedy = SamplingParams(max_tokens=2, temperature=0.0)
     for params in (greedy, drawing):
-        small_iteration(runner, 1, params)
+        _small_iteration(runner, 1, params)
     if runner.device.type == "cuda":
         for count in sorted({min(2**i, runner.max_num_seqs) for i in range(11)}):
-            small_iteration(runner, count, drawing)  # the attention kernel differs by the number of sequences
+            _small_iteration(runner, count, drawing)  # the attention kernel differs by the number of sequences
         asking = replace(drawing, min_p=0.1, repetition_penalty=1.1, logit_bias=((0, 1.0),), num_logprobs=2)
         for params in (asking, replace(asking, temperature=0.0, allowed_token_ids=(0, 1))):
-            small_iteration(runner, 1, params)
+            _small_iteration(runner, 1, params)
     if runner.storage.num_blocks > 1:
         runner.launch(IterationPlan((), copies=(BlockCopy(0, 1),))).wait()
 
 
-def small_iteration(
-    runner: ModelRunner, num_decodes: int, params: SamplingParams, transfers: Sequence[Transfer] = ()
-) -> tuple[FinishedTransfer, ...]:
-    """Run one iteration of a short prompt and `num_decodes` decodes, all in block 0, beside the transfers, and
-    return these once all have finished."""
+def _small_iteration(runner: ModelRunner, num_decodes: int, params: SamplingParams) -> None:
+    """Run one iteration of a short prompt and `num_decodes` decodes, all in block 0."""
     rows = range(1, 2 + num_decodes)
     length = min(2, runner.storage.layout.block_size)
     past = Past((), length)
     decodes = [ScheduledSequence(-r, r, (0,), 0, 0, (0,), params, (Sample(-r, 0),), past) for r in rows[1:]]
     prompt = ScheduledSequence(-1, 1, (0,) * length, 0, 0, (0,), params, (Sample(-1, 0),), past)
-    result = runner.launch(IterationPlan((prompt, *decodes), transfers=tuple(transfers))).wait()
-    finished = result.finished_transfers
-    finished += runner.launch(IterationPlan((), released=tuple(rows))).wait().finished_transfers
-    while len(finished) < len(transfers):
-        finished += runner.transfer.take_finished(wait=True)
-    return finished
+    for plan in (IterationPlan((prompt, *decodes)), IterationPlan((), released=tuple(rows))):
+        runner.launch(plan).wait()

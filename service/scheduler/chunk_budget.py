@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from service.prediction.iteration_time import IterationTime, Workload
+from service.prediction.iteration_time import IterationTime
+from service.prediction.workload import Workload
 
 MIN_CHUNK = 32
 """Prompt tokens that an iteration computes at least, if as many wait: prompts must make progress too."""
@@ -80,14 +81,15 @@ class InterTokenTarget:
 
     def num_tokens(self, num_decodes: int, num_read: int, start: int, num_waiting: int) -> int:
         most = self._max_tokens - num_decodes
-        if not num_decodes or not self._iteration_time.is_known:
+        if not num_decodes:
             return most
         heat = self._iteration_time.heat.level
         low, high = min(MIN_CHUNK, most), most
         while low < high:  # the most tokens that end in time; more tokens never take less
             middle = (low + high + 1) // 2
             workload = Workload.of_chunk(start, middle, num_decodes, num_read, heat)
-            if self._iteration_time.seconds(workload) <= self._target_s:
+            predicted_s = self._iteration_time.predicted_s(workload)
+            if predicted_s is None or predicted_s <= self._target_s:
                 low = middle
             else:
                 high = middle - 1

@@ -9,6 +9,7 @@ from service.core.clock import MonotonicClock
 from service.errors import ConfigError
 from service.metrics.instruments import Instruments
 from service.metrics.recorder import Recorder
+from service.prediction.workload import Workload
 from service.settings.settings import Settings
 from tests.composition.conftest import SMALL, new_recorder
 
@@ -36,7 +37,7 @@ def test_predictors_are_timed_at_the_start_if_a_policy_asks_them_from_the_first_
     phases = {"imports", "model"} | ({"calibration"} if calibrates else set())
     exported = generate_latest(registry).decode()
     assert {phase for phase in ("imports", "model", "calibration") if f'phase="{phase}"' in exported} == phases
-    assert parts.cost.iteration_time.is_known == calibrates
+    assert (parts.cost.iteration_time.predicted_s(Workload.of_chunk(0, 6)) is not None) == calibrates
 
 
 def test_a_folder_without_a_model_is_refused_by_name(tmp_path):

@@ -13,8 +13,9 @@ from service.core.iteration_result import IterationResult
 from service.core.sequence_group import SequenceGroup
 from service.errors import ServerError
 from service.kvcache.prefix_cache import ChainedPrefixCache
-from service.prediction.iteration_time import IterationTime, Workload
+from service.prediction.iteration_time import IterationTime
 from service.prediction.preemption_cost import Recovery, RecoveryCosts
+from service.prediction.workload import Workload
 from tests.engine.faulty_executor import FaultyExecutor
 from tests.engine.harness import VOCABULARY, Harness
 from tests.engine.late_executor import MaybeDone
@@ -424,7 +425,7 @@ def test_iterations_whose_end_was_not_seen_teach_nothing(overlap: bool, wait_s: 
         harness.add(harness.request(tuple(range(seed, seed + 6)), 6, seed=seed))
     harness.run()
     harness.cost.iteration_time.fit()
-    assert harness.cost.iteration_time.is_known is learns
+    assert (harness.cost.iteration_time.predicted_s(Workload.of_chunk(0, 6)) is not None) is learns
 
 
 def test_a_snapshot_counts_the_requests_that_are_on_the_host():

@@ -11,7 +11,8 @@ from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
 from service.engine.engine_loop import LOOK_EVERY_S, Abort, Command, EngineLoop, Submit
 from service.engine.launch_timing import LATE_SHARE, LEAST_SPARE_S, LaunchTiming
-from service.prediction.iteration_time import IterationTime, Workload
+from service.prediction.iteration_time import IterationTime
+from service.prediction.workload import Workload
 from tests.engine.harness import Harness
 from tests.engine.late_executor import LateIteration
 from tests.engine.toy_model import ToyExecutor
@@ -273,17 +274,15 @@ def test_who_arrives_while_an_iteration_runs_is_in_the_next_one_and_the_device_d
 class Foretold(IterationTime):
     """Always predicts the same."""
 
-    is_known = True
-
     def __init__(self, predicted_s: float) -> None:
         super().__init__()
-        self._predicted_s = predicted_s
+        self._always_s = predicted_s
 
     def observe(self, workload: Workload, seconds: float, *, is_decode: bool) -> None:
         pass
 
-    def seconds(self, workload: Workload) -> float:
-        return self._predicted_s
+    def predicted_s(self, work: Workload) -> float:
+        return self._always_s
 
 
 def looks_and_launches(commands: list[tuple[float, Command]], *, overlap: bool = True) -> tuple[int, list[float]]:

@@ -7,7 +7,8 @@ import pytest
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
 from service.prediction.calibration import calibrate
-from service.prediction.iteration_time import IterationTime, Workload, num_attended_pairs
+from service.prediction.iteration_time import IterationTime
+from service.prediction.workload import Workload, num_attended_pairs
 from tests.engine.late_executor import LateExecutor
 from tests.manual_clock import ManualClock
 
@@ -60,7 +61,7 @@ def test_the_predictor_is_right_after_calibration_and_nothing_is_left_behind():
     assert executor.alive == set()
     assert executor.longest_table <= 200
     expected = 0.004 + 2e-5 * 700 + 1e-9 * num_attended_pairs(0, 700)
-    assert iteration_time.seconds(Workload.of_chunk(0, 700)) == pytest.approx(expected, rel=1e-3)
+    assert iteration_time.predicted_s(Workload.of_chunk(0, 700)) == pytest.approx(expected, rel=1e-3)
 
 
 class WithClock(LinearExecutor):
@@ -78,7 +79,7 @@ def test_the_devices_own_clock_counts_where_there_is_one():
     iteration_time = IterationTime()
     calibrated(iteration_time, max_tokens=1024, kind=WithClock)
     expected = 0.004 + 2e-5 * 700 + 1e-9 * num_attended_pairs(0, 700)
-    assert iteration_time.seconds(Workload.of_chunk(0, 700)) == pytest.approx(expected, rel=1e-3)
+    assert iteration_time.predicted_s(Workload.of_chunk(0, 700)) == pytest.approx(expected, rel=1e-3)
 
 
 LOWERED_S = 0.0012
@@ -107,8 +108,8 @@ def test_the_time_of_a_device_that_has_rested_is_known_from_one_that_hardly_has(
     calibrated(iteration_time, max_tokens=1024, kind=ThrottledWithClock)
     for length in (300, 700, 1000):
         expected = 0.004 + 2e-5 * length + 1e-9 * num_attended_pairs(0, length)
-        assert iteration_time.seconds(Workload.of_chunk(0, length)) == pytest.approx(expected, rel=0.02)
-    assert iteration_time.seconds(Workload.of_chunk(0, 300, heat=0.4)) > 1.02 * iteration_time.seconds(
+        assert iteration_time.predicted_s(Workload.of_chunk(0, length)) == pytest.approx(expected, rel=0.02)
+    assert iteration_time.predicted_s(Workload.of_chunk(0, 300, heat=0.4)) > 1.02 * iteration_time.predicted_s(
         Workload.of_chunk(0, 300)
     )
 
@@ -176,10 +177,10 @@ def test_prompts_are_taken_up_and_decodes_are_there_already():
         vocab_size=VOCAB_SIZE,
     )
     decodes = Workload(60, 0, 60 * 100, 0, 60, 0)
-    assert iteration_time.seconds(decodes) == pytest.approx(0.004 + 60 * (2e-5 + 100e-9), rel=0.02)
+    assert iteration_time.predicted_s(decodes) == pytest.approx(0.004 + 60 * (2e-5 + 100e-9), rel=0.02)
     burst = Workload(30 * 16, 30 * num_attended_pairs(0, 16), 0, 16, 0, 30)
     taken = 0.004 + 30 * (16 * 2e-5 + NEW_SEQUENCE_S)
-    assert iteration_time.seconds(burst) == pytest.approx(taken, rel=0.02)
+    assert iteration_time.predicted_s(burst) == pytest.approx(taken, rel=0.02)
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 2, 5])

@@ -12,14 +12,8 @@ from hypothesis import strategies as st
 from service.core.iteration_plan import GrownTables, IterationPlan, ScheduledDecodes, ScheduledSequence
 from service.core.sampling_params import SamplingParams
 from service.prediction.device_heat import slowed_s
-from service.prediction.iteration_time import (
-    MIN_OBSERVED,
-    IterationTime,
-    PaddedSize,
-    StepSize,
-    Workload,
-    num_attended_pairs,
-)
+from service.prediction.iteration_time import MIN_OBSERVED, IterationTime, PaddedSize, StepSize
+from service.prediction.workload import Workload, num_attended_pairs
 
 
 def device_s(workload: Workload) -> float:
@@ -58,12 +52,12 @@ def test_pairs_are_counted_as_defined(start: int, num_tokens: int):
 def test_a_device_with_a_knee_is_learnt():
     iteration_time = learnt()
     for workload in some_workloads(50, 1):
-        assert iteration_time.seconds(workload) == pytest.approx(device_s(workload), rel=1e-3)
+        assert iteration_time.predicted_s(workload) == pytest.approx(device_s(workload), rel=1e-3)
 
 
 def test_noise_of_three_percent_costs_less_than_two():
     iteration_time = learnt(noise=0.03)
-    errors = [abs(iteration_time.seconds(w) / device_s(w) - 1) for w in some_workloads(50, 1)]
+    errors = [abs(iteration_time.predicted_s(w) / device_s(w) - 1) for w in some_workloads(50, 1)]
     assert sum(errors) / len(errors) < 0.02
 
 
@@ -72,10 +66,10 @@ def test_nothing_is_predicted_before_enough_was_seen():
     for workload in some_workloads(MIN_OBSERVED - 1, 0):
         iteration_time.calibrate(workload, 1.0)
     iteration_time.fit()
-    assert not iteration_time.is_known
+    assert iteration_time.predicted_s(Workload.of_chunk(0, 6)) is None
     iteration_time.calibrate(Workload(5, 15, 0, 5, 0, 1), 1.0)
     iteration_time.fit()
-    assert iteration_time.is_known
+    assert iteration_time.predicted_s(Workload.of_chunk(0, 6)) is not None
 
 
 def test_an_iteration_of_a_kind_that_was_not_seen_takes_no_less_than_the_shortest_that_was():
@@ -84,8 +78,8 @@ def test_an_iteration_of_a_kind_that_was_not_seen_takes_no_less_than_the_shortes
         iteration_time.observe(Workload.of_chunk(context - 32, 32), 1e-4 * context, is_decode=False)
     iteration_time.fit()
     for workload in (Workload(9, 0, 900, 0, 9, 0), Workload(0, 0, 0, 0, 0, 0)):
-        assert iteration_time.seconds(workload) == pytest.approx(64e-4)
-    assert iteration_time.seconds(Workload.of_chunk(88, 32)) == pytest.approx(120e-4, rel=0.01)
+        assert iteration_time.predicted_s(workload) == pytest.approx(64e-4)
+    assert iteration_time.predicted_s(Workload.of_chunk(88, 32)) == pytest.approx(120e-4, rel=0.01)
 
 
 def test_a_machine_that_has_become_slower_is_noticed():
@@ -97,7 +91,7 @@ def test_a_machine_that_has_become_slower_is_noticed():
         for _ in range(4):
             iteration_time.observe(workload, 2 * device_s(workload), is_decode=True)
     for workload in some_workloads(20, 6):
-        assert iteration_time.seconds(workload) == pytest.approx(2 * device_s(workload), rel=0.05)
+        assert iteration_time.predicted_s(workload) == pytest.approx(2 * device_s(workload), rel=0.05)
 
 
 SIZES = (32, 64, 128, 256, 512, 1024, 2048)
@@ -132,7 +126,7 @@ def calibrated(padded: PaddedSize | None) -> IterationTime:
 def mean_error(iteration_time: IterationTime, num_decodes: int = 0) -> float:
     lengths = (24, 48, 96, 200, 400, 700, 1000, 1500, 1900)
     workloads = [Workload.of_chunk(0, n, num_decodes, 100 * num_decodes) for n in lengths]
-    return fmean(abs(iteration_time.seconds(w) / staircase_s(w) - 1) for w in workloads)
+    return fmean(abs(iteration_time.predicted_s(w) / staircase_s(w) - 1) for w in workloads)
 
 
 def test_a_staircase_is_followed_where_the_padding_is_known():
@@ -147,9 +141,9 @@ def test_a_size_that_was_not_timed_is_learnt_from_traffic():
     workload = Workload.of_chunk(0, 90)
     for _ in range(30):
         iteration_time.observe(workload, 1.2 * staircase_s(workload), is_decode=False)
-    assert iteration_time.seconds(workload) == pytest.approx(1.2 * staircase_s(workload), rel=0.01)
+    assert iteration_time.predicted_s(workload) == pytest.approx(1.2 * staircase_s(workload), rel=0.01)
     larger = Workload.of_chunk(0, 1000)
-    assert iteration_time.seconds(larger) == pytest.approx(staircase_s(larger), rel=0.1)
+    assert iteration_time.predicted_s(larger) == pytest.approx(staircase_s(larger), rel=0.1)
 
 
 def test_one_iteration_in_which_something_else_happened_counts_little():
@@ -158,7 +152,7 @@ def test_one_iteration_in_which_something_else_happened_counts_little():
     for _ in range(10):
         iteration_time.observe(workload, staircase_s(workload), is_decode=False)
     iteration_time.observe(workload, 9 * staircase_s(workload), is_decode=False)
-    assert iteration_time.seconds(workload) == pytest.approx(staircase_s(workload), rel=0.05)
+    assert iteration_time.predicted_s(workload) == pytest.approx(staircase_s(workload), rel=0.05)
 
 
 def test_new_coefficients_leave_what_a_size_was_seen_to_take():
@@ -167,9 +161,9 @@ def test_new_coefficients_leave_what_a_size_was_seen_to_take():
     for _ in range(10):
         iteration_time.observe(seen, 1.2 * staircase_s(seen), is_decode=False)
         iteration_time.observe(other, 0.9 * staircase_s(other), is_decode=False)
-    before = [iteration_time.seconds(workload) for workload in (seen, other)]
+    before = [iteration_time.predicted_s(workload) for workload in (seen, other)]
     iteration_time.fit()
-    assert [iteration_time.seconds(workload) for workload in (seen, other)] == pytest.approx(before, rel=1e-9)
+    assert [iteration_time.predicted_s(workload) for workload in (seen, other)] == pytest.approx(before, rel=1e-9)
 
 
 def test_steps_that_are_not_padded_share_a_correction_with_those_about_as_large():
@@ -178,10 +172,10 @@ def test_steps_that_are_not_padded_share_a_correction_with_those_about_as_large(
     )
     eager = Workload(264, 2000, 1400, 36, 38, 17)
     larger, padded = eager._replace(num_tokens=300), eager._replace(num_prompts=4)
-    by_law = [iteration_time.seconds(workload) for workload in (eager, larger, padded)]
+    by_law = [iteration_time.predicted_s(workload) for workload in (eager, larger, padded)]
     for _ in range(30):
         iteration_time.observe(eager, 2 * by_law[0], is_decode=False)
-    now = [iteration_time.seconds(workload) for workload in (eager, larger, padded)]
+    now = [iteration_time.predicted_s(workload) for workload in (eager, larger, padded)]
     assert now[:2] == pytest.approx([2 * by_law[0], 2 * by_law[1]], rel=0.1)
     assert now[2] < 1.2 * by_law[2]
 
@@ -208,14 +202,16 @@ def test_a_decode_counts_the_same_in_columns_and_by_itself():
 def test_a_size_that_was_not_seen_is_as_far_off_the_law_as_one_of_as_many_tokens():
     iteration_time = calibrated(padded_size)
     alone, beside_decodes = Workload.of_chunk(0, 1000), Workload.of_chunk(0, 900, 60, 6000)
-    before = iteration_time.seconds(beside_decodes)
+    before = iteration_time.predicted_s(beside_decodes)
     for _ in range(30):
         iteration_time.observe(alone, 1.1 * staircase_s(alone), is_decode=False)
-    assert iteration_time.seconds(beside_decodes) == pytest.approx(1.1 * before, rel=0.02)
+    assert iteration_time.predicted_s(beside_decodes) == pytest.approx(1.1 * before, rel=0.02)
     for _ in range(30):
         iteration_time.observe(beside_decodes, 0.9 * before, is_decode=False)
-    assert iteration_time.seconds(beside_decodes) == pytest.approx(0.9 * before, rel=0.01)
-    assert iteration_time.seconds(alone) == pytest.approx(1.1 * staircase_s(alone), rel=0.02), "the one keeps its own"
+    assert iteration_time.predicted_s(beside_decodes) == pytest.approx(0.9 * before, rel=0.01)
+    assert iteration_time.predicted_s(alone) == pytest.approx(1.1 * staircase_s(alone), rel=0.02), (
+        "the one keeps its own"
+    )
 
 
 def test_decodes_share_nothing_with_prompts_of_as_many_tokens():
@@ -226,8 +222,8 @@ def test_decodes_share_nothing_with_prompts_of_as_many_tokens():
     decodes = Workload(60, 0, 6000, 0, 60, 0)
     for _ in range(20):
         iteration_time.observe(decodes, 0.005, is_decode=True)
-    assert iteration_time.seconds(decodes) == pytest.approx(0.005, rel=0.01)
-    assert iteration_time.seconds(Workload.of_chunk(0, 40)) == pytest.approx(0.01, rel=0.01)
+    assert iteration_time.predicted_s(decodes) == pytest.approx(0.005, rel=0.01)
+    assert iteration_time.predicted_s(Workload.of_chunk(0, 40)) == pytest.approx(0.01, rel=0.01)
 
 
 def heated_s(workload: Workload) -> float:
@@ -246,4 +242,4 @@ def test_what_heat_costs_is_learnt():
     for workload in some_workloads(50, 1):
         for heat in (0.0, 0.3, 0.9):
             hot = workload._replace(heat=heat)
-            assert iteration_time.seconds(hot) == pytest.approx(heated_s(hot), rel=0.005)
+            assert iteration_time.predicted_s(hot) == pytest.approx(heated_s(hot), rel=0.005)

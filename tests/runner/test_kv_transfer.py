@@ -59,19 +59,6 @@ def test_transfers_of_one_plan_run_one_after_another(storage: KvStorage):
     assert torch.equal(storage.blocks[[5, 3, 2]], before[[4, 1, 0]])
 
 
-def test_probes_come_in_pairs_each_way_and_their_blocks_lie_apart(storage: KvStorage):
-    assert list(KvTransfer(storage, host_blocks(storage, 4)).probes()) == [
-        (Transfer(-1, True, (0,), (0,)), Transfer(-2, True, (3,), (2,))),
-        (Transfer(-1, False, (0,), (0,)), Transfer(-2, False, (3,), (2,))),
-        (Transfer(-1, True, (0, 1), (0, 1)), Transfer(-3, True, (2, 3), (2, 3))),
-        (Transfer(-1, False, (0, 1), (0, 1)), Transfer(-3, False, (2, 3), (2, 3))),
-    ]
-
-
-def test_without_room_for_a_pair_there_are_no_probes(storage: KvStorage):
-    assert not list(KvTransfer(storage, host_blocks(storage, 1)).probes())
-
-
 def test_a_finished_transfer_is_told_once(storage: KvStorage):
     transfer = KvTransfer(storage, host_blocks(storage, 4))
     assert transfer.take_finished(wait=True) == ()

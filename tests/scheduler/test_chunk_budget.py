@@ -4,7 +4,8 @@ import pytest
 
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
-from service.prediction.iteration_time import IterationTime, Workload
+from service.prediction.iteration_time import IterationTime
+from service.prediction.workload import Workload
 from service.scheduler.chunk_budget import (
     DEEP_QUEUE,
     FEW_A_DECODE,

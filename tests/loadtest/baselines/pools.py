@@ -1,7 +1,7 @@
 """A pool on the modelled device, small enough to be scarce."""
 
 from loadtest.baselines.kv_pool import KvPool
-from loadtest.baselines.modelled_device import ModelledDevice, swap_s
+from loadtest.baselines.modelled_device import ModelledDevice
 from loadtest.offline.serving_system import OfflineRequest
 
 
@@ -18,7 +18,6 @@ def pool(num_blocks: int = 16, block_size: int = 4, max_num_seqs: int = 8, num_h
         vocab_size=1000,
         num_host_blocks=num_host_blocks,
         num_spare_blocks=64 // block_size,
-        swap_timings=tuple((to_host, n, swap_s(n, block_size), True) for n in (1, 8) for to_host in (True, False)),
     )
 
 

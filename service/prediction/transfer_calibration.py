@@ -1,0 +1,90 @@
+"""Transfers timed at start-up, from which the swap's predictor is first fitted (AdaptiveLLM, section 3.3)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from statistics import median
+
+from service.core.clock import Clock
+from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence, Transfer
+from service.core.iteration_result import FinishedTransfer
+from service.core.sampling_params import SamplingParams
+from service.prediction.calibration import PROBE_SEQUENCE_ID, Execute
+from service.prediction.swap_time import Copies, SwapTime
+
+ROW = 1
+ROUNDS = 5
+NUM_BLOCKS = (1, 2, 4, 8, 16, 64)
+
+
+def calibrate_transfers(
+    execute: Execute, swap_time: SwapTime, clock: Clock, *, num_blocks: int, num_host_blocks: int
+) -> None:
+    """Let an executor move blocks to the host and back beside a decode, as in traffic, where that takes some of the
+    memory's bandwidth; and time the same decode without, for what the copies add to it. Before serving: it overwrites
+    blocks. Nothing is learnt without room for two transfers.
+
+    Medians of several rounds. The plans take turns, in another order each round: a host that launches the same one
+    again and again does it faster than it ever will in traffic, and a first transfer of few blocks waits for that.
+    """
+    plans = list(_pairs(num_blocks, num_host_blocks))
+    timing = _Timing(execute, clock)
+    shuffled = random.Random(0)
+    for _ in range(ROUNDS):
+        for transfers in shuffled.sample(plans, len(plans)):
+            timing.time(transfers)
+    timing.release()
+    added_s = copied_s = 0.0
+    for transfers in plans:
+        added_s += median(timing.added_s[transfers])
+        for transfer, finished in zip(transfers, zip(*timing.finished[transfers], strict=True), strict=True):
+            seconds = median(one.seconds or 0.0 for one in finished)
+            copied_s += seconds
+            swap_time.calibrate(Copies(transfer.to_host, len(transfer.device_blocks), finished[0].is_first), seconds)
+    if copied_s:
+        swap_time.added_share = min(1.0, max(0.0, added_s / copied_s))
+
+
+def _pairs(num_blocks: int, num_host_blocks: int) -> Iterator[tuple[Transfer, Transfer]]:
+    """Two transfers, one behind the other: of several numbers of blocks, each way. Their blocks are spread over the
+    memory, as they are after a while of serving."""
+    most = min(num_blocks, num_host_blocks) // 2
+    for count in sorted({min(count, most) for count in NUM_BLOCKS} - {0}):
+        device, host = (tuple(range(0, n, n // (2 * count))) for n in (num_blocks, num_host_blocks))
+        for to_host in (True, False):
+            first, second = (
+                Transfer(-1 - start, to_host, device[start : start + count], host[start : start + count])
+                for start in (0, count)
+            )
+            yield first, second
+
+
+class _Timing:
+    """By each pair: seconds that it adds to the decode, and both as they finished."""
+
+    def __init__(self, execute: Execute, clock: Clock) -> None:
+        self._execute = execute
+        self._clock = clock
+        draws = (Sample(PROBE_SEQUENCE_ID, 0),)
+        self._decode = ScheduledSequence(PROBE_SEQUENCE_ID, ROW, (0,), 0, 0, (0,), SamplingParams(max_tokens=2), draws)
+        self.added_s: dict[tuple[Transfer, ...], list[float]] = {}
+        self.finished: dict[tuple[Transfer, ...], list[tuple[FinishedTransfer, ...]]] = {}
+
+    def time(self, transfers: tuple[Transfer, ...]) -> None:
+        without_s, _ = self._seconds(IterationPlan((self._decode,)))
+        with_s, finished = self._seconds(IterationPlan((self._decode,), transfers=transfers))
+        while len(finished) < len(transfers):
+            finished += self._execute(IterationPlan((), awaits_transfer=True)).finished_transfers
+        self.added_s.setdefault(transfers, []).append(with_s - without_s)
+        self.finished.setdefault(transfers, []).append(finished)
+
+    def release(self) -> None:
+        self._execute(IterationPlan((), released=(ROW,)))
+
+    def _seconds(self, plan: IterationPlan) -> tuple[float, tuple[FinishedTransfer, ...]]:
+        started_s = self._clock.now_s()
+        result = self._execute(plan)
+        seconds = self._clock.now_s() - started_s if result.compute_s is None else result.compute_s
+        self._decode = self._decode._replace(table_start=1, block_ids=())  # the executor knows it by now
+        return seconds, result.finished_transfers
