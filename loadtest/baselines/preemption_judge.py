@@ -29,9 +29,11 @@ Timing = tuple[Workload, float]
 """What an iteration computed, and the seconds that it took."""
 
 
-def fitted_cost(pool: KvPool) -> PreemptionCost:
-    """As the service makes it at start-up; inside `pool.clock.working()`. The pool's blocks are overwritten."""
+def fitted_cost(pool: KvPool, iteration_time: IterationTime | None = None) -> PreemptionCost:
+    """As the service makes it at start-up; inside `pool.clock.working()`. The pool's blocks are overwritten.
+    iteration_time: the predictor to be fitted, None for a new one."""
     cost = unfitted_cost(pool)
+    cost.iteration_time = iteration_time or cost.iteration_time
 
     def execute(plan: IterationPlan) -> IterationResult:
         return pool.executor.launch(plan).wait()

@@ -25,7 +25,7 @@ from loadtest.baselines.preemption_judge import (
 from loadtest.scenarios.figure import Figure, Plot, Table
 from loadtest.scenarios.stage import Stage
 from loadtest.svg_plot import Axes, Curve
-from service.prediction.preemption_cost import PreemptionCost
+from service.prediction.preemption_cost import PreemptionCost, RecoveryCosts
 from service.prediction.swap_time import Copies
 from service.prediction.workload import Workload
 
@@ -54,17 +54,19 @@ def run(stage: Stage) -> Figure:
             row.swap_s * 1e3,
             row.predicted_swap_s * 1e3,
             row.beside_s * 1e3,
-            row.predicted_beside_s * 1e3,
+            (row.beside.recompute_s or 0.0) * 1e3,
+            (row.beside.swap_s or 0.0) * 1e3,
             row.recompute.error,
             row.swap_error,
             "swap" if row.swap_s < row.recompute.median_s else "recompute",
-            "swap" if row.swap_s < row.beside_s else "recompute",
+            row.beside.cheaper.name.lower(),
         ]
         for row in rows
     ]
     columns = [
         "tokens", "recompute, ms", "predicted, ms", "swap, ms", "predicted, ms", f"recompute beside {num_decodes}, ms",
-        "predicted, ms", "recompute error, %", "swap error, %", "cheaper", "cheaper beside",
+        "predicted, ms", "swap adds, predicted, ms", "recompute error, %", "swap error, %", "cheaper",
+        "adaptive beside",
     ]  # fmt: skip
     names = (
         "recompute",
@@ -146,31 +148,31 @@ class _Repeated:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One length. beside_s: what recomputing adds to decodes, the median; predicted_beside_s: as predicted."""
+    """One length. beside_s: what recomputing adds to decodes, the median; beside: the costs predicted there."""
 
     length: int
     recompute: _Repeated
     swap_out: _Repeated
     swap_in: _Repeated
     beside_s: float
-    predicted_beside_s: float
+    beside: RecoveryCosts
 
     @classmethod
     def of(cls, cost: PreemptionCost, pool: KvPool, length: int, num_decodes: int, rounds: Sequence[_Round]) -> Self:
         num_blocks = _num_blocks(pool, length)
-        recompute_s, beside_s = (
-            cost.predict(length, 0, num_blocks, Workload.of_decodes(count, count * pool.block_size)).recompute_s
+        alone, beside = (
+            cost.predict(length, 0, num_blocks, Workload.of_decodes(count, count * pool.block_size))
             for count in (0, num_decodes)
         )
         ways = [cost.swap_time.predicted_s(Copies(to_host, num_blocks)) for to_host in (True, False)]
-        assert recompute_s is not None and beside_s is not None and ways[0] is not None and ways[1] is not None
+        assert alone.recompute_s is not None and ways[0] is not None and ways[1] is not None
         return cls(
             length,
-            _Repeated(recompute_s, [taken.recompute_s for taken in rounds]),
+            _Repeated(alone.recompute_s, [taken.recompute_s for taken in rounds]),
             _Repeated(ways[0], [taken.out_s for taken in rounds]),
             _Repeated(ways[1], [taken.in_s for taken in rounds]),
             median(taken.beside_s for taken in rounds),
-            beside_s,
+            beside,
         )
 
     @property

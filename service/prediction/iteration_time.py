@@ -31,7 +31,18 @@ from service.prediction.workload import Workload
 
 KNEES = (64, 256, 1024)
 """Tokens."""
-NUM_FEATURES = 8 + len(KNEES)
+FEATURES = (
+    "iteration",
+    "tokens",
+    *(f"tokens past {knee}" for knee in KNEES),
+    "decodes",
+    "pairs",
+    "tokens read",
+    "longest context",
+    "prompts",
+    "heat",
+)
+"""What each coefficient is for."""
 MIN_OBSERVED = 12
 REFIT_EVERY = 32
 KEEP = 1 - 1 / 256
@@ -64,9 +75,9 @@ class IterationTime:
     def __init__(self, padded_size: PaddedSize | None = None) -> None:
         self.heat = DeviceHeat()
         self._padded_size = padded_size
-        self._calibration = Moments(NUM_FEATURES)
-        self._prefills = Moments(NUM_FEATURES, KEEP)
-        self._decodes = Moments(NUM_FEATURES, KEEP)
+        self._calibration = Moments(len(FEATURES))
+        self._prefills = Moments(len(FEATURES), KEEP)
+        self._decodes = Moments(len(FEATURES), KEEP)
         self._coefficients: list[float] | None = None
         self._num_since_fit = 0
         self._shortest_s = math.inf
@@ -82,7 +93,7 @@ class IterationTime:
 
     def calibrate(self, workload: Workload, seconds: float) -> None:
         """Take in a timing made on purpose; nothing follows from it before the next `fit`."""
-        self._calibration.add(_learnt(_features(workload, self._size(workload)), seconds), seconds)
+        self._calibration.add(_learnt(self.features(workload, self._size(workload)), seconds), seconds)
         self._shortest_s = min(self._shortest_s, seconds)
         self._timings.append((workload, seconds))
 
@@ -90,7 +101,7 @@ class IterationTime:
         """Learn from an iteration of the traffic: at once what its size takes, and every REFIT_EVERY iterations the
         coefficients anew."""
         size = self._size(workload)
-        features = _features(workload, size)
+        features = self.features(workload, size)
         (self._decodes if is_decode else self._prefills).add(_learnt(features, seconds), seconds)
         self._shortest_s = min(self._shortest_s, seconds)
         self._num_since_fit += 1
@@ -124,9 +135,16 @@ class IterationTime:
         if self._coefficients is None:
             return None
         size = self._size(work)
-        by_law = self._by_law(_features(work, size))
+        by_law = self._by_law(self.features(work, size))
         correction = self._correction(size)
         return by_law if correction is None else by_law * correction.ratio
+
+    def features(self, workload: Workload, size: StepSize) -> tuple[float, ...]:
+        """What each coefficient is multiplied by, in the order of FEATURES. size: as the step is padded."""
+        num_tokens, num_decodes = (workload.num_tokens, workload.num_decodes) if size[1] == _UNPADDED else size
+        past_knees = [max(0, num_tokens - knee) for knee in KNEES]
+        _, num_pairs, num_read, longest_context, _, num_prompts, heat = workload
+        return (1.0, num_tokens, *past_knees, num_decodes, num_pairs, num_read, longest_context, num_prompts, heat)
 
     def _by_law(self, features: tuple[float, ...]) -> float:
         """Linear but for the heat, which costs by the seconds that come out without it. No less than the shortest that
@@ -141,8 +159,8 @@ class IterationTime:
         for workload, seconds in timings:
             by_size.setdefault(self._size(workload), []).append((workload, seconds))
         for size, of_size in by_size.items():
-            ratios = [seconds / self._by_law(_features(workload, size)) for workload, seconds in of_size]
-            self._corrections[size] = _Correction(_features(of_size[0][0], size), median(ratios), len(ratios))
+            ratios = [seconds / self._by_law(self.features(workload, size)) for workload, seconds in of_size]
+            self._corrections[size] = _Correction(self.features(of_size[0][0], size), median(ratios), len(ratios))
 
     def _correction(self, size: StepSize) -> _Correction | None:
         """The size's own; else that of the one with the nearest number of decodes that is like it in all else."""
@@ -163,14 +181,6 @@ def _kind(size: StepSize) -> tuple[int, bool, bool]:
     """As many tokens, that may all decode, or are not padded."""
     num_tokens, num_decodes = size
     return num_tokens, num_decodes == num_tokens, num_decodes == _UNPADDED
-
-
-def _features(workload: Workload, size: StepSize) -> tuple[float, ...]:
-    """What each coefficient is multiplied by; heat is the last."""
-    num_tokens, num_decodes = (workload.num_tokens, workload.num_decodes) if size[1] == _UNPADDED else size
-    past_knees = [max(0, num_tokens - knee) for knee in KNEES]
-    _, num_pairs, num_read, longest_context, _, num_prompts, heat = workload
-    return (1.0, num_tokens, *past_knees, num_decodes, num_pairs, num_read, longest_context, num_prompts, heat)
 
 
 def _learnt(features: tuple[float, ...], seconds: float) -> tuple[float, ...]:

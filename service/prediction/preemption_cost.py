@@ -28,6 +28,13 @@ class RecoveryCosts(NamedTuple):
     recompute_s: float | None
     swap_s: float | None
 
+    @property
+    def cheaper(self) -> Recovery:
+        """Recomputation where one of them is not known yet."""
+        if self.swap_s is None or self.recompute_s is None:
+            return Recovery.RECOMPUTE
+        return Recovery.SWAP if self.swap_s < self.recompute_s else Recovery.RECOMPUTE
+
 
 class PreemptionCost:
     """Engine thread only. max_tokens: the token budget of an iteration, which recomputation is cut by.

@@ -28,12 +28,10 @@ class AlwaysSwap:
 
 
 class AdaptivePreemption:
-    """The cheaper of the two by prediction; recomputation where one of them is not known yet."""
+    """The cheaper of the two by what each adds to the iterations that carry it (`PreemptionCost`)."""
 
     def choose(self, group: SequenceGroup, costs: RecoveryCosts) -> Recovery:
-        if costs.swap_s is None or costs.recompute_s is None:
-            return Recovery.RECOMPUTE
-        return Recovery.SWAP if costs.swap_s < costs.recompute_s else Recovery.RECOMPUTE
+        return costs.cheaper
 
 
 def may_be_preempted(running: Sequence[SequenceGroup], max_preemptions: int) -> Sequence[SequenceGroup]:
