@@ -83,11 +83,10 @@ class InterTokenTarget:
         most = self._max_tokens - num_decodes
         if not num_decodes:
             return most
-        heat = self._iteration_time.heat.level
         low, high = min(MIN_CHUNK, most), most
         while low < high:  # the most tokens that end in time; more tokens never take less
             middle = (low + high + 1) // 2
-            workload = Workload.of_chunk(start, middle, num_decodes, num_read, heat)
+            workload = Workload.of_chunk(start, middle, num_decodes, num_read)
             predicted_s = self._iteration_time.predicted_s(workload)
             if predicted_s is None or predicted_s <= self._target_s:
                 low = middle
