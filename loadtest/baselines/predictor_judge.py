@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, quantiles
 
+from loadtest.baselines.moving_average import MovingAverage
 from loadtest.baselines.preemption_judge import Timing
 from service.prediction.iteration_time import DECODE_EVERY, FEATURES, IterationTime, PaddedSize, StepSize
-from service.prediction.moving_average import MovingAverage
 from service.prediction.workload import Workload
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Iterator
 from statistics import median
 
@@ -28,20 +29,38 @@ def calibrate_transfers(
     Medians of several rounds. The plans take turns, in another order each round: a host that launches the same one
     again and again does it faster than it ever will in traffic, and a first transfer of few blocks waits for that.
     """
-    plans = list(_pairs(num_blocks, num_host_blocks))
-    timing = _Timing(execute, clock)
-    shuffled = random.Random(0)
+    pairs, shuffled = list(_pairs(num_blocks, num_host_blocks)), random.Random(0)
+    decode = ScheduledSequence(
+        PROBE_SEQUENCE_ID, ROW, (0,), 0, 0, (0,), SamplingParams(max_tokens=2), (Sample(PROBE_SEQUENCE_ID, 0),)
+    )
+    added_s = defaultdict[tuple[Transfer, ...], list[float]](list)
+    copied = defaultdict[Transfer, list[FinishedTransfer]](list)
     for _ in range(ROUNDS):
-        for transfers in shuffled.sample(plans, len(plans)):
-            timing.time(transfers)
-    timing.release()
-    added_s = copied_s = 0.0
-    for transfers in plans:
-        added_s += median(timing.added_s[transfers])
-        for transfer, finished in zip(transfers, zip(*timing.finished[transfers], strict=True), strict=True):
-            seconds = median(one.seconds or 0.0 for one in finished)
-            copied_s += seconds
-            swap_time.calibrate(Copies(transfer.to_host, len(transfer.device_blocks), finished[0].is_first), seconds)
+        for pair in shuffled.sample(pairs, len(pairs)):
+            seconds, finished = list[float](), dict[int, FinishedTransfer]()
+            for transfers in ((), pair):
+                started_s = clock.now_s()
+                result = execute(IterationPlan((decode,), transfers=transfers))
+                seconds.append(clock.now_s() - started_s if result.compute_s is None else result.compute_s)
+                decode = decode._replace(table_start=1, block_ids=())  # the executor knows it by now
+            added_s[pair].append(seconds[1] - seconds[0])
+            while True:
+                finished.update((each.transfer_id, each) for each in result.finished_transfers)
+                if len(finished) == len(pair):
+                    break
+                result = execute(IterationPlan((), awaits_transfer=True))
+            for transfer in pair:
+                copied[transfer].append(finished[transfer.transfer_id])
+    execute(IterationPlan((), released=(ROW,)))
+    _learn(swap_time, sum(map(median, added_s.values())), copied)
+
+
+def _learn(swap_time: SwapTime, added_s: float, copied: dict[Transfer, list[FinishedTransfer]]) -> None:
+    copied_s = 0.0
+    for transfer, finished in copied.items():
+        seconds = median(each.seconds or 0.0 for each in finished)
+        copied_s += seconds
+        swap_time.calibrate(Copies(transfer.to_host, len(transfer.device_blocks), finished[0].is_first), seconds)
     if copied_s:
         swap_time.added_share = min(1.0, max(0.0, added_s / copied_s))
 
@@ -58,33 +77,3 @@ def _pairs(num_blocks: int, num_host_blocks: int) -> Iterator[tuple[Transfer, Tr
                 for start in (0, count)
             )
             yield first, second
-
-
-class _Timing:
-    """By each pair: seconds that it adds to the decode, and both as they finished."""
-
-    def __init__(self, execute: Execute, clock: Clock) -> None:
-        self._execute = execute
-        self._clock = clock
-        draws = (Sample(PROBE_SEQUENCE_ID, 0),)
-        self._decode = ScheduledSequence(PROBE_SEQUENCE_ID, ROW, (0,), 0, 0, (0,), SamplingParams(max_tokens=2), draws)
-        self.added_s: dict[tuple[Transfer, ...], list[float]] = {}
-        self.finished: dict[tuple[Transfer, ...], list[tuple[FinishedTransfer, ...]]] = {}
-
-    def time(self, transfers: tuple[Transfer, ...]) -> None:
-        without_s, _ = self._seconds(IterationPlan((self._decode,)))
-        with_s, finished = self._seconds(IterationPlan((self._decode,), transfers=transfers))
-        while len(finished) < len(transfers):
-            finished += self._execute(IterationPlan((), awaits_transfer=True)).finished_transfers
-        self.added_s.setdefault(transfers, []).append(with_s - without_s)
-        self.finished.setdefault(transfers, []).append(finished)
-
-    def release(self) -> None:
-        self._execute(IterationPlan((), released=(ROW,)))
-
-    def _seconds(self, plan: IterationPlan) -> tuple[float, tuple[FinishedTransfer, ...]]:
-        started_s = self._clock.now_s()
-        result = self._execute(plan)
-        seconds = self._clock.now_s() - started_s if result.compute_s is None else result.compute_s
-        self._decode = self._decode._replace(table_start=1, block_ids=())  # the executor knows it by now
-        return seconds, result.finished_transfers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from service.prediction.iteration_time import IterationTime
+from service.prediction.predictor import Predictor
 from service.prediction.workload import Workload
 
 MIN_CHUNK = 32
@@ -74,7 +74,7 @@ class InterTokenTarget:
     the host's part passes meanwhile where iterations overlap. A target too short for any prompt gives the minimum.
     """
 
-    def __init__(self, iteration_time: IterationTime, target_s: float, max_num_batched_tokens: int) -> None:
+    def __init__(self, iteration_time: Predictor[Workload], target_s: float, max_num_batched_tokens: int) -> None:
         self._iteration_time = iteration_time
         self._target_s = target_s
         self._max_tokens = max_num_batched_tokens

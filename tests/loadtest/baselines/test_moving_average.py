@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.prediction.moving_average import MovingAverage
+from loadtest.baselines.moving_average import MovingAverage
 from service.prediction.workload import Workload
 
 
