@@ -34,10 +34,8 @@ OF_NOBODY = (
     FaultSite("record_commands", "tests.engine.harness:ListSink.record_commands", Reach.NOBODY),
     FaultSite("record_request", "tests.engine.harness:ListSink.record_request", Reach.NOBODY),
     FaultSite("iteration_stats", f"{_ENGINE}.engine:IterationStats", Reach.NOBODY, MemoryError),
-    FaultSite(
-        "observe", f"{_SCHEDULER}.iteration_scheduler:IterationScheduler.observe", Reach.NOBODY, ZeroDivisionError
-    ),
-    FaultSite("predict", f"{_SCHEDULER}.iteration_scheduler:IterationScheduler.predicted_s", Reach.NOBODY),
+    FaultSite("observe", "service.prediction.recovery_ledger:RecoveryLedger.executed", Reach.NOBODY, ZeroDivisionError),
+    FaultSite("predict", "service.prediction.recovery_ledger:RecoveryLedger.iteration_s", Reach.NOBODY),
     FaultSite("token_gaps", f"{_ENGINE}.token_gaps:TokenGaps.take", Reach.NOBODY),
 )
 
@@ -61,7 +59,7 @@ OF_THE_PROCESS = (
         "finish_transfers", f"{_SCHEDULER}.iteration_scheduler:IterationScheduler.finish_transfers", Reach.PROCESS
     ),
     FaultSite("decode batch", f"{_SCHEDULER}.decode_batch:DecodeBatch.take", Reach.PROCESS),
-    FaultSite("outbox", f"{_ENGINE}.engine:Engine.take_events", Reach.PROCESS, MemoryError),
+    FaultSite("outbox", f"{_ENGINE}.live_requests:LiveRequests.take_events", Reach.PROCESS, MemoryError),
     FaultSite("snapshot", f"{_ENGINE}.engine:Engine.snapshot", Reach.PROCESS),
     FaultSite("clock", "tests.faults.engine_scene:BoundedClock.now_s", Reach.PROCESS, OSError, ("before",)),
 )
