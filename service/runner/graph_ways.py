@@ -75,7 +75,7 @@ class DecodeGraphLogits:
         self._eager = eager
 
     def takes(self, step: Step) -> bool:
-        return self._decode_graph.has_room_for(step) and not step.has_targets
+        return self._decode_graph.has_room_for(step)
 
     def compute(self, step: Step) -> Outputs:
         tensors = self._eager.begin(step)
