@@ -6,22 +6,22 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from service.core.grammar import TokenMasks
 from service.models.causal_lm import CausalLM
 from service.runner.drawn_ids import DrawnIds
 from service.runner.draws import LogitsOf, draw_all
 from service.runner.forward_pass import ForwardPass
-from service.runner.grammar_masks import with_grammar_masks
 from service.runner.launched_iteration import Outputs
 from service.runner.logprobs import DrawLogprobs, score_prompts
 from service.runner.sampling_rows import SamplingRows
 from service.runner.sequence_rows import SequenceRows
-from service.runner.staging import to_device
-from service.runner.staging_turns import PendingTokenIds
+from service.runner.staging import PendingTokenIds, to_device
 from service.runner.step_ways import Step
-from service.sampling.sampler import SamplingBatch
+from service.sampling.sampler import SamplingBatch, SamplingExtras, TokenBitmask
 
 
 class EagerStep:
@@ -90,3 +90,16 @@ class EagerStep:
         self._drawn.note(tensors["draw_rows"], drawn.token_ids)
         logprobs = None if drawn.logprobs is None else DrawLogprobs(drawn.logprobs, asked)
         return Outputs(PendingTokenIds(drawn.token_ids, batch.num_draws, step.turn), logprobs)
+
+
+def with_grammar_masks(
+    extras: SamplingExtras | None, masks: TokenMasks | None, device: torch.device
+) -> SamplingExtras | None:
+    """The masks of a plan beside what the sampling parameters ask for. Waits for them: to be called when the forward
+    pass has been launched."""
+    if masks is None:
+        return extras
+    arrays = {"bits": np.asarray(masks.wait()), "rows": np.asarray(masks.rows, np.int32)}
+    tensors = to_device(arrays, device)
+    extras = extras or SamplingExtras()
+    return replace(extras, bitmasks=(*extras.bitmasks, TokenBitmask(tensors["bits"], tensors["rows"])))

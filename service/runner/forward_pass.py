@@ -9,9 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.paged_attention_decode import decode_batch
+from kernels.paged_attention_prefill import prefill_batch
+from kernels.reshape_and_cache import cache_slots
 from service.layers.attention import AttentionInputs, LayerCache
 from service.models.causal_lm import CausalLM
-from service.runner.attention_inputs import attention_inputs
 from service.runner.batch_columns import Int64Array
 from service.runner.giving_up import UntilSomebodyComes
 from service.runner.halving import in_halves
@@ -53,7 +55,7 @@ class ForwardPass:
 
     def of_logit_rows(self, planned: PlanColumns, batch: FlatBatch, tensors: Mapping[str, Tensor]) -> Tensor:
         """Of the batch's `logit_rows`, in their order."""
-        # All decodes are read; and of prompts that go on nothing is, but no kernel takes an empty batch.
+        # All decodes are read; and of unfinished prompts nothing is, but no kernel takes an empty batch.
         only_logits = batch.num_decode < batch.num_seqs and len(batch.logit_rows) > 0
         hidden, is_whole = self._computed(planned, batch, tensors, only_logits=only_logits)
         return hidden if only_logits and is_whole else hidden.index_select(0, tensors["logit_rows"])
@@ -97,3 +99,30 @@ def _places_in(batch: FlatBatch, planned: PlanColumns) -> Int64Array:
     starts = np.cumsum(query_lens) - query_lens
     places: Int64Array = np.arange(batch.num_tokens) + np.repeat(batch.token_starts - starts, query_lens)
     return places
+
+
+def attention_inputs(
+    batch: FlatBatch, tensors: Mapping[str, Tensor], block_size: int, *, only_logits: bool = False
+) -> AttentionInputs:
+    """tensors: the batch's arrays on the device. Decodes and prompts are two launches: their best kernels differ.
+    only_logits: of the last layer nothing is read but the rows of logits; there must be one."""
+    border, num_seqs = batch.num_decode, batch.num_seqs
+    block_table, context_lens = tensors["block_table"], tensors["context_lens"]
+    decode = prefill = None
+    if border:
+        decode = decode_batch(block_table[:border], context_lens[:border], block_size)
+    if border < num_seqs:
+        query_lens = batch.query_starts[border + 1 :] - batch.query_starts[border:-1]
+        prefill = prefill_batch(
+            block_table[border:],
+            tensors["query_starts"][border:],
+            context_lens[border:],
+            max_query_len=int(query_lens.max()),
+            block_size=block_size,
+        )
+    slots = cache_slots(tensors["slot_mapping"], block_size)
+    inputs = AttentionInputs(slots, decode, prefill)
+    if only_logits:
+        last = decode_batch(block_table, tensors["logit_lens"], block_size, tensors["logit_places"])
+        inputs = inputs.read_at(tensors["logit_rows"], last)
+    return inputs

@@ -84,7 +84,7 @@ _QUERY_STARTS = Column("query_starts", Per.SEQUENCE, np.int32)
 
 _TABLE_PLACES = Column("table_places", Per.ROW, np.int64)
 _TABLE_VALUES = Column("table_values", Per.ROW, np.int32)
-"""Changes of the block table; padding writes a 0 at place 0, in the row that is nobody's."""
+"""Changes of the block table; padding writes a 0 at place 0, in the row of padding."""
 
 
 class GraphInputs:

@@ -6,13 +6,12 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from service.runner.cuda_graphs import StepGraphs
+from service.runner.cuda_graphs import StepGraphs, StepOutputs
 from service.runner.decode_batch import decode_columns
 from service.runner.eager_step import EagerStep
-from service.runner.graph_step import StepOutputs
 from service.runner.launched_iteration import Outputs
 from service.runner.sequence_rows import SequenceRows
-from service.runner.staging_turns import PendingTokenIds
+from service.runner.staging import PendingTokenIds
 from service.runner.step_ways import Step
 
 
@@ -39,7 +38,8 @@ class DecodeGraph:
         self._block_size = block_size
 
     def has_room_for(self, step: Step) -> bool:
-        return self._graphs.has_room_for(step.plan.num_sequences) and step.columns.is_decode
+        # The columns first: rows that they add are in no graph.
+        return step.columns.is_decode and self._graphs.has_room_for(len(step.columns.rows))
 
     def takes(self, step: Step) -> bool:
         return self.has_room_for(step) and step.is_plain

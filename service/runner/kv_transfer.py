@@ -95,7 +95,7 @@ class KvTransfer:
         return tuple(under_way.finished() for under_way in done)
 
     def abandon(self) -> None:
-        """Return once no copy runs any more, and tell of none that were under way: whose they were has ended."""
+        """Return once no copy runs any more, and tell of none that were under way: their requests have ended."""
         self._in_flight.clear()
         if self._stream is not None:
             with suppress(RuntimeError):  # the device's own fault, which its user has already

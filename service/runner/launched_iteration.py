@@ -1,4 +1,4 @@
-"""An iteration that is launched: what it computes is on its way to the host."""
+"""An iteration that is launched: what it computes is being copied to the host."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from service.core.iteration_result import IterationResult
 from service.runner.kv_transfer import KvTransfer
 from service.runner.logprobs import DrawLogprobs, PromptLogprobs
-from service.runner.staging_turns import PendingTokenIds
+from service.runner.staging import PendingTokenIds
 
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What a batch computed, on its way to the host; None where there is nothing. `token_ids` arrive once the batch is
-    computed, even if it drew nothing. is_replayed: as of IterationResult."""
+    """What a batch computed, being copied to the host; None where there is nothing. `token_ids` arrive once the batch
+    is computed, even if it drew nothing. is_replayed: as of IterationResult."""
 
     token_ids: PendingTokenIds | None = None
     logprobs: DrawLogprobs | None = None

@@ -1,4 +1,4 @@
-"""Log probabilities on their way from the device to the engine, of drawn tokens and of prompts."""
+"""Log probabilities from the device to the engine, of drawn tokens and of prompts."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def score_prompts(
     vocab_size: int,
     device: torch.device,
 ) -> PromptLogprobs | None:
-    """hidden [T, hidden_size], of all the tokens of a batch that ends with `scheduled`. None if nobody has targets."""
+    """hidden [T, hidden_size], of all the tokens of a batch that ends with `scheduled`. None without targets."""
     token_starts = batch.token_starts[batch.num_seqs - len(scheduled) :].tolist()
     starts = [start for item, start in zip(scheduled, token_starts, strict=True) if item.targets]
     items = [item for item in scheduled if item.targets]

@@ -9,13 +9,12 @@ import torch
 from kernels.cpu_loops import loops_for
 from service.core.iteration_plan import IterationPlan
 from service.models.causal_lm import CausalLM
-from service.runner.cuda_graphs import StepGraphs, inputs_of
+from service.runner.cuda_graphs import GraphStep, StepGraphs, inputs_of
 from service.runner.device_block_table import DeviceBlockTable
 from service.runner.drawn_ids import DrawnIds
 from service.runner.eager_step import EagerStep
 from service.runner.forward_pass import ForwardPass
 from service.runner.graph_sizes import GraphSize, PaddedStep
-from service.runner.graph_step import GraphStep
 from service.runner.graph_ways import DecodeGraph, DecodeGraphLogits, MixedGraph, SameDecodesAgain
 from service.runner.host_blocks import HostBlocks, PlainHostBlocks
 from service.runner.kv_storage import KvStorage
@@ -24,7 +23,7 @@ from service.runner.launched_iteration import LaunchedIteration, Outputs
 from service.runner.recorded_steps import RecordedSteps
 from service.runner.sampling_rows import SamplingRows
 from service.runner.sequence_rows import SequenceRows
-from service.runner.staging_turns import StagingTurns
+from service.runner.staging import StagingTurns
 from service.runner.step_ways import Step, StepWay
 
 

@@ -130,8 +130,8 @@ class SamplingRows:
         return extras, [None if num < 0 else num for num in asked.tolist()]
 
     def _take_over(self, item: ScheduledSequence) -> None:
-        """If it may be new. A sequence whose whole table has changed may not be; then it has no past to be made of, and
-        goes on, or what is made again is the same."""
+        """If it may be new: its whole table is told. That of a known one may be, too (copy-on-write of its first
+        block); then there is no past, and it keeps its row, or what is made again is the same."""
         is_known = item.sampling.looks_back and item.past is None
         if not item.block_ids or item.table_start > 0 or (is_known and item.row in self._rows):
             return

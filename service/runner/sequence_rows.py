@@ -28,7 +28,7 @@ NO_CHANGES = TableChanges(np.empty(0, np.int64), np.empty(0, np.int32))
 class SequenceRows:
     """block_table [rows, max_blocks] int32, and the columns that come from requests, by name. Engine thread.
 
-    The scheduler says which row is whose. Row 0 is nobody's: a batch that is padded names it. Entries of the block
+    The scheduler assigns the rows, from 1 on; row 0 is that of padding. Entries of the block
     table that change are noted until `take_changes`, for whoever keeps a copy of it.
     """
 

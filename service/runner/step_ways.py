@@ -10,7 +10,7 @@ from service.runner.launched_iteration import Outputs
 from service.runner.plan_columns import PlanColumns, plan_columns
 from service.runner.selective_batching import FlatBatch, flatten
 from service.runner.sequence_rows import SequenceRows
-from service.runner.staging_turns import StagingTurn
+from service.runner.staging import StagingTurn
 
 
 class Step:

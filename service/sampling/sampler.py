@@ -6,7 +6,7 @@
     3. bitmask of allowed tokens                          kernels/apply_token_bitmask.py
     4. temperature, top-k, min-p, top-p, draw             kernels/sample_tokens.py
 
-What nobody in the batch asks for costs nothing.
+What no draw of the batch asks for costs nothing.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class TokenBitmask:
 
 @dataclass(frozen=True, slots=True)
 class SamplingExtras:
-    """What some of N draws ask for beyond `SamplingBatch`; None where nobody does.
+    """What some of N draws ask for beyond `SamplingBatch`; None where none does.
 
     has_min_p: some draw has one. bitmasks are applied one after the other.
     num_top: logprobs of the drawn tokens and of this many most probable ones.

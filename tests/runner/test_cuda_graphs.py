@@ -17,13 +17,14 @@ from service.core.sampling_params import SamplingParams
 from service.layers import stream_joint
 from service.runner import cuda_graphs
 from service.runner import graph_sizes as sizes_module
+from service.runner.cuda_graphs import StepOutputs
 from service.runner.decode_batch import decode_columns
 from service.runner.device_block_table import DeviceBlockTable
 from service.runner.graph_inputs import DecodeInputs, MixedInputs
 from service.runner.graph_sizes import MAX_DECODES, MAX_TOKENS, graph_sizes
-from service.runner.graph_step import StepOutputs
 from service.runner.selective_batching import flatten
 from tests.models.checkpoints import llama, qwen3, random_prompts
+from tests.runner import uncaptured
 from tests.runner.loading import load
 from tests.runner.plan_player import PlanPlayer, greedy
 from tests.runner.plans import planned
@@ -101,26 +102,12 @@ def count_replays(runner, monkeypatch, name):
     return replayed
 
 
-class Recomputed:
-    """In place of a captured step where there are no graphs: a replay computes the step anew, from the same places."""
-
-    def __init__(self, compute, inputs, pool, stream, seconds):
-        self.inputs, self.graph, self.seconds = inputs, self, seconds or 1.0
-        self._compute = compute
-        self.replay()
-
-    def replay(self):
-        self.outputs = self._compute(self.inputs)
-
-
 @pytest.fixture(params=[sizes_module.DRAWING_TOKENS, 32], ids=["narrow", "wide"])
 def without_capture(request, tmp_path, monkeypatch):
     """A model whose steps are all but captured, and the same by flat batches. For 20 sequences. Wide: most steps with
     prompts draw behind what would be their graph."""
     monkeypatch.setattr(sizes_module, "DRAWING_TOKENS", request.param)
-    monkeypatch.setattr(cuda_graphs, "_CapturedStep", Recomputed)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    uncaptured.without_capture(monkeypatch)
     folder = llama(tmp_path)
     loaded, eager = (load(folder, max_num_seqs=20) for _ in range(2))
     loaded.runner.capture_graphs(graph_sizes(20, 300))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from service.runner.grammar_masks import with_grammar_masks
+from service.runner.eager_step import with_grammar_masks
 from service.sampling.sampler import SamplingExtras, TokenBitmask
 from tests.structured.masks import FixedMasks
 

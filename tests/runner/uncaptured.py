@@ -1,0 +1,27 @@
+"""Graphs where there is no GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from service.runner import cuda_graphs
+
+
+class Recomputed:
+    """In place of a captured step: a replay computes the step anew, from the same places."""
+
+    def __init__(self, compute, inputs, pool, stream, seconds):
+        self.inputs, self.graph, self.seconds = inputs, self, seconds or 1.0
+        self._compute = compute
+        self.replay()
+
+    def replay(self):
+        self.outputs = self._compute(self.inputs)
+
+
+def without_capture(patch: pytest.MonkeyPatch) -> None:
+    """Nothing is captured from now on."""
+    patch.setattr(cuda_graphs, "_CapturedStep", Recomputed)
+    patch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    patch.setattr(torch.cuda, "Stream", lambda device: None)
