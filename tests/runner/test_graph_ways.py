@@ -30,8 +30,11 @@ def asked(runner, monkeypatch):
     """launch(plan) -> the name of the way that computed it, and the drawn ids."""
     taken = []
     for way in runner._ways:
-        compute = way.compute
-        noting = lambda step, way=way, compute=compute: (taken.append(type(way).__name__), compute(step))[1]  # noqa: E731 - short
+
+        def noting(step, name=type(way).__name__, compute=way.compute):
+            taken.append(name)
+            return compute(step)
+
         monkeypatch.setattr(way, "compute", noting)
 
     def launch(plan):
