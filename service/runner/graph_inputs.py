@@ -14,9 +14,8 @@ from kernels.reshape_and_cache import cache_slots
 from service.core.iteration_plan import ScheduledDecodes
 from service.layers.attention import AttentionInputs
 from service.runner.batch_columns import BATCH_COLUMNS, Array, BatchColumns, Column, Per
-from service.runner.decode_batch import DECODE_KINDS, advance, can_advance
 from service.runner.graph_sizes import GraphSize
-from service.runner.selective_batching import FlatBatch
+from service.runner.selective_batching import DECODE_KINDS, FlatBatch, advance, can_advance
 from service.runner.sequence_rows import NO_CHANGES, SequenceRows, TableChanges
 from service.runner.staging import FixedTensors
 from service.sampling.sampler import SamplingBatch

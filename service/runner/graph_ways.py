@@ -7,9 +7,9 @@ from dataclasses import replace
 from torch import Tensor
 
 from service.runner.cuda_graphs import StepGraphs, StepOutputs
-from service.runner.decode_batch import decode_columns
 from service.runner.eager_step import EagerStep
 from service.runner.launched_iteration import Outputs
+from service.runner.selective_batching import decode_columns
 from service.runner.sequence_rows import SequenceRows
 from service.runner.staging import PendingTokenIds
 from service.runner.step_ways import Step

@@ -9,10 +9,9 @@ import torch
 from service.core.iteration_plan import Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
 from service.runner.batch_columns import BATCH_COLUMNS, BatchColumns, Column, Per
-from service.runner.decode_batch import decode_columns
 from service.runner.graph_inputs import DecodeInputs, MixedInputs
 from service.runner.plan_columns import PlanColumns
-from service.runner.selective_batching import flatten
+from service.runner.selective_batching import decode_columns, flatten
 from service.runner.sequence_rows import SequenceRows
 from service.runner.staging import to_device
 from tests.runner.plans import planned

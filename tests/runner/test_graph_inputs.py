@@ -7,10 +7,10 @@ import torch
 
 from service.core.iteration_plan import PENDING_TOKEN_ID, Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
-from service.runner.decode_batch import decode_columns
 from service.runner.graph_inputs import DecodeInputs, MixedInputs
 from service.runner.graph_sizes import GraphSize, most_prompts
 from service.runner.plan_columns import grow_tables
+from service.runner.selective_batching import decode_columns
 from service.runner.sequence_rows import NO_CHANGES, SequenceRows
 from tests.runner.plans import as_decodes, flat, planned
 

@@ -31,8 +31,8 @@ def asked(runner, monkeypatch):
     taken = []
     for way in runner._ways:
 
-        def noting(step, name=type(way).__name__, compute=way.compute):
-            taken.append(name)
+        def noting(step, way=way, compute=way.compute):
+            taken.append(type(way).__name__)
             return compute(step)
 
         monkeypatch.setattr(way, "compute", noting)
