@@ -25,14 +25,13 @@ from kernels.replay_timing import replay_seconds
 from service.core.iteration_plan import ScheduledDecodes
 from service.models.causal_lm import CausalLM
 from service.runner.batch_columns import Array, BatchColumns
-from service.runner.device_block_table import DeviceBlockTable
 from service.runner.drawn_ids import DrawnIds
 from service.runner.forward_pass import ForwardPass
 from service.runner.graph_inputs import DecodeInputs, MixedInputs, StepInputs
 from service.runner.graph_sizes import GraphSize, PaddedStep, narrowest, outrun, rows_of_logits
 from service.runner.plan_columns import grow_tables
 from service.runner.selective_batching import FlatBatch
-from service.runner.sequence_rows import SequenceRows
+from service.runner.sequence_rows import DeviceBlockTable, SequenceRows
 from service.runner.staging import StagingTurn
 from service.sampling.sampler import sample
 

@@ -10,7 +10,6 @@ from kernels.cpu_loops import loops_for
 from service.core.iteration_plan import IterationPlan
 from service.models.causal_lm import CausalLM
 from service.runner.cuda_graphs import GraphStep, StepGraphs, inputs_of
-from service.runner.device_block_table import DeviceBlockTable
 from service.runner.drawn_ids import DrawnIds
 from service.runner.eager_step import EagerStep
 from service.runner.forward_pass import ForwardPass
@@ -22,7 +21,7 @@ from service.runner.kv_transfer import KvTransfer
 from service.runner.launched_iteration import LaunchedIteration, Outputs
 from service.runner.recorded_steps import RecordedSteps
 from service.runner.sampling_rows import SamplingRows
-from service.runner.sequence_rows import SequenceRows
+from service.runner.sequence_rows import DeviceBlockTable, SequenceRows
 from service.runner.staging import StagingTurns
 from service.runner.step_ways import Step, StepWay
 

@@ -1,6 +1,7 @@
 """What the executor remembers of each sequence between iterations: one row in a few arrays.
 
-Rows are numpy, so that a batch is gathered by one fancy index and no Python object is touched per token.
+Rows are numpy, so that a batch is gathered by one fancy index and no Python object is touched per token. Of the block
+table there is a copy on the device, to which only the entries that changed are sent (most steps change one row in 16).
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from service.core.sampling_params import SamplingParams
 from service.runner.batch_columns import BATCH_COLUMNS, Array, BatchColumns, Int32Array, Int64Array, Per
+from service.runner.staging import to_device
 
 
 class TableChanges(NamedTuple):
@@ -95,3 +99,36 @@ class SequenceRows:
     def note_all(self) -> None:
         """A copy may have missed what was taken: all entries count as changed."""
         self._changed = None
+
+
+class DeviceBlockTable:
+    """A copy of the sequence rows' block table. tensor [rows, max_blocks] int32, at one address for good.
+
+    It has the rows that there were when it was made; those that were added later are not in it.
+    """
+
+    def __init__(self, rows: SequenceRows, device: torch.device) -> None:
+        self._rows = rows
+        self.tensor = torch.zeros(rows.block_table.shape, dtype=torch.int32, device=device)
+
+    @staticmethod
+    def num_bytes(num_rows: int, max_blocks: int) -> int:
+        return num_rows * max_blocks * torch.int32.itemsize
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self._rows.block_table) == len(self.tensor)
+
+    def take_changes(self, most: int) -> TableChanges:
+        """The changes that the next step has to `write`. If they are more than `most`, they are written here and now,
+        and none are left."""
+        changes = self._rows.take_changes(self.tensor.shape[0])
+        if len(changes.places) <= most:
+            return changes
+        there = to_device(changes._asdict(), self.tensor.device)
+        self.write(there["places"], there["values"])
+        return NO_CHANGES
+
+    def write(self, places: Tensor, values: Tensor) -> None:
+        """places, values: TableChanges on the device."""
+        self.tensor.view(-1).scatter_(0, places, values)

@@ -14,12 +14,12 @@ from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
 from service.models.causal_lm import CausalLM
 from service.runner.cuda_memory import CudaMemory
-from service.runner.device_block_table import DeviceBlockTable
 from service.runner.graph_sizes import GraphSize
 from service.runner.kv_storage import KvLayout, KvStorage
 from service.runner.load_phases import LoadPhases
 from service.runner.memory_profile import MemoryLedger, profile_cpu, profile_device
 from service.runner.model_runner import ModelRunner
+from service.runner.sequence_rows import DeviceBlockTable
 from service.runner.warm_up import warm_up
 from service.sampling.token_counts import TokenCounts
 

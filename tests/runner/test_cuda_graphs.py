@@ -18,10 +18,10 @@ from service.layers import stream_joint
 from service.runner import cuda_graphs
 from service.runner import graph_sizes as sizes_module
 from service.runner.cuda_graphs import StepOutputs
-from service.runner.device_block_table import DeviceBlockTable
 from service.runner.graph_inputs import DecodeInputs, MixedInputs
 from service.runner.graph_sizes import MAX_DECODES, MAX_TOKENS, graph_sizes
 from service.runner.selective_batching import decode_columns, flatten
+from service.runner.sequence_rows import DeviceBlockTable
 from tests.models.checkpoints import llama, qwen3, random_prompts
 from tests.runner import uncaptured
 from tests.runner.loading import load

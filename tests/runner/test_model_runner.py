@@ -10,8 +10,8 @@ import torch
 from service.core.iteration_plan import BlockCopy, IterationPlan, Sample, ScheduledSequence, Transfer
 from service.core.sampling_params import SamplingParams
 from service.runner import draws
-from service.runner.device_block_table import DeviceBlockTable
 from service.runner.launched_iteration import Outputs
+from service.runner.sequence_rows import DeviceBlockTable
 from tests.models.checkpoints import (
     generate,
     gpt2,
