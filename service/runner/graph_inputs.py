@@ -38,43 +38,6 @@ class StepInputs:
     sampling: SamplingBatch
 
 
-class FixedColumns:
-    """Columns at fixed places, each with a length of its own: values first, and padding behind them.
-
-    What is written reaches the tensors by `fetch`, with which a graph begins.
-    """
-
-    def __init__(self, columns: Mapping[Column, int], like: Tensor) -> None:
-        """columns: with their lengths. like: a tensor on their device."""
-        padded = {column.name: column.padded(length) for column, length in columns.items()}
-        self._fixed = FixedTensors(padded, like.device)
-        self._padding = {column.name: column.padding for column in columns}
-        self._num_written = dict.fromkeys(padded, 0)
-        host = self._fixed.writable()
-        for name, array in padded.items():
-            host[name][:] = array
-        self.fetch = self._fixed.fetch
-        self.fetch()
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._fixed[name]
-
-    def write(self, values: Mapping[str, Array]) -> None:
-        """Padding is written only where there were values before. Columns that are not named stay."""
-        host = self._fixed.writable()
-        for name, column in values.items():
-            num, num_before = len(column), self._num_written[name]
-            host[name][:num] = column
-            if num < num_before:
-                host[name][num:num_before] = self._padding[name]
-            self._num_written[name] = num
-
-    def written(self) -> dict[str, Array]:
-        """What was written last, without padding. It may be changed in place between a `write` and the next `fetch`."""
-        host = self._fixed.writable()
-        return {name: host[name][:num] for name, num in self._num_written.items()}
-
-
 _LOGIT_ROWS = Column("logit_rows", Per.DRAW, np.int64)
 _LOGIT_LENS = Column("logit_lens", Per.DRAW, np.int32)
 _DRAW_ROWS = Column("draw_rows", Per.DRAW, np.int64)
@@ -93,8 +56,9 @@ class GraphInputs:
     step: StepInputs
 
     def __init__(self, columns: Mapping[Column, int], most_changes: int, block_table: Tensor) -> None:
-        places = {_TABLE_PLACES: most_changes, _TABLE_VALUES: most_changes}
-        self._fixed = FixedColumns({**columns, **places}, block_table)
+        columns = {**columns, _TABLE_PLACES: most_changes, _TABLE_VALUES: most_changes}
+        padding = {column.name: column.padded(length) for column, length in columns.items()}
+        self._fixed = FixedTensors(padding, block_table.device)
         self.most_changes = most_changes
         self.table_places, self.table_values = self._fixed["table_places"], self._fixed["table_values"]
         self.fetch = self._fixed.fetch
@@ -214,5 +178,5 @@ class MixedInputs(GraphInputs):
         self._write(values, changes)
 
 
-def _sampling(fixed: FixedColumns, columns: BatchColumns) -> SamplingBatch:
+def _sampling(fixed: FixedTensors, columns: BatchColumns) -> SamplingBatch:
     return SamplingBatch({column.name: fixed[column.name] for column in columns.per(Per.DRAW)}, is_greedy=False)

@@ -60,31 +60,47 @@ class FixedTensors:
     device.
     """
 
-    def __init__(self, like: Mapping[str, Array], device: torch.device) -> None:
-        offsets, num_bytes = layout({name: array.nbytes for name, array in like.items()})
+    def __init__(self, padding: Mapping[str, Array], device: torch.device) -> None:
+        """padding: what the tensors hold where nothing was written."""
+        offsets, num_bytes = layout({name: array.nbytes for name, array in padding.items()})
         self._buffer = torch.empty(num_bytes, dtype=torch.uint8, device=device)
-        self._tensors = {name: part_of(self._buffer, offsets[name], array) for name, array in like.items()}
+        self._tensors = {name: part_of(self._buffer, offsets[name], array) for name, array in padding.items()}
         is_cuda = device.type == "cuda"
         self._staged = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=is_cuda)
         self._fetched = torch.cuda.Event(blocking=True, external=True) if is_cuda else None
         memory = self._staged.numpy()
         self._host: Mapping[str, Array] = {
-            name: memory[offsets[name] : offsets[name] + array.nbytes].view(array.dtype) for name, array in like.items()
+            name: memory[offsets[name] : offsets[name] + a.nbytes].view(a.dtype) for name, a in padding.items()
         }
+        self._padding = padding
+        self._num_written = {name: len(array) for name, array in padding.items()}
+        self.write({name: array[:0] for name, array in padding.items()})
+        self.fetch()
 
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]
 
-    def writable(self) -> Mapping[str, Array]:
-        """The arrays, until the next `fetch` is launched. Waits for those launched before: for the last step to begin
-        that reads these tensors, as it has long done where no more than one step is launched behind another."""
+    def write(self, values: Mapping[str, Array]) -> None:
+        """Each becomes values and padding behind them, which is written only where there were values before; tensors
+        that are not named stay. Waits until the writes before have been fetched: for the last step to begin that reads
+        these tensors, as it has long done where no more than one step is launched behind another."""
         if self._fetched is not None and not self._fetched.query():
             self._fetched.synchronize()
-        return self._host
+        for name, array in values.items():
+            host, num, num_before = self._host[name], len(array), self._num_written[name]
+            host[:num] = array
+            if num < num_before:
+                host[num:num_before] = self._padding[name][num:num_before]
+            self._num_written[name] = num
+
+    def written(self) -> dict[str, Array]:
+        """The values on the host, without padding. They may be changed in place between a `write` and the next
+        `fetch`."""
+        return {name: self._host[name][:num] for name, num in self._num_written.items()}
 
     def fetch(self) -> None:
-        """The tensors become what the arrays are when the device comes to it. A graph that captures this does it in
-        each replay."""
+        """The tensors become what was written when the device comes to it. A graph that captures this does it in each
+        replay."""
         self._buffer.copy_(self._staged, non_blocking=True)
         if self._fetched is not None:
             self._fetched.record()

@@ -65,13 +65,21 @@ def test_fixed_tensors_change_what_they_hold_not_where_they_are(device):
     fixed = FixedTensors({"a": np.zeros(3, np.int64), "b": np.zeros(5, np.float32)}, torch.device(device))
     a, b = fixed["a"], fixed["b"]
     for value in (1, 2):
-        for array in fixed.writable().values():
-            array.fill(value)
+        fixed.write({"a": np.full(3, value), "b": np.full(5, value)})
         fixed.fetch()
-        for array in fixed.writable().values():
-            array.fill(77)  # behind the copy
+        fixed.write({"a": np.full(3, 77), "b": np.full(5, 77)})  # behind the copy
         assert (a.tolist(), b.tolist()) == ([value] * 3, [value] * 5)
     assert fixed["a"].data_ptr() == a.data_ptr()
+
+
+def test_padding_stands_behind_what_was_written():
+    fixed = FixedTensors({"a": np.array([7, 8, 9]), "b": np.full(2, -1, np.float32)}, torch.device("cpu"))
+    for values, expected in [((), [7, 8, 9]), ((1, 2, 3), [1, 2, 3]), ((4,), [4, 8, 9]), ((5, 6), [5, 6, 9])]:
+        fixed.write({"a": np.array(values, np.int64)})
+        assert fixed.written()["a"].tolist() == list(values)
+        fixed.fetch()
+        assert fixed["a"].tolist() == expected
+        assert fixed["b"].tolist() == [-1, -1]
 
 
 class Fetched:
@@ -93,10 +101,10 @@ class Fetched:
 def test_what_has_not_been_fetched_is_not_written_again():
     fixed = FixedTensors({"a": np.zeros(3, np.int64)}, torch.device("cpu"))
     fixed._fetched = Fetched()
-    fixed.writable()["a"][:] = 5
+    fixed.write({"a": np.full(3, 5)})
     fixed.fetch()
     assert fixed._fetched.is_pending
-    fixed.writable()
+    fixed.write({})
     assert not fixed._fetched.is_pending
 
 
@@ -116,12 +124,12 @@ def test_what_the_device_has_not_fetched_yet_is_not_written_again(is_captured):
     torch.cuda.synchronize()
     graph = capture_graph(step, torch.cuda.Stream(device))[0] if is_captured else None
     for value in (1, 10, 100):
-        fixed.writable()["a"][:] = value
+        fixed.write({"a": np.full(1000, value)})
         torch.cuda._sleep(10**8)
         step() if graph is None else graph.replay()
         assert fixed._fetched is not None
         assert not fixed._fetched.query()
-    fixed.writable()["a"][:] = -1
+    fixed.write({"a": np.full(1000, -1)})
     assert seen.unique().tolist() == [111]
 
 
