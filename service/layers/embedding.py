@@ -53,7 +53,7 @@ class OutputHead(Projection):
     weight: nn.Parameter | None
 
     def __init__(self, vocab_size: int, hidden_size: int, embedding: TokenEmbedding | None) -> None:
-        super().__init__()
+        super().__init__(vocab_size, hidden_size)
         self._tied = (embedding,)
         own = nn.Parameter(torch.empty(vocab_size, hidden_size), requires_grad=False)
         self.weight = own if embedding is None else None

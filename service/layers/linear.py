@@ -29,7 +29,7 @@ class Linear(Projection):
     weight: nn.Parameter
 
     def __init__(self, in_features: int, *out_features: int, bias: bool = False) -> None:
-        super().__init__()
+        super().__init__(sum(out_features), in_features)
         self.out_features = out_features
         self.weight = nn.Parameter(torch.empty(sum(out_features), in_features), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(sum(out_features)), requires_grad=False) if bias else None

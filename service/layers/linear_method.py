@@ -13,18 +13,68 @@ from typing import Protocol
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.gated_linear import MAX_ROWS as MOST_GATED_ROWS
 from kernels.gated_linear import gated_linear
 from kernels.linear_add_norm import DeferredNorm, linear_add_norm
 from kernels.norm_linear import norm_linear
+from kernels.skinny_linear import MAX_ROWS as MOST_SKINNY_ROWS
 from kernels.skinny_linear import skinny_linear
-from service.layers.packed_weight import PackedWeight
+from service.layers.packed_weight import PackedWeight, WeightForm
 
 Normed = Tensor | DeferredNorm
 """What a product behind a norm takes, [T, in_features]: the norm may have left its division to the product."""
 
+AddedAndNormed = tuple[Normed, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class RowRange:
+    """Numbers of rows from `first` to `last`, both included; none if last < first."""
+
+    first: int = 1
+    last: int = 0
+
+    def __contains__(self, num_rows: int) -> bool:
+        return self.first <= num_rows <= self.last
+
+    def __str__(self) -> str:
+        return f"{self.first}-{self.last}" if self.first <= self.last else "none"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRows:
+    """For which numbers of rows a kernel of ours takes cuBLAS's place.
+
+    skinny: up to so many go through skinny_linear. add_norm: these are added to the residual stream in the product's
+    launch, which leaves the norm's division to the product behind it. gated: these go through gated_linear. Raises
+    ValueError for more rows than a kernel takes.
+    """
+
+    skinny: int = 0
+    add_norm: RowRange = RowRange()
+    gated: RowRange = RowRange()
+
+    def __post_init__(self) -> None:
+        if max(self.skinny, self.add_norm.last) > MOST_SKINNY_ROWS:
+            raise ValueError(f"skinny and add_norm reach to {MOST_SKINNY_ROWS} rows at most")
+        if self.gated.last > MOST_GATED_ROWS:
+            raise ValueError(f"gated reaches to {MOST_GATED_ROWS} rows at most")
+
+    def __str__(self) -> str:
+        return f"skinny up to {self.skinny}, add+norm {self.add_norm}, gated {self.gated}"
+
+
+LinearChoice = KernelRows | WeightForm
+"""On a GPU, or on a CPU: what was chosen for a weight. The same weight and choice make the same method."""
+
 
 class LinearMethod(Protocol):
     """x W^T + b for a weight [out_features, in_features] and a bias [out_features] or None, which the method holds."""
+
+    @property
+    def choice(self) -> LinearChoice:
+        """What the method was made by."""
+        ...
 
     def multiply(self, x: Normed) -> Tensor:
         """[T, out_features]."""
@@ -39,11 +89,10 @@ class LinearMethod(Protocol):
         ...
 
 
-AddedAndNormed = tuple[Normed, Tensor]
-
-
 class PlainMethod:
     """torch's: the twin of the others."""
+
+    choice = WeightForm.PLAIN
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight = weight
@@ -59,22 +108,9 @@ class PlainMethod:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class KernelRows:
-    """For which numbers of rows a kernel of ours takes cuBLAS's place.
-
-    skinny: up to so many go through skinny_linear. deferred: these are added to the residual stream in the product's
-    launch, which leaves the norm's division to the product behind it; 64 at most. gated: these go through gated_linear.
-    """
-
-    skinny: int = 0
-    deferred: range = range(0)
-    gated: range = range(0)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelMethod:
-    """On a GPU: cuBLAS, and kernels of ours where they are faster (service/layers/kernel_choices.py).
+    """On a GPU: cuBLAS, and kernels of ours where they are faster (service/runner/choices/kernel_rows.py).
 
     arrivals: counters that all weights of a device share (kernels/skinny_linear.py).
     """
@@ -82,35 +118,39 @@ class KernelMethod:
     weight: Tensor
     bias: Tensor | None
     arrivals: Tensor
-    rows: KernelRows = KernelRows()
+    choice: KernelRows = KernelRows()
 
     def multiply(self, x: Normed) -> Tensor:
         if isinstance(x, DeferredNorm):
             return norm_linear(x, self.weight, self.bias, self.arrivals)
-        if x.shape[0] <= self.rows.skinny:
+        if x.shape[0] <= self.choice.skinny:
             return skinny_linear(x, self.weight, self.bias, self.arrivals)
         return F.linear(x, self.weight, self.bias)
 
     def add_and_norm(self, x: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> AddedAndNormed | None:
-        if x.shape[0] not in self.rows.deferred:
+        if x.shape[0] not in self.choice.add_norm:
             return None
         return linear_add_norm(x, self.weight, self.bias, residual, norm_weight, eps, self.arrivals)
 
     def silu_and_mul(self, x: Normed) -> Tensor | None:
         if isinstance(x, DeferredNorm):
             return norm_linear(x, self.weight, self.bias, self.arrivals, True)
-        return gated_linear(x, self.weight) if x.shape[0] in self.rows.gated else None
+        return gated_linear(x, self.weight) if x.shape[0] in self.choice.gated else None
 
 
 class PackedMethod:
     """On a CPU: the weight in forms of its own (service/layers/packed_weight.py)."""
 
     def __init__(self, packed: PackedWeight, bias: Tensor | None) -> None:
-        self._packed = packed
+        self.packed = packed
         self._bias = bias
 
+    @property
+    def choice(self) -> WeightForm:
+        return self.packed.form
+
     def multiply(self, x: Normed) -> Tensor:
-        return self._packed(_divided(x), self._bias)
+        return self.packed(_divided(x), self._bias)
 
     def add_and_norm(self, x: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> None:
         return None

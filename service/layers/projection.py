@@ -3,21 +3,40 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
 
+import torch
 from torch import Tensor, nn
 
+from kernels.skinny_linear import new_arrivals
+from service.errors import ConfigError
 from service.layers.layer import Layer
-from service.layers.linear_method import LinearMethod, Normed, PackedMethod, PlainMethod
-from service.layers.packed_weight import PackedWeight, pack_weight
+from service.layers.linear_method import (
+    KernelMethod,
+    KernelRows,
+    LinearChoice,
+    LinearMethod,
+    Normed,
+    PackedMethod,
+    PlainMethod,
+)
+from service.layers.packed_weight import WeightForm, pack_weight
+
+LinearChoices = Mapping[str, LinearChoice]
+"""By `Projection.shape_name`: weights of one shape are multiplied by in one way."""
 
 
 class Projection(Layer, ABC):
-    """x [T, in_features] -> x W^T + b [T, out_features]. Until `use` or `pack`, by the plain weight as it is."""
+    """x [T, in_features] -> x W^T + b [T, out_features]. Until `use` or `pack`, by the plain weight as it is.
+
+    shape_name: of the weight, as OUTxIN.
+    """
 
     bias: nn.Parameter | None
 
-    def __init__(self) -> None:
+    def __init__(self, out_features: int, in_features: int) -> None:
         super().__init__()
+        self.shape_name = f"{out_features}x{in_features}"
         self._method: LinearMethod | None = None
 
     def forward(self, x: Normed) -> Tensor:
@@ -30,20 +49,33 @@ class Projection(Layer, ABC):
     @property
     @abstractmethod
     def plain_weight(self) -> Tensor:
-        """[out_features, in_features]. Gone once it is packed."""
+        """[out_features, in_features], from which methods are made. Gone once it is packed."""
 
     def use(self, method: LinearMethod) -> None:
         """Multiply by this method from now on; it holds the weight that `plain_weight` is now."""
         self._method = method
 
-    def pack(self, in_two_forms: bool) -> PackedWeight | None:
-        """Where a CPU has a faster form of the weight, take it and give up the plain one: inference only. Returns the
-        packed form, if there is one. in_two_forms: memory may hold both forms."""
-        packed = pack_weight(self.plain_weight, in_two_forms)
+    def pack(self, form: WeightForm) -> WeightForm:
+        """Take this form of the weight, or what a CPU has of it, and give up the plain one: inference only. Returns
+        the form that it has now."""
+        packed = pack_weight(self.plain_weight, form)
         if packed is not None:
             self.use(PackedMethod(packed, self.bias))
             self._give_up_plain_weight()
-        return packed
+        return WeightForm.PLAIN if packed is None else packed.form
 
     @abstractmethod
     def _give_up_plain_weight(self) -> None: ...
+
+
+def use_choices(projections: Iterable[Projection], choices: LinearChoices, device: torch.device) -> None:
+    """Have each projection multiply by what was chosen for its shape. Raises ConfigError naming a weight for which this
+    machine has no such form."""
+    projections = list(projections)
+    arrivals = new_arrivals(max(each.plain_weight.shape[0] for each in projections), device)
+    for each in projections:
+        choice = choices[each.shape_name]
+        if isinstance(choice, KernelRows):
+            each.use(KernelMethod(each.plain_weight, each.bias, arrivals, choice))
+        elif each.pack(choice) is not choice:
+            raise ConfigError(f"choices: linears.{each.shape_name}: this machine has no form {choice} of such a weight")

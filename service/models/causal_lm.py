@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
+from service.layers.add_norm_fusion import AddNormFusion
 from service.layers.attention import AttentionInputs, LayerCache
-from service.layers.gated_mlp import GatedMlp
-from service.layers.kernel_choices import choose_kernels
 from service.layers.layer import Layer
-from service.layers.packed_weight import choose_forms
 from service.layers.projection import Projection
 from service.layers.rotary import RotaryEmbedding
-from service.layers.stream_joint import StreamJoint
 
 
 class CausalLM(Layer, ABC):
     """Token ids to hidden states to logits, over a paged KV cache, for a flat batch of T tokens.
 
     Its life: constructed (on the meta device, so without memory) -> `materialize` -> weights written through
-    `checkpoint_tensors` -> `prepare` -> forward.
+    `checkpoint_tensors` -> `build_positions` -> each of `projections` has got its method -> `settle` -> forward. A
+    projection without one multiplies by its plain weight.
     """
 
     @abstractmethod
@@ -51,9 +49,8 @@ class CausalLM(Layer, ABC):
     def ignored_checkpoint_names(self) -> frozenset[str]:
         """Names of tensors that a checkpoint may hold although the model does not need them."""
 
-    def stream_joints(self) -> Sequence[StreamJoint]:
-        """The places where a branch joins the residual stream and another begins (service/layers/stream_joint.py); ()
-        to compute them plainly."""
+    def add_norm_fusions(self) -> Sequence[AddNormFusion]:
+        """The places where add and norm may be fused with the products around them; () to compute them one by one."""
         return ()
 
     @property
@@ -71,29 +68,13 @@ class CausalLM(Layer, ABC):
                 values = torch.empty(shape_of.shape, dtype=dtype, device=device)
                 module.register_parameter(name, nn.Parameter(values, requires_grad=shape_of.requires_grad))
 
-    def prepare(
-        self,
-        num_positions: int,
-        device: torch.device,
-        in_two_forms: bool = True,
-        also_launch: Callable[[], object] = lambda: None,
-    ) -> None:
-        """Make ready for inference at positions below `num_positions`; no weight can be written afterwards.
-
-        Here the ways to multiply are timed and chosen, on a GPU and on a CPU. in_two_forms: on a CPU there is memory
-        for a second form of the weights, which is faster for small batches (service/layers/packed_weight.py).
-        also_launch: on a GPU, called once, may use the model and is launched for nothing but to compile its kernels
-        beside those between which is chosen (kernels/compile_ahead.py).
-        """
-        modules = list(self.modules())
-        projections = [module for module in modules if isinstance(module, Projection)]
-        for module in modules:
+    def build_positions(self, num_positions: int, device: torch.device) -> None:
+        """Make the tables of positions below `num_positions`."""
+        for module in self.modules():
             if isinstance(module, RotaryEmbedding):
                 module.build(num_positions, device)
-        if device.type == "cuda":
-            mlps = [module for module in modules if isinstance(module, GatedMlp)]
-            choose_kernels(projections, mlps, self.stream_joints(), device, also_launch)
-        else:
-            packed = [projection.pack(in_two_forms) for projection in projections]
-            choose_forms([weight for weight in packed if weight is not None])
-        self.settle()
+
+    @property
+    def projections(self) -> Sequence[Projection]:
+        """In the order of their computation, but for the head, which may come anywhere."""
+        return [module for module in self.modules() if isinstance(module, Projection)]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from kernels.reshape_and_cache import CacheSlots
 from kernels.rotary_and_cache import rotary_and_cache
+from service.layers.add_norm_fusion import AddNormFusion
 from service.layers.attention import AttentionInputs, LayerCache, paged_attention
 from service.layers.embedding import OutputHead, TokenEmbedding
 from service.layers.gated_mlp import GatedMlp
@@ -21,7 +22,6 @@ from service.layers.linear import Linear, Product
 from service.layers.linear_method import Normed
 from service.layers.rms_norm import ResidualRMSNorm
 from service.layers.rotary import RotaryEmbedding
-from service.layers.stream_joint import StreamJoint
 from service.models.causal_lm import CausalLM
 from service.models.model_config import ModelConfig
 
@@ -120,11 +120,14 @@ class Llama(CausalLM):
         hidden, _ = self.norm(x.value(), residual)
         return hidden
 
-    def stream_joints(self) -> Sequence[StreamJoint]:
+    def add_norm_fusions(self) -> Sequence[AddNormFusion]:
         blocks = [block for block in self.blocks if isinstance(block, LlamaBlock)]
         return (
-            *(StreamJoint(block.attention.output, block.mlp_norm, block.mlp.gate) for block in blocks),
-            *(StreamJoint(block.mlp.down, then.attention_norm, then.attention.qkv) for block, then in pairwise(blocks)),
+            *(AddNormFusion(block.attention.output, block.mlp_norm, block.mlp.gate) for block in blocks),
+            *(
+                AddNormFusion(block.mlp.down, then.attention_norm, then.attention.qkv)
+                for block, then in pairwise(blocks)
+            ),
         )
 
     def compute_logits(self, hidden: Tensor) -> Tensor:

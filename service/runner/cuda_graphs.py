@@ -21,14 +21,13 @@ import torch
 from torch import Tensor
 
 from kernels.graph_capture import capture_graph
-from kernels.replay_timing import replay_seconds
 from service.core.iteration_plan import ScheduledDecodes
 from service.models.causal_lm import CausalLM
 from service.runner.batch_columns import Array, BatchColumns
 from service.runner.drawn_ids import DrawnIds
 from service.runner.forward_pass import ForwardPass
 from service.runner.graph_inputs import DecodeInputs, MixedInputs, StepInputs
-from service.runner.graph_sizes import GraphSize, PaddedStep, narrowest, outrun, rows_of_logits
+from service.runner.graph_sizes import GraphSize, PaddedStep, narrowest, rows_of_logits
 from service.runner.plan_columns import grow_tables
 from service.runner.selective_batching import FlatBatch
 from service.runner.sequence_rows import DeviceBlockTable, SequenceRows
@@ -101,7 +100,6 @@ class StepGraphs:
             for size in sizes:
                 self._capture(size)
         finally:
-            self._decodes, self._mixed = _worth_keeping(self._decodes), _worth_keeping(self._mixed)
             self._decode_sizes, self._mixed_sizes = sorted(self._decodes), sorted(self._mixed)
 
     def has_room_for(self, num_decodes: int) -> bool:
@@ -170,17 +168,10 @@ class StepGraphs:
             self._table.write(inputs.table_places, inputs.table_values)
             return compute(inputs.step)
 
-        seconds = self._seconds_of_as_many(size.num_tokens)
         if isinstance(inputs, MixedInputs):
-            self._mixed[size] = _CapturedStep(compute_by_table, inputs, self._pool, self._stream, seconds)
+            self._mixed[size] = _CapturedStep(compute_by_table, inputs, self._pool, self._stream)
         else:
-            self._decodes[size] = _CapturedStep(compute_by_table, inputs, self._pool, self._stream, seconds)
-
-    def _seconds_of_as_many(self, num_tokens: int) -> float | None:
-        """What a graph of so many tokens takes, if there is one; sizes are kept or not by their matrix products, and
-        those are the same."""
-        captured: dict[GraphSize, _CapturedStep[Any]] = {**self._mixed, **self._decodes}
-        return next((step.seconds for size, step in captured.items() if size.num_tokens == num_tokens), None)
+            self._decodes[size] = _CapturedStep(compute_by_table, inputs, self._pool, self._stream)
 
     def _run(self, step: _CapturedStep[Inputs], num_draws: int, turn: StagingTurn) -> StepOutputs:
         """num_draws: how many are wanted. Of what a graph draws nothing is cut off, as that would cost the host two
@@ -189,11 +180,6 @@ class StepGraphs:
         step.graph.replay()
         outputs = step.outputs
         return outputs if isinstance(outputs, StepOutputs) else self._step.draw(outputs, step.inputs.step, num_draws)
-
-
-def _worth_keeping(steps: dict[GraphSize, _CapturedStep[Inputs]]) -> dict[GraphSize, _CapturedStep[Inputs]]:
-    slow = outrun({size: step.seconds for size, step in steps.items()})
-    return {size: step for size, step in steps.items() if size not in slow}
 
 
 def inputs_of(
@@ -206,9 +192,8 @@ def inputs_of(
 
 
 class _CapturedStep(Generic[Inputs]):
-    """A graph, where it reads and writes (ids and logits, or the hidden states that they are drawn from), and the
-    seconds that it takes with nothing but padding. Unless they are given, these are the first replay's, which also
-    brings the graph to the device: 0.2 to 0.4 ms of any size of Llama-8B."""
+    """A graph, and where it reads and writes (ids and logits, or the hidden states that they are drawn from). The first
+    replay, of nothing but padding, brings the graph to the device: 0.2 to 0.4 ms of any size of Llama-8B."""
 
     def __init__(
         self,
@@ -216,13 +201,13 @@ class _CapturedStep(Generic[Inputs]):
         inputs: Inputs,
         pool: Any,
         stream: torch.cuda.Stream,
-        seconds: float | None,
     ) -> None:
         self.inputs = inputs
         compute(inputs)
         torch.cuda.synchronize()
         self.graph, outputs = capture_graph(lambda: compute(inputs), stream, pool)
-        self.seconds = replay_seconds(self.graph, rounds=1) if seconds is None else seconds
+        self.graph.replay()
+        torch.cuda.synchronize()  # it reads places that the next step fills
         self.outputs = _kept(outputs)
 
 

@@ -1,21 +1,14 @@
-"""Which device and which number format a model runs in."""
+"""Which device a model runs on, and on how many of its cores."""
 
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import nn
 
 from service.errors import ConfigError
-from service.layers.linear import Linear
-from service.layers.packed_weight import can_pack
-from service.models.model_config import CheckpointDtype
-
-_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 def choose_device(requested: Literal["auto", "cpu", "cuda"]) -> torch.device:
@@ -29,19 +22,6 @@ def choose_device(requested: Literal["auto", "cpu", "cuda"]) -> torch.device:
 def memory_bytes(device: torch.device) -> int:
     """All the memory that a GPU has; 0 for a CPU."""
     return int(torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else 0
-
-
-def choose_dtype(
-    requested: Literal["auto", "bfloat16", "float32"], device: torch.device, checkpoint: CheckpointDtype
-) -> torch.dtype:
-    """`auto` is bf16 on a GPU. On a CPU it is bf16 for a 16-bit checkpoint where bf16 is faster, else fp32."""
-    if requested != "auto":
-        return _DTYPES[requested]
-    if device.type == "cuda":
-        return torch.bfloat16
-    if checkpoint != "float32" and can_pack(torch.bfloat16) and _bf16_is_faster():
-        return torch.bfloat16
-    return torch.float32
 
 
 def use_cores(device: torch.device) -> int:
@@ -63,22 +43,3 @@ def available_cores(cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
         return max(1, min(cores, int(quota) // int(period)))
     except (OSError, ValueError):  # no such file, or "max"
         return cores
-
-
-def _bf16_is_faster() -> bool:
-    """Times one row through a matrix of both formats, as decode does. A few milliseconds."""
-    return _linear_seconds(torch.bfloat16) < _linear_seconds(torch.float32)
-
-
-def _linear_seconds(dtype: torch.dtype) -> float:
-    linear = Linear(1024, 4096)
-    linear.weight = nn.Parameter(torch.zeros(4096, 1024, dtype=dtype), requires_grad=False)
-    linear.pack(in_two_forms=True)
-    x = torch.zeros(4, 1024, dtype=dtype)
-    seconds = []
-    with torch.inference_mode():
-        for _ in range(12):
-            start_s = time.perf_counter()
-            linear(x)
-            seconds.append(time.perf_counter() - start_s)
-    return min(seconds)

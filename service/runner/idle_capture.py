@@ -16,9 +16,9 @@ class IdleCapture:
     """The engine's IdleWork (service/engine/ports.py): a piece is one graph, some tens of milliseconds if nobody comes.
     Who comes waits for a layer, or for what is behind the last one: 1 to 12 ms (loadtest/LOG.md). Engine thread.
 
-    recent_steps: of which some would have had a narrower graph among `sizes`. What is missed most comes first, the
-    others in their order. What cannot be captured is told once; its steps run in larger graphs or kernel by kernel, as
-    they did before.
+    It decides when each size is captured, not which: those are chosen (`StepChoices.graphs`). recent_steps: of which
+    some would have had a narrower graph among `sizes`. What is missed most comes first, the others in their order. What
+    cannot be captured is told once; its steps run in larger graphs or kernel by kernel, as they did before.
     """
 
     def __init__(

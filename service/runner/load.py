@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +19,13 @@ from service.models.model_config import ModelConfig, load_model_config
 from service.models.registry import build_model
 from service.models.weight_loader import load_weights, non_finite_weights
 from service.models.weights_revision import weights_revision
-from service.runner.device import choose_device, choose_dtype, use_cores
+from service.runner.choices.choices_file import ChoicesFile
+from service.runner.choices.choosing import choose_steps
+from service.runner.choices.made_for import MadeFor
+from service.runner.choices.number_format import choose_dtype
+from service.runner.choices.step_choices import StepChoices
+from service.runner.choices.timer import Timer, timer_of
+from service.runner.device import choose_device, use_cores
 from service.runner.finite_logits import has_finite_logits
 from service.runner.graph_sizes import common_sizes, graph_sizes
 from service.runner.host_blocks import Fp8HostBlocks, HostBlocks, PlainHostBlocks
@@ -29,7 +36,7 @@ from service.runner.load_phases import LoadPhases
 from service.runner.memory_profile import GIBIBYTE, MemoryLedger, cpu_memory
 from service.runner.model_runner import ModelRunner
 from service.runner.warm_up import warm_up
-from service.runner.worst_case import StepSizes, prepare_and_measure
+from service.runner.worst_case import StepSizes, choose_and_measure
 
 OnProgress = Callable[[str, int, int], None]
 """Called with (phase, bytes done, bytes in all), from any thread, one call at a time."""
@@ -39,14 +46,15 @@ OnProgress = Callable[[str, int, int], None]
 class LoadedModel:
     """A model ready to serve, and the facts measured on the way.
 
-    idle_work: graphs that the first requests can do without. block_bytes, host_block_bytes: of a KV block on the
-    device, and of one that is swapped.
+    choices: what was chosen by timing. idle_work: graphs that the first requests can do without.
+    block_bytes, host_block_bytes: of a KV block on the device, and of one that is swapped.
     max_model_len: tokens that one sequence may have by the model and the configuration (the cache may hold fewer).
     num_threads: of torch's operations on the CPU. weights: a name that changes with the weights. phases: seconds of
     each part of loading, in order.
     """
 
     runner: ModelRunner
+    choices: StepChoices
     idle_work: IdleCapture
     model_config: ModelConfig
     generation: GenerationConfig
@@ -71,27 +79,41 @@ def load_executor(
     max_num_batched_tokens: int,
     on_progress: OnProgress | None = None,
     enforce_eager: bool = False,
+    choices_file: Path | None = None,
+    timer: Timer | None = None,
 ) -> LoadedModel:
     """Load, size the cache, warm up. Raises ModelLoadError or ConfigError naming the file, field or setting.
 
-    enforce_eager: no CUDA graphs, and on a CPU no recorded steps.
+    enforce_eager: no CUDA graphs, and on a CPU no recorded steps. choices_file: the choices of an earlier start, to be
+    used without any timing; written if it is not there yet. timer: what is chosen by; the device's own if left out.
     """
     phases = LoadPhases()
+    file = ChoicesFile(choices_file)
     config = load_model_config(folder)
     generation = load_generation_config(folder, config)
     max_model_len = _max_model_len(source, config)
     device = choose_device(source.device)
     num_threads = use_cores(device)
-    dtype = choose_dtype(source.dtype, device, config.checkpoint_dtype)
+    requested = source.dtype if file.kept is None or source.dtype != "auto" else file.kept.made_for.dtype
+    timer = timer or timer_of(device)
+    dtype = choose_dtype(requested, device, config.checkpoint_dtype, timer)
     if device.type == "cpu":
         keep_freed_memory()
-    model, weights_bytes = _load_model(source, folder, config, dtype, device, phases, on_progress)
-
-    layout = KvLayout.of(config, cache.block_size, dtype)
     graphs = graph_sizes(max_num_seqs, max_num_batched_tokens) if device.type == "cuda" and not enforce_eager else []
     sizes = StepSizes(max_num_seqs, max_num_batched_tokens, max_model_len, config.vocab_size, graphs)
+    model = build_model(config)
+    made_for = MadeFor.of(
+        model, config.architecture, device, dtype, max_num_seqs, max_num_batched_tokens, enforce_eager=enforce_eager
+    )
+    known = file.fitting(made_for, graphs)
+    weights_bytes = _load_weights(model, source, folder, dtype, device, phases, on_progress)
+    model.build_positions(max_model_len, device)
     in_two_forms = _fits_twice(weights_bytes, device)
-    memory = prepare_and_measure(model, layout, device, weights_bytes, cache, sizes, phases, in_two_forms=in_two_forms)
+    choose = partial(choose_steps, model, made_for, known, device, graphs, timer, in_two_forms=in_two_forms)
+    layout = KvLayout.of(config, cache.block_size, dtype)
+    choices, memory = choose_and_measure(choose, model, layout, device, weights_bytes, cache, sizes, phases)
+    if known is None:
+        file.keep(choices)
     num_blocks = _num_blocks(memory, layout, sizes)
     _check_cache_fits(layout, cache, num_blocks, device)
     storage = KvStorage(layout, num_blocks, device)
@@ -105,7 +127,8 @@ def load_executor(
     phases.end("warm-up")
     return LoadedModel(
         runner=runner,
-        idle_work=_capture_graphs(runner, sizes, phases),
+        choices=choices,
+        idle_work=_capture_graphs(runner, choices, phases, all_at_once=choices_file is not None),
         model_config=config,
         generation=generation,
         max_model_len=max_model_len,
@@ -122,17 +145,16 @@ def load_executor(
     )
 
 
-def _load_model(
+def _load_weights(
+    model: CausalLM,
     source: ModelSource,
     folder: Path,
-    config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device,
     phases: LoadPhases,
     on_progress: OnProgress | None,
-) -> tuple[CausalLM, int]:
-    """The model with its weights on the device, and their bytes."""
-    model = build_model(config)
+) -> int:
+    """Give the model its weights on the device; returns their bytes."""
     weights_bytes = sum(t.numel() * dtype.itemsize for t in model.checkpoint_tensors().values())
     _check_weights_fit(weights_bytes, device)
     model.materialize(dtype, device)
@@ -142,17 +164,21 @@ def _load_model(
     else:
         load_weights(model, folder, _phase("weights", on_progress), torch_format=source.load_format == "pt")
     phases.end("weights")
-    return model, weights_bytes
+    return weights_bytes
 
 
-def _capture_graphs(runner: ModelRunner, sizes: StepSizes, phases: LoadPhases) -> IdleCapture:
-    """Capture what the first requests need; the graphs that they can do without."""
-    if not sizes.graphs:
+def _capture_graphs(runner: ModelRunner, choices: StepChoices, phases: LoadPhases, *, all_at_once: bool) -> IdleCapture:
+    """Capture what the first requests need; the graphs that they can do without. all_at_once: they can do without none,
+    since equal steps are to round alike from the first one on (`StepChoices`)."""
+    if not choices.graphs:
         return IdleCapture(runner.capture_graphs, ())
-    num_common = len(common_sizes(sizes.max_num_seqs, sizes.max_num_batched_tokens))
-    runner.capture_graphs(sizes.graphs[:num_common])
+    common = common_sizes(choices.made_for.max_num_seqs, choices.made_for.max_num_batched_tokens)
+    first = [size for size in choices.graphs if all_at_once or size in common]
+    runner.capture_graphs(first)
     phases.end("graphs")
-    return IdleCapture(runner.capture_graphs, sizes.graphs[num_common:], runner.recent_steps)
+    return IdleCapture(
+        runner.capture_graphs, [size for size in choices.graphs if size not in first], runner.recent_steps
+    )
 
 
 def _check_can_answer(

@@ -10,7 +10,7 @@ import torch
 from service.config import ModelSource
 from service.models.model_config import load_model_config
 from service.models.registry import build_model
-from service.runner.device import choose_dtype
+from service.runner.choices.number_format import choose_dtype
 from service.runner.kv_storage import KvLayout
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,7 @@ from service.config import CacheConfig
 from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
 from service.models.causal_lm import CausalLM
+from service.runner.choices.step_choices import StepChoices
 from service.runner.cuda_memory import CudaMemory
 from service.runner.graph_sizes import GraphSize
 from service.runner.kv_storage import KvLayout, KvStorage
@@ -26,7 +27,7 @@ from service.sampling.token_counts import TokenCounts
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """What bounds an iteration. graphs: the sizes to be captured, in this order, the largest of all first; none
+    """What bounds an iteration. graphs: the sizes that may be captured, in this order, the largest of all first; none
     without CUDA graphs."""
 
     max_num_seqs: int
@@ -71,7 +72,8 @@ class WorstCase:
             self.runner.compute_padding(size)
 
 
-def prepare_and_measure(
+def choose_and_measure(
+    choose: Callable[[Callable[[], object]], StepChoices],
     model: CausalLM,
     layout: KvLayout,
     device: torch.device,
@@ -79,19 +81,21 @@ def prepare_and_measure(
     cache: CacheConfig,
     sizes: StepSizes,
     phases: LoadPhases,
-    *,
-    in_two_forms: bool,
-) -> MemoryLedger:
-    """Prepare the model (`CausalLM.prepare`) and tell where the device's memory goes: on a GPU it is measured by
-    running the worst case. Used first, each kernel would be compiled by itself. So all are compiled side by side, the
-    worst case's beside those that `prepare` times, and then the few that only the choices have brought."""
+) -> tuple[StepChoices, MemoryLedger]:
+    """Have the model's steps chosen, and tell where the device's memory goes: on a GPU that is measured by running the
+    worst case. Used first, each kernel would be compiled by itself. So all are compiled side by side, the worst case's
+    beside those that are timed, and then the few that only the choices have brought.
+
+    choose: gives the model its methods (service/runner/choices/choosing.py); takes launches to be compiled beside its
+    own.
+    """
     if device.type == "cpu":
-        model.prepare(sizes.max_model_len, device, in_two_forms)
-        phases.end("prepare")
-        return profile_cpu(weights_bytes, cache.memory_bytes)
+        choices = choose(lambda: None)
+        phases.end("choices")
+        return choices, profile_cpu(weights_bytes, cache.memory_bytes)
     worst_case = WorstCase(model, layout, device, sizes)
-    model.prepare(sizes.max_model_len, device, in_two_forms, worst_case.launch_kernels)
-    phases.end("prepare")
+    choices = choose(worst_case.launch_kernels)
+    phases.end("choices")
     compile_ahead(worst_case.launch_kernels)
     phases.end("kernels")
     memory = profile_device(
@@ -101,14 +105,14 @@ def prepare_and_measure(
         cache.memory_bytes,
         worst_case.run,
         worst_case.runner.capture_graphs,
-        sizes.graphs,
+        choices.graphs,
         _table_bytes(layout, sizes),
     )
     del worst_case
     gc.collect()  # the runner that was measured and its graphs know each other
     torch.cuda.empty_cache()
     phases.end("profile")
-    return memory
+    return choices, memory
 
 
 def _table_bytes(layout: KvLayout, sizes: StepSizes) -> int:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from service.layers.embedding import OutputHead, PositionEmbedding, TokenEmbedding
+from service.layers.packed_weight import WeightForm
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def test_tied_head_reads_the_embedding(embedding, packs):
     hidden = torch.randn(4, 8)
     want = hidden @ embedding.weight.T
     if packs:
-        head.pack(in_two_forms=True)
+        head.pack(WeightForm.BOTH)
     torch.testing.assert_close(head(hidden), want)
     assert torch.equal(embedding(torch.tensor([2]))[0], embedding.weight[2])
 
@@ -44,7 +45,7 @@ def test_head_of_its_own(packs):
     hidden = torch.randn(4, 8)
     want = hidden @ head.weight.T
     if packs:
-        head.pack(in_two_forms=True)
+        head.pack(WeightForm.BOTH)
     torch.testing.assert_close(head(hidden), want)
 
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from service.layers.linear import Linear
-from service.layers.packed_weight import can_pack
+from service.layers.packed_weight import WeightForm, can_pack
 
 
 def filled(linear: Linear, dtype: torch.dtype = torch.float32) -> Linear:
@@ -14,20 +14,20 @@ def filled(linear: Linear, dtype: torch.dtype = torch.float32) -> Linear:
     return linear
 
 
-@pytest.mark.parametrize("in_two_forms", [False, True])
+@pytest.mark.parametrize("form", WeightForm)
 @pytest.mark.parametrize("bias", [False, True])
-def test_packed_is_the_same_function(bias, in_two_forms):
+def test_packed_is_the_same_function(bias, form):
     linear = filled(Linear(48, 33, bias=bias))
     x = torch.randn(5, 48)
     with torch.inference_mode():
         want = linear(x)
-        linear.pack(in_two_forms)
+        linear.pack(form)
         torch.testing.assert_close(linear(x), want, atol=1e-4, rtol=1e-4)
 
 
 def test_packed_gives_up_the_plain_weight():
     linear = filled(Linear(16, 8))
-    linear.pack(in_two_forms=True)
+    linear.pack(WeightForm.BOTH)
     if not can_pack(torch.float32):
         pytest.skip("this torch has no packed linears")
     assert [name for name, _ in linear.named_parameters()] == []
@@ -36,7 +36,7 @@ def test_packed_gives_up_the_plain_weight():
 def test_without_onednn_the_plain_path_stays(monkeypatch):
     monkeypatch.setattr("service.layers.packed_weight.can_pack", lambda dtype: False)
     linear = filled(Linear(16, 8))
-    assert linear.pack(in_two_forms=True) is None
+    assert linear.pack(WeightForm.BOTH) is WeightForm.PLAIN
     x = torch.randn(3, 16)
     assert torch.equal(linear(x), F.linear(x, linear.weight))
 

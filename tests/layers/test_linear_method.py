@@ -7,8 +7,8 @@ from kernels.linear_add_norm import linear_add_norm
 from kernels.rms_norm import add_rms_norm
 from kernels.silu_and_mul import silu_and_mul
 from kernels.skinny_linear import new_arrivals
-from service.layers.linear_method import KernelMethod, KernelRows, PackedMethod, PlainMethod
-from service.layers.packed_weight import pack_weight
+from service.layers.linear_method import KernelMethod, KernelRows, PackedMethod, PlainMethod, RowRange
+from service.layers.packed_weight import WeightForm, pack_weight
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 IN, OUT, EPS = 64, 96, 1e-5
@@ -24,12 +24,13 @@ def methods(weight, bias):
     arrivals = new_arrivals(OUT, weight.device)
     yield KernelMethod(weight, bias, arrivals)
     yield KernelMethod(weight, bias, arrivals, KernelRows(skinny=16))
-    yield KernelMethod(weight, bias, arrivals, KernelRows(skinny=64, deferred=range(65)))
+    yield KernelMethod(weight, bias, arrivals, KernelRows(skinny=64, add_norm=RowRange(1, 64)))
     if bias is None and not weight.is_cuda:  # the kernel takes 16 bits only, its reference any
-        yield KernelMethod(weight, bias, arrivals, KernelRows(gated=range(65, 129)))
-    packed = pack_weight(weight, in_two_forms=True)
-    if packed is not None:
-        yield PackedMethod(packed, bias)
+        yield KernelMethod(weight, bias, arrivals, KernelRows(gated=RowRange(65, 128)))
+    for form in WeightForm:
+        packed = pack_weight(weight, form)
+        if packed is not None:
+            yield PackedMethod(packed, bias)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -71,9 +72,23 @@ def test_every_method_takes_a_norm_whose_division_was_left_to_it(has_bias):
 
 def test_nothing_is_computed_at_once_but_for_the_rows_that_were_chosen():
     weight, _ = weight_and_bias(has_bias=False)
-    method = KernelMethod(weight, None, new_arrivals(OUT, weight.device), KernelRows(deferred=range(17, 65)))
+    method = KernelMethod(weight, None, new_arrivals(OUT, weight.device), KernelRows(add_norm=RowRange(17, 64)))
     residual, norm_weight = torch.randn(80, OUT), torch.randn(OUT)
     for rows in (1, 16, 17, 64, 65):
         x = torch.randn(rows, IN)
         assert (method.add_and_norm(x, residual[:rows], norm_weight, EPS) is not None) == (17 <= rows <= 64)
         assert method.silu_and_mul(x) is None
+
+
+@pytest.mark.parametrize(
+    "too_many", [{"skinny": 65}, {"add_norm": RowRange(1, 65)}, {"gated": RowRange(1, 129)}], ids=str
+)
+def test_no_kernel_is_asked_for_more_rows_than_it_takes(too_many):
+    with pytest.raises(ValueError, match="rows at most"):
+        KernelRows(**too_many)
+
+
+def test_a_range_of_rows_holds_both_its_ends():
+    assert [n for n in range(20) if n in RowRange(17, 18)] == [17, 18]
+    assert [n for n in range(20) if n in RowRange()] == []
+    assert (str(RowRange(17, 64)), str(RowRange())) == ("17-64", "none")

@@ -4,10 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from service.errors import ConfigError
 from service.layers.embedding import OutputHead, TokenEmbedding
 from service.layers.linear import Linear, Product
-from service.layers.linear_method import PackedMethod, PlainMethod
-from service.layers.packed_weight import can_pack
+from service.layers.linear_method import KernelRows, PackedMethod, PlainMethod
+from service.layers.packed_weight import WeightForm, can_pack
+from service.layers.projection import use_choices
 
 
 def projections():
@@ -42,7 +44,7 @@ def test_packed_it_is_the_same_function_by_another_method():
     with torch.inference_mode():
         for projection in projections():
             want = projection(x)
-            projection.pack(in_two_forms=True)
+            assert projection.pack(WeightForm.ONEDNN) is WeightForm.ONEDNN
             assert isinstance(projection.method, PackedMethod)
             torch.testing.assert_close(projection(x), want, atol=1e-4, rtol=1e-4)
 
@@ -51,3 +53,21 @@ def test_a_product_has_its_value_when_it_is_asked():
     linear, *_ = projections()
     x = torch.randn(5, 16)
     assert torch.equal(Product(linear, x).value(), linear(x))
+
+
+def test_weights_of_one_shape_are_multiplied_by_in_one_way():
+    each = [*projections(), Linear(8, 16), Linear(8, 16)]
+    choices = {"24x16": KernelRows(skinny=3), "16x8": WeightForm.PLAIN}
+    weights = [projection.plain_weight for projection in each]
+    use_choices(each, choices, torch.device("cpu"))
+    for projection, weight in zip(each, weights, strict=True):
+        assert projection.method.choice is choices[f"{weight.shape[0]}x{weight.shape[1]}"]
+    assert [projection.method.weight is weight for projection, weight in zip(each[:3], weights, strict=False)] == [
+        True
+    ] * 3
+
+
+def test_a_form_that_this_machine_has_not_is_refused_by_name():
+    linear = Linear(7, 9)  # no multiples of what the loops take
+    with pytest.raises(ConfigError, match=r"choices: linears\.9x7: this machine has no form loops of such a weight"):
+        use_choices([linear], {"9x7": WeightForm.LOOPS}, torch.device("cpu"))

@@ -9,7 +9,7 @@ import torch
 
 from service.layers.linear import Linear
 from service.layers.linear_method import PackedMethod
-from service.layers.packed_weight import can_pack
+from service.layers.packed_weight import WeightForm, can_pack
 from service.models.model_config import parse_model_config
 from service.models.registry import build_model
 from tests.models.test_model_config import LEAST_FIELDS
@@ -30,7 +30,10 @@ def test_life_of_a_model(name, tied):
 
     for tensor in table.values():
         tensor.zero_()
-    model.prepare(32, torch.device("cpu"))
+    model.build_positions(32, torch.device("cpu"))
+    for projection in model.projections:
+        projection.pack(WeightForm.ONEDNN)
+    model.settle()
     packed = [m for m in model.modules() if isinstance(m, Linear) and isinstance(m.method, PackedMethod)]
     assert len(packed) == (8 if can_pack(torch.bfloat16) else 0)
 

@@ -21,9 +21,9 @@ import os
 from service.process.environment import restart_prepared
 restart_prepared()
 import torch
-from service.layers.packed_weight import can_pack, pack_weight
+from service.layers.packed_weight import WeightForm, can_pack, pack_weight
 assert can_pack(torch.bfloat16)
-weight = pack_weight(torch.ones(64, 64, dtype=torch.bfloat16), in_two_forms=False)
+weight = pack_weight(torch.ones(64, 64, dtype=torch.bfloat16), WeightForm.ONEDNN)
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from service.config import CacheConfig, ModelSource
+from service.runner.choices.timer import Timer
 from service.runner.load import LoadedModel, OnProgress, load_executor
 
 
@@ -40,6 +41,8 @@ def load(
     max_num_seqs: int = 64,
     swap_bytes: int = 0,
     max_num_batched_tokens: int = 2048,
+    choices_file: Path | None = None,
+    timer: Timer | None = None,
 ) -> LoadedModel:
     """Everything is prepared, also what a service would leave for its idle time."""
     cache = CacheConfig(block_size=block_size, memory_utilization=0.9, memory_bytes=memory_bytes, swap_bytes=swap_bytes)
@@ -51,6 +54,8 @@ def load(
         max_num_batched_tokens,
         on_progress,
         enforce_eager=enforce_eager,
+        choices_file=choices_file,
+        timer=timer,
     )
     while loaded.idle_work.do_some():
         pass

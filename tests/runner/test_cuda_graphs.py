@@ -14,9 +14,9 @@ import torch
 from service.config import CacheConfig
 from service.core.iteration_plan import BlockCopy, IterationPlan, Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
-from service.layers import stream_joint
 from service.runner import cuda_graphs
 from service.runner import graph_sizes as sizes_module
+from service.runner.choices import add_norm_rows, kept_sizes
 from service.runner.cuda_graphs import StepOutputs
 from service.runner.graph_inputs import DecodeInputs, MixedInputs
 from service.runner.graph_sizes import MAX_DECODES, MAX_TOKENS, graph_sizes
@@ -133,7 +133,7 @@ def test_steps_at_fixed_places_draw_what_flat_batches_draw(without_capture, monk
 @pytest.fixture
 def norms_deferred(monkeypatch):
     """Wherever they can be: for models so small the timing that decides is a matter of chance."""
-    monkeypatch.setattr(stream_joint, "_gains", lambda alike, rows: bool(rows))
+    monkeypatch.setattr(add_norm_rows, "_gains", lambda alike, rows, timer: bool(rows))
 
 
 def prompt_with_choices(first_id, num_draws):
@@ -216,7 +216,7 @@ def compare_with_twins(runner, monkeypatch):
 @pytest.mark.usefixtures("norms_deferred")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_graph_computes_its_twin_bit_for_bit(dtype, tmp_path, monkeypatch):
-    monkeypatch.setattr(cuda_graphs, "outrun", lambda timed: set())
+    monkeypatch.setattr(kept_sizes, "outrun", lambda timed: set())
     runner = load(llama(tmp_path), dtype=dtype, device="cuda").runner
     replayed = compare_with_twins(runner, monkeypatch)
     for count in (1, 2, 3, 7, 30, 48):
@@ -229,7 +229,7 @@ def test_a_graph_computes_its_twin_bit_for_bit(dtype, tmp_path, monkeypatch):
 @pytest.mark.gpu
 def test_every_size_of_a_large_service_computes_its_twin_bit_for_bit(tmp_path, monkeypatch):
     """Up to the whole token budget and all seats: one batch for each graph, which fills it but for a little padding."""
-    monkeypatch.setattr(cuda_graphs, "outrun", lambda timed: set())  # timings of so small a model say nothing
+    monkeypatch.setattr(kept_sizes, "outrun", lambda timed: set())  # timings of so small a model say nothing
     loaded = load(
         llama(tmp_path),
         dtype="bfloat16",

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from service.errors import ConfigError
-from service.runner import device as device_module
-from service.runner.device import available_cores, choose_device, choose_dtype, use_cores
+from service.runner.device import available_cores, choose_device, use_cores
 
 CPU = torch.device("cpu")
 
@@ -24,33 +23,6 @@ def test_auto_takes_what_there_is():
 def test_cuda_on_request_must_exist():
     with pytest.raises(ConfigError, match="device: cuda"):
         choose_device("cuda")
-
-
-@pytest.mark.parametrize(("name", "dtype"), [("bfloat16", torch.bfloat16), ("float32", torch.float32)])
-def test_a_dtype_on_request(name, dtype):
-    assert choose_dtype(name, CPU, "float32") is dtype
-
-
-def test_a_gpu_runs_bf16():
-    assert choose_dtype("auto", torch.device("cuda"), "float32") is torch.bfloat16
-
-
-@pytest.mark.parametrize("is_faster", [False, True])
-@pytest.mark.parametrize("checkpoint", ["bfloat16", "float16", "float32"])
-def test_a_cpu_runs_bf16_where_it_pays_and_costs_no_precision(checkpoint, is_faster, monkeypatch):
-    monkeypatch.setattr(device_module, "can_pack", lambda dtype: True)
-    monkeypatch.setattr(device_module, "_bf16_is_faster", lambda: is_faster)
-    pays = is_faster and checkpoint != "float32"
-    assert choose_dtype("auto", CPU, checkpoint) is (torch.bfloat16 if pays else torch.float32)
-
-
-def test_a_cpu_without_packed_bf16_runs_fp32(monkeypatch):
-    monkeypatch.setattr(device_module, "can_pack", lambda dtype: False)
-    assert choose_dtype("auto", CPU, "bfloat16") is torch.float32
-
-
-def test_the_timing_runs():
-    assert choose_dtype("auto", CPU, "bfloat16") in (torch.bfloat16, torch.float32)
 
 
 @pytest.mark.parametrize(

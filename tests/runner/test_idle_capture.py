@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from service.runner import cuda_graphs
+from service.runner.choices import kept_sizes
 from service.runner.giving_up import GivenUpError
 from service.runner.graph_sizes import GraphSize, PaddedStep, common_sizes, graph_sizes
 from service.runner.idle_capture import IdleCapture
@@ -78,7 +78,7 @@ def captured_sizes(graphs):
 
 @pytest.mark.gpu
 def test_requests_between_captures_get_the_same_tokens_and_in_the_end_all_are_captured(tmp_path, monkeypatch):
-    monkeypatch.setattr(cuda_graphs, "outrun", lambda timed: set())  # timings of so small a model say nothing
+    monkeypatch.setattr(kept_sizes, "outrun", lambda timed: set())  # timings of so small a model say nothing
     folder = llama(tmp_path)
     prompts, params = random_prompts(20), random_params(20, 3)
     eager = load(folder, device="cuda", enforce_eager=True)
@@ -97,7 +97,7 @@ def test_requests_between_captures_get_the_same_tokens_and_in_the_end_all_are_ca
 
 @pytest.mark.gpu
 def test_a_capture_that_fails_half_way_leaves_the_device_usable(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(cuda_graphs, "outrun", lambda timed: set())
+    monkeypatch.setattr(kept_sizes, "outrun", lambda timed: set())
     folder = llama(tmp_path)
     prompts, params = random_prompts(6), random_params(6, 0)
     loaded = load_executor(source(folder, device="cuda"), folder, CACHE, 64, 2048)
@@ -127,7 +127,7 @@ def test_a_capture_that_fails_half_way_leaves_the_device_usable(tmp_path, monkey
 @pytest.mark.parametrize("num_layers", [0, 1, 2, 3])
 def test_a_capture_that_is_given_up_at_any_layer_is_made_later(num_layers, tmp_path, monkeypatch):
     """Layers of the first computation, then of the capture; a graph that is there by then is complete."""
-    monkeypatch.setattr(cuda_graphs, "outrun", lambda timed: set())
+    monkeypatch.setattr(kept_sizes, "outrun", lambda timed: set())
     folder = llama(tmp_path)
     prompts, params = random_prompts(6), random_params(6, 0)
     loaded = load_executor(source(folder, device="cuda"), folder, CACHE, 64, 2048)
@@ -145,7 +145,7 @@ def test_a_capture_that_is_given_up_at_any_layer_is_made_later(num_layers, tmp_p
 
 @pytest.mark.gpu
 def test_a_size_that_decodes_have_to_do_without_is_missed_until_it_is_captured(tmp_path, monkeypatch):
-    monkeypatch.setattr(cuda_graphs, "outrun", lambda timed: set())
+    monkeypatch.setattr(kept_sizes, "outrun", lambda timed: set())
     loaded = load_executor(source(llama(tmp_path), device="cuda"), tmp_path, CACHE, 64, 2048)
     prompts, params = random_prompts(20), random_params(20, 3)
     player = PlanPlayer(loaded.runner, loaded.num_blocks, 16)

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from kernels.cpu_loops import cpu_loops
-from service.layers.packed_weight import FEW_ROWS
-from service.models import causal_lm
+from service.layers.packed_weight import FEW_ROWS, WeightForm
+from service.runner.choices import weight_forms
 from service.runner.recorded_steps import RecordedSteps
 from tests.models.checkpoints import llama, mistral, opt, qwen3, random_prompts
 from tests.runner.loading import load
@@ -18,7 +18,7 @@ def second_form(monkeypatch):
     """Loops multiply, whichever way is faster here."""
     if cpu_loops() is None:
         pytest.skip("this machine runs no compiled loops")
-    monkeypatch.setattr(causal_lm, "choose_forms", lambda weights: True)
+    monkeypatch.setattr(weight_forms, "_fastest", lambda both, timer: WeightForm.BOTH)
 
 
 def outputs(folder, max_seqs, enforce_eager, max_num_seqs=64):

@@ -8,8 +8,9 @@ from service.models.model_config import parse_model_config
 from service.models.registry import build_model
 from service.runner.kv_storage import KvLayout
 from service.runner.load_phases import LoadPhases
-from service.runner.worst_case import StepSizes, WorstCase, prepare_and_measure
+from service.runner.worst_case import StepSizes, WorstCase, choose_and_measure
 from tests.models.test_model_config import FIELDS
+from tests.runner.choices.some_choices import some_choices
 
 CPU = torch.device("cpu")
 
@@ -32,7 +33,7 @@ def test_as_many_tokens_and_draws_as_an_iteration_can_have(
     block_size, max_num_seqs, max_num_batched_tokens, max_model_len, num_tokens
 ):
     model, layout = parts(block_size)
-    model.prepare(max_model_len, CPU)
+    model.build_positions(max_model_len, CPU)
     sizes = StepSizes(max_num_seqs, max_num_batched_tokens, max_model_len, 300, [])
     worst = WorstCase(model, layout, CPU, sizes)
     plan = worst.plan()
@@ -48,6 +49,10 @@ def test_a_cpu_is_asked_for_its_free_memory_alone():
     model, layout = parts()
     cache = CacheConfig(16, 0.9, 12345)
     sizes, phases = StepSizes(4, 64, 64, 300, []), LoadPhases()
-    ledger = prepare_and_measure(model, layout, CPU, 1000, cache, sizes, phases, in_two_forms=False)
-    assert list(phases.seconds) == ["prepare"]
+    chosen = []
+    choices, ledger = choose_and_measure(
+        lambda launch: chosen.append(launch()) or some_choices(), model, layout, CPU, 1000, cache, sizes, phases
+    )
+    assert (choices, chosen) == (some_choices(), [None])
+    assert list(phases.seconds) == ["choices"]
     assert (ledger.weights_bytes, ledger.activations_bytes, ledger.kv_cache_bytes) == (1000, 0, 12345)

@@ -1,37 +1,35 @@
 """Who computes gate, up and activation of some hundred rows on a GPU: cuBLAS and the activation's kernel, which are the
-plain twin, or kernels/gated_linear.py.
-
-The answer depends on the shape and the device, so at load each shape of a model is timed over the model's own weights.
-"""
+plain twin, or kernels/gated_linear.py. The answer depends on the shape and the device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import cycle, islice
 
 import torch
 from torch import Tensor
 
-from kernels.gated_linear import MAX_ROWS, gated_linear, is_copied_by_tiles
-from kernels.replay_timing import seconds_by_replay
+from kernels.gated_linear import MAX_ROWS, is_copied_by_tiles
 from service.layers.gated_mlp import GatedMlp
+from service.layers.linear_method import KernelMethod, KernelRows, RowRange
+from service.runner.choices.timer import Timer
 
 _STEP = 8
 """CUDA graphs of decodes are padded to multiples of it."""
 _TIMED_BYTES = 512 << 20  # several times a GPU's L2 cache, and more than one layer's weight
 _MAX_LAUNCHES = 64
-_ROUNDS = 5
 
 
 def launch_gated(mlp: GatedMlp) -> None:
     """Launch what is timed: to have it compiled ahead."""
     if _is_known(mlp):
         weight = mlp.gate_up.plain_weight
-        gated_linear(weight.new_empty(MAX_ROWS, weight.shape[1]), weight)
+        gate_by_kernel(mlp, weight.new_empty(MAX_ROWS, weight.shape[1]))
 
 
-def gated_rows(mlps: Sequence[GatedMlp], most_skinny_rows: int) -> range:
+def gated_rows(alike: Sequence[GatedMlp], most_skinny_rows: int, timer: Timer) -> RowRange:
     """The numbers of rows for which gated_linear is the better one, in MLPs of equal shapes that are multiplied by
     skinny_linear up to `most_skinny_rows`.
 
@@ -39,18 +37,18 @@ def gated_rows(mlps: Sequence[GatedMlp], most_skinny_rows: int) -> range:
     on a CPU, on older GPUs, and where the kernel does not know the activation, a bias or the type. Takes some
     milliseconds.
     """
-    first = mlps[0]
-    if not _is_known(first):
-        return range(0)
-    weight = first.gate_up.plain_weight
-    timed = list(islice(cycle(mlps), max(1, min(_MAX_LAUNCHES, _TIMED_BYTES // weight.nbytes))))
+    if not _is_known(alike[0]):
+        return RowRange()
+    weight = alike[0].gate_up.plain_weight
+    timed = list(islice(cycle(alike), max(1, min(_MAX_LAUNCHES, _TIMED_BYTES // weight.nbytes))))
     least = MAX_ROWS + 1
     for num_rows in range(MAX_ROWS, most_skinny_rows, -_STEP):
         x = weight.new_empty(num_rows, weight.shape[1]).normal_()
-        if _seconds(gate_by_kernel, x, timed) >= _seconds(gate_plainly, x, timed):
+        kernel_s, plain_s = (timer([partial(gate, mlp, x) for mlp in timed]) for gate in (gate_by_kernel, gate_plainly))
+        if kernel_s >= plain_s:
             break
         least = num_rows
-    return range(least, MAX_ROWS + 1)
+    return RowRange(least, MAX_ROWS) if least <= MAX_ROWS else RowRange()
 
 
 def gate_plainly(mlp: GatedMlp, x: Tensor) -> Tensor:
@@ -58,7 +56,11 @@ def gate_plainly(mlp: GatedMlp, x: Tensor) -> Tensor:
 
 
 def gate_by_kernel(mlp: GatedMlp, x: Tensor) -> Tensor:
-    return gated_linear(x, mlp.gate_up.plain_weight)
+    method = mlp.gate_up.method
+    assert isinstance(method, KernelMethod)
+    gated = replace(method, choice=KernelRows(gated=RowRange(1, MAX_ROWS))).silu_and_mul(x)
+    assert gated is not None
+    return gated
 
 
 def _is_known(mlp: GatedMlp) -> bool:
@@ -66,9 +68,3 @@ def _is_known(mlp: GatedMlp) -> bool:
     if not is_plain or not weight.is_cuda or weight.dtype != torch.bfloat16 or not is_copied_by_tiles(weight):
         return False
     return torch.cuda.get_device_capability(weight.device) >= (9, 0)
-
-
-def _seconds(gate: Callable[[GatedMlp, Tensor], Tensor], x: Tensor, mlps: Sequence[GatedMlp]) -> float:
-    """How long one takes, on the average."""
-    gate(mlps[0], x)
-    return seconds_by_replay([partial(gate, mlp, x) for mlp in mlps], _ROUNDS)

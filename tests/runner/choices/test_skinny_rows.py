@@ -2,38 +2,40 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from kernels.skinny_linear import FEW_ROWS, MAX_ROWS, new_arrivals
-from service.layers import few_rows
-from service.layers.few_rows import most_skinny_rows
 from service.layers.linear import Linear
 from service.layers.linear_method import KernelMethod, KernelRows
+from service.runner.choices.skinny_rows import most_skinny_rows
+from service.runner.choices.timer import seconds_on_gpu
+
+
+def methods(device="cuda", dtype=torch.bfloat16, bias=None):
+    arrivals = new_arrivals(512, torch.device(device))
+    return [KernelMethod(torch.randn(512, 256, device=device, dtype=dtype), bias, arrivals) for _ in range(3)]
 
 
 def test_on_a_cpu_never():
-    assert most_skinny_rows([torch.zeros(8, 8)], None) == 0
+    assert most_skinny_rows(methods("cpu"), lambda launches: pytest.fail("timed")) == 0
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_on_a_gpu_up_to_some_number_of_rows(dtype):
-    weights = [torch.randn(512, 256, device="cuda", dtype=dtype) for _ in range(3)]
-    arrivals = new_arrivals(512, weights[0].device)
-    assert most_skinny_rows(weights, arrivals) in (0, 1, 8, FEW_ROWS, MAX_ROWS)
-    assert not arrivals.any()
+    alike = methods(dtype=dtype)
+    assert most_skinny_rows(alike, seconds_on_gpu) in (0, 1, 8, FEW_ROWS, MAX_ROWS)
+    assert not alike[0].arrivals.any()
 
 
 @pytest.mark.gpu
-def test_the_faster_one_is_taken(monkeypatch):
-    weights = [torch.randn(512, 256, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+def test_the_faster_one_is_taken():
     cublas, skinny = {1: 2.0, 8: 2.0, 16: 2.0}, {1: 1.0, 8: 1.0, 16: 3.0}
 
-    def seconds(multiply, x, timed):
-        return (cublas if multiply is F.linear else skinny)[len(x)]
+    def timer(launches):
+        [x] = launches[0].args
+        return (skinny if launches[0].func.__self__.choice.skinny else cublas)[len(x)]
 
-    monkeypatch.setattr(few_rows, "_seconds", seconds)
-    assert most_skinny_rows(weights, new_arrivals(512, weights[0].device)) == 8
+    assert most_skinny_rows(methods(), timer) == 8
 
 
 @pytest.mark.gpu

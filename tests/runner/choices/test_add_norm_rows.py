@@ -4,16 +4,17 @@ import pytest
 import torch
 
 from kernels.skinny_linear import FEW_ROWS, MAX_ROWS, new_arrivals
-from service.layers import stream_joint
+from service.layers.add_norm_fusion import AddNormFusion
 from service.layers.gated_mlp import GatedMlp
 from service.layers.linear import Linear
-from service.layers.linear_method import KernelMethod
+from service.layers.linear_method import KernelMethod, RowRange
 from service.layers.rms_norm import ResidualRMSNorm
-from service.layers.stream_joint import StreamJoint, deferred_rows
+from service.runner.choices.add_norm_rows import add_norm_rows, fused, unfused
+from service.runner.choices.timer import seconds_on_gpu
 
 
-def joints(device, dtype=torch.float32, count=2):
-    """To an MLP and to a plain product."""
+def fusions(device, dtype=torch.float32, count=2):
+    """With an MLP behind, and with a plain product."""
     made, arrivals = [], new_arrivals(640, torch.device(device))
     for _ in range(count):
         product, norm = Linear(128, 256, bias=True), ResidualRMSNorm(256, 1e-5)
@@ -22,7 +23,7 @@ def joints(device, dtype=torch.float32, count=2):
                 parameter.data = torch.randn(parameter.shape, device=device).to(dtype) * 0.1
             for linear in (module for module in (product, *behind.modules()) if isinstance(module, Linear)):
                 linear.use(KernelMethod(linear.weight, linear.bias, arrivals))
-            made.append(StreamJoint(product, norm, behind.gate if isinstance(behind, GatedMlp) else behind))
+            made.append(AddNormFusion(product, norm, behind.gate if isinstance(behind, GatedMlp) else behind))
     return made[::2], made[1::2]
 
 
@@ -33,41 +34,40 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 5e-2)])
 @pytest.mark.parametrize("rows", [1, 16, 64])
 def test_both_ways_are_the_same_function(rows, dtype, tolerance, device):
-    for [joint] in joints(device, dtype, count=1):
+    for [fusion] in fusions(device, dtype, count=1):
         x = torch.randn(rows, 128, device=device).to(dtype)
         residual = torch.randn(rows, 256, device=device).to(dtype)
-        deferred = joint.deferred(x, residual)
-        torch.testing.assert_close(deferred, joint.plain(x, residual), atol=tolerance, rtol=tolerance)
+        want = unfused(fusion, x, residual.clone())
+        torch.testing.assert_close(fused(fusion, x, residual), want, atol=tolerance, rtol=tolerance)
 
 
 def test_on_a_cpu_never():
-    for alike in joints("cpu"):
-        assert not deferred_rows(alike)
+    for alike in fusions("cpu"):
+        assert add_norm_rows(alike, lambda launches: pytest.fail("timed")) == RowRange()
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_on_a_gpu_up_to_some_number_of_rows(dtype):
-    for alike in joints("cuda", dtype):
-        rows = deferred_rows(alike)
+    for alike in fusions("cuda", dtype):
+        rows = add_norm_rows(alike, seconds_on_gpu)
         assert (1 in rows) == (FEW_ROWS in rows)
         assert (FEW_ROWS + 1 in rows) == (MAX_ROWS in rows)
         assert MAX_ROWS + 1 not in rows
-        assert not any(joint.product.method.arrivals.any() for joint in alike)
+        assert not any(fusion.product.method.arrivals.any() for fusion in alike)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("few", "many", "rows"), [(3, 3, ()), (2, 3, (1, 16)), (3, 2, (17, 64)), (2, 2, (1, 16, 17, 64))]
 )
-def test_the_faster_one_is_taken(few, many, rows, monkeypatch):
-    """Plain, each launch takes 2.5."""
+def test_the_faster_one_is_taken(few, many, rows):
+    """Unfused, each launch takes 2.5."""
 
-    def seconds(launches):
-        x, _ = launches[0].args
-        return 2.5 if launches[0].func.__name__ == "plain" else few if len(x) <= FEW_ROWS else many
+    def timer(launches):
+        _, x, _ = launches[0].args
+        return 2.5 if launches[0].func is unfused else few if len(x) <= FEW_ROWS else many
 
-    monkeypatch.setattr(stream_joint, "_seconds", seconds)
-    alike, _ = joints("cuda", torch.bfloat16)
-    chosen = deferred_rows(alike)
+    alike, _ = fusions("cuda", torch.bfloat16)
+    chosen = add_norm_rows(alike, timer)
     assert [n for n in (1, 16, 17, 64, 65) if n in chosen] == list(rows)

@@ -1,0 +1,57 @@
+"""Which sizes of steps have a CUDA graph: those of the candidates that no other one nearby outruns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from service.layers.gated_mlp import GatedMlp
+from service.layers.linear import Linear
+from service.layers.projection import Projection
+from service.runner.choices.timer import Timer
+from service.runner.graph_sizes import GraphSize, outrun
+
+_TIMED_BYTES = 512 << 20  # several times a GPU's L2 cache, and more than one layer's weights
+
+
+def kept_sizes(
+    projections: Sequence[Projection], mlps: Sequence[GatedMlp], candidates: Sequence[GraphSize], timer: Timer
+) -> tuple[GraphSize, ...]:
+    """The candidates, in their order, without those that are outrun.
+
+    What is timed for each number of tokens is the products of the first layers, by the methods that they have, for the
+    products decide it: a size is slow where the library chose badly for its number of rows. That takes a tenth of the
+    time that a graph of the whole step does, so all sizes can be timed before the first of them is captured.
+    """
+    products = _products(projections, mlps)
+    seconds = {n: _seconds(products, n, timer) for n in sorted({size.num_tokens for size in candidates})}
+    slow = set[GraphSize]()
+    for is_mixed in (False, True):
+        slow |= outrun({size: seconds[size.num_tokens] for size in candidates if size.is_mixed is is_mixed})
+    return tuple(size for size in candidates if size not in slow)
+
+
+def _products(
+    projections: Sequence[Projection], mlps: Sequence[GatedMlp]
+) -> list[tuple[Callable[[Tensor], Tensor], Tensor]]:
+    """What multiplies by each weight, with its activation if it has one, and the weight. Not the head: of a step's rows
+    it multiplies those alone that draw."""
+    gates: dict[int, Callable[[Tensor], Tensor]] = {id(mlp.gate_up): mlp.gate for mlp in mlps}
+    products, num_bytes = list[tuple[Callable[[Tensor], Tensor], Tensor]](), 0
+    for projection in projections:
+        if isinstance(projection, Linear) and num_bytes < _TIMED_BYTES:
+            products.append((gates.get(id(projection), projection), projection.plain_weight))
+            num_bytes += projection.plain_weight.nbytes
+    return products
+
+
+def _seconds(products: Sequence[tuple[Callable[[Tensor], Tensor], Tensor]], num_rows: int, timer: Timer) -> float:
+    """Of all of them for so many rows."""
+    inputs = {
+        weight.shape[1]: torch.randn(num_rows, weight.shape[1], dtype=weight.dtype, device=weight.device)
+        for _, weight in products
+    }
+    return timer([partial(product, inputs[weight.shape[1]]) for product, weight in products])

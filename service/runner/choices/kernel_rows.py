@@ -1,0 +1,77 @@
+"""Which kernels multiply a model's weights on a GPU. The answers depend on the shapes and on the device, so each is
+timed with the model's own weights."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+
+from kernels.compile_ahead import compile_ahead
+from service.layers.add_norm_fusion import AddNormFusion
+from service.layers.gated_mlp import GatedMlp
+from service.layers.linear_method import KernelMethod, KernelRows
+from service.layers.projection import Projection, use_choices
+from service.runner.choices.add_norm_rows import add_norm_rows, launch_add_norm
+from service.runner.choices.gated_rows import gated_rows, launch_gated
+from service.runner.choices.skinny_rows import launch_skinny, most_skinny_rows
+from service.runner.choices.timer import Timer
+
+Part = TypeVar("Part")
+
+
+def choose_kernels(
+    projections: Sequence[Projection],
+    mlps: Sequence[GatedMlp],
+    fusions: Sequence[AddNormFusion],
+    device: torch.device,
+    timer: Timer,
+    also_launch: Callable[[], object],
+) -> Mapping[str, KernelRows]:
+    """Time, have all projections multiply by what is faster, and return what was chosen.
+
+    mlps, fusions: of the projections, where more than a product can be had at once. Those that are asked later are
+    timed by the choices before. also_launch: launched once, to have its kernels compiled beside those that are timed.
+    """
+    by_shape = _alike(projections, lambda each: each)
+    mlps_by_shape = _alike(mlps, lambda mlp: mlp.gate_up)
+    fusions_by_shape = _alike(fusions, lambda fusion: fusion.product)
+    choices = dict.fromkeys(by_shape, KernelRows())
+    use_choices(projections, choices, device)
+
+    def launch() -> None:
+        for projection, *_ in by_shape.values():
+            launch_skinny(_method(projection))
+        for mlp, *_ in mlps_by_shape.values():
+            launch_gated(mlp)
+        for fusion, *_ in fusions_by_shape.values():
+            launch_add_norm(fusion)
+        also_launch()
+
+    compile_ahead(launch)
+    for shape, alike in by_shape.items():
+        choices[shape] = KernelRows(skinny=most_skinny_rows([_method(each) for each in alike], timer))
+    use_choices(projections, choices, device)
+    for shape, gated in mlps_by_shape.items():
+        choices[shape] = replace(choices[shape], gated=gated_rows(gated, choices[shape].skinny, timer))
+    use_choices(projections, choices, device)
+    for shape, fused in fusions_by_shape.items():
+        choices[shape] = replace(choices[shape], add_norm=add_norm_rows(fused, timer))
+    use_choices(projections, choices, device)
+    return choices
+
+
+def _method(projection: Projection) -> KernelMethod:
+    method = projection.method
+    assert isinstance(method, KernelMethod)
+    return method
+
+
+def _alike(parts: Iterable[Part], projection_of: Callable[[Part], Projection]) -> dict[str, list[Part]]:
+    by_shape = defaultdict[str, list[Part]](list)
+    for part in parts:
+        by_shape[projection_of(part).shape_name].append(part)
+    return by_shape
