@@ -76,6 +76,7 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock) -> Mo
         scheduler.max_num_batched_tokens,
         _ProgressLog(),
         enforce_eager=settings.enforce_eager,
+        choices_file=settings.choices,
     )
     recorder.record_startup("model", time.monotonic() - started_s)
     for phase, seconds in loaded.phases.items():
@@ -128,6 +129,7 @@ def _make_cost(
 def _log_sizes(loaded: LoadedModel, scheduler: SchedulerConfig, block_size: int) -> None:
     num_tokens = loaded.num_blocks * block_size
     logger.info("memory of %s: %s", loaded.device, loaded.memory)
+    logger.info("choices: %s", loaded.choices)
     logger.info(
         "%s on %s (%s, %d threads); KV cache: %d tokens in %d blocks of %d (%.1f MiB);"
         " room for %d sequences of the full context of %d tokens; %d sequences and %d tokens an iteration,"

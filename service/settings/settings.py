@@ -173,6 +173,9 @@ class Settings(BaseSettings):
     )
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="share of the GPU's memory to use")
     enforce_eager: bool = Field(False, description="launch every kernel by itself, without CUDA graphs")
+    choices: Path | None = Field(
+        None, description="file that keeps what was chosen by timing; a later start computes by it and times nothing"
+    )
     kv_cache_memory: ByteSize | None = Field(
         None, gt=0, description="size of the KV cache (4GiB); measured if left out"
     )

@@ -84,7 +84,7 @@ THIRD_PARTY = {
     "scheduler": {"numpy"},
     "prediction": set(),
     "kvcache": set(),
-    "runner": {"torch", "numpy"},
+    "runner": {"torch", "numpy", "pydantic", "pydantic_core"},
     "models": {"torch", "safetensors", "numpy", "huggingface_hub"},
     "layers": {"torch"},
     "sampling": {"torch"},

@@ -11,8 +11,8 @@ from service.runner import cuda_graphs
 class Recomputed:
     """In place of a captured step: a replay computes the step anew, from the same places."""
 
-    def __init__(self, compute, inputs, pool, stream, seconds):
-        self.inputs, self.graph, self.seconds = inputs, self, seconds or 1.0
+    def __init__(self, compute, inputs, pool, stream):
+        self.inputs, self.graph = inputs, self
         self._compute = compute
         self.replay()
 
