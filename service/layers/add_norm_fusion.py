@@ -23,9 +23,9 @@ from service.layers.rms_norm import ResidualRMSNorm
 class AddNormFusion:
     """A place where add and norm may be fused with the products around them.
 
-    product: the branch's last; behind: the next branch's first product, and its activation if it has one.
+    product: the branch's last. next_product: the next branch's first, and its activation if it has one.
     """
 
     product: Linear
     norm: ResidualRMSNorm
-    behind: Callable[[Normed], Tensor]
+    next_product: Callable[[Normed], Tensor]

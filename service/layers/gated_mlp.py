@@ -41,5 +41,5 @@ class GatedMlp(Layer):
 
     def gate(self, x: Normed) -> Tensor:
         """[T, intermediate_size]: all before `down`."""
-        at_once = self.gate_up.method.silu_and_mul(x) if self.is_silu else None
-        return self.activate(self.gate_up(x)) if at_once is None else at_once
+        fused = self.gate_up.method.silu_and_mul(x) if self.is_silu else None
+        return self.activate(self.gate_up(x)) if fused is None else fused

@@ -1,8 +1,8 @@
-"""How a weight is multiplied by, which each projection owns: plainly, by kernels for few rows, or packed for a CPU.
+"""How a projection multiplies by its weight: plainly, by kernels for few rows, or packed for a CPU.
 
-A product may be asked for together with what stands behind it: the residual stream's sum and norm, or SiLU and the
-gate's product. A method that has no kernel for both at once declines (None), and who asked takes one after the other.
-So norms and MLPs know no weights, and a new form of weights is a new method.
+A method may have a fused epilogue: residual add and RMS norm, or SiLU and the product of gate and up. Where it has none
+it declines (None), and whoever asked for it computes one after the other. So norms and MLPs know no weights, and a new
+form of weights is a new method.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kernels.skinny_linear import skinny_linear
 from service.layers.packed_weight import PackedWeight, WeightForm
 
 Normed = Tensor | DeferredNorm
-"""What a product behind a norm takes, [T, in_features]: the norm may have left its division to the product."""
+"""The output of a norm, [T, in_features] of the next product, to which it may have left its division."""
 
 AddedAndNormed = tuple[Normed, Tensor]
 
@@ -45,9 +45,9 @@ class RowRange:
 class KernelRows:
     """For which numbers of rows a kernel of ours takes cuBLAS's place.
 
-    skinny: up to so many go through skinny_linear. add_norm: these are added to the residual stream in the product's
-    launch, which leaves the norm's division to the product behind it. gated: these go through gated_linear. Raises
-    ValueError for more rows than a kernel takes.
+    skinny: up to so many go through skinny_linear. add_norm: these have residual add and norm as a fused epilogue, which
+    leaves the norm's division to the next product. gated: these go through gated_linear. Raises ValueError for more
+    rows than a kernel takes.
     """
 
     skinny: int = 0

@@ -42,8 +42,8 @@ class ResidualRMSNorm(Layer):
     def forward(self, x: Tensor | Product, residual: Tensor | None) -> AddedAndNormed:
         if isinstance(x, Product):
             assert residual is not None
-            at_once = x.linear.method.add_and_norm(x.x, residual, self.weight, self.eps)
-            return add_rms_norm(x.value(), residual, self.weight, self.eps) if at_once is None else at_once
+            fused = x.linear.method.add_and_norm(x.x, residual, self.weight, self.eps)
+            return add_rms_norm(x.value(), residual, self.weight, self.eps) if fused is None else fused
         if residual is None:
             return rms_norm(x, self.weight, self.eps), x
         return add_rms_norm(x, residual, self.weight, self.eps)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import logging
+
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -49,3 +51,18 @@ def test_a_template_variable_that_the_model_does_not_ask_for_is_refused():
     settings = Settings(default_chat_template_kwargs={"enable_thinkin": False}, **SMALL)
     with pytest.raises(ConfigError, match="does not ask for 'enable_thinkin'"):
         load_model_parts(settings, new_recorder(), MonotonicClock())
+
+
+def test_what_is_chosen_is_told_kept_in_the_named_file_and_refused_where_it_does_not_fit(tmp_path, caplog):
+    file = tmp_path / "choices.json"
+    with caplog.at_level(logging.INFO):
+        first = load_model_parts(Settings(choices=file, **SMALL), new_recorder(), MonotonicClock()).loaded.choices
+    assert f"choices: {first}" in [record.getMessage() for record in caplog.records]
+    written = file.read_bytes()
+    again = load_model_parts(Settings(choices=file, **SMALL), new_recorder(), MonotonicClock()).loaded.choices
+    assert again == first
+    with pytest.raises(
+        ConfigError, match=r"choices: .*choices\.json was made for something else: max_num_seqs is \d+, not 3"
+    ):
+        load_model_parts(Settings(choices=file, **{**SMALL, "max_num_seqs": 3}), new_recorder(), MonotonicClock())
+    assert file.read_bytes() == written

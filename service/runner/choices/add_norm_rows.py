@@ -40,8 +40,8 @@ def add_norm_rows(alike: Sequence[AddNormFusion], timer: Timer) -> RowRange:
 
 
 def unfused(fusion: AddNormFusion, x: Tensor, residual: Tensor) -> Tensor:
-    """behind(norm(product(x) + residual)), by a kernel for each. The residual may be overwritten."""
-    return fusion.behind(fusion.norm(fusion.product(x), residual)[0])
+    """next_product(norm(product(x) + residual)), by a kernel for each. The residual may be overwritten."""
+    return fusion.next_product(fusion.norm(fusion.product(x), residual)[0])
 
 
 def fused(fusion: AddNormFusion, x: Tensor, residual: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ def fused(fusion: AddNormFusion, x: Tensor, residual: Tensor) -> Tensor:
     always = replace(method, choice=KernelRows(add_norm=RowRange(0, MAX_ROWS)))
     added = always.add_and_norm(x, residual, norm.weight, norm.eps)
     assert added is not None
-    return fusion.behind(added[0])
+    return fusion.next_product(added[0])
 
 
 def _gains(alike: Sequence[AddNormFusion], rows: Sequence[int], timer: Timer) -> bool:
