@@ -45,9 +45,9 @@ class RowRange:
 class KernelRows:
     """For which numbers of rows a kernel of ours takes cuBLAS's place.
 
-    skinny: up to so many go through skinny_linear. add_norm: these have residual add and norm as a fused epilogue, which
-    leaves the norm's division to the next product. gated: these go through gated_linear. Raises ValueError for more
-    rows than a kernel takes.
+    skinny: up to so many go through skinny_linear. add_norm: these have residual add and norm as a fused epilogue,
+    which leaves the norm's division to the next product. gated: these go through gated_linear. Raises ValueError for
+    more rows than a kernel takes.
     """
 
     skinny: int = 0

@@ -45,9 +45,8 @@ _FARTHEST = 1.25
 """A slow size is replaced by one at most this many times as large, or its steps would find that one too wide."""
 
 _CLEARLY = 0.9
-"""Beyond what two timings of one graph differ by, as clocks change and others may use the device: at 0.98 a start
+"""Beyond what two timings of one size differ by, as clocks change and others may use the device: at 0.98 a start
 beside other processes dropped a dozen good sizes."""
-
 
 MISSED_SHARE = 1 / 16
 """Of the recent steps: for fewer a size is not worth that all others wait for its capture."""

@@ -22,7 +22,8 @@ def timer_of(device: torch.device) -> Timer:
 
 def seconds_on_gpu(launches: Sequence[Callable[[], object]]) -> float:
     """As a CUDA graph replays them."""
-    launches[0]()  # nothing may be compiled in a capture
+    for launch in launches:
+        launch()  # nothing may be compiled in a capture
     return seconds_by_replay(launches, _GPU_ROUNDS)
 
 

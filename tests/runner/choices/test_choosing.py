@@ -3,16 +3,19 @@ from __future__ import annotations
 import pytest
 import torch
 
+from service.config import CacheConfig
 from service.layers.packed_weight import WeightForm, can_pack
 from service.models.model_config import load_model_config
 from service.models.registry import build_model
 from service.runner.choices.choosing import choose_steps
 from service.runner.choices.made_for import MadeFor
 from service.runner.choices.step_choices import StepChoices
-from tests.models.checkpoints import gpt2, llama, opt
+from service.runner.load import load_executor
+from tests.models.checkpoints import gpt2, llama, opt, random_prompts
 from tests.runner.choices.test_weight_forms import has_loops
-from tests.runner.loading import load
+from tests.runner.loading import load, source
 from tests.runner.plan_player import PlanPlayer, greedy
+from tests.runner.test_cuda_graphs import random_params
 
 CPU = torch.device("cpu")
 
@@ -111,3 +114,23 @@ def test_two_starts_with_one_file_compute_the_same_bits_and_the_second_times_not
     assert drew == again
     assert len(got) == len(want) > 8
     assert all(map(torch.equal, got, want))
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_file_brings_kernels_and_graphs_which_are_all_captured_before_the_first_request(tmp_path):
+    folder, file = llama(tmp_path), tmp_path / "choices.json"
+    cache = CacheConfig(block_size=16, memory_utilization=0.9, memory_bytes=64 << 20)
+    how = source(folder, "bfloat16", device="cuda")
+    first = load_executor(how, folder, cache, 64, 2048, choices_file=file)
+    second = load_executor(how, folder, cache, 64, 2048, choices_file=file, timer=never)
+    assert second.choices == first.choices == StepChoices.from_json(file.read_text())
+    drawn = []
+    for loaded in (first, second):
+        linears = loaded.choices.linears
+        assert all(each.method.choice == linears[each.shape_name] for each in loaded.runner._model.projections)
+        graphs = loaded.runner._graphs
+        assert sorted([*graphs._decodes, *graphs._mixed]) == sorted(loaded.choices.graphs)
+        assert not loaded.idle_work.do_some()
+        player = PlanPlayer(loaded.runner, loaded.num_blocks, 16)
+        drawn.append(player.generate(random_prompts(20), random_params(20, 0), chunk=40, max_seqs=9))
+    assert drawn[0] == drawn[1]

@@ -39,5 +39,10 @@ def test_the_threads_come_back_after_a_fault():
 @pytest.mark.gpu
 def test_on_a_gpu_nothing_is_compiled_in_the_capture():
     launched, counter = [], torch.zeros(1, device="cuda")
-    assert seconds_on_gpu([lambda: (launched.append(torch.cuda.is_current_stream_capturing()), counter.add_(1))]) > 0
-    assert launched == [False, True]
+
+    def add(name):
+        launched.append((name, torch.cuda.is_current_stream_capturing()))
+        counter.add_(1)
+
+    assert seconds_on_gpu([lambda: add("one"), lambda: add("other")]) > 0
+    assert launched == [("one", False), ("other", False), ("one", True), ("other", True)]
