@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 CHOOSING = "service/runner/choices/"
 MEASURES_ALL_THE_SAME = {
     "service/runner/kv_transfer.py": "how long a transfer took, for its prediction",
-    "service/runner/staging_turns.py": "how long a step took, for its prediction",
+    "service/runner/staging.py": "how long a step took, for its prediction",
     "service/runner/load_phases.py": "what is told of the start",
 }
 """Files of what computes that read a clock, and choose nothing by it."""

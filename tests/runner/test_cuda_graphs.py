@@ -14,7 +14,6 @@ import torch
 from service.config import CacheConfig
 from service.core.iteration_plan import BlockCopy, IterationPlan, Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
-from service.runner import cuda_graphs
 from service.runner import graph_sizes as sizes_module
 from service.runner.choices import add_norm_rows, kept_sizes
 from service.runner.cuda_graphs import StepOutputs

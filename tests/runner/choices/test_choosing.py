@@ -5,6 +5,7 @@ import torch
 
 from service.config import CacheConfig
 from service.layers.packed_weight import WeightForm, can_pack
+from service.models.llama import Llama
 from service.models.model_config import load_model_config
 from service.models.registry import build_model
 from service.runner.choices.choosing import choose_steps
@@ -81,16 +82,19 @@ def test_the_value_decides_and_not_the_machine(form, tmp_path):
 PROMPTS = [[5, 9, 2, 7, 11], [3] * 20, list(range(40, 90))]
 
 
-def logits_of(loaded):
-    """Of every draw, in its order."""
-    seen, compute = [], loaded.runner._model.compute_logits
-    loaded.runner._model.compute_logits = lambda hidden: (seen.append(compute(hidden).clone()), seen[-1])[1]
+def logits_of(loaded, monkeypatch):
+    """The ids that are drawn, and the logits of every draw, in their order."""
+    seen, compute = [], Llama.compute_logits
+    monkeypatch.setattr(
+        Llama, "compute_logits", lambda model, hidden: (seen.append(compute(model, hidden)), seen[-1])[1]
+    )
     drawn = PlanPlayer(loaded.runner, loaded.num_blocks, 16).generate(PROMPTS, greedy(8), chunk=16, max_seqs=3)
-    return drawn, seen
+    monkeypatch.undo()
+    return drawn, [logits.clone() for logits in seen]
 
 
 @pytest.mark.parametrize("wins", [WeightForm.LOOPS, WeightForm.ONEDNN])
-def test_two_starts_with_one_file_compute_the_same_bits_and_the_second_times_nothing(wins, tmp_path):
+def test_two_starts_with_one_file_compute_the_same_bits_and_the_second_times_nothing(wins, tmp_path, monkeypatch):
     """dtype auto, so that also that would be timed; whichever form won the first time."""
     folder, file = llama(tmp_path, vocab_size=304, head_dim=32), tmp_path / "choices.json"
     config = folder / "config.json"
@@ -110,7 +114,7 @@ def test_two_starts_with_one_file_compute_the_same_bits_and_the_second_times_not
     second = load(folder, dtype="auto", choices_file=file, timer=never)
     assert second.choices == first.choices == StepChoices.from_json(file.read_text())
     assert (second.dtype, second.device) == (first.dtype, first.device)
-    (drew, want), (again, got) = logits_of(first), logits_of(second)
+    (drew, want), (again, got) = logits_of(first, monkeypatch), logits_of(second, monkeypatch)
     assert drew == again
     assert len(got) == len(want) > 8
     assert all(map(torch.equal, got, want))
@@ -127,7 +131,7 @@ def test_on_a_gpu_a_file_brings_kernels_and_graphs_which_are_all_captured_before
     drawn = []
     for loaded in (first, second):
         linears = loaded.choices.linears
-        assert all(each.method.choice == linears[each.shape_name] for each in loaded.runner._model.projections)
+        assert all(each.method.choice == linears[each.shape_name] for each in loaded.runner._eager._model.projections)
         graphs = loaded.runner._graphs
         assert sorted([*graphs._decodes, *graphs._mixed]) == sorted(loaded.choices.graphs)
         assert not loaded.idle_work.do_some()
