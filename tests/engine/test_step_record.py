@@ -49,7 +49,7 @@ class Play:
 
     def __init__(self, *, fails: bool = False) -> None:
         self.clock, self.sink, self.ledger = ManualClock(), ListSink(), NotedLedger(fails=fails)
-        self.record = StepRecord(self.ledger, self.sink, self.clock)  # type: ignore[arg-type]  # stands in for a ledger
+        self.record = StepRecord(self.ledger, self.sink, self.clock)
 
     def launch(self, decide_s: float, launch_s: float) -> Launched:
         started_s = self.record.launches(has_arrivals=False)
