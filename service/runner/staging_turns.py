@@ -1,8 +1,8 @@
 """Pinned memory that iterations use in turns, with the two moments between which the device computes one of them.
 
 A copy from or to pinned memory runs while the host goes on. To allocate such memory in each iteration, and events, cost
-more than to use them (loadtest/LOG.md). So an iteration takes over what another has left whose ids are there. By then
-all of that one's copies have run, whatever the caller does: they stand before the ids in the device's stream.
+more than to use them (loadtest/log/host.md). So an iteration takes over what another has left whose ids are there. By
+then all of that one's copies have run, whatever the caller does: they stand before the ids in the device's stream.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Who decodes in lockstep, as columns. While nobody joins or leaves, an iteration touches none of them; else it writes
 one token to each, and touches nothing else of it. Touching hundreds of sequences that have left the processor's caches
-is what costs, not what is done to them (loadtest/LOG.md).
+is what costs, not what is done to them (loadtest/log/host.md).
 """
 
 from __future__ import annotations
