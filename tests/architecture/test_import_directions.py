@@ -1,4 +1,4 @@
-"""Who may import whom, read from the source: the table of the README's map, and no cycles."""
+"""Who may import whom, read from the source: as docs/architecture.md's map has it, and no cycles."""
 
 from __future__ import annotations
 
