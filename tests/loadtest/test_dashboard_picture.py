@@ -34,6 +34,13 @@ def test_every_panel_of_the_dashboard_is_drawn_with_its_title_and_its_legends():
     assert "no data" not in texts
 
 
+def test_the_picture_in_the_docs_shows_the_panels_that_there_are_now():
+    sections = ["Now", "Latency", "Load and batches"]
+    shown = texts_of((DASHBOARD.parents[3] / "docs" / "images" / "dashboard.svg").read_text(encoding="utf-8"))
+    titles = {panel["title"] for panel in PANELS}
+    assert titles & {*shown} == titles & {*texts_of(draw(OURS, sections, three_points))}
+
+
 def test_only_the_sections_that_are_named_are_drawn():
     texts = texts_of(draw(OURS, ["KV memory"], three_points))
     assert "Prefix cache hit rate" in texts
