@@ -12,7 +12,7 @@ Arithmetic between the two, as for addresses, is hidden too.
 Several of our kernels may stand waiting at once, so one further back in the same row may not have run yet.
 
 Asking for weights, or for keys and values, before the wait (to L2, by cp.async.bulk.prefetch, prefetch or plain loads)
-gains nothing on an H200: loadtest/LOG.md.
+gains nothing on an H200: loadtest/log/kernels.md.
 """
 
 from __future__ import annotations

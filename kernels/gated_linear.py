@@ -16,7 +16,7 @@ halves of a pair end in the same thread, so that the activation costs nothing be
 
 On one H200 (torch 2.11, triton 3.6) Llama-8B's 28672 x 4096 takes 65.0 us for 128 rows, where cuBLAS and silu_and_mul
 take 72.0; 66.0 for 112 (69.0). For 96 rows it takes 75.5 (67.0): copies of rows that are not there are slow. Programs
-of 128 x 256 take 69, of 8 warps 65.1. For 256 rows tiles of 256 x 128 take 114 (113): loadtest/LOG.md.
+of 128 x 256 take 69, of 8 warps 65.1. For 256 rows tiles of 256 x 128 take 114 (113): loadtest/log/kernels.md.
 """
 
 from __future__ import annotations

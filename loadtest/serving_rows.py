@@ -16,7 +16,7 @@ ANSWERS_LIKE_VLLMS: Mapping[str, int] = {"orca": 89, "sharegpt": 6}
 tokens in the mean, and requests/s compare only where answers are equally long. Of the seeds from 0 on these are the
 first whose 1,000 answers come within 0.5 % of that, 65.9 and 304.9, while prompts stay within 2 tokens of their law's
 mean: 272.5 and 155.8 (vLLM's are not known). Seed 0 has 64.1 and 336.2, with 273.9 and 145.9 in: until 2026-11-21 the
-figures of loadtest/LOG.md are of that seed."""
+figures of loadtest/log/serving.md are of that seed."""
 
 
 @dataclass(frozen=True, slots=True)

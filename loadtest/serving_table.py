@@ -5,7 +5,7 @@ sends the workload of every row (loadtest/serving_rows.py): streaming, temperatu
 of random ids. About two minutes a model.
 After a model's rows come its server's host profile (FineInfer's table, of all rows together) and, where a row asks for
 it, the same requests through the engine without HTTP.
-`python -m loadtest.serving_table --readme FILE` prints the table of the README out of what a run has saved.
+`python -m loadtest.serving_table --markdown FILE` prints the table of docs/figures.md out of what a run has saved.
 """
 
 import argparse
@@ -127,8 +127,8 @@ def lines(name: str, targets: Sequence[Target], result: Mapping[str, Any]) -> li
     ]
 
 
-def readme_table(results: Sequence[Mapping[str, Any]]) -> str:
-    """Saved results as one Markdown table: a line a figure, for each model ours, vLLM's and the goal."""
+def markdown_table(results: Sequence[Mapping[str, Any]]) -> str:
+    """Saved results as one Markdown table: a line a figure, for each model ours and vLLM's."""
     saved = {(result["shape"], result["label"]): result for result in results}
     models = [model for model in ROWS if any(shape == model for shape, _ in saved)]
     cells: dict[str, dict[str, list[str]]] = {}
@@ -136,12 +136,12 @@ def readme_table(results: Sequence[Mapping[str, Any]]) -> str:
         for name, targets in (("start", START), *((row.name, row.targets) for row in ROWS[model])):
             for target in targets:
                 ours = saved.get((model, name), {}).get(target.key)
-                figures = [format_figure(value) for value in (ours, target.vllm, target.goal)]
+                figures = [format_figure(value) for value in (ours, target.vllm)]
                 cells.setdefault(f"{name}: {target.title}", {})[model] = figures
-    head = [cell for model in models for cell in (model, "vLLM", "goal")]
+    head = [cell for model in models for cell in (model, "vLLM")]
     lines = ["| | " + " | ".join(head) + " |", "|---" * (len(head) + 1) + "|"]
     for title, by_model in cells.items():
-        values = [cell for model in models for cell in by_model.get(model, ["", "", ""])]
+        values = [cell for model in models for cell in by_model.get(model, ["", ""])]
         lines.append(f"| {title} | " + " | ".join(values) + " |")
     return "\n".join(lines)
 
@@ -154,11 +154,11 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=default_num_processes(), help="client processes")
     parser.add_argument("--python", default=sys.executable, help="the server's interpreter")
     parser.add_argument("--out", type=Path, default=Path("serving_table.jsonl"))
-    parser.add_argument("--readme", type=Path, metavar="FILE", help="measure nothing: print a saved run for the README")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="measure nothing: print a saved run")
     parser.add_argument("--server-args", nargs=argparse.REMAINDER, default=[], help="options for the server, last")
     args = parser.parse_args()
-    if args.readme:
-        print(readme_table([json.loads(line) for line in args.readme.read_text(encoding="utf-8").splitlines()]))
+    if args.markdown:
+        print(markdown_table([json.loads(line) for line in args.markdown.read_text(encoding="utf-8").splitlines()]))
         return
     with args.out.open("w", encoding="utf-8") as file:
         for model in args.models:

@@ -22,8 +22,11 @@ _COLORS = """
   --series-4: #e0c35a; --series-5: #9aa5f0; --series-6: #ef8794; --series-7: #a0abb6; } }
 """
 
+_FULL_WIDTH = """
+svg { width: 100%; height: auto }"""
+
 _PLOT = """
-svg { width: 100%; height: auto } svg text { fill: var(--soft); font-size: 12px }
+svg text { fill: var(--soft); font-size: 12px }
 svg text.title { fill: var(--ink); font-size: 14px } svg text.x { text-anchor: middle }
 svg text.y { text-anchor: end } svg .grid { stroke: var(--grid); fill: none }
 svg .line { fill: none; stroke-width: 1.8 }
@@ -88,7 +91,12 @@ def svg_plot(axes: Axes, curves: Sequence[Curve]) -> str:
 
 def page_style() -> str:
     """CSS of a page with plots, tables and legends; light and dark."""
-    return _COLORS + _PLOT + _PAGE
+    return _COLORS + _FULL_WIDTH + _PLOT + _PAGE
+
+
+def picture_style() -> str:
+    """CSS of a standalone SVG with plots; light and dark."""
+    return _COLORS + _PLOT
 
 
 def legend(names: Iterable[tuple[str, int]]) -> str:
@@ -109,7 +117,7 @@ def standalone_svg(axes: Axes, curves: Sequence[Curve]) -> str:
     names = "".join(_legend_entry(i, curve) for i, curve in enumerate(curves))
     inside = plot.removeprefix(f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}"').removesuffix("</svg>")
     before, _, rest = inside.partition(">")
-    return f"{head}{before}><style>{_COLORS}{_PLOT}</style>{rest}{names}</svg>\n"
+    return f"{head}{before}><style>{picture_style()}</style>{rest}{names}</svg>\n"
 
 
 def _legend_entry(index: int, curve: Curve) -> str:

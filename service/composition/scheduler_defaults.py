@@ -12,7 +12,7 @@ NUM_SEQS_OF_LARGE_MODELS = 1024
 MUCH_MEMORY_BYTES = 64 << 30
 LARGE_WEIGHTS_BYTES = 8 << 30
 """One H200 reads this much in 2 ms. More sequences in an iteration share that reading. A smaller model has little to
-share, and with that many streams the host is its limit (loadtest/LOG.md)."""
+share, and with that many streams the host is its limit (loadtest/log/serving.md)."""
 
 TOKENS_A_SEQUENCE = 500
 """For which each of so many sequences must find room in the KV cache."""
@@ -28,7 +28,7 @@ SHARE_OF_WAITING = 16
 
 BYTES_A_WAITING_TOKEN = 64
 """Of host memory that a waiting prompt's token takes: its id as an object of 32 bytes and three lists with its address,
-of the call, the request and the sequence. Measured: 60 (loadtest/LOG.md)."""
+of the call, the request and the sequence. Measured: 60 (loadtest/log/robustness.md)."""
 
 
 def default_num_seqs(device_bytes: int, weights_bytes: int, kv_token_bytes: int, cache: CacheConfig) -> int:

@@ -5,7 +5,7 @@ length. Guesses are needed for that: what share of its prediction the iteration 
 before that end the launch must begin. The lead covers the launch and whatever varies. It shrinks a little after each
 launch that was in time, grows much more after one that came too late, and so settles where LATE_SHARE of them do. One
 slow launch among hundreds moves it by a tenth only; a lead that outlasts the slowest of late made every request wait
-1 ms longer than this one does, for a hundredth of a millisecond of the device's time (loadtest/LOG.md).
+1 ms longer than this one does, for a hundredth of a millisecond of the device's time (loadtest/log/serving.md).
 
 A launch that starts requests takes three times as long as one that does not, so each has a lead of its own. The short
 one holds while nobody has come. Who comes when less than the long one is left is launched at once: the device waits a

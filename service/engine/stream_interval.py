@@ -1,7 +1,7 @@
 """How often the readers of streams are told of tokens: at once while the event loop has time, together where not.
 
 Tokens that come together are cheap: a frame and its way into the socket cost more than all else that the host does for
-a token (loadtest/LOG.md). But nobody should wait for a token that could be sent.
+a token (loadtest/log/host.md). But nobody should wait for a token that could be sent.
 """
 
 from __future__ import annotations

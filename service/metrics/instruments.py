@@ -67,10 +67,12 @@ class Instruments:
             ("schedule", "launch", "wait", "apply", "device"),
         )
         self._registry.register(self.iteration_seconds)
-        self.tokens = counter("headrace_tokens_total", "Tokens by kind.", ("kind",))
+        self.tokens = counter(
+            "headrace_tokens_total", "Tokens by kind: computed, or found in the prefix cache.", ("kind",)
+        )
         self.preemptions = counter("headrace_preemptions_total", "Requests preempted, by kind.", ("kind",))
         self.swapped_blocks = counter("headrace_swapped_blocks_total", "KV blocks moved to or from the host.")
-        self.swapped_bytes = counter("headrace_swapped_bytes_total", "The same in bytes, as the host keeps them.")
+        self.swapped_bytes = counter("headrace_swapped_bytes_total", "Bytes moved to or from the host, as kept there.")
         self.prefix_queried_tokens = counter(
             "headrace_prefix_cache_queried_tokens_total", "Tokens of starting requests, sought in the prefix cache."
         )

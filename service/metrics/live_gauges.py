@@ -23,7 +23,7 @@ class LiveGauges:
         yield _gauge("headrace_batch_size", "Sequences in the last iteration; 0 when idle.", now.batch_size)
         yield _gauge("headrace_requests_running", "Requests that are running.", now.num_running)
         yield _gauge("headrace_requests_waiting", "Requests that wait to run.", now.num_waiting)
-        yield _gauge("headrace_requests_swapped", "Those that wait with their KV blocks on the host.", now.num_swapped)
+        yield _gauge("headrace_requests_swapped", "Waiting requests with their KV blocks on the host.", now.num_swapped)
         yield _gauge("headrace_waiting_tokens", "Tokens that waiting requests have to compute.", now.waiting_tokens)
         yield _gauge(
             "headrace_failed_iterations_in_a_row",

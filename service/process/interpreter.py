@@ -11,7 +11,7 @@ SWITCH_INTERVAL_S = 0.0001
 SWITCH_INTERVAL_ON_CPU_S = 0.0005
 """How long a thread that has the interpreter may keep it from one that wants it. Python's own 5 ms is as long as an
 iteration: the engine, woken by the device, would wait as long for the event loop. Where the engine's thread computes
-itself, a hand-over costs more than the wait. Measured: loadtest/LOG.md."""
+itself, a hand-over costs more than the wait. Measured: loadtest/log/host.md."""
 
 GC_THRESHOLDS = (20_000, 20, 20)
 """New objects between collections; Python's own threshold is 700. What a stream makes is freed without them."""

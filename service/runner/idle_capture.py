@@ -14,7 +14,8 @@ logger = logging.getLogger(__name__)
 
 class IdleCapture:
     """The engine's IdleWork (service/engine/ports.py): a piece is one graph, some tens of milliseconds if nobody comes.
-    Who comes waits for a layer, or for what is behind the last one: 1 to 12 ms (loadtest/LOG.md). Engine thread.
+    Who comes waits for a layer, or for what is behind the last one: 1 to 12 ms (loadtest/log/serving.md).
+    Engine thread.
 
     It decides when each size is captured, not which: those are chosen (`StepChoices.graphs`). recent_steps: of which
     some would have had a narrower graph among `sizes`. What is missed most comes first, the others in their order. What

@@ -23,7 +23,7 @@ DEEP_QUEUE = 16
 
 FEW_A_DECODE = 16
 """Waiting prompt tokens a decode, up to which iterations are shorter still. Between 12 and 20 it makes no difference
-for Llama-8B on one H200, by a simulation over the measured times of its steps (loadtest/LOG.md)."""
+for Llama-8B on one H200, by a simulation over the measured times of its steps (loadtest/log/serving.md)."""
 
 
 class ChunkBudget(Protocol):

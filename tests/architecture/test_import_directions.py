@@ -1,4 +1,4 @@
-"""Who may import whom, read from the source: the table of the README's map, and no cycles."""
+"""Who may import whom, read from the source: as docs/architecture.md's map has it, and no cycles."""
 
 from __future__ import annotations
 
@@ -144,6 +144,7 @@ def test_imports_point_one_way(file: Path):
         ROOT / "loadtest/host_server.py",
         ROOT / "loadtest/deciding_cost.py",
         ROOT / "loadtest/stream_cost.py",
+        ROOT / "loadtest/metrics_reference.py",
     }:
         return  # these put parts of the service in a frame of their own
     for name in imports_of(file):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
@@ -15,6 +16,7 @@ from tests.deploy.deployment import (
     DASHBOARDS,
     DEPLOY,
     PROMETHEUS,
+    ROOT,
     alert_expressions,
     dashboard_expressions,
     filled_in,
@@ -81,6 +83,12 @@ def test_an_expression_names_metrics_and_labels_that_there_are(where: str, expor
                 assert matcher.value in seen or fact in NOT_UNDER_THIS_LOAD, f"{fact} was not seen, only {seen}"
     for name, labels in grouped_by(expression):
         assert labels <= exported[name].keys(), f"{name} has no {labels - exported[name].keys()}"
+
+
+def test_the_reference_names_what_a_server_exports_and_nothing_else(exported: dict[str, Labels]):
+    written = re.findall(r"^\| `([\w:]+)` \|", (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8"), re.MULTILINE)
+    families = {name if name in written else re.sub("_(bucket|sum|count)$", "", name) for name in exported}
+    assert families - {"up"} == {*written}
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda file: file.stem)

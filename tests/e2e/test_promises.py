@@ -1,4 +1,4 @@
-"""Those of the README's promises that no other test shows whole."""
+"""Those of the promises of docs/production.md that no other test shows whole."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from loadtest.process_cpu import CpuUse
 from loadtest.prompts import prompt_token_ids
 from loadtest.runner import LoadOutcome, LoadPlan, run_load
 from loadtest.serving_rows import Row, Target
-from loadtest.serving_table import host_profile, lines, measure, readme_table
+from loadtest.serving_table import host_profile, lines, markdown_table, measure
 from loadtest.stub_server import VOCAB_SIZE
 from service.core.host_times import HostTimes, host_table
 from tests.loadtest.conftest import ITL_S, TTFT_S
@@ -82,18 +82,18 @@ def test_a_row_says_which_lengths(stub_url: str) -> None:
     assert one["input_lens"] != other["input_lens"]
 
 
-def test_a_saved_run_becomes_the_table_of_the_readme() -> None:
-    table = readme_table(
+def test_a_saved_run_becomes_a_markdown_table() -> None:
+    table = markdown_table(
         [
             {"shape": "llama-8b", "label": "start", "start_s": 13.3},
             {"shape": "llama-8b", "label": "decode-1", "median_tpot_ms": 4.275},
             {"shape": "qwen3-0.6b", "label": "decode-1", "median_tpot_ms": 1.045},
         ]
     ).splitlines()
-    assert table[0] == "| | llama-8b | vLLM | goal | qwen3-0.6b | vLLM | goal |"
-    assert "| start: process to ready, s | 13.3 | 79.5 | 15 | - | 79.5 | 15 |" in table
-    assert "| decode-1: TPOT, ms | 4.275 | 4.94 | 4.3 | 1.045 | 1.62 | 1.1 |" in table
-    assert "| decode-8: TPOT, ms | - | 5.06 | 4.4 |  |  |  |" in table
+    assert table[0] == "| | llama-8b | vLLM | qwen3-0.6b | vLLM |"
+    assert "| start: process to ready, s | 13.3 | 79.5 | - | 79.5 |" in table
+    assert "| decode-1: TPOT, ms | 4.275 | 4.94 | 1.045 | 1.62 |" in table
+    assert "| decode-8: TPOT, ms | - | 5.06 |  |  |" in table
 
 
 def test_the_host_profile_is_found_in_what_the_server_prints() -> None:
