@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,10 +23,10 @@ from torch import Tensor
 from kernels.graph_capture import capture_graph
 from service.core.iteration_plan import ScheduledDecodes
 from service.models.causal_lm import CausalLM
-from service.runner.batch_columns import Array, BatchColumns
+from service.runner.batch_columns import Array
 from service.runner.drawn_ids import DrawnIds
 from service.runner.forward_pass import ForwardPass
-from service.runner.graph_inputs import DecodeInputs, MixedInputs, StepInputs
+from service.runner.graph_inputs import GraphInputs, StepInputs
 from service.runner.graph_sizes import GraphSize, PaddedStep, narrowest, rows_of_logits
 from service.runner.plan_columns import grow_tables
 from service.runner.selective_batching import FlatBatch
@@ -70,8 +70,6 @@ class GraphStep:
 
 _NUM_RECENT_STEPS = 256
 
-Inputs = TypeVar("Inputs", bound=DecodeInputs | MixedInputs)
-
 
 class StepGraphs:
     """Can it be replayed? Then replay it. Engine thread; `capture` while no step runs.
@@ -86,11 +84,11 @@ class StepGraphs:
         self._table = DeviceBlockTable(rows, device)
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)
-        self._decodes: dict[GraphSize, _CapturedStep[DecodeInputs]] = {}
-        self._mixed: dict[GraphSize, _CapturedStep[MixedInputs]] = {}
+        self._decodes: dict[GraphSize, _CapturedStep] = {}
+        self._mixed: dict[GraphSize, _CapturedStep] = {}
         self._decode_sizes: list[GraphSize] = []
         self._mixed_sizes: list[GraphSize] = []
-        self._last_decodes: tuple[PaddedStep, _CapturedStep[DecodeInputs]] | None = None
+        self._last_decodes: tuple[PaddedStep, _CapturedStep] | None = None
         self.recent_steps: deque[PaddedStep] = deque(maxlen=_NUM_RECENT_STEPS)
 
     def capture(self, sizes: Sequence[GraphSize]) -> None:
@@ -109,13 +107,13 @@ class StepGraphs:
     def replay(self, decodes: Mapping[str, Array], turn: StagingTurn, version: int | None = None) -> StepOutputs:
         """Replay decodes that it `has_room_for`; the outputs are in their order. decodes: by `decode_columns`. version:
         given if they are a plan's ScheduledDecodes, which may be replayed again."""
-        num_seqs = len(decodes["rows"])
+        num_seqs = len(decodes["decode_rows"])
         size = self.padded_size(num_seqs, num_seqs, 0)
         assert size is not None
         step = self._decodes[size]
         self._last_decodes = PaddedStep(num_seqs, num_seqs, 0, size), step
         self.recent_steps.append(self._last_decodes[0])
-        step.inputs.fill(decodes, self._table.take_changes(step.inputs.most_changes), version)
+        step.inputs.fill_decodes(decodes, self._table.take_changes(step.inputs.most_changes), version)
         return self._run(step, num_seqs, turn)
 
     def can_replay_again(self, decodes: ScheduledDecodes) -> bool:
@@ -160,20 +158,18 @@ class StepGraphs:
         return PaddedStep(batch.num_tokens, batch.num_decode, num_prompts, size)
 
     def _capture(self, size: GraphSize) -> None:
-        inputs = inputs_of(size, self._table.tensor, self._block_size, self._rows.columns)
+        inputs = GraphInputs(size, self._table.tensor, self._block_size, self._rows.columns)
         compute = self._step.whole if size.draws else self._step.hidden
 
-        def compute_by_table(inputs: DecodeInputs | MixedInputs) -> StepOutputs | Tensor:
+        def compute_by_table(inputs: GraphInputs) -> StepOutputs | Tensor:
             inputs.fetch()
             self._table.write(inputs.table_places, inputs.table_values)
             return compute(inputs.step)
 
-        if isinstance(inputs, MixedInputs):
-            self._mixed[size] = _CapturedStep(compute_by_table, inputs, self._pool, self._stream)
-        else:
-            self._decodes[size] = _CapturedStep(compute_by_table, inputs, self._pool, self._stream)
+        captured = self._mixed if size.is_mixed else self._decodes
+        captured[size] = _CapturedStep(compute_by_table, inputs, self._pool, self._stream)
 
-    def _run(self, step: _CapturedStep[Inputs], num_draws: int, turn: StagingTurn) -> StepOutputs:
+    def _run(self, step: _CapturedStep, num_draws: int, turn: StagingTurn) -> StepOutputs:
         """num_draws: how many are wanted. Of what a graph draws nothing is cut off, as that would cost the host two
         more calls."""
         turn.begins()
@@ -182,23 +178,14 @@ class StepGraphs:
         return outputs if isinstance(outputs, StepOutputs) else self._step.draw(outputs, step.inputs.step, num_draws)
 
 
-def inputs_of(
-    size: GraphSize, block_table: Tensor, block_size: int, columns: BatchColumns
-) -> DecodeInputs | MixedInputs:
-    """Inputs for steps of this size, filled with padding only. block_table: DeviceBlockTable's tensor."""
-    if size.is_mixed:
-        return MixedInputs(size.num_tokens, size.num_decodes, block_table, block_size, columns)
-    return DecodeInputs(size.num_decodes, block_table, block_size, columns)
-
-
-class _CapturedStep(Generic[Inputs]):
+class _CapturedStep:
     """A graph, and where it reads and writes (ids and logits, or the hidden states that they are drawn from). The first
     replay, of nothing but padding, brings the graph to the device: 0.2 to 0.4 ms of any size of Llama-8B."""
 
     def __init__(
         self,
-        compute: Callable[[Inputs], StepOutputs | Tensor],
-        inputs: Inputs,
+        compute: Callable[[GraphInputs], StepOutputs | Tensor],
+        inputs: GraphInputs,
         pool: Any,
         stream: torch.cuda.Stream,
     ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import Tensor
@@ -15,7 +15,7 @@ from service.core.iteration_plan import ScheduledDecodes
 from service.layers.attention import AttentionInputs
 from service.runner.batch_columns import BATCH_COLUMNS, Array, BatchColumns, Column, Per
 from service.runner.graph_sizes import GraphSize
-from service.runner.selective_batching import DECODE_KINDS, FlatBatch, advance, can_advance
+from service.runner.selective_batching import FlatBatch, advance, can_advance
 from service.runner.sequence_rows import NO_CHANGES, SequenceRows, TableChanges
 from service.runner.staging import FixedTensors
 from service.sampling.sampler import SamplingBatch
@@ -38,60 +38,74 @@ class StepInputs:
     sampling: SamplingBatch
 
 
-_LOGIT_ROWS = Column("logit_rows", Per.DRAW, np.int64)
-_LOGIT_LENS = Column("logit_lens", Per.DRAW, np.int32)
-_DRAW_ROWS = Column("draw_rows", Per.DRAW, np.int64)
+_LOGITS = (
+    Column("logit_rows", Per.DRAW, np.int64),
+    Column("logit_lens", Per.DRAW, np.int32),
+    Column("draw_rows", Per.DRAW, np.int64),
+)
 _QUERY_STARTS = Column("query_starts", Per.SEQUENCE, np.int32)
-"""Of batches with prompts alone: where a decode's logits come from need not be said."""
+"""Of steps with prompts: a decode's logits are its own."""
 
-_TABLE_PLACES = Column("table_places", Per.ROW, np.int64)
-_TABLE_VALUES = Column("table_values", Per.ROW, np.int32)
-"""Changes of the block table; padding writes a 0 at place 0, in the row of padding."""
+_TABLE_CHANGES = Column("table_places", Per.ROW, np.int64), Column("table_values", Per.ROW, np.int32)
+"""Padding writes a 0 at place 0, in the row of padding."""
 
 
 class GraphInputs:
-    """Inputs of a step of some padded size. step: their tensors. table_places, table_values: what the step has to write
-    to the block table first, `most_changes` entries at most. fetch: the step begins with it."""
+    """Inputs of a step of at most `size`. Tokens stand in the order of the batch, with padding behind them: so the
+    matrix products have the same shape wherever the border between decodes and prompts lies.
 
-    step: StepInputs
-
-    def __init__(self, columns: Mapping[Column, int], most_changes: int, block_table: Tensor) -> None:
-        columns = {**columns, _TABLE_PLACES: most_changes, _TABLE_VALUES: most_changes}
-        padding = {column.name: column.padded(length) for column, length in columns.items()}
-        self._fixed = FixedTensors(padding, block_table.device)
-        self.most_changes = most_changes
-        self.table_places, self.table_values = self._fixed["table_places"], self._fixed["table_values"]
-        self.fetch = self._fixed.fetch
-
-    def _write(self, values: Mapping[str, Array], changes: TableChanges) -> None:
-        self._fixed.write({**values, "table_places": changes.places, "table_values": changes.values})
-
-
-class DecodeInputs(GraphInputs):
-    """Of at most `num_rows` decodes. block_table: DeviceBlockTable's tensor.
-
+    block_table: DeviceBlockTable's tensor. step: the tensors. fetch: with which the step begins. table_places,
+    table_values: what it has to write to the block table then, one entry a token at most.
     version: of the ScheduledDecodes that it holds; None if it holds others, or none.
     """
 
     def __init__(
-        self, num_rows: int, block_table: Tensor, block_size: int, columns: BatchColumns = BATCH_COLUMNS
+        self, size: GraphSize, block_table: Tensor, block_size: int, columns: BatchColumns = BATCH_COLUMNS
     ) -> None:
-        super().__init__(dict.fromkeys(columns.per(*DECODE_KINDS), num_rows), num_rows, block_table)
-        fixed = self._fixed
-        decode = decode_batch(block_table, fixed["context_lens"], block_size, fixed["rows"])
-        self.version: int | None = None
-        self._held: dict[str, Array] = {}
+        lengths = {
+            **dict.fromkeys((*columns.per(Per.TOKEN), *_TABLE_CHANGES), size.num_tokens),
+            **{column.of_the("decode"): size.num_decodes for column in columns.per(Per.SEQUENCE)},
+            **dict.fromkeys(columns.per(Per.DRAW), size.most_draws),
+        }
+        if size.is_mixed:
+            lengths |= {column.of_the("prompt"): size.most_prompts for column in columns.per(Per.SEQUENCE)}
+            lengths |= {**dict.fromkeys(_LOGITS, size.most_draws), _QUERY_STARTS: size.most_prompts + 1}
+        padding = {column.name: column.padded(length) for column, length in lengths.items()}
+        self._fixed = fixed = FixedTensors(padding, block_table.device)
+        decode = None
+        if size.num_decodes:
+            decode = decode_batch(block_table, fixed["decode_context_lens"], block_size, fixed["decode_rows"])
+        attention = AttentionInputs(cache_slots(fixed["slot_mapping"], block_size), decode, None)
+        if size.is_mixed:
+            prefill = prefill_batch(
+                block_table,
+                fixed["query_starts"],
+                fixed["prompt_context_lens"],
+                max_query_len=size.num_tokens,
+                block_size=block_size,
+                rows=fixed["prompt_rows"],
+            )
+            last = decode_batch(block_table, fixed["logit_lens"], block_size, fixed["draw_rows"])
+            attention = replace(attention, prefill=prefill).read_at(fixed["logit_rows"], last)
         self.step = StepInputs(
             token_ids=fixed["token_ids"],
             positions=fixed["positions"],
-            decode_rows=fixed["rows"],
-            attention=AttentionInputs(cache_slots(fixed["slot_mapping"], block_size), decode, None),
-            draw_rows=fixed["rows"],
-            sampling=_sampling(fixed, columns),
+            decode_rows=fixed["decode_rows"],
+            attention=attention,
+            draw_rows=fixed["draw_rows" if size.is_mixed else "decode_rows"],
+            sampling=SamplingBatch({c.name: fixed[c.name] for c in columns.per(Per.DRAW)}, is_greedy=False),
         )
+        self.table_places, self.table_values = fixed["table_places"], fixed["table_values"]
+        self.most_changes = size.num_tokens
+        self.fetch = fixed.fetch
+        self.version: int | None = None
+        self._most_prompts = size.most_prompts
+        self._held: dict[str, Array] = {}
 
-    def fill(self, values: Mapping[str, Array], changes: TableChanges = NO_CHANGES, version: int | None = None) -> None:
-        """At most `num_rows` decodes, by `decode_columns`. version: of a plan's ScheduledDecodes if they are these."""
+    def fill_decodes(
+        self, values: Mapping[str, Array], changes: TableChanges = NO_CHANGES, version: int | None = None
+    ) -> None:
+        """Decodes alone, by `decode_columns`. version: of a plan's ScheduledDecodes if they are these."""
         self._write(values, changes)
         self._held = self._fixed.written()
         self.version = version
@@ -101,69 +115,16 @@ class DecodeInputs(GraphInputs):
         return self.version == decodes.version and can_advance(self._held, decodes)
 
     def advance(self, decodes: ScheduledDecodes, rows: SequenceRows, block_size: int, changes: TableChanges) -> None:
-        """As `fill`, of decodes for which it `can_advance`. rows: up to date with them."""
+        """As `fill_decodes`, of decodes for which it `can_advance`. rows: up to date with them."""
         self._write({}, changes)
         self.version = None  # unless all of it is done
         advance(self._held, rows, block_size)
         self.version = decodes.version
 
-
-class MixedInputs(GraphInputs):
-    """Of at most `num_tokens` tokens, at most `num_decodes` of them decodes', the others prompts'. GraphSize says how
-    many sequences and draws there may be.
-
-    The tokens stand in the order of the flat batch, with padding behind them. So the matrix products have the same
-    shape wherever the border between decodes and prompts lies.
-    """
-
-    def __init__(
-        self,
-        num_tokens: int,
-        num_decodes: int,
-        block_table: Tensor,
-        block_size: int,
-        columns: BatchColumns = BATCH_COLUMNS,
-    ) -> None:
-        size = GraphSize(num_tokens, num_decodes)
-        self._num_prompts = size.most_prompts
-        super().__init__(
-            {
-                **dict.fromkeys(columns.per(Per.TOKEN), num_tokens),
-                **{column.of_the("decode"): num_decodes for column in columns.per(Per.SEQUENCE)},
-                **{column.of_the("prompt"): size.most_prompts for column in columns.per(Per.SEQUENCE)},
-                **dict.fromkeys((*columns.per(Per.DRAW), _LOGIT_ROWS, _LOGIT_LENS, _DRAW_ROWS), size.most_draws),
-                _QUERY_STARTS: size.most_prompts + 1,
-            },
-            num_tokens,
-            block_table,
-        )
-        fixed = self._fixed
-        decode = None
-        if num_decodes:
-            decode = decode_batch(block_table, fixed["decode_context_lens"], block_size, fixed["decode_rows"])
-        prefill = prefill_batch(
-            block_table,
-            fixed["query_starts"],
-            fixed["prompt_context_lens"],
-            max_query_len=num_tokens,
-            block_size=block_size,
-            rows=fixed["prompt_rows"],
-        )
-        last = decode_batch(block_table, fixed["logit_lens"], block_size, fixed["draw_rows"])
-        attention = AttentionInputs(cache_slots(fixed["slot_mapping"], block_size), decode, prefill)
-        self.step = StepInputs(
-            token_ids=fixed["token_ids"],
-            positions=fixed["positions"],
-            decode_rows=fixed["decode_rows"],
-            attention=attention.read_at(fixed["logit_rows"], last),
-            draw_rows=fixed["draw_rows"],
-            sampling=_sampling(fixed, columns),
-        )
-
     def fill(self, batch: FlatBatch, changes: TableChanges = NO_CHANGES) -> None:
-        """A batch that there is room for (`GraphSize.takes`), and that `is_plain`."""
+        """A batch that there is room for (`GraphSize.takes`), that has a prompt, and that `is_plain`."""
         border = batch.num_decode
-        query_starts = np.full(self._num_prompts + 1, batch.query_starts[-1])
+        query_starts = np.full(self._most_prompts + 1, batch.query_starts[-1])
         query_starts[: batch.num_seqs - border + 1] = batch.query_starts[border:]
         values = {
             **batch.tokens,
@@ -177,6 +138,5 @@ class MixedInputs(GraphInputs):
         }
         self._write(values, changes)
 
-
-def _sampling(fixed: FixedTensors, columns: BatchColumns) -> SamplingBatch:
-    return SamplingBatch({column.name: fixed[column.name] for column in columns.per(Per.DRAW)}, is_greedy=False)
+    def _write(self, values: Mapping[str, Array], changes: TableChanges) -> None:
+        self._fixed.write({**values, "table_places": changes.places, "table_values": changes.values})

@@ -9,10 +9,11 @@ import torch
 from kernels.cpu_loops import loops_for
 from service.core.iteration_plan import IterationPlan
 from service.models.causal_lm import CausalLM
-from service.runner.cuda_graphs import GraphStep, StepGraphs, inputs_of
+from service.runner.cuda_graphs import GraphStep, StepGraphs
 from service.runner.drawn_ids import DrawnIds
 from service.runner.eager_step import EagerStep
 from service.runner.forward_pass import ForwardPass
+from service.runner.graph_inputs import GraphInputs
 from service.runner.graph_sizes import GraphSize, PaddedStep
 from service.runner.graph_ways import DecodeGraph, DecodeGraphLogits, MixedGraph, SameDecodesAgain
 from service.runner.host_blocks import HostBlocks, PlainHostBlocks
@@ -115,4 +116,4 @@ class ModelRunner:
     def compute_padding(self, size: GraphSize) -> None:
         """The step that a graph of this size holds, of padding alone, kernel by kernel."""
         table = DeviceBlockTable(self._rows, self.device)
-        self._graph_step.whole(inputs_of(size, table.tensor, self._block_size, self._rows.columns).step)
+        self._graph_step.whole(GraphInputs(size, table.tensor, self._block_size).step)

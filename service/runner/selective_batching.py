@@ -19,9 +19,6 @@ from service.runner.batch_columns import Array, Int32Array, Int64Array, Per
 from service.runner.plan_columns import PlanColumns
 from service.runner.sequence_rows import SequenceRows
 
-DECODE_KINDS = (Per.TOKEN, Per.SEQUENCE, Per.DRAW)
-"""Of the columns of decodes alone, which are the same for all three."""
-
 
 @dataclass(frozen=True, slots=True)
 class FlatBatch:
@@ -132,20 +129,21 @@ def flatten(planned: PlanColumns, rows: SequenceRows, block_size: int) -> FlatBa
 
 
 def decode_columns(planned: PlanColumns, rows: SequenceRows, block_size: int) -> dict[str, Array]:
-    """The batch's columns, by name, of a plan that `is_decode`. rows: up to date with it."""
+    """The batch's columns, by name, of a plan that `is_decode`; "decode_" before those of sequences. rows: up to date
+    with it."""
     row, positions = planned.rows, planned.num_computed_tokens
     blocks = rows.block_table[row, positions // block_size].astype(np.int64)
     columns = {
         "token_ids": planned.token_ids,
         "positions": positions,
         "slot_mapping": blocks * block_size + positions % block_size,
-        "rows": row,
-        "context_lens": (positions + 1).astype(np.int32),
+        "decode_rows": row,
+        "decode_context_lens": (positions + 1).astype(np.int32),
         "seeds": planned.seeds,
         "sample_positions": positions + 1,
     }
-    for kind in DECODE_KINDS:
-        columns.update(rows.gather(kind, row))
+    columns |= rows.gather(Per.TOKEN, row) | rows.gather(Per.DRAW, row)
+    columns |= {f"decode_{name}": column for name, column in rows.gather(Per.SEQUENCE, row).items()}
     return columns
 
 
@@ -159,10 +157,10 @@ def advance(held: Mapping[str, Array], rows: SequenceRows, block_size: int) -> N
     """`held`, of decodes that are all pending, becomes in place the columns of the same decodes one token further.
     rows: up to date with these. The block table is read where a block begins only: elsewhere slots follow
     each other."""
-    for name in ("positions", "slot_mapping", "context_lens", "sample_positions"):
+    for name in ("positions", "slot_mapping", "decode_context_lens", "sample_positions"):
         np.add(held[name], 1, out=held[name])
     positions = held["positions"]
     (begins,) = (positions % block_size == 0).nonzero()
     if len(begins):
-        blocks = rows.block_table[held["rows"][begins], positions[begins] // block_size]
+        blocks = rows.block_table[held["decode_rows"][begins], positions[begins] // block_size]
         held["slot_mapping"][begins] = blocks.astype(np.int64) * block_size

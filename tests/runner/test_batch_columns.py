@@ -9,7 +9,8 @@ import torch
 from service.core.iteration_plan import Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
 from service.runner.batch_columns import BATCH_COLUMNS, BatchColumns, Column, Per
-from service.runner.graph_inputs import DecodeInputs, MixedInputs
+from service.runner.graph_inputs import GraphInputs
+from service.runner.graph_sizes import GraphSize
 from service.runner.plan_columns import PlanColumns
 from service.runner.selective_batching import decode_columns, flatten
 from service.runner.sequence_rows import SequenceRows
@@ -36,17 +37,17 @@ def scene(columns: BatchColumns, *num_tokens: int, min_p: float = 0.0) -> tuple[
 
 def test_a_column_of_one_line_arrives_in_a_decode_graphs_inputs():
     rows, plan = scene(columns := with_made_up(Per.DRAW), 1, 1, 1)
-    inputs = DecodeInputs(5, torch.zeros(rows.block_table.shape, dtype=torch.int32), 4, columns)
+    inputs = GraphInputs(GraphSize(5, 5), torch.zeros(rows.block_table.shape, dtype=torch.int32), 4, columns)
     margin = inputs.step.sampling.columns[MADE_UP.name]
     assert margin.tolist() == [-7] * 5
-    inputs.fill(decode_columns(plan, rows, 4))
+    inputs.fill_decodes(decode_columns(plan, rows, 4))
     inputs.fetch()
     assert margin.tolist() == [1, 2, 3, -7, -7]
 
 
 def test_and_in_a_mixed_graphs_inputs():
     rows, plan = scene(columns := with_made_up(Per.DRAW), 1, 2, 1)
-    inputs = MixedInputs(20, 4, torch.zeros(rows.block_table.shape, dtype=torch.int32), 4, columns)
+    inputs = GraphInputs(GraphSize(20, 4), torch.zeros(rows.block_table.shape, dtype=torch.int32), 4, columns)
     margin = inputs.step.sampling.columns[MADE_UP.name]
     assert set(margin.tolist()) == {-7}
     batch = flatten(plan, rows, 4)
@@ -71,7 +72,7 @@ def test_a_column_of_tokens_or_sequences_arrives_too():
     columns = with_made_up(Per.SEQUENCE)
     rows, plan = scene(columns, 1, 3, 1)
     assert flatten(plan, rows, 4).sequences[MADE_UP.name].tolist() == [1, 3, 2]
-    inputs = MixedInputs(20, 4, torch.zeros(rows.block_table.shape, dtype=torch.int32), 4, columns)
+    inputs = GraphInputs(GraphSize(20, 4), torch.zeros(rows.block_table.shape, dtype=torch.int32), 4, columns)
     assert inputs._fixed["prompt_stop_margin"][0] == -7
 
 

@@ -17,8 +17,8 @@ from service.core.sampling_params import SamplingParams
 from service.runner import graph_sizes as sizes_module
 from service.runner.choices import add_norm_rows, kept_sizes
 from service.runner.cuda_graphs import StepOutputs
-from service.runner.graph_inputs import DecodeInputs, MixedInputs
-from service.runner.graph_sizes import MAX_DECODES, MAX_TOKENS, graph_sizes
+from service.runner.graph_inputs import GraphInputs
+from service.runner.graph_sizes import MAX_DECODES, MAX_TOKENS, GraphSize, graph_sizes
 from service.runner.selective_batching import decode_columns, flatten
 from service.runner.sequence_rows import DeviceBlockTable
 from tests.models.checkpoints import llama, qwen3, random_prompts
@@ -65,11 +65,13 @@ def test_a_padded_size_draws_what_the_flat_batch_draws(mixed, tmp_path):
         columns = planned(steps, runner._rows)
         table = DeviceBlockTable(runner._rows, torch.device("cpu"))
         table.take_changes(0)
-        inputs = MixedInputs(56, 6, table.tensor, 16) if mixed else DecodeInputs(8, table.tensor, 16)
+        inputs = (
+            GraphInputs(GraphSize(56, 6), table.tensor, 16) if mixed else GraphInputs(GraphSize(8, 8), table.tensor, 16)
+        )
         if mixed:
             inputs.fill(flatten(columns, runner._rows, 16))
         else:
-            inputs.fill(decode_columns(columns, runner._rows, 16))
+            inputs.fill_decodes(decode_columns(columns, runner._rows, 16))
         inputs.fetch()
         padded = runner._graph_step.whole(inputs.step).token_ids.tolist()
     want = list(runner.launch(IterationPlan(tuple(steps))).wait().token_ids)

@@ -7,7 +7,7 @@ import torch
 
 from service.core.iteration_plan import PENDING_TOKEN_ID, Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
-from service.runner.graph_inputs import DecodeInputs, MixedInputs
+from service.runner.graph_inputs import GraphInputs
 from service.runner.graph_sizes import GraphSize, most_prompts
 from service.runner.plan_columns import grow_tables
 from service.runner.selective_batching import decode_columns
@@ -29,12 +29,12 @@ def decodes(*positions):
 def test_decodes_arrive_at_fixed_places_and_the_rest_is_padding(device):
     rows = SequenceRows(4, 2)
     table = torch.zeros(rows.block_table.shape, dtype=torch.int32, device=device)
-    inputs = DecodeInputs(4, table, 4)
+    inputs = GraphInputs(GraphSize(4, 4), table, 4)
     step = inputs.step
     address = step.token_ids.data_ptr()
     for positions in ((5, 2), (1, 2, 3, 4), (7,)):
         values = decode_columns(planned(decodes(*positions), rows), rows, 4)
-        inputs.fill(values)
+        inputs.fill_decodes(values)
         inputs.fetch()
         count, rest = len(positions), 4 - len(positions)
         decode, sampling = step.attention.decode, step.sampling.columns
@@ -54,7 +54,7 @@ def test_decodes_arrive_at_fixed_places_and_the_rest_is_padding(device):
 
 
 def test_before_any_value_all_is_padding():
-    step = DecodeInputs(3, torch.zeros(5, 2, dtype=torch.int32), 4).step
+    step = GraphInputs(GraphSize(3, 3), torch.zeros(5, 2, dtype=torch.int32), 4).step
     assert step.attention.decode.context_lens.tolist() == [0, 0, 0]
     assert step.attention.slots.slot_mapping.tolist() == [-1, -1, -1]
     assert step.sampling.columns["top_p"].tolist() == [1, 1, 1]
@@ -63,12 +63,12 @@ def test_before_any_value_all_is_padding():
 def test_decodes_of_the_same_version_advance():
     """And no others: of another version, not one token further, or after steps that were filled in otherwise."""
     rows = SequenceRows(4, 4)
-    inputs = DecodeInputs(4, torch.zeros(rows.block_table.shape, dtype=torch.int32), 4)
+    inputs = GraphInputs(GraphSize(4, 4), torch.zeros(rows.block_table.shape, dtype=torch.int32), 4)
     first = [item._replace(token_ids=(PENDING_TOKEN_ID,)) for item in decodes(2, 5)]
     behind = [item._replace(num_computed_tokens=item.num_computed_tokens + 1, block_ids=()) for item in first]
-    inputs.fill(values := decode_columns(planned(first, rows), rows, 4))
+    inputs.fill_decodes(values := decode_columns(planned(first, rows), rows, 4))
     assert not inputs.can_advance(as_decodes(behind, 1)), "nobody said whose they are"
-    inputs.fill(values, version=1)
+    inputs.fill_decodes(values, version=1)
     assert not inputs.can_advance(as_decodes(behind, 2))
     assert not inputs.can_advance(as_decodes(first, 1))
     now = as_decodes(behind, 1)
@@ -97,7 +97,7 @@ def share(chance, row, num_tokens, samples=1):
 def test_a_mixed_batch_stands_at_fixed_places_with_padding_behind_it(device):
     rows = SequenceRows(40, 12)
     table = torch.zeros(rows.block_table.shape, dtype=torch.int32, device=device)
-    inputs = MixedInputs(46, 6, table, 4)
+    inputs = GraphInputs(GraphSize(46, 6), table, 4)
     step, address = inputs.step, inputs.step.token_ids.data_ptr()
     for seed in range(12):
         chance = random.Random(seed)
@@ -139,7 +139,7 @@ def test_a_mixed_batch_stands_at_fixed_places_with_padding_behind_it(device):
 def test_the_border_between_decodes_and_prompts_moves():
     """As many tokens, few of them decodes or none: no padding but at the end."""
     chance, rows = random.Random(0), SequenceRows(60, 30)
-    inputs = MixedInputs(24, 20, torch.zeros(rows.block_table.shape, dtype=torch.int32), 4)
+    inputs = GraphInputs(GraphSize(24, 20), torch.zeros(rows.block_table.shape, dtype=torch.int32), 4)
     for lengths in ([1] * 20 + [4], [1, 11, 12], [24]):
         batch = flat([share(chance, 1 + i, n) for i, n in enumerate(lengths)], rows, 4)
         inputs.fill(batch)
@@ -152,7 +152,7 @@ def test_the_border_between_decodes_and_prompts_moves():
 
 def test_a_step_of_prompts_alone_has_no_decodes():
     rows = SequenceRows(4, 30)
-    inputs = MixedInputs(24, 0, torch.zeros(rows.block_table.shape, dtype=torch.int32), 4)
+    inputs = GraphInputs(GraphSize(24, 0), torch.zeros(rows.block_table.shape, dtype=torch.int32), 4)
     assert inputs.step.attention.decode is None
     inputs.fill(flat([share(random.Random(0), 1, 20)], rows, 4))
     assert inputs.step.sampling.columns["seeds"].shape == (most_prompts(24),)

@@ -126,11 +126,12 @@ def test_the_rows_say_what_the_flat_batch_says(seed):
     rows = SequenceRows(30, 200)
     columns = planned(scheduled, rows)
     batch, got = flatten(columns, rows, block_size), decode_columns(columns, rows, block_size)
-    order = np.argsort(-got["context_lens"], kind="stable")
-    for name, column in (batch.tokens | batch.sequences).items():
+    order = np.argsort(-got["decode_context_lens"], kind="stable")
+    of_decodes = {f"decode_{name}": column for name, column in batch.sequences.items()}
+    for name, column in (batch.tokens | of_decodes).items():
         assert got[name].dtype == column.dtype
         assert got[name][order].tolist() == column.tolist()
-    table = rows.block_table[got["rows"][order], : batch.block_table.shape[1]]
+    table = rows.block_table[got["decode_rows"][order], : batch.block_table.shape[1]]
     assert (table == batch.block_table).all()
     for name, column in batch.draws.items():
         assert got[name].dtype == column.dtype

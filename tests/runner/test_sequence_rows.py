@@ -9,7 +9,8 @@ import torch
 from service.core.iteration_plan import ScheduledSequence
 from service.core.sampling_params import SamplingParams
 from service.runner.batch_columns import Per
-from service.runner.graph_inputs import DecodeInputs, MixedInputs
+from service.runner.graph_inputs import GraphInputs
+from service.runner.graph_sizes import GraphSize
 from service.runner.sequence_rows import NO_CHANGES, DeviceBlockTable, SequenceRows
 from tests.runner.plans import flat, planned
 
@@ -171,14 +172,19 @@ def test_follows_the_rows_by_what_comes_with_a_step(is_mixed, device):
     """Whatever an earlier step wrote is padding in the next one."""
     rows = SequenceRows(3, 6)
     table = DeviceBlockTable(rows, torch.device(device))
-    inputs = MixedInputs(6, 1, table.tensor, 4) if is_mixed else DecodeInputs(6, table.tensor, 4)
+    inputs = (
+        GraphInputs(GraphSize(6, 1), table.tensor, 4) if is_mixed else GraphInputs(GraphSize(6, 6), table.tensor, 4)
+    )
     for changes in CHANGES:
         before = rows.block_table.tolist()
         if changes:
             planned(changes, rows)
         taken = table.take_changes(inputs.most_changes)
         assert table.tensor.tolist() == before
-        inputs.fill(NO_PROMPT if is_mixed else {}, taken)
+        if is_mixed:
+            inputs.fill(NO_PROMPT, taken)
+        else:
+            inputs.fill_decodes({}, taken)
         inputs.fetch()
         table.write(inputs.table_places, inputs.table_values)
         assert table.tensor.tolist() == rows.block_table.tolist()
