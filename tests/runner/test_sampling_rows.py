@@ -215,6 +215,14 @@ def test_steady_decodes_are_counted_and_restricted_as_others_are():
         assert (got.has_min_p, got.num_top) == (want.has_min_p, want.num_top)
 
 
+def test_rows_taken_over_without_a_release_keep_no_slots():
+    stage = Stage()
+    for sequence_id in range(0, 350, 7):  # of one row
+        extras, _ = stage.run(share(sequence_id, (7,), 0, Past((), 1), presence_penalty=1.0))
+    assert len(extras.penalties.token_counts) == 8
+    assert len(stage.sampling) == 1
+
+
 @pytest.mark.parametrize("place", ["_make_row", "_forbidden_now"])
 def test_a_fault_at_one_sequence_lets_it_draw_nothing_and_no_other_less(place, monkeypatch):
     of_row = place == "_make_row"
