@@ -32,7 +32,7 @@ def iteration_s(plan: IterationPlan) -> float:
     if not plan.computes:
         return 0.0
     decodes = plan.decodes
-    num_read = int(decodes.num_computed_tokens.sum() + decodes.num_new_tokens.sum())
+    num_read = int(decodes.num_computed_tokens.sum()) + decodes.num_tokens
     seconds = _OTHER_S + _gemm_s(plan.num_scheduled_tokens) + num_read * _CACHED_TOKEN_S
     for item in plan.scheduled:
         num_tokens = len(item.token_ids)

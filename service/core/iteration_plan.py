@@ -79,6 +79,9 @@ SEQUENCE_ID, TOKEN_IDS, SAMPLES = (
 """Fields of a ScheduledSequence, for `map`: a third of what the attribute costs."""
 
 
+_NONE: Int64Array = np.empty(0, np.int64)
+
+
 class GrownTables(NamedTuple):
     """Block tables that got longer by one block each, as columns of equal length: the table of the decode at `places`
     has `block_ids` at index `table_starts`. A decode that got several blocks stands there as often."""
@@ -86,10 +89,6 @@ class GrownTables(NamedTuple):
     places: Int64Array
     table_starts: Int64Array
     block_ids: Int64Array
-
-
-def _no_ids() -> Int64Array:
-    return np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,7 +100,7 @@ class ScheduledDecodes:
 
     version: in plans of the same version `sequence_ids`, `rows` and `seeds` are the same, and each decode computes the
         tokens behind those that it computed in the plan of that version before.
-    grown: the changes of their block tables.
+    num_tokens: of all. grown: the changes of their block tables.
     """
 
     version: int
@@ -110,15 +109,15 @@ class ScheduledDecodes:
     seeds: Int64Array
     num_computed_tokens: Int64Array
     num_new_tokens: Int64Array
+    num_tokens: int
     grown: GrownTables
 
     def __len__(self) -> int:
         return len(self.rows)
 
 
-NO_DECODES = ScheduledDecodes(
-    0, _no_ids(), _no_ids(), _no_ids(), _no_ids(), _no_ids(), GrownTables(_no_ids(), _no_ids(), _no_ids())
-)
+NOTHING_GROWN = GrownTables(_NONE, _NONE, _NONE)
+NO_DECODES = ScheduledDecodes(0, _NONE, _NONE, _NONE, _NONE, _NONE, 0, NOTHING_GROWN)
 
 
 class BlockCopy(NamedTuple):
@@ -202,4 +201,4 @@ class IterationPlan:
 
     @property
     def num_scheduled_tokens(self) -> int:
-        return int(self.decodes.num_new_tokens.sum()) + sum(map(len, map(TOKEN_IDS, self.scheduled)))
+        return self.decodes.num_tokens + sum(map(len, map(TOKEN_IDS, self.scheduled)))

@@ -24,7 +24,7 @@ class Workload(NamedTuple):
     def of(cls, plan: IterationPlan) -> Workload:
         """What the plan computes."""
         decodes = plan.decodes
-        num_decodes, num_tokens = len(decodes), int(decodes.num_new_tokens.sum())
+        num_decodes, num_tokens = len(decodes), decodes.num_tokens
         num_read, pairs, num_prompts = int(decodes.num_computed_tokens.sum()) + num_tokens, 0, 0
         for item in plan.scheduled:
             start, count = item.num_computed_tokens, len(item.token_ids)

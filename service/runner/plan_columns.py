@@ -83,7 +83,7 @@ def _of_decodes(decodes: ScheduledDecodes, rows: SequenceRows) -> PlanColumns:
         decodes.rows,
         decodes.num_computed_tokens,
         decodes.num_new_tokens,
-        np.full(decodes.num_new_tokens.sum(), PENDING_TOKEN_ID, np.int64),
+        np.full(decodes.num_tokens, PENDING_TOKEN_ID, np.int64),
         np.ones(len(decodes), np.int64),
         decodes.seeds,
     )

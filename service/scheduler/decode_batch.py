@@ -19,7 +19,13 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from service.core.iteration_plan import PENDING_TOKEN_ID, GrownTables, Int64Array, ScheduledDecodes
+from service.core.iteration_plan import (
+    NOTHING_GROWN,
+    PENDING_TOKEN_ID,
+    GrownTables,
+    Int64Array,
+    ScheduledDecodes,
+)
 from service.core.iteration_result import INVALID_TOKEN_ID
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager
@@ -28,9 +34,10 @@ from service.scheduler.decode_members import DecodeMembers
 LONGEST_RUN = 32
 """Iterations of the same members whose drawn ids are kept as they came, until the sequences' tokens get them."""
 
-SEQUENCE_ID, ROW, SEED, MAX_NUM_TOKENS, NUM_TOLD, NUM_COMPUTED, NUM_NEW, NUM_BLOCKS = range(8)
-"""The columns. row, seed, num_computed, num_new: as in ScheduledDecodes, of the next iteration. max_num_tokens: of the
-sequence. num_told: its tokens when it joined, which its group counts without the batch. num_blocks: of its table."""
+SEQUENCE_ID, ROW, SEED, LAST, NUM_TOLD, NUM_NEW, END, ROOM = range(8)
+"""The columns. row, seed: as in ScheduledDecodes. last: position of the last token that the sequence may have.
+num_told: its tokens when it joined, which its group counts without the batch. num_new: tokens to compute next.
+end: position behind them, of the token that it draws. room: tokens that its blocks hold."""
 
 
 class DecodeBatch:
@@ -85,8 +92,8 @@ class DecodeBatch:
             sequence = group.live[0]
             num_tokens, table = len(sequence.token_ids), self._blocks.table(sequence.sequence_id)
             columns.append((
-                sequence.sequence_id, table.row, sequence.draw.seed, sequence.max_num_tokens,
-                num_tokens, num_tokens - 1, 1, len(table.block_ids),
+                sequence.sequence_id, table.row, sequence.draw.seed, sequence.max_num_tokens - 1,
+                num_tokens, 1, num_tokens, len(table.block_ids) * self._blocks.block_size,
             ))  # fmt: skip
             del self.unbatched[group.arrival_order]
             self._numbers[group.arrival_order] = number
@@ -99,10 +106,11 @@ class DecodeBatch:
         """Places of the decodes that need a block for their next tokens; one that needs several stands there as
         often."""
         self._drop_left()
-        columns, block_size = self._columns, self._blocks.block_size
-        lacking = columns[NUM_COMPUTED] + columns[NUM_NEW] - columns[NUM_BLOCKS] * block_size
-        places: Int64Array = (lacking > 0).nonzero()[0]
-        return places.repeat(-(-lacking[places] // block_size))
+        end, room = self._columns[END], self._columns[ROOM]
+        places: Int64Array = (end > room).nonzero()[0]
+        if not len(places):
+            return places
+        return places.repeat(-((room[places] - end[places]) // self._blocks.block_size))
 
     def advance(self, number: int, shortage: Int64Array) -> tuple[DecodeMembers, ScheduledDecodes] | None:
         """Iteration `number` computes the next tokens of all its members, which are returned; None if there are none.
@@ -110,19 +118,23 @@ class DecodeBatch:
         if not self._numbers:
             return None
         columns, members = self._columns, self._members
+        num_new, end = columns[NUM_NEW].copy(), columns[END]
+        grown = self._grow(shortage) if len(shortage) else NOTHING_GROWN
         decodes = ScheduledDecodes(
             self._version,
             columns[SEQUENCE_ID],
             columns[ROW],
             columns[SEED],
-            columns[NUM_COMPUTED].copy(),
-            columns[NUM_NEW].copy(),
-            self._grow(shortage),
+            end - num_new,
+            num_new,
+            int(num_new.sum()),
+            grown,
         )
         self._launched.append(members)
         self._last_number = number
-        columns[NUM_COMPUTED] += columns[NUM_NEW]
-        for place in (columns[NUM_COMPUTED] + 1 >= columns[MAX_NUM_TOKENS]).nonzero()[0].tolist():
+        ended = (end >= columns[LAST]).nonzero()[0]
+        end += num_new
+        for place in ended.tolist():
             group = members.groups[place]
             self._leave(group)
             self.unbatched[group.arrival_order] = group
@@ -161,7 +173,7 @@ class DecodeBatch:
         """Places for tokens in the batch's blocks that are not computed."""
         self._drop_left()
         columns = self._columns
-        return int((columns[NUM_BLOCKS] * self._blocks.block_size - columns[NUM_COMPUTED]).sum())
+        return int((columns[ROOM] - columns[END] + columns[NUM_NEW]).sum())
 
     def check_invariants(self, running: Iterable[SequenceGroup]) -> None:
         """Raise AssertionError unless every group is in one place, and the columns say what its table says."""
@@ -173,10 +185,11 @@ class DecodeBatch:
             (sequence,) = group.live
             table = self._blocks.table(sequence.sequence_id)
             assert (column[SEQUENCE_ID], column[ROW]) == (sequence.sequence_id, table.row)
-            assert column[NUM_BLOCKS] == len(table.block_ids)
-            assert column[NUM_COMPUTED] <= len(table.block_ids) * self._blocks.block_size
-            assert column[NUM_COMPUTED] + 1 < column[MAX_NUM_TOKENS] == sequence.max_num_tokens
-            assert len(sequence.token_ids) <= column[NUM_COMPUTED] + 1
+            num_computed = column[END] - column[NUM_NEW]
+            assert column[ROOM] == len(table.block_ids) * self._blocks.block_size
+            assert num_computed <= column[ROOM]
+            assert num_computed < column[LAST] == sequence.max_num_tokens - 1
+            assert len(sequence.token_ids) <= num_computed + 1
 
     def _leave(self, group: SequenceGroup) -> None:
         """It is in the batch no more. Tokens may still be under way, and the request may end before they arrive."""
@@ -185,10 +198,13 @@ class DecodeBatch:
         assert place is not None
         self._members.write_kept()
         self._bring_up_to_date(group, self._columns[:, place].tolist())
-        for members in {id(each): each for each in (self._members, *self._launched)}.values():
+        self._members.leave(number)
+        for members in self._launched:
             members.leave(number)
-        self._watched_ids.subtract(_watched_ids(group))
-        self._watched_ids += Counter()  # drops what nobody watches for
+        for token_id in _watched_ids(group):
+            self._watched_ids[token_id] -= 1
+            if not self._watched_ids[token_id]:
+                del self._watched_ids[token_id]
 
     def _bring_up_to_date(self, group: SequenceGroup, columns: list[int]) -> None:
         sequence = group.live[0]
@@ -198,9 +214,8 @@ class DecodeBatch:
         if num_new > 0:
             group.num_output_tokens += num_new
             group.last_token_s = self._last_result_s
-        num_pending = columns[NUM_COMPUTED] + 1 - len(sequence.token_ids)
-        sequence.token_ids += [PENDING_TOKEN_ID] * num_pending
-        sequence.num_computed_tokens = columns[NUM_COMPUTED]
+        sequence.num_computed_tokens = num_computed = columns[END] - columns[NUM_NEW]
+        sequence.token_ids += [PENDING_TOKEN_ID] * (num_computed + 1 - len(sequence.token_ids))
         sequence.last_iteration = max(sequence.last_iteration, self._last_number)
 
     def _drop_left(self) -> None:
@@ -215,11 +230,11 @@ class DecodeBatch:
 
     def _grow(self, places: Int64Array) -> GrownTables:
         """One block more for the decode at each place."""
-        columns = self._columns
+        columns, block_size = self._columns, self._blocks.block_size
         block_ids = self._blocks.append_each(columns[SEQUENCE_ID, places].tolist())
-        nth = np.arange(len(places)) - places.searchsorted(places)
-        grown = GrownTables(places, columns[NUM_BLOCKS, places] + nth, np.array(block_ids, np.int64))
-        np.add.at(columns[NUM_BLOCKS], places, 1)
+        nth = np.arange(len(places)) - places.searchsorted(places)  # of the decode's
+        grown = GrownTables(places, columns[ROOM, places] // block_size + nth, np.array(block_ids, np.int64))
+        np.add.at(columns[ROOM], places, block_size)
         return grown
 
 

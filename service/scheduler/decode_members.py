@@ -46,11 +46,13 @@ class DecodeMembers:
     def remaining(self) -> DecodeMembers:
         """Without those that have left."""
         copy = self._copy()
-        copy.num_by_client.subtract(group.request.client for group in self.left.values())
-        copy.num_by_client += Counter()  # drops who has none
         for place in sorted(self.left, reverse=True):
-            if self.numbers[place] in copy.detailed:
-                copy.detailed.remove(self.numbers[place])
+            number, client = self.numbers[place], self.left[place].request.client
+            if number in copy.detailed:
+                copy.detailed.remove(number)
+            copy.num_by_client[client] -= 1
+            if not copy.num_by_client[client]:
+                del copy.num_by_client[client]
             for column in (copy.numbers, copy.groups, copy.request_ids, copy._token_ids):
                 del column[place]
         return copy

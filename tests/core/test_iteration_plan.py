@@ -49,7 +49,7 @@ def test_a_plan_that_contradicts_itself_cannot_be_made(make):
 
 def test_decodes_count_beside_what_is_scheduled_one_by_one():
     ids = np.arange(2)
-    decodes = ScheduledDecodes(1, ids, ids + 1, ids, ids + 5, np.ones_like(ids), GrownTables(ids, ids, ids))
+    decodes = ScheduledDecodes(1, ids, ids + 1, ids, ids + 5, np.ones_like(ids), 2, GrownTables(ids, ids, ids))
     prompt = ScheduledSequence(7, 8, (5, 6, 7), 0, 0, (3,), SamplingParams(9), (Sample(7, 0), Sample(8, 1)))
     plan = IterationPlan((prompt,), decodes=decodes)
     assert (plan.num_sequences, plan.num_scheduled_tokens, plan.num_draws, plan.is_empty) == (3, 5, 4, False)

@@ -193,7 +193,7 @@ def test_a_decode_counts_the_same_in_columns_and_by_itself():
     params = SamplingParams(max_tokens=9)
     one_by_one = tuple(ScheduledSequence(i, 1 + i, (5,), 8 + i, 0, (i,), params, ()) for i in range(3))
     ids, none = np.arange(3), np.arange(0)
-    columns = ScheduledDecodes(1, ids, 1 + ids, ids, 8 + ids, np.ones_like(ids), GrownTables(none, none, none))
+    columns = ScheduledDecodes(1, ids, 1 + ids, ids, 8 + ids, np.ones_like(ids), 3, GrownTables(none, none, none))
     in_columns = IterationPlan((), decodes=columns)
     assert Workload.of(in_columns) == Workload.of(IterationPlan(one_by_one)) == Workload.of_decodes(3, 30)
 

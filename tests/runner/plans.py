@@ -34,5 +34,6 @@ def as_decodes(scheduled: Sequence[ScheduledSequence], version: int) -> Schedule
         np.array([item.samples[0].seed for item in scheduled], np.int64),
         np.array([item.num_computed_tokens for item in scheduled], np.int64),
         np.array([len(item.token_ids) for item in scheduled], np.int64),
+        sum(len(item.token_ids) for item in scheduled),
         GrownTables(*np.array(grown, np.int64).reshape(-1, 3).T),
     )

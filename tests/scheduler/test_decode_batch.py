@@ -15,7 +15,7 @@ from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import NoPrefixCache
 from service.scheduler import decode_batch
-from service.scheduler.decode_batch import LONGEST_RUN, NUM_NEW, DecodeBatch
+from service.scheduler.decode_batch import END, LONGEST_RUN, NUM_NEW, DecodeBatch
 from service.scheduler.decode_members import DecodeMembers
 from service.scheduler.preemption import AlwaysSwap
 from tests.engine.harness import Harness
@@ -99,6 +99,7 @@ def test_a_decode_may_compute_several_tokens_an_iteration(prompt_lens: list[int]
     batch, groups = make_batch(*prompt_lens, max_tokens=100)
     lengths = np.array(prompt_lens)
     for num_new in steps:
+        batch._columns[END] += num_new[: len(groups)] - batch._columns[NUM_NEW]
         batch._columns[NUM_NEW] = num_new[: len(groups)]
         _, decodes = advance(batch)
         assert (decodes.num_computed_tokens == lengths).all()

@@ -28,7 +28,7 @@ def decodes(*places: int) -> ScheduledDecodes:
     """The second token of both; those at `places` get block 30, 31, ... at index 1, 2, ..."""
     ids, counted = np.array([5, 6]), np.arange(len(places))
     grown = GrownTables(np.array(places, np.int64), 1 + counted, 30 + counted)
-    return ScheduledDecodes(1, ids, ids - 4, ids + 65, np.array([2, 2]), np.array([1, 1]), grown)
+    return ScheduledDecodes(1, ids, ids - 4, ids + 65, np.array([2, 2]), np.array([1, 1]), 2, grown)
 
 
 def test_what_is_told_once_is_remembered_and_decodes_stand_before_the_others():
