@@ -65,7 +65,7 @@ def host_profile(output: str) -> str:
 
 def offline_requests_per_s(model: str, row: Row, python: str, extra: Sequence[str]) -> float:
     """The row's requests, at once, through the engine without HTTP."""
-    command = [python, "-m", "service", "bench", "throughput", *_model_options(model), *extra]
+    command = [python, "-m", "loadtest.bench", "throughput", *_model_options(model), *extra]
     command += ["--workload", row.workload, "--num-prompts", str(row.num_requests), "--seed", str(row.seed)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return float(json.loads(done.stdout.splitlines()[-1])["requests_per_s"])
