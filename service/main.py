@@ -175,9 +175,9 @@ class _Service:
         if self._engine is None:
             return
         draining = asyncio.create_task(self._engine.drain(self._settings.shutdown_timeout))
-        hurrying = asyncio.create_task(self._shutdown.hurry())
-        await asyncio.wait({draining, hurrying}, return_when=asyncio.FIRST_COMPLETED)
-        hurrying.cancel()
+        forced = asyncio.create_task(self._shutdown.forced())
+        await asyncio.wait({draining, forced}, return_when=asyncio.FIRST_COMPLETED)
+        forced.cancel()
         if not draining.done():
             draining.cancel()
             await asyncio.wait({asyncio.create_task(self._engine.drain(0.0))}, timeout=TO_STOP_AT_ONCE_S)

@@ -52,7 +52,7 @@ class IterationStats(NamedTuple):
     prefix_queried_tokens, prefix_hit_tokens: prompt tokens that started with this iteration, and those of them that
     the prefix cache held. swapped_blocks: blocks whose transfer, either way, began.
     schedule_s, launch_s, wait_s, apply_s: host seconds spent deciding it, launching it, waiting for its result (which
-    includes putting off the next launch) and applying the result. device_s: seconds on the device, as the host sees
+    includes delaying the next launch) and applying the result. device_s: seconds on the device, as the host sees
     them. Where iterations overlap, others are decided, launched and applied between this one's launch and wait.
     predictions: those whose outcome was measured since the last iteration.
     is_replayed: the model's step was one CUDA graph.

@@ -87,7 +87,7 @@ class Engine:
         return bool(self._launched)
 
     def spare_s(self, *, has_arrivals: bool) -> float:
-        """Seconds by which the next step may be put off, so that requests which arrive until then are in it. 0 while
+        """Seconds by which the next step may be delayed, so that requests which arrive until then are in it. 0 while
         requests wait: they are before any new one. has_arrivals: whether some have come that would be added before it;
         with these it takes longer."""
         if self._max_launched == 1 or len(self._launched) != 1 or self.scheduler.pool.waiting:

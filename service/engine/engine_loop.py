@@ -40,7 +40,7 @@ SNAPSHOT_EVERY_S = 0.5
 """While the same decodes go on: nothing but tokens comes or goes then."""
 
 LOOK_EVERY_S = 2e-3
-"""While a launch is put off: whether the iteration has ended, against every prediction."""
+"""While a launch is delayed: whether the iteration has ended, against every prediction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +97,10 @@ class EngineLoop:
     that any would.
 
     publish(events): called on the engine thread with everything that has happened, once an iteration: as soon as the
-        one behind it is launched, or before that launch is put off.
+        one behind it is launched, or before that launch is delayed.
     on_death(error): called on the engine thread, last, if the thread ends by a fault. Where that fault keeps requests
         from ending, too, they have no final event.
-    wait(event, seconds): passes the time before a launch that is put off, or in a stall, until the event is set at
+    wait(event, seconds): passes the time before a launch that is delayed, or in a stall, until the event is set at
         most, and returns whether it is; the only wait while there is work but the engine's.
     stalled_after_s: after so long a stall is logged.
     """
@@ -189,7 +189,7 @@ class EngineLoop:
         if self.busy_since_s >= self._catch_up_due_s:
             self._engine.catch_up(self._hand_over)
             self._catch_up_due_s = self._clock.now_s() + CATCH_UP_EVERY_S
-        self._put_off()
+        self._delay_launch()
         if self._inbox:
             started_s = self._clock.now_s()
             self._take_commands()
@@ -248,7 +248,7 @@ class EngineLoop:
             logger.warning("requests are answered again: %s", why)
             self.failing = None
 
-    def _put_off(self) -> None:
+    def _delay_launch(self) -> None:
         """Let the time pass until the next launch is due; the event loop has the interpreter meanwhile. Each command is
         looked at when it comes: with a request the launch may be due before."""
         if self._spare_s() > 0.0:

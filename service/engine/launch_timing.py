@@ -24,7 +24,7 @@ FIRST_SHARE, FIRST_LEAD_S = 0.8, 2e-3
 """The two guesses before anything was measured."""
 
 LATE_SHARE = 0.05
-"""Of the launches that are put off, how many may come when the device has nothing to do any more, or is about to."""
+"""Of the launches that are delayed, how many may come when the device has nothing to do any more, or is about to."""
 
 STEP = 0.1
 """By how much of it a lead changes after a launch that came too late; after one in time STEP * LATE_SHARE."""
@@ -56,7 +56,7 @@ class LaunchTiming:
         self._running = _Running(predicted_s, guesses, started_s + guesses.share * predicted_s)
 
     def spare_s(self, now_s: float, *, has_arrivals: bool) -> float:
-        """For how long the launch behind it may be put off unless somebody comes; 0 if it should be done now."""
+        """For how long the launch behind it may be delayed unless somebody comes; 0 if it should be done now."""
         return 0.0 if self._running is None else self._running.spare_s(now_s, has_arrivals)
 
     def launches(self, now_s: float, *, has_arrivals: bool) -> None:
@@ -72,7 +72,7 @@ class LaunchTiming:
     def ended(self, seconds: float, *, is_exact: bool) -> float:
         """The iteration took `seconds`; at most that if not exact, since it ended before the next launch was done.
 
-        Returns for how long that launch was put off.
+        Returns for how long that launch was delayed.
         """
         running, self._running = self._running, None
         if running is None:
@@ -83,10 +83,10 @@ class LaunchTiming:
             guesses.share += (seen - guesses.share) * FORGET
             if running.is_followed and running.begun_s >= running.due_s(has_arrivals):
                 guesses.leads_s[has_arrivals] *= 1 - STEP * LATE_SHARE
-        elif has_arrivals in running.put_off:
+        elif has_arrivals in running.delayed:
             guesses.share = min(seen, guesses.share)
             guesses.leads_s[has_arrivals] *= 1 + STEP * (1 - LATE_SHARE)
-        return running.put_off_s
+        return running.delayed_s
 
     def lost(self) -> None:
         """The iteration failed: how long it took says nothing."""
@@ -105,16 +105,16 @@ class _Guesses:
 class _Running:
     """The iteration that runs. end_s: when it ends, by the guess. Of the launch behind it:
 
-    put_off: holds True if it was put off with arrivals, False if without; both, if they came meanwhile.
-    put_off_since_s: since when. begun_s, has_arrivals: when it began, and whether with arrivals.
+    delayed: holds True if it was delayed with arrivals, False if without; both, if they came meanwhile.
+    delayed_since_s: since when. begun_s, has_arrivals: when it began, and whether with arrivals.
     is_followed: it is done.
     """
 
     predicted_s: float
     guesses: _Guesses
     end_s: float
-    put_off: set[bool] = field(default_factory=set)
-    put_off_since_s: float | None = None
+    delayed: set[bool] = field(default_factory=set)
+    delayed_since_s: float | None = None
     begun_s: float = math.inf
     has_arrivals: bool = False
     is_followed: bool = False
@@ -124,15 +124,15 @@ class _Running:
         return self.end_s - self.guesses.leads_s[has_arrivals]
 
     def spare_s(self, now_s: float, has_arrivals: bool) -> float:
-        """From the first answer above 0 the launch is put off."""
+        """From the first answer above 0 the launch is delayed."""
         spare_s = self.due_s(has_arrivals) - now_s
-        if spare_s < LEAST_SPARE_S and has_arrivals not in self.put_off:
+        if spare_s < LEAST_SPARE_S and has_arrivals not in self.delayed:
             return 0.0
-        self.put_off.add(has_arrivals)
-        if self.put_off_since_s is None:
-            self.put_off_since_s = now_s
+        self.delayed.add(has_arrivals)
+        if self.delayed_since_s is None:
+            self.delayed_since_s = now_s
         return max(0.0, spare_s)
 
     @property
-    def put_off_s(self) -> float:
-        return 0.0 if self.put_off_since_s is None else self.begun_s - self.put_off_since_s
+    def delayed_s(self) -> float:
+        return 0.0 if self.delayed_since_s is None else self.begun_s - self.delayed_since_s

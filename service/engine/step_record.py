@@ -39,7 +39,7 @@ class Launched(NamedTuple):
 
 
 class Executed(NamedTuple):
-    """When the wait for an iteration began, without the time by which the launch behind it was put off, when its result
+    """When the wait for an iteration began, without the time by which the launch behind it was delayed, when its result
     was there, and for how long it had the device."""
 
     wait_started_s: float
@@ -59,7 +59,7 @@ class StepRecord:
         self._executed_s = 0.0
 
     def spare_s(self, running: Launched, *, has_arrivals: bool) -> float:
-        """Seconds by which the launch behind this iteration, which alone runs, may be put off."""
+        """Seconds by which the launch behind this iteration, which alone runs, may be delayed."""
         now_s = self._clock.now_s()
         if not self._launch_timing.is_timing:
             predicted_s = self._predicted_s(running.plan)
@@ -100,13 +100,13 @@ class StepRecord:
         device_s = executed_s - max(launched.scheduled_s, self._executed_s)
         # If a later one was launched meanwhile and this one was not waited for, it had ended at some time before.
         is_exact = is_last or (not was_done and executed_s - wait_started_s > _NOTICEABLE_WAIT_S)
-        put_off_s = self._launch_timing.ended(device_s, is_exact=is_exact)
+        delayed_s = self._launch_timing.ended(device_s, is_exact=is_exact)
         self._executed_s = executed_s
         try:
             self._ledger.executed(launched.plan, ExecutionTime(device_s, is_exact, result.compute_s))
         except Exception:
             self._unmeasured.tell()
-        return Executed(wait_started_s - put_off_s, executed_s, device_s)
+        return Executed(wait_started_s - delayed_s, executed_s, device_s)
 
     def applied(
         self,

@@ -33,7 +33,7 @@ class Shutdown:
     def __init__(self, exit_now: Callable[[int], object] = os._exit) -> None:
         self._exit_now = exit_now
         self._requested = asyncio.Event()
-        self._hurry = asyncio.Event()
+        self._forced = asyncio.Event()
         self._is_ending_at_once = False
         self.status = ExitStatus.OK
 
@@ -50,7 +50,7 @@ class Shutdown:
         logger.critical("shutting down: %s", reason)
         self.status = ExitStatus.FAULT
         self._requested.set()
-        self._hurry.set()
+        self._forced.set()
 
     @property
     def is_requested(self) -> bool:
@@ -59,9 +59,9 @@ class Shutdown:
     async def requested(self) -> None:
         await self._requested.wait()
 
-    async def hurry(self) -> None:
-        """Returns once there is no more time to be polite."""
-        await self._hurry.wait()
+    async def forced(self) -> None:
+        """Returns at the second signal, or when the time to drain is over."""
+        await self._forced.wait()
 
     def _on_signal(self, number: int) -> None:
         name = signal.Signals(number).name
@@ -71,7 +71,7 @@ class Shutdown:
         elif number != signal.SIGHUP and not self._is_ending_at_once:
             logger.warning("%s again: ending at once", name)
             self._is_ending_at_once = True
-            self._hurry.set()
+            self._forced.set()
             end = threading.Timer(AT_ONCE_S, lambda: self._exit_now(int(self.status)))
             end.daemon = True
             end.start()

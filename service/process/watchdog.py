@@ -35,7 +35,7 @@ _STANDARD_ERROR = 2
 
 
 class HangGuard:
-    """Ends the process with status 1 when its time is over. It has to be put off again and again.
+    """Ends the process with status 1 when its time is over. It has to be renewed again and again.
 
     Both parts are faulthandler's and run without the interpreter. At SIGALRM, which a timer sends, its handler shows
     every thread's stack on standard error; if nobody reads that, whichever thread took the signal waits there for
@@ -44,19 +44,19 @@ class HangGuard:
     """
 
     def __init__(self) -> None:
-        self._nowhere = os.open(os.devnull, os.O_WRONLY)
+        self._devnull = os.open(os.devnull, os.O_WRONLY)
         faulthandler.register(signal.SIGALRM, file=_STANDARD_ERROR, all_threads=True)
 
-    def put_off(self, seconds: float) -> None:
+    def renew(self, seconds: float) -> None:
         """From now on the stacks are shown after `seconds`, and the process ended TO_SHOW_STACKS_S later."""
-        faulthandler.dump_traceback_later(seconds + TO_SHOW_STACKS_S, exit=True, file=self._nowhere)
+        faulthandler.dump_traceback_later(seconds + TO_SHOW_STACKS_S, exit=True, file=self._devnull)
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
     def dismiss(self) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         faulthandler.cancel_dump_traceback_later()
         faulthandler.unregister(signal.SIGALRM)
-        os.close(self._nowhere)
+        os.close(self._devnull)
 
 
 async def watch_for_hangs(
@@ -72,14 +72,14 @@ async def watch_for_hangs(
     since_s, num_looks = engine.busy_since_s, 0
     try:
         while num_looks < LOOKS:
-            guard.put_off(hangs_after_s)
+            guard.renew(hangs_after_s)
             await asyncio.sleep(every_s)
             before_s, since_s = since_s, engine.busy_since_s
             num_looks = num_looks + 1 if since_s is not None and since_s == before_s else 0
     except asyncio.CancelledError:
         guard.dismiss()
         raise
-    guard.put_off(TO_END_S)
+    guard.renew(TO_END_S)
     logger.critical("the engine hangs; every thread:\n%s", _stacks())
     on_hang(hangs_after_s)
 

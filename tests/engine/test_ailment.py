@@ -153,7 +153,7 @@ def test_an_executor_that_fails_with_a_probe_too_ends_the_thread():
             served.serve(served.harness.request((1, 2), 3))
 
 
-def test_a_probe_without_room_is_put_off():
+def test_a_probe_without_room_is_made_later():
     """What other requests hold is theirs."""
     served = Served(Harness(executor=PoisonedExecutor("nothing drawn")))
     engine, pool = served.harness.engine, served.harness.blocks.pool

@@ -43,7 +43,7 @@ def launch(timing: LaunchTiming, begun_s: float, took_s: float, launch_s: float,
 def seen(
     timing: LaunchTiming, took_s: float, launch_s: float = LAUNCH_S, rounds: int = 400, *, has_arrivals: bool = False
 ) -> int:
-    """Iterations that should have taken STEP_S and took `took_s`, each with a launch behind it, put off as long as may
+    """Iterations that should have taken STEP_S and took `took_s`, each with a launch behind it, delayed as long as may
     be. How many launches were late."""
     return sum(
         launch(timing, spare_of(timing, has_arrivals=has_arrivals), took_s, launch_s, has_arrivals=has_arrivals)
@@ -93,7 +93,7 @@ def test_an_iteration_with_nothing_behind_it_says_nothing_of_the_lead():
     assert spare_of(timing) == pytest.approx(usual_s, rel=0.01)
 
 
-def test_a_lead_that_became_too_long_shrinks_though_nothing_is_put_off():
+def test_a_lead_that_became_too_long_shrinks_though_nothing_is_delayed():
     timing = LaunchTiming()
     while (spare_s := spare_of(timing)) > 0:
         launch(timing, spare_s, STEP_S, STEP_S)
@@ -109,13 +109,13 @@ def test_iterations_with_prompts_are_guessed_apart():
     assert spare_of(timing, has_prompts=True) == pytest.approx(usual_s, rel=0.1)
 
 
-def test_a_launch_that_takes_as_long_as_the_iteration_is_never_put_off():
+def test_a_launch_that_takes_as_long_as_the_iteration_is_never_delayed():
     timing = LaunchTiming()
     seen(timing, STEP_S, launch_s=STEP_S)
     assert spare_of(timing) == 0.0
 
 
-def test_nothing_is_put_off_by_too_little():
+def test_nothing_is_delayed_by_too_little():
     timing = LaunchTiming()
     spare_s = spare_of(timing)
     assert timing.spare_s(0.5 * spare_s, has_arrivals=False) == pytest.approx(0.5 * spare_s)
@@ -139,7 +139,7 @@ def test_each_kind_of_launch_ends_just_before_the_iteration():
     assert spare_of(timing, has_arrivals=True) + STARTING_S == pytest.approx(STEP_S, rel=0.06)
 
 
-def test_an_early_arrival_is_put_off_until_its_launch_is_due():
+def test_an_early_arrival_is_delayed_until_its_launch_is_due():
     timing = learnt()
     due_s = spare_of(timing, has_arrivals=True)
     assert spare_of(timing) > due_s
@@ -314,7 +314,7 @@ def test_commands_that_start_nobody_do_not_hasten_a_launch():
     assert num_looks < more_looks <= num_looks + len(aborts), "one look for each"
 
 
-def test_without_overlap_nothing_is_put_off():
+def test_without_overlap_nothing_is_delayed():
     assert looks_and_launches([], overlap=False)[0] == 0
 
 
@@ -341,7 +341,7 @@ def test_where_predictions_are_far_off_the_device_waits_for_one_look_and_then_no
     assert sum(gaps_s[10:]) < 0.01 * clock.now_s()
 
 
-def test_an_iteration_whose_launch_was_not_put_off_says_nothing_of_how_early_it_ended():
+def test_an_iteration_whose_launch_was_not_delayed_says_nothing_of_how_early_it_ended():
     timing = LaunchTiming()
     seen(timing, STEP_S)
     usual_s = spare_of(timing)

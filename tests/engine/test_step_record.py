@@ -89,7 +89,7 @@ def test_an_end_that_nobody_saw_is_not_exact():
     assert [took.is_exact for took in play.ledger.told] == [False, False]
 
 
-def test_a_launch_is_put_off_by_the_prediction_and_not_behind_an_end():
+def test_a_launch_is_delayed_by_the_prediction_and_not_behind_an_end():
     play = Play()
     running = play.launch(0.0, 0.0)
     assert 1.0 < play.record.spare_s(running, has_arrivals=False) < 2.0

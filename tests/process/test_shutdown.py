@@ -25,12 +25,12 @@ def test_the_first_signal_asks_and_the_second_hurries():
         ended: queue.Queue[int] = queue.Queue()
         shutdown = Shutdown(ended.put)
         shutdown.listen()
-        hurry = asyncio.create_task(shutdown.hurry())
+        forced = asyncio.create_task(shutdown.forced())
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(shutdown.requested(), 5)
-        assert not hurry.done()
+        assert not forced.done()
         os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(hurry, 5)
+        await asyncio.wait_for(forced, 5)
         assert ended.empty(), "there is a moment for last words"
         assert ended.get(timeout=5) == ExitStatus.OK, "whatever the event loop does"
         assert shutdown.status is ExitStatus.OK
@@ -42,13 +42,13 @@ def test_a_closed_terminal_asks_and_never_hurries():
     async def scenario() -> None:
         shutdown = Shutdown()
         shutdown.listen()
-        hurry = asyncio.create_task(shutdown.hurry())
+        forced = asyncio.create_task(shutdown.forced())
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGHUP)
             await asyncio.wait_for(shutdown.requested(), 5)
             await asyncio.sleep(0.05)
-        assert not hurry.done()
-        hurry.cancel()
+        assert not forced.done()
+        forced.cancel()
 
     with hang_up_by(signal.SIG_DFL):
         asyncio.run(scenario())
@@ -72,7 +72,7 @@ def test_a_fault_ends_at_once_with_a_status_that_says_so():
         assert not shutdown.is_requested
         shutdown.fail("a test")
         await asyncio.wait_for(shutdown.requested(), 5)
-        await asyncio.wait_for(shutdown.hurry(), 5)
+        await asyncio.wait_for(shutdown.forced(), 5)
         assert shutdown.status is ExitStatus.FAULT
         assert shutdown.is_requested
 

@@ -33,7 +33,7 @@ class ToldGuard:
         self.times_s: list[float] = []
         self.is_dismissed = False
 
-    def put_off(self, seconds: float) -> None:
+    def renew(self, seconds: float) -> None:
         self.times_s.append(seconds)
 
     def dismiss(self) -> None:
@@ -130,7 +130,7 @@ def test_a_guard_that_is_dismissed_ends_nothing():
     from service.process.watchdog import TO_SHOW_STACKS_S, HangGuard
 
     guard = HangGuard()
-    guard.put_off(0.2)
+    guard.renew(0.2)
     guard.dismiss()
     time.sleep(0.4 + TO_SHOW_STACKS_S)
     """

@@ -14,7 +14,7 @@ from service.layers.projection import Projection
 from service.runner.choices.timer import Timer
 from service.runner.graph_sizes import GraphSize, outrun
 
-_TIMED_BYTES = 512 << 20  # several times a GPU's L2 cache, and more than one layer's weights
+_TIMED_BYTES = 192 << 20  # several times a GPU's L2 cache, so that weights come from memory, as in a step
 
 
 def kept_sizes(
