@@ -1,8 +1,9 @@
-"""The outbox of one request. Event-loop thread only."""
+"""The outbox of one request, and those of the decode batch together. Event-loop thread only."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from heapq import heapify, heappop, heappush
 from typing import cast
 
 from service.core.events import StreamEvent
@@ -11,9 +12,8 @@ _IDS_ONLY = {int}
 
 
 class RequestStream:
-    """Events are appended to `events`, where they may gather, and leave by `take`, all at once. Tokens of
-    the decode batch stay in `rows`, from row `num_taken` on, and are the stream's at `place` of each; they are behind
-    `events`.
+    """Events are appended to `events`, where they may gather, and leave by `take`, all at once. Tokens of the decode
+    batch stay in `rows`, from row `num_taken` on, and are the stream's at `place` of each; they are behind `events`.
 
     The reader is called, not woken: what a token costs would be less than the way into a task and out of it.
     due_s: where events are told at intervals, when the next ones may be, on the engine's clock; 0 before the first
@@ -64,3 +64,49 @@ class RequestStream:
         """What is in the rows is among `events` from now on."""
         self.events = self.take()
         self.rows, self.num_taken = [], 0
+
+
+class BatchStreams:
+    """Streams that get one token each in every iteration: a row of tokens costs nothing for each of them until it takes
+    its own, and only those that are due are looked at.
+
+    request_ids: whose they are, as the engine names them in `BatchTokens`.
+    """
+
+    def __init__(self, request_ids: Sequence[str], streams: Mapping[str, RequestStream]) -> None:
+        self.request_ids = request_ids
+        self.rows: list[tuple[int, ...]] = []
+        self._streams = [(place, streams[each]) for place, each in enumerate(request_ids) if each in streams]
+        self._turns = [(stream.due_s, place, stream) for place, stream in self._streams]
+        heapify(self._turns)
+
+    def add(self, token_ids: tuple[int, ...]) -> None:
+        """One more token for each."""
+        if not self.rows:
+            for place, stream in self._streams:
+                stream.rows, stream.num_taken, stream.place = self.rows, 0, place
+        self.rows.append(token_ids)
+
+    def give_tokens(self) -> None:
+        """Give the streams what is theirs, so that other events may follow."""
+        if self.rows:
+            for _, stream in self._streams:
+                stream.take_rows()
+            self.rows = []
+
+    def all(self) -> list[RequestStream]:
+        """In the order of their places."""
+        return [stream for _, stream in self._streams]
+
+    def due(self, now_s: float, plan: Callable[[RequestStream], None]) -> list[RequestStream]:
+        """Those that are due by now. plan: sets when a stream is due again."""
+        due, passed, turns = list[RequestStream](), list[tuple[float, int, RequestStream]](), self._turns
+        while turns and turns[0][0] <= now_s:
+            _, place, stream = heappop(turns)
+            if stream.due_s <= now_s:  # else it had its turn elsewhere
+                plan(stream)
+                due.append(stream)
+            passed.append((stream.due_s, place, stream))
+        for turn in passed:
+            heappush(turns, turn)
+        return due

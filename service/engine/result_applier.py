@@ -20,7 +20,6 @@ from service.core.sequence_group import SequenceGroup
 from service.engine.beam_search import BeamSearch
 from service.engine.live_requests import LiveRequests
 from service.engine.processed_tokens import ProcessedTokens
-from service.engine.token_gaps import TokenGaps
 from service.errors import InvalidRequest, RequestError, ServerError
 from service.scheduler.decode_members import DecodeMembers
 from service.scheduler.forking import continue_beams, fork_choices
@@ -38,7 +37,6 @@ class ResultApplier:
         self._requests = requests
         self._scheduler = scheduler
         self._clock = clock
-        self._gaps = TokenGaps()
         self._num_told = 0  # events before the present iteration's
         self._result_s = self._last_result_s = 0.0  # when the present iteration's result came, and the one's before
 
@@ -47,9 +45,9 @@ class ResultApplier:
         that request only."""
         groups = self._scheduler.finish_iteration()
         self._scheduler.finish_transfers(result.finished_transfers)
-        tokens = ProcessedTokens()
         self._num_told = len(self._requests.events)
         self._last_result_s, self._result_s = self._result_s, self._clock.now_s()
+        tokens = ProcessedTokens(self._result_s)
         logprobs = result.logprobs or (None,) * len(result.token_ids)
         scored = dict(result.prompt_logprobs)
         if groups.decodes is not None:
@@ -68,7 +66,6 @@ class ResultApplier:
                 self._apply_one(item, draws, group, member[1], tokens)
             except Exception as fault:  # whatever it is, the others of the iteration get their tokens
                 self._requests.fail_inside(group, fault)
-        tokens.gaps = self._gaps.take()
         return tokens
 
     def gave_something(self) -> bool | None:
@@ -101,9 +98,7 @@ class ResultApplier:
                 self._requests.fail_inside(group, fault)
         for client, num_tokens in num_by_client.items():
             self._scheduler.history.decoded(client, num_tokens)
-        num_decoded = len(members) - num_dropped
-        self._gaps.note_batch(num_decoded, self._last_result_s, self._result_s)
-        tokens.generated += num_decoded
+        tokens.add_decodes(len(members) - num_dropped, self._last_result_s)
 
     def _tell_all_but(self, places: Iterable[int], request_ids: list[str], token_ids: tuple[int, ...]) -> None:
         """One plain token for each of the requests, but for those at these places."""
@@ -165,7 +160,7 @@ class ResultApplier:
             if group.live:  # a grammar's failure ends all choices at once
                 self._append_token(group, receiver, end, token_id, logprobs)
         self._scheduler.history.generated(group.request.client, len(draws))
-        self._gaps.note(group, self._result_s)
+        tokens.note_gap(group)
 
     def _note_prompt_logprobs(
         self, group: SequenceGroup, item: ScheduledSequence, logprobs: tuple[TokenLogprobs, ...]

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from service.core.clock import Clock
 from service.core.events import BatchTokens, FinalEvent, News, one_by_one
-from service.engine.batch_streams import BatchStreams
-from service.engine.request_stream import RequestStream
+from service.engine.request_stream import BatchStreams, RequestStream
 from service.engine.stream_interval import StreamInterval
 
 _GOLDEN_RATIO = 0.618034

@@ -63,7 +63,7 @@ class Play:
         self.clock.advance(wait_s)
         executed = self.record.executed(launched, result, started_s, was_done=was_done, is_last=is_last)
         self.clock.advance(0.5)
-        self.record.applied(launched, result, executed, ProcessedTokens())
+        self.record.applied(launched, result, executed, ProcessedTokens(0.0))
         return self.sink.iterations[-1]
 
 
