@@ -42,7 +42,6 @@ class ProcessedTokens:
         if num_tokens:
             self._count(last_s, num_tokens)
 
-    @property
     def gaps(self) -> tuple[tuple[float, int], ...]:
         """`IterationStats.token_gaps`: what inter-token latency is made of."""
         return tuple((self._now_s - since_s, count) for since_s, count in self._num_since.items())

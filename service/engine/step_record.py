@@ -141,7 +141,7 @@ class StepRecord:
             device_s=executed.device_s,
             apply_s=self._clock.now_s() - executed.executed_s,
             predictions=tally.predictions,
-            token_gaps=tokens.gaps,
+            token_gaps=tokens.gaps(),
             is_replayed=result.is_replayed,
         )
 

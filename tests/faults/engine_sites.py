@@ -14,9 +14,9 @@ OF_A_REQUEST = (
     FaultSite("prefix_cache_insert", f"{_KVCACHE}.prefix_cache:ChainedPrefixCache.insert", Reach.REQUEST, MemoryError),
     FaultSite("queue", f"{_SCHEDULER}.waiting_tokens:WaitingTokens._chunks_of", Reach.REQUEST, MemoryError),
     FaultSite("admission", f"{_SCHEDULER}.admission:OnDemandAdmission.fit", Reach.REQUEST),
-    FaultSite("computed", f"{_SCHEDULER}.iteration_scheduler:IterationScheduler.note_computed", Reach.REQUEST),
-    FaultSite("fork", f"{_SCHEDULER}.iteration_scheduler:fork_choices", Reach.REQUEST, MemoryError),
-    FaultSite("continue_beams", f"{_SCHEDULER}.iteration_scheduler:continue_beams", Reach.REQUEST, MemoryError),
+    FaultSite("computed", f"{_SCHEDULER}.history:History.computed", Reach.REQUEST),
+    FaultSite("fork", f"{_ENGINE}.result_applier:fork_choices", Reach.REQUEST, MemoryError),
+    FaultSite("continue_beams", f"{_ENGINE}.result_applier:continue_beams", Reach.REQUEST, MemoryError),
     FaultSite("beam_search", f"{_ENGINE}.beam_search:BeamSearch.advance", Reach.REQUEST),
     FaultSite("best_beams", f"{_ENGINE}.beam_search:BeamSearch.best", Reach.REQUEST),
     FaultSite("drawn", "service.core.sequence:Sequence.set_drawn", Reach.REQUEST, MemoryError),
@@ -33,10 +33,10 @@ OF_NOBODY = (
     FaultSite("record_iteration", "tests.engine.harness:ListSink.record_iteration", Reach.NOBODY),
     FaultSite("record_commands", "tests.engine.harness:ListSink.record_commands", Reach.NOBODY),
     FaultSite("record_request", "tests.engine.harness:ListSink.record_request", Reach.NOBODY),
-    FaultSite("iteration_stats", f"{_ENGINE}.engine:IterationStats", Reach.NOBODY, MemoryError),
+    FaultSite("iteration_stats", f"{_ENGINE}.step_record:IterationStats", Reach.NOBODY, MemoryError),
     FaultSite("observe", "service.prediction.recovery_ledger:RecoveryLedger.executed", Reach.NOBODY, ZeroDivisionError),
     FaultSite("predict", "service.prediction.recovery_ledger:RecoveryLedger.iteration_s", Reach.NOBODY),
-    FaultSite("token_gaps", f"{_ENGINE}.token_gaps:TokenGaps.take", Reach.NOBODY),
+    FaultSite("token_gaps", f"{_ENGINE}.processed_tokens:ProcessedTokens.gaps", Reach.NOBODY),
 )
 
 OF_AN_ITERATION = (

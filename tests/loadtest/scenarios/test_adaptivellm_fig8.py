@@ -15,9 +15,11 @@ def of_300_chatbot_requests(kind: str) -> Measured:
 
 
 def test_fair_lowers_the_weighted_turnaround_at_nearly_the_same_throughput() -> None:
+    """Since what rides along is dropped and computed again, fcfs gains 2 % by it, and fair, which preempts more often,
+    loses 1.5 % for a turnaround that is lower by 12 % (loadtest/log/prediction.md)."""
     fcfs, fair = of_300_chatbot_requests("fcfs"), of_300_chatbot_requests("fair")
-    assert fair.turnaround < 0.7 * fcfs.turnaround
-    assert fair.tokens_per_s > 0.97 * fcfs.tokens_per_s
+    assert fair.turnaround < 0.6 * fcfs.turnaround
+    assert fair.tokens_per_s > 0.94 * fcfs.tokens_per_s
     for measured in (fcfs, fair):
         counts = dict(zip(COUNTS, measured.counts, strict=True))
         assert counts["swapped"] > 0
