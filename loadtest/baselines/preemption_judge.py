@@ -85,10 +85,11 @@ class TimedLedger(RecoveryLedger):
     def executed(self, plan: IterationPlan, took: ExecutionTime) -> None:
         """See `service/prediction/recovery_ledger.py`."""
         began = time.perf_counter()
+        heat = self._cost.iteration_time.heat.level
         super().executed(plan, took)
         self.seconds += time.perf_counter() - began
         if plan.computes:
-            self.timings.append((Workload.of(plan), took.seconds))
+            self.timings.append((Workload.of(plan, heat), took.seconds))
 
 
 def recompute_seconds(pool: KvPool, num_tokens: int) -> float:

@@ -100,10 +100,11 @@ class StepRecord:
         device_s = executed_s - max(launched.scheduled_s, self._executed_s)
         # If a later one was launched meanwhile and this one was not waited for, it had ended at some time before.
         is_exact = is_last or (not was_done and executed_s - wait_started_s > _NOTICEABLE_WAIT_S)
+        idle_s = max(0.0, launched.scheduled_s - self._executed_s)
         delayed_s = self._launch_timing.ended(device_s, is_exact=is_exact)
         self._executed_s = executed_s
         try:
-            self._ledger.executed(launched.plan, ExecutionTime(device_s, is_exact, result.compute_s))
+            self._ledger.executed(launched.plan, ExecutionTime(device_s, is_exact, result.compute_s, idle_s))
         except Exception:
             self._unmeasured.tell()
         return Executed(wait_started_s - delayed_s, executed_s, device_s)

@@ -16,7 +16,7 @@ from service.prediction.workload import Workload
 
 PROBE_SEQUENCE_ID = -2
 """Id of the first sequence of a plan; the next ones count down."""
-ROUNDS = 3
+ROUNDS = 4
 SHARES = (128, 64, 32, 16, 8, 4, 2, 1)
 DECODES = (4, 16, 40, 96)
 PROMPTS_BESIDE_DECODES = ((0, 0), (1, 24), (1, 200), (8, 16))
@@ -65,14 +65,18 @@ def calibrate(
         *probes.beside_decodes(min(max_tokens, probes.longest), max_num_seqs),
     ]
     plans.sort(key=lambda plan: plan.num_scheduled_tokens)
-    timing = _Timing(execute, clock, probes.decodes(min(NUM_COOLING, max_num_seqs), 1))
+    timing = _Timing(execute, iteration_time, clock, probes.decodes(min(NUM_COOLING, max_num_seqs), 1))
     stop_s = clock.now_s() + TIME_LIMIT_S
+    # In another order each round, every other one cooled: how fast a GPU's clock runs depends on what came just before.
     shuffled = random.Random(0)
-    for round_number in range(ROUNDS):  # in another order each, as the traffic has none
+    for round_number in range(ROUNDS):
+        is_cooled = round_number % 2 == 0
+        if is_cooled:
+            plans.sort(key=_is_large)
         for plan in plans:
             if clock.now_s() > stop_s:
                 break
-            if plan.num_scheduled_tokens >= LARGE:
+            if is_cooled and _is_large(plan):
                 timing.cool()
             timed = timing.of(plan)
             if round_number == 0 and not timed.is_replayed:  # the first of a size may compile or allocate
@@ -80,6 +84,10 @@ def calibrate(
             iteration_time.calibrate(timed.workload, timed.seconds)
         shuffled.shuffle(plans)
     iteration_time.fit()
+
+
+def _is_large(plan: IterationPlan) -> bool:
+    return plan.num_scheduled_tokens >= LARGE
 
 
 class _Probes:
@@ -152,17 +160,20 @@ class _Timed(NamedTuple):
 
 
 class _Timing:
-    """Times plans, one after another. cooling: decodes."""
+    """Times plans, one after another, and tells the predictor how hot they leave the device. cooling: decodes."""
 
     def __init__(
         self,
         execute: Execute,
+        iteration_time: IterationTime,
         clock: Clock,
         cooling: tuple[ScheduledSequence, ...],
     ) -> None:
         self._execute = execute
+        self._heat = iteration_time.heat
         self._clock = clock
         self._cooling = cooling
+        self._ended_s = clock.now_s()
         self._has_own_clock = False
 
     def of(self, plan: IterationPlan) -> _Timed:
@@ -177,8 +188,7 @@ class _Timing:
         return timed
 
     def cool(self) -> None:
-        """Decode for a while, as between one prompt and the next: a GPU under full load lowers its clock, and so is
-        slower right behind a large iteration. Only where there is a device, with a clock of its own."""
+        """Decode for a while, as between one prompt and the next, if the device has a clock and so tells its heat."""
         if not self._has_own_clock:
             return
         until_s = self._clock.now_s() + COOLING_S
@@ -191,9 +201,15 @@ class _Timing:
     def _compute(self, plan: IterationPlan) -> _Timed:
         started_s = self._clock.now_s()
         result = self._execute(plan)
-        took = ExecutionTime(self._clock.now_s() - started_s, compute_s=result.compute_s)
+        host_s, idle_s = self._clock.now_s() - started_s, started_s - self._ended_s
+        took = ExecutionTime(host_s, is_exact=True, compute_s=result.compute_s, idle_s=idle_s)
+        self._heat.rested(took.rest_s)
+        self._ended_s = started_s + host_s
+        workload = Workload.of(plan, self._heat.level)
         self._has_own_clock = result.compute_s is not None
-        return _Timed(Workload.of(plan), took.seconds, result.is_replayed)
+        if self._has_own_clock:
+            self._heat.executed(took.seconds, is_decode=not workload.num_prompts)
+        return _Timed(workload, took.seconds, result.is_replayed)
 
     def _release(self, items: Iterable[ScheduledSequence]) -> None:
         self._execute(IterationPlan((), released=tuple(item.row for item in items)))

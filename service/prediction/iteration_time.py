@@ -5,7 +5,9 @@ the coefficients. There is one for
 - the iteration;
 - each token, and each past a knee, where a device goes from waiting for memory to computing;
 - each sequence that decodes, and each cached token that it reads;
-- each prompt, which the host takes up, and each pair of its token and one that this attends to.
+- each prompt, which the host takes up, and each pair of its token and one that this attends to;
+- each token of the longest prompt's context: even few tokens have to go through it, one after the other;
+- each second under heat (device_heat.py).
 They are fitted to timings taken at start-up and refreshed while running.
 
 An executor with CUDA graphs computes a few sizes only, each step in the next one with room for it. So tokens and
@@ -23,10 +25,11 @@ from collections.abc import Callable
 from operator import mul
 from statistics import median
 
+from service.prediction.device_heat import DeviceHeat, slowed_s
 from service.prediction.least_squares import Moments, fit_nonnegative
 from service.prediction.workload import Workload
 
-KNEES = (64, 256)
+KNEES = (64, 256, 1024)
 """Tokens."""
 FEATURES = (
     "iteration",
@@ -35,7 +38,9 @@ FEATURES = (
     "decodes",
     "pairs",
     "tokens read",
+    "longest context",
     "prompts",
+    "heat",
 )
 """What each coefficient is for."""
 MIN_OBSERVED = 12
@@ -64,10 +69,11 @@ PaddedSize = Callable[[int, int, int], StepSize | None]
 class IterationTime:
     """Predicts the seconds of an iteration from those that it was told of. Engine thread only.
 
-    padded_size: None for an executor that pads nothing.
+    padded_size: None for an executor that pads nothing. heat: of the device by now; who sees its iterations tells it.
     """
 
     def __init__(self, padded_size: PaddedSize | None = None) -> None:
+        self.heat = DeviceHeat()
         self._padded_size = padded_size
         self._calibration = Moments(len(FEATURES))
         self._prefills = Moments(len(FEATURES), KEEP)
@@ -87,7 +93,7 @@ class IterationTime:
 
     def calibrate(self, workload: Workload, seconds: float) -> None:
         """Take in a timing made on purpose; nothing follows from it before the next `fit`."""
-        self._calibration.add(self.features(workload, self._size(workload)), seconds)
+        self._calibration.add(_learnt(self.features(workload, self._size(workload)), seconds), seconds)
         self._shortest_s = min(self._shortest_s, seconds)
         self._timings.append((workload, seconds))
 
@@ -96,7 +102,7 @@ class IterationTime:
         coefficients anew."""
         size = self._size(workload)
         features = self.features(workload, size)
-        (self._decodes if is_decode else self._prefills).add(features, seconds)
+        (self._decodes if is_decode else self._prefills).add(_learnt(features, seconds), seconds)
         self._shortest_s = min(self._shortest_s, seconds)
         self._num_since_fit += 1
         if self._num_since_fit >= REFIT_EVERY:
@@ -137,14 +143,16 @@ class IterationTime:
         """What each coefficient is multiplied by, in the order of FEATURES. size: as the step is padded."""
         num_tokens, num_decodes = (workload.num_tokens, workload.num_decodes) if size[1] == _UNPADDED else size
         past_knees = [max(0, num_tokens - knee) for knee in KNEES]
-        _, num_pairs, num_read, _, num_prompts = workload
-        return (1.0, num_tokens, *past_knees, num_decodes, num_pairs, num_read, num_prompts)
+        _, num_pairs, num_read, longest_context, _, num_prompts, heat = workload
+        return (1.0, num_tokens, *past_knees, num_decodes, num_pairs, num_read, longest_context, num_prompts, heat)
 
     def _by_law(self, features: tuple[float, ...]) -> float:
-        """No less than the shortest that was seen: of a kind that was hardly seen the coefficients may say 0."""
+        """Linear but for the heat, which costs by the seconds that come out without it. No less than the shortest that
+        was seen: of a kind that was hardly seen the coefficients may say 0."""
         assert self._coefficients is not None
-        seconds: float = sum(map(mul, self._coefficients, features))
-        return max(seconds, self._shortest_s)
+        *coefficients, under_heat = self._coefficients
+        seconds: float = sum(map(mul, coefficients, features))
+        return max(seconds + under_heat * slowed_s(features[-1], seconds), self._shortest_s)
 
     def _correct_by(self, timings: list[tuple[Workload, float]]) -> None:
         by_size: dict[StepSize, list[tuple[Workload, float]]] = {}
@@ -163,7 +171,7 @@ class IterationTime:
 
     def _size(self, workload: Workload) -> StepSize:
         """As the executor pads it. What is not padded shares a correction with what is half to twice as large."""
-        num_tokens, _, _, num_decodes, num_prompts = workload
+        num_tokens, _, _, _, num_decodes, num_prompts, _ = workload
         if self._padded_size is None:
             return num_tokens, num_decodes
         return self._padded_size(num_tokens, num_decodes, num_prompts) or (1 << num_tokens.bit_length(), _UNPADDED)
@@ -173,6 +181,11 @@ def _kind(size: StepSize) -> tuple[int, bool, bool]:
     """As many tokens, that may all decode, or are not padded."""
     num_tokens, num_decodes = size
     return num_tokens, num_decodes == num_tokens, num_decodes == _UNPADDED
+
+
+def _learnt(features: tuple[float, ...], seconds: float) -> tuple[float, ...]:
+    """The features of what took so long, as the law is linear in them: seconds under heat for the heat."""
+    return (*features[:-1], slowed_s(features[-1], seconds))
 
 
 class _Correction:

@@ -37,7 +37,8 @@ class RecoveryLedger:
 
     def iteration_s(self, plan: IterationPlan) -> float | None:
         """What the plan is predicted to take; None before enough has been seen."""
-        return self._cost.iteration_time.predicted_s(Workload.of(plan))
+        iteration_time = self._cost.iteration_time
+        return iteration_time.predicted_s(Workload.of(plan, iteration_time.heat.level))
 
     def preempted(
         self,
@@ -80,13 +81,16 @@ class RecoveryLedger:
 
     def executed(self, plan: IterationPlan, took: ExecutionTime) -> None:
         """Told of every plan, in order."""
-        seconds = took.seconds
+        heat, seconds = self._cost.iteration_time.heat, took.seconds
+        heat.rested(took.rest_s)
         if plan.computes:
             self._last = plan
         if self._recomputing:
             self._share_out(plan, seconds)
         if took.compute_s is not None:
-            self._learn(plan, seconds, _only_decodes(plan))
+            is_decode = _only_decodes(plan)
+            self._learn(plan, seconds, is_decode)
+            heat.executed(seconds, is_decode=is_decode)
             return
         # Where nothing is drawn the executor need not have waited for the device, and the next one waits for both.
         is_awaited = took.is_exact and plan.num_draws > 0
@@ -114,7 +118,7 @@ class RecoveryLedger:
             if self._num_decodes % DECODE_EVERY:
                 return
         iteration_time = self._cost.iteration_time
-        workload = Workload.of(plan)
+        workload = Workload.of(plan, iteration_time.heat.level)
         predicted_s = None if is_decode else iteration_time.predicted_s(workload)
         if predicted_s is not None:
             self._predictions.append(Prediction("recompute", predicted_s, seconds))

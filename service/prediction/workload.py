@@ -8,24 +8,28 @@ from service.core.iteration_plan import IterationPlan
 
 
 class Workload(NamedTuple):
-    """What is known of an iteration before it runs.
+    """What decides an iteration's time.
 
     num_tokens: computed. num_pairs: pairs of a prompt's token and a token that it attends to. num_read: tokens that
-    the sequences with one token attend to. num_decodes, num_prompts: sequences that compute one token, and more.
+    the sequences with one token attend to. longest_context: tokens that the last token of a prompt attends to, of the
+    prompt with the most. num_decodes, num_prompts: sequences that compute one token, and more. heat: of the device when
+    it begins, as of DeviceHeat.
     """
 
     num_tokens: int
     num_pairs: int
     num_read: int
+    longest_context: int
     num_decodes: int
     num_prompts: int
+    heat: float = 0.0
 
     @classmethod
-    def of(cls, plan: IterationPlan) -> Workload:
+    def of(cls, plan: IterationPlan, heat: float = 0.0) -> Workload:
         """What the plan computes."""
         decodes = plan.decodes
         num_decodes, num_tokens = len(decodes), decodes.num_tokens
-        num_read, pairs, num_prompts = int(decodes.num_computed_tokens.sum()) + num_tokens, 0, 0
+        num_read, pairs, longest, num_prompts = int(decodes.num_computed_tokens.sum()) + num_tokens, 0, 0, 0
         for item in plan.scheduled:
             start, count = item.num_computed_tokens, len(item.token_ids)
             num_tokens += count
@@ -35,29 +39,33 @@ class Workload(NamedTuple):
             else:
                 num_prompts += 1
                 pairs += num_attended_pairs(start, count)
-        return cls(num_tokens, pairs, num_read, num_decodes, num_prompts)
+                longest = max(longest, start + count)
+        return cls(num_tokens, pairs, num_read, longest, num_decodes, num_prompts, heat)
 
     @classmethod
-    def of_decodes(cls, num_decodes: int, num_read: int) -> Workload:
+    def of_decodes(cls, num_decodes: int, num_read: int, heat: float = 0.0) -> Workload:
         """Decodes that read `num_read` tokens together."""
-        return cls(num_decodes, 0, num_read, num_decodes, 0)
+        return cls(num_decodes, 0, num_read, 0, num_decodes, 0, heat)
 
     @classmethod
-    def of_chunk(cls, start: int, num_tokens: int, num_decodes: int = 0, num_read: int = 0) -> Workload:
+    def of_chunk(
+        cls, start: int, num_tokens: int, num_decodes: int = 0, num_read: int = 0, heat: float = 0.0
+    ) -> Workload:
         """Tokens start, start + 1, ... of one sequence, beside so many decodes that read `num_read` tokens together."""
-        return cls.of_decodes(num_decodes, num_read).with_chunk(start, num_tokens)
+        return cls.of_decodes(num_decodes, num_read, heat).with_chunk(start, num_tokens)
 
     def with_chunk(self, start: int, num_tokens: int) -> Workload:
         """The same beside tokens start, start + 1, ... of one more sequence."""
         return self._replace(
             num_tokens=self.num_tokens + num_tokens,
             num_pairs=self.num_pairs + num_attended_pairs(start, num_tokens),
+            longest_context=max(self.longest_context, start + num_tokens),
             num_prompts=self.num_prompts + 1,
         )
 
     def decodes(self) -> Workload:
         """Those of them that decode, alone."""
-        return Workload.of_decodes(self.num_decodes, self.num_read)
+        return Workload.of_decodes(self.num_decodes, self.num_read, self.heat)
 
 
 def num_attended_pairs(start: int, num_tokens: int) -> int:

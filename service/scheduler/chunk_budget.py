@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from service.prediction.predictor import Predictor
+from service.prediction.iteration_time import IterationTime
 from service.prediction.workload import Workload
 
 MIN_CHUNK = 32
@@ -74,7 +74,7 @@ class InterTokenTarget:
     the host's part passes meanwhile where iterations overlap. A target too short for any prompt gives the minimum.
     """
 
-    def __init__(self, iteration_time: Predictor[Workload], target_s: float, max_num_batched_tokens: int) -> None:
+    def __init__(self, iteration_time: IterationTime, target_s: float, max_num_batched_tokens: int) -> None:
         self._iteration_time = iteration_time
         self._target_s = target_s
         self._max_tokens = max_num_batched_tokens
@@ -83,10 +83,11 @@ class InterTokenTarget:
         most = self._max_tokens - num_decodes
         if not num_decodes:
             return most
+        heat = self._iteration_time.heat.level
         low, high = min(MIN_CHUNK, most), most
         while low < high:  # the most tokens that end in time; more tokens never take less
             middle = (low + high + 1) // 2
-            workload = Workload.of_chunk(start, middle, num_decodes, num_read)
+            workload = Workload.of_chunk(start, middle, num_decodes, num_read, heat)
             predicted_s = self._iteration_time.predicted_s(workload)
             if predicted_s is None or predicted_s <= self._target_s:
                 low = middle

@@ -13,6 +13,7 @@ from service.core.iteration_result import IterationResult
 from service.core.sequence_group import SequenceGroup
 from service.errors import ServerError
 from service.kvcache.prefix_cache import ChainedPrefixCache
+from service.prediction.iteration_time import IterationTime
 from service.prediction.preemption_cost import Recovery, RecoveryCosts
 from service.prediction.workload import Workload
 from tests.engine.faulty_executor import FaultyExecutor
@@ -464,3 +465,34 @@ def test_it_is_recorded_which_iterations_were_replayed():
     harness.add(harness.request((1, 2), 3))
     harness.run()
     assert {i.batch_size: i.is_replayed for i in harness.sink.iterations} == {2: False, 1: True}
+
+
+class WatchedTime(IterationTime):
+    """Keeps the heat under which iterations were seen."""
+
+    heats: tuple[float, ...] = ()
+
+    def observe(self, workload: Workload, seconds: float, *, is_decode: bool) -> None:
+        super().observe(workload, seconds, is_decode=is_decode)
+        self.heats += (workload.heat,)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_predictor_hears_how_long_the_device_had_nothing_to_do(overlap: bool):
+    class WithClock(ToyExecutor):
+        """Half a second an iteration, by its own clock too."""
+
+        def execute(self, plan: IterationPlan) -> IterationResult:
+            harness.clock.advance(0.5)
+            return replace(super().execute(plan), compute_s=0.5 if plan.scheduled else None)
+
+    harness = Harness(executor=WithClock(64, 4, VOCABULARY), overlap=overlap)
+    harness.cost.iteration_time = watched = WatchedTime()
+    watched.heat.decoded(0.1)
+    for first_id, idle_s in ((0, 0), (16, 0), (32, 60)):
+        harness.clock.advance(idle_s)
+        harness.add(harness.request(tuple(range(first_id, first_id + 16)), 1))
+        harness.run()
+    first, at_once, behind_a_rest = watched.heats
+    assert at_once > 0.4, "a step of the harness rests 0.01 s"
+    assert first == behind_a_rest == pytest.approx(0, abs=1e-6)

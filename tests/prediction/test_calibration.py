@@ -103,12 +103,15 @@ class ThrottledWithClock(WithClock, Throttled):
     pass
 
 
-def test_large_iterations_are_timed_behind_decodes_as_they_run_in_traffic():
+def test_the_time_of_a_device_that_has_rested_is_known_from_one_that_hardly_has():
     iteration_time = IterationTime()
     calibrated(iteration_time, max_tokens=1024, kind=ThrottledWithClock)
     for length in (300, 700, 1000):
         expected = 0.004 + 2e-5 * length + 1e-9 * num_attended_pairs(0, length)
         assert iteration_time.predicted_s(Workload.of_chunk(0, length)) == pytest.approx(expected, rel=0.02)
+    assert iteration_time.predicted_s(Workload.of_chunk(0, 300, heat=0.4)) > 1.02 * iteration_time.predicted_s(
+        Workload.of_chunk(0, 300)
+    )
 
 
 def test_ids_differ_and_are_the_vocabularys():
@@ -173,9 +176,9 @@ def test_prompts_are_taken_up_and_decodes_are_there_already():
         max_num_seqs=64,
         vocab_size=VOCAB_SIZE,
     )
-    decodes = Workload.of_decodes(60, 60 * 100)
+    decodes = Workload(60, 0, 60 * 100, 0, 60, 0)
     assert iteration_time.predicted_s(decodes) == pytest.approx(0.004 + 60 * (2e-5 + 100e-9), rel=0.02)
-    burst = Workload(30 * 16, 30 * num_attended_pairs(0, 16), 0, 0, 30)
+    burst = Workload(30 * 16, 30 * num_attended_pairs(0, 16), 0, 16, 0, 30)
     taken = 0.004 + 30 * (16 * 2e-5 + NEW_SEQUENCE_S)
     assert iteration_time.predicted_s(burst) == pytest.approx(taken, rel=0.02)
 

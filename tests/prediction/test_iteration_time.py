@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from service.core.iteration_plan import GrownTables, IterationPlan, ScheduledDecodes, ScheduledSequence
 from service.core.sampling_params import SamplingParams
+from service.prediction.device_heat import slowed_s
 from service.prediction.iteration_time import MIN_OBSERVED, IterationTime, PaddedSize, StepSize
 from service.prediction.workload import Workload, num_attended_pairs
 
@@ -38,7 +39,7 @@ def learnt(noise: float = 0.0) -> IterationTime:
         seconds = device_s(workload) * (1 + chance.uniform(-noise, noise))
         iteration_time.observe(workload, seconds, is_decode=False)
     for decodes in range(1, 256, 8):
-        workload = Workload.of_decodes(decodes, decodes * 1000)
+        workload = Workload(decodes, 0, decodes * 1000, 0, decodes, 0)
         iteration_time.observe(workload, device_s(workload) * (1 + chance.uniform(-noise, noise)), is_decode=True)
     return iteration_time
 
@@ -66,7 +67,7 @@ def test_nothing_is_predicted_before_enough_was_seen():
         iteration_time.calibrate(workload, 1.0)
     iteration_time.fit()
     assert iteration_time.predicted_s(Workload.of_chunk(0, 6)) is None
-    iteration_time.calibrate(Workload(5, 15, 0, 0, 1), 1.0)
+    iteration_time.calibrate(Workload(5, 15, 0, 5, 0, 1), 1.0)
     iteration_time.fit()
     assert iteration_time.predicted_s(Workload.of_chunk(0, 6)) is not None
 
@@ -76,7 +77,7 @@ def test_an_iteration_of_a_kind_that_was_not_seen_takes_no_less_than_the_shortes
     for context in range(64, 128):  # as if nothing else had a price
         iteration_time.observe(Workload.of_chunk(context - 32, 32), 1e-4 * context, is_decode=False)
     iteration_time.fit()
-    for workload in (Workload.of_decodes(9, 900), Workload.of_decodes(0, 0)):
+    for workload in (Workload(9, 0, 900, 0, 9, 0), Workload(0, 0, 0, 0, 0, 0)):
         assert iteration_time.predicted_s(workload) == pytest.approx(64e-4)
     assert iteration_time.predicted_s(Workload.of_chunk(88, 32)) == pytest.approx(120e-4, rel=0.01)
 
@@ -86,7 +87,7 @@ def test_a_machine_that_has_become_slower_is_noticed():
     for workload in some_workloads(1500, 5):
         iteration_time.observe(workload, 2 * device_s(workload), is_decode=False)
     for decodes in range(1, 256):
-        workload = Workload.of_decodes(decodes, decodes * 1000)
+        workload = Workload(decodes, 0, decodes * 1000, 0, decodes, 0)
         for _ in range(4):
             iteration_time.observe(workload, 2 * device_s(workload), is_decode=True)
     for workload in some_workloads(20, 6):
@@ -104,8 +105,8 @@ def staircase_s(workload: Workload) -> float:
     """A device with CUDA graphs, whose tiles fit some sizes better than others."""
     size, num_decodes = padded_size(workload.num_tokens, workload.num_decodes, 1)
     off_the_law = 1 + 0.06 * math.sin(size)
-    attention_s = 1e-9 * workload.num_pairs + 8e-6 * num_decodes
-    return off_the_law * device_s(Workload(size, 0, workload.num_read, 0, 1)) + attention_s
+    attention_s = 1e-9 * workload.num_pairs + 5e-7 * workload.longest_context + 8e-6 * num_decodes
+    return off_the_law * device_s(Workload(size, 0, workload.num_read, 0, 0, 1)) + attention_s
 
 
 def calibrated(padded: PaddedSize | None) -> IterationTime:
@@ -169,7 +170,7 @@ def test_steps_that_are_not_padded_share_a_correction_with_those_about_as_large(
     iteration_time = calibrated(
         lambda tokens, decodes, prompts: None if prompts > 16 else padded_size(tokens, decodes, 1)
     )
-    eager = Workload(264, 2000, 1400, 38, 17)
+    eager = Workload(264, 2000, 1400, 36, 38, 17)
     larger, padded = eager._replace(num_tokens=300), eager._replace(num_prompts=4)
     by_law = [iteration_time.predicted_s(workload) for workload in (eager, larger, padded)]
     for _ in range(30):
@@ -186,7 +187,7 @@ def test_the_workload_of_a_plan():
         return ScheduledSequence(sequence_id, 1 + sequence_id, (0,) * num_tokens, start, 0, (), params, ())
 
     plan = IterationPlan((share(0, 1, 99), share(1, 1, 9), share(2, 4, 2)))
-    assert Workload.of(plan) == Workload(6, 3 + 4 + 5 + 6, 110, 2, 1)
+    assert Workload.of(plan) == Workload(6, 3 + 4 + 5 + 6, 110, 6, 2, 1)
 
 
 def test_a_decode_counts_the_same_in_columns_and_by_itself():
@@ -195,7 +196,7 @@ def test_a_decode_counts_the_same_in_columns_and_by_itself():
     ids, none = np.arange(3), np.arange(0)
     columns = ScheduledDecodes(1, ids, 1 + ids, ids, 8 + ids, np.ones_like(ids), 3, GrownTables(none, none, none))
     in_columns = IterationPlan((), decodes=columns)
-    assert Workload.of(in_columns) == Workload.of(IterationPlan(one_by_one)) == Workload.of_decodes(3, 30)
+    assert Workload.of(in_columns) == Workload.of(IterationPlan(one_by_one)) == Workload(3, 0, 30, 0, 3, 0)
 
 
 def test_a_size_that_was_not_seen_is_as_far_off_the_law_as_one_of_as_many_tokens():
@@ -218,8 +219,27 @@ def test_decodes_share_nothing_with_prompts_of_as_many_tokens():
     for num_tokens in range(2, 60):
         iteration_time.calibrate(Workload.of_chunk(0, num_tokens), 0.01)
     iteration_time.fit()
-    decodes = Workload.of_decodes(60, 6000)
+    decodes = Workload(60, 0, 6000, 0, 60, 0)
     for _ in range(20):
         iteration_time.observe(decodes, 0.005, is_decode=True)
     assert iteration_time.predicted_s(decodes) == pytest.approx(0.005, rel=0.01)
     assert iteration_time.predicted_s(Workload.of_chunk(0, 40)) == pytest.approx(0.01, rel=0.01)
+
+
+def heated_s(workload: Workload) -> float:
+    """A device that computes 14 % slower under full heat."""
+    seconds = device_s(workload)
+    return seconds + 0.14 * slowed_s(workload.heat, seconds)
+
+
+def test_what_heat_costs_is_learnt():
+    chance = random.Random(2)
+    iteration_time = IterationTime()
+    for workload in some_workloads(200, 0):
+        hot = workload._replace(heat=chance.choice((0.0, chance.random())))
+        iteration_time.calibrate(hot, heated_s(hot))
+    iteration_time.fit()
+    for workload in some_workloads(50, 1):
+        for heat in (0.0, 0.3, 0.9):
+            hot = workload._replace(heat=heat)
+            assert iteration_time.predicted_s(hot) == pytest.approx(heated_s(hot), rel=0.005)

@@ -136,6 +136,37 @@ def test_a_devices_own_clock_counts_whatever_the_host_did_meanwhile(cost: Preemp
     assert group.preemptions[0].actual_s == 0.2
 
 
+def test_what_the_device_computed_before_counts_until_it_has_rested(cost: PreemptionCost):
+    iteration_time = cost.iteration_time
+    ledger, heat = RecoveryLedger(cost), iteration_time.heat
+    ledger.executed(plan(1, start=9), ExecutionTime(0.01, compute_s=0.01))
+    assert heat.level == 0
+    ledger.executed(plan(500), ExecutionTime(0.2, compute_s=0.2))
+    hot = heat.level
+    assert hot > 0.9
+    ledger.executed(plan(1, start=500), ExecutionTime(0.01, compute_s=0.01))
+    assert 0 < heat.level < hot
+    ledger.executed(plan(500), ExecutionTime(0.2, compute_s=0.2, idle_s=10.0))
+    assert heat.level == pytest.approx(hot, rel=0.01), "as after a rest"
+    ledger.executed(plan(1, start=500), ExecutionTime(10.0, compute_s=0.01))
+    assert heat.level < 1e-9, "the host let it rest"
+
+
+def test_an_iteration_is_predicted_for_the_heat_that_it_meets(cost: PreemptionCost):
+    ledger, iteration_time = RecoveryLedger(cost), cost.iteration_time
+    for start in range(40):  # behind a rest, and at once behind that one
+        ledger.executed(plan(400 + start), ExecutionTime(0.1, compute_s=0.1, idle_s=10.0))
+        ledger.executed(plan(400 + start), ExecutionTime(0.12, compute_s=0.12))
+        ledger.executed(plan(1, start=9), ExecutionTime(0.01, compute_s=0.01))
+    iteration_time.fit()
+    ledger.take_predictions()
+    ledger.executed(plan(420), ExecutionTime(0.1, compute_s=0.1, idle_s=10.0))
+    ledger.executed(plan(420), ExecutionTime(0.12, compute_s=0.12))
+    behind_a_rest, at_once = ledger.take_predictions()
+    assert at_once.predicted_s > 1.1 * behind_a_rest.predicted_s
+    assert ledger.iteration_s(plan(420)) == pytest.approx(at_once.predicted_s, rel=0.05)
+
+
 def test_the_last_preemptions_of_a_request_are_kept_and_all_are_counted():
     harness = Harness(num_blocks=6, block_size=1, max_num_batched_tokens=32, max_num_seqs=2)
     for seed in range(2):

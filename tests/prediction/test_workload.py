@@ -14,6 +14,7 @@ def test_a_plans_workload_is_that_of_its_decodes_beside_its_chunks():
     work = Workload.of(plan)
     assert work == Workload.of_decodes(2, 30).with_chunk(30, 7).with_chunk(0, 4)
     assert work.decodes() == Workload.of(IterationPlan(plan.scheduled[:2]))
+    assert work.longest_context == 37
 
 
 def test_each_token_attends_to_those_before_it_and_itself():

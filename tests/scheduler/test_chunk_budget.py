@@ -36,7 +36,7 @@ def learnt() -> IterationTime:
             iteration_time.calibrate(workload, device_s(workload))
     for count in (1, 10, 50, 100):
         for context in (1, 500):
-            workload = Workload.of_decodes(count, count * context)
+            workload = Workload(count, 0, count * context, 0, count, 0)
             iteration_time.observe(workload, device_s(workload), is_decode=True)
     iteration_time.fit()
     return iteration_time
