@@ -15,9 +15,10 @@ _REQUEST_LINE = re.compile(
 _HEADER = re.compile(rb"(" + _TOKEN + rb"):[ \t]*([\t \x21-\x7e\x80-\xff]*)")
 _HOST = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=%:\[\]-]*")
 _CHUNK_LINE = re.compile(
-    rb"([0-9A-Fa-f]{1,15})(?:;(?:" + _TOKEN + rb")?(?:=(?:" + _TOKEN + rb'|"[^"\x00-\x08\x0a-\x1f]*"))?)*'
+    rb"0*([0-9A-Fa-f]{1,15})(?:;(?:" + _TOKEN + rb")?(?:=(?:" + _TOKEN + rb'|"[^"\x00-\x08\x0a-\x1f]*"))?)*'
 )
-"""As our parser reads extensions: no white space around `;`, and the name may be missing. Neither moves a border."""
+"""As our parser reads extensions: no white space around `;`, and the name may be missing. Neither moves a border, and
+nor do zeros before a size, however many."""
 
 _METHODS = frozenset(
     b"GET HEAD POST PUT DELETE CONNECT OPTIONS TRACE PATCH COPY LOCK MKCOL MOVE PROPFIND PROPPATCH SEARCH UNLOCK BIND"

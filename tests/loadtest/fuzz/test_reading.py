@@ -15,6 +15,11 @@ def test_whole_requests_are_counted_to_the_end() -> None:
     assert read.rest is Rest.NOTHING
 
 
+def test_zeros_before_the_size_of_a_chunk_change_nothing() -> None:
+    chunked = POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"0" * 40 + b"2\r\n{}\r\n" + b"0" * 53 + b"\r\n\r\n"
+    assert len(read_requests(chunked + GET).requests) == 2
+
+
 @pytest.mark.parametrize(
     "last",
     [
