@@ -24,7 +24,7 @@ class MovingAverage:
         self._means[kind] = count + 1, mean_s + (seconds - mean_s) * max(RATE, 1 / (count + 1))
 
     def predicted_s(self, work: Workload) -> float | None:
-        """`Predictor`. Of a kind that was not seen yet: as the nearest one, one with prompts too if there is any."""
+        """As IterationTime's. Of a kind that was not seen yet: as the nearest one, with prompts too if there is any."""
         if not self._means:
             return None
         has_prompts, size = _kind(work)

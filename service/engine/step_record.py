@@ -105,7 +105,7 @@ class StepRecord:
         self._executed_s = executed_s
         try:
             self._ledger.executed(launched.plan, ExecutionTime(device_s, is_exact, result.compute_s, idle_s))
-        except Exception:
+        except Exception:  # of a predictor that learns: nobody's tokens hang on it
             self._unmeasured.tell()
         return Executed(wait_started_s - delayed_s, executed_s, device_s)
 
@@ -119,7 +119,7 @@ class StepRecord:
         """The result is the requests' now."""
         try:
             self._stats_sink.record_iteration(self._stats(launched, result, executed, tokens))
-        except Exception:
+        except Exception:  # the tokens are told already, and the figures are lost
             self._unmeasured.tell()
 
     def _stats(
@@ -150,6 +150,6 @@ class StepRecord:
         """A fault of the predictor is one more reason not to know."""
         try:
             return self._ledger.iteration_s(plan)
-        except Exception:
+        except Exception:  # the launch is then not delayed
             self._unmeasured.tell()
             return None

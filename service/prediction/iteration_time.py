@@ -131,7 +131,7 @@ class IterationTime:
             self._correct_by(timings)
 
     def predicted_s(self, work: Workload) -> float | None:
-        """`Predictor`."""
+        """Seconds that the iteration is predicted to take; None before enough was seen to tell."""
         if self._coefficients is None:
             return None
         size = self._size(work)

@@ -48,7 +48,7 @@ class SwapTime:
         self._ways[copies.to_host].observe(copies, seconds)
 
     def predicted_s(self, work: Copies) -> float | None:
-        """`Predictor`."""
+        """Seconds that the copies are predicted to take; None before enough was seen to tell."""
         return self._ways[work.to_host].predicted_s(work)
 
     def there_and_back_s(self, num_blocks: int) -> float | None:

@@ -26,10 +26,6 @@ class ChoicesFile:
         self._path = path
         self.kept = None if path is None else _read(path)
 
-    @property
-    def is_named(self) -> bool:
-        return self._path is not None
-
     def fitting(self, made_for: MadeFor, candidates: Sequence[GraphSize]) -> StepChoices | None:
         """The file's choices; None if it is not there yet. Raises ConfigError naming the first field by which they are
         of something else. candidates: of which the sizes of graphs are some, the first of them included."""
