@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import time
-
 import pytest
 import tokenizers
 from hypothesis import given
@@ -11,6 +9,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from service.settings.settings import QUICKSTART_MODEL
 from service.text import long_text
 from service.text.long_text import PieceEncoder, UndividedTextTooLong, encode_unlocked
+from tests.complexity.growth import MOST_GROWTH, Work, WorstInput, least_growth
 from tests.text import tiny_tokenizers
 
 LLAMA_3 = (
@@ -154,14 +153,8 @@ WORST |= {
 def test_the_time_grows_with_the_text_and_no_faster(tokenizer: str, kind: str) -> None:
     encoder = PieceEncoder(TOKENIZERS[tokenizer])
 
-    def seconds(num_characters: int) -> float:
+    def encode(num_characters: int) -> Work:
         text = WORST[kind] * (num_characters // len(WORST[kind]))
-        taken = []
-        for _ in range(3):
-            began_s = time.process_time()
-            encoder.encode(text, add_special_tokens=False)
-            taken.append(time.process_time() - began_s)
-        return min(taken)
+        return lambda: encoder.encode(text, add_special_tokens=False)
 
-    first, third = (max(seconds(num_characters), 0.002) for num_characters in (15_000, 60_000))
-    assert third < 9 * first
+    assert least_growth(WorstInput(kind, (), encode, 15_000, 60_000, "pool")) < MOST_GROWTH

@@ -15,6 +15,7 @@ from service.api.calls.large_json import parse_large
 from service.errors import InvalidRequest
 from tests.api.running_server import RunningServer, Scene, running
 from tests.api.wire import COMPLETIONS, completion, error_of
+from tests.complexity.growth import MOST_GROWTH, Work, WorstInput, least_growth
 
 IDS = list(range(-50, 30_000))
 values = st.recursive(
@@ -98,20 +99,16 @@ HOSTILE = {
 def test_the_time_grows_with_the_body_and_no_faster(kind: str) -> None:
     before, repeated, behind = HOSTILE[kind]
 
-    def seconds(num_bytes: int) -> float:
+    def parse(num_bytes: int) -> Work:
         body = before + repeated * (num_bytes // len(repeated)) + behind
-        taken = []
-        for _ in range(3):
-            began_s = time.thread_time()
+
+        def work() -> None:
             with contextlib.suppress(InvalidRequest, orjson.JSONDecodeError):
                 parse_large(body)
-            taken.append(time.thread_time() - began_s)
-        return min(taken)
 
-    assert seconds(20_000) < 0.3
-    first, second, third = (max(seconds(num_bytes), 0.003) for num_bytes in (300_000, 600_000, 1_200_000))
-    assert second < 3 * first
-    assert third < 3 * second
+        return work
+
+    assert least_growth(WorstInput(kind, (), parse, 300_000, 1_200_000, "pool")) < MOST_GROWTH
 
 
 @given(
