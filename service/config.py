@@ -77,6 +77,7 @@ class ApiConfig:
     served_model_names: the names clients may use; the first is the one in answers.
     api_keys: accepted bearer keys, each as KEY or NAME:KEY; none means that the API is open. Keys of one name are one
     client's.
+    admin_api_keys: likewise, of operators: these may call the routes that change the server, too. None: nobody may.
     guard_metrics: /metrics asks for a key too.
     prefix_cache_scope: who shares cached prefixes: requests of one key's name (`key`), or `all`.
     max_requests_per_key: requests of one key's name that run or wait at most; beyond, 429.
@@ -96,6 +97,7 @@ class ApiConfig:
 
     served_model_names: tuple[str, ...]
     api_keys: tuple[str, ...] = ()
+    admin_api_keys: tuple[str, ...] = ()
     guard_metrics: bool = False
     prefix_cache_scope: Literal["key", "all"] = "key"
     max_requests_per_key: int | None = None

@@ -10,6 +10,7 @@
           ContextLengthExceeded
         AuthenticationFailed     401
         HostNotAllowed           403
+        PermissionDenied         403
         NotFound                 404
           ModelNotFound
         MethodNotAllowed         405
@@ -90,6 +91,14 @@ class HostNotAllowed(RequestError):
     status = 403
     error_type = "invalid_request_error"
     code = "host_not_allowed"
+
+
+class PermissionDenied(RequestError):
+    """Who calls is known, or need not be, and may not do this."""
+
+    status = 403
+    error_type = "invalid_request_error"
+    code = "permission_denied"
 
 
 class NotFound(RequestError):

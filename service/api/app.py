@@ -72,7 +72,12 @@ def create_app(
             *_cross_origin(config.allowed_origins),
             Middleware(ErrorBarrier, recorder=recorder),
             *([] if "*" in config.allowed_hosts else [Middleware(AllowedHosts, names=config.allowed_hosts)]),
-            Middleware(BearerAuth, keys=config.api_keys, guards_metrics=config.guard_metrics),
+            Middleware(
+                BearerAuth,
+                keys=config.api_keys,
+                admin_keys=config.admin_api_keys,
+                guards_metrics=config.guard_metrics,
+            ),
             *([] if config.max_requests_per_key is None else [Middleware(KeyLimit, most=config.max_requests_per_key)]),
             Middleware(
                 BodyLimits,

@@ -12,8 +12,8 @@ _KEY = re.compile(r"[!-~]+")
 """What a header can carry: printable ASCII without spaces."""
 
 
-def read_api_keys(path: Path) -> tuple[str, ...]:
-    """The entries, each KEY or NAME:KEY. Empty lines are skipped, and lines that begin with #.
+def read_api_keys(path: Path, setting: str) -> tuple[str, ...]:
+    """The entries, each KEY or NAME:KEY. Empty lines are skipped, and lines that begin with #. setting: its name.
 
     Raises ConfigError, which names the line and never shows what is in it.
     """
@@ -22,11 +22,11 @@ def read_api_keys(path: Path) -> tuple[str, ...]:
             data = file.read(_MAX_BYTES + 1)
         text = data.decode("utf-8-sig")
     except OSError as fault:
-        raise ConfigError(f"api-key-file: {path} cannot be read: {fault.strerror}") from None
+        raise ConfigError(f"{setting}: {path} cannot be read: {fault.strerror}") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"api-key-file: {path} is not text in UTF-8") from None
+        raise ConfigError(f"{setting}: {path} is not text in UTF-8") from None
     if len(data) > _MAX_BYTES:
-        raise ConfigError(f"api-key-file: {path} has more than {_MAX_BYTES} bytes")
+        raise ConfigError(f"{setting}: {path} has more than {_MAX_BYTES} bytes")
     line_of: dict[str, int] = {}
     entries = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -35,11 +35,11 @@ def read_api_keys(path: Path) -> tuple[str, ...]:
             continue
         key = entry.rpartition(":")[2]
         if not _KEY.fullmatch(key):
-            raise ConfigError(f"api-key-file: line {number} is not KEY or NAME:KEY of printable ASCII without spaces")
+            raise ConfigError(f"{setting}: line {number} is not KEY or NAME:KEY of printable ASCII without spaces")
         if key in line_of:
-            raise ConfigError(f"api-key-file: line {number} has the key of line {line_of[key]}")
+            raise ConfigError(f"{setting}: line {number} has the key of line {line_of[key]}")
         line_of[key] = number
         entries.append(entry)
     if not entries:
-        raise ConfigError(f"api-key-file: {path} holds no key")
+        raise ConfigError(f"{setting}: {path} holds no key")
     return tuple(entries)

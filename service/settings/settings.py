@@ -28,7 +28,7 @@ from service.settings.service_links import is_service_link
 ENV_PREFIX = "HEADRACE_"
 QUICKSTART_MODEL = Path(__file__).parents[1] / "quickstart" / "model"
 QUICKSTART_NAME = "headrace-quickstart"
-SECRETS = frozenset({"api_key"})
+SECRETS = frozenset({"api_key", "admin_api_key"})
 _HOST_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
@@ -79,6 +79,12 @@ class Settings(BaseSettings):
     )
     api_key_file: Path | None = Field(
         None, description="file with accepted bearer keys, one a line, each KEY or NAME:KEY; read at the start"
+    )
+    admin_api_key: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="bearer keys of operators, comma-separated, each KEY or NAME:KEY; no admin routes if left out"
+    )
+    admin_api_key_file: Path | None = Field(
+        None, description="file with bearer keys of operators, one a line, each KEY or NAME:KEY; read at the start"
     )
     max_requests_per_key: int | None = Field(
         None, ge=1, description="requests of one key that run or wait at most; beyond, 429; no limit if left out"
@@ -184,8 +190,9 @@ class Settings(BaseSettings):
     config: Path | None = Field(None, description="YAML file with any of these settings")
 
     _keys_of_file: tuple[str, ...] = ()
+    _admin_keys_of_file: tuple[str, ...] = ()
 
-    @field_validator("served_model_name", "api_key", "allowed_hosts", "allowed_origins", mode="before")
+    @field_validator("served_model_name", "api_key", "admin_api_key", "allowed_hosts", "allowed_origins", mode="before")
     @classmethod
     def _split_list(cls, value: object) -> object:
         if not isinstance(value, str | list | tuple):
@@ -196,7 +203,7 @@ class Settings(BaseSettings):
             raise ValueError("holds nothing; leave it out instead")
         return stripped
 
-    @field_validator("api_key")
+    @field_validator("api_key", "admin_api_key")
     @classmethod
     def _check_keys(cls, keys: tuple[str, ...]) -> tuple[str, ...]:
         if any(not entry.rpartition(":")[2] for entry in keys):
@@ -211,12 +218,21 @@ class Settings(BaseSettings):
         return names
 
     @model_validator(mode="after")
-    def _read_key_file(self) -> Settings:
-        if self.api_key_file is not None:
-            try:
-                self._keys_of_file = read_api_keys(self.api_key_file)
-            except ConfigError as fault:
-                raise ValueError(str(fault)) from None
+    def _read_key_files(self) -> Settings:
+        try:
+            if self.api_key_file is not None:
+                self._keys_of_file = read_api_keys(self.api_key_file, "api-key-file")
+            if self.admin_api_key_file is not None:
+                self._admin_keys_of_file = read_api_keys(self.admin_api_key_file, "admin-api-key-file")
+        except ConfigError as fault:
+            raise ValueError(str(fault)) from None
+        return self
+
+    @model_validator(mode="after")
+    def _check_admin_keys(self) -> Settings:
+        keys, admin_keys = ({entry.rpartition(":")[2] for entry in each} for each in (self._keys(), self._admin_keys()))
+        if keys & admin_keys:
+            raise ValueError("a key of admin-api-key is one of api-key, too: whoever calls would be an operator")
         return self
 
     @model_validator(mode="after")
@@ -321,6 +337,7 @@ class Settings(BaseSettings):
         return ApiConfig(
             served_model_names=self.served_model_name or (self.public_model_name(),),
             api_keys=self._keys(),
+            admin_api_keys=self._admin_keys(),
             guard_metrics=self.guard_metrics,
             prefix_cache_scope=self.prefix_cache_scope,
             max_requests_per_key=self.max_requests_per_key,
@@ -336,6 +353,9 @@ class Settings(BaseSettings):
 
     def _keys(self) -> tuple[str, ...]:
         return self.api_key + self._keys_of_file
+
+    def _admin_keys(self) -> tuple[str, ...]:
+        return self.admin_api_key + self._admin_keys_of_file
 
     def _hosts(self) -> tuple[str, ...]:
         """Behind a loopback address without keys there is one user, with a browser; elsewhere the server has names that

@@ -15,7 +15,7 @@ def file(tmp_path: Path) -> Path:
 
 def test_one_key_a_line_with_comments(file: Path):
     file.write_bytes("\ufeff# of the team\r\n\r\n  ann:sk-a \r\nann:sk-b\nsk-c\n  # ünd\nJürgen:x:sk-d".encode())
-    assert read_api_keys(file) == ("ann:sk-a", "ann:sk-b", "sk-c", "Jürgen:x:sk-d")
+    assert read_api_keys(file, "api-key-file") == ("ann:sk-a", "ann:sk-b", "sk-c", "Jürgen:x:sk-d")
 
 
 @pytest.mark.parametrize(
@@ -34,12 +34,12 @@ def test_one_key_a_line_with_comments(file: Path):
 def test_what_is_wrong_is_told_by_its_line_and_never_shown(file: Path, content: bytes, reason: str):
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=reason) as refused:
-        read_api_keys(file)
+        read_api_keys(file, "api-key-file")
     assert "secr" not in str(refused.value)
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"api-key-file: .*/nowhere cannot be read: No such file"):
-        read_api_keys(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r"admin-api-key-file: .*/nowhere cannot be read: No such file"):
+        read_api_keys(tmp_path / "nowhere", "admin-api-key-file")
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
-        read_api_keys(tmp_path)
+        read_api_keys(tmp_path, "api-key-file")

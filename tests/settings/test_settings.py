@@ -129,6 +129,22 @@ def test_keys_may_come_from_a_file_and_are_shown_nowhere(tmp_path: Path):
     assert "hidden" not in str(refused.value)
 
 
+def test_keys_of_operators_are_others_and_shown_nowhere(tmp_path: Path):
+    file = tmp_path / "keys"
+    file.write_text("ops:hidden-2\n")
+    settings = read_settings(["--admin-api-key", "hidden-1", "--admin-api-key-file", str(file), "--api-key", "sk-a"])
+    assert settings.api_config().admin_api_keys == ("hidden-1", "ops:hidden-2")
+    assert settings.api_config().api_keys == ("sk-a",)
+    assert "hidden" not in str(settings.non_default())
+    assert "hidden-2" not in repr(settings)
+    with pytest.raises(ConfigError, match="is one of api-key, too") as refused:
+        read_settings(["--api-key", "ann:hidden-2", "--admin-api-key-file", str(file)])
+    assert "hidden" not in str(refused.value)
+    file.write_text("")
+    with pytest.raises(ConfigError, match=r"^admin-api-key-file: .* holds no key"):
+        read_settings(["--admin-api-key-file", str(file)])
+
+
 @pytest.mark.parametrize(
     ("flags", "hosts"),
     [

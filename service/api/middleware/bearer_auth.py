@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -18,32 +18,52 @@ class BearerAuth:
     open. No keys: all is open.
 
     keys: each KEY or NAME:KEY. The name stands for the client in shares, traces and the access log; a key without one
-    is known by the beginning of its digest.
+    is known by the beginning of its digest. admin_keys: likewise, of operators; they open everything, and are told by
+    `is_admin` in the scope's state.
 
     Decides on `scope["path"]`, never on a URL put together from headers. Keys are looked up by their digests, so the
     time that takes tells nothing of a key, and does not grow with their number.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str], guards_metrics: bool = False) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: Sequence[str], admin_keys: Sequence[str] = (), guards_metrics: bool = False
+    ) -> None:
         self._app = app
         self._open_paths = _OPEN_PATHS if guards_metrics else _OPEN_PATHS | {"/metrics"}
-        self._name_of: dict[bytes, str] = {}
-        for entry in keys:
-            name, _, key = entry.rpartition(":")
-            digest = hashlib.sha256(key.encode()).digest()
-            self._name_of[digest] = name or digest.hex()[:16]
+        self._name_of = _names_by_digest(keys)
+        self._admin_of = _names_by_digest(admin_keys)
 
     @http_only
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._name_of and scope["path"] not in self._open_paths:
-            scope.setdefault("state", {})["client"] = self._check(header_of(scope, b"authorization"))
+        if (self._name_of or self._admin_of) and scope["path"] not in self._open_paths:
+            self._note_client(scope)
         await self._app(scope, receive, send)
 
-    def _check(self, authorization: str) -> str:
-        """The name of the key's owner."""
-        scheme, _, key = authorization.partition(" ")
-        digest = hashlib.sha256(key.strip().encode()).digest()
-        name = self._name_of.get(digest)
-        if scheme.lower() != "bearer" or name is None:
+    def _note_client(self, scope: Scope) -> None:
+        """Into the scope's state. AuthenticationFailed if there are keys, and this is none of them."""
+        digest = _digest_of_bearer(header_of(scope, b"authorization"))
+        admin = self._admin_of.get(digest)
+        name = self._name_of.get(digest) if admin is None else admin
+        if name is None and self._name_of:
             raise AuthenticationFailed("Incorrect or missing API key.")
-        return name
+        if name is not None:
+            scope.setdefault("state", {}).update(client=name, is_admin=admin is not None)
+
+
+def _names_by_digest(entries: Sequence[str]) -> Mapping[bytes, str]:
+    names = {}
+    for entry in entries:
+        name, _, key = entry.rpartition(":")
+        digest = _digest(key)
+        names[digest] = name or digest.hex()[:16]
+    return names
+
+
+def _digest_of_bearer(authorization: str) -> bytes:
+    """Nobody's, if it is no bearer key."""
+    scheme, _, key = authorization.partition(" ")
+    return _digest(key.strip()) if scheme.lower() == "bearer" else b""
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()

@@ -54,3 +54,12 @@ def test_metrics_can_be_guarded_and_keys_have_names() -> None:
 
         made = http.post(COMPLETIONS, json=completion(), headers={"Authorization": "Bearer sk-a"}).json()["id"]
         assert [trace(key, made) for key in ("sk-a", "sk-b", "sk-c")] == [200, 200, 404]
+
+
+def test_an_admin_key_opens_all_and_leaves_an_open_server_open() -> None:
+    for keys, without_key in ((("ann:sk-a",), 401), ((), 200)):
+        config = replace(Scene().config, api_keys=keys, admin_api_keys=("ops:sk-admin",))
+        with running(Scene(config=config)) as server, httpx.Client(base_url=server.base_url) as http:
+            assert http.get("/v1/models").status_code == without_key
+            assert http.get("/v1/models", headers={"Authorization": "Bearer no-key"}).status_code == without_key
+            assert http.get("/v1/models", headers={"Authorization": "Bearer sk-admin"}).status_code == 200

@@ -1,0 +1,32 @@
+"""The guard of routes that change the server: a route asks for it where it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import wraps
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.api.scope import client_of
+from service.config import ApiConfig
+from service.errors import AuthenticationFailed, PermissionDenied
+
+Answer = Callable[[Request], Awaitable[Response]]
+
+
+def admin_only(answer: Answer, config: ApiConfig) -> Answer:
+    """Answers callers with an admin key (`BearerAuth` has looked at it) as `answer` does; refuses all others before
+    their body is read, and everybody on a server that has no such keys: an open server is open for its users."""
+
+    @wraps(answer)
+    async def guarded(http: Request) -> Response:
+        if not config.admin_api_keys:
+            raise PermissionDenied("This route is for operators; this server has no admin key (--admin-api-key).")
+        if not http.scope.get("state", {}).get("is_admin", False):
+            if client_of(http.scope):
+                raise PermissionDenied("This route asks for an admin key; this key is none.")
+            raise AuthenticationFailed("Incorrect or missing admin API key.")
+        return await answer(http)
+
+    return guarded
