@@ -17,8 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.api.call_trace import TraceStore
 from service.api.context import ApiContext
-from service.api.endpoints.chat_completions import ChatCompletions
-from service.api.endpoints.completions import Completions
+from service.api.endpoints.generating import GENERATING, PATHS
 from service.api.endpoints.health import Health
 from service.api.endpoints.metrics import Metrics
 from service.api.endpoints.models import Models
@@ -78,7 +77,7 @@ def create_app(
                 admin_keys=config.admin_api_keys,
                 guards_metrics=config.guard_metrics,
             ),
-            *([] if config.max_requests_per_key is None else [Middleware(KeyLimit, most=config.max_requests_per_key)]),
+            *_key_limit(config.max_requests_per_key),
             Middleware(
                 BodyLimits,
                 max_bytes=config.max_body_bytes,
@@ -103,6 +102,10 @@ class _App(Starlette):
         return app
 
 
+def _key_limit(most: int | None) -> list[Middleware]:
+    return [] if most is None else [Middleware(KeyLimit, most=most, paths=PATHS)]
+
+
 def _cross_origin(origins: Sequence[str]) -> list[Middleware]:
     """Lets pages of these origins call; a browser asks beforehand, without a key."""
     if not origins:
@@ -121,8 +124,7 @@ def _cross_origin(origins: Sequence[str]) -> list[Middleware]:
 def _routes(context: ApiContext, registry: CollectorRegistry) -> list[Route]:
     health, models, tokenize = Health(context), Models(context), Tokenize(context)
     return [
-        _route("/v1/completions", Completions(context).create, "POST"),
-        _route("/v1/chat/completions", ChatCompletions(context).create, "POST"),
+        *(_route(endpoint.path, endpoint.make(context).create, "POST") for endpoint in GENERATING),
         _route("/v1/models", models.list),
         _route("/v1/models/{model_id:path}", models.get),
         _route("/health", health.health),

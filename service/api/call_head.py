@@ -23,5 +23,5 @@ class CallHead:
 
 
 def call_head(ids: RandomIds, http: Request, prefix: str, arrival_s: float) -> CallHead:
-    """A new id, and the client. prefix: of the id, as OpenAI has one for each endpoint."""
-    return CallHead(f"{prefix}-{ids.next()}", int(time.time()), arrival_s, client_of(http.scope))
+    """A new id, and the client. prefix: of the id, as each API has one, with what stands behind it."""
+    return CallHead(f"{prefix}{ids.next()}", int(time.time()), arrival_s, client_of(http.scope))

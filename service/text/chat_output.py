@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from service.text.reasoning import ReasoningSplitter
@@ -57,3 +58,22 @@ class ChatOutput:
 
 def _thought(text: str) -> list[OutputDelta]:
     return [ReasoningDelta(text)] if text else []
+
+
+def merged(deltas: Sequence[OutputDelta]) -> list[OutputDelta]:
+    """Neighbours of one kind as one: tokens that come together go out together."""
+    runs: list[list[OutputDelta]] = []
+    for delta in deltas:
+        begins_call = isinstance(delta, CallDelta) and delta.name is not None
+        if runs and type(runs[-1][0]) is type(delta) and not begins_call:
+            runs[-1].append(delta)
+        else:
+            runs.append([delta])
+    return [_joined(run) for run in runs]
+
+
+def _joined(run: Sequence[OutputDelta]) -> OutputDelta:
+    first = run[0]
+    if isinstance(first, CallDelta):
+        return first._replace(arguments="".join([each.arguments for each in run if isinstance(each, CallDelta)]))
+    return first._replace(text="".join([each.text for each in run if not isinstance(each, CallDelta)]))

@@ -11,7 +11,7 @@ from service.errors import RequestError
 
 
 class AnswerForm(Protocol):
-    """Of one call. A stream is a frame a piece and one `end`; an answer that is not streamed is `whole`.
+    """Of one call. A stream is `begin`, a frame a piece and one `end`; an answer that is not streamed is `whole`.
 
     around_text: what stands before and behind the JSON of a text in the frame of a piece that says nothing else, where
         that is always the same; None: every frame is to be made by `frame`.
@@ -20,6 +20,10 @@ class AnswerForm(Protocol):
 
     around_text: tuple[bytes, bytes] | None
     writes_logprobs: bool
+
+    def begin(self) -> bytes:
+        """What is sent before anything is generated, perhaps nothing."""
+        ...
 
     def frame(self, piece: Piece) -> bytes:
         """Any thread."""

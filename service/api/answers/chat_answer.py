@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import orjson
 
+from service.api.answers.call_ids import new_call_id
 from service.api.answers.choice_text import Piece
 from service.api.answers.chunk_frames import TEXT_PLACE, ChunkFrames, whole_json
 from service.api.answers.generation import CollectedChoice, Generation
@@ -26,8 +26,8 @@ from service.protocol.chat import (
 from service.protocol.chat import (
     FinishReason as ChatFinishReason,
 )
-from service.text.chat_output import OutputDelta, ReasoningDelta
-from service.text.tool_calls import CallDelta, TextDelta, ToolStyle
+from service.text.chat_output import OutputDelta, ReasoningDelta, merged
+from service.text.tool_calls import CallDelta, TextDelta
 
 
 class ChatAnswer:
@@ -40,6 +40,9 @@ class ChatAnswer:
         self._make_call_id = partial(new_call_id, call.tool_style)
         self._chunks = ChunkFrames(b"chat.completion.chunk", call, generation)
         self.around_text = self._chunks.around_text(b'"delta":{"content":%b}' % TEXT_PLACE)
+
+    def begin(self) -> bytes:
+        return b""
 
     def frame(self, piece: Piece) -> bytes:
         """A choice begins with its role and ends with an empty delta; its ids and logprobs go with the first frame
@@ -100,11 +103,6 @@ class ChatAnswer:
         return orjson.dumps(chat_logprobs(self._call.model.tokenizer, piece.scored)) if piece.scored else b"null"
 
 
-def new_call_id(style: ToolStyle | None) -> str:
-    """Mistral's templates take no ids but nine letters and digits."""
-    return secrets.token_hex(5)[:9] if style is ToolStyle.MISTRAL else f"call_{secrets.token_hex(12)}"
-
-
 def _finish_reason(reason: FinishReason, has_calls: bool) -> ChatFinishReason:
     return "tool_calls" if has_calls and reason is FinishReason.STOP else reason.value
 
@@ -136,7 +134,7 @@ def _made_calls(deltas: Sequence[CallDelta], make_call_id: Callable[[], str]) ->
 def _delta_fields(piece: Piece, make_call_id: Callable[[], str]) -> list[bytes]:
     if piece.text:
         return [b'{"content":%s}' % orjson.dumps(piece.text)]
-    return [_delta_field(delta, make_call_id) for delta in _merged(piece.deltas)]
+    return [_delta_field(delta, make_call_id) for delta in merged(piece.deltas)]
 
 
 def _delta_field(delta: OutputDelta, make_call_id: Callable[[], str]) -> bytes:
@@ -151,22 +149,3 @@ def _delta_field(delta: OutputDelta, make_call_id: Callable[[], str]) -> bytes:
     else:
         call["function"] = {"arguments": delta.arguments}
     return orjson.dumps({"tool_calls": [call]})
-
-
-def _merged(deltas: Sequence[OutputDelta]) -> list[OutputDelta]:
-    """Neighbours of one kind as one: tokens that come together go out together."""
-    runs: list[list[OutputDelta]] = []
-    for delta in deltas:
-        begins_call = isinstance(delta, CallDelta) and delta.name is not None
-        if runs and type(runs[-1][0]) is type(delta) and not begins_call:
-            runs[-1].append(delta)
-        else:
-            runs.append([delta])
-    return [_joined(run) for run in runs]
-
-
-def _joined(run: Sequence[OutputDelta]) -> OutputDelta:
-    first = run[0]
-    if isinstance(first, CallDelta):
-        return first._replace(arguments="".join([each.arguments for each in run if isinstance(each, CallDelta)]))
-    return first._replace(text="".join([each.text for each in run if not isinstance(each, CallDelta)]))

@@ -29,6 +29,9 @@ class CompletionAnswer:
         self._chunks = ChunkFrames(b"text_completion", call, generation)
         self.around_text = self._chunks.around_text(b'"text":' + TEXT_PLACE)
 
+    def begin(self) -> bytes:
+        return b""
+
     def frame(self, piece: Piece) -> bytes:
         echo = self._echo(piece.prompt_index) if piece.is_first else ""
         content = b'"text":' + orjson.dumps(echo + piece.text)

@@ -40,6 +40,7 @@ class FrameStream:
         self._before, self._after = form.around_text or (b"", b"")
         self._writing: asyncio.Future[bytes] | None = None
         self._reader: Callable[[], None] | None = None
+        self._has_begun = False
         self.is_done = False
 
     def read_by(self, reader: Callable[[], None]) -> None:
@@ -50,6 +51,9 @@ class FrameStream:
         if self.is_done or (self._writing is not None and not self._writing.done()):
             return b""
         try:
+            if not self._has_begun:
+                self._has_begun = True
+                return self._form.begin() + self._take_pieces()
             frame = self._take_plain() if self._before else None
             return self._take_pieces() if frame is None else frame
         except Exception:  # a defect of ours: the headers are sent, so the client is told in the stream

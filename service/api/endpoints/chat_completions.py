@@ -22,7 +22,7 @@ class ChatCompletions:
     async def create(self, http: Request) -> Response:
         context = self._context
         model = context.state.check_ready()
-        head = call_head(context.ids, http, "chatcmpl", model.clock.now_s())
+        head = call_head(context.ids, http, "chatcmpl-", model.clock.now_s())
         fields = parse(ChatRequest, await read_json_object(http, context.texts, context.config))
         call = await prepare_chat(fields, head, http.receive, model, context)
         generation = await submit(call, context)

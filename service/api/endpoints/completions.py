@@ -22,7 +22,7 @@ class Completions:
     async def create(self, http: Request) -> Response:
         context = self._context
         model = context.state.check_ready()
-        head = call_head(context.ids, http, "cmpl", model.clock.now_s())
+        head = call_head(context.ids, http, "cmpl-", model.clock.now_s())
         fields = parse(CompletionRequest, await read_json_object(http, context.texts, context.config))
         call = await prepare_completion(fields, head, http.receive, model, context)
         generation = await submit(call, context)

@@ -11,10 +11,9 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from starlette.requests import Request
 from starlette.responses import Response
 
+from service.api.endpoints.generating import GENERATING
 from service.config import ApiConfig
 from service.core.version import distribution_version
-from service.protocol.chat import ChatChunk, ChatRequest, ChatResponse
-from service.protocol.completions import CompletionChunk, CompletionRequest, CompletionResponse
 from service.protocol.error_body import ErrorBody
 from service.protocol.models import ModelCard, ModelList
 from service.protocol.tokenize import (
@@ -28,17 +27,13 @@ from service.protocol.trace import RequestTrace
 
 _Shape = type[BaseModel]
 _REQUESTS: tuple[_Shape, ...] = (
-    CompletionRequest,
-    ChatRequest,
+    *(endpoint.request for endpoint in GENERATING),
     TokenizeRequest,
     TokenizeChatRequest,
     DetokenizeRequest,
 )
 _RESPONSES: tuple[_Shape, ...] = (
-    CompletionResponse,
-    CompletionChunk,
-    ChatResponse,
-    ChatChunk,
+    *(shape for endpoint in GENERATING for shape in (endpoint.response, endpoint.chunk)),
     ModelCard,
     ModelList,
     TokenizeResponse,
@@ -101,10 +96,7 @@ def _paths(guards_metrics: bool) -> dict[str, Any]:
     request_id = {**model_id, "name": "request_id"}
     healthy = {**_operation("Would a new short request complete?", _json_object()), "security": _PUBLIC}
     return {
-        "/v1/completions": {
-            "post": _call("Continue a text.", (CompletionRequest,), CompletionResponse, CompletionChunk)
-        },
-        "/v1/chat/completions": {"post": _call("Answer a chat.", (ChatRequest,), ChatResponse, ChatChunk)},
+        **{each.path: {"post": _call(each.summary, (each.request,), each.response, each.chunk)} for each in GENERATING},
         "/v1/models": {"get": _operation("The models that may be named.", _json_of(ModelList))},
         "/v1/models/{model_id}": {"get": {**_operation("One model.", _json_of(ModelCard)), "parameters": [model_id]}},
         "/v1/requests/{request_id}/trace": {

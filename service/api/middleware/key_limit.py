@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Set
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.api.scope import client_of, http_only
 from service.errors import RateLimited
 
-_GENERATING = frozenset({"/v1/completions", "/v1/chat/completions"})
-
 
 class KeyLimit:
     """Pure ASGI middleware, inside the key check. A request counts until its answer is complete or its client gone;
     one too many is refused before its body is read.
 
-    most: requests that generate, of all keys with one name together.
+    most: requests to `paths`, which generate, of all keys with one name together.
     """
 
-    def __init__(self, app: ASGIApp, most: int) -> None:
+    def __init__(self, app: ASGIApp, most: int, paths: Set[str]) -> None:
         self._app = app
         self._most = most
+        self._paths = paths
         self._open: Counter[str] = Counter()
 
     @http_only
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client = client_of(scope)
-        if not client or scope["path"] not in _GENERATING:
+        if not client or scope["path"] not in self._paths:
             await self._app(scope, receive, send)
             return
         if self._open[client] >= self._most:

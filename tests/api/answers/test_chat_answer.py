@@ -8,11 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
-from service.api.answers.chat_answer import assemble_message, new_call_id
+from service.api.answers.chat_answer import assemble_message
 from service.api.answers.generation import CollectedChoice
 from service.core.request import FinishReason
 from service.text.chat_output import ReasoningDelta
-from service.text.tool_calls import CallDelta, TextDelta, ToolStyle
+from service.text.tool_calls import CallDelta, TextDelta
 from tests.api.running_server import RunningServer, Scene, running
 from tests.api.wire import CHAT, chat, events_of
 from tests.text import tiny_tokenizers
@@ -142,12 +142,6 @@ def test_ids_go_with_one_frame_each(able: RunningServer) -> None:
     events = streamed(able, tools=TOOLS, return_token_ids=True)
     ids = [i for event in events for choice in event["choices"] for i in choice.get("token_ids", [])]
     assert able.tokenizer.decode(ids) == f"<think>so</think>a{WEATHER}"
-
-
-def test_ids_of_calls() -> None:
-    assert len(new_call_id(ToolStyle.MISTRAL)) == 9
-    assert new_call_id(ToolStyle.MISTRAL).isalnum()
-    assert len({new_call_id(ToolStyle.HERMES) for _ in range(100)}) == 100
 
 
 def test_a_message_from_its_deltas() -> None:

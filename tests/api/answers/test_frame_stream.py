@@ -94,3 +94,21 @@ def test_the_time_of_plain_frames_counts() -> None:
     stream.put(B)
     assert stream.times.detokenize > 0
     assert stream.times.sse > 0
+
+
+def test_a_form_may_begin_before_anything_is_generated() -> None:
+    """Once, and also where the stream ends at once."""
+
+    class Begins(CompletionAnswer):
+        def begin(self) -> bytes:
+            return b"begin "
+
+    engine = HandFedEngine()
+    generation = Generation(cast(AsyncEngine, engine), TOKENIZER, requests(1), StopRules())
+    context: Any = SimpleNamespace(recorder=SimpleNamespace(times=HostTimes()))
+    frames = FrameStream(context, generation, Begins(prepared(CALL), generation))
+    assert frames.take() == b"begin "
+    engine.put("r0", TokenEvent(0, A, FinishReason.LENGTH), FINISHED)
+    rest = frames.take()
+    assert b"[DONE]" in rest
+    assert b"begin" not in rest

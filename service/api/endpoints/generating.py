@@ -1,0 +1,44 @@
+"""The endpoints that generate: the one list that routes, the limit of a key and the description of the API read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.api.context import ApiContext
+from service.api.endpoints.chat_completions import ChatCompletions
+from service.api.endpoints.completions import Completions
+from service.protocol.chat import ChatChunk, ChatRequest, ChatResponse
+from service.protocol.completions import CompletionChunk, CompletionRequest, CompletionResponse
+
+
+class Creates(Protocol):
+    """An endpoint that answers a POST by generating."""
+
+    async def create(self, http: Request) -> Response: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratingEndpoint:
+    """summary, request, response, chunk: for the description; chunk is what one event of a stream holds."""
+
+    path: str
+    make: Callable[[ApiContext], Creates]
+    summary: str
+    request: type[BaseModel]
+    response: type[BaseModel]
+    chunk: type[BaseModel]
+
+
+GENERATING = (
+    GeneratingEndpoint(
+        "/v1/completions", Completions, "Continue a text.", CompletionRequest, CompletionResponse, CompletionChunk
+    ),
+    GeneratingEndpoint("/v1/chat/completions", ChatCompletions, "Answer a chat.", ChatRequest, ChatResponse, ChatChunk),
+)
+PATHS = frozenset(endpoint.path for endpoint in GENERATING)
