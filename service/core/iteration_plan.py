@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from service.core.adapter import AdapterLoad
 from service.core.grammar import TokenMasks
 from service.core.sampling_params import SamplingParams
 
@@ -59,6 +60,7 @@ class ScheduledSequence(NamedTuple):
     past: given if the sequence is new to the executor and its sampling `looks_back`.
     targets: if the prompt's logprobs are wanted, the prompt ids at positions num_computed_tokens + 1, ..., which the
         scheduled tokens predict. At the prompt's end they are one fewer than the scheduled tokens.
+    adapter_slot: of the adapter whose weights it is computed with, 0 for none; as long as it has its row.
     """
 
     sequence_id: int
@@ -71,6 +73,7 @@ class ScheduledSequence(NamedTuple):
     samples: tuple[Sample, ...]
     past: Past | None = None
     targets: tuple[int, ...] = ()
+    adapter_slot: int = 0
 
 
 SEQUENCE_ID, TOKEN_IDS, SAMPLES = (
@@ -143,7 +146,7 @@ class Transfer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IterationPlan:
-    """One iteration, in the order: release, copy, compute, sample; transfers run beside that.
+    """One iteration, in the order: release, load adapters, copy, compute, sample; transfers run beside that.
 
     scheduled: sequences that are told one by one: chunks of prompts, and decodes of which there is more to tell than
         ScheduledDecodes has room for.
@@ -154,6 +157,7 @@ class IterationPlan:
     transfers: no device block is filled twice, or filled while it moves to the host; nor is a host block filled twice.
     awaits_transfer: nothing can run before some transfer has finished; the executor may wait for one.
     masks: which ids the draws may give, where grammars restrict them; to be waited for as late as possible.
+    adapter_loads: adapters that are new on the device, each in another slot.
     """
 
     scheduled: tuple[ScheduledSequence, ...]
@@ -163,12 +167,13 @@ class IterationPlan:
     awaits_transfer: bool = False
     masks: TokenMasks | None = None
     decodes: ScheduledDecodes = NO_DECODES
+    adapter_loads: tuple[AdapterLoad, ...] = ()
 
     def __post_init__(self) -> None:
         scheduled = self.scheduled
         assert len(set(map(SEQUENCE_ID, scheduled))) == len(scheduled), "a sequence is scheduled once an iteration"
         assert all(map(TOKEN_IDS, scheduled)), "a scheduled sequence computes at least one token"
-        if self.copies or self.transfers:
+        if self.copies or self.transfers or self.adapter_loads:
             self._check_blocks()
 
     def _check_blocks(self) -> None:
@@ -180,6 +185,10 @@ class IterationPlan:
         assert len(set(filled)) == len(filled), "a block is filled once"
         assert leaving.isdisjoint(filled), "a block that moves is not written"
         assert destinations.isdisjoint(leaving.union(filled)), "a block that moves is not written"
+        loaded = [block_id for load in self.adapter_loads for block_id in load.block_ids]
+        assert len(set(loaded)) == len(loaded), "an adapter's block is its own"
+        assert destinations.union(leaving, filled).isdisjoint(loaded), "an adapter's block is its own"
+        assert len({load.slot for load in self.adapter_loads}) == len(self.adapter_loads), "a slot is filled once"
 
     @property
     def computes(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from service.core.adapter import Adapter
 from service.core.grammar import Grammar
 from service.core.sampling_params import SamplingParams
 
@@ -27,6 +28,7 @@ class Request:
     priority: higher goes first where the scheduling policy heeds it.
     client: name of the API key that sent it; shares are counted by it. Never a label of a metric.
     grammar: what every choice's output must match; None: anything. A choice ends when nothing can follow.
+    adapter: whose weights are added to the model's; None: the model as it is.
     """
 
     request_id: str
@@ -37,10 +39,17 @@ class Request:
     priority: int = 0
     client: str = ""
     grammar: Grammar | None = None
+    adapter: Adapter | None = None
 
     @property
     def num_prompt_tokens(self) -> int:
         return len(self.prompt_token_ids)
+
+    @property
+    def prefix_salt(self) -> str:
+        """Keeps cached prefixes apart: by the client's salt and by the weights that compute them."""
+        # A digest has no colon, so no salt that a client chooses can look like another adapter's.
+        return f"{'' if self.adapter is None else self.adapter.digest}:{self.cache_salt}"
 
     @property
     def needs_ids_on_host(self) -> bool:

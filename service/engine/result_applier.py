@@ -242,7 +242,7 @@ class ResultApplier:
 
     def _cache_blocks(self, group: SequenceGroup, sequence: Sequence, end: int) -> None:
         """The sequence is computed up to token `end`: its full blocks may serve others from now on."""
-        self._scheduler.blocks.cache_prefix(sequence, group.request.cache_salt, end)
+        self._scheduler.blocks.cache_prefix(sequence, group.request.prefix_salt, end)
 
 
 def _finish_reason(request: Request, sequence: Sequence, position: int, token_id: int) -> FinishReason | None:

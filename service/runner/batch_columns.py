@@ -2,7 +2,7 @@
 
 From the definition are made: what is remembered in each row (sequence_rows.py), batches (selective_batching.py,
 decode_batch.py), the fixed places that graphs and recordings read (graph_inputs.py, recorded_steps.py), and the
-sampler's parameters. A column that comes from the request needs its line here, and the line where it is used.
+sampler's parameters. A column that comes from the sequence needs its line here, and the line where it is used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from service.core.sampling_params import SamplingParams
+from service.core.iteration_plan import ScheduledSequence
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -40,14 +40,15 @@ class Per(Enum):
 class Column:
     """padding: what stands where there is no token, sequence or draw.
 
-    of: reads it from the request, once; it is remembered in the sequence's row. None: the batch has another each time.
+    of: reads it from the sequence when it is first scheduled; it is remembered in the sequence's row. None: the batch
+    has another each time.
     """
 
     name: str
     per: Per
     dtype: type[np.generic]
     padding: float = 0
-    of: Callable[[SamplingParams], float] | None = None
+    of: Callable[[ScheduledSequence], float] | None = None
 
     def padded(self, num: int) -> Array:
         """`num` entries of padding."""
@@ -73,6 +74,11 @@ class BatchColumns:
         return tuple(column for column in self._columns if column.per in kinds)
 
 
+def _num_logprobs(item: ScheduledSequence) -> int:
+    num = item.sampling.num_logprobs
+    return -1 if num is None else num
+
+
 BATCH_COLUMNS = BatchColumns(
     (
         Column("token_ids", Per.TOKEN, np.int64),
@@ -82,17 +88,22 @@ BATCH_COLUMNS = BatchColumns(
         Column("context_lens", Per.SEQUENCE, np.int32),
         Column("seeds", Per.DRAW, np.int64),
         Column("sample_positions", Per.DRAW, np.int64),
-        Column("temperature", Per.DRAW, np.float32, of=lambda sampling: sampling.temperature),
-        Column("top_p", Per.DRAW, np.float32, padding=1, of=lambda sampling: sampling.top_p),
-        Column("top_k", Per.DRAW, np.int32, of=lambda sampling: min(sampling.top_k, _INT32_MAX)),
-        Column("min_p", Per.ASKING_DRAW, np.float32, of=lambda sampling: sampling.min_p),
-        Column("repetition_penalty", Per.ASKING_DRAW, np.float32, 1, lambda sampling: sampling.repetition_penalty),
-        Column("presence_penalty", Per.ASKING_DRAW, np.float32, of=lambda sampling: sampling.presence_penalty),
-        Column("frequency_penalty", Per.ASKING_DRAW, np.float32, of=lambda sampling: sampling.frequency_penalty),
-        Column("asks_more", Per.ROW, np.bool_, of=lambda sampling: not sampling.is_plain),
-        Column("num_logprobs", Per.ROW, np.int32, -1, lambda s: -1 if s.num_logprobs is None else s.num_logprobs),
+        Column("temperature", Per.DRAW, np.float32, of=lambda item: item.sampling.temperature),
+        Column("top_p", Per.DRAW, np.float32, padding=1, of=lambda item: item.sampling.top_p),
+        Column("top_k", Per.DRAW, np.int32, of=lambda item: min(item.sampling.top_k, _INT32_MAX)),
+        Column("min_p", Per.ASKING_DRAW, np.float32, of=lambda item: item.sampling.min_p),
+        Column("repetition_penalty", Per.ASKING_DRAW, np.float32, 1, lambda item: item.sampling.repetition_penalty),
+        Column("presence_penalty", Per.ASKING_DRAW, np.float32, of=lambda item: item.sampling.presence_penalty),
+        Column("frequency_penalty", Per.ASKING_DRAW, np.float32, of=lambda item: item.sampling.frequency_penalty),
+        Column("asks_more", Per.ROW, np.bool_, of=lambda item: not item.sampling.is_plain),
+        Column("num_logprobs", Per.ROW, np.int32, -1, _num_logprobs),
     )
 )
 """context_lens: tokens in the cache after the step's write. rows: of SequenceRows; row 0 is padding's, without context,
 and writes to slot -1, which is none. What padding draws, the largest logit, is ignored. sample_positions: of the drawn
 tokens in their sequences. asks_more: the draws need more than the columns of every batch. num_logprobs: -1: none."""
+
+ADAPTER_COLUMNS = BatchColumns(
+    (*BATCH_COLUMNS, Column("adapter_slots", Per.TOKEN, np.int32, of=lambda item: item.adapter_slot))
+)
+"""Where adapters are served. adapter_slots: of the token's adapter, 0 for none."""

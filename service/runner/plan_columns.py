@@ -20,9 +20,9 @@ from service.core.iteration_plan import (
 from service.runner.batch_columns import Int64Array
 from service.runner.sequence_rows import SequenceRows
 
-_ROW, _START, _TABLE_START, _BLOCK_IDS, _SAMPLING = (
+_ROW, _START, _TABLE_START, _BLOCK_IDS = (
     itemgetter(ScheduledSequence._fields.index(name))
-    for name in ("row", "num_computed_tokens", "table_start", "block_ids", "sampling")
+    for name in ("row", "num_computed_tokens", "table_start", "block_ids")
 )
 _SEED = itemgetter(Sample._fields.index("seed"))
 
@@ -107,10 +107,10 @@ def _of_scheduled(scheduled: tuple[ScheduledSequence, ...], rows: SequenceRows) 
 
 
 def _take_over(changed: list[ScheduledSequence], rows: SequenceRows) -> None:
-    """Of sequences whose block table has changed: the changes, and the parameters of those that may be new."""
+    """Of sequences whose block table has changed: the changes, and what is remembered of those that may be new."""
     whole = [item for item in changed if item.table_start == 0]
     if whole:
-        rows.remember([*map(_ROW, whole)], [*map(_SAMPLING, whole)])
+        rows.remember(whole)
     blocks = [*map(_BLOCK_IDS, changed)]
     lens = np.fromiter(map(len, blocks), np.int64)
     behind = np.arange(lens.sum()) - np.repeat(np.cumsum(lens) - lens, lens)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from service.core.sampling_params import SamplingParams
+from service.core.iteration_plan import ScheduledSequence
 from service.runner.batch_columns import BATCH_COLUMNS, Array, BatchColumns, Int32Array, Int64Array, Per
 from service.runner.staging import to_device
 
@@ -30,7 +30,7 @@ NO_CHANGES = TableChanges(np.empty(0, np.int64), np.empty(0, np.int32))
 
 
 class SequenceRows:
-    """block_table [rows, max_blocks] int32, and the columns that come from requests, by name. Engine thread.
+    """block_table [rows, max_blocks] int32, and the columns that come from sequences, by name. Engine thread.
 
     The scheduler assigns the rows, from 1 on; row 0 is that of padding. Entries of the block
     table that change are noted until `take_changes`, for whoever keeps a copy of it.
@@ -49,7 +49,7 @@ class SequenceRows:
         return len(self.block_table)
 
     def __getitem__(self, name: str) -> Array:
-        """[rows]: a column that comes from requests."""
+        """[rows]: a column that comes from sequences."""
         return self._columns[name]
 
     def gather(self, kind: Per, rows: Int64Array) -> dict[str, Array]:
@@ -67,10 +67,11 @@ class SequenceRows:
                 old = self._columns[column.name]
                 self._columns[column.name] = np.concatenate((old, column.padded(self.num_rows - len(old))))
 
-    def remember(self, rows: Sequence[int], sampling: Sequence[SamplingParams]) -> None:
-        """These rows belong to sequences with these parameters from now on."""
+    def remember(self, scheduled: Sequence[ScheduledSequence]) -> None:
+        """Their rows belong to these sequences from now on."""
+        rows = [item.row for item in scheduled]
         for name, of in self.columns.remembered.items():
-            self._columns[name][rows] = [of(each) for each in sampling]
+            self._columns[name][rows] = [of(item) for item in scheduled]
 
     def write_blocks(self, rows: Int64Array, indexes: Int64Array, block_ids: Int64Array) -> None:
         """[C] each: the block table of `rows` has `block_ids` at `indexes`."""

@@ -78,14 +78,14 @@ class GroupPreemption:
         """Its full blocks may serve others, and itself when it returns. A fault costs no more than that."""
         try:
             for sequence in group.computing:
-                self._blocks.cache_decoded(sequence, group.request.cache_salt)
+                self._blocks.cache_decoded(sequence, group.request.prefix_salt)
         except Exception:
             logger.exception("the blocks of request %s are not cached", group.request.request_id)
 
     def _num_kept_tokens(self, group: SequenceGroup) -> int:
         """Tokens that others use too and that the prefix cache knows: they need not be computed again."""
         try:
-            prefix = self._blocks.match_prefix(group.leader, group.request.cache_salt)
+            prefix = self._blocks.match_prefix(group.leader, group.request.prefix_salt)
         except Exception:
             logger.exception("the cached blocks of request %s are not known", group.request.request_id)
             return 0

@@ -110,7 +110,7 @@ class GroupStart:
         """Blocks that need not be computed: none if the prompt's logprobs are wanted, which needs all of it."""
         if group.prompt_logprobs is not None:
             return []
-        return self._blocks.match_prefix(group.leader, group.request.cache_salt)
+        return self._blocks.match_prefix(group.leader, group.request.prefix_salt)
 
     def _swap_in(self, group: SequenceGroup, draft: PlanDraft) -> None:
         transfer = self._blocks.swap_in([s.sequence_id for s in group.computing])

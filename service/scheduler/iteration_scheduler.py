@@ -142,7 +142,7 @@ class IterationScheduler:
         """The sequence is about to end between two results: its full blocks may serve others."""
         self.batch.write_tokens()
         if not group.num_preemptions:  # else it may just be computed again
-            self.blocks.cache_decoded(sequence, group.request.cache_salt)
+            self.blocks.cache_decoded(sequence, group.request.prefix_salt)
 
     def end_sequence(self, group: SequenceGroup, sequence: Sequence) -> None:
         """Free what a live sequence holds, however it ends. The last one is ended by `end_group`."""

@@ -64,7 +64,7 @@ class WaitingTokens:
         """A hash of the prompt up to the end of each of its chunks. Who makes two meet is counted as less than it is;
         nothing else depends on them."""
         token_ids, size = request.prompt_token_ids, self._chunk_tokens
-        chunks, parent = list[int](), hash(request.cache_salt)
+        chunks, parent = list[int](), hash(request.prefix_salt)
         for end in range(size, len(token_ids) + 1, size):
             parent = hash((parent, token_ids[end - size : end]))
             chunks.append(parent)

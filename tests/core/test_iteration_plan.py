@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from service.core.adapter import AdapterLoad
 from service.core.iteration_plan import (
     BlockCopy,
     GrownTables,
@@ -40,6 +41,10 @@ def test_a_plan_counts_its_tokens():
         lambda: IterationPlan((), (BlockCopy(1, 5),), transfers=(IN,)),
         lambda: IterationPlan((), transfers=(IN, Transfer(9, False, (5,), (7,)))),
         lambda: IterationPlan((), transfers=(IN, Transfer(9, True, (5,), (7,)))),
+        lambda: IterationPlan((), adapter_loads=(AdapterLoad(1, 7, (2, 3)), AdapterLoad(2, 8, (3, 4)))),
+        lambda: IterationPlan((), adapter_loads=(AdapterLoad(1, 7, (2,)), AdapterLoad(1, 8, (3,)))),
+        lambda: IterationPlan((), (BlockCopy(1, 5),), adapter_loads=(AdapterLoad(1, 7, (5,)),)),
+        lambda: IterationPlan((), transfers=(IN,), adapter_loads=(AdapterLoad(1, 7, (5,)),)),
     ],
 )
 def test_a_plan_that_contradicts_itself_cannot_be_made(make):

@@ -17,7 +17,7 @@ from service.runner.sequence_rows import SequenceRows
 from service.runner.staging import to_device
 from tests.runner.plans import planned
 
-MADE_UP = Column("stop_margin", Per.DRAW, np.float32, padding=-7, of=lambda sampling: sampling.seed / 2)
+MADE_UP = Column("stop_margin", Per.DRAW, np.float32, padding=-7, of=lambda item: item.sampling.seed / 2)
 
 
 def with_made_up(per: Per) -> BatchColumns:

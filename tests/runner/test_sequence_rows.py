@@ -19,6 +19,10 @@ def params(**sampling):
     return SamplingParams(max_tokens=1, **sampling)
 
 
+def in_row(row, sampling):
+    return ScheduledSequence(row, row, (5,), 0, 0, (0,), sampling, ())
+
+
 def write(rows, row, block_ids, start=0):
     indexes = np.arange(start, start + len(block_ids))
     rows.write_blocks(np.full(len(block_ids), row), indexes, np.array(block_ids, np.int64))
@@ -30,7 +34,7 @@ def changes(rows, num_rows):
 
 def test_a_row_keeps_what_does_not_change_and_takes_what_grows():
     rows = SequenceRows(4, 8)
-    rows.remember([2], [params(temperature=0.5, top_p=0.9, top_k=3)])
+    rows.remember([in_row(2, params(temperature=0.5, top_p=0.9, top_k=3))])
     write(rows, 2, (5, 6))
     write(rows, 2, (9,), 2)
     assert rows.block_table[2, :3].tolist() == [5, 6, 9]
@@ -42,9 +46,9 @@ def test_a_row_keeps_what_does_not_change_and_takes_what_grows():
 
 def test_a_row_serves_another_sequence_with_parameters_of_its_own():
     rows = SequenceRows(1, 8)
-    rows.remember([1], [params(temperature=0.5, min_p=0.1, num_logprobs=3)])
+    rows.remember([in_row(1, params(temperature=0.5, min_p=0.1, num_logprobs=3))])
     assert rows["asks_more"][1]
-    rows.remember([1], [params(temperature=0.0)])
+    rows.remember([in_row(1, params(temperature=0.0))])
     assert (rows["temperature"][1], rows["min_p"][1], rows["num_logprobs"][1]) == (0, 0, -1)
     assert not rows["asks_more"][1]
 
@@ -53,7 +57,7 @@ def test_grows_when_more_come_than_were_planned():
     rows = SequenceRows(2, 8)
     for row in (1, 2, 3, 9, 40):
         rows.reserve(row)
-        rows.remember([row], [params(top_k=row)])
+        rows.remember([in_row(row, params(top_k=row))])
         write(rows, row, (row,))
     taken = [1, 2, 3, 9, 40]
     assert rows.block_table[taken, 0].tolist() == rows["top_k"][taken].tolist() == taken
@@ -62,7 +66,7 @@ def test_grows_when_more_come_than_were_planned():
 
 def test_top_k_beyond_int32_keeps_all():
     rows = SequenceRows(1, 1)
-    rows.remember([1], [params(top_k=2**40)])
+    rows.remember([in_row(1, params(top_k=2**40))])
     assert rows["top_k"][1] == 2**31 - 1
 
 
@@ -70,7 +74,7 @@ def test_what_is_gathered_is_what_was_remembered():
     rows = SequenceRows(9, 8)
     chance = random.Random(0)
     every = [params(temperature=chance.random(), top_k=i, min_p=chance.random()) for i in range(9)]
-    rows.remember([*range(1, 10)], every)
+    rows.remember([in_row(row, each) for row, each in enumerate(every, 1)])
     at = np.array([chance.randrange(9) for _ in range(20)])
     got = rows.gather(Per.DRAW, at + 1) | rows.gather(Per.ASKING_DRAW, at + 1)
     for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"):
