@@ -19,7 +19,6 @@ WITHOUT_A_TWIN = {
     "service/api/calls/completion_call.py": "tests/api/endpoints/test_completions.py",
     "service/core/grammar.py": "Protocols and values only",
     "service/core/iteration_result.py": "values only",
-    "service/core/request.py": "values only",
     "service/core/sampling_params.py": "values only",
     "service/layers/add_norm_fusion.py": "values only; tests/runner/choices/test_add_norm_rows.py",
     "service/scheduler/scheduling_policy.py": "a Protocol only",
