@@ -116,7 +116,7 @@ def _cross_origin(origins: Sequence[str]) -> list[Middleware]:
             allow_origins=origins,
             allow_methods=("GET", "POST"),
             allow_headers=("*",),
-            expose_headers=("X-Request-Id", "x-ignored-params", "Retry-After"),
+            expose_headers=("X-Request-Id", "request-id", "x-ignored-params", "Retry-After"),
         )
     ]
 

@@ -1,4 +1,5 @@
-"""Errors as OpenAI error bodies. No message of an exception that is not ours reaches a client."""
+"""Errors as bodies of the API that a route is of: OpenAI's, or Anthropic's. No message of an exception that is not ours
+reaches a client."""
 
 from __future__ import annotations
 
@@ -7,7 +8,9 @@ from http import HTTPStatus
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Scope
 
+from service.api.messages_errors import is_messages_route, messages_error_body, messages_status
 from service.errors import MethodNotAllowed, NotFound, RateLimited, RequestError, ServerError, Unavailable
 from service.protocol.error_body import ErrorBody, ErrorDetail
 
@@ -19,13 +22,13 @@ _CLOSING = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.REQUEST_ENTITY_TOO_
 
 
 def error_body(error: RequestError) -> bytes:
-    """The JSON of the error object."""
+    """The JSON of OpenAI's error object."""
     detail = ErrorDetail(message=error.message, type=error.error_type, param=error.param, code=error.code)
     return ErrorBody(error=detail).model_dump_json().encode()
 
 
-def error_response(error: RequestError) -> Response:
-    """The HTTP answer to a refused or failed request."""
+def error_response(error: RequestError, scope: Scope) -> Response:
+    """The HTTP answer to a request that is refused or fails. scope: the request's, with its `request_id`."""
     headers = {}
     if isinstance(error, Unavailable | RateLimited):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
@@ -33,6 +36,9 @@ def error_response(error: RequestError) -> Response:
         headers["WWW-Authenticate"] = "Bearer"
     if error.status in _CLOSING:
         headers["Connection"] = "close"
+    if is_messages_route(scope):
+        body = messages_error_body(error, scope["state"]["request_id"])
+        return Response(body, messages_status(error), headers, media_type="application/json")
     return Response(error_body(error), error.status, headers, media_type="application/json")
 
 

@@ -170,7 +170,8 @@ def _through(middleware: Callable[[ASGIApp], ASGIApp], headers: list[tuple[bytes
 
 def _error_of_long_names(n: int) -> Work:
     error = InvalidRequest("x" * n, param="y" * n)
-    return lambda: error_response(error)
+    scope = {"type": "http", "path": "/v1/messages", "state": {"request_id": "r"}}
+    return lambda: error_response(error, scope)
 
 
 DOOR_INPUTS = [
@@ -432,5 +433,12 @@ DOOR_INPUTS = [
         65_536,
         "loop",
     ),
-    WorstInput("a refusal of long names", ("api/error_responses.py",), _error_of_long_names, 200_000, _BODY, "loop"),
+    WorstInput(
+        "a refusal of long names",
+        ("api/error_responses.py", "api/messages_errors.py"),
+        _error_of_long_names,
+        200_000,
+        _BODY,
+        "loop",
+    ),
 ]

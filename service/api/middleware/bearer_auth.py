@@ -21,6 +21,9 @@ class BearerAuth:
     is known by the beginning of its digest. admin_keys: likewise, of operators; they open everything, and are told by
     `is_admin` in the scope's state.
 
+    A key comes as `Authorization: Bearer`, or as `x-api-key`, which is Anthropic's header; of two that differ, one that
+    is known counts.
+
     Decides on `scope["path"]`, never on a URL put together from headers. Keys are looked up by their digests, so the
     time that takes tells nothing of a key, and does not grow with their number.
     """
@@ -41,9 +44,9 @@ class BearerAuth:
 
     def _note_client(self, scope: Scope) -> None:
         """Into the scope's state. AuthenticationFailed if there are keys, and this is none of them."""
-        digest = _digest_of_bearer(header_of(scope, b"authorization"))
-        admin = self._admin_of.get(digest)
-        name = self._name_of.get(digest) if admin is None else admin
+        digests = (_digest_of_bearer(header_of(scope, b"authorization")), _digest(header_of(scope, b"x-api-key")))
+        admin = _first_known(self._admin_of, digests)
+        name = _first_known(self._name_of, digests) if admin is None else admin
         if name is None and self._name_of:
             raise AuthenticationFailed("Incorrect or missing API key.")
         if name is not None:
@@ -57,6 +60,10 @@ def _names_by_digest(entries: Sequence[str]) -> Mapping[bytes, str]:
         digest = _digest(key)
         names[digest] = name or digest.hex()[:16]
     return names
+
+
+def _first_known(names: Mapping[bytes, str], digests: Sequence[bytes]) -> str | None:
+    return next((names[digest] for digest in digests if digest in names), None)
 
 
 def _digest_of_bearer(authorization: str) -> bytes:

@@ -18,7 +18,8 @@ _logger = logging.getLogger(__name__)
 
 
 class ErrorBarrier:
-    """Nothing that goes wrong in one request leaves it: errors become OpenAI error bodies, surprises are logged."""
+    """Nothing that goes wrong in one request leaves it: errors become error bodies of the route's API, surprises are
+    logged."""
 
     def __init__(self, app: ASGIApp, recorder: Recorder) -> None:
         self._app = app
@@ -38,7 +39,7 @@ class ErrorBarrier:
         except (ClientDisconnect, ClientGone):  # before its body was complete, or its prompt read
             await nobody_there()(scope, receive, send)
         except HTTPException as error:  # no such route, or not this method
-            response = error_response(from_starlette(error))
+            response = error_response(from_starlette(error), scope)
             response.headers.update(error.headers or {})
             await response(scope, receive, send)
         except RequestError as error:  # in no other variable: with its traceback it would be a reference cycle
@@ -55,4 +56,4 @@ class ErrorBarrier:
         """send: None if the answer has begun."""
         self._recorder.record_rejection(refusal.code or refusal.error_type)
         if send is not None:
-            await error_response(refusal)(scope, receive, send)
+            await error_response(refusal, scope)(scope, receive, send)

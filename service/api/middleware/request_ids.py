@@ -6,6 +6,7 @@ import re
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.api.messages_errors import is_messages_route
 from service.api.random_ids import RandomIds
 from service.api.scope import header_of, http_only
 
@@ -14,6 +15,7 @@ _FIT = re.compile(r"[A-Za-z0-9._\-]{1,64}")
 
 class RequestIds:
     """`X-Request-Id`: the client's if it is fit to be repeated, else a new one; in `scope` and on every answer.
+    Anthropic's clients look for it in `request-id`.
 
     For logs only: a client may use the same one twice, so nothing is keyed by it.
     """
@@ -27,10 +29,12 @@ class RequestIds:
         given = header_of(scope, b"x-request-id")
         request_id = given if _FIT.fullmatch(given) else self._ids.next()
         scope.setdefault("state", {})["request_id"] = request_id
+        names = (b"x-request-id", b"request-id") if is_messages_route(scope) else (b"x-request-id",)
+        headers = [(name, request_id.encode()) for name in names]
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+                message["headers"] = [*message["headers"], *headers]
             await send(message)
 
         await self._app(scope, receive, send_with_id)

@@ -24,6 +24,23 @@ def test_a_right_key_opens(guarded: httpx.Client, header: str) -> None:
     assert guarded.post(COMPLETIONS, json=completion(), headers={"Authorization": header}).status_code == 200
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"x-api-key": "sk-one"},
+        {"x-api-key": "sk-one", "Authorization": "Bearer of another server"},
+        {"x-api-key": "of another server", "Authorization": "Bearer sk-one"},
+    ],
+)
+def test_a_right_key_in_anthropics_header_opens(guarded: httpx.Client, headers: dict[str, str]) -> None:
+    assert guarded.get("/v1/models", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("key", ["", "sk-on", "Bearer sk-one"])
+def test_a_wrong_one_does_not(guarded: httpx.Client, key: str) -> None:
+    assert guarded.get("/v1/models", headers={"x-api-key": key}).status_code == 401
+
+
 @pytest.mark.parametrize("header", ["", "Bearer", "Bearer sk-on", "Bearer sk-one2", "Basic sk-one", "sk-one"])
 @pytest.mark.parametrize("path", ["/v1/models", "/version", "/nope", "//v1/models", "/health/../v1"])
 def test_a_wrong_key_does_not(guarded: httpx.Client, path: str, header: str) -> None:

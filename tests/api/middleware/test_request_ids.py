@@ -32,3 +32,9 @@ def test_every_answer_has_a_request_id(http: httpx.Client) -> None:
 def test_the_same_request_id_twice_is_two_requests(server: RunningServer, http: httpx.Client) -> None:
     ids = {http.post(COMPLETIONS, json=completion(), headers={"X-Request-Id": "same"}).json()["id"] for _ in range(3)}
     assert len(ids) == 3
+
+
+def test_anthropics_clients_find_it_under_their_own_name(http: httpx.Client) -> None:
+    headers = http.post("/v1/messages", content=b"{", headers={"X-Request-Id": "mine"}).headers
+    assert (headers["request-id"], headers["x-request-id"]) == ("mine", "mine")
+    assert "request-id" not in http.get("/health").headers
