@@ -14,6 +14,7 @@ WITHOUT_WORST_INPUT = {
     "api/middleware/body_budget.py": "a number a connection, at most 10,000 of them; all are looked at if it is full",
     "api/middleware/body_limits.py": "adds up lengths",
     "api/answers/answer_form.py": "a Protocol only",
+    "api/admin_only.py": "looks at what others have noted",
     "api/call_head.py": "reads nothing of the request",
     "api/answers/call_ids.py": "reads nothing of the request",
     "api/calls/field_names.py": "looks at a refusal, whose field and text are short",
