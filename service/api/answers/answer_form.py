@@ -16,10 +16,12 @@ class AnswerForm(Protocol):
     around_text: what stands before and behind the JSON of a text in the frame of a piece that says nothing else, where
         that is always the same; None: every frame is to be made by `frame`.
     writes_logprobs: pieces are to be asked for `num_logprobs`.
+    keep_alive: a sign of life for a stream that has long had nothing to send.
     """
 
     around_text: tuple[bytes, bytes] | None
     writes_logprobs: bool
+    keep_alive: bytes
 
     def begin(self) -> bytes:
         """What is sent before anything is generated, perhaps nothing."""

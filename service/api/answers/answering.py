@@ -62,6 +62,7 @@ async def respond(
             FrameStream(context, generation, form),
             context.recorder.times,
             context.unread,
+            keep_alive=form.keep_alive,
             keepalive_s=context.config.stream_keepalive_s,
             send_timeout_s=context.config.stream_send_timeout_s,
             headers=headers,

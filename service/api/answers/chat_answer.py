@@ -11,6 +11,7 @@ from service.api.answers.call_ids import new_call_id
 from service.api.answers.choice_text import Piece
 from service.api.answers.chunk_frames import TEXT_PLACE, ChunkFrames, whole_json
 from service.api.answers.generation import CollectedChoice, Generation
+from service.api.answers.sse import KEEP_ALIVE
 from service.api.answers.token_logprobs import chat_logprobs, prompt_logprobs
 from service.api.calls.prepared_call import PreparedCall
 from service.core.request import FinishReason
@@ -32,6 +33,8 @@ from service.text.tool_calls import CallDelta, TextDelta
 
 class ChatAnswer:
     """An `AnswerForm`."""
+
+    keep_alive = KEEP_ALIVE
 
     def __init__(self, call: PreparedCall, generation: Generation) -> None:
         self._call = call

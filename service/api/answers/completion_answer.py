@@ -10,6 +10,7 @@ import orjson
 from service.api.answers.choice_text import Piece, ScoredToken
 from service.api.answers.chunk_frames import TEXT_PLACE, ChunkFrames, whole_json
 from service.api.answers.generation import CollectedChoice, Generation
+from service.api.answers.sse import KEEP_ALIVE
 from service.api.answers.token_logprobs import completion_logprobs, prompt_logprobs, scored_prompt
 from service.api.calls.prepared_call import PreparedCall
 from service.errors import RequestError
@@ -18,6 +19,8 @@ from service.protocol.completions import CompletionChoice, CompletionLogprobs, C
 
 class CompletionAnswer:
     """An `AnswerForm`."""
+
+    keep_alive = KEEP_ALIVE
 
     def __init__(self, call: PreparedCall, generation: Generation) -> None:
         self._call = call

@@ -22,12 +22,13 @@ from service.core.rare_warning import RareWarning
 DONE = b"data: [DONE]\n\n"
 ABORT_CONNECTION = "abort_connection"
 WRITE_NOW = "write_now"
+KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment, which every reader of events passes over."""
 _HEADERS = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
     (b"content-type", b"text/event-stream; charset=utf-8"),
 )
-_KEEP_ALIVE = b": keep-alive\n\n"
 _WAITED_S = 0.01
 """A send that took longer has waited for the client, and is no time of the host's."""
 
@@ -61,9 +62,9 @@ class FrameSource(Protocol):
 class TokenStreamResponse(Response):
     """Sends frames until there are no more, the client goes away, or it does not read for `send_timeout_s`.
 
-    Whenever nothing was sent for `keepalive_s`, a comment is. Whatever happens, the frames are closed once, at the end.
-    The connection of a client that does not read is aborted, if the server says how (`abort_connection`), and `unread`
-    tells the log.
+    Whenever nothing was sent for `keepalive_s`, `keep_alive` is. Whatever happens, the frames are closed once, at the
+    end. The connection of a client that does not read is aborted, if the server says how (`abort_connection`), and
+    `unread` tells the log.
 
     Where the server takes a frame without being waited for (`write_now`), it goes there past all middleware and past
     this response's task, straight from whoever has made the tokens. The task has what may have to wait: the beginning,
@@ -76,6 +77,7 @@ class TokenStreamResponse(Response):
         times: HostTimes,
         unread: RareWarning,
         *,
+        keep_alive: bytes = KEEP_ALIVE,
         keepalive_s: float,
         send_timeout_s: float,
         headers: dict[str, str],
@@ -84,6 +86,7 @@ class TokenStreamResponse(Response):
         self._frames = frames
         self._times = times
         self._unread = unread
+        self._keep_alive = keep_alive
         self._keepalive_s = keepalive_s
         self._send_timeout_s = send_timeout_s
         self._write_now: Callable[[bytes], bool] | None = None
@@ -108,7 +111,7 @@ class TokenStreamResponse(Response):
             await self._send(send, start)
             self._frames.read_by(self._on_more)
             while await self._next(watching):
-                frame, self._unsent = self._unsent or _KEEP_ALIVE, b""
+                frame, self._unsent = self._unsent or self._keep_alive, b""
                 await self._send(send, _body(frame, more_body=True))
             if not watching.done():
                 await self._send(send, _body(self._unsent, more_body=False))

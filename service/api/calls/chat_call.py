@@ -30,11 +30,18 @@ _END_OF_PROMPT = 8
 
 
 async def prepare_chat(
-    fields: ChatRequest, head: CallHead, receive: Receive, model: ServedModel, context: ApiContext
+    fields: ChatRequest,
+    head: CallHead,
+    receive: Receive,
+    model: ServedModel,
+    context: ApiContext,
+    *,
+    also_unknown: Sequence[str] = (),
 ) -> PreparedCall:
-    """As `prepare_completion`. Another wire form of a chat makes these fields of its own."""
+    """As `prepare_completion`. Another wire form of a chat makes these fields of its own; also_unknown: its fields that
+    nobody knows."""
     logprobs = _check_top_logprobs(fields, context.config)
-    unknown = unknown_fields(fields)
+    unknown = (*unknown_fields(fields), *also_unknown)
     call = check_call(fields, context.config, model.defaults, logprobs=logprobs, unknown=unknown)
     chat = check_chat(fields, model, context)
     model.engine.check_accepts()
