@@ -6,6 +6,7 @@
       TemplateRefusal            a chat template cannot render its messages (text/chat_template.py)
       RequestError               a request is refused or fails; becomes an OpenAI error body
         InvalidRequest           400
+          AdapterError           a LoRA adapter's folder cannot be served
           UnsupportedParameter
           ContextLengthExceeded
         AuthenticationFailed     401
@@ -65,6 +66,12 @@ class InvalidRequest(RequestError):
 
     status = 400
     error_type = "invalid_request_error"
+
+
+class AdapterError(InvalidRequest):
+    """A LoRA adapter cannot be served; the message names the file in its folder, and the field or the tensors."""
+
+    code = "invalid_adapter"
 
 
 class UnsupportedParameter(InvalidRequest):
