@@ -1,0 +1,169 @@
+"""The second half of low-rank adapters (LoRA, Hu et al. 2021), many in one batch (Punica's SGMV, Chen et al. 2023):
+
+    y[t, n of p] += sum_r B[slot[t], p][n, r] * sum_s shrunk[s, t, p, r]
+
+Tensors (T tokens, P parts, R the highest rank that is served, S splits, N output features of all parts):
+    shrunk       [S, T, P, R]  fp32, contiguous: what kernels/lora_shrink.py returns
+    token_slots, tables        kernels/lora_tensors.py
+    y            [T, N]        bf16, fp16 or fp32, last stride 1; rows may be strided. Written in place: where a token
+                               has an adapter that has this part, and nowhere else
+
+Rounding: the sum over the splits to y's dtype, the rest in fp32 (never tf32), once at the end; the reference rounds the
+product before it adds it. A token's result does not depend on the other tokens, nor on their number up to 256, nor
+beyond. Offsets are int64. T may be 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import no_type_check
+
+import torch
+from torch import Tensor
+
+from kernels.dependent_launch import dependent_launch, start_dependents, wait_for_inputs
+from kernels.lora_tensors import MAX_PARTS, LoraTables, TokenSlots, check_lora_tensors, rows_of_pool, tokens_by_slot
+from kernels.lora_tiles import BLOCK_RANK, known_alignment, lora_tiles, slot_below, tile_tokens
+from kernels.optional_triton import tl, triton
+
+
+def lora_expand_reference(shrunk: Tensor, token_slots: TokenSlots, tables: LoraTables, y: Tensor) -> None:
+    total = shrunk.sum(0).to(y.dtype)
+    parts = y.split(tables.out_features, 1)
+    for slot, tokens in tokens_by_slot(token_slots):
+        ranks, offsets = tables.ranks[slot].tolist(), tables.b_offsets[slot].tolist()
+        for part, (rank, columns) in enumerate(zip(ranks, parts, strict=True)):
+            if rank:
+                b_transposed = rows_of_pool(tables.pool, offsets[part][:rank], columns.shape[1])
+                columns.index_add_(0, tokens, total[tokens, part, :rank] @ b_transposed)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpandConfig:
+    """block_n: output features a program."""
+
+    block_n: int
+    num_warps: int
+
+
+def expand_config(num_tokens: int) -> ExpandConfig:
+    """Not measured yet."""
+    return ExpandConfig(128, num_warps=4)
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_parts", "max_rank"])
+@no_type_check
+def _lora_expand_kernel(
+    shrunk_ptr,
+    slots_ptr,
+    order_ptr,
+    pool_ptr,
+    offsets_ptr,
+    ranks_ptr,
+    y_ptr,
+    num_tokens,
+    num_parts,
+    max_rank,
+    features_0,
+    features_1,
+    features_2,  # 0 of a part that there is not
+    offsets_stride_slot,
+    offsets_stride_part,
+    ranks_stride_slot,
+    ranks_stride_part,
+    y_stride_token,
+    BLOCK_TOKENS: tl.constexpr,
+    BLOCK_RANK: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SHARERS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Program (strip, tile and sharer): BLOCK_N features of one part, the tile's tokens of this sharer's adapters."""
+    start_dependents(PDL)
+    tile, sharer = tl.program_id(1) // SHARERS, tl.program_id(1) % SHARERS
+    token, token_slot, turn = tile_tokens(slots_ptr, order_ptr, num_tokens, tile, BLOCK_TOKENS)
+    shared_slots = tl.where(turn % SHARERS == sharer, token_slot, 0)
+
+    strip, strips_0, strips_1 = tl.program_id(0), tl.cdiv(features_0, BLOCK_N), tl.cdiv(features_1, BLOCK_N)
+    in_0, in_1 = strip < strips_0, strip < strips_0 + strips_1
+    part = tl.where(in_0, 0, tl.where(in_1, 1, 2)).to(tl.int64)
+    num_features = tl.where(in_0, features_0, tl.where(in_1, features_1, features_2))
+    first_feature = tl.where(in_0, 0, tl.where(in_1, features_0, features_0 + features_1))
+    first_strip = tl.where(in_0, 0, tl.where(in_1, strips_0, strips_0 + strips_1))
+
+    feature = (strip - first_strip) * BLOCK_N + tl.arange(0, BLOCK_N)
+    is_feature = feature < num_features
+    token = token.to(tl.int64)
+    y_ptrs = y_ptr + token[:, None] * y_stride_token + (first_feature + feature)[None, :]
+    rank_of_block = tl.arange(0, BLOCK_RANK)
+    shrunk_ptrs = shrunk_ptr + ((token * num_parts + part) * max_rank)[:, None] + rank_of_block[None, :]
+    shrunk_stride_split = num_parts.to(tl.int64) * max_rank * num_tokens
+    wait_for_inputs(PDL)
+
+    slot = slot_below(shared_slots, 2147483647)
+    while slot > 0:
+        is_token, slot_row = token_slot == slot, slot.to(tl.int64)
+        rank = tl.load(ranks_ptr + slot_row * ranks_stride_slot + part * ranks_stride_part)
+        if rank > 0:
+            offset_ptrs = offsets_ptr + slot_row * offsets_stride_slot + part * offsets_stride_part + rank_of_block
+            is_y = is_token[:, None] & is_feature[None, :]
+            y = tl.load(y_ptrs, mask=is_y, other=0.0)
+            acc = tl.zeros([BLOCK_TOKENS, BLOCK_N], tl.float32)
+            for start_rank in range(0, rank, BLOCK_RANK):
+                is_rank = start_rank + rank_of_block < rank
+                offset = tl.multiple_of(tl.load(offset_ptrs + start_rank, mask=is_rank, other=0), ALIGNMENT)
+                b_ptrs = pool_ptr + offset[:, None] + feature[None, :]
+                b = tl.load(b_ptrs, mask=is_rank[:, None] & is_feature[None, :], other=0.0)
+                total = tl.zeros([BLOCK_TOKENS, BLOCK_RANK], tl.float32)
+                for split in tl.static_range(SPLITS):
+                    split_ptrs = shrunk_ptrs + split * shrunk_stride_split + start_rank
+                    total += tl.load(split_ptrs, mask=is_token[:, None] & is_rank[None, :], other=0.0)
+                acc = tl.dot(total.to(b.dtype), b, acc, input_precision="ieee")
+            tl.store(y_ptrs, (y.to(tl.float32) + acc).to(y.dtype), mask=is_y)
+        slot = slot_below(shared_slots, slot)
+
+
+def lora_expand_triton(shrunk: Tensor, token_slots: TokenSlots, tables: LoraTables, y: Tensor) -> None:
+    """On CUDA tensors, or on any in Triton's interpreter."""
+    check_lora_tensors(y, token_slots, tables)
+    num_tokens, num_parts, max_rank = y.shape[0], tables.num_parts, tables.max_rank
+    assert y.shape[1] == sum(tables.out_features)
+    assert shrunk.shape[1:] == (num_tokens, num_parts, max_rank)
+    assert shrunk.dtype == torch.float32 and shrunk.is_contiguous()
+    if not y.numel():
+        return
+    tiles, config = lora_tiles(num_tokens), expand_config(num_tokens)
+    num_strips = sum(triton.cdiv(features, config.block_n) for features in tables.out_features)
+    num_programs = triton.cdiv(num_tokens, tiles.block_tokens) * tiles.num_sharers
+    _lora_expand_kernel[num_strips, num_programs](
+        shrunk,
+        token_slots.slots,
+        token_slots.order,
+        tables.pool,
+        tables.b_offsets,
+        tables.ranks,
+        y,
+        num_tokens,
+        num_parts,
+        max_rank,
+        *tables.out_features,
+        *[0] * (MAX_PARTS - num_parts),
+        *tables.b_offsets.stride()[:2],
+        *tables.ranks.stride(),
+        y.stride(0),
+        BLOCK_TOKENS=tiles.block_tokens,
+        BLOCK_RANK=BLOCK_RANK,
+        BLOCK_N=config.block_n,
+        SHARERS=tiles.num_sharers,
+        SPLITS=shrunk.shape[0],
+        ALIGNMENT=known_alignment(tables),
+        num_warps=config.num_warps,
+        **dependent_launch(y.device),
+    )
+
+
+def lora_expand(shrunk: Tensor, token_slots: TokenSlots, tables: LoraTables, y: Tensor) -> None:
+    expand = lora_expand_triton if y.is_cuda else lora_expand_reference
+    expand(shrunk, token_slots, tables, y)

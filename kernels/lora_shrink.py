@@ -1,0 +1,197 @@
+"""The first half of low-rank adapters (LoRA, Hu et al. 2021), many in one batch (Punica's SGMV, Chen et al. 2023):
+
+    sum_s out[s, t, p, r] = scale[slot[t], p] * sum_k A[slot[t], p][r, k] * x[t, k]
+
+Tensors (T tokens, P parts, R the highest rank that is served, S splits of K, K input features):
+    x            [T, K]        bf16, fp16 or fp32, last stride 1; rows may be strided
+    token_slots, tables        kernels/lora_tensors.py
+    returns      [S, T, P, R]  fp32, contiguous, new; 0 where a token has no adapter and beyond a part's rank
+
+S depends on K alone, not on T or on which adapters there are: a CUDA graph holds for any. Rounding: fp32 products
+(never tf32) and sums. A token's result does not depend on the other tokens, nor on their number up to 256, nor beyond.
+Offsets are int64. T may be 0.
+
+The reference does not split: S is 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import no_type_check
+
+import torch
+from torch import Tensor
+
+from kernels.dependent_launch import dependent_launch, start_dependents, wait_for_inputs
+from kernels.lora_tensors import LoraTables, TokenSlots, check_lora_tensors, rows_of_pool, tokens_by_slot
+from kernels.lora_tiles import BLOCK_RANK, FEW_TOKENS, known_alignment, lora_tiles, slot_below, tile_tokens
+from kernels.optional_triton import tl, triton
+
+
+def lora_shrink_reference(x: Tensor, token_slots: TokenSlots, tables: LoraTables) -> Tensor:
+    shape = (1, x.shape[0], tables.num_parts, tables.max_rank)
+    out = x.new_zeros(shape, dtype=torch.float32)
+    for slot, tokens in tokens_by_slot(token_slots):
+        ranks, offsets = tables.ranks[slot].tolist(), tables.a_offsets[slot].tolist()
+        rows = [offset for part, rank in enumerate(ranks) for offset in offsets[part][:rank]]
+        if not rows:
+            continue
+        a = rows_of_pool(tables.pool, rows, x.shape[1])
+        products = (x[tokens].float() @ a.float().T).split(ranks, 1)
+        for part, (rank, product) in enumerate(zip(ranks, products, strict=True)):
+            out[0, tokens, part, :rank] = product * tables.scales[slot, part]
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class ShrinkConfig:
+    """parts: how many a program takes, from one reading of x; a power of two. block_k: input features a stage (half of
+    it in fp32). min_size and max_splits: into how many parts of which size K is split at the most."""
+
+    parts: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    min_size: int
+    max_splits: int
+
+    def num_splits(self, size: int) -> int:
+        return max(1, min(self.max_splits, size // self.min_size))
+
+
+def shrink_config(num_tokens: int, num_parts: int) -> ShrinkConfig:
+    """Not measured yet. Few tokens: a part a program and many splits, as there are few programs else. Many: x is what
+    there is to read, so all parts at once."""
+    if lora_tiles(num_tokens) is FEW_TOKENS:
+        return ShrinkConfig(1, 256, num_warps=2, num_stages=3, min_size=512, max_splits=16)
+    return ShrinkConfig(triton.next_power_of_2(num_parts), 64, num_warps=4, num_stages=4, min_size=1024, max_splits=4)
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_parts", "max_rank"])
+@no_type_check
+def _lora_shrink_kernel(
+    x_ptr,
+    slots_ptr,
+    order_ptr,
+    pool_ptr,
+    offsets_ptr,
+    ranks_ptr,
+    scales_ptr,
+    out_ptr,
+    num_tokens,
+    size,
+    num_parts,
+    max_rank,
+    x_stride_token,
+    offsets_stride_slot,
+    offsets_stride_part,
+    ranks_stride_slot,
+    ranks_stride_part,
+    scales_stride_slot,
+    scales_stride_part,
+    BLOCK_TOKENS: tl.constexpr,
+    BLOCK_RANK: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PARTS: tl.constexpr,
+    SHARERS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Program (tile and sharer, group of parts, split): the tile's tokens of this sharer's adapters. A's rows are the
+    product's left side, those of the group's parts one under another."""
+    start_dependents(PDL)
+    tile, sharer = tl.program_id(0) // SHARERS, tl.program_id(0) % SHARERS
+    token, token_slot, turn = tile_tokens(slots_ptr, order_ptr, num_tokens, tile, BLOCK_TOKENS)
+    shared_slots = tl.where(turn % SHARERS == sharer, token_slot, 0)
+
+    row = tl.arange(0, PARTS * BLOCK_RANK)
+    part, rank_of_row = (tl.program_id(1) * PARTS + row // BLOCK_RANK).to(tl.int64), row % BLOCK_RANK
+    is_part = part < num_parts
+    split, num_tiles = tl.program_id(2), tl.cdiv(size, BLOCK_K)
+    begin = split * num_tiles // SPLITS * BLOCK_K
+    end = tl.minimum((split + 1) * num_tiles // SPLITS * BLOCK_K, size)
+    k = tl.arange(0, BLOCK_K)
+    x_ptrs = x_ptr + token.to(tl.int64)[:, None] * x_stride_token + k[None, :]
+    out_row = (split.to(tl.int64) * num_tokens + token)[None, :] * num_parts + part[:, None]
+    out_ptrs = out_ptr + out_row * max_rank + rank_of_row[:, None]
+    wait_for_inputs(PDL)
+
+    if sharer == 0:
+        is_bare = is_part[:, None] & (token_slot == 0)[None, :]
+        zeros = tl.zeros([PARTS * BLOCK_RANK, BLOCK_TOKENS], tl.float32)
+        for start_rank in range(0, max_rank, BLOCK_RANK):
+            is_out = is_bare & (start_rank + rank_of_row < max_rank)[:, None]
+            tl.store(out_ptrs + start_rank, zeros, mask=is_out)
+
+    slot = slot_below(shared_slots, 2147483647)
+    while slot > 0:
+        is_token, slot_row = token_slot == slot, slot.to(tl.int64)
+        rank = tl.load(ranks_ptr + slot_row * ranks_stride_slot + part * ranks_stride_part, mask=is_part, other=0)
+        scale_ptrs = scales_ptr + slot_row * scales_stride_slot + part * scales_stride_part
+        scale = tl.load(scale_ptrs, mask=is_part, other=0.0)
+        offset_ptrs = offsets_ptr + slot_row * offsets_stride_slot + part * offsets_stride_part + rank_of_row
+        highest_rank = tl.max(rank, 0)
+        for start_rank in range(0, max_rank, BLOCK_RANK):
+            is_rank = start_rank + rank_of_row < rank
+            offset = tl.multiple_of(tl.load(offset_ptrs + start_rank, mask=is_rank, other=0), ALIGNMENT)
+            a_ptrs = pool_ptr + offset[:, None] + k[None, :]
+            acc = tl.zeros([PARTS * BLOCK_RANK, BLOCK_TOKENS], tl.float32)
+            end_of_rank = tl.where(start_rank < highest_rank, end, begin)
+            for start in tl.range(begin, end_of_rank, BLOCK_K, num_stages=NUM_STAGES):
+                is_k = (start + k < size)[None, :]
+                a = tl.load(a_ptrs + start, mask=is_rank[:, None] & is_k, other=0.0)
+                x = tl.load(x_ptrs + start, mask=is_token[:, None] & is_k, other=0.0)
+                acc = tl.dot(a, tl.trans(x), acc, input_precision="ieee")
+            # An infinite x times the zeros beyond the rank is no zero.
+            acc = tl.where(is_rank[:, None], acc * scale[:, None], 0.0)
+            is_out = (is_part & (start_rank + rank_of_row < max_rank))[:, None] & is_token[None, :]
+            tl.store(out_ptrs + start_rank, acc, mask=is_out)
+        slot = slot_below(shared_slots, slot)
+
+
+def lora_shrink_triton(x: Tensor, token_slots: TokenSlots, tables: LoraTables) -> Tensor:
+    """On CUDA tensors, or on any in Triton's interpreter."""
+    check_lora_tensors(x, token_slots, tables)
+    num_tokens, size = x.shape
+    num_parts, max_rank = tables.num_parts, tables.max_rank
+    tiles, config = lora_tiles(num_tokens), shrink_config(num_tokens, num_parts)
+    num_splits = config.num_splits(size)
+    out = torch.empty((num_splits, num_tokens, num_parts, max_rank), dtype=torch.float32, device=x.device)
+    if out.numel():
+        num_programs = triton.cdiv(num_tokens, tiles.block_tokens) * tiles.num_sharers
+        _lora_shrink_kernel[num_programs, triton.cdiv(num_parts, config.parts), num_splits](
+            x,
+            token_slots.slots,
+            token_slots.order,
+            tables.pool,
+            tables.a_offsets,
+            tables.ranks,
+            tables.scales,
+            out,
+            num_tokens,
+            size,
+            num_parts,
+            max_rank,
+            x.stride(0),
+            *tables.a_offsets.stride()[:2],
+            *tables.ranks.stride(),
+            *tables.scales.stride(),
+            BLOCK_TOKENS=tiles.block_tokens,
+            BLOCK_RANK=BLOCK_RANK,
+            BLOCK_K=config.block_k * 2 // x.itemsize,
+            PARTS=config.parts,
+            SHARERS=tiles.num_sharers,
+            SPLITS=num_splits,
+            ALIGNMENT=known_alignment(tables),
+            NUM_STAGES=config.num_stages,
+            num_warps=config.num_warps,
+            **dependent_launch(x.device),
+        )
+    return out
+
+
+def lora_shrink(x: Tensor, token_slots: TokenSlots, tables: LoraTables) -> Tensor:
+    shrink = lora_shrink_triton if x.is_cuda else lora_shrink_reference
+    return shrink(x, token_slots, tables)

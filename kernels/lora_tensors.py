@@ -1,0 +1,95 @@
+"""What the kernels of low-rank adapters (LoRA, Hu et al. 2021) are given: whose token is whose, and where weights lie.
+
+Letters: T tokens, P parts of a projection (q, k and v; o; gate and up; down), R the highest rank that is served.
+
+An adapter's weights for a part, A [rank, in] and B [out, rank], lie as rows: those of A, and those of B transposed.
+Each row may be anywhere in a pool that holds other things too (S-LoRA's unified paging, Sheng et al. 2023). What is
+outside the rows of a batch's own adapters, in the pool and in the tables, is never read: it may be anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+MAX_PARTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSlots:
+    """Which adapter each token of a batch has.
+
+    slots [T] int32: the slot of the token's adapter, 0 for none. order [T] int32: the tokens' indexes, sorted by slot,
+    those without an adapter first. Both contiguous.
+    """
+
+    slots: Tensor
+    order: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LoraTables:
+    """Where the adapters of all slots have their weights for one projection; slot 0 is nobody's, and not read.
+
+    pool       [N]           the dtype of x and y, contiguous
+    a_offsets  [slots, P, R] int64, last stride 1: where in the pool each row of A begins, of which a part's first
+                             `rank` count
+    b_offsets  [slots, P, R] the same of B transposed
+    ranks      [slots, P]    int32, up to R; 0: the adapter leaves this part as it is
+    scales     [slots, P]    fp32: what A x is multiplied by
+    out_features             of the parts, which lie side by side in y
+
+    The first four tables may be slices of larger ones. alignment: every offset is a multiple of so many elements. Where
+    16 bytes are known to be, the kernels read as much at once, and a quarter of it or less where nothing is known.
+    """
+
+    pool: Tensor
+    a_offsets: Tensor
+    b_offsets: Tensor
+    ranks: Tensor
+    scales: Tensor
+    out_features: tuple[int, ...]
+    alignment: int = 1
+
+    @property
+    def num_parts(self) -> int:
+        return len(self.out_features)
+
+    @property
+    def max_rank(self) -> int:
+        return self.a_offsets.shape[2]
+
+
+def check_lora_tensors(rows: Tensor, token_slots: TokenSlots, tables: LoraTables) -> None:
+    """AssertionError unless they are as described. rows [T, any]: x or y."""
+    num_tokens, num_parts, max_rank = rows.shape[0], tables.num_parts, tables.max_rank
+    num_slots = tables.ranks.shape[0]
+    for column in (token_slots.slots, token_slots.order):
+        assert column.shape == (num_tokens,) and column.dtype == torch.int32 and column.is_contiguous()
+    assert 1 <= num_parts <= MAX_PARTS
+    assert rows.dtype == tables.pool.dtype and tables.pool.is_contiguous()
+    assert rows.stride(-1) == 1 or not rows.numel()
+    for offsets in (tables.a_offsets, tables.b_offsets):
+        assert offsets.shape == (num_slots, num_parts, max_rank) and offsets.dtype == torch.int64
+        assert offsets.stride(-1) == 1
+    for table, dtype in ((tables.ranks, torch.int32), (tables.scales, torch.float32)):
+        assert table.shape == (num_slots, num_parts) and table.dtype == dtype
+
+
+def tokens_by_slot(token_slots: TokenSlots) -> list[tuple[int, Tensor]]:
+    """Each slot of the batch but 0, with the indexes of its tokens. For the references."""
+    slots, counts = torch.unique_consecutive(token_slots.slots[token_slots.order], return_counts=True)
+    groups = zip(slots.tolist(), token_slots.order.split(counts.tolist()), strict=True)
+    return [(slot, tokens) for slot, tokens in groups if slot]
+
+
+def rows_of_pool(pool: Tensor, offsets: Sequence[int], size: int) -> Tensor:
+    """[rows, size]: a view where they lie one behind another, else a copy. For the references."""
+    first = offsets[0]
+    end = first + len(offsets) * size
+    if offsets == list(range(first, end, size)):
+        return pool[first:end].view(-1, size)
+    return torch.stack([pool[offset : offset + size] for offset in offsets])
