@@ -15,13 +15,37 @@ SYSTEM, USER, ASSISTANT = "<|system|>", "<|user|>", "<|assistant|>"
 SPECIAL_TOKENS = (BOS, END, PAD, SYSTEM, USER, ASSISTANT)
 
 CHAT_TEMPLATE = """\
-{{- bos_token }}
-{%- for message in messages %}
-    {%- set role = 'system' if message['role'] == 'developer' else message['role'] %}
-    {%- if role not in ['system', 'user', 'assistant'] %}
-        {{- raise_exception('The quickstart model knows the roles system, user and assistant only.') }}
+{%- set ns = namespace(rest=messages, system='') %}
+{%- if tools %}
+    {%- if messages[0]['role'] in ['system', 'developer'] %}
+        {%- set ns.system = (messages[0]['content'] or '') | trim + ' ' %}
+        {%- set ns.rest = messages[1:] %}
     {%- endif %}
-    {{- '<|' + role + '|>' + (message['content'] or '') | trim + '<|end|>' }}
+    {%- set ns.system = ns.system + 'You may call these functions: ' %}
+    {%- for tool in tools %}
+        {%- set ns.system = ns.system + (tool['function'] | tojson) + ' ' %}
+    {%- endfor %}
+    {%- set ns.system = ns.system + 'To call one, answer <tool_call>{"name": ..., "arguments": ...}</tool_call>.' %}
+{%- endif %}
+{{- bos_token }}
+{%- if ns.system %}
+    {{- '<|system|>' + ns.system + '<|end|>' }}
+{%- endif %}
+{%- for message in ns.rest %}
+    {%- set role = {'developer': 'system', 'tool': 'user'}.get(message['role'], message['role']) %}
+    {%- if role not in ['system', 'user', 'assistant'] %}
+        {{- raise_exception('The quickstart model knows the roles system, user, assistant and tool only.') }}
+    {%- endif %}
+    {%- set content = (message['content'] or '') | trim %}
+    {%- if message['role'] == 'tool' %}
+        {%- set content = '<tool_response>' + content + '</tool_response>' %}
+    {%- endif %}
+    {{- '<|' + role + '|>' + content }}
+    {%- for call in message['tool_calls'] or [] %}
+        {%- set function = {'name': call['function']['name'], 'arguments': call['function']['arguments']} %}
+        {{- '<tool_call>' + (function | tojson) + '</tool_call>' }}
+    {%- endfor %}
+    {{- '<|end|>' }}
 {%- endfor %}
 {%- if add_generation_prompt %}
     {{- '<|assistant|>' }}

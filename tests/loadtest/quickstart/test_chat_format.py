@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from loadtest.quickstart.chat_format import (
     ASSISTANT,
     BOS,
+    CHAT_TEMPLATE,
     END,
     SPECIAL_TOKENS,
     USER,
@@ -14,6 +16,8 @@ from loadtest.quickstart.chat_format import (
     train_tokenizer,
 )
 from service.settings.settings import QUICKSTART_MODEL
+from service.text.chat_template import ChatTemplate
+from service.text.tool_calls import ToolStyle
 
 CONVERSATION = [
     {"role": "system", "content": "Be brief."},
@@ -21,6 +25,9 @@ CONVERSATION = [
     {"role": "assistant", "content": "A block."},
     {"role": "user", "content": "thanks"},
 ]
+
+FUNCTION = {"name": "now", "parameters": {"type": "object", "properties": {}}}
+TOOLS = [{"type": "function", "function": FUNCTION}]
 
 
 @pytest.fixture(scope="module", params=["shipped", "fresh"])
@@ -65,4 +72,38 @@ def test_any_text_survives_the_trip(tokenizer: PreTrainedTokenizerFast, text: st
 
 def test_an_unknown_role_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(TemplateError, match="roles"):
-        tokenizer.apply_chat_template([{"role": "tool", "content": "x"}], tokenize=False)
+        tokenizer.apply_chat_template([{"role": "critic", "content": "x"}], tokenize=False)
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_tools_their_calls_and_results_are_written_into_the_turns_that_the_model_knows(
+    tokenizer: PreTrainedTokenizerFast, role: str
+) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "now", "arguments": {"zone": "UTC"}}}
+    messages = [
+        {"role": role, "content": "Be brief."},
+        {"role": "user", "content": "what is the time"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "noon", "tool_call_id": "1"},
+    ]
+    text = tokenizer.apply_chat_template(messages, tools=TOOLS, tokenize=False, add_generation_prompt=True)
+    taught = (
+        f"You may call these functions: {json.dumps(FUNCTION)} "
+        'To call one, answer <tool_call>{"name": ..., "arguments": ...}</tool_call>.'
+    )
+    rest = (
+        "<|user|>what is the time<|end|>"
+        '<|assistant|><tool_call>{"name": "now", "arguments": {"zone": "UTC"}}</tool_call><|end|>'
+        "<|user|><tool_response>noon</tool_response><|end|><|assistant|>"
+    )
+    assert text == f"<|bos|><|system|>Be brief. {taught}<|end|>{rest}"
+    without = tokenizer.apply_chat_template(messages[1:], tools=TOOLS, tokenize=False, add_generation_prompt=True)
+    assert without == f"<|bos|><|system|>{taught}<|end|>{rest}"
+
+
+def test_ours_renders_as_transformers_does_and_reads_calls_in_its_style(tokenizer: PreTrainedTokenizerFast) -> None:
+    template = ChatTemplate(CHAT_TEMPLATE, {"bos_token": BOS})
+    assert template.tool_style is ToolStyle.HERMES
+    assert template.knows_role("tool")
+    ours = template.render(CONVERSATION, add_generation_prompt=True, tools=TOOLS)
+    assert ours == tokenizer.apply_chat_template(CONVERSATION, tools=TOOLS, tokenize=False, add_generation_prompt=True)
