@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from service.api.call_head import CallHead
@@ -16,6 +18,7 @@ MAX_TRACES = 1000
 
 
 class _Prompt(NamedTuple):
+    request_id: str
     num_tokens: int
     n: int
     max_tokens: int
@@ -35,12 +38,40 @@ class CallTrace:
         self.head = head
         self._model = model
         self._grammar_s = grammar_s
-        self._prompts = [_Prompt(r.num_prompt_tokens, r.sampling.n, r.sampling.max_tokens) for r in requests]
+        self._prompts = [
+            _Prompt(r.request_id, r.num_prompt_tokens, r.sampling.n, r.sampling.max_tokens) for r in requests
+        ]
         self._ends: dict[int, _End | None] = {}
+        self._so_far: dict[int, RequestStats] = {}
+        self._watchers: list[asyncio.Event] = []
+
+    @property
+    def running_ids(self) -> list[str]:
+        """The requests of the prompts that have not ended."""
+        return [prompt.request_id for index, prompt in enumerate(self._prompts) if index not in self._ends]
 
     def note_end(self, prompt_index: int, event: FinalEvent | None) -> None:
         """The prompt's request has ended; None: we stopped listening, and it is being aborted."""
         self._ends[prompt_index] = None if event is None else _End(event.outcome, event.stats)
+        self._so_far.pop(prompt_index, None)
+        for watcher in self._watchers:
+            watcher.set()
+
+    def note_progress(self, stats: Mapping[str, RequestStats]) -> None:
+        """What is known of requests so far, by their ids; of one that has ended, its end is known."""
+        for index, prompt in enumerate(self._prompts):
+            if index not in self._ends and prompt.request_id in stats:
+                self._so_far[index] = stats[prompt.request_id]
+
+    @contextmanager
+    def watched(self) -> Iterator[asyncio.Event]:
+        """An event that is set whenever a prompt ends."""
+        watcher = asyncio.Event()
+        self._watchers.append(watcher)
+        try:
+            yield watcher
+        finally:
+            self._watchers.remove(watcher)
 
     def show(self) -> RequestTrace:
         """The trace as the API returns it."""
@@ -67,6 +98,9 @@ class CallTrace:
         if end is not None:
             prompt.outcome = end.outcome.value
             _add_stats(prompt, end.stats)
+        elif index in self._so_far:
+            _add_stats(prompt, self._so_far[index])
+            prompt.finished_s = None
         return prompt
 
 
@@ -94,7 +128,7 @@ def _worst(prompts: Sequence[PromptTrace]) -> TraceOutcome:
 
 
 def _add_stats(prompt: PromptTrace, stats: RequestStats) -> None:
-    """What is known of a request that has ended."""
+    """What is known of a request that has ended, or so far."""
 
     def since_arrival(time_s: float) -> float:
         return round(time_s - stats.arrival_s, 6)

@@ -6,17 +6,17 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from service.config import SchedulerConfig
 from service.core.clock import Clock
 from service.core.events import FinalEvent, News, Outcome
 from service.core.request import Request
-from service.core.stats import EngineSnapshot
+from service.core.stats import EngineSnapshot, RequestStats
 from service.engine.ailment import Ailment, ailment_of
 from service.engine.engine import Engine
-from service.engine.engine_loop import Abort, EngineLoop, Expire, Stop, StopChoice, Submit
+from service.engine.engine_loop import Abort, Ask, EngineLoop, Expire, Stop, StopChoice, Submit
 from service.engine.live_requests import stats_of_lost
 from service.engine.request_stream import RequestStream
 from service.engine.stream_interval import FixedInterval, StreamInterval
@@ -169,6 +169,18 @@ class AsyncEngine:
         """End one choice whose text is complete; tokens of it that are on their way are to be ignored."""
         if request_id in self._streams:
             self._loop.send(StopChoice(request_id, choice_index))
+
+    async def stats_so_far(self, request_ids: Sequence[str]) -> dict[str, RequestStats]:
+        """What is known of those among these requests that have not ended, by their ids (`finished_s` is when it was
+        looked up), once the present iteration is over. The engine's thread may die meanwhile: the wait is the caller's
+        to bound."""
+        told: asyncio.Future[dict[str, RequestStats]] = self._event_loop.create_future()
+
+        def tell(stats: dict[str, RequestStats]) -> None:
+            self._call_on_loop(lambda known: None if told.done() else told.set_result(known), stats)
+
+        self._loop.send(Ask(request_ids, tell))
+        return await told
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests, let the live ones finish, fail those that have not after `timeout_s`.

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from service.core.clock import Clock
 from service.core.events import News
 from service.core.request import Request
-from service.core.stats import EngineSnapshot
+from service.core.stats import EngineSnapshot, RequestStats
 from service.engine.engine import Engine
 from service.errors import RequestError, ServerError
 
@@ -68,6 +68,15 @@ class StopChoice:
 
 
 @dataclass(frozen=True, slots=True)
+class Ask:
+    """What is known of requests so far: `tell` is called on the engine thread with the statistics of those among them
+    that have not ended, by their ids; it neither raises nor waits."""
+
+    request_ids: Sequence[str]
+    tell: Callable[[dict[str, RequestStats]], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End every live request with `error`, then the thread."""
 
@@ -83,7 +92,7 @@ class Queued(NamedTuple):
     distinct_tokens: int
 
 
-Command = Submit | Abort | Expire | StopChoice | Stop
+Command = Submit | Abort | Expire | StopChoice | Ask | Stop
 
 
 class EngineLoop:
@@ -289,6 +298,8 @@ class EngineLoop:
                     self._engine.requests.fail_unless_started(request_id, error)
                 case StopChoice(request_id, choice_index):
                     self._engine.requests.stop_choice(request_id, choice_index)
+                case Ask(request_ids, tell):
+                    tell(self._engine.requests.stats_so_far(request_ids))
                 case Stop(error):
                     self._stopping = True
                     self._fail_all(error)

@@ -6,6 +6,8 @@ When a request ends, for whatever reason and in whatever state, what it held is 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
+from dataclasses import replace
 
 from service.core.clock import Clock
 from service.core.events import FinalEvent, News, Outcome
@@ -115,6 +117,16 @@ class LiveRequests:
     def request_ids(self) -> list[str]:
         """Ids of the requests that have not ended."""
         return [g.request.request_id for g in self._scheduler.pool.groups()]
+
+    def stats_so_far(self, request_ids: Iterable[str]) -> dict[str, RequestStats]:
+        """Of those among these requests that have not ended, by their ids; `finished_s` is now."""
+        now_s, stats = self._clock.now_s(), dict[str, RequestStats]()
+        for request_id in request_ids:
+            if (group := self._scheduler.pool.get(request_id)) is not None:
+                num_uncounted = self._scheduler.batch.num_uncounted(group)
+                told = _request_stats(group, now_s)
+                stats[request_id] = replace(told, num_output_tokens=told.num_output_tokens + num_uncounted)
+        return stats
 
     def lose(self, groups: list[SequenceGroup]) -> None:
         """Requests that were computed, or on the move, may be damaged; what others hold was not touched."""

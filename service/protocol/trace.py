@@ -41,7 +41,8 @@ class PreemptionTrace(BaseModel):
 
 
 class PromptTrace(BaseModel):
-    """One prompt of the call. Seconds count from the call's arrival; null: it did not come to that, or not yet.
+    """One prompt of the call, while it runs what is known so far. Seconds count from the call's arrival; null: it did
+    not come to that, or not yet.
 
     first_scheduled_s: the end of waiting. first_token_s: the end of computing the prompt. grammar_s: spent on compiling
     the grammar of the output, before the request could wait for a place. waits, chunks, preempted: the last ones;

@@ -169,6 +169,17 @@ class DecodeBatch:
         """The tokens of all sequences in the batch are up to date from now on, but for ids that are not drawn yet."""
         self._members.write_kept()
 
+    def num_uncounted(self, group: SequenceGroup) -> int:
+        """Tokens of the group that are drawn and that it does not count, because it is in the batch. Its sequence's
+        tokens are up to date from now on."""
+        number = self._numbers.get(group.arrival_order)
+        if number is None:
+            return 0
+        self.write_tokens()
+        place = self._members.place_of(number)
+        assert place is not None
+        return max(0, group.live[0].num_known_tokens - int(self._columns[NUM_TOLD, place]))
+
     def num_unfilled(self) -> int:
         """Places for tokens in the batch's blocks that are not computed."""
         self._drop_left()

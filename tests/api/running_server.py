@@ -236,7 +236,7 @@ class RunningServer:
 def _request_tasks() -> int:
     """Tasks of requests: all but the server's own."""
     names = [repr(task.get_coro()) for task in asyncio.all_tasks()]
-    own = ("RunningServer.", "Server.serve", "Server.main_loop", "LifespanOn", "on_loop")
+    own = ("RunningServer.", "Server.serve", "Server.main_loop", "LifespanOn", "on_loop", "_shutdown_watcher")
     return sum(not any(mark in name for mark in own) for name in names)
 
 

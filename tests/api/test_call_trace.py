@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import weakref
+from dataclasses import replace
 
 from service.api.call_head import CallHead
 from service.api.call_trace import MAX_TRACES, CallTrace, TraceStore
@@ -48,6 +49,20 @@ def test_a_trace_fills_as_prompts_end() -> None:
     assert (first.num_chunks, first.iterations) == (1, 4)
     assert (second.outcome, second.finished_s, second.prompt_tokens) == ("running", None, 2)
     assert trace.show().outcome == "running"
+
+
+def test_what_runs_is_shown_as_far_as_it_is_known_and_its_end_stands() -> None:
+    trace = CallTrace(HEAD, "m", REQUESTS)
+    trace.note_end(1, None)
+    assert trace.running_ids == ["r0"]
+    trace.note_progress({"r0": STATS, "r1": STATS, "r2": STATS})
+    first, second = trace.show().prompts
+    assert (first.outcome, first.output_tokens, first.first_scheduled_s, first.finished_s) == ("running", 4, 0.5, None)
+    assert (second.outcome, second.output_tokens) == ("aborted", None)
+    trace.note_end(0, FinalEvent(Outcome.FINISHED, replace(STATS, num_output_tokens=5)))
+    trace.note_progress({"r0": STATS})
+    (first, _), rest = trace.show().prompts, trace.running_ids
+    assert (first.outcome, first.output_tokens, first.finished_s, rest) == ("finished", 5, 2.25, [])
 
 
 def test_the_worst_outcome_is_the_calls() -> None:

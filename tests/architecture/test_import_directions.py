@@ -80,7 +80,7 @@ THIRD_PARTY = {
     "protocol": {"pydantic"},
     "text": {"tokenizers", "jinja2"},
     "metrics": {"prometheus_client"},
-    "api": {"starlette", "pydantic", "pydantic_core", "orjson", "prometheus_client"},
+    "api": {"starlette", "sse_starlette", "pydantic", "pydantic_core", "orjson", "prometheus_client"},
     "engine": set(),
     "scheduler": {"numpy"},
     "prediction": set(),

@@ -101,6 +101,31 @@ def test_a_request_is_answered():
     assert run(scenario) == []
 
 
+def test_what_is_known_so_far_is_told_of_those_that_have_not_ended():
+    executor = GatedExecutor()
+
+    async def scenario(engine: AsyncEngine, harness: Harness) -> None:
+        executor.one_at_a_time = True
+        running = harness.request((1, 2, 3), 7)
+        stream = engine.submit(running)
+        await next_events(stream)
+        asking = asyncio.ensure_future(engine.stats_so_far([running.request_id, "another"]))
+        await asyncio.sleep(0)
+        given_up = asyncio.ensure_future(engine.stats_so_far([running.request_id]))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        executor.one_at_a_time = False
+        executor.gate.set()
+        stats = await asking
+        assert list(stats) == [running.request_id]
+        assert 1 <= stats[running.request_id].num_output_tokens < 7
+        assert stats[running.request_id].first_token_s is not None
+        await collect(stream)
+        assert await engine.stats_so_far([running.request_id]) == {}
+
+    assert run(scenario, executor) == []
+
+
 def test_what_can_never_fit_is_refused_with_both_numbers():
     async def scenario(engine: AsyncEngine, harness: Harness) -> None:
         with pytest.raises(ContextLengthExceeded, match=r"room for 304 tokens.*holds 256"):

@@ -45,6 +45,31 @@ def test_whatever_ends_a_request_ends_it_once_and_frees_what_it_held(num_steps: 
     assert harness.engine.requests.request_ids() == []
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_what_is_known_so_far_counts_every_token_that_was_told(overlap: bool):
+    """Also those that only the decode batch has counted."""
+    harness = Harness(overlap=overlap)
+    requests = [harness.request((1, 2, 3), 20, n=n) for n in (1, 1, 2)]
+    ids = [request.request_id for request in requests]
+    for request in requests:
+        harness.add(request)
+    assert [stats.num_output_tokens for stats in harness.engine.requests.stats_so_far(ids).values()] == [0, 0, 0]
+    seen = list[int]()
+    while len(harness.finals) < 3:
+        harness.step()
+        told = {
+            request.request_id: sum(
+                len(tokens) for (of, _), tokens in harness.tokens.items() if of == request.request_id
+            )
+            for request in requests
+        }
+        known = harness.engine.requests.stats_so_far([*ids, "another"])
+        assert {each: stats.num_output_tokens for each, stats in known.items()} == {each: told[each] for each in known}
+        assert sorted(known) == sorted(set(ids) - set(harness.finals))
+        seen += [stats.num_output_tokens for stats in known.values()]
+    assert max(seen) > 15
+
+
 def test_a_choice_whose_text_is_complete_ends_alone():
     harness = Harness()
     harness.add(harness.request((1, 2, 3), 9, n=2))

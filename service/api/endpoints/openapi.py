@@ -94,13 +94,15 @@ def _name_models(schemas: dict[str, Any], names: Sequence[str]) -> None:
 def _paths(guards_metrics: bool) -> dict[str, Any]:
     model_id = {"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}
     request_id = {**model_id, "name": "request_id"}
+    follow = {"name": "follow", "in": "query", "schema": {"type": "boolean"}}
+    trace = {**_json_of(RequestTrace), "text/event-stream": {"itemSchema": _event_of(RequestTrace)}}
     healthy = {**_operation("Would a new short request complete?", _json_object()), "security": _PUBLIC}
     return {
         **{each.path: {"post": _call(each.summary, (each.request,), each.response, each.chunk)} for each in GENERATING},
         "/v1/models": {"get": _operation("The models that may be named.", _json_of(ModelList))},
         "/v1/models/{model_id}": {"get": {**_operation("One model.", _json_of(ModelCard)), "parameters": [model_id]}},
         "/v1/requests/{request_id}/trace": {
-            "get": {**_operation("Why a request was slow.", _json_of(RequestTrace)), "parameters": [request_id]}
+            "get": {**_operation("Why a request was slow.", trace), "parameters": [request_id, follow]}
         },
         "/tokenize": {
             "post": _call("Ids of a prompt.", (TokenizeRequest, TokenizeChatRequest), TokenizeResponse, None)

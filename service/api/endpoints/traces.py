@@ -1,22 +1,63 @@
-"""GET /v1/requests/{request_id}/trace."""
+"""GET /v1/requests/{request_id}/trace, once or as a stream of events that follows the request."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
+from sse_starlette import ServerSentEvent
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.api.call_trace import MAX_TRACES
+from service.api.answers.event_stream import EventStreamResponse, json_event
+from service.api.answers.followed_trace import follow, look_up
+from service.api.call_trace import MAX_TRACES, CallTrace
 from service.api.context import ApiContext
-from service.api.scope import client_of
-from service.errors import NotFound
+from service.api.scope import client_of, header_of
+from service.engine.async_engine import AsyncEngine
+from service.errors import InvalidRequest, NotFound, Overloaded
+
+MAX_FOLLOWED = 16
+"""At a time: every look at a trace takes time of the engine and of the event loop."""
+
+_FOLLOW = {"": True, "1": True, "true": True, "0": False, "false": False}
 
 
 class Traces:
     def __init__(self, context: ApiContext) -> None:
-        self._store = context.traces
+        self._context = context
+        self._num_followed = 0
 
     async def get(self, http: Request) -> Response:
-        trace = self._store.get(http.path_params["request_id"], client_of(http.scope))
+        follows = _is_followed(http)
+        trace = self._context.traces.get(http.path_params["request_id"], client_of(http.scope))
         if trace is None:
             raise NotFound(f"There is no such request of yours among the last {MAX_TRACES}.", param="request_id")
+        engine = self._context.state.check_loaded().engine
+        if follows:
+            return self._followed(trace, engine)
+        await look_up(trace, engine)
         return Response(trace.show().model_dump_json(), media_type="application/json")
+
+    def _followed(self, trace: CallTrace, engine: AsyncEngine) -> Response:
+        if self._num_followed >= MAX_FOLLOWED:
+            raise Overloaded(f"{MAX_FOLLOWED} traces are being followed, which is the limit; ask without follow")
+        self._num_followed += 1
+        return EventStreamResponse(_events(trace, engine), self._context, self._let_go)
+
+    def _let_go(self) -> None:
+        self._num_followed -= 1
+
+
+async def _events(trace: CallTrace, engine: AsyncEngine) -> AsyncIterator[ServerSentEvent]:
+    async for json in follow(trace, engine):
+        yield json_event(json, "trace")
+
+
+def _is_followed(http: Request) -> bool:
+    """`follow` says it, or else the form of the answer that the client accepts."""
+    asked = http.query_params.get("follow")
+    if asked is None:
+        return "text/event-stream" in header_of(http.scope, b"accept")
+    if asked.lower() not in _FOLLOW:
+        raise InvalidRequest("follow must be true or false.", param="follow")
+    return _FOLLOW[asked.lower()]

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
+from service.api.endpoints.traces import MAX_FOLLOWED
 from service.config import ApiConfig
 from tests.api.running_server import MODEL, RunningServer, Scene, running
 from tests.api.wire import CHAT, COMPLETIONS, chat, completion, error_of
@@ -63,9 +66,126 @@ def test_of_a_running_and_of_an_abandoned_call(server: RunningServer, http: http
     with httpx.stream("POST", f"{server.base_url}{COMPLETIONS}", json=completion(stream=True, max_tokens=1000)) as left:
         lines = left.iter_lines()
         call_id = json.loads(next(lines).removeprefix("data: "))["id"]
-        assert trace_of(http, call_id)["outcome"] == "running"
+        trace = trace_of(http, call_id)
+        assert trace["outcome"] == "running"
+        (prompt,) = trace["prompts"]
+        assert (prompt["outcome"], prompt["finished_s"]) == ("running", None)
+        assert prompt["first_scheduled_s"] <= prompt["first_token_s"]
+        assert prompt["output_tokens"] >= 1
     server.check_idle()
     assert trace_of(http, call_id)["outcome"] == "aborted"
+
+
+class Following:
+    """A followed trace, event by event."""
+
+    def __init__(self, server: RunningServer, call_id: str, headers: dict[str, str] | None = None) -> None:
+        self._stream = httpx.stream(
+            "GET",
+            f"{server.base_url}/v1/requests/{call_id}/trace",
+            params={} if headers else {"follow": "true"},
+            headers=headers or {},
+            timeout=10,
+        )
+        self.response = self._stream.__enter__()
+        self._lines = self.response.iter_lines()
+
+    def next(self) -> dict[str, Any] | None:
+        """The next trace; None at [DONE]."""
+        for line in self._lines:
+            if line.startswith("data: "):
+                return None if line == "data: [DONE]" else dict(json.loads(line.removeprefix("data: ")))
+            assert line in ("", "event: trace", ": keep-alive")
+        raise AssertionError("the stream has ended without [DONE]")
+
+    def last(self) -> dict[str, Any]:
+        """The trace before [DONE]."""
+        last: dict[str, Any] = {}
+        while (trace := self.next()) is not None:
+            last = trace
+        return last
+
+    def close(self) -> None:
+        self._stream.__exit__(None, None, None)
+
+
+@contextlib.contextmanager
+def started_call(server: RunningServer) -> Iterator[tuple[str, httpx.Response]]:
+    """A streamed call that runs for many seconds: its id, and the response, which may be closed."""
+    server.play(lambda prompt, so_far, seed: 75)
+    server.executor.delay_s = 0.01
+    body = completion(stream=True, max_tokens=2000)
+    with httpx.stream("POST", f"{server.base_url}{COMPLETIONS}", json=body) as response:
+        lines = response.iter_lines()
+        yield json.loads(next(lines).removeprefix("data: "))["id"], response
+
+
+@pytest.mark.parametrize("headers", [None, {"Accept": "text/event-stream"}])
+def test_a_followed_trace_grows_until_its_call_has_ended(server: RunningServer, headers: dict[str, str] | None) -> None:
+    with started_call(server) as (call_id, call):
+        following = Following(server, call_id, headers)
+        assert following.response.headers["content-type"] == "text/event-stream; charset=utf-8"
+        first, second = following.next(), following.next()
+        assert first is not None
+        assert second is not None
+        assert (first["outcome"], second["outcome"]) == ("running", "running")
+        assert second["prompts"][0]["output_tokens"] > first["prompts"][0]["output_tokens"]
+        call.close()
+        assert following.last()["outcome"] == "aborted"
+    following.close()
+
+
+def test_a_trace_of_a_call_that_has_ended_is_told_once(server: RunningServer, http: httpx.Client) -> None:
+    call_id = http.post(COMPLETIONS, json=completion()).json()["id"]
+    following = Following(server, call_id)
+    assert following.next() == trace_of(http, call_id)
+    assert following.next() is None
+    following.close()
+
+
+def test_who_leaves_a_followed_trace_makes_room_and_disturbs_nothing(server: RunningServer, http: httpx.Client) -> None:
+    with started_call(server) as (call_id, _):
+        path = f"/v1/requests/{call_id}/trace"
+        followers = [Following(server, call_id) for _ in range(MAX_FOLLOWED)]
+        refused = http.get(path, params={"follow": "true"})
+        assert (refused.status_code, error_of(refused)["code"]) == (503, "overloaded")
+        assert http.get(path).json()["outcome"] == "running"
+        for follower in followers:
+            assert follower.next() is not None
+            follower.close()
+        deadline_s = time.monotonic() + 10
+        while http.head(path, params={"follow": "true"}).status_code != 200 and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        following = Following(server, call_id)
+        assert following.next() is not None
+        following.close()
+        assert trace_of(http, call_id)["outcome"] == "running"
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, 10.0])
+def test_draining_lets_a_followed_trace_tell_the_end_of_its_call(timeout_s: float) -> None:
+    with running() as server:
+        server.play(lambda prompt, so_far, seed: 75)
+        server.executor.delay_s = 0.005
+        body = completion(stream=True, max_tokens=200)
+        with httpx.stream("POST", f"{server.base_url}{COMPLETIONS}", json=body) as call:
+            lines = call.iter_lines()
+            call_id = json.loads(next(lines).removeprefix("data: "))["id"]
+            following = Following(server, call_id)
+            assert following.next() is not None
+            server.drain(timeout_s)
+            list(lines)
+        assert following.last()["outcome"] == ("finished" if timeout_s else "failed")
+        following.close()
+
+
+def test_what_follow_may_be(server: RunningServer, http: httpx.Client) -> None:
+    path = f"/v1/requests/{http.post(COMPLETIONS, json=completion()).json()['id']}/trace"
+    refused = http.get(path, params={"follow": "perhaps"})
+    assert (refused.status_code, error_of(refused)["param"]) == (400, "follow")
+    plain = http.get(path, params={"follow": "false"}, headers={"Accept": "text/event-stream"})
+    assert plain.headers["content-type"] == "application/json"
+    assert http.get("/v1/requests/none/trace", params={"follow": "true"}).status_code == 404
 
 
 def test_an_unknown_id(http: httpx.Client) -> None:
