@@ -1,4 +1,4 @@
-"""What a frame of an event stream costs by whose response carries it: microseconds, without sockets and without an engine.
+"""What a frame of an event stream costs by whose response carries it: us, without sockets and without an engine.
 
     python -m loadtest.frame_cost [--frames 20000] [--rounds 9]
 
@@ -14,7 +14,7 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 import uvloop
@@ -151,11 +151,10 @@ async def seconds_of(name: str, num_frames: int, *, awaited: bool) -> float:
     return took_s
 
 
-def least(run: Callable[[], Awaitable[float]], num_rounds: int) -> float:
-    async def rounds() -> float:
-        return min([await run() for _ in range(num_rounds)])
-
-    return uvloop.run(rounds())
+async def least(name: str, num_frames: int, num_rounds: int, *, awaited: bool) -> float:
+    """Microseconds a frame."""
+    rounds = [await seconds_of(name, num_frames, awaited=awaited) for _ in range(num_rounds)]
+    return min(rounds) / num_frames * 1e6
 
 
 def main() -> int:
@@ -165,12 +164,7 @@ def main() -> int:
     options = parser.parse_args()
     print(f"{'us a frame':40} ready awaited")
     for name in RESPONSES:
-        us = [
-            least(lambda awaited=awaited: seconds_of(name, options.frames, awaited=awaited), options.rounds)
-            / options.frames
-            * 1e6
-            for awaited in (False, True)
-        ]
+        us = [uvloop.run(least(name, options.frames, options.rounds, awaited=awaited)) for awaited in (False, True)]
         print(f"{name:40} {us[0]:5.2f} {us[1]:7.2f}")
     return 0
 

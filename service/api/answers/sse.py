@@ -1,8 +1,8 @@
 """Server-sent events: framing, and the response that carries one call's stream.
 
-The response is our own: most frames need no `send` at all. Measured on uvloop with frames of 200 bytes and a sink that
-costs nothing, microseconds a frame: a bare loop over `send` 1.5, sse-starlette's EventSourceResponse 8.5 (a cancel
-scope and a lock around every send).
+The response is our own: most frames need no `send` at all. On uvloop, with frames of 200 bytes that come in a turn of
+the event loop each and a sink that costs nothing, it takes 1.8 us a frame, Starlette's StreamingResponse 3.7, and
+sse-starlette's EventSourceResponse 8.0, with a cancel scope around every send (loadtest/frame_cost.py).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -109,7 +109,7 @@ def test_a_follower_that_leaves_is_forgotten() -> None:
         following = follow(trace, as_engine(Engine()))
         await anext(following)
         assert len(trace._watchers) == 1
-        await following.aclose()  # type: ignore[attr-defined]  # it is a generator
+        await cast(AsyncGenerator[str, None], following).aclose()
         assert trace._watchers == []
 
     asyncio.run(scene())
