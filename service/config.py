@@ -51,6 +51,22 @@ class CacheConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class LoraConfig:
+    """Adapters beside the model.
+
+    num_slots: adapters that are on the device at once. max_rank: of each. modules: (name, folder) of those that are
+    served from the start. folder: below which others are found by their names, and may be loaded from. max_host:
+    adapters that were found by name and are kept in the host's memory.
+    """
+
+    num_slots: int
+    max_rank: int
+    modules: tuple[tuple[str, Path], ...] = ()
+    folder: Path | None = None
+    max_host: int = 256
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """max_num_seqs: sequences in one iteration at most (ORCA's max batch size).
 

@@ -77,6 +77,7 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock) -> Mo
         _ProgressLog(),
         enforce_eager=settings.enforce_eager,
         choices_file=settings.choices,
+        lora=settings.lora_config(),
     )
     recorder.record_startup("model", time.monotonic() - started_s)
     for phase, seconds in loaded.phases.items():

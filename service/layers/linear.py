@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -30,6 +31,7 @@ class Linear(Projection):
 
     def __init__(self, in_features: int, *out_features: int, bias: bool = False) -> None:
         super().__init__(sum(out_features), in_features)
+        self.in_features = in_features
         self.out_features = out_features
         self.weight = nn.Parameter(torch.empty(sum(out_features), in_features), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(sum(out_features)), requires_grad=False) if bias else None
@@ -50,3 +52,24 @@ class Linear(Projection):
 
     def _give_up_plain_weight(self) -> None:
         del self.weight
+
+
+class NamedLinear(NamedTuple):
+    """A linear of a block, as checkpoints and adapters know it.
+
+    names: of its output parts, in their order. reads_rows: it gets only the rows whose output is computed
+    (`AttentionInputs.rows`): all linears behind a block's attention.
+    """
+
+    names: tuple[str, ...]
+    linear: Linear
+    reads_rows: bool = True
+
+    def below(self, prefix: str) -> NamedLinear:
+        """The same by longer names."""
+        return self._replace(names=tuple(prefix + name for name in self.names))
+
+
+def linear_tensors(linears: Iterable[NamedLinear]) -> dict[str, Tensor]:
+    """`checkpoint_tensors` of them all."""
+    return {name: part for names, linear, _ in linears for name, part in linear.checkpoint_tensors(*names).items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +54,10 @@ class Projection(Layer, ABC):
     def use(self, method: LinearMethod) -> None:
         """Multiply by this method from now on; it holds the weight that `plain_weight` is now."""
         self._method = method
+
+    def extend(self, around: Callable[[LinearMethod], LinearMethod]) -> None:
+        """Multiply from now on by a method around the present one."""
+        self.use(around(self.method))
 
     def pack(self, form: WeightForm) -> WeightForm:
         """Take this form of the weight, or what a CPU has of it, and give up the plain one: inference only. Returns

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from service.layers.add_norm_fusion import AddNormFusion
 from service.layers.attention import AttentionInputs, LayerCache
 from service.layers.layer import Layer
+from service.layers.linear import NamedLinear
 from service.layers.projection import Projection
 from service.layers.rotary import RotaryEmbedding
 
@@ -40,6 +41,10 @@ class CausalLM(Layer, ABC):
     @abstractmethod
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden [N, hidden_size]: rows of what `forward` returned. Returns [N, vocab_size]."""
+
+    @abstractmethod
+    def block_linears(self) -> Sequence[Sequence[NamedLinear]]:
+        """Of each block the linears, which is what adapters change, by their names in a checkpoint."""
 
     @abstractmethod
     def checkpoint_tensors(self) -> dict[str, Tensor]:

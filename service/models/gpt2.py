@@ -10,6 +10,7 @@ from service.layers.attention import AttentionInputs, LayerCache
 from service.layers.embedding import OutputHead, PositionEmbedding, TokenEmbedding
 from service.layers.layer import Layer
 from service.layers.layer_norm import ResidualLayerNorm
+from service.layers.linear import NamedLinear, linear_tensors
 from service.layers.mlp import Mlp
 from service.models.causal_lm import CausalLM
 from service.models.model_config import ModelConfig
@@ -34,14 +35,19 @@ class Gpt2Block(Layer):
         x, residual = self.mlp_norm(x, inputs.narrow(residual))
         return self.mlp(x), residual
 
+    def linears(self) -> Sequence[NamedLinear]:
+        return (
+            NamedLinear(("attn.c_attn",), self.attention.qkv, reads_rows=False),
+            NamedLinear(("attn.c_proj",), self.attention.output),
+            NamedLinear(("mlp.c_fc",), self.mlp.up),
+            NamedLinear(("mlp.c_proj",), self.mlp.down),
+        )
+
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         return {
             **self.attention_norm.checkpoint_tensors("ln_1"),
-            **_transposed(self.attention.qkv.checkpoint_tensors("attn.c_attn")),
-            **_transposed(self.attention.output.checkpoint_tensors("attn.c_proj")),
             **self.mlp_norm.checkpoint_tensors("ln_2"),
-            **_transposed(self.mlp.up.checkpoint_tensors("mlp.c_fc")),
-            **_transposed(self.mlp.down.checkpoint_tensors("mlp.c_proj")),
+            **_transposed(linear_tensors(self.linears())),
         }
 
 
@@ -70,6 +76,10 @@ class Gpt2(CausalLM):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return self.head(hidden)
+
+    def block_linears(self) -> Sequence[Sequence[NamedLinear]]:
+        blocks = [block for block in self.blocks if isinstance(block, Gpt2Block)]
+        return [[each.below(f"transformer.h.{i}.") for each in block.linears()] for i, block in enumerate(blocks)]
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         table = {

@@ -18,7 +18,7 @@ from service.layers.attention import AttentionInputs, LayerCache, paged_attentio
 from service.layers.embedding import OutputHead, TokenEmbedding
 from service.layers.gated_mlp import GatedMlp
 from service.layers.layer import Layer
-from service.layers.linear import Linear, Product
+from service.layers.linear import Linear, NamedLinear, Product, linear_tensors
 from service.layers.linear_method import Normed
 from service.layers.rms_norm import ResidualRMSNorm
 from service.layers.rotary import RotaryEmbedding
@@ -49,11 +49,9 @@ class LlamaAttention(Layer):
         """heads [T, num_heads + 2 * num_kv_heads, head_dim], queries and keys turned in place; keys and values kept."""
         rotary_and_cache(heads, cos, sin, *cache, slots)
 
-    def checkpoint_tensors(self) -> dict[str, Tensor]:
-        return {
-            **self.qkv.checkpoint_tensors("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-            **self.output.checkpoint_tensors("self_attn.o_proj"),
-        }
+    def norm_tensors(self) -> dict[str, Tensor]:
+        """By their names in a checkpoint, the parameters that are no linear's."""
+        return {}
 
 
 class LlamaBlock(Layer):
@@ -80,13 +78,21 @@ class LlamaBlock(Layer):
         normed, residual = self.mlp_norm(attended, inputs.narrow(residual))
         return self.mlp(normed), residual
 
+    def linears(self) -> Sequence[NamedLinear]:
+        qkv = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        return (
+            NamedLinear(qkv, self.attention.qkv, reads_rows=False),
+            NamedLinear(("self_attn.o_proj",), self.attention.output),
+            NamedLinear(("mlp.gate_proj", "mlp.up_proj"), self.mlp.gate_up),
+            NamedLinear(("mlp.down_proj",), self.mlp.down),
+        )
+
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         return {
             "input_layernorm.weight": self.attention_norm.weight.detach(),
             "post_attention_layernorm.weight": self.mlp_norm.weight.detach(),
-            **self.attention.checkpoint_tensors(),
-            **self.mlp.gate_up.checkpoint_tensors("mlp.gate_proj", "mlp.up_proj"),
-            **self.mlp.down.checkpoint_tensors("mlp.down_proj"),
+            **self.attention.norm_tensors(),
+            **linear_tensors(self.linears()),
         }
 
 
@@ -132,6 +138,10 @@ class Llama(CausalLM):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return self.head(hidden)
+
+    def block_linears(self) -> Sequence[Sequence[NamedLinear]]:
+        blocks = [block for block in self.blocks if isinstance(block, LlamaBlock)]
+        return [[each.below(f"model.layers.{i}.") for each in block.linears()] for i, block in enumerate(blocks)]
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         table = {

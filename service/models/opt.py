@@ -10,7 +10,7 @@ from service.layers.attention import AttentionInputs, LayerCache
 from service.layers.embedding import OutputHead, PositionEmbedding, TokenEmbedding
 from service.layers.layer import Layer
 from service.layers.layer_norm import ResidualLayerNorm
-from service.layers.linear import Linear
+from service.layers.linear import Linear, NamedLinear, linear_tensors
 from service.layers.mlp import Mlp
 from service.models.causal_lm import CausalLM
 from service.models.model_config import ModelConfig
@@ -46,14 +46,20 @@ class OptBlock(Layer):
         x, _ = self.mlp_norm(self.mlp(x), x)
         return x, None
 
+    def linears(self) -> Sequence[NamedLinear]:
+        qkv = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        return (
+            NamedLinear(qkv, self.attention.qkv, reads_rows=False),
+            NamedLinear(("self_attn.out_proj",), self.attention.output),
+            NamedLinear(("fc1",), self.mlp.up),
+            NamedLinear(("fc2",), self.mlp.down),
+        )
+
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         return {
             **self.attention_norm.checkpoint_tensors("self_attn_layer_norm"),
-            **self.attention.qkv.checkpoint_tensors("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-            **self.attention.output.checkpoint_tensors("self_attn.out_proj"),
             **self.mlp_norm.checkpoint_tensors("final_layer_norm"),
-            **self.mlp.up.checkpoint_tensors("fc1"),
-            **self.mlp.down.checkpoint_tensors("fc2"),
+            **linear_tensors(self.linears()),
         }
 
 
@@ -93,6 +99,11 @@ class Opt(CausalLM):
         if self.project_out is not None:
             hidden = self.project_out(hidden)
         return self.head(hidden)
+
+    def block_linears(self) -> Sequence[Sequence[NamedLinear]]:
+        blocks = [block for block in self.blocks if isinstance(block, OptBlock)]
+        prefix = "model.decoder.layers"
+        return [[each.below(f"{prefix}.{i}.") for each in block.linears()] for i, block in enumerate(blocks)]
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         table = {

@@ -22,9 +22,8 @@ class Qwen3Attention(LlamaAttention):
         query_norm, key_norm = self.query_norm.weight, self.key_norm.weight
         rotary_and_cache(heads, cos, sin, *cache, slots, query_norm, key_norm, self.query_norm.eps)
 
-    def checkpoint_tensors(self) -> dict[str, Tensor]:
+    def norm_tensors(self) -> dict[str, Tensor]:
         return {
-            **super().checkpoint_tensors(),
             "self_attn.q_norm.weight": self.query_norm.weight.detach(),
             "self_attn.k_norm.weight": self.key_norm.weight.detach(),
         }

@@ -54,7 +54,8 @@ class GraphStep:
     def hidden(self, inputs: StepInputs) -> Tensor:
         """The hidden states [N, hidden_size] of the rows that draw."""
         self._drawn.fill_in(inputs.token_ids, inputs.decode_rows)
-        return self._forward_pass.compute(inputs.token_ids, inputs.positions, inputs.attention.afresh())
+        attention = inputs.attention.afresh()
+        return self._forward_pass.compute(inputs.token_ids, inputs.positions, attention, inputs.adapters)
 
     def draw(self, hidden: Tensor, inputs: StepInputs, num_draws: int) -> StepOutputs:
         """What is left, for the first `num_draws` of these rows."""
@@ -71,19 +72,32 @@ class GraphStep:
 _NUM_RECENT_STEPS = 256
 
 
+class GraphPlace:
+    """What all graphs of a device share: the block table that they read, their memory pool, the stream of captures."""
+
+    def __init__(self, rows: SequenceRows, device: torch.device) -> None:
+        self.table = DeviceBlockTable(rows, device)
+        self.pool = torch.cuda.graph_pool_handle()
+        self.stream = torch.cuda.Stream(device)
+
+
 class StepGraphs:
     """Can it be replayed? Then replay it. Engine thread; `capture` while no step runs.
 
-    recent_steps: replayed or asked for in vain. turn: the iteration's, which hears when the step begins.
+    adapters: whether these are graphs of steps with adapters. recent_steps: replayed or asked for in vain. turn: the
+    iteration's, which hears when the step begins.
     """
 
-    def __init__(self, step: GraphStep, rows: SequenceRows, block_size: int, device: torch.device) -> None:
+    def __init__(
+        self, step: GraphStep, rows: SequenceRows, block_size: int, place: GraphPlace, *, adapters: bool = False
+    ) -> None:
+        self.adapters = adapters
         self._step = step
         self._rows = rows
         self._block_size = block_size
-        self._table = DeviceBlockTable(rows, device)
-        self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)
+        self._table = place.table
+        self._pool = place.pool
+        self._stream = place.stream
         self._decodes: dict[GraphSize, _CapturedStep] = {}
         self._mixed: dict[GraphSize, _CapturedStep] = {}
         self._decode_sizes: list[GraphSize] = []
@@ -158,7 +172,7 @@ class StepGraphs:
         return PaddedStep(batch.num_tokens, batch.num_decode, num_prompts, size)
 
     def _capture(self, size: GraphSize) -> None:
-        inputs = GraphInputs(size, self._table.tensor, self._block_size, self._rows.columns)
+        inputs = GraphInputs(size, self._table.tensor, self._block_size, self._rows.columns, adapters=self.adapters)
         compute = self._step.whole if size.draws else self._step.hidden
 
         def compute_by_table(inputs: GraphInputs) -> StepOutputs | Tensor:

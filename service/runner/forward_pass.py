@@ -9,9 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.lora_tensors import TokenSlots
 from kernels.paged_attention_decode import decode_batch
 from kernels.paged_attention_prefill import prefill_batch
 from kernels.reshape_and_cache import cache_slots
+from service.layers.adapter_method import AdapterInputs, AdapterStep
 from service.layers.attention import AttentionInputs, LayerCache
 from service.models.causal_lm import CausalLM
 from service.runner.batch_columns import Int64Array
@@ -28,9 +30,11 @@ class ForwardPass:
     """Hidden states of plans, [tokens, hidden_size]; keys and values go to the storage. Engine thread.
 
     planned and batch: of one plan; tensors: the batch's arrays on the device, its pending ids filled in.
+    adapter_step: what the model's linears are told of adapters.
     """
 
     def __init__(self, model: CausalLM, storage: KvStorage, rows: SequenceRows, device: torch.device) -> None:
+        self.adapter_step = AdapterStep()
         self._model = model
         self._storage = storage
         self._rows = rows
@@ -48,8 +52,11 @@ class ForwardPass:
         finally:
             self._caches = self._storage.layers
 
-    def compute(self, token_ids: Tensor, positions: Tensor, attention: AttentionInputs) -> Tensor:
-        """As CausalLM.forward, over the storage."""
+    def compute(
+        self, token_ids: Tensor, positions: Tensor, attention: AttentionInputs, adapters: AdapterInputs | None = None
+    ) -> Tensor:
+        """As CausalLM.forward, over the storage. adapters: of the tokens; None: none has one."""
+        self.adapter_step.inputs = adapters
         hidden: Tensor = self._model(token_ids, positions, self._caches, attention)
         return hidden
 
@@ -77,14 +84,16 @@ class ForwardPass:
             nonlocal whole
             if stop - first == batch.num_tokens:
                 attention = attention_inputs(batch, tensors, self._block_size, only_logits=only_logits)
-                return self.compute(tensors["token_ids"], tensors["positions"], attention)
+                adapters = adapter_inputs(batch, tensors, only_logits=only_logits)
+                return self.compute(tensors["token_ids"], tensors["positions"], attention, adapters)
             some = planned.part(first, stop)
             part = flatten(some, self._rows, self._block_size)
             places = np.empty_like(some.token_ids)
             places[_places_in(part, some)] = _places_in(batch, planned)[first:stop]
             there = to_device({**part.arrays(), "places": places}, self._device)
             token_ids = tensors["token_ids"].index_select(0, there["places"])
-            hidden = self.compute(token_ids, there["positions"], attention_inputs(part, there, self._block_size))
+            attention = attention_inputs(part, there, self._block_size)
+            hidden = self.compute(token_ids, there["positions"], attention, adapter_inputs(part, there))
             if whole is None:
                 whole = hidden.new_empty(batch.num_tokens, hidden.shape[1])
             return whole.index_copy_(0, there["places"], hidden)
@@ -126,3 +135,13 @@ def attention_inputs(
         last = decode_batch(block_table, tensors["logit_lens"], block_size, tensors["logit_places"])
         inputs = inputs.read_at(tensors["logit_rows"], last)
     return inputs
+
+
+def adapter_inputs(
+    batch: FlatBatch, tensors: Mapping[str, Tensor], *, only_logits: bool = False
+) -> AdapterInputs | None:
+    """As `attention_inputs`; None if no token has an adapter."""
+    if not batch.adapters:
+        return None
+    tokens = TokenSlots(tensors["adapter_slots"], tensors["adapter_order"])
+    return AdapterInputs(tokens, TokenSlots(tensors["read_slots"], tensors["read_order"]) if only_logits else tokens)

@@ -8,14 +8,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
+from kernels.lora_tensors import TokenSlots
 from kernels.paged_attention_decode import decode_batch
 from kernels.paged_attention_prefill import prefill_batch
 from kernels.reshape_and_cache import cache_slots
 from service.core.iteration_plan import ScheduledDecodes
+from service.layers.adapter_method import AdapterInputs
 from service.layers.attention import AttentionInputs
 from service.runner.batch_columns import BATCH_COLUMNS, Array, BatchColumns, Column, Per
 from service.runner.graph_sizes import GraphSize
-from service.runner.selective_batching import FlatBatch, advance, can_advance
+from service.runner.selective_batching import FlatBatch, adapter_columns, advance, can_advance
 from service.runner.sequence_rows import NO_CHANGES, SequenceRows, TableChanges
 from service.runner.staging import FixedTensors
 from service.sampling.sampler import SamplingBatch
@@ -27,7 +29,7 @@ class StepInputs:
 
     token_ids, positions [T] int64. decode_rows [D] int64: rows of SequenceRows. attention: its last layer is read where
     a draw's logits come from, at N rows in their order. draw_rows [N] int64: the row of the sequence that draws, 0 for
-    padding. sampling: of all draws at once, whatever their parameters.
+    padding. sampling: of all draws at once, whatever their parameters. adapters: None in a graph for steps without.
     """
 
     token_ids: Tensor
@@ -36,6 +38,7 @@ class StepInputs:
     attention: AttentionInputs
     draw_rows: Tensor
     sampling: SamplingBatch
+    adapters: AdapterInputs | None
 
 
 _LOGITS = (
@@ -45,6 +48,10 @@ _LOGITS = (
 )
 _QUERY_STARTS = Column("query_starts", Per.SEQUENCE, np.int32)
 """Of steps with prompts: a decode's logits are its own."""
+
+_ADAPTER_ORDER = Column("adapter_order", Per.TOKEN, np.int32)
+_READ_ADAPTERS = Column("read_slots", Per.DRAW, np.int32), Column("read_order", Per.DRAW, np.int32)
+"""Of graphs for steps with adapters. Orders are always written whole, with the padding's places in them."""
 
 _TABLE_CHANGES = Column("table_places", Per.ROW, np.int64), Column("table_values", Per.ROW, np.int32)
 """Padding writes a 0 at place 0, in the row of padding."""
@@ -56,11 +63,18 @@ class GraphInputs:
 
     block_table: DeviceBlockTable's tensor. step: the tensors. fetch: with which the step begins. table_places,
     table_values: what it has to write to the block table then, one entry a token at most.
-    version: of the ScheduledDecodes that it holds; None if it holds others, or none.
+    version: of the ScheduledDecodes that it holds; None if it holds others, or none. adapters: whether the steps have
+    adapters; then the columns are those that tell of them.
     """
 
     def __init__(
-        self, size: GraphSize, block_table: Tensor, block_size: int, columns: BatchColumns = BATCH_COLUMNS
+        self,
+        size: GraphSize,
+        block_table: Tensor,
+        block_size: int,
+        columns: BatchColumns = BATCH_COLUMNS,
+        *,
+        adapters: bool = False,
     ) -> None:
         lengths = {
             **dict.fromkeys((*columns.per(Per.TOKEN), *_TABLE_CHANGES), size.num_tokens),
@@ -70,6 +84,9 @@ class GraphInputs:
         if size.is_mixed:
             lengths |= {column.of_the("prompt"): size.most_prompts for column in columns.per(Per.SEQUENCE)}
             lengths |= {**dict.fromkeys(_LOGITS, size.most_draws), _QUERY_STARTS: size.most_prompts + 1}
+        if adapters:
+            lengths |= {_ADAPTER_ORDER: size.num_tokens}
+            lengths |= dict.fromkeys(_READ_ADAPTERS, size.most_draws) if size.is_mixed else {}
         padding = {column.name: column.padded(length) for column, length in lengths.items()}
         self._fixed = fixed = FixedTensors(padding, block_table.device)
         decode = None
@@ -94,19 +111,21 @@ class GraphInputs:
             attention=attention,
             draw_rows=fixed["draw_rows" if size.is_mixed else "decode_rows"],
             sampling=SamplingBatch({c.name: fixed[c.name] for c in columns.per(Per.DRAW)}, is_greedy=False),
+            adapters=_adapter_inputs(fixed, size) if adapters else None,
         )
+        self._size = size
+        self._has_adapters = adapters
         self.table_places, self.table_values = fixed["table_places"], fixed["table_values"]
         self.most_changes = size.num_tokens
         self.fetch = fixed.fetch
         self.version: int | None = None
-        self._most_prompts = size.most_prompts
         self._held: dict[str, Array] = {}
 
     def fill_decodes(
         self, values: Mapping[str, Array], changes: TableChanges = NO_CHANGES, version: int | None = None
     ) -> None:
         """Decodes alone, by `decode_columns`. version: of a plan's ScheduledDecodes if they are these."""
-        self._write(values, changes)
+        self._write({**values, **self._adapters(values)}, changes)
         self._held = self._fixed.written()
         self.version = version
 
@@ -124,7 +143,7 @@ class GraphInputs:
     def fill(self, batch: FlatBatch, changes: TableChanges = NO_CHANGES) -> None:
         """A batch that there is room for (`GraphSize.takes`), that has a prompt, and that `is_plain`."""
         border = batch.num_decode
-        query_starts = np.full(self._most_prompts + 1, batch.query_starts[-1])
+        query_starts = np.full(self._size.most_prompts + 1, batch.query_starts[-1])
         query_starts[: batch.num_seqs - border + 1] = batch.query_starts[border:]
         values = {
             **batch.tokens,
@@ -136,7 +155,22 @@ class GraphInputs:
             "draw_rows": batch.draw_rows,
             "query_starts": query_starts,
         }
-        self._write(values, changes)
+        self._write({**values, **self._adapters(values)}, changes)
+
+    def _adapters(self, values: Mapping[str, Array]) -> dict[str, Array]:
+        """Whose adapter each place has, with the padding behind them. values: all others."""
+        if not self._has_adapters:
+            return {}
+        read = np.zeros(self._size.most_draws, np.int64)
+        if self._size.is_mixed:
+            read[: len(values["logit_rows"])] = values["logit_rows"]
+        columns = adapter_columns(values, read, self._size.num_tokens)
+        return columns if self._size.is_mixed else {"adapter_order": columns["adapter_order"]}
 
     def _write(self, values: Mapping[str, Array], changes: TableChanges) -> None:
         self._fixed.write({**values, "table_places": changes.places, "table_values": changes.values})
+
+
+def _adapter_inputs(fixed: FixedTensors, size: GraphSize) -> AdapterInputs:
+    tokens = TokenSlots(fixed["adapter_slots"], fixed["adapter_order"])
+    return AdapterInputs(tokens, TokenSlots(fixed["read_slots"], fixed["read_order"]) if size.is_mixed else tokens)

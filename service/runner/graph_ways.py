@@ -39,7 +39,11 @@ class DecodeGraph:
 
     def has_room_for(self, step: Step) -> bool:
         # The columns first: rows that they add are in no graph.
-        return step.columns.is_decode and self._graphs.has_room_for(len(step.columns.rows))
+        return (
+            step.columns.is_decode
+            and step.has_adapters is self._graphs.adapters
+            and self._graphs.has_room_for(len(step.columns.rows))
+        )
 
     def takes(self, step: Step) -> bool:
         return self.has_room_for(step) and step.is_plain
@@ -60,7 +64,8 @@ class MixedGraph:
         self._graphs = graphs
 
     def takes(self, step: Step) -> bool:
-        return step.is_plain and self._graphs.can_replay_mixed(step.batch)
+        is_its_kind = step.is_plain and step.has_adapters is self._graphs.adapters
+        return is_its_kind and self._graphs.can_replay_mixed(step.batch)
 
     def compute(self, step: Step) -> Outputs:
         return _drawn(self._graphs.replay_mixed(step.batch, step.turn), step.batch.num_draws, step)

@@ -54,3 +54,22 @@ class IdleCapture:
         if not self._waiting:
             logger.info("all CUDA graphs are captured")
         return bool(self._waiting)
+
+
+class IdleWorks:
+    """Several of the engine's IdleWork as one. The first has precedence, unless another is missed."""
+
+    def __init__(self, works: Sequence[IdleCapture]) -> None:
+        self._works = works
+        self._left = list(works)
+
+    def is_missed(self) -> bool:
+        return any(work.is_missed() for work in self._works)
+
+    def do_some(self, must_give_up: Callable[[], bool] | None = None) -> bool:
+        if not self._left:
+            return False
+        work = next((work for work in self._left if work.is_missed()), self._left[0])
+        if not work.do_some(must_give_up):
+            self._left.remove(work)
+        return bool(self._left)

@@ -10,8 +10,11 @@ from typing import Literal
 
 import torch
 
-from service.config import CacheConfig, ModelSource
+from service.config import CacheConfig, LoraConfig, ModelSource
 from service.errors import ConfigError, ModelLoadError
+from service.lora.adapter_folder import AdapterSite
+from service.lora.adapter_layout import AdapterLayout
+from service.lora.adapter_store import AdapterStore
 from service.models.causal_lm import CausalLM
 from service.models.dummy_weights import fill_with_dummy_weights
 from service.models.generation_config import GenerationConfig, load_generation_config
@@ -19,6 +22,7 @@ from service.models.model_config import ModelConfig, load_model_config
 from service.models.registry import build_model
 from service.models.weight_loader import load_weights, non_finite_weights
 from service.models.weights_revision import weights_revision
+from service.runner.adapter_tables import AdapterTables
 from service.runner.choices.choices_file import ChoicesFile
 from service.runner.choices.choosing import choose_steps
 from service.runner.choices.made_for import MadeFor
@@ -30,13 +34,13 @@ from service.runner.finite_logits import has_finite_logits
 from service.runner.graph_sizes import common_sizes, graph_sizes
 from service.runner.host_blocks import Fp8HostBlocks, HostBlocks, PlainHostBlocks
 from service.runner.host_memory import keep_freed_memory
-from service.runner.idle_capture import IdleCapture
+from service.runner.idle_capture import IdleCapture, IdleWorks
 from service.runner.kv_storage import KvLayout, KvStorage
 from service.runner.load_phases import LoadPhases
 from service.runner.memory_profile import GIBIBYTE, MemoryLedger, cpu_memory
 from service.runner.model_runner import ModelRunner
 from service.runner.warm_up import warm_up
-from service.runner.worst_case import StepSizes, choose_and_measure
+from service.runner.worst_case import AdapterSizes, StepSizes, choose_and_measure
 
 OnProgress = Callable[[str, int, int], None]
 """Called with (phase, bytes done, bytes in all), from any thread, one call at a time."""
@@ -49,13 +53,14 @@ class LoadedModel:
     choices: what was chosen by timing. idle_work: graphs that the first requests can do without.
     block_bytes, host_block_bytes: of a KV block on the device, and of one that is swapped.
     max_model_len: tokens that one sequence may have by the model and the configuration (the cache may hold fewer).
-    num_threads: of torch's operations on the CPU. weights: a name that changes with the weights. phases: seconds of
+    num_threads: of torch's operations on the CPU. weights: a name that changes with the weights. adapters:
+    to which they are read from their folders; None where none are served. phases: seconds of
     each part of loading, in order.
     """
 
     runner: ModelRunner
     choices: StepChoices
-    idle_work: IdleCapture
+    idle_work: IdleWorks
     model_config: ModelConfig
     generation: GenerationConfig
     max_model_len: int
@@ -68,6 +73,7 @@ class LoadedModel:
     num_threads: int
     memory: MemoryLedger
     weights: str
+    adapters: AdapterStore | None
     phases: Mapping[str, float]
 
 
@@ -81,11 +87,13 @@ def load_executor(
     enforce_eager: bool = False,
     choices_file: Path | None = None,
     timer: Timer | None = None,
+    lora: LoraConfig | None = None,
 ) -> LoadedModel:
     """Load, size the cache, warm up. Raises ModelLoadError or ConfigError naming the file, field or setting.
 
     enforce_eager: no CUDA graphs, and on a CPU no recorded steps. choices_file: the choices of an earlier start, to be
     used without any timing; written if it is not there yet. timer: what is chosen by; the device's own if left out.
+    lora: None: no adapters are served.
     """
     phases = LoadPhases()
     file = ChoicesFile(choices_file)
@@ -111,6 +119,9 @@ def load_executor(
     in_two_forms = _fits_twice(weights_bytes, device)
     choose = partial(choose_steps, model, made_for, known, device, graphs, timer, in_two_forms=in_two_forms)
     layout = KvLayout.of(config, cache.block_size, dtype)
+    adapters = None if lora is None else _adapter_layout(model, layout, lora.max_rank)
+    if lora is not None and adapters is not None:
+        sizes = replace(sizes, adapters=_adapter_sizes(adapters, lora.num_slots))
     choices, memory = choose_and_measure(choose, model, layout, device, weights_bytes, cache, sizes, phases)
     if known is None:
         file.keep(choices)
@@ -118,7 +129,9 @@ def load_executor(
     _check_cache_fits(layout, cache, num_blocks, device)
     storage = KvStorage(layout, num_blocks, device)
     host_blocks = _host_blocks(layout, cache, num_blocks, pinned=device.type == "cuda")
-    runner = ModelRunner(model, storage, device, max_num_seqs, max_model_len, config.vocab_size, host_blocks)
+    store = None if adapters is None else AdapterStore(adapters, pinned=device.type == "cuda")
+    tables = None if store is None else AdapterTables(model.block_linears(), storage, store, sizes.adapters.num_slots)
+    runner = ModelRunner(model, storage, device, max_num_seqs, max_model_len, config.vocab_size, host_blocks, tables)
     if device.type == "cpu" and not enforce_eager:
         runner.record_steps()
     phases.end("cache")
@@ -140,6 +153,7 @@ def load_executor(
         device=str(device),
         num_threads=num_threads,
         memory=replace(memory, kv_cache_bytes=num_blocks * layout.block_bytes),
+        adapters=store,
         weights=f"seed {source.seed}" if source.load_format == "dummy" else weights_revision(folder),
         phases=phases.seconds,
     )
@@ -167,18 +181,40 @@ def _load_weights(
     return weights_bytes
 
 
-def _capture_graphs(runner: ModelRunner, choices: StepChoices, phases: LoadPhases, *, all_at_once: bool) -> IdleCapture:
-    """Capture what the first requests need; the graphs that they can do without. all_at_once: they can do without none,
-    since equal steps are to round alike from the first one on (`StepChoices`)."""
+def _capture_graphs(runner: ModelRunner, choices: StepChoices, phases: LoadPhases, *, all_at_once: bool) -> IdleWorks:
+    """Capture what the first requests need; the graphs that they can do without, and those of steps with adapters.
+    all_at_once: they can do without none, since equal steps are to round alike from the first one on (`StepChoices`).
+    """
     if not choices.graphs:
-        return IdleCapture(runner.capture_graphs, ())
+        return IdleWorks(())
     common = common_sizes(choices.made_for.max_num_seqs, choices.made_for.max_num_batched_tokens)
     first = [size for size in choices.graphs if all_at_once or size in common]
+    rest = [size for size in choices.graphs if size not in first]
     runner.capture_graphs(first)
+    works = [IdleCapture(runner.capture_graphs, rest, runner.recent_steps)]
+    if runner.adapters is not None:
+        capture = partial(runner.capture_graphs, adapters=True)
+        if all_at_once:
+            capture(first)
+        else:
+            works.append(IdleCapture(capture, first + rest, partial(runner.recent_steps, adapters=True)))
     phases.end("graphs")
-    return IdleCapture(
-        runner.capture_graphs, [size for size in choices.graphs if size not in first], runner.recent_steps
-    )
+    return IdleWorks(works)
+
+
+def _adapter_layout(model: CausalLM, layout: KvLayout, max_rank: int) -> AdapterLayout:
+    sites = {
+        name: AdapterSite(linear.in_features, size)
+        for linears in model.block_linears()
+        for names, linear, _ in linears
+        for name, size in zip(names, linear.out_features, strict=True)
+    }
+    return AdapterLayout(sites, max_rank, layout.block_bytes // layout.dtype.itemsize, layout.dtype)
+
+
+def _adapter_sizes(layout: AdapterLayout, num_slots: int) -> AdapterSizes:
+    table_bytes = AdapterTables.num_bytes(len(layout.sites), num_slots, layout.max_rank)
+    return AdapterSizes(num_slots, num_slots * layout.most_blocks, table_bytes)
 
 
 def _check_can_answer(
@@ -254,8 +290,9 @@ def _fits_twice(weights_bytes: int, device: torch.device) -> bool:
 
 
 def _num_blocks(memory: MemoryLedger, layout: KvLayout, sizes: StepSizes) -> int:
-    """How many blocks the memory holds, but no more than the sequences of one iteration can ever fill."""
-    usable = sizes.max_num_seqs * -(-sizes.max_model_len // layout.block_size)
+    """How many blocks the memory holds, but no more than the sequences of one iteration, and the adapters in all slots,
+    can ever fill."""
+    usable = sizes.max_num_seqs * -(-sizes.max_model_len // layout.block_size) + sizes.adapters.most_blocks
     num_blocks = min(memory.kv_cache_bytes // layout.block_bytes, usable)
     if num_blocks < 1:
         raise ConfigError(

@@ -9,7 +9,9 @@ import torch
 from kernels.cpu_loops import loops_for
 from service.core.iteration_plan import IterationPlan
 from service.models.causal_lm import CausalLM
-from service.runner.cuda_graphs import GraphStep, StepGraphs
+from service.runner.adapter_tables import AdapterTables
+from service.runner.batch_columns import ADAPTER_COLUMNS, BATCH_COLUMNS
+from service.runner.cuda_graphs import GraphPlace, GraphStep, StepGraphs
 from service.runner.drawn_ids import DrawnIds
 from service.runner.eager_step import EagerStep
 from service.runner.forward_pass import ForwardPass
@@ -30,7 +32,7 @@ from service.runner.step_ways import Step, StepWay
 class ModelRunner:
     """The engine's Executor (service/engine/ports.py). Engine thread only, one plan at a time.
 
-    Owns the model, the KV storage and what is remembered in each row.
+    Owns the model, the KV storage and what is remembered in each row. adapters: None where none are served.
     """
 
     def __init__(
@@ -42,32 +44,41 @@ class ModelRunner:
         max_model_len: int,
         vocab_size: int,
         host_blocks: HostBlocks | None = None,
+        adapters: AdapterTables | None = None,
     ) -> None:
         self.device = device
+        self.adapters = adapters
         self.max_num_seqs = max_num_seqs
         self.storage = storage
         self.transfer = KvTransfer(storage, host_blocks or PlainHostBlocks(storage.layout, 0, pinned=False))
         self._block_size = storage.layout.block_size
         max_blocks = min(-(-max_model_len // self._block_size), storage.num_blocks)
         # Twice as many as run at once: one that has ended is released after the iteration that still had it.
-        self._rows = SequenceRows(2 * max_num_seqs, max_blocks)
+        columns = BATCH_COLUMNS if adapters is None else ADAPTER_COLUMNS
+        self._rows = SequenceRows(2 * max_num_seqs, max_blocks, columns)
         self._forward_pass = ForwardPass(model, storage, self._rows, device)
+        if adapters is not None:
+            adapters.install(self._forward_pass.adapter_step)
         self._sampling_rows = SamplingRows(self._rows, vocab_size, device)
         drawn = DrawnIds(self._rows.num_rows, device)
         self._graph_step = GraphStep(model, self._forward_pass, drawn)
         self._graphs: StepGraphs | None = None
+        self._adapter_graphs: StepGraphs | None = None
         self._eager = EagerStep(model, self._forward_pass, self._rows, self._sampling_rows, drawn, vocab_size, device)
         self._ways: Sequence[StepWay] = (self._eager,)
         self._turns = StagingTurns(device)
 
     @torch.inference_mode()
     def launch(self, plan: IterationPlan) -> LaunchedIteration:
-        """Release, copy, compute, sample; ids are aligned with the plan's samples. Transfers run beside that and are
-        launched last, so that the device computes meanwhile."""
+        """Release, load adapters, copy, compute, sample; ids are aligned with the plan's samples. Transfers run beside
+        that and are launched last, so that the device computes meanwhile."""
         for row in plan.released:
             self._sampling_rows.release(row)
         before = self.transfer.mark() if plan.transfers else None
         try:
+            if plan.adapter_loads:
+                assert self.adapters is not None
+                self.adapters.load(plan.adapter_loads)
             if plan.copies:
                 self.storage.copy(plan.copies)
             outputs = self._compute(plan) if plan.computes else Outputs()
@@ -89,21 +100,34 @@ class ModelRunner:
         if no step is padded."""
         return None if self._graphs is None else self._graphs.padded_size
 
-    def recent_steps(self) -> Collection[PaddedStep]:
-        """The last steps that were replayed, or could not be for want of a size."""
-        return () if self._graphs is None else self._graphs.recent_steps
+    def recent_steps(self, *, adapters: bool = False) -> Collection[PaddedStep]:
+        """The last steps, with or without adapters, that were replayed, or could not be for want of a size."""
+        graphs = self._adapter_graphs if adapters else self._graphs
+        return () if graphs is None else graphs.recent_steps
 
     @torch.inference_mode()
-    def capture_graphs(self, sizes: Sequence[GraphSize], must_give_up: Callable[[], bool] | None = None) -> None:
-        """Steps that fit one of these sizes are replayed from now on. On a GPU, while no iteration runs; may be called
-        again for more sizes. Raises GivenUpError soon after `must_give_up` has become true."""
+    def capture_graphs(
+        self, sizes: Sequence[GraphSize], must_give_up: Callable[[], bool] | None = None, *, adapters: bool = False
+    ) -> None:
+        """Steps, with or without adapters, that fit one of these sizes are replayed from now on. On a GPU, while no
+        iteration runs; may be called again for more sizes. Raises GivenUpError soon after `must_give_up` has become
+        true."""
         if self._graphs is None:
-            self._graphs = graphs = StepGraphs(self._graph_step, self._rows, self._block_size, self.device)
-            decodes = DecodeGraph(graphs, self._rows, self._block_size)
-            logits = DecodeGraphLogits(decodes, self._eager)
-            self._ways = (SameDecodesAgain(graphs), decodes, MixedGraph(graphs), logits, self._eager)
+            place = GraphPlace(self._rows, self.device)
+            self._graphs = StepGraphs(self._graph_step, self._rows, self._block_size, place)
+            ways = self._graph_ways(self._graphs)
+            if self.adapters is not None:
+                self._adapter_graphs = StepGraphs(self._graph_step, self._rows, self._block_size, place, adapters=True)
+                ways += self._graph_ways(self._adapter_graphs)
+            self._ways = (*ways, self._eager)
+        graphs = self._adapter_graphs if adapters else self._graphs
+        assert graphs is not None
         with self._forward_pass.given_up_when(must_give_up):
-            self._graphs.capture(sizes)
+            graphs.capture(sizes)
+
+    def _graph_ways(self, graphs: StepGraphs) -> tuple[StepWay, ...]:
+        decodes = DecodeGraph(graphs, self._rows, self._block_size)
+        return SameDecodesAgain(graphs), decodes, MixedGraph(graphs), DecodeGraphLogits(decodes, self._eager)
 
     def record_steps(self) -> None:
         """Decode steps that consist of compiled loops are recorded and replayed from now on. On a CPU."""

@@ -46,7 +46,9 @@ class RecordedSteps:
 
     def takes(self, step: Step) -> bool:
         num_rows = step.batch.num_tokens
-        if self._is_refused or step.batch.num_decode < num_rows or num_rows > FEW_ROWS or step.has_targets:
+        if self._is_refused or step.batch.num_decode < num_rows or num_rows > FEW_ROWS:
+            return False
+        if step.has_targets or step.has_adapters:
             return False
         if self._rows.block_table is not self._block_table:  # it has grown
             self._block_table = self._rows.block_table

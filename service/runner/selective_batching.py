@@ -34,6 +34,7 @@ class FlatBatch:
     sequences' places among the S. logit_lens: int32, each token's context.
     samples_per_row: draws from each of them.
     draw_rows [N]: the row in SequenceRows of the sequence whose logits are drawn from.
+    adapters: by `adapter_columns`.
     """
 
     tokens: dict[str, Array]
@@ -50,6 +51,7 @@ class FlatBatch:
     logit_lens: Int32Array
     samples_per_row: Int64Array
     draw_rows: Int64Array
+    adapters: dict[str, Array]
 
     @property
     def num_tokens(self) -> int:
@@ -66,7 +68,8 @@ class FlatBatch:
     def arrays(self) -> dict[str, Array]:
         """What the device has to know, by name."""
         names = ("query_starts", "block_table", "logit_rows", "logit_places", "logit_lens", "draw_rows")
-        return {**self.tokens, **self.sequences, **self.draws, **{name: getattr(self, name) for name in names}}
+        columns = {**self.tokens, **self.sequences, **self.draws, **self.adapters}
+        return {**columns, **{name: getattr(self, name) for name in names}}
 
 
 def flatten(planned: PlanColumns, rows: SequenceRows, block_size: int) -> FlatBatch:
@@ -96,6 +99,7 @@ def flatten(planned: PlanColumns, rows: SequenceRows, block_size: int) -> FlatBa
     draw_place = np.repeat(logit_place, samples_per_row)
     draw_row = row[draw_place]
 
+    logit_rows = starts[logit_place + 1] - 1
     num_decode = int(is_decode.sum())
     is_plain = not rows["asks_more"][row].any()
     tokens: dict[str, Array] = {
@@ -120,11 +124,12 @@ def flatten(planned: PlanColumns, rows: SequenceRows, block_size: int) -> FlatBa
         has_pending=bool((token_ids[:num_decode] == PENDING_TOKEN_ID).any()),
         token_starts=starts[place],
         is_plain=is_plain,
-        logit_rows=starts[logit_place + 1] - 1,
+        logit_rows=logit_rows,
         logit_places=logit_place,
         logit_lens=context_lens[logit_place].astype(np.int32),
         samples_per_row=samples_per_row,
         draw_rows=draw_row,
+        adapters=adapter_columns(tokens, logit_rows),
     )
 
 
@@ -145,6 +150,25 @@ def decode_columns(planned: PlanColumns, rows: SequenceRows, block_size: int) ->
     columns |= rows.gather(Per.TOKEN, row) | rows.gather(Per.DRAW, row)
     columns |= {f"decode_{name}": column for name, column in rows.gather(Per.SEQUENCE, row).items()}
     return columns
+
+
+def adapter_columns(tokens: Mapping[str, Array], read: Int64Array, num_tokens: int = 0) -> dict[str, Array]:
+    """What is told of the adapters of a batch with these tokens: nothing if none has one. read: tokens that the last
+    layer's end is computed for. num_tokens: with the padding behind them, if there is any.
+
+    adapter_order [T] int32: tokens, those with one adapter side by side. read_slots, read_order: the same of `read`.
+    """
+    slots = tokens.get("adapter_slots")
+    if slots is None or not slots.any():
+        return {}
+    padded = np.zeros(max(num_tokens, len(slots)), np.int32)
+    padded[: len(slots)] = slots
+    read_slots = padded[read]
+    return {"adapter_order": _by_slot(padded), "read_slots": read_slots, "read_order": _by_slot(read_slots)}
+
+
+def _by_slot(slots: Array) -> Array:
+    return np.argsort(slots, kind="stable").astype(np.int32)
 
 
 def can_advance(held: Mapping[str, Array], decodes: ScheduledDecodes) -> bool:

@@ -52,6 +52,10 @@ class SequenceRows:
         """[rows]: a column that comes from sequences."""
         return self._columns[name]
 
+    def __contains__(self, name: str) -> bool:
+        """Whether there is such a column."""
+        return name in self._columns
+
     def gather(self, kind: Per, rows: Int64Array) -> dict[str, Array]:
         """What is remembered per `kind`, of these rows."""
         return {name: self._columns[name][rows] for name in self._gathered[kind]}

@@ -40,6 +40,11 @@ class Step:
         return self.plan.masks is None and not self._rows["asks_more"][self.columns.rows].any()
 
     @cached_property
+    def has_adapters(self) -> bool:
+        """Whether some sequence is computed with an adapter."""
+        return "adapter_slots" in self._rows and bool(self._rows["adapter_slots"][self.columns.rows].any())
+
+    @cached_property
     def has_targets(self) -> bool:
         """Whether logprobs of a prompt are wanted."""
         return not self.batch.is_plain and any(item.targets for item in self.plan.scheduled)

@@ -18,6 +18,8 @@ def warm_up(runner: ModelRunner) -> None:
     greedy = SamplingParams(max_tokens=2, temperature=0.0)
     for params in (greedy, drawing):
         _small_iteration(runner, 1, params)
+    if runner.adapters is not None:
+        _small_iteration(runner, 1, greedy, adapter_slot=1)  # which is empty, so that it changes nothing
     if runner.device.type == "cuda":
         for count in sorted({min(2**i, runner.max_num_seqs) for i in range(11)}):
             _small_iteration(runner, count, drawing)  # the attention kernel differs by the number of sequences
@@ -28,12 +30,13 @@ def warm_up(runner: ModelRunner) -> None:
         runner.launch(IterationPlan((), copies=(BlockCopy(0, 1),))).wait()
 
 
-def _small_iteration(runner: ModelRunner, num_decodes: int, params: SamplingParams) -> None:
+def _small_iteration(runner: ModelRunner, num_decodes: int, params: SamplingParams, adapter_slot: int = 0) -> None:
     """Run one iteration of a short prompt and `num_decodes` decodes, all in block 0."""
     rows = range(1, 2 + num_decodes)
     length = min(2, runner.storage.layout.block_size)
     past = Past((), length)
     decodes = [ScheduledSequence(-r, r, (0,), 0, 0, (0,), params, (Sample(-r, 0),), past) for r in rows[1:]]
     prompt = ScheduledSequence(-1, 1, (0,) * length, 0, 0, (0,), params, (Sample(-1, 0),), past)
-    for plan in (IterationPlan((prompt, *decodes)), IterationPlan((), released=tuple(rows))):
+    scheduled = tuple(item._replace(adapter_slot=adapter_slot) for item in (prompt, *decodes))
+    for plan in (IterationPlan(scheduled), IterationPlan((), released=tuple(rows))):
         runner.launch(plan).wait()

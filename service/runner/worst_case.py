@@ -26,6 +26,15 @@ from service.sampling.token_counts import TokenCounts
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterSizes:
+    """most_blocks: of all slots' adapters together. table_bytes: what says where they are."""
+
+    num_slots: int = 0
+    most_blocks: int = 0
+    table_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class StepSizes:
     """What bounds an iteration. graphs: the sizes that may be captured, in this order, the largest of all first; none
     without CUDA graphs."""
@@ -35,6 +44,7 @@ class StepSizes:
     max_model_len: int
     vocab_size: int
     graphs: Sequence[GraphSize]
+    adapters: AdapterSizes = AdapterSizes()
 
 
 class WorstCase:
@@ -105,8 +115,8 @@ def choose_and_measure(
         cache.memory_bytes,
         worst_case.run,
         worst_case.runner.capture_graphs,
-        choices.graphs,
-        _table_bytes(layout, sizes),
+        choices.graphs if not sizes.adapters.num_slots else [*choices.graphs, *choices.graphs],  # a second set
+        _table_bytes(layout, sizes) + sizes.adapters.table_bytes,
     )
     del worst_case
     gc.collect()  # the runner that was measured and its graphs know each other

@@ -20,7 +20,15 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from service.config import ApiConfig, CacheConfig, ConnectionLimits, ListenAddress, ModelSource, SchedulerConfig
+from service.config import (
+    ApiConfig,
+    CacheConfig,
+    ConnectionLimits,
+    ListenAddress,
+    LoraConfig,
+    ModelSource,
+    SchedulerConfig,
+)
 from service.errors import ConfigError
 from service.settings.api_key_file import read_api_keys
 from service.settings.service_links import is_service_link
@@ -177,6 +185,13 @@ class Settings(BaseSettings):
     prefix_cache_scope: Literal["key", "all"] = Field(
         "key", description="who shares them: requests of one API key (of its name, if it has one), or all"
     )
+    lora_modules: tuple[str, ...] = Field((), description="LoRA adapters served by name: NAME=FOLDER, with commas")
+    lora_dir: Path | None = Field(
+        None, description="folder of LoRA adapters; each is served by its folder's name when a request asks for it"
+    )
+    max_loras: int = Field(64, ge=1, le=1024, description="adapters on the device at once")
+    max_lora_rank: int = Field(64, ge=1, le=256, description="highest rank of an adapter")
+    max_cpu_loras: int = Field(256, ge=1, description="adapters of lora-dir in the host's memory at once")
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="share of the GPU's memory to use")
     enforce_eager: bool = Field(False, description="launch every kernel by itself, without CUDA graphs")
     choices: Path | None = Field(
@@ -192,7 +207,15 @@ class Settings(BaseSettings):
     _keys_of_file: tuple[str, ...] = ()
     _admin_keys_of_file: tuple[str, ...] = ()
 
-    @field_validator("served_model_name", "api_key", "admin_api_key", "allowed_hosts", "allowed_origins", mode="before")
+    @field_validator(
+        "served_model_name",
+        "api_key",
+        "admin_api_key",
+        "allowed_hosts",
+        "allowed_origins",
+        "lora_modules",
+        mode="before",
+    )
     @classmethod
     def _split_list(cls, value: object) -> object:
         if not isinstance(value, str | list | tuple):
@@ -209,6 +232,16 @@ class Settings(BaseSettings):
         if any(not entry.rpartition(":")[2] for entry in keys):
             raise ValueError("a key is empty; NAME:KEY has it behind the colon")
         return keys
+
+    @field_validator("lora_modules")
+    @classmethod
+    def _check_modules(cls, modules: tuple[str, ...]) -> tuple[str, ...]:
+        names = [module.partition("=")[0] for module in modules]
+        if wrong := [module for module in modules if not all(module.partition("="))]:
+            raise ValueError(f"{wrong[0]!r} is not NAME=FOLDER")
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"{twice[0]!r} names two adapters")
+        return modules
 
     @field_validator("allowed_hosts")
     @classmethod
@@ -300,6 +333,13 @@ class Settings(BaseSettings):
         return CacheConfig(
             self.block_size, self.gpu_memory_utilization, memory_bytes, swap_bytes, self.swap_compression
         )
+
+    def lora_config(self) -> LoraConfig | None:
+        """None if no adapters are served."""
+        if not self.lora_modules and self.lora_dir is None:
+            return None
+        modules = tuple((name, Path(folder)) for name, _, folder in (each.partition("=") for each in self.lora_modules))
+        return LoraConfig(self.max_loras, self.max_lora_rank, modules, self.lora_dir, self.max_cpu_loras)
 
     def scheduler_config(
         self, default_num_seqs: int, default_num_batched_tokens: int, default_waiting_tokens: int

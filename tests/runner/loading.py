@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from service.config import CacheConfig, ModelSource
+from service.config import CacheConfig, LoraConfig, ModelSource
 from service.runner.choices.timer import Timer
 from service.runner.load import LoadedModel, OnProgress, load_executor
 
@@ -43,6 +43,7 @@ def load(
     max_num_batched_tokens: int = 2048,
     choices_file: Path | None = None,
     timer: Timer | None = None,
+    lora: LoraConfig | None = None,
 ) -> LoadedModel:
     """Everything is prepared, also what a service would leave for its idle time."""
     cache = CacheConfig(block_size=block_size, memory_utilization=0.9, memory_bytes=memory_bytes, swap_bytes=swap_bytes)
@@ -56,6 +57,7 @@ def load(
         enforce_eager=enforce_eager,
         choices_file=choices_file,
         timer=timer,
+        lora=lora,
     )
     while loaded.idle_work.do_some():
         pass

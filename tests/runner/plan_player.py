@@ -29,6 +29,7 @@ class Playing:
     tokens: list[int]
     num_prompt_tokens: int
     sampling: SamplingParams
+    adapter_slot: int = 0
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
     known_blocks: int = 0
@@ -57,9 +58,12 @@ class PlanPlayer:
         *,
         chunk: int = 10**9,
         max_seqs: int = 10**9,
+        adapter_slots: Sequence[int] = (),
     ) -> list[list[int]]:
+        slots = adapter_slots or [0] * len(prompts)
         params = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
-        waiting = [Playing(i, 0, list(p), len(p), s) for i, (p, s) in enumerate(zip(prompts, params, strict=True))]
+        each = zip(prompts, params, slots, strict=True)
+        waiting = [Playing(i, 0, list(p), len(p), s, slot) for i, (p, s, slot) in enumerate(each)]
         every, running, ended = list(waiting), list[Playing](), list[int]()
         free_rows = [*range(1, 1 + min(len(prompts), 2 * max_seqs))]
         while waiting or running:
@@ -106,6 +110,7 @@ class PlanPlayer:
             block_ids=tuple(playing.blocks[start:]),
             sampling=playing.sampling,
             samples=(Sample(playing.sequence_id, playing.sampling.seed),) if is_last else (),
+            adapter_slot=playing.adapter_slot,
         )
 
     @staticmethod

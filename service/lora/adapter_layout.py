@@ -1,0 +1,124 @@
+"""How an adapter's weights lie in KV blocks: row by row (unified paging of S-LoRA, Sheng et al. 2023, section 5).
+
+An adapter of a module is A [rank, in] and B [out, rank]. The rows of A, and those of B transposed, are packed one
+behind another into blocks, and a row is in one block. So any free blocks will do, and a table of where each row begins
+is all that kernels need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from service.errors import ConfigError
+from service.lora.adapter_folder import AdapterSite, AdapterWeights
+
+Int64Array = npt.NDArray[np.int64]
+
+_ALIGNMENT_BYTES = 16
+"""Where a row may begin: kernels read so much at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedAdapter:
+    """An adapter's weights as a device takes them over.
+
+    blocks [num_blocks, block_elements]. a_places, b_places [sites, max_rank]: where in `blocks`, seen flat, each row of
+    A, and of B transposed, begins; 0 beyond the rank. ranks [sites] int32, 0 where it changes nothing. scales [sites].
+    """
+
+    blocks: Tensor
+    a_places: Int64Array
+    b_places: Int64Array
+    ranks: npt.NDArray[np.int32]
+    scales: npt.NDArray[np.float32]
+
+    def offsets(self, places: Int64Array, block_ids: tuple[int, ...]) -> Int64Array:
+        """Where the rows at these places lie among all blocks of a device, seen flat: the adapter has `block_ids`."""
+        size = self.blocks.shape[1]
+        moved: Int64Array = np.array(block_ids, np.int64)[places // size] * size + places % size
+        return moved
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLayout:
+    """sites: the modules that adapters may change, by their names in the base's checkpoint, in the order of the tables.
+    block_elements: of `dtype`, in a KV block. max_rank: of all adapters."""
+
+    sites: Mapping[str, AdapterSite]
+    max_rank: int
+    block_elements: int
+    dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        longest = max(max(site.in_features, site.out_features) for site in self.sites.values())
+        if self._aligned(longest) > self.block_elements:
+            raise ConfigError(
+                f"block-size: adapters need blocks of {longest} numbers at least, a row of the model's largest matrix; "
+                f"a block has {self.block_elements}"
+            )
+
+    @property
+    def alignment(self) -> int:
+        """Of each row's beginning, in elements."""
+        return _ALIGNMENT_BYTES // self.dtype.itemsize
+
+    @property
+    def most_blocks(self) -> int:
+        """Of an adapter that changes every site, with the highest rank."""
+        end = 0
+        for site in self.sites.values():
+            for size in (site.in_features, site.out_features):
+                _, end = self._places(end, self.max_rank, size)
+        return -(-end // self.block_elements)
+
+    def pack(self, weights: AdapterWeights, *, pinned: bool) -> PackedAdapter:
+        """Any thread. weights: in `dtype`, of these sites, with ranks up to `max_rank`."""
+        shape = (len(self.sites), self.max_rank)
+        a_places, b_places = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        ranks, scales = np.zeros(shape[0], np.int32), np.zeros(shape[0], np.float32)
+        rows: list[tuple[Tensor, Int64Array]] = []
+        end = 0
+        for index, name in enumerate(self.sites):
+            if (site := weights.sites.get(name)) is None:
+                continue
+            rank = len(site.a)
+            ranks[index], scales[index] = rank, site.scale
+            for matrix, places in ((site.a, a_places), (site.b.T, b_places)):
+                places[index, :rank], end = self._places(end, *matrix.shape)
+                rows.append((matrix, places[index, :rank]))
+        num_blocks = -(-end // self.block_elements)
+        blocks = torch.zeros(num_blocks, self.block_elements, dtype=self.dtype, pin_memory=pinned)
+        for matrix, places in rows:
+            self._write(blocks.view(-1), matrix, places)
+        return PackedAdapter(blocks, a_places, b_places, ranks, scales)
+
+    def _places(self, end: int, num_rows: int, size: int) -> tuple[Int64Array, int]:
+        """Where so many rows lie behind place `end`, and where they end."""
+        stride = self._aligned(size)
+        places = np.empty(num_rows, np.int64)
+        for row in range(num_rows):
+            if end % self.block_elements + stride > self.block_elements:
+                end += -end % self.block_elements
+            places[row] = end
+            end += stride
+        return places, end
+
+    def _write(self, flat: Tensor, matrix: Tensor, places: Int64Array) -> None:
+        """Rows that lie one behind another are copied at once."""
+        size = matrix.shape[1]
+        stride = self._aligned(size)
+        breaks = [0, *(np.flatnonzero(np.diff(places) != stride) + 1).tolist(), len(places)]
+        for first, stop in pairwise(breaks):
+            begin = int(places[first])
+            run = flat[begin : begin + (stop - first) * stride].view(-1, stride)
+            run[:, :size] = matrix[first:stop]
+
+    def _aligned(self, size: int) -> int:
+        return -(-size // self.alignment) * self.alignment

@@ -1,0 +1,143 @@
+"""A batch of the base and of several adapters: each request gets what PEFT generates with its adapter, in fp32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from service.config import LoraConfig
+from service.core.adapter import AdapterLoad
+from service.core.iteration_plan import IterationPlan
+from service.runner.graph_sizes import GraphSize
+from tests.lora.peft_adapters import wrapped
+from tests.models.checkpoints import generate, gpt2, llama, mistral, opt, oracle, qwen2, qwen3, random_prompts
+from tests.runner.loading import load
+from tests.runner.plan_player import PlanPlayer, greedy
+from tests.runner.uncaptured import without_capture
+
+NUM_TOKENS = 8
+PROMPTS = random_prompts(24, longest=90)
+LORA = LoraConfig(num_slots=5, max_rank=24)
+SLOTS = [0, 4, 1, 2]
+"""Of the base and of each adapter."""
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def options(save, number):
+    """Other modules, ranks and scales for each adapter."""
+    names = {
+        opt: ["q_proj", "v_proj", "out_proj", "fc1", "fc2"],
+        gpt2: ["attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"],
+    }.get(save, ["q_proj", "k_proj", "o_proj", "gate_proj", "up_proj", "down_proj"])
+    some = [names, names[:2], names[1:]][number]
+    return {"r": [16, 3, 24][number], "lora_alpha": [8, 6, 4][number], "target_modules": some}
+
+
+@pytest.fixture(scope="module", params=[llama, mistral, qwen2, qwen3, opt, gpt2], ids=lambda save: save.__name__)
+def adapted(request, tmp_path_factory) -> tuple[Path, list[Path], list[list[list[int]]]]:
+    """The base's folder, the adapters', and what each of base and adapters makes of the prompts that are its."""
+    torch.manual_seed(0)
+    folder = request.param(tmp_path_factory.mktemp("model"))
+    models, adapters = [oracle(folder)], []
+    for number in range(3):
+        models.append(wrapped(oracle(folder), number, **options(request.param, number)))
+        adapters.append(tmp_path_factory.mktemp("adapter"))
+        models[-1].save_pretrained(adapters[-1])
+    return folder, adapters, [[generate(model, prompt, NUM_TOKENS) for prompt in PROMPTS] for model in models]
+
+
+class Served:
+    """The base with its adapters in their slots."""
+
+    def __init__(self, folder: Path, adapters: list[Path], block_size: int = 16, device: str = "cpu") -> None:
+        self.loaded = load(folder, block_size=block_size, device=device, lora=LORA)
+        self.store = self.loaded.adapters
+        self.held = [self.store.read(f"adapter-{i}", each) for i, each in enumerate(adapters)]
+        self.free = self.loaded.num_blocks
+        for slot, adapter in zip(SLOTS[1:], self.held, strict=True):
+            self.put(slot, adapter)
+
+    def put(self, slot, adapter):
+        self.free -= adapter.num_blocks
+        # Neither in order nor one behind another.
+        block_ids = tuple(reversed(range(self.free, self.free + adapter.num_blocks)))
+        self.loaded.runner.launch(IterationPlan((), adapter_loads=(AdapterLoad(slot, adapter.adapter_id, block_ids),)))
+
+    def generate(self, prompts, slots, **how):
+        player = PlanPlayer(self.loaded.runner, self.free, self.loaded.runner.storage.layout.block_size)
+        return player.generate(prompts, greedy(NUM_TOKENS), adapter_slots=slots, **how)
+
+
+def mixed(want):
+    whose = [i % 4 for i in range(len(PROMPTS))]
+    return [SLOTS[number] for number in whose], [want[number][i] for i, number in enumerate(whose)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("how", [{"max_seqs": 1}, {}, {"chunk": 17, "max_seqs": 7}], ids=str)
+def test_each_request_gets_what_peft_makes_of_it(adapted, how, device):
+    folder, adapters, want = adapted
+    served = Served(folder, adapters, device=device)
+    slots, wanted = mixed(want)
+    assert served.generate(PROMPTS, slots, **how) == wanted
+    alone = served.generate(PROMPTS[:5], [SLOTS[1]] * 5, **how)
+    assert alone == want[1][:5]
+    assert served.generate(PROMPTS[:5], [0] * 5, **how) == want[0][:5]
+    assert any(want[0][i] != want[1][i] for i in range(5)), "the adapter changes something"
+
+
+def test_graphs_with_adapters_and_without_draw_what_steps_without_graphs_draw(adapted, monkeypatch):
+    folder, adapters, want = adapted
+    without_capture(monkeypatch)
+    served = Served(folder, adapters)
+    runner = served.loaded.runner
+    sizes = [GraphSize(32, 32), GraphSize(8, 8), GraphSize(128, 32), GraphSize(64, 16)]
+    runner.capture_graphs(sizes)
+    runner.capture_graphs(sizes, adapters=True)
+    slots, wanted = mixed(want)
+    assert served.generate(PROMPTS, slots, chunk=40, max_seqs=12) == wanted
+    assert served.generate(PROMPTS[:8], [0] * 8, chunk=40) == want[0][:8]
+    taken = {step.size for step in runner.recent_steps(adapters=True)}
+    assert len(taken - {None}) == len(sizes), "of every size"
+
+
+def test_blocks_of_a_token_hold_them_too(adapted):
+    folder, adapters, want = adapted
+    slots, wanted = mixed(want)
+    assert Served(folder, adapters, block_size=1).generate(PROMPTS, slots) == wanted
+
+
+def test_a_slot_serves_another_adapter(adapted):
+    folder, adapters, want = adapted
+    served = Served(folder, adapters)
+    served.put(SLOTS[1], served.held[2])
+    assert served.generate(PROMPTS[:3], [SLOTS[1], SLOTS[2], SLOTS[3]]) == [want[3][0], want[2][1], want[3][2]]
+
+
+def test_parts_of_a_step_that_does_not_fit_the_memory(adapted, monkeypatch):
+    """As whole ones: the forward pass is cut into tokens one to seven."""
+    folder, adapters, want = adapted
+    served = Served(folder, adapters)
+    slots, wanted = mixed(want)
+    compute = served.loaded.runner._forward_pass.compute
+
+    def limited(token_ids, *rest):
+        if len(token_ids) > 7:
+            raise torch.OutOfMemoryError
+        return compute(token_ids, *rest)
+
+    monkeypatch.setattr(served.loaded.runner._forward_pass, "compute", limited)
+    assert served.generate(PROMPTS[:6], slots[:6]) == wanted[:6]
+
+
+def test_an_adapter_that_nobody_has_is_gone(adapted):
+    folder, adapters, _ = adapted
+    served = Served(folder, adapters)
+    adapter_id = served.held[0].adapter_id
+    assert served.store.num_bytes > 0
+    served.held.clear()
+    assert served.store.num_bytes == 0
+    with pytest.raises(KeyError):
+        served.store.packed(adapter_id)
