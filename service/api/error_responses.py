@@ -15,7 +15,7 @@ from service.errors import MethodNotAllowed, NotFound, RateLimited, RequestError
 from service.protocol.error_body import ErrorBody, ErrorDetail
 
 _CLIENT_CLOSED_REQUEST = 499
-_OPENAI_ROUTES = "/v1/chat/completions, /v1/completions and /v1/models"
+_OPENAI_ROUTES = "/v1/chat/completions, /v1/completions, /v1/responses and /v1/models"
 """Told to whom has left out /v1, or asks for what is not served."""
 _CLOSING = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE})
 """Answers given before the body was read: the rest of it must not be taken for the next request."""

@@ -28,6 +28,16 @@ class ChatOutput:
     def is_thinking(self) -> bool:
         return self._splitter is not None and self._splitter.is_thinking
 
+    @property
+    def may_say(self) -> bool:
+        """Whether what comes next may be content: not while it thinks, or writes a call."""
+        return not self.is_thinking and not (self._router is not None and self._router.is_calling)
+
+    @property
+    def says(self) -> bool:
+        """Whether what came last may be content: also not the blank lines behind the reasoning."""
+        return self.may_say and not (self._splitter is not None and self._splitter.is_between)
+
     def push(self, text: str) -> list[OutputDelta]:
         if self._splitter is None:
             return self._route(text)

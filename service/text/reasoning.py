@@ -42,6 +42,11 @@ class ReasoningSplitter:
     def is_thinking(self) -> bool:
         return self._state is _State.THINKING
 
+    @property
+    def is_between(self) -> bool:
+        """Whether the reasoning has ended, and nothing was said since."""
+        return self._state is _State.SAYING and self._at_start
+
     def push(self, text: str) -> Split:
         if self._state is _State.SAYING and not self._at_start:
             return Split("", text)

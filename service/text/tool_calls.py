@@ -47,7 +47,10 @@ ToolDelta = TextDelta | CallDelta
 
 
 class ToolRouter(Protocol):
-    """Belongs to one choice."""
+    """Belongs to one choice. is_calling: what was read last is part of a call, or what surrounds it."""
+
+    @property
+    def is_calling(self) -> bool: ...
 
     def push(self, text: str) -> list[ToolDelta]: ...
 
@@ -101,6 +104,10 @@ class _MarkedCalls:
         self._in_block = False
         self._num_calls = 0
         self._blank = HeldBlank()  # dropped if a call follows it
+
+    @property
+    def is_calling(self) -> bool:
+        return self._call is not None or self._in_block
 
     def push(self, text: str) -> list[ToolDelta]:
         deltas: list[ToolDelta] = []
@@ -164,6 +171,10 @@ class _LeadingCalls:
         self._is_text = False
         self._call: _Call | None = None
         self._num_calls = 0
+
+    @property
+    def is_calling(self) -> bool:
+        return self._is_open and not self._is_text
 
     def push(self, text: str) -> list[ToolDelta]:
         deltas: list[ToolDelta] = []

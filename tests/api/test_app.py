@@ -23,9 +23,12 @@ def test_unknown_routes(http: httpx.Client, path: str) -> None:
     assert path not in response.text
 
 
-@pytest.mark.parametrize("path", ["/chat/completions", "/v1/responses"])
+@pytest.mark.parametrize("path", ["/chat/completions", "/v1/conversations"])
 def test_who_asks_elsewhere_is_told_the_routes(http: httpx.Client, path: str) -> None:
-    assert "/v1/chat/completions, /v1/completions and /v1/models" in error_of(http.post(path, json={}))["message"]
+    assert (
+        "/v1/chat/completions, /v1/completions, /v1/responses and /v1/models"
+        in error_of(http.post(path, json={}))["message"]
+    )
 
 
 @pytest.mark.parametrize(

@@ -58,3 +58,21 @@ def stream(http: httpx.Client, **fields: Any) -> list[Any]:
     response = http.post(COMPLETIONS, json=completion(stream=True, **fields))
     assert response.status_code == 200, response.text
     return events_of(response.text)
+
+
+def response_events(text: str) -> list[Any]:
+    """The events of a response's finished stream, framing and numbers checked; it has no [DONE]."""
+    assert "\r" not in text
+    frames = text.split("\n\n")
+    assert frames.pop() == ""
+    events = []
+    for frame in frames:
+        if frame.startswith(":"):
+            continue
+        name, data = frame.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        assert event["sequence_number"] == len(events)
+        events.append(event)
+    assert events[-1]["type"] in ("response.completed", "response.incomplete", "response.failed")
+    return events

@@ -11,10 +11,15 @@ from service.api.answers.chat_answer import ChatAnswer, assemble_message
 from service.api.answers.choice_text import Piece, ScoredToken
 from service.api.answers.completion_answer import CompletionAnswer
 from service.api.answers.generation import CollectedChoice, Generation
+from service.api.answers.response_answer import ResponseAnswer
+from service.api.answers.response_events import ResponseEvents
+from service.api.answers.response_items import OutputItems
 from service.api.answers.token_logprobs import chat_logprobs, completion_logprobs, prompt_logprobs, scored_prompt
 from service.api.call_head import CallHead
 from service.api.calls.output_form import CompiledForm
 from service.api.calls.prepared_call import CallPrompts, PreparedCall
+from service.api.calls.response_call import ResponseCall
+from service.api.calls.response_tools import CalledAs, ResponseTools
 from service.api.calls.validation import check_call
 from service.api.calls.wire_parsing import parse
 from service.api.serving_state import GenerationDefaults, ServedModel
@@ -27,6 +32,7 @@ from service.core.stats import RequestStats
 from service.engine.async_engine import AsyncEngine
 from service.engine.request_stream import RequestStream
 from service.protocol.completions import CompletionRequest
+from service.protocol.responses import ResponsesRequest
 from service.text.chat_output import ReasoningDelta
 from service.text.stop_strings import StopRules
 from service.text.tokenizer import Tokenizer
@@ -154,7 +160,47 @@ def _whole_completion(n: int) -> Work:
     return lambda: answer.whole([choice])
 
 
+def _response_items(n: int) -> Work:
+    """In many pieces: a message, reasoning and calls again and again."""
+    deltas = [each for delta in _deltas(1) for each in (delta, CallDelta(0, "g", '{"input":"x"}'))] * (n // 8)
+    called_as = {name: CalledAs(kind, name, None, "") for name, kind in (("f", "function"), ("g", "custom"))}
+
+    def work() -> None:
+        items = OutputItems("resp_1", cast(Any, called_as), lambda: "call", ResponseEvents())
+        for delta in deltas:
+            items.push([delta])
+        items.finish(FinishReason.STOP)
+
+    return work
+
+
+def _response(n: int) -> Work:
+    """A stream with logprobs, all but the last of which are held back."""
+    piece = Piece(0, 0, "a" * n, [40] * n, True, FinishReason.LENGTH, scored=_scored(n))
+    held = [token._replace(is_content=None) for token in piece.scored[:-1]]
+
+    def work() -> None:
+        call = ResponseCall(
+            _prepared(logprobs=20), ResponsesRequest(model="m"), ResponseTools(), conversation=cast(Any, None)
+        )
+        answer = ResponseAnswer(call, _generation(_Engine(), 9), is_stored=False, keep=lambda json: None)
+        answer.begin()
+        answer.frame(piece._replace(scored=[*held, piece.scored[-1]]))
+        answer.end()
+
+    return work
+
+
 ANSWER_INPUTS = [
+    WorstInput(
+        "response: many items, in many pieces",
+        ("api/answers/response_items.py", "api/answers/response_events.py"),
+        _response_items,
+        1_000,
+        MOST_TOKENS,
+        "stream",
+    ),
+    WorstInput("response: logprobs", ("api/answers/response_answer.py",), _response, 200, 190_000, "pool"),
     WorstInput(
         "answer: collected a token at a time",
         ("api/answers/generation.py", "api/answers/choice_text.py"),

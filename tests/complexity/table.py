@@ -6,9 +6,10 @@ from tests.complexity.answer_inputs import ANSWER_INPUTS
 from tests.complexity.door_inputs import DOOR_INPUTS
 from tests.complexity.form_inputs import FORM_INPUTS
 from tests.complexity.http_inputs import HTTP_INPUTS
+from tests.complexity.response_inputs import RESPONSE_INPUTS
 from tests.complexity.text_inputs import TEXT_INPUTS
 
-WORST_INPUTS = [*HTTP_INPUTS, *DOOR_INPUTS, *FORM_INPUTS, *TEXT_INPUTS, *ANSWER_INPUTS]
+WORST_INPUTS = [*HTTP_INPUTS, *DOOR_INPUTS, *RESPONSE_INPUTS, *FORM_INPUTS, *TEXT_INPUTS, *ANSWER_INPUTS]
 
 WITHOUT_WORST_INPUT = {
     "api/middleware/body_budget.py": "a number a connection, at most 10,000 of them; all are looked at if it is full",
@@ -20,6 +21,8 @@ WITHOUT_WORST_INPUT = {
     "api/calls/field_names.py": "looks at a refusal, whose field and text are short",
     "api/endpoints/generating.py": "values only",
     "api/calls/chat_call.py": "joins others, each in the table",
+    "api/calls/response_call.py": "joins others, each in the table",
+    "api/endpoints/responses.py": "joins others, each in the table",
     "api/calls/completion_call.py": "joins others, each in the table",
     "api/endpoints/chat_completions.py": "joins others, each in the table",
     "api/calls/chat_prompting.py": "joins others, each in the table; its options are few and short",

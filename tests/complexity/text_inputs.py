@@ -16,6 +16,7 @@ from service.text.marker import Marker
 from service.text.reasoning import ReasoningSplitter
 from service.text.special_text import LiteralEncoder, Shield, SpecialTexts
 from service.text.stop_strings import StopMatcher
+from service.text.string_argument import StringArgument
 from service.text.tokenizer import Tokenizer
 from service.text.tool_calls import ToolStyle, make_router
 from tests.complexity.growth import Work, WorstInput
@@ -146,6 +147,18 @@ def _chat(n: int) -> Work:
     return lambda: encode_chat(_BYTE_LEVEL, template, messages)
 
 
+def _one_argument(text: str) -> Work:
+    """A character at a time, and all at once."""
+
+    def work() -> None:
+        whole, slow = StringArgument(), StringArgument()
+        whole.push(text)
+        for char in text:
+            slow.push(char)
+
+    return work
+
+
 TEXT_INPUTS = [
     *(
         WorstInput(
@@ -170,6 +183,22 @@ TEXT_INPUTS = [
         "reasoning: blank thoughts",
         ("text/reasoning.py", "text/held_blank.py"),
         lambda n: _thoughts("x" + " " * n, starts_inside=True),
+        16_000,
+        4 * MOST_TOKENS,
+        "stream",
+    ),
+    WorstInput(
+        "one string as arguments: escapes",
+        ("text/string_argument.py",),
+        lambda n: _one_argument('{"input":"' + "\\ud83d\\u0041" * (n // 12)),
+        16_000,
+        4 * MOST_TOKENS,
+        "stream",
+    ),
+    WorstInput(
+        "one string as arguments: blank before it",
+        ("text/string_argument.py",),
+        lambda n: _one_argument(" " * n),
         16_000,
         4 * MOST_TOKENS,
         "stream",

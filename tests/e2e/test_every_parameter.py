@@ -15,6 +15,7 @@ from openai import OpenAI
 
 from service.protocol.chat import ChatRequest
 from service.protocol.completions import CompletionRequest
+from service.protocol.responses import ResponsesRequest
 from tests.e2e.server_process import ServerProcess
 from tests.e2e.strict_client import strict_client
 
@@ -82,6 +83,28 @@ COMPLETIONS: dict[str, dict[str, Any]] = {
     "logprobs": {"logprobs": 2},
     "echo": {"echo": True, "max_tokens": 2},
     "add_special_tokens": {"add_special_tokens": False},
+}
+RESPONSE_TOOL = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
+RESPONSES: dict[str, dict[str, Any]] = {
+    "instructions": {"instructions": "Be brief."},
+    "tools": {"tools": [RESPONSE_TOOL], "tool_choice": "required", "max_output_tokens": 60},
+    "tool_choice": {"tools": [RESPONSE_TOOL], "tool_choice": "none"},
+    "parallel_tool_calls": {"parallel_tool_calls": False},
+    "max_tool_calls": {"max_tool_calls": 3},
+    "text": {"text": {"format": {"type": "json_object"}}},
+    "reasoning": {"reasoning": {"effort": "none"}},
+    "include": {"include": ["message.output_text.logprobs"]},
+    "max_output_tokens": {"max_output_tokens": 3},
+    "top_logprobs": {"include": ["message.output_text.logprobs"], "top_logprobs": 3},
+    "truncation": {"truncation": "auto"},
+    "stream_options": {"stream_options": {"include_obfuscation": False}},
+    "store": {"store": False},
+    "previous_response_id": {"previous_response_id": None},
+    "background": {"background": False},
+    "metadata": {"metadata": {"a": "b"}},
+    "prompt_cache_key": {"prompt_cache_key": "k"},
+    "safety_identifier": {"safety_identifier": "s"},
+    "chat_template_kwargs": {"chat_template_kwargs": {"enable_thinking": False}},
 }
 IN_EVERY_CALL = {"model", "messages", "prompt", "stream", "stream_options"}
 
@@ -168,6 +191,27 @@ def stream_completion(client: OpenAI, change: dict[str, Any], num_choices: int) 
     return Said(texts, reasons, (last.usage.prompt_tokens, last.usage.completion_tokens))
 
 
+def ask_response(client: OpenAI, change: dict[str, Any]) -> Any:
+    body = {"max_output_tokens": 8, "seed": 1, "temperature": 0.8, **change}
+    raw = client.responses.with_raw_response.create(model=MODEL, input="What is Headrace?", extra_body=body)
+    assert "x-ignored-params" not in raw.headers
+    return raw.parse()
+
+
+def stream_response(client: OpenAI, change: dict[str, Any]) -> Any:
+    body = {"max_output_tokens": 8, "seed": 1, "temperature": 0.8, **change}
+    *_, last = client.responses.create(model=MODEL, input="What is Headrace?", stream=True, extra_body=body)
+    return last.response
+
+
+def said_of(response: Any) -> tuple[object, ...]:
+    said = [
+        item.content[0].model_dump() if item.type == "message" else (item.name, item.arguments)
+        for item in response.output
+    ]
+    return (said, response.status, response.usage.input_tokens, response.usage.output_tokens)
+
+
 @pytest.mark.parametrize("change", [*SHARED.values(), *CHAT.values()], ids=[*SHARED, *CHAT])
 def test_chat_takes_it_whole_and_streamed(strict: OpenAI, change: dict[str, Any]) -> None:
     whole = ask_chat(strict, change)
@@ -182,6 +226,16 @@ def test_completions_take_it_whole_and_streamed(strict: OpenAI, lenient: OpenAI,
     assert None not in whole.reasons
 
 
+OF_RESPONSES = {**{name: SHARED[name] for name in SHARED if name in ResponsesRequest.model_fields}, **RESPONSES}
+
+
+@pytest.mark.parametrize("change", OF_RESPONSES.values(), ids=OF_RESPONSES)
+def test_responses_take_it_whole_and_streamed(strict: OpenAI, change: dict[str, Any]) -> None:
+    whole = ask_response(strict, change)
+    assert said_of(stream_response(strict, change)) == said_of(whole)
+    assert whole.status in ("completed", "incomplete")
+
+
 @pytest.mark.parametrize("change", WHOLE_ONLY.values(), ids=WHOLE_ONLY)
 def test_what_is_not_for_streams(strict: OpenAI, change: dict[str, Any]) -> None:
     assert ask_completion(strict, change).texts != [""]
@@ -192,3 +246,4 @@ def test_no_parameter_is_left_out() -> None:
     assert set(ChatRequest.model_fields) == set(SHARED) | set(WHOLE_ONLY) | set(CHAT) | IN_EVERY_CALL - {"prompt"}
     fields = set(SHARED) | set(WHOLE_ONLY) | set(COMPLETIONS) | IN_EVERY_CALL - {"messages"}
     assert set(CompletionRequest.model_fields) == fields
+    assert set(ResponsesRequest.model_fields) == set(OF_RESPONSES) | {"model", "input", "stream"}

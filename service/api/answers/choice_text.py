@@ -11,14 +11,20 @@ from service.core.request import FinishReason
 from service.text.chat_output import ChatOutput, OutputDelta
 from service.text.detokenizer import Detokenizer
 from service.text.stop_strings import StopMatcher, StopRules
+from service.text.tool_calls import TextDelta
 
 
 class ScoredToken(NamedTuple):
-    """A token with its logprobs (None: nothing predicts it) and the number of characters of text before it."""
+    """A token with its logprobs (None: nothing predicts it) and the number of characters of text before it.
+
+    is_content: whether it is part of what the choice says: not of its reasoning, of a call or of what marks them, and
+    not the token that ends it. None: its text is held back, and it is what the next one is that is not None.
+    """
 
     token_id: int
     logprobs: TokenLogprobs | None
     offset: int
+    is_content: bool | None = True
 
 
 class Piece(NamedTuple):
@@ -91,10 +97,13 @@ class ChoiceText:
                 break
             self._unsent.append(event.token_id)
             self.num_tokens += 1
+            offset, num_deltas = self._num_characters, len(self._deltas)
+            may_say = self._output is None or self._output.may_say
+            text += self._push_one(event)
             if event.logprobs is not None:
                 self.sum_logprobs += event.logprobs.chosen
-                self._unsent_scored.append(ScoredToken(event.token_id, event.logprobs, self._num_characters))
-            text += self._push_one(event)
+                is_content = may_say and self._is_content(event, self._deltas[num_deltas:])
+                self._unsent_scored.append(ScoredToken(event.token_id, event.logprobs, offset, is_content))
         return text
 
     def finish_empty(self) -> None:
@@ -146,7 +155,7 @@ class ChoiceText:
         return text
 
     def _push_one(self, event: TokenEvent) -> str:
-        is_stop_token = event.finish_reason is FinishReason.STOP and event.token_id in self._stop_token_ids
+        is_stop_token = self._is_stop_token(event)
         has_text = not is_stop_token or (self._rules.include_stop and event.token_id in self._rules.token_ids)
         ids = (event.token_id,) if has_text else ()
         added = self._detokenizer.push(ids)
@@ -162,6 +171,17 @@ class ChoiceText:
             if is_stop_token and event.token_id in self._rules.token_ids:
                 self.stop_reason = event.token_id
         return text if self._output is None else self._split(self._output, text)
+
+    def _is_stop_token(self, event: TokenEvent) -> bool:
+        return event.finish_reason is FinishReason.STOP and event.token_id in self._stop_token_ids
+
+    def _is_content(self, event: TokenEvent, deltas: Sequence[OutputDelta]) -> bool | None:
+        """deltas: what the token has brought out."""
+        if self._output is None or self._is_stop_token(event):
+            return not self._is_stop_token(event)
+        if not self._output.says:
+            return False
+        return True if any(isinstance(delta, TextDelta) for delta in deltas) else None
 
     def _split(self, output: ChatOutput, text: str) -> str:
         """Turn text into deltas; no text is left."""

@@ -5,7 +5,7 @@ To look at a message takes some 10 us of the event loop, and to tell what is wro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from service.config import ApiConfig
@@ -21,7 +21,10 @@ def check_members(body: Mapping[str, Any], config: ApiConfig) -> None:
     _check_prompts(body.get("prompt"), config.max_prompts_per_call)
     _check("tools", body.get("tools"), list, config.max_tools, "tools")
     _check("messages", body.get("messages"), list, config.max_messages, "messages")
-    _check_parts(body.get("messages"), config.max_messages)
+    _check_parts("messages", body.get("messages"), ("content", "tool_calls"), config.max_messages)
+    _check("input", body.get("input"), list, config.max_messages, "items")
+    _check_parts("input", body.get("input"), ("content", "output", "summary"), config.max_messages)
+    _check_namespaces(body.get("tools"), config.max_tools)
 
 
 def _check(param: str, value: object, kind: type[dict[str, Any]] | type[list[Any]], most: int, members: str) -> None:
@@ -35,10 +38,20 @@ def _check_prompts(prompt: object, most: int) -> None:
         _check("prompt", prompt, list, most, "prompts")
 
 
-def _check_parts(messages: object, most: int) -> None:
-    """Of all messages together."""
+def _check_parts(param: str, messages: object, names: Sequence[str], most: int) -> None:
+    """Of all messages or items together."""
     if not isinstance(messages, list):
         return
-    lists = [m.get(name) for m in messages if isinstance(m, dict) for name in ("content", "tool_calls")]
+    lists = [m.get(name) for m in messages if isinstance(m, dict) for name in names]
     if sum(len(each) for each in lists if isinstance(each, list)) > most:
-        raise InvalidRequest(f"messages may hold at most {most} content parts and tool calls in all.", param="messages")
+        kinds = " and ".join("content parts" if name == "content" else name.replace("_", " ") for name in names)
+        raise InvalidRequest(f"{param} may hold at most {most} {kinds} in all.", param=param)
+
+
+def _check_namespaces(tools: object, most: int) -> None:
+    """A namespace of tools counts as the tools in it."""
+    if not isinstance(tools, list):
+        return
+    lists = [tool.get("tools") for tool in tools if isinstance(tool, dict)]
+    if sum(len(each) for each in lists if isinstance(each, list)) > most:
+        raise InvalidRequest(f"tools may hold at most {most} tools.", param="tools")

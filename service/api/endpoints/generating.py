@@ -13,8 +13,10 @@ from starlette.responses import Response
 from service.api.context import ApiContext
 from service.api.endpoints.chat_completions import ChatCompletions
 from service.api.endpoints.completions import Completions
+from service.api.endpoints.responses import Responses
 from service.protocol.chat import ChatChunk, ChatRequest, ChatResponse
 from service.protocol.completions import CompletionChunk, CompletionRequest, CompletionResponse
+from service.protocol.responses import ResponseBody, ResponseEvent, ResponsesRequest
 
 
 class Creates(Protocol):
@@ -40,5 +42,8 @@ GENERATING = (
         "/v1/completions", Completions, "Continue a text.", CompletionRequest, CompletionResponse, CompletionChunk
     ),
     GeneratingEndpoint("/v1/chat/completions", ChatCompletions, "Answer a chat.", ChatRequest, ChatResponse, ChatChunk),
+    GeneratingEndpoint(
+        "/v1/responses", Responses, "Answer a conversation.", ResponsesRequest, ResponseBody, ResponseEvent
+    ),
 )
 PATHS = frozenset(endpoint.path for endpoint in GENERATING)

@@ -10,9 +10,11 @@ from starlette.routing import Route
 
 from service.api.app import create_app
 from service.api.endpoints.openapi import describe
-from tests.api.running_server import RunningServer, Scene
+from tests.api.running_server import MODEL, RunningServer, Scene
 from tests.api.wire import CHAT, COMPLETIONS, chat, completion
 
+RESPONSES = "/v1/responses"
+SCORED = "message.output_text.logprobs"
 DESCRIPTION = describe(Scene().config)
 SCHEMAS = DESCRIPTION["components"]["schemas"]
 
@@ -48,6 +50,7 @@ def test_describes_the_routes_that_there_are(server: RunningServer) -> None:
     [
         ("CompletionRequest", {"model", "prompt"}),
         ("ChatRequest", {"model", "messages"}),
+        ("ResponsesRequest", {"model"}),
         ("TokenizeRequest", {"prompt"}),
         ("DetokenizeRequest", {"tokens"}),
     ],
@@ -57,7 +60,10 @@ def test_says_what_is_required(name: str, required: set[str]) -> None:
     assert SCHEMAS[name]["additionalProperties"] is True
 
 
-@pytest.mark.parametrize(("path", "body"), [(COMPLETIONS, completion()), (CHAT, chat("hi"))])
+BODIES = {COMPLETIONS: completion(), CHAT: chat("hi"), RESPONSES: {"model": MODEL, "input": "hi"}}
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES.items())
 def test_answers_have_no_field_that_is_not_described(http: httpx.Client, path: str, body: dict[str, Any]) -> None:
     content = DESCRIPTION["paths"][path]["post"]["responses"]["200"]["content"]
     name = content["application/json"]["schema"]["$ref"].rpartition("/")[2]
@@ -85,7 +91,7 @@ def test_a_server_with_keys_says_so() -> None:
 def bounded_fields() -> list[tuple[str, str, dict[str, Any]]]:
     return [
         (path, name, field)
-        for path, shape in ((COMPLETIONS, "CompletionRequest"), (CHAT, "ChatRequest"))
+        for path, shape in ((COMPLETIONS, "CompletionRequest"), (CHAT, "ChatRequest"), (RESPONSES, "ResponsesRequest"))
         for name, field in SCHEMAS[shape]["properties"].items()
         if "minimum" in field
     ]
@@ -95,9 +101,9 @@ def bounded_fields() -> list[tuple[str, str, dict[str, Any]]]:
 def test_what_lies_outside_a_described_range_is_refused(
     http: httpx.Client, path: str, name: str, field: dict[str, Any]
 ) -> None:
-    body = completion() if path == COMPLETIONS else chat("hi")
     outside = [field["minimum"] - 1] + ([field["maximum"] + 1] if "maximum" in field else [])
     for value in outside:
-        response = http.post(path, json=body | {"logprobs": True if name == "top_logprobs" else None, name: value})
+        scored = {"include": [SCORED]} if path == RESPONSES else {"logprobs": True}
+        response = http.post(path, json=BODIES[path] | (scored if name == "top_logprobs" else {}) | {name: value})
         assert response.status_code == 400
         assert response.json()["error"]["param"] == name

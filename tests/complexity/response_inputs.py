@@ -1,0 +1,78 @@
+"""Worst inputs of a response: its items and tools, on their way to a chat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from service.api.calls.member_limits import check_members
+from service.api.calls.response_items import ChatMessages
+from service.api.calls.response_tools import chat_choice, read_tools
+from service.api.calls.wire_parsing import parse
+from service.protocol.responses import InputItem, ResponsesRequest
+from tests.complexity.door_inputs import CONFIG
+from tests.complexity.growth import Work, WorstInput
+
+
+def _response_items(*items: dict[str, Any]) -> Callable[[int], Work]:
+    """These, again and again: to their wire shape, and to messages of a chat."""
+
+    def make(n: int) -> Work:
+        body = {"model": "m", "input": [*items] * (n // len(items))}
+
+        def work() -> None:
+            check_members(body, CONFIG)
+            read = ChatMessages("x")
+            for index, item in enumerate(parse(ResponsesRequest, body).input or ()):
+                assert isinstance(item, InputItem)
+                read.add(item, f"input[{index}]")
+            assert read.messages
+
+        return work
+
+    return make
+
+
+def _response_tools(n: int) -> Work:
+    members = [{"type": "custom", "name": f"f{index}", f"x{index}": 1} for index in range(n)]
+    tools = [{"type": "namespace", "name": "n", "tools": members}]
+    body = {"model": "m", "tools": tools}
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": members[:n]}
+
+    def work() -> None:
+        check_members(body, CONFIG)
+        chat_choice(choice, read_tools(parse(ResponsesRequest, body).tools or ()))
+
+    return work
+
+
+RESPONSE_INPUTS = [
+    WorstInput(
+        "items of a response: messages, each of the same turn",
+        ("api/calls/response_items.py", "api/calls/member_limits.py", "protocol/responses.py"),
+        _response_items(
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"type": "message", "role": "assistant", "content": "x", "y": 1},
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "x"}]},
+        ),
+        1_000,
+        CONFIG.max_messages,
+        "loop",
+    ),
+    WorstInput(
+        "items of a response: system messages behind its instructions",
+        ("api/calls/response_items.py",),
+        _response_items({"role": "system", "content": [{"type": "input_text", "text": "x" * 100}]}),
+        1_000,
+        CONFIG.max_messages,
+        "loop",
+    ),
+    WorstInput(
+        "tools of a response: many in a namespace",
+        ("api/calls/response_tools.py", "api/calls/member_limits.py"),
+        _response_tools,
+        64,
+        CONFIG.max_tools,
+        "loop",
+    ),
+]
