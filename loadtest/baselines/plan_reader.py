@@ -47,4 +47,14 @@ class PlanReader:
             assert [index for index, _ in changes] == list(range(start, start + len(changes))), "without gaps"
             blocks = tuple(block_id for _, block_id in changes)
             pending, draws = (PENDING_TOKEN_ID,) * num_new, (Sample(sequence_id, seed),)
-            yield ScheduledSequence(sequence_id, row, pending, num_computed, start, blocks, before.sampling, draws)
+            yield ScheduledSequence(
+                sequence_id,
+                row,
+                pending,
+                num_computed,
+                start,
+                blocks,
+                before.sampling,
+                draws,
+                adapter_slot=before.adapter_slot,
+            )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from service.core.request_journal import Chunk, Wait
@@ -51,6 +52,8 @@ class IterationStats(NamedTuple):
     num_dropped, num_swapped: requests preempted while deciding, to be recomputed or to return from the host.
     prefix_queried_tokens, prefix_hit_tokens: prompt tokens that started with this iteration, and those of them that
     the prefix cache held. swapped_blocks: blocks whose transfer, either way, began.
+    num_adapter_loads: adapters that were copied to the device for it. num_adapter_evictions: adapters that had to leave
+    the device since the last iteration was decided, because slots or blocks were short.
     schedule_s, launch_s, wait_s, apply_s: host seconds spent deciding it, launching it, waiting for its result (which
     includes delaying the next launch) and applying the result. device_s: seconds on the device, as the host sees
     them. Where iterations overlap, others are decided, launched and applied between this one's launch and wait.
@@ -77,6 +80,8 @@ class IterationStats(NamedTuple):
     predictions: tuple[Prediction, ...] = ()
     token_gaps: tuple[tuple[float, int], ...] = ()
     is_replayed: bool = False
+    num_adapter_loads: int = 0
+    num_adapter_evictions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +128,21 @@ class RequestStats:
         return self.e2e_s / (self.finished_s - self.first_scheduled_s)
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterUse:
+    """num_slots: adapters that the device can hold at once; 0: none are served. num_resident: those that are there, in
+    `num_blocks` KV blocks. num_running, num_waiting: requests by the name of their adapter."""
+
+    num_slots: int = 0
+    num_resident: int = 0
+    num_blocks: int = 0
+    num_running: Mapping[str, int] = field(default_factory=dict)
+    num_waiting: Mapping[str, int] = field(default_factory=dict)
+
+
+NO_ADAPTERS = AdapterUse()
+
+
 class EngineSnapshot(NamedTuple):
     """The engine's state after an iteration; replaced whole, so any thread may read the latest.
 
@@ -131,6 +151,7 @@ class EngineSnapshot(NamedTuple):
     waiting_tokens: tokens that the waiting requests still have to compute. distinct_waiting_tokens: those of a
     beginning that several of their prompts share counted once.
     kv_tokens: tokens that the used blocks hold; a shared block's tokens count once.
+    used_blocks: with those of adapters.
     num_failed_in_a_row: iterations that have failed since the last one that gave some request something.
     """
 
@@ -145,3 +166,4 @@ class EngineSnapshot(NamedTuple):
     num_swapped: int = 0
     num_failed_in_a_row: int = 0
     distinct_waiting_tokens: int = 0
+    adapters: AdapterUse = NO_ADAPTERS

@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from service.config import SchedulerConfig
+from service.core.adapter import Adapter
 from service.core.clock import Clock
 from service.core.events import FinalEvent, News, Outcome
 from service.core.request import Request
 from service.core.stats import EngineSnapshot, RequestStats
 from service.engine.ailment import Ailment, ailment_of
 from service.engine.engine import Engine
-from service.engine.engine_loop import Abort, Ask, EngineLoop, Expire, Stop, StopChoice, Submit
+from service.engine.engine_loop import Abort, Ask, EngineLoop, Expire, ForgetAdapter, Stop, StopChoice, Submit
 from service.engine.live_requests import stats_of_lost
 from service.engine.request_stream import RequestStream
 from service.engine.stream_interval import FixedInterval, StreamInterval
@@ -148,6 +149,7 @@ class AsyncEngine:
         Raises ContextLengthExceeded or InvalidRequest if it could never run, Overloaded, Unavailable.
         """
         assert request.request_id not in self._streams
+        assert request.adapter is None or self._blocks.adapter_slots.num_slots, "no adapters are served"
         self._check_fits_ever(request)
         self.check_accepts()
         stream = RequestStream()
@@ -182,6 +184,10 @@ class AsyncEngine:
         self._loop.send(Ask(request_ids, tell))
         return await told
 
+    def forget_adapter(self, adapter: Adapter) -> None:
+        """No request with it will come any more: it leaves the device when none that is here runs with it."""
+        self._loop.send(ForgetAdapter(adapter))
+
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests, let the live ones finish, fail those that have not after `timeout_s`.
 
@@ -211,10 +217,15 @@ class AsyncEngine:
             name = "n" if request.sampling.beam is None else "beam_width"
             given = request.sampling.num_sequences
             raise InvalidRequest(f"{name} is {given}; this server runs {limit} at most", param=name)
-        needed = num_blocks_at_most(request, self._blocks) * self._blocks.block_size
-        total = self._blocks.pool.num_blocks * self._blocks.block_size
+        block_size, adapter = self._blocks.block_size, request.adapter
+        needed = num_blocks_at_most(request, self._blocks) * block_size
+        total = self._blocks.pool.num_blocks * block_size
+        beside = (
+            "" if adapter is None else f" beside the {adapter.num_blocks * block_size} of the adapter {adapter.name}"
+        )
         raise ContextLengthExceeded(
-            f"prompt and max_tokens of all choices need room for {needed} tokens; the whole KV cache holds {total}",
+            f"prompt and max_tokens of all choices need room for {needed} tokens{beside};"
+            f" the whole KV cache holds {total}",
             param="max_tokens",
         )
 

@@ -22,7 +22,7 @@ from service.core.clock import Clock
 from service.core.grammar import TokenMasker
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
-from service.core.stats import EngineSnapshot
+from service.core.stats import NO_ADAPTERS, AdapterUse, EngineSnapshot
 from service.engine.engine_probe import probe
 from service.engine.fenced_sink import FencedSink
 from service.engine.grammar_masks import FailedMasks, with_masks
@@ -146,7 +146,15 @@ class Engine:
             kv_tokens=self._count_kv_tokens(),
             num_swapped=self._count_swapped(),
             num_failed_in_a_row=self.num_failed_in_a_row,
+            adapters=self._adapter_use(),
         )
+
+    def _adapter_use(self) -> AdapterUse:
+        pool, slots = self.scheduler.pool, self.scheduler.blocks.adapter_slots
+        if not slots.num_slots:
+            return NO_ADAPTERS
+        running, waiting = pool.num_running_by_adapter, pool.num_waiting_by_adapter
+        return AdapterUse(slots.num_slots, len(slots), slots.num_blocks, dict(running), dict(waiting))
 
     def _count_swapped(self) -> int:
         swap_space = self.scheduler.blocks.swap_space
@@ -217,7 +225,7 @@ class Engine:
     def _lose(self, launched: Launched) -> None:
         self.num_failed_in_a_row += 1
         self._record.lost()
-        self.requests.lose(self.scheduler.finish_iteration().all())
+        self.requests.lose(self.scheduler.finish_iteration().all(), launched.plan.adapter_loads)
         if isinstance(launched.pending, _FailedLaunch):
             # None came behind it, and the executor may not have heard of these.
             self.scheduler.blocks.release_rows(launched.plan.released)

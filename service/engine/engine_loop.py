@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from service.core.adapter import Adapter
 from service.core.clock import Clock
 from service.core.events import News
 from service.core.request import Request
@@ -77,6 +78,11 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
+class ForgetAdapter:
+    adapter: Adapter
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End every live request with `error`, then the thread."""
 
@@ -92,7 +98,7 @@ class Queued(NamedTuple):
     distinct_tokens: int
 
 
-Command = Submit | Abort | Expire | StopChoice | Ask | Stop
+Command = Submit | Abort | Expire | StopChoice | Ask | ForgetAdapter | Stop
 
 
 class EngineLoop:
@@ -300,6 +306,8 @@ class EngineLoop:
                     self._engine.requests.stop_choice(request_id, choice_index)
                 case Ask(request_ids, tell):
                     tell(self._engine.requests.stats_so_far(request_ids))
+                case ForgetAdapter(adapter):
+                    self._engine.scheduler.blocks.adapter_slots.forget(adapter)
                 case Stop(error):
                     self._stopping = True
                     self._fail_all(error)

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterable
 from dataclasses import replace
 
+from service.core.adapter import AdapterLoad
 from service.core.clock import Clock
 from service.core.events import FinalEvent, News, Outcome
 from service.core.request import FinishReason, Request
@@ -128,14 +129,19 @@ class LiveRequests:
                 stats[request_id] = replace(told, num_output_tokens=told.num_output_tokens + num_uncounted)
         return stats
 
-    def lose(self, groups: list[SequenceGroup]) -> None:
-        """Requests that were computed, or on the move, may be damaged; what others hold was not touched."""
+    def lose(self, groups: list[SequenceGroup], loads: tuple[AdapterLoad, ...]) -> None:
+        """Requests that were computed, or on the move, may be damaged, and so are those whose adapter may not have been
+        loaded: an iteration may have been launched for them since. What others hold was not touched."""
         error = ServerError("an iteration that held this request failed")
-        swap_space, pool = self._scheduler.blocks.swap_space, self._scheduler.pool
-        moving = [pool.member(sequence_id) for sequence_id in swap_space.moving_sequence_ids()]
-        for group in [*groups, *(member[0] for member in moving if member is not None)]:
+        blocks, pool = self._scheduler.blocks, self._scheduler.pool
+        moving = [pool.member(sequence_id) for sequence_id in blocks.swap_space.moving_sequence_ids()]
+        adapter_ids = {load.adapter_id for load in loads}
+        misled = [g for g in pool.running if g.request.adapter and g.request.adapter.adapter_id in adapter_ids]
+        for group in [*groups, *(member[0] for member in moving if member is not None), *misled]:
             self.fail(group.request.request_id, error)
         self._scheduler.lose_transfers()
+        for adapter_id in adapter_ids:
+            blocks.adapter_slots.remove_idle(adapter_id)
 
     def fail_inside(self, group: SequenceGroup, fault: Exception) -> None:
         """A fault of ours ends this request only; also if it came while the request was being ended."""

@@ -144,6 +144,8 @@ class StepRecord:
             predictions=tally.predictions,
             token_gaps=tokens.gaps(),
             is_replayed=result.is_replayed,
+            num_adapter_loads=tally.num_adapter_loads,
+            num_adapter_evictions=tally.num_adapter_evictions,
         )
 
     def _predicted_s(self, plan: IterationPlan) -> float | None:

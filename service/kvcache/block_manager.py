@@ -1,5 +1,5 @@
 """Block tables of all sequences over one pool (PagedAttention, section 4.2), and what changes them: allocate, append,
-fork, free (section 5.2)."""
+fork, free (section 5.2). Adapters have blocks of the same pool."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from collections.abc import Iterable
 from enum import Enum, auto
 from itertools import takewhile
 
+from service.core.adapter import Adapter, AdapterLoad
 from service.core.iteration_plan import BlockCopy, Transfer
 from service.core.sequence import Sequence
+from service.kvcache.adapter_slots import AdapterSlots
 from service.kvcache.block_pool import BlockPool
 from service.kvcache.block_table import BlockTable
 from service.kvcache.prefix_cache import PrefixCache
@@ -35,15 +37,25 @@ class BlockManager:
     With block_size 1 the tables are TokenAttention's (LightLLM): position -> slot of one token. A slot is written once,
     by the sequence that takes it, so nothing is copied on write; and since every sequence needs a slot for every token,
     `append_each` takes those of a whole iteration at once.
+
+    Blocks of idle adapters can be had as free ones can: who takes blocks makes adapters go if no others are free.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, prefix_cache: PrefixCache, num_host_blocks: int = 0) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        prefix_cache: PrefixCache,
+        num_host_blocks: int = 0,
+        num_adapter_slots: int = 0,
+    ) -> None:
         assert block_size > 0
         self.block_size = block_size
         self._prefix_cache = prefix_cache
         self.pool = BlockPool(num_blocks)
         # More than the device holds could never be needed at once (PagedAttention, section 4.5).
         self.swap_space = SwapSpace(min(num_host_blocks, num_blocks), self.pool)
+        self.adapter_slots = AdapterSlots(num_adapter_slots, self.pool)
         self._tables: dict[int, BlockTable] = {}
         self._free_rows: list[int] = []
         self._num_rows = 0
@@ -53,11 +65,16 @@ class BlockManager:
         """Blocks that so many tokens of one sequence fill, the last perhaps in part."""
         return -(-num_tokens // self.block_size)
 
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be taken now: free ones, and those of idle adapters."""
+        return self.pool.num_free + self.adapter_slots.num_idle_blocks
+
     def fit(self, num_blocks: int, keep_free: int = 0) -> Fit:
-        """Whether `num_blocks` can be taken now and leave `keep_free` blocks free."""
+        """Whether `num_blocks` can be taken now and leave `keep_free` that can be taken."""
         if num_blocks > self.pool.num_blocks:
             return Fit.NEVER
-        return Fit.OK if num_blocks + keep_free <= self.pool.num_free else Fit.LATER
+        return Fit.OK if num_blocks + keep_free <= self.num_available else Fit.LATER
 
     def table(self, sequence_id: int) -> BlockTable:
         """Of a sequence on the device."""
@@ -95,8 +112,7 @@ class BlockManager:
         """A table for `num_tokens` tokens: the blocks of `prefix`, then new ones. The caller has checked `fit`."""
         assert sequence_id not in self._tables
         self.pool.share_many(prefix)
-        new = self.pool.allocate_many(self.num_blocks_for(num_tokens) - len(prefix))
-        self._prefix_cache.forget(new)
+        new = self._take_blocks(self.num_blocks_for(num_tokens) - len(prefix))
         self._add_table(sequence_id, prefix + new)
 
     def cache_prefix(self, sequence: Sequence, salt: str, num_tokens: int) -> None:
@@ -149,13 +165,20 @@ class BlockManager:
     def append_each(self, sequence_ids: list[int]) -> list[int]:
         """One more block for each sequence; returns the blocks, in the sequences' order.
 
-        The caller has checked that enough are free. The sequences share nothing that they write.
+        The caller has checked `num_available`. The sequences share nothing that they write.
         """
-        block_ids = self.pool.allocate_many(len(sequence_ids))
-        self._prefix_cache.forget(block_ids)
+        block_ids = self._take_blocks(len(sequence_ids))
         for sequence_id, block_id in zip(sequence_ids, block_ids, strict=True):
             self._tables[sequence_id].append(block_id)
         return block_ids
+
+    def load_adapter(self, adapter: Adapter) -> AdapterLoad | None:
+        """Give a pinned adapter a slot and blocks; None if it has them. The caller has checked `has_slot_for` and
+        `fit`."""
+        if self.adapter_slots.is_resident(adapter):
+            return None
+        self.adapter_slots.free_slot()
+        return self.adapter_slots.place(adapter, self._take_blocks(adapter.num_blocks))
 
     def fork(self, parent_id: int, child_id: int, num_tokens: int) -> None:
         """`child_id` shares the parent's blocks that hold its first `num_tokens` tokens."""
@@ -230,7 +253,11 @@ class BlockManager:
                 held[block_id] = held.get(block_id, 0) + 1
         for block_id in self.swap_space.held_device_blocks():
             held[block_id] = held.get(block_id, 0) + 1
+        for block_id in self.adapter_slots.held_blocks():
+            assert block_id not in held, "an adapter shares its blocks with nobody"
+            held[block_id] = 1
         self.swap_space.check_invariants()
+        self.adapter_slots.check_invariants()
         rows = sorted([*self._free_rows, *(table.row for table in self._tables.values())])
         assert rows == list(range(1, self._num_rows + 1)), "a row is one table's, or free"
         for block_id in range(self.pool.num_blocks):
@@ -250,7 +277,17 @@ class BlockManager:
         self._released_rows.append(table.row)
         return table
 
+    def _take_blocks(self, count: int) -> list[int]:
+        """New ones; where no more are free, those of idle adapters."""
+        if count > self.pool.num_free:
+            self.adapter_slots.free_blocks(count)
+        block_ids = self.pool.allocate_many(count)
+        self._prefix_cache.forget(block_ids)
+        return block_ids
+
     def _take_block(self) -> int:
+        if not self.pool.num_free:
+            self.adapter_slots.free_blocks(1)
         block_id = self.pool.allocate()
         self._prefix_cache.forget((block_id,))
         return block_id

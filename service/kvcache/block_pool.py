@@ -28,7 +28,7 @@ class BlockPool:
         return self.num_blocks - len(self._free)
 
     def reference_count(self, block_id: int) -> int:
-        """How many block tables hold the block; 0 means that it is free."""
+        """How many block tables, or adapters, hold the block; 0 means that it is free."""
         return self._reference_counts[block_id]
 
     def allocate(self) -> int:
@@ -63,6 +63,12 @@ class BlockPool:
             assert count >= 0, f"block {block_id} was freed twice"
             if count == 0:
                 free[block_id] = None
+
+    def release_empty(self, block_ids: Iterable[int]) -> None:
+        """`release` blocks of one holder in which nobody will look for anything: they are the next to be taken."""
+        for block_id in block_ids:
+            self.release(block_id)
+            self._free.move_to_end(block_id, last=False)
 
     def release(self, block_id: int) -> None:
         """Count one table fewer that holds the block; at zero it becomes free."""

@@ -89,14 +89,15 @@ class RecoveryLedger:
             self._share_out(plan, seconds)
         if took.compute_s is not None:
             is_decode = _only_decodes(plan)
-            self._learn(plan, seconds, is_decode)
+            if not plan.adapter_loads:
+                self._learn(plan, seconds, is_decode)
             heat.executed(seconds, is_decode=is_decode)
             return
         # Where nothing is drawn the executor need not have waited for the device, and the next one waits for both.
         is_awaited = took.is_exact and plan.num_draws > 0
         is_timed = is_awaited and self._last_was_awaited
         self._last_was_awaited = is_awaited or (took.is_exact and not plan.computes)
-        if is_timed and not plan.transfers:  # launching these takes time, too
+        if is_timed and not (plan.transfers or plan.adapter_loads):  # launching these takes time, too
             self._learn(plan, seconds, _only_decodes(plan))
 
     def forget(self, group: SequenceGroup) -> None:

@@ -9,12 +9,13 @@ from pydantic import BaseModel
 TraceOutcome = Literal["running", "finished", "aborted", "failed"]
 
 
-WaitReason = Literal["iteration", "sequences", "tokens", "memory", "transfer"]
+WaitReason = Literal["iteration", "sequences", "tokens", "memory", "adapter", "transfer"]
 
 
 class WaitTrace(BaseModel):
     """reason: what the last decision that let it wait ran out of: sequences in an iteration, tokens in an iteration, KV
-    blocks, or blocks that were still being transferred. `iteration`: nothing; it came while one was being computed."""
+    blocks, slots or KV blocks for its adapter, or blocks that were still being transferred. `iteration`: nothing; it
+    came while one was being computed."""
 
     since_s: float
     until_s: float

@@ -8,14 +8,15 @@ from typing import Protocol
 from service.core.request import Request
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager, Fit
-from service.scheduler.memory_need import num_blocks_at_most, num_blocks_to_start
+from service.scheduler.memory_need import num_blocks_alone, num_blocks_to_start
 
 
 class Admission(Protocol):
     def fit(
         self, group: SequenceGroup, prefix: list[int], blocks: BlockManager, running: Sequence[SequenceGroup]
     ) -> Fit:
-        """Whether the group's present tokens may be allocated now, its first ones in the cached blocks `prefix`.
+        """Whether the group's present tokens may be allocated now, its first ones in the cached blocks `prefix`, and
+        its adapter, unless others run with it.
 
         Changes nothing.
         """
@@ -41,6 +42,6 @@ class OnDemandAdmission:
 
 
 def fits_ever(request: Request, blocks: BlockManager, max_num_seqs: int) -> bool:
-    """Whether the request could run to its end with the whole cache and all seats to itself."""
+    """Whether the request, with its adapter, could run to its end if it had the whole cache and all seats to itself."""
     has_seats = request.sampling.num_sequences <= max_num_seqs
-    return has_seats and blocks.fit(num_blocks_at_most(request, blocks)) is not Fit.NEVER
+    return has_seats and blocks.fit(num_blocks_alone(request, blocks)) is not Fit.NEVER

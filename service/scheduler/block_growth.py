@@ -50,18 +50,18 @@ class BlockGrowth:
 
     def has_room(self, shortage: Shortage) -> bool:
         """Whether every group can have what it needs now."""
-        return shortage.num_blocks <= self._blocks.pool.num_free
+        return shortage.num_blocks <= self._blocks.num_available
 
     def will_have_room(self, shortage: Shortage) -> bool:
         """Whether there are enough blocks for all groups, or will be once the transfers under way have finished."""
-        return shortage.num_blocks <= self._blocks.pool.num_free + self._blocks.swap_space.num_departing
+        return shortage.num_blocks <= self._blocks.num_available + self._blocks.swap_space.num_departing
 
     def grow(self, shortage: Shortage, draft: PlanDraft) -> None:
         """Give blocks to the unbatched groups, in their order; a group for which there are too few sits this iteration
         out. The decode batch takes its own as it advances; it is empty while blocks are short."""
         num_kept = len(shortage.decodes)
         for group, num_blocks in shortage.unbatched:
-            if num_blocks + num_kept <= self._blocks.pool.num_free:
+            if num_blocks + num_kept <= self._blocks.num_available:
                 for append in self._appends(group):
                     draft.copies += self._blocks.append(*append)
             else:

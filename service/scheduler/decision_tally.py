@@ -16,4 +16,6 @@ class DecisionTally:
     prefix_queried_tokens: int = 0
     prefix_hit_tokens: int = 0
     swapped_blocks: int = 0
+    num_adapter_loads: int = 0
+    num_adapter_evictions: int = 0
     predictions: tuple[Prediction, ...] = ()

@@ -77,8 +77,10 @@ class GroupStart:
             self._batch.start(group)
             if self._blocks.swap_space.holds(group.leader.sequence_id):
                 self._swap_in(group, draft)
+                self._load_adapter(group, draft)
                 continue
-            self._allocate(group, prefix, draft)
+            self._allocate(group, prefix, draft)  # first: the prefix may lie in free blocks
+            self._load_adapter(group, draft)
             if group.first_scheduled_s is None:
                 group.first_scheduled_s = now_s
             group.num_cached_tokens += _num_spared(group.leader)
@@ -102,9 +104,14 @@ class GroupStart:
             return [], "sequences"
         if self._growth.is_moving(group):
             return [], "transfer"
+        adapter, slots = group.request.adapter, self._blocks.adapter_slots
+        if adapter is not None and not slots.has_slot_for(adapter):
+            return [], "adapter"
         prefix = self._cached_prefix(group)
-        fits = self._admission.fit(group, prefix, self._blocks, self._pool.running) is Fit.OK
-        return prefix, None if fits else "memory"
+        if self._admission.fit(group, prefix, self._blocks, self._pool.running) is Fit.OK:
+            return prefix, None
+        is_there = adapter is None or slots.is_resident(adapter)
+        return prefix, "memory" if is_there else "adapter"
 
     def _cached_prefix(self, group: SequenceGroup) -> list[int]:
         """Blocks that need not be computed: none if the prompt's logprobs are wanted, which needs all of it."""
@@ -117,6 +124,14 @@ class GroupStart:
         self._ledger.moves(group, transfer)
         draft.tally.swapped_blocks += len(transfer.device_blocks)
         draft.transfers.append(transfer)
+
+    def _load_adapter(self, group: SequenceGroup, draft: PlanDraft) -> None:
+        """Its adapter, if it has one, is on the device before this plan computes; and stays, since the group runs."""
+        adapter = group.request.adapter
+        load = None if adapter is None else self._blocks.load_adapter(adapter)
+        if load is not None:
+            draft.adapter_loads.append(load)
+            draft.tally.num_adapter_loads += 1
 
     def _allocate(self, group: SequenceGroup, prefix: list[int], draft: PlanDraft) -> None:
         """Give each sequence blocks for all its tokens; after a preemption the choices share the prompt again."""

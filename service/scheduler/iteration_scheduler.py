@@ -28,7 +28,8 @@ class IterationScheduler:
     Each iteration: running sequences that decode get their one token; then the chunk budget's tokens go to
     prompts, in order of their start, cut into chunks; then waiting requests are admitted, in the policy's order,
     while budget, seats and memory last. If the running groups cannot all grow, the policy's victim is preempted,
-    whole; it returns from host memory or is recomputed (PagedAttention, section 4.5). Blocks being copied to the host
+    whole; it returns from host memory or is recomputed (PagedAttention, section 4.5). Adapters that nobody runs with go
+    before. Blocks being copied to the host
     are not free yet, and a group being copied back cannot be preempted: groups that need their blocks sit out. The
     budget exceeds the seats, so the first prompt always advances.
 
@@ -50,7 +51,7 @@ class IterationScheduler:
         max_preemptions: int,
     ) -> None:
         self.blocks = blocks
-        self.pool = RequestPool(policies.scheduling, blocks.tokens_per_prefix_entry)
+        self.pool = RequestPool(policies.scheduling, blocks.tokens_per_prefix_entry, blocks.adapter_slots)
         self.batch = DecodeBatch(blocks)
         self.ledger = ledger
         self.history = history
@@ -77,7 +78,7 @@ class IterationScheduler:
         shortage = self._growth.shortage()
         if self._launched and not self._growth.will_have_room(shortage):
             return IterationPlan(())
-        draft = PlanDraft(self._launched.next_number, self._clock.now_s(), self._tally)
+        draft = PlanDraft(self._launched.next_number, self._clock.now_s(), self._tally, self.blocks.adapter_slots)
         has_preempted = self._make_room(shortage, draft)
         self._schedule_unbatched(draft)
         if self.pool.waiting and (has_preempted or draft.sitting_out):
@@ -96,6 +97,7 @@ class IterationScheduler:
             tuple(draft.transfers),
             awaits_transfer,
             decodes=draft.decodes,
+            adapter_loads=tuple(draft.adapter_loads),
         )
 
     @property
@@ -107,6 +109,7 @@ class IterationScheduler:
     def describe_wait(self) -> str:
         """Who waits, and what there is for them, for the log. Names no client."""
         pool, blocks, host = self.pool, self.blocks.pool, self.blocks.swap_space
+        slots = self.blocks.adapter_slots
         first = pool.waiting[0] if pool.waiting else None
         of_first = (
             "none waits"
@@ -116,7 +119,8 @@ class IterationScheduler:
         )
         return (
             f"{len(pool.waiting)} requests wait and {len(pool.running)} run; {of_first}; of {blocks.num_blocks} KV"
-            f" blocks {blocks.num_free} are free, on the host {host.num_free} are and {host.num_used} are not;"
+            f" blocks {blocks.num_free} are free, adapters have {slots.num_blocks}, and those that run need"
+            f" {slots.num_pinned_blocks} of these; on the host {host.num_free} are and {host.num_used} are not;"
             f" {self._start.max_num_seqs} sequences may run"
         )
 
@@ -171,11 +175,12 @@ class IterationScheduler:
     def take_tally(self) -> DecisionTally:
         """What was decided since the last call."""
         tally, self._tally = self._tally, DecisionTally()
+        tally.num_adapter_evictions = self.blocks.adapter_slots.take_num_evicted()
         tally.predictions = self.ledger.take_predictions()
         return tally
 
     def num_cached_tokens(self) -> int:
-        """Tokens that the device's used blocks hold, those of a shared block counted once.
+        """Tokens that the device's used blocks hold, those of a shared block counted once. Adapters' blocks hold none.
 
         Blocks on their way to the host count as empty.
         """
@@ -188,7 +193,7 @@ class IterationScheduler:
                 if block_ids[-1] not in last_blocks:  # else forked, and not yet written on
                     unfilled += len(block_ids) * blocks.block_size - sequence.num_computed_tokens
                     last_blocks.add(block_ids[-1])
-        num_used = blocks.pool.num_used - blocks.swap_space.num_departing
+        num_used = blocks.pool.num_used - blocks.swap_space.num_departing - blocks.adapter_slots.num_blocks
         return max(0, num_used * blocks.block_size - unfilled)
 
     def _make_room(self, shortage: Shortage, draft: PlanDraft) -> bool:

@@ -12,7 +12,7 @@ from service.scheduler.memory_need import num_blocks_at_most, num_blocks_to_star
 
 class ReserveAdmission:
     """ORCA's Algorithm 1 (section 4.2): a request starts only if all that it may ever need can be reserved beside
-    the others.
+    the others and their adapters.
 
     Nothing is ever preempted, and memory stands empty for tokens that may never come: the plain twin of the
     policies that overcommit. Who has ended may still hold blocks, until the iterations that touch them are over.
@@ -21,8 +21,10 @@ class ReserveAdmission:
     def fit(
         self, group: SequenceGroup, prefix: list[int], blocks: BlockManager, running: Sequence[SequenceGroup]
     ) -> Fit:
+        slots = blocks.adapter_slots
+        of_adapters = slots.num_pinned_blocks + slots.num_blocks_to_pin(group.request.adapter)
         reserved = sum(num_blocks_at_most(other.request, blocks) for other in running)
-        needed = reserved + num_blocks_at_most(group.request, blocks)
+        needed = of_adapters + reserved + num_blocks_at_most(group.request, blocks)
         if needed > blocks.pool.num_blocks:
             return Fit.LATER
         return blocks.fit(num_blocks_to_start(group, prefix, blocks))
@@ -43,7 +45,9 @@ class ForecastAdmission:
         self, group: SequenceGroup, prefix: list[int], blocks: BlockManager, running: Sequence[SequenceGroup]
     ) -> Fit:
         peak = peak_num_tokens(pair for other in (*running, group) for pair in self._lengths(other))
-        if running and peak > blocks.pool.num_blocks * blocks.block_size:
+        slots = blocks.adapter_slots
+        of_adapters = slots.num_pinned_blocks + slots.num_blocks_to_pin(group.request.adapter)
+        if running and peak > (blocks.pool.num_blocks - of_adapters) * blocks.block_size:
             return Fit.LATER
         return blocks.fit(num_blocks_to_start(group, prefix, blocks))
 

@@ -1,4 +1,5 @@
-"""How many blocks a request needs, now and at its longest; its choices share the prompt's full blocks."""
+"""How many blocks a request needs, now and at its longest; its choices share the prompt's full blocks, and all that run
+with an adapter share the adapter's."""
 
 from __future__ import annotations
 
@@ -19,17 +20,25 @@ def num_blocks_now(group: SequenceGroup, blocks: BlockManager) -> int:
 
 
 def num_blocks_to_start(group: SequenceGroup, prefix: list[int], blocks: BlockManager) -> int:
-    """Free blocks that starting the group takes, its first tokens in the cached blocks `prefix`.
+    """Blocks, of those that can be taken, that starting the group takes: for its adapter, unless others run with it,
+    and for its tokens, the first of them in the cached blocks `prefix`.
 
     A swapped group needs what it had, and room for each choice to grow, so that it does not go again at once.
     """
+    of_adapter = blocks.adapter_slots.num_blocks_to_pin(group.request.adapter)
     if blocks.swap_space.holds(group.leader.sequence_id):
         num_held = blocks.swap_space.num_blocks_of([s.sequence_id for s in group.computing])
-        return min(num_held + len(group.live), num_blocks_at_most(group.request, blocks))
-    return num_blocks_now(group, blocks) - len(prefix) + blocks.num_free_among(prefix)
+        return of_adapter + min(num_held + len(group.live), num_blocks_at_most(group.request, blocks))
+    return of_adapter + num_blocks_now(group, blocks) - len(prefix) + blocks.num_free_among(prefix)
 
 
 def num_blocks_at_most(request: Request, blocks: BlockManager) -> int:
-    """Blocks that the request holds when every choice has run to max_tokens. A last token is never cached."""
+    """Blocks of the request's own when every choice has run to max_tokens. A last token is never cached."""
     shared = num_shared_tokens(request, blocks.block_size) // blocks.block_size
     return shared + request.sampling.num_sequences * (blocks.num_blocks_for(request.max_num_tokens - 1) - shared)
+
+
+def num_blocks_alone(request: Request, blocks: BlockManager) -> int:
+    """Blocks that the request, at its most, and its adapter hold."""
+    of_adapter = 0 if request.adapter is None else request.adapter.num_blocks
+    return of_adapter + num_blocks_at_most(request, blocks)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from service.core.adapter import AdapterLoad
 from service.core.iteration_plan import NO_DECODES, BlockCopy, Past, Sample, ScheduledSequence, Transfer
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
+from service.kvcache.adapter_slots import AdapterSlots
 from service.kvcache.block_table import BlockTable
 from service.scheduler.decision_tally import DecisionTally
 from service.scheduler.decode_members import DecodeMembers
@@ -30,6 +32,8 @@ class PlanDraft:
     """
 
     __slots__ = (
+        "_adapter_slots",
+        "adapter_loads",
         "advances",
         "budget",
         "copies",
@@ -43,10 +47,11 @@ class PlanDraft:
         "transfers",
     )
 
-    def __init__(self, number: int, now_s: float, tally: DecisionTally) -> None:
+    def __init__(self, number: int, now_s: float, tally: DecisionTally, adapter_slots: AdapterSlots) -> None:
         self.number = number
         self.now_s = now_s
         self.tally = tally
+        self._adapter_slots = adapter_slots
         self.budget = 0
         self.members: DecodeMembers | None = None
         self.decodes = NO_DECODES
@@ -54,6 +59,7 @@ class PlanDraft:
         self.advances: list[Advance] = []
         self.copies: list[BlockCopy] = []
         self.transfers: list[Transfer] = []
+        self.adapter_loads: list[AdapterLoad] = []
         self.sitting_out: set[int] = set()
 
     @property
@@ -103,6 +109,7 @@ class PlanDraft:
                 draws,
                 past,
                 targets,
+                self._adapter_slots.slot_of(group.request.adapter),
             )
         )
 

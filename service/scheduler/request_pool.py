@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Collection
 
 from service.core.sequence import Sequence
 from service.core.sequence_group import GroupStatus, SequenceGroup
+from service.kvcache.adapter_slots import AdapterSlots
 from service.scheduler.scheduling_policy import SchedulingPolicy
 from service.scheduler.waiting_tokens import WaitingTokens
 
 
 class RequestPool:
-    """`waiting` is in order of arrival, `running` in order of start. The policy is told who waits. Engine thread
-    only.
+    """`waiting` is in order of arrival, `running` in order of start. The policy is told who waits. The adapter of who
+    runs is pinned. Engine thread only.
 
-    waiting_tokens: what they have to compute; tokens_per_prefix_entry: of the prefix cache.
+    waiting_tokens: what they have to compute; tokens_per_prefix_entry: of the prefix cache. num_waiting_by_adapter,
+    num_running_by_adapter: of the groups with one, by its name.
     """
 
-    def __init__(self, policy: SchedulingPolicy, tokens_per_prefix_entry: int) -> None:
+    def __init__(self, policy: SchedulingPolicy, tokens_per_prefix_entry: int, adapter_slots: AdapterSlots) -> None:
         self._policy = policy
+        self._adapter_slots = adapter_slots
         self.waiting: list[SequenceGroup] = []
         self.running: list[SequenceGroup] = []
         self._groups: dict[str, SequenceGroup] = {}
         self._members: dict[int, tuple[SequenceGroup, Sequence]] = {}
         self._paused: dict[int, SequenceGroup] = {}  # by order of arrival
         self.waiting_tokens = WaitingTokens(tokens_per_prefix_entry)
+        self.num_waiting_by_adapter = Counter[str]()
+        self.num_running_by_adapter = Counter[str]()
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -59,10 +65,12 @@ class RequestPool:
         self._stop_waiting(group)
         group.status = GroupStatus.RUNNING
         self.running.append(group)
+        self._adapter_slots.pin(group.request.adapter)
+        _count(self.num_running_by_adapter, group, 1)
 
     def pause(self, group: SequenceGroup) -> None:
         """A running group, which was preempted, takes its place among the waiting again."""
-        self.running.remove(group)
+        self._stop_running(group)
         group.status = GroupStatus.WAITING
         insort(self.waiting, group, key=lambda other: other.arrival_order)
         self._paused[group.arrival_order] = group
@@ -79,18 +87,33 @@ class RequestPool:
         """The group has ended; its sequences have been removed before."""
         assert not group.live
         if group.status is GroupStatus.RUNNING:
-            self.running.remove(group)
+            self._stop_running(group)
         else:
             self._stop_waiting(group)
         group.status = GroupStatus.ENDED
         del self._groups[group.request.request_id]
 
+    def _stop_running(self, group: SequenceGroup) -> None:
+        self.running.remove(group)
+        self._adapter_slots.unpin(group.request.adapter)
+        _count(self.num_running_by_adapter, group, -1)
+
     def _begin_to_wait(self, group: SequenceGroup) -> None:
+        _count(self.num_waiting_by_adapter, group, 1)
         self._policy.begins_to_wait(group)
         self.waiting_tokens.begins(group)
 
     def _stop_waiting(self, group: SequenceGroup) -> None:
         self.waiting.remove(group)
+        _count(self.num_waiting_by_adapter, group, -1)
         self._paused.pop(group.arrival_order, None)
         self.waiting_tokens.ends(group)
         self._policy.stops_waiting(group)
+
+
+def _count(num_by_adapter: Counter[str], group: SequenceGroup, more: int) -> None:
+    adapter = group.request.adapter
+    if adapter is not None:
+        num_by_adapter[adapter.name] += more
+        if not num_by_adapter[adapter.name]:
+            del num_by_adapter[adapter.name]

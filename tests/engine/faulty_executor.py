@@ -14,8 +14,11 @@ class FaultyExecutor(ToyExecutor):
     """Fails as a whole in the given launches and waits. Then no transfer is told of that was under way, as
     service/engine/ports.py has it. Gives no token for the sequences in `unlucky`, nor in place of `failing_ids`.
 
-    moving: ids of sequences on the move, by the engine. hit: of those, and of the sequences that were in an iteration
-    that failed.
+    An iteration whose wait fails has loaded no adapter.
+
+    moving: ids of sequences on the move, by the engine. users: of those that run with an adapter, by its id. hit: of
+    the moving, of the sequences that were in an iteration that failed, and of those that run with an adapter that it
+    should have loaded.
     """
 
     def __init__(
@@ -31,6 +34,7 @@ class FaultyExecutor(ToyExecutor):
     ) -> None:
         super().__init__(num_blocks, block_size, vocabulary, transfer_delay)
         self.moving: Callable[[], list[int]] = list
+        self.users: Callable[[int], list[int]] = lambda adapter_id: []
         self._num_abandoned = 0
         self._num_never_waited = 0
         self.failing_waits = failing_waits
@@ -52,12 +56,13 @@ class FaultyExecutor(ToyExecutor):
         self.num_waited += 1
         if self.num_waited + self._num_never_waited <= self._num_abandoned:
             plan = replace(plan, transfers=())
+        is_failing = self.num_waited in self.failing_waits
         try:
-            result = super().execute(plan)
+            result = super().execute(replace(plan, adapter_loads=()) if is_failing else plan)
         except Exception:
             self._abandon(plan)
             raise
-        if self.num_waited in self.failing_waits:
+        if is_failing:
             self._fail(plan)
         drawing = [sample.sequence_id for item in plan.scheduled for sample in item.samples]
         pairs = zip(drawing, result.token_ids, strict=True)
@@ -73,5 +78,6 @@ class FaultyExecutor(ToyExecutor):
     def _abandon(self, plan: IterationPlan) -> None:
         self.hit |= {item.sequence_id for item in plan.scheduled} | set(plan.decodes.sequence_ids.tolist())
         self.hit |= set(self.moving())
+        self.hit.update(*(self.users(load.adapter_id) for load in plan.adapter_loads))
         self._in_flight.clear()
         self._num_abandoned = self.num_launched

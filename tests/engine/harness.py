@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, Literal
 
+from service.core.adapter import Adapter
 from service.core.events import Addressed, FinalEvent, Outcome, PromptEvent, StreamEvent, TokenEvent, one_by_one
 from service.core.grammar import TokenMasker
 from service.core.iteration_plan import PENDING_TOKEN_ID
@@ -37,7 +38,7 @@ from service.scheduler.scheduler_policies import SchedulerPolicies
 from service.scheduler.scheduling_policy import SchedulingPolicy
 from service.scheduler.token_shares import TokenShares
 from tests.engine.toy_grammar import ToyGrammar
-from tests.engine.toy_model import ToyExecutor, beam_oracle, cells_of, logprob_after, oracle
+from tests.engine.toy_model import ToyExecutor, beam_oracle, cell_of, cells_of, logprob_after, oracle
 from tests.manual_clock import ManualClock
 
 VOCABULARY = 1000
@@ -79,6 +80,7 @@ class Harness:
         admission: Literal["on-demand", "reserve", "forecast"] = "on-demand",
         preemption: Preemption | None = None,
         num_host_blocks: int = 0,
+        num_adapter_slots: int = 0,
         transfer_delay: int = 0,
         max_preemptions: int = 1_000_000,
         chunk_budget: ChunkBudget | None = None,
@@ -94,6 +96,7 @@ class Harness:
             block_size,
             ChainedPrefixCache(block_size) if prefix_cache is None else prefix_cache,
             num_host_blocks,
+            num_adapter_slots,
         )
         self.toy = ToyExecutor(num_blocks, block_size, VOCABULARY, transfer_delay)
         self.executor = executor or self.toy
@@ -138,6 +141,7 @@ class Harness:
             masker=masker,
             idle_work=idle_work,
         )
+        self.adapters: list[Adapter] = []
         self.requests: dict[str, Request] = {}
         self.tokens: dict[tuple[str, int], list[int]] = defaultdict(list)
         self.reasons: dict[tuple[str, int], FinishReason] = {}
@@ -156,11 +160,12 @@ class Harness:
         salt: str = "",
         priority: int = 0,
         client: str = "",
+        adapter: Adapter | None = None,
         **sampling_fields: Any,
     ) -> Request:
         sampling = SamplingParams(max_tokens, n, temperature, seed=seed, stop_token_ids=stops, **sampling_fields)
         name = f"request-{len(self.requests)}"
-        request = Request(name, prompt, sampling, self.clock.now_s(), salt, priority, client)
+        request = Request(name, prompt, sampling, self.clock.now_s(), salt, priority, client, adapter=adapter)
         self.requests[request.request_id] = request
         return request
 
@@ -174,12 +179,31 @@ class Harness:
         length_penalty: float = 1.0,
         early_stopping: bool | Literal["never"] = False,
         salt: str = "",
+        adapter: Adapter | None = None,
     ) -> Request:
         beam = BeamParams(width, length_penalty, early_stopping)
         num_logprobs = width + len(stops)
         return self.request(
-            prompt, max_tokens, n, stops=stops, temperature=0.0, salt=salt, num_logprobs=num_logprobs, beam=beam
+            prompt,
+            max_tokens,
+            n,
+            stops=stops,
+            temperature=0.0,
+            salt=salt,
+            adapter=adapter,
+            num_logprobs=num_logprobs,
+            beam=beam,
         )
+
+    def adapter(self, num_blocks: int, digest: str | None = None) -> Adapter:
+        """Another one, of weights of its own if no digest is given."""
+        adapter_id = len(self.adapters) + 1
+        name = f"adapter-{adapter_id}"
+        adapter = Adapter(name, adapter_id, num_blocks, digest or name)
+        self.adapters.append(adapter)
+        if isinstance(self.executor, ToyExecutor):
+            self.executor.digests[adapter_id] = adapter.digest
+        return adapter
 
     def add(self, request: Request) -> bool:
         """False if the door refuses it because it could never run."""
@@ -187,6 +211,11 @@ class Harness:
             return False
         self.engine.requests.add(request)
         return True
+
+    def running_with(self, adapter_id: int) -> list[int]:
+        """Ids of the sequences."""
+        groups = [g for g in self.scheduler.pool.running if g.request.adapter is not None]
+        return [s.sequence_id for g in groups if g.request.adapter.adapter_id == adapter_id for s in g.sequences]
 
     def step(self) -> None:
         self.clock.advance(0.01)
@@ -244,7 +273,8 @@ class Harness:
         assert 0 <= pool.waiting_tokens.distinct <= pool.waiting_tokens.total
         arrivals = [g.arrival_order for g in ordered]
         assert arrivals == sorted(arrivals), "order of arrival"
-        assert 0 <= self.scheduler.num_cached_tokens() <= self.blocks.pool.num_used * self.blocks.block_size
+        num_used = self.blocks.pool.num_used - self.blocks.adapter_slots.num_blocks
+        assert 0 <= self.scheduler.num_cached_tokens() <= num_used * self.blocks.block_size
         held: set[int] = set()
         running_plans = [launched.plan for launched in self.engine._launched]
         for plan in running_plans:
@@ -252,7 +282,7 @@ class Harness:
                 assert self.blocks.holds(sequence_id), "what a running iteration touches is not free"
         if not pool.running and not running_plans:
             held = set(self.blocks.swap_space.held_device_blocks())
-            assert self.blocks.pool.num_used == len(held), "nobody runs and nothing is held but what moves"
+            assert num_used == len(held), "nobody runs and nothing is held but what moves"
         if not self.engine.has_work and not held:
             assert self.blocks.swap_space.num_used == 0
         self._check_sharing()
@@ -266,7 +296,7 @@ class Harness:
         for group in self.scheduler.pool.running:
             for sequence in group.computing:
                 for index, block_id in enumerate(self.blocks.table(sequence.sequence_id).block_ids):
-                    held = (group.request.cache_salt, index, sequence)
+                    held = (group.request.prefix_salt, index, sequence)
                     salt, position, other = holders.setdefault(block_id, held)
                     assert (salt, position) == held[:2]
                     if other is sequence:
@@ -289,9 +319,10 @@ class Harness:
         for entry in cache._entries.values():
             held = [cell for block_id in entry.block_ids for cell in executor.block(block_id)]
             assert held[0] is not None, "an entry's blocks are computed"
-            first = held[0][1]
+            _, first, *weights = held[0]
             assert first % cache.tokens_per_entry == 0
-            assert held == [(token_id, first + i) for i, token_id in enumerate(array("i", entry.tokens))]
+            tokens = array("i", entry.tokens)
+            assert held == [cell_of(token_id, first + i, *(weights or [None])) for i, token_id in enumerate(tokens)]
 
     def check_nothing_left(self) -> None:
         """All requests have ended, each once, and nobody remembers any of them."""
@@ -302,7 +333,9 @@ class Harness:
         """Nobody remembers a request that has ended, and another one leaves nothing either."""
         scheduler, pool, blocks = self.scheduler, self.scheduler.pool, self.blocks
         assert not self.engine.has_work
-        assert blocks.pool.num_used == blocks.swap_space.num_used == 0
+        assert blocks.pool.num_used - blocks.adapter_slots.num_blocks == blocks.swap_space.num_used == 0
+        assert blocks.adapter_slots.num_pinned_blocks == 0
+        assert not (pool.num_waiting_by_adapter or pool.num_running_by_adapter)
         assert not (pool.waiting or pool.running or pool.preempted or pool._members)
         assert pool.waiting_tokens.total == pool.waiting_tokens.distinct == 0
         assert not (scheduler.ledger._recomputing or scheduler.ledger._transfers or scheduler.history._num_live)
@@ -323,14 +356,14 @@ class Harness:
 
     def check_against_oracle(self, request_id: str, choice_index: int = 0, complete: bool = True) -> None:
         request = self.requests[request_id]
-        sampling = request.sampling
+        sampling, digest = request.sampling, _digest(request)
         if sampling.beam is None:
             seed, stops = sampling.seed + choice_index, sampling.stop_token_ids
             assert request.grammar is None or isinstance(request.grammar, ToyGrammar)
             prompt, max_tokens = request.prompt_token_ids, sampling.max_tokens
-            expected = oracle(prompt, seed, max_tokens, stops, VOCABULARY, request.grammar)
+            expected = oracle(prompt, seed, max_tokens, stops, VOCABULARY, request.grammar, digest)
         else:
-            expected = beam_oracle(request.prompt_token_ids, sampling)[choice_index]
+            expected = beam_oracle(request.prompt_token_ids, sampling, digest)[choice_index]
         got = self.tokens[request_id, choice_index]
         assert got == (expected if complete else expected[: len(got)])
         if isinstance(self.executor, ToyExecutor) and sampling.beam is None:
@@ -339,11 +372,15 @@ class Harness:
     def _check_logprobs(self, request: Request, choice_index: int, complete: bool) -> None:
         """Each token's and, once any token is there, the prompt's."""
         prompt, drawn = request.prompt_token_ids, self.tokens[request.request_id, choice_index]
-        cells = cells_of([*prompt, *drawn])
-        by_position = [logprob_after(cells[:position], token_id) for token_id, position in cells[1:]]
+        cells = cells_of([*prompt, *drawn], _digest(request))
+        by_position = [logprob_after(cells[:position], token_id) for token_id, position, *_ in cells[1:]]
         if request.sampling.num_logprobs is not None:
             got = self.logprobs[request.request_id, choice_index]
             assert [entry.chosen for entry in got] == by_position[len(prompt) - 1 :]
         if request.sampling.num_prompt_logprobs is not None and (drawn or complete):
             scored = self.prompt_logprobs[request.request_id]
             assert [entry.chosen for entry in scored] == by_position[: len(prompt) - 1]
+
+
+def _digest(request: Request) -> str | None:
+    return None if request.adapter is None else request.adapter.digest

@@ -64,12 +64,13 @@ def run(
     max_waiting_s: float = 600.0,
     clock: Clock | None = None,
     num_blocks: int = 64,
+    num_adapter_slots: int = 0,
 ) -> list[BaseException]:
     """Run the scenario against a started engine, drain it, return the faults that it died of."""
     deaths: list[BaseException] = []
 
     async def scene() -> None:
-        harness = Harness(num_blocks, max_num_seqs=2, executor=executor)
+        harness = Harness(num_blocks, max_num_seqs=2, executor=executor, num_adapter_slots=num_adapter_slots)
         config = SchedulerConfig(2, 16, 0.0, max_waiting_requests, 1000, max_waiting_s=max_waiting_s)
         engine = AsyncEngine(
             harness.engine,
@@ -134,6 +135,38 @@ def test_what_can_never_fit_is_refused_with_both_numbers():
             engine.submit(harness.request((1,), 1, n=3))
 
     run(scenario)
+
+
+def test_what_never_fits_beside_its_adapter_is_refused_with_the_adapters_name_and_all_numbers():
+    async def scenario(engine: AsyncEngine, harness: Harness) -> None:
+        adapter = harness.adapter(14)
+        with pytest.raises(
+            ContextLengthExceeded, match=r"room for 204 tokens beside the 56 of the adapter adapter-1; .*256"
+        ):
+            engine.submit(harness.request((1,) * 100, 105, adapter=adapter))
+        request = harness.request((1,) * 100, 101, adapter=adapter)
+        harness.tokens[request.request_id, 0], _ = await collect(engine.submit(request))
+        harness.check_against_oracle(request.request_id)
+        engine.forget_adapter(adapter)
+
+    run(scenario, num_adapter_slots=1)
+
+
+def test_an_adapter_that_is_forgotten_leaves_once_who_runs_with_it_has_ended():
+    executor = GatedExecutor()
+
+    async def scenario(engine: AsyncEngine, harness: Harness) -> None:
+        executor.gate.clear()
+        adapter = harness.adapter(2)
+        request = harness.request((1, 2, 3), 5, adapter=adapter)
+        stream = engine.submit(request)
+        engine.forget_adapter(adapter)
+        engine.forget_adapter(harness.adapter(1))
+        executor.gate.set()
+        harness.tokens[request.request_id, 0], _ = await collect(stream)
+        harness.check_against_oracle(request.request_id)
+
+    assert run(scenario, executor, num_adapter_slots=1) == []
 
 
 @pytest.mark.parametrize(("seconds", "retry_after_s"), [(0.1, 1.0), (20.0, 30.0), (500.0, 60.0)])

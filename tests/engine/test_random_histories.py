@@ -59,12 +59,19 @@ class History:
             admission=admission,
             preemption=SometimesSwap(chance.choice([0.0, 0.5, 1.0])),
             num_host_blocks=chance.choice([0, 1, 3, 8, num_blocks]),
+            num_adapter_slots=chance.choice([1, 2, 4]),
             max_preemptions=chance.choice([1, 2, 10, 1_000_000]),
             chunk_budget=chance.choice([FixedBudget, InPieces])(budget),
             overlap=chance.random() < 0.65,
             masker=ToyMasker(VOCABULARY),
         )
         self.executor.moving = self.harness.blocks.swap_space.moving_sequence_ids
+        self.executor.users = self.harness.running_with
+        digests = [None, None, "twins"]
+        self._adapters = [
+            self.harness.adapter(chance.randint(1, max(1, num_blocks // 3)), chance.choice(digests))
+            for _ in range(chance.choice([0, 0, 1, 2, 3, 6]))
+        ]
         self.members: dict[str, set[int]] = {}
         self.touched: set[tuple[str, int | None]] = set()
         self._beginnings = [[chance.randint(0, 2) for _ in range(4 * block_size + 3)] for _ in range(3)]
@@ -113,10 +120,12 @@ class History:
             frozenset(range(0, VOCABULARY, chance.choice([5, 9, 40]))) if chance.random() < 0.3 else frozenset[int]()
         )
         salt, kind = chance.choice(["", "", "", "salt"]), chance.choice(["", "", "", "", *KINDS])
+        adapter = chance.choice([None, *self._adapters])
         if kind == "beams":
             width = chance.randint(2, 5)
             stops = frozenset({0, 9, 18}) if stops else stops
-            return harness.beam_request(tuple(prompt), max_tokens, width, chance.randint(1, width), stops, salt=salt)
+            n = chance.randint(1, width)
+            return harness.beam_request(tuple(prompt), max_tokens, width, n, stops, salt=salt, adapter=adapter)
         request = harness.request(
             tuple(prompt),
             0 if kind == "no tokens" else max_tokens,
@@ -126,6 +135,7 @@ class History:
             salt=salt,
             priority=chance.randint(-1, 1),
             client=f"client-{chance.randint(0, 2)}",
+            adapter=adapter,
             num_logprobs=0 if kind == "logprobs" else None,
             num_prompt_logprobs=0 if kind in ("prompt logprobs", "no tokens") else None,
             bad_words=((1001, 1002),) if kind == "ids on the host" else (),
@@ -138,6 +148,10 @@ class History:
 
     def _cancel_or_stop(self) -> None:
         chance, engine = self.chance, self.harness.engine
+        if self._adapters and chance.random() < 0.02:
+            number = chance.randrange(len(self._adapters))
+            self.harness.blocks.adapter_slots.forget(self._adapters[number])
+            self._adapters[number] = self.harness.adapter(self._adapters[number].num_blocks)
         live = engine.requests.request_ids()
         if live and chance.random() < self._num_cancelled:
             request_id = chance.choice(live)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
+from service.core.adapter import AdapterLoad
 from service.core.iteration_plan import PENDING_TOKEN_ID, IterationPlan, ScheduledDecodes, ScheduledSequence, Transfer
 from service.core.iteration_result import FinishedTransfer, IterationResult, TokenLogprobs
 from service.core.sampling_params import SamplingParams
@@ -16,8 +17,11 @@ from tests.engine.late_executor import LateExecutor, LateIteration
 from tests.engine.toy_grammar import ToyGrammar
 from tests.structured.masks import nearest_allowed
 
-Cell = tuple[int, int]
-"""What a slot holds: token id and position."""
+Cell = tuple[int, int] | tuple[int, int, object]
+"""What a slot holds: token id and position; and, if an adapter's weights computed it, these."""
+
+WEIGHTS = -3
+"""In a slot that holds weights, the id of no token."""
 
 NUM_BEAM_IDS = 40
 """Beams meet few tokens, so that stop tokens are among them now and then."""
@@ -35,12 +39,13 @@ def oracle(
     stops: frozenset[int],
     vocabulary: int,
     grammar: ToyGrammar | None = None,
+    weights: str | None = None,
 ) -> list[int]:
     """The tokens that a request alone in the world gets. If its grammar fails, those before."""
     tokens = list(prompt)
     matcher = None if grammar is None else grammar.start()
     while len(tokens) - len(prompt) < max_tokens:
-        drawn = next_token(cells_of(tokens), seed, vocabulary)
+        drawn = next_token(cells_of(tokens, weights), seed, vocabulary)
         if matcher is not None:
             drawn = matcher.nearest(drawn, vocabulary)
             if not matcher.accept(drawn):
@@ -51,9 +56,13 @@ def oracle(
     return tokens[len(prompt) :]
 
 
-def cells_of(tokens: Sequence[int]) -> list[Cell]:
-    """What the slots of a sequence hold."""
-    return [(token_id, position) for position, token_id in enumerate(tokens)]
+def cells_of(tokens: Sequence[int], weights: object = None) -> list[Cell]:
+    """What the slots of a sequence hold. weights: of its adapter."""
+    return [cell_of(token_id, position, weights) for position, token_id in enumerate(tokens)]
+
+
+def cell_of(token_id: int, position: int, weights: object) -> Cell:
+    return (token_id, position) if weights is None else (token_id, position, weights)
 
 
 def logprob_after(cells: list[Cell], token_id: int) -> float:
@@ -72,7 +81,7 @@ def toy_top(cells: list[Cell], count: int) -> tuple[tuple[int, float], ...]:
     return tuple(sorted(values.items(), key=lambda pair: -pair[1]))
 
 
-def beam_oracle(prompt: tuple[int, ...], sampling: SamplingParams) -> list[list[int]]:
+def beam_oracle(prompt: tuple[int, ...], sampling: SamplingParams, weights: str | None = None) -> list[list[int]]:
     """The n best beams of a request alone in the world, by the definition: whole sequences, sorted again and again."""
     beam = sampling.beam
     assert beam is not None and sampling.num_logprobs is not None
@@ -81,7 +90,7 @@ def beam_oracle(prompt: tuple[int, ...], sampling: SamplingParams) -> list[list[
     for length in range(1, sampling.max_tokens + 1):
         grown = []
         for logprob, tokens in beams:
-            cells = cells_of([*prompt, *tokens])
+            cells = cells_of([*prompt, *tokens], weights)
             grown += [(logprob + lp, [*tokens, t]) for t, lp in toy_top(cells, sampling.num_logprobs)]
         grown.sort(key=lambda pair: -pair[0])
         is_over = [length == sampling.max_tokens or tokens[-1] in sampling.stop_token_ids for _, tokens in grown]
@@ -99,7 +108,10 @@ def beam_oracle(prompt: tuple[int, ...], sampling: SamplingParams) -> list[list[
 
 
 class ToyExecutor(LateExecutor):
-    """Carries plans out on a dictionary of slots, in the order that the plan promises."""
+    """Carries plans out on a dictionary of slots, in the order that the plan promises.
+
+    digests: of the weights of adapters, by id.
+    """
 
     def __init__(self, num_blocks: int, block_size: int, vocabulary: int, transfer_delay: int = 0) -> None:
         super().__init__()
@@ -113,6 +125,9 @@ class ToyExecutor(LateExecutor):
         self.tables: dict[int, list[int]] = {}
         self._last_drawn: dict[int, int] = {}
         self._owners: dict[int, int] = {}
+        self.digests: dict[int, str] = {}
+        self._adapter_blocks: dict[int, tuple[int, ...]] = {}  # by slot
+        self._adapter_slots: dict[int, int] = {}  # by row
         self.plans: list[IterationPlan] = []
         self._last_decodes: ScheduledDecodes | None = None
 
@@ -130,6 +145,8 @@ class ToyExecutor(LateExecutor):
         self._in_flight += [(len(self.plans) + self._transfer_delay, transfer) for transfer in plan.transfers]
         if self._transfer_delay == 0:
             finished = self._finish_transfers(plan)
+        for load in plan.adapter_loads:
+            self._load(load)
         for copy in plan.copies:
             self._copy_block(self._slots, copy.source, self._slots, copy.destination)
         for item in plan.scheduled:
@@ -230,6 +247,7 @@ class ToyExecutor(LateExecutor):
     def _write(self, item: ScheduledSequence) -> None:
         if item.table_start == 0 and item.block_ids:
             self._owners[item.row] = item.sequence_id
+            self._adapter_slots[item.row] = item.adapter_slot
         assert self._owners[item.row] == item.sequence_id, "a row is one sequence's"
         table = self.tables.setdefault(item.row, [])
         assert item.table_start <= len(table), "a table grows without gaps"
@@ -237,8 +255,30 @@ class ToyExecutor(LateExecutor):
         assert all(0 <= block_id < self._num_blocks for block_id in table)
         *known, last = item.token_ids
         last = self._last_drawn[item.row] if last == PENDING_TOKEN_ID else last
+        weights = self._weights(self._adapter_slots[item.row])
         for position, token_id in enumerate([*known, last], item.num_computed_tokens):
-            self._slots[self._slot(table, position)] = (token_id, position)
+            self._slots[self._slot(table, position)] = cell_of(token_id, position, weights)
+
+    def _load(self, load: AdapterLoad) -> None:
+        """Its weights fill its blocks."""
+        self._adapter_blocks[load.slot] = load.block_ids
+        digest = self.digests[load.adapter_id]
+        for place, slot in enumerate(self._slots_of(load.block_ids)):
+            self._slots[slot] = (WEIGHTS, place, digest)
+
+    def _weights(self, adapter_slot: int) -> object:
+        """What a step with this slot computes with: the digest, if all that is read are the weights as they were
+        loaded; anything else is another thing."""
+        if not adapter_slot:
+            return None
+        read = [self._slots.get(slot) for slot in self._slots_of(self._adapter_blocks.get(adapter_slot, ()))]
+        digest = read[0][2] if read and read[0] is not None and len(read[0]) == 3 else "nothing"
+        is_whole = read == [(WEIGHTS, place, digest) for place in range(len(read))]
+        return digest if is_whole else tuple(read)
+
+    def _slots_of(self, block_ids: tuple[int, ...]) -> list[int]:
+        size = self._block_size
+        return [slot for block_id in block_ids for slot in range(block_id * size, (block_id + 1) * size)]
 
     def _read(self, item: ScheduledSequence) -> list[Cell]:
         table = self.tables[item.row]

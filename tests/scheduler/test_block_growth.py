@@ -36,7 +36,7 @@ def test_blocks_go_to_who_started_first_and_the_others_sit_out():
     shortage = growth.shortage()
     assert not growth.has_room(shortage)
     assert not growth.will_have_room(shortage)
-    draft = PlanDraft(1, 0.0, DecisionTally())
+    draft = PlanDraft(1, 0.0, DecisionTally(), blocks.adapter_slots)
     growth.grow(shortage, draft)
     assert draft.sitting_out == {groups[1].arrival_order}
     assert len(blocks.table(0).block_ids) == 2

@@ -32,7 +32,7 @@ def preempt(num_host_blocks: int) -> tuple[SequenceGroup, PlanDraft, BlockManage
     blocks.append(1, 4, 2)
     for sequence in group.live:
         sequence.num_computed_tokens = 4
-    draft = PlanDraft(1, 3.0, DecisionTally())
+    draft = PlanDraft(1, 3.0, DecisionTally(), blocks.adapter_slots)
     preemption.preempt(group, draft)
     return group, draft, blocks
 
@@ -63,6 +63,6 @@ def test_who_is_preempted_before_all_is_recomputed_computes_the_rest_again_too()
         blocks.allocate(sequence.sequence_id, 4, [])
         sequence.num_computed_tokens = 3
         sequence.top = ((7, -0.5),)
-    preemption.preempt(group, PlanDraft(2, 4.0, DecisionTally()))
+    preemption.preempt(group, PlanDraft(2, 4.0, DecisionTally(), blocks.adapter_slots))
     assert [(s.num_computed_tokens, s.recompute_until) for s in group.live] == [(0, 4), (0, 4)]
     assert [s.top for s in group.live] == [None, None], "a beam's next tokens come again when all are computed"

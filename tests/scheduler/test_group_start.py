@@ -4,6 +4,8 @@ import random
 
 import pytest
 
+from service.core.stats import AdapterUse
+from service.scheduler.preemption import AlwaysSwap
 from tests.engine.harness import Harness
 
 
@@ -89,3 +91,104 @@ def test_each_token_of_a_prompt_is_computed_for_it_for_the_first_time_or_cached(
         assert computed + cached == sum(stats.num_prompt_tokens for stats, _, _ in harness.sink.requests)
         num_again += sum(stats.recomputed_tokens for stats in harness.sink.iterations)
     assert num_again > 0
+
+
+def test_who_has_no_slot_waits_for_one_and_nobody_overtakes():
+    harness = Harness(num_adapter_slots=1, max_num_batched_tokens=64)
+    first, second = harness.adapter(2), harness.adapter(2)
+    for adapter in (first, second, first, None):
+        harness.add(harness.request((1, 2, 3), 4, adapter=adapter))
+    harness.step()
+    assert running(harness) == ["request-0"], "neither who finds its adapter there, nor who needs none"
+    harness.run()
+    assert list(harness.finals) == [f"request-{number}" for number in range(4)]
+    assert waited_for_all(harness) == ["iteration", "adapter", "adapter", "adapter"]
+    for request_id in harness.requests:
+        harness.check_against_oracle(request_id)
+
+
+def test_an_adapter_is_loaded_once_for_all_who_run_with_it_in_the_iteration_that_first_computes_them():
+    harness = Harness(num_adapter_slots=2, max_num_batched_tokens=64)
+    adapter = harness.adapter(3)
+    for number in range(3):
+        harness.add(harness.request((number, 2), 4, adapter=adapter))
+    harness.add(harness.request((1, 2), 4))
+    harness.step()
+    [load] = harness.toy.plans[0].adapter_loads
+    assert [item.adapter_slot for item in harness.toy.plans[0].scheduled] == [load.slot] * 3 + [0]
+    assert harness.engine.snapshot().adapters == AdapterUse(2, 1, 3, {adapter.name: 3}, {})
+    harness.run()
+    harness.add(harness.request((9, 2), 4, adapter=adapter))
+    harness.run()
+    assert not any(plan.adapter_loads for plan in harness.toy.plans[1:]), "it is still there"
+    assert sum(stats.num_adapter_loads for stats in harness.sink.iterations) == 1
+
+
+def test_blocks_for_the_adapter_are_part_of_what_a_group_needs():
+    harness = Harness(num_blocks=8, block_size=2, num_adapter_slots=2, max_num_batched_tokens=64)
+    harness.add(harness.request((1, 2, 3, 4), 2))
+    assert not harness.add(harness.request((1, 2), 4, adapter=harness.adapter(6))), "they never fit together"
+    harness.add(harness.request((1, 2), 2, adapter=harness.adapter(6)))
+    harness.step()
+    assert running(harness) == ["request-0"]
+    harness.run()
+    assert waited_for_all(harness) == ["iteration", "adapter"]
+
+
+def test_a_cached_beginning_is_not_overwritten_by_the_adapter_of_who_finds_it():
+    harness = Harness(num_blocks=6, block_size=2, num_adapter_slots=1, max_num_batched_tokens=64)
+    adapter = harness.adapter(2)
+    for _ in range(2):
+        harness.add(harness.request((1, 2, 3, 4, 5), 3, adapter=adapter))
+        harness.run()
+        harness.blocks.adapter_slots.forget(adapter)
+    assert [stats.num_cached_tokens for stats, _, _ in harness.sink.requests] == [0, 4]
+    for request_id in harness.requests:
+        harness.check_against_oracle(request_id)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_idle_adapters_go_before_anybody_is_preempted(overlap: bool):
+    harness = Harness(num_blocks=10, block_size=2, num_adapter_slots=4, max_num_batched_tokens=64, overlap=overlap)
+    for number in range(3):
+        harness.add(harness.request((number,), 1, adapter=harness.adapter(2)))
+        harness.run()
+    assert harness.engine.snapshot().adapters.num_resident == 3
+    harness.add(harness.request((1, 2, 3), 17))
+    harness.run()
+    assert harness.sink.requests[-1][0].num_preemptions == 0
+    assert harness.engine.snapshot().adapters.num_resident == 0
+    assert sum(stats.num_adapter_evictions for stats in harness.sink.iterations) == 3
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_who_returns_from_the_host_is_told_the_slot_that_its_adapter_has_then(overlap: bool):
+    harness = Harness(
+        num_blocks=10,
+        block_size=2,
+        num_adapter_slots=2,
+        max_num_batched_tokens=64,
+        preemption=AlwaysSwap(),
+        num_host_blocks=20,
+        transfer_delay=1,
+        overlap=overlap,
+        policy="priority",
+    )
+    low = harness.request((1, 2, 3), 12, adapter=harness.adapter(2), priority=0)
+    harness.add(low)
+    for _ in range(3):
+        harness.step()
+    for number in range(2):
+        harness.add(harness.request((number,), 12, adapter=harness.adapter(2), priority=1))
+    harness.run()
+    group = harness.finals[low.request_id].stats
+    assert group.num_preemptions > 0
+    slots = {item.adapter_slot for plan in harness.toy.plans for item in plan.scheduled if item.sequence_id == 0}
+    assert slots == {1, 2}
+    for request_id in harness.requests:
+        harness.check_against_oracle(request_id)
+
+
+def waited_for_all(harness: Harness) -> list[str]:
+    """What each request that has ended last waited for, in the order of their ends."""
+    return [stats.waits[-1].reason for stats, _, _ in harness.sink.requests]

@@ -105,3 +105,41 @@ def test_what_a_request_has_generated_is_not_to_come_again():
     running, waiting = harness.scheduler.pool.groups()
     running.leader.token_ids.extend([5] * 6)  # 8 tokens now and 2 to come: 14 at the peak
     assert ForecastAdmission(History()).fit(waiting, [], harness.blocks, [running]).name == "OK"
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "is_shared", "answer"),
+    [(13, True, "OK"), (12, True, "LATER"), (16, False, "OK"), (15, False, "LATER")],
+)
+@pytest.mark.parametrize("make", [ReserveAdmission, lambda: ForecastAdmission(History())], ids=["reserve", "forecast"])
+def test_adapters_are_held_beside_what_is_to_come(
+    make: Callable[[], Admission], num_blocks: int, is_shared: bool, answer: str
+):
+    """Two requests of 2 + 8 tokens in blocks of 2, with adapters of 3 blocks, or with one."""
+    harness = Harness(num_blocks, block_size=2, num_adapter_slots=2, max_num_seqs=1)
+    first, second = harness.adapter(3), harness.adapter(3)
+    harness.add(harness.request((1, 2), 8, adapter=first))
+    harness.step()
+    harness.add(harness.request((1, 2), 8, adapter=first if is_shared else second))
+    running, waiting = harness.scheduler.pool.groups()
+    running.leader.drop_pending()
+    assert make().fit(waiting, [], harness.blocks, [running]).name == answer
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_reserving_never_preempts_whatever_adapters_come_and_go(overlap: bool):
+    harness = Harness(
+        num_blocks=20,
+        block_size=2,
+        num_adapter_slots=3,
+        max_num_batched_tokens=64,
+        admission="reserve",
+        overlap=overlap,
+    )
+    adapters = [None, *(harness.adapter(size) for size in (2, 3, 4, 2))]
+    for seed in range(20):
+        harness.add(harness.request((1, 2, seed), 8, seed=seed, adapter=adapters[seed * 3 % 5]))
+    harness.run()
+    assert num_preemptions(harness) == 0
+    for request_id in harness.requests:
+        harness.check_against_oracle(request_id)

@@ -1,13 +1,22 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from service.core.adapter import Adapter
 from service.core.request import Request
 from service.core.sampling_params import SamplingParams
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import NoPrefixCache
-from service.scheduler.memory_need import num_blocks_at_most, num_blocks_now, num_blocks_to_start, num_shared_tokens
+from service.scheduler.memory_need import (
+    num_blocks_alone,
+    num_blocks_at_most,
+    num_blocks_now,
+    num_blocks_to_start,
+    num_shared_tokens,
+)
 
 
 def make_request(prompt: int, max_tokens: int, n: int = 1) -> Request:
@@ -54,3 +63,16 @@ def test_a_cached_block_costs_a_free_one_only_while_nobody_holds_it():
     assert num_blocks_to_start(group, prefix, blocks) == 2
     blocks.free(77)
     assert num_blocks_to_start(group, prefix, blocks) == 3
+
+
+def test_an_adapter_costs_blocks_as_long_as_nobody_runs_with_it():
+    blocks, adapter = BlockManager(100, 4, NoPrefixCache(), num_adapter_slots=1), Adapter("poet", 1, 7, "ab")
+    request = replace(make_request(10, 3), adapter=adapter)
+    group = SequenceGroup(request, 0)
+    assert num_blocks_alone(request, blocks) == 7 + num_blocks_at_most(request, blocks) == 7 + 3
+    assert num_blocks_to_start(group, [], blocks) == 7 + 3
+    blocks.adapter_slots.pin(adapter)
+    blocks.load_adapter(adapter)
+    assert num_blocks_to_start(group, [], blocks) == 3
+    blocks.adapter_slots.unpin(adapter)
+    assert num_blocks_to_start(group, [], blocks) == 7 + 3, "of those that can be taken, where its own are now"

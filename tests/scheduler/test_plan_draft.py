@@ -4,6 +4,8 @@ from service.core.iteration_plan import Past
 from service.core.request import Request
 from service.core.sampling_params import SamplingParams
 from service.core.sequence_group import SequenceGroup
+from service.kvcache.adapter_slots import AdapterSlots
+from service.kvcache.block_pool import BlockPool
 from service.kvcache.block_table import BlockTable
 from service.scheduler.decision_tally import DecisionTally
 from service.scheduler.plan_draft import PlanDraft
@@ -12,7 +14,9 @@ PROMPT = (5, 6, 7, 8, 9)
 
 
 def make(params: SamplingParams) -> tuple[PlanDraft, SequenceGroup]:
-    return PlanDraft(1, 0.0, DecisionTally()), SequenceGroup(Request("a", PROMPT, params, 0.0), 3)
+    return PlanDraft(1, 0.0, DecisionTally(), AdapterSlots(0, BlockPool(1))), SequenceGroup(
+        Request("a", PROMPT, params, 0.0), 3
+    )
 
 
 def test_who_computes_all_of_its_tokens_draws():

@@ -1,18 +1,28 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+from service.core.adapter import Adapter
 from service.core.request import Request
 from service.core.sampling_params import SamplingParams
 from service.core.sequence_group import GroupStatus, SequenceGroup
+from service.kvcache.adapter_slots import AdapterSlots
+from service.kvcache.block_pool import BlockPool
 from service.scheduler.fcfs import FirstComeFirstServed
 from service.scheduler.request_pool import RequestPool
+from service.scheduler.scheduling_policy import SchedulingPolicy
 
 
 def make_group(name: str, n: int = 1, first_sequence_id: int = 0) -> SequenceGroup:
     return SequenceGroup(Request(name, (1, 2), SamplingParams(max_tokens=1, n=n), 0.0), first_sequence_id)
 
 
+def make_pool(policy: SchedulingPolicy) -> RequestPool:
+    return RequestPool(policy, 16, AdapterSlots(0, BlockPool(1)))
+
+
 def test_starting_and_pausing_keep_the_order_of_arrival():
-    pool = RequestPool(FirstComeFirstServed(), 16)
+    pool = make_pool(FirstComeFirstServed())
     a, b, c = (make_group(name, first_sequence_id=i) for i, name in enumerate("abc"))
     for group in (a, b, c):
         pool.add(group)
@@ -25,7 +35,7 @@ def test_starting_and_pausing_keep_the_order_of_arrival():
 
 
 def test_an_ended_group_is_nowhere():
-    pool = RequestPool(FirstComeFirstServed(), 16)
+    pool = make_pool(FirstComeFirstServed())
     group = make_group("a", n=2)
     pool.add(group)
     pool.start(group)
@@ -41,14 +51,14 @@ def test_an_ended_group_is_nowhere():
 
 
 def test_members_are_found_by_sequence_id():
-    pool = RequestPool(FirstComeFirstServed(), 16)
+    pool = make_pool(FirstComeFirstServed())
     group = make_group("a", n=2, first_sequence_id=5)
     pool.add(group)
     assert pool.member(6) == (group, group.sequences[1])
 
 
 def test_whoever_pauses_stands_between_those_that_came_before_and_after():
-    pool = RequestPool(FirstComeFirstServed(), 16)
+    pool = make_pool(FirstComeFirstServed())
     groups = [make_group(name, first_sequence_id=i) for i, name in enumerate("abcde")]
     for group in groups:
         pool.add(group)
@@ -74,7 +84,7 @@ class Told(FirstComeFirstServed):
 
 def test_the_policy_is_told_who_waits():
     policy = Told()
-    pool = RequestPool(policy, 16)
+    pool = make_pool(policy)
     a, b = make_group("a"), make_group("b", first_sequence_id=1)
     for group in (a, b):
         pool.add(group)
@@ -90,7 +100,7 @@ def test_the_policy_is_told_who_waits():
 
 
 def test_waiting_tokens_follow_pauses_and_choices_that_end():
-    pool = RequestPool(FirstComeFirstServed(), 16)
+    pool = make_pool(FirstComeFirstServed())
     group, other = make_group("a", n=2), make_group("b", first_sequence_id=2)
     pool.add(group)
     pool.add(other)
@@ -105,3 +115,30 @@ def test_waiting_tokens_follow_pauses_and_choices_that_end():
     before = pool.waiting_tokens.total
     pool.remove_sequence(group, group.live[1])
     assert pool.waiting_tokens.total == group.num_tokens_to_compute + other.num_tokens_to_compute < before
+
+
+def test_who_runs_pins_its_adapter_however_it_ends_and_is_counted_by_name():
+    slots, adapter = AdapterSlots(2, BlockPool(8)), Adapter("poet", 1, 2, "ab")
+    pool = RequestPool(FirstComeFirstServed(), 16, slots)
+    groups = [make_group(name, first_sequence_id=number) for number, name in enumerate("abc")]
+    for group in groups:
+        group.request = replace(group.request, adapter=adapter if group is not groups[2] else None)
+        pool.add(group)
+    counts = []
+    for change in (
+        lambda: [pool.start(group) for group in groups],
+        lambda: pool.pause(groups[0]),
+        lambda: end(pool, groups[1]),
+        lambda: pool.start(groups[0]),
+        lambda: end(pool, groups[0]),
+    ):
+        change()
+        is_pinned = slots.num_blocks_to_pin(adapter) == 0
+        counts.append((pool.num_running_by_adapter["poet"], pool.num_waiting_by_adapter["poet"], is_pinned))
+    assert counts == [(2, 0, True), (1, 1, True), (0, 1, False), (1, 0, True), (0, 0, False)]
+    assert not (pool.num_running_by_adapter or pool.num_waiting_by_adapter), "nobody is remembered"
+
+
+def end(pool: RequestPool, group: SequenceGroup) -> None:
+    pool.remove_sequence(group, group.leader)
+    pool.remove(group)

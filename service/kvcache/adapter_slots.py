@@ -1,0 +1,153 @@
+"""Adapters on the device: which has which slot and which KV blocks, who needs it, and which one goes first.
+
+They live in blocks of the one pool (S-LoRA, Sheng et al. 2023, section 5: unified paging), so an adapter that nobody
+runs with is memory that can be had.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+from weakref import WeakSet
+
+from service.core.adapter import Adapter, AdapterLoad
+from service.kvcache.block_pool import BlockPool
+
+
+class _Resident(NamedTuple):
+    slot: int
+    block_ids: tuple[int, ...]
+
+
+class AdapterSlots:
+    """Slots 1 .. num_slots. Nobody is kept from forgetting an adapter whose id is here. Engine thread.
+
+    An adapter is resident while it has a slot and blocks, pinned while running groups use it, idle if it is resident
+    and nobody does. Idle ones stay until a slot or blocks are short; then the one that has been idle for longest goes.
+
+    An iteration that runs may still read what is taken from an idle adapter: whatever is written there is written by a
+    later plan, which the device carries out behind it.
+
+    num_blocks: of all residents. num_idle_blocks: of those that are idle.
+    """
+
+    def __init__(self, num_slots: int, pool: BlockPool) -> None:
+        self.num_slots = num_slots
+        self.num_blocks = 0
+        self.num_idle_blocks = 0
+        self._pool = pool
+        self._free_slots = list(range(num_slots, 0, -1))
+        self._residents: dict[int, _Resident] = {}
+        self._idle: dict[int, None] = {}  # in the order in which they became so
+        self._num_users = Counter[int]()  # running groups
+        self._forgotten = WeakSet[Adapter]()  # they go as soon as they are idle
+        self._num_evicted = 0
+
+    def __len__(self) -> int:
+        """Residents."""
+        return len(self._residents)
+
+    def slot_of(self, adapter: Adapter | None) -> int:
+        """Of a resident one; 0 for none."""
+        return 0 if adapter is None else self._residents[adapter.adapter_id].slot
+
+    def is_resident(self, adapter: Adapter) -> bool:
+        return adapter.adapter_id in self._residents
+
+    def has_slot_for(self, adapter: Adapter) -> bool:
+        """Whether it could have a slot now."""
+        return adapter.adapter_id in self._residents or len(self._num_users) < self.num_slots
+
+    def num_blocks_to_pin(self, adapter: Adapter | None) -> int:
+        """Blocks that nobody else can have once a group with this adapter runs, and could before."""
+        return 0 if adapter is None or adapter.adapter_id in self._num_users else adapter.num_blocks
+
+    @property
+    def num_pinned_blocks(self) -> int:
+        return self.num_blocks - self.num_idle_blocks
+
+    def pin(self, adapter: Adapter | None) -> None:
+        """One more running group uses it."""
+        if adapter is None:
+            return
+        self._num_users[adapter.adapter_id] += 1
+        if adapter.adapter_id in self._idle:
+            del self._idle[adapter.adapter_id]
+            self.num_idle_blocks -= adapter.num_blocks
+
+    def unpin(self, adapter: Adapter | None) -> None:
+        """One running group fewer uses it."""
+        if adapter is None:
+            return
+        adapter_id = adapter.adapter_id
+        self._num_users[adapter_id] -= 1
+        if self._num_users[adapter_id] > 0:
+            return
+        del self._num_users[adapter_id]
+        if adapter_id in self._residents:
+            self._idle[adapter_id] = None
+            self.num_idle_blocks += adapter.num_blocks
+        if adapter in self._forgotten:
+            self.remove_idle(adapter_id)
+
+    def free_slot(self) -> None:
+        """There is a free slot from now on. `has_slot_for` said that there could be."""
+        if not self._free_slots:
+            self._evict()
+
+    def free_blocks(self, num_blocks: int) -> None:
+        """So many blocks are free from now on. The caller has checked that there are as many free or of idle ones."""
+        while self._pool.num_free < num_blocks:
+            self._evict()
+
+    def place(self, adapter: Adapter, block_ids: list[int]) -> AdapterLoad:
+        """A pinned adapter gets a free slot, and these blocks for its own."""
+        assert adapter.adapter_id in self._num_users
+        assert len(block_ids) == adapter.num_blocks
+        resident = _Resident(self._free_slots.pop(), tuple(block_ids))
+        self._residents[adapter.adapter_id] = resident
+        self.num_blocks += adapter.num_blocks
+        return AdapterLoad(resident.slot, adapter.adapter_id, resident.block_ids)
+
+    def forget(self, adapter: Adapter) -> None:
+        """Only requests that are here already want it: it goes now if it is idle, and whenever it is."""
+        self._forgotten.add(adapter)
+        self.remove_idle(adapter.adapter_id)
+
+    def remove_idle(self, adapter_id: int) -> None:
+        """It goes if it is idle; whoever wants it has it loaded again."""
+        if adapter_id in self._idle:
+            self._remove(adapter_id)
+
+    def take_num_evicted(self) -> int:
+        """How many had to go since the last call because a slot or blocks were short."""
+        num_evicted, self._num_evicted = self._num_evicted, 0
+        return num_evicted
+
+    def held_blocks(self) -> list[int]:
+        """Of all residents."""
+        return [block_id for resident in self._residents.values() for block_id in resident.block_ids]
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError unless each slot is one adapter's or free, and the counts are those of the residents."""
+        residents, idle = self._residents, self._idle
+        slots = [*self._free_slots, *(resident.slot for resident in residents.values())]
+        assert sorted(slots) == list(range(1, self.num_slots + 1)), "a slot is one adapter's, or free"
+        assert idle.keys() == residents.keys() - self._num_users.keys(), "who has no users is idle"
+        assert self._num_users.keys() <= residents.keys(), "who runs has its adapter on the device"
+        assert all(num > 0 for num in self._num_users.values())
+        assert self.num_blocks == len(self.held_blocks())
+        assert self.num_idle_blocks == sum(len(residents[adapter_id].block_ids) for adapter_id in idle)
+
+    def _evict(self) -> None:
+        self._remove(next(iter(self._idle)))
+        self._num_evicted += 1
+
+    def _remove(self, adapter_id: int) -> None:
+        """An idle one."""
+        slot, block_ids = self._residents.pop(adapter_id)
+        del self._idle[adapter_id]
+        self.num_blocks -= len(block_ids)
+        self.num_idle_blocks -= len(block_ids)
+        self._free_slots.append(slot)
+        self._pool.release_empty(block_ids)
