@@ -91,13 +91,8 @@ class Harness:
         sink: ListSink | None = None,
     ) -> None:
         self.clock = clock or ManualClock()
-        self.blocks = BlockManager(
-            num_blocks,
-            block_size,
-            ChainedPrefixCache(block_size) if prefix_cache is None else prefix_cache,
-            num_host_blocks,
-            num_adapter_slots,
-        )
+        cache = ChainedPrefixCache(block_size) if prefix_cache is None else prefix_cache
+        self.blocks = BlockManager(num_blocks, block_size, cache, num_host_blocks, num_adapter_slots)
         self.toy = ToyExecutor(num_blocks, block_size, VOCABULARY, transfer_delay)
         self.executor = executor or self.toy
         self.sink = sink or ListSink()
