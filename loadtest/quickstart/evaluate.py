@@ -78,12 +78,19 @@ def evaluate(ask: Asker, sets: Sequence[QuestionSet]) -> list[Score]:
 
 
 class FolderAsker:
-    """Replies by transformers' greedy `generate` on a model folder, in float32, on the CPU unless told otherwise."""
+    """Replies by transformers' greedy `generate` on a model folder, in float32, on the CPU unless told otherwise.
 
-    def __init__(self, folder: Path, device: str = "cpu") -> None:
+    adapter: a folder of PEFT's whose adapter is merged into the model.
+    """
+
+    def __init__(self, folder: Path, device: str = "cpu", adapter: Path | None = None) -> None:
         self._device = device
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        if adapter is not None:
+            from peft import PeftModel  # a machine that trains the model needs it not
+
+            model = PeftModel.from_pretrained(model, adapter).merge_and_unload()
         self._model = model.to(device).eval()
 
     def __call__(self, questions: Sequence[str]) -> list[str]:

@@ -129,7 +129,7 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(0.9, 0.98))
 
 
-def weighted_loss(model: LlamaForCausalLM, rows: Rows) -> torch.Tensor:
+def weighted_loss(model: nn.Module, rows: Rows) -> torch.Tensor:
     """Cross entropy of each next token, averaged by the tokens' weights."""
     logits = model(input_ids=rows.ids, use_cache=False).logits[:, :-1]
     targets, weights = rows.ids[:, 1:], rows.weights[:, 1:].float()

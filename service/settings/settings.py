@@ -36,6 +36,7 @@ from service.settings.service_links import is_service_link
 ENV_PREFIX = "HEADRACE_"
 QUICKSTART_MODEL = Path(__file__).parents[1] / "quickstart" / "model"
 QUICKSTART_NAME = "headrace-quickstart"
+QUICKSTART_ADAPTERS = Path(__file__).parents[1] / "quickstart" / "adapters"
 SECRETS = frozenset({"api_key", "admin_api_key"})
 _HOST_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 

@@ -120,7 +120,7 @@ def test_no_file_and_no_permission_name_no_path(tmp_path: Path):
     assert refusal(tmp_path / "a.safetensors") == "a.safetensors: cannot be read: No such file or directory"
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     header=st.dictionaries(
         st.text(), ANY_JSON | st.fixed_dictionaries({"dtype": ANY_JSON, "shape": ANY_JSON, "data_offsets": ANY_JSON})
