@@ -23,7 +23,7 @@ from torch import Tensor
 
 from kernels.dependent_launch import dependent_launch, start_dependents, wait_for_inputs
 from kernels.lora_tensors import MAX_PARTS, LoraTables, TokenSlots, check_lora_tensors, rows_of_pool, tokens_by_slot
-from kernels.lora_tiles import BLOCK_RANK, known_alignment, lora_tiles, slot_below, tile_tokens
+from kernels.lora_tiles import BLOCK_RANK, has_few_tokens, known_alignment, lora_tiles, slot_below, tile_tokens
 from kernels.optional_triton import tl, triton
 
 
@@ -47,11 +47,12 @@ class ExpandConfig:
 
 
 def expand_config(num_tokens: int) -> ExpandConfig:
-    """Not measured yet."""
-    return ExpandConfig(128, num_warps=4)
+    """Not measured yet. With many tokens a tile of y is many registers: narrow and of eight warps it leaves a
+    multiprocessor to two programs at least, which 128 wide it does not under Triton 3.6."""
+    return ExpandConfig(128, num_warps=4) if has_few_tokens(num_tokens) else ExpandConfig(64, num_warps=8)
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_parts", "max_rank"])
+@triton.jit(do_not_specialize=["num_tokens", "num_parts", "num_sharers"])
 @no_type_check
 def _lora_expand_kernel(
     shrunk_ptr,
@@ -64,6 +65,7 @@ def _lora_expand_kernel(
     num_tokens,
     num_parts,
     max_rank,
+    num_sharers,
     features_0,
     features_1,
     features_2,  # 0 of a part that there is not
@@ -75,16 +77,15 @@ def _lora_expand_kernel(
     BLOCK_TOKENS: tl.constexpr,
     BLOCK_RANK: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    SHARERS: tl.constexpr,
     SPLITS: tl.constexpr,
     ALIGNMENT: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Program (strip, tile and sharer): BLOCK_N features of one part, the tile's tokens of this sharer's adapters."""
     start_dependents(PDL)
-    tile, sharer = tl.program_id(1) // SHARERS, tl.program_id(1) % SHARERS
+    tile, sharer = tl.program_id(1) // num_sharers, tl.program_id(1) % num_sharers
     token, token_slot, turn = tile_tokens(slots_ptr, order_ptr, num_tokens, tile, BLOCK_TOKENS)
-    shared_slots = tl.where(turn % SHARERS == sharer, token_slot, 0)
+    shared_slots = tl.where(turn % num_sharers == sharer, token_slot, 0)
 
     strip, strips_0, strips_1 = tl.program_id(0), tl.cdiv(features_0, BLOCK_N), tl.cdiv(features_1, BLOCK_N)
     in_0, in_1 = strip < strips_0, strip < strips_0 + strips_1
@@ -111,15 +112,16 @@ def _lora_expand_kernel(
             is_y = is_token[:, None] & is_feature[None, :]
             y = tl.load(y_ptrs, mask=is_y, other=0.0)
             acc = tl.zeros([BLOCK_TOKENS, BLOCK_N], tl.float32)
-            for start_rank in range(0, rank, BLOCK_RANK):
+            for start_rank in tl.range(0, rank, BLOCK_RANK, num_stages=1):
                 is_rank = start_rank + rank_of_block < rank
                 offset = tl.multiple_of(tl.load(offset_ptrs + start_rank, mask=is_rank, other=0), ALIGNMENT)
                 b_ptrs = pool_ptr + offset[:, None] + feature[None, :]
                 b = tl.load(b_ptrs, mask=is_rank[:, None] & is_feature[None, :], other=0.0)
+                is_shrunk = is_token[:, None] & (start_rank + rank_of_block < max_rank)[None, :]
                 total = tl.zeros([BLOCK_TOKENS, BLOCK_RANK], tl.float32)
                 for split in tl.static_range(SPLITS):
                     split_ptrs = shrunk_ptrs + split * shrunk_stride_split + start_rank
-                    total += tl.load(split_ptrs, mask=is_token[:, None] & is_rank[None, :], other=0.0)
+                    total += tl.load(split_ptrs, mask=is_shrunk, other=0.0)
                 acc = tl.dot(total.to(b.dtype), b, acc, input_precision="ieee")
             tl.store(y_ptrs, (y.to(tl.float32) + acc).to(y.dtype), mask=is_y)
         slot = slot_below(shared_slots, slot)
@@ -134,10 +136,9 @@ def lora_expand_triton(shrunk: Tensor, token_slots: TokenSlots, tables: LoraTabl
     assert shrunk.dtype == torch.float32 and shrunk.is_contiguous()
     if not y.numel():
         return
-    tiles, config = lora_tiles(num_tokens), expand_config(num_tokens)
+    tiles, config = lora_tiles(num_tokens, tables), expand_config(num_tokens)
     num_strips = sum(triton.cdiv(features, config.block_n) for features in tables.out_features)
-    num_programs = triton.cdiv(num_tokens, tiles.block_tokens) * tiles.num_sharers
-    _lora_expand_kernel[num_strips, num_programs](
+    _lora_expand_kernel[num_strips, tiles.num_programs](
         shrunk,
         token_slots.slots,
         token_slots.order,
@@ -148,6 +149,7 @@ def lora_expand_triton(shrunk: Tensor, token_slots: TokenSlots, tables: LoraTabl
         num_tokens,
         num_parts,
         max_rank,
+        tiles.num_sharers,
         *tables.out_features,
         *[0] * (MAX_PARTS - num_parts),
         *tables.b_offsets.stride()[:2],
@@ -156,7 +158,6 @@ def lora_expand_triton(shrunk: Tensor, token_slots: TokenSlots, tables: LoraTabl
         BLOCK_TOKENS=tiles.block_tokens,
         BLOCK_RANK=BLOCK_RANK,
         BLOCK_N=config.block_n,
-        SHARERS=tiles.num_sharers,
         SPLITS=shrunk.shape[0],
         ALIGNMENT=known_alignment(tables),
         num_warps=config.num_warps,

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from kernels.dependent_launch import dependent_launch, start_dependents, wait_for_inputs
 from kernels.lora_tensors import LoraTables, TokenSlots, check_lora_tensors, rows_of_pool, tokens_by_slot
-from kernels.lora_tiles import BLOCK_RANK, FEW_TOKENS, known_alignment, lora_tiles, slot_below, tile_tokens
+from kernels.lora_tiles import BLOCK_RANK, has_few_tokens, known_alignment, lora_tiles, slot_below, tile_tokens
 from kernels.optional_triton import tl, triton
 
 
@@ -62,12 +62,12 @@ class ShrinkConfig:
 def shrink_config(num_tokens: int, num_parts: int) -> ShrinkConfig:
     """Not measured yet. Few tokens: a part a program and many splits, as there are few programs else. Many: x is what
     there is to read, so all parts at once."""
-    if lora_tiles(num_tokens) is FEW_TOKENS:
-        return ShrinkConfig(1, 256, num_warps=2, num_stages=3, min_size=512, max_splits=16)
+    if has_few_tokens(num_tokens):
+        return ShrinkConfig(1, 256, num_warps=4, num_stages=3, min_size=512, max_splits=16)
     return ShrinkConfig(triton.next_power_of_2(num_parts), 64, num_warps=4, num_stages=4, min_size=1024, max_splits=4)
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_parts", "max_rank"])
+@triton.jit(do_not_specialize=["num_tokens", "num_parts", "num_sharers"])
 @no_type_check
 def _lora_shrink_kernel(
     x_ptr,
@@ -82,6 +82,7 @@ def _lora_shrink_kernel(
     size,
     num_parts,
     max_rank,
+    num_sharers,
     x_stride_token,
     offsets_stride_slot,
     offsets_stride_part,
@@ -93,7 +94,6 @@ def _lora_shrink_kernel(
     BLOCK_RANK: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PARTS: tl.constexpr,
-    SHARERS: tl.constexpr,
     SPLITS: tl.constexpr,
     ALIGNMENT: tl.constexpr,
     NUM_STAGES: tl.constexpr,
@@ -102,9 +102,9 @@ def _lora_shrink_kernel(
     """Program (tile and sharer, group of parts, split): the tile's tokens of this sharer's adapters. A's rows are the
     product's left side, those of the group's parts one under another."""
     start_dependents(PDL)
-    tile, sharer = tl.program_id(0) // SHARERS, tl.program_id(0) % SHARERS
+    tile, sharer = tl.program_id(0) // num_sharers, tl.program_id(0) % num_sharers
     token, token_slot, turn = tile_tokens(slots_ptr, order_ptr, num_tokens, tile, BLOCK_TOKENS)
-    shared_slots = tl.where(turn % SHARERS == sharer, token_slot, 0)
+    shared_slots = tl.where(turn % num_sharers == sharer, token_slot, 0)
 
     row = tl.arange(0, PARTS * BLOCK_RANK)
     part, rank_of_row = (tl.program_id(1) * PARTS + row // BLOCK_RANK).to(tl.int64), row % BLOCK_RANK
@@ -156,12 +156,12 @@ def lora_shrink_triton(x: Tensor, token_slots: TokenSlots, tables: LoraTables) -
     check_lora_tensors(x, token_slots, tables)
     num_tokens, size = x.shape
     num_parts, max_rank = tables.num_parts, tables.max_rank
-    tiles, config = lora_tiles(num_tokens), shrink_config(num_tokens, num_parts)
+    config = shrink_config(num_tokens, num_parts)
     num_splits = config.num_splits(size)
     out = torch.empty((num_splits, num_tokens, num_parts, max_rank), dtype=torch.float32, device=x.device)
     if out.numel():
-        num_programs = triton.cdiv(num_tokens, tiles.block_tokens) * tiles.num_sharers
-        _lora_shrink_kernel[num_programs, triton.cdiv(num_parts, config.parts), num_splits](
+        tiles = lora_tiles(num_tokens, tables)
+        _lora_shrink_kernel[tiles.num_programs, triton.cdiv(num_parts, config.parts), num_splits](
             x,
             token_slots.slots,
             token_slots.order,
@@ -174,6 +174,7 @@ def lora_shrink_triton(x: Tensor, token_slots: TokenSlots, tables: LoraTables) -
             size,
             num_parts,
             max_rank,
+            tiles.num_sharers,
             x.stride(0),
             *tables.a_offsets.stride()[:2],
             *tables.ranks.stride(),
@@ -182,7 +183,6 @@ def lora_shrink_triton(x: Tensor, token_slots: TokenSlots, tables: LoraTables) -
             BLOCK_RANK=BLOCK_RANK,
             BLOCK_K=config.block_k * 2 // x.itemsize,
             PARTS=config.parts,
-            SHARERS=tiles.num_sharers,
             SPLITS=num_splits,
             ALIGNMENT=known_alignment(tables),
             NUM_STAGES=config.num_stages,

@@ -55,6 +55,10 @@ class LoraTables:
     alignment: int = 1
 
     @property
+    def num_slots(self) -> int:
+        return self.ranks.shape[0]
+
+    @property
     def num_parts(self) -> int:
         return len(self.out_features)
 
@@ -65,15 +69,14 @@ class LoraTables:
 
 def check_lora_tensors(rows: Tensor, token_slots: TokenSlots, tables: LoraTables) -> None:
     """AssertionError unless they are as described. rows [T, any]: x or y."""
-    num_tokens, num_parts, max_rank = rows.shape[0], tables.num_parts, tables.max_rank
-    num_slots = tables.ranks.shape[0]
+    num_tokens, num_slots, num_parts = rows.shape[0], tables.num_slots, tables.num_parts
     for column in (token_slots.slots, token_slots.order):
         assert column.shape == (num_tokens,) and column.dtype == torch.int32 and column.is_contiguous()
     assert 1 <= num_parts <= MAX_PARTS
     assert rows.dtype == tables.pool.dtype and tables.pool.is_contiguous()
     assert rows.stride(-1) == 1 or not rows.numel()
     for offsets in (tables.a_offsets, tables.b_offsets):
-        assert offsets.shape == (num_slots, num_parts, max_rank) and offsets.dtype == torch.int64
+        assert offsets.shape == (num_slots, num_parts, tables.max_rank) and offsets.dtype == torch.int64
         assert offsets.stride(-1) == 1
     for table, dtype in ((tables.ranks, torch.int32), (tables.scales, torch.float32)):
         assert table.shape == (num_slots, num_parts) and table.dtype == dtype

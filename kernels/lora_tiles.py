@@ -5,8 +5,8 @@ step of 64 users of 64 adapters. So a tile has several programs, its sharers. Ea
 it meets in the tile, multiplies all of the tile's tokens by it and keeps the adapter's own: a product's cost is its
 weights' reading, and what another's weights make of a token, be it NaN, goes nowhere.
 
-The cut depends on the number of tokens alone, and a token's result on nothing but its own values and adapter, and on
-which of the two cuts it is: numbers of sharers and tiles decide who computes it, not how.
+The cut depends on the numbers of tokens and of slots alone. A token's result depends on its own values and adapter, and
+on the size of a tile: the number of sharers, as that of tiles, decides who computes it, not how.
 """
 
 from __future__ import annotations
@@ -21,23 +21,33 @@ from kernels.optional_triton import tl, triton
 BLOCK_RANK = 16
 """Ranks that are multiplied at once: the least that a product on matrix units takes."""
 
+FEW_TOKENS, MANY_TOKENS = 16, 64
+"""A tile's."""
+
 _MOST_FEW_TOKENS = 256
+_MOST_SHARERS = 4
 _LOAD_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class LoraTiles:
+    """num_programs: of all tiles, tile by tile, num_sharers each."""
+
     block_tokens: int
     num_sharers: int
+    num_programs: int
 
 
-FEW_TOKENS = LoraTiles(block_tokens=16, num_sharers=4)
-MANY_TOKENS = LoraTiles(block_tokens=64, num_sharers=4)
+def lora_tiles(num_tokens: int, tables: LoraTables) -> LoraTiles:
+    """num_tokens is at least 1."""
+    block_tokens = FEW_TOKENS if has_few_tokens(num_tokens) else MANY_TOKENS
+    num_sharers = max(1, min(_MOST_SHARERS, num_tokens, tables.num_slots - 1))
+    return LoraTiles(block_tokens, num_sharers, -(-num_tokens // block_tokens) * num_sharers)
 
 
-def lora_tiles(num_tokens: int) -> LoraTiles:
-    """Of as many as a decode step has, or of more."""
-    return FEW_TOKENS if num_tokens <= _MOST_FEW_TOKENS else MANY_TOKENS
+def has_few_tokens(num_tokens: int) -> bool:
+    """As a decode step has; what has more is mostly prompts, many tokens of one adapter."""
+    return num_tokens <= _MOST_FEW_TOKENS
 
 
 def known_alignment(tables: LoraTables) -> int:

@@ -16,6 +16,9 @@ from kernels.gelu_and_mul import gelu_and_mul
 from kernels.greedy_tokens import greedy_tokens
 from kernels.layer_norm import add_layer_norm
 from kernels.linear_add_norm import DeferredNorm, linear_add_norm
+from kernels.lora_expand import lora_expand
+from kernels.lora_shrink import lora_shrink
+from kernels.lora_tensors import LoraTables, TokenSlots
 from kernels.norm_linear import norm_linear
 from kernels.reshape_and_cache import cache_slots, reshape_and_cache
 from kernels.rms_norm import add_rms_norm, rms_norm
@@ -37,6 +40,14 @@ LINEARS = {
     "gate_up": (2 * INTERMEDIATE, HIDDEN),
     "down": (HIDDEN, INTERMEDIATE),
     "head": (VOCABULARY, HIDDEN),
+}
+
+LORA_RANK, MAX_LORA_RANK = 16, 64
+LORA_PARTS = {  # of LINEARS that have them
+    "qkv": (HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM),
+    "output": (HIDDEN,),
+    "gate_up": (INTERMEDIATE, INTERMEDIATE),
+    "down": (HIDDEN,),
 }
 
 
@@ -236,6 +247,46 @@ def linear_cases(rows: int) -> Iterable[Case]:
             yield Case(f"{kernel}, {name}", rows, num_bytes, partial(make_case, features, size))
 
 
+def lora_tables(num_adapters: int, size: int, parts: tuple[int, ...]) -> LoraTables:
+    """Of slots 1 to num_adapters, one behind another: each adapter's rows of A, then those of B."""
+    row_sizes = torch.tensor([size] * len(parts) + list(parts)).repeat_interleave(LORA_RANK).repeat(num_adapters)
+    ends = row_sizes.cumsum(0)
+    offsets = torch.zeros(2, 1 + num_adapters, len(parts), MAX_LORA_RANK, dtype=torch.int64)
+    starts = (ends - row_sizes).view(num_adapters, 2, len(parts), LORA_RANK)
+    offsets[:, 1:, :, :LORA_RANK] = starts.transpose(0, 1)
+    ranks = torch.full((1 + num_adapters, len(parts)), LORA_RANK, dtype=torch.int32)
+    pool = random(int(ends[-1]), scale=LORA_RANK**-0.5)
+    return LoraTables(pool, offsets[0], offsets[1], ranks, torch.ones(ranks.shape), parts, alignment=8)
+
+
+def lora_cases(rows: int, num_adapters: int) -> Iterable[Case]:
+    """Rows of so many adapters, as many of each, in the order in which requests came: none is beside its like."""
+
+    def inputs(size: int, parts: tuple[int, ...]) -> tuple[Tensor, TokenSlots, LoraTables]:
+        slots = (1 + torch.arange(rows) % num_adapters).to(torch.int32)
+        token_slots = TokenSlots(slots, torch.argsort(slots, stable=True).to(torch.int32))
+        return random(rows, size), token_slots, lora_tables(num_adapters, size, parts)
+
+    def make_shrink(size: int, parts: tuple[int, ...]) -> Launch:
+        x, token_slots, tables = inputs(size, parts)
+        return lambda: lora_shrink(x, token_slots, tables)
+
+    def make_expand(size: int, parts: tuple[int, ...]) -> Launch:
+        x, token_slots, tables = inputs(size, parts)
+        shrunk, y = lora_shrink(x, token_slots, tables), random(rows, sum(parts))
+        return lambda: lora_expand(shrunk, token_slots, tables, y)
+
+    for name, parts in LORA_PARTS.items():
+        size, num_outputs = LINEARS[name][1], sum(parts)
+        of_adapters = f"{name}, {num_adapters} adapters"
+        shrunk_bytes = 4 * rows * len(parts) * LORA_RANK
+        a_bytes, b_bytes = (2 * num_adapters * LORA_RANK * row for row in (len(parts) * size, num_outputs))
+        shrink_bytes = a_bytes + 2 * rows * size + shrunk_bytes
+        expand_bytes = b_bytes + 4 * rows * num_outputs + shrunk_bytes
+        yield Case(f"lora_shrink, {of_adapters}", rows, shrink_bytes, partial(make_shrink, size, parts))
+        yield Case(f"lora_expand, {of_adapters}", rows, expand_bytes, partial(make_expand, size, parts))
+
+
 def all_cases() -> Iterable[Case]:
     """Those of the device that there is."""
     yield from _gpu_cases() if bench_device().type == "cuda" else _cpu_cases()
@@ -253,6 +304,8 @@ def _gpu_cases() -> Iterable[Case]:
         yield from linear_cases(rows)
     for rows in (1, 64, 256):
         yield from split_cases(rows)
+    for rows, num_adapters in ((1, 1), (64, 1), (64, 8), (64, 64), (256, 8), (256, 256), (2048, 1), (2048, 8)):
+        yield from lora_cases(rows, num_adapters)
 
 
 def _cpu_cases() -> Iterable[Case]:
@@ -261,4 +314,6 @@ def _cpu_cases() -> Iterable[Case]:
     for rows in (1, 8):
         yield from sampling_cases(rows)
         yield from logits_cases(rows)
+    for rows, num_adapters in ((1, 1), (8, 1), (8, 8), (64, 8)):
+        yield from lora_cases(rows, num_adapters)
     yield from block_cases(1)

@@ -95,6 +95,7 @@ def test_a_neighbours_nan_goes_nowhere(lane):
 @pytest.mark.parametrize("lane", LANES[1:])
 @pytest.mark.parametrize(("together", "others"), [(200, [1, 17, 40]), (400, [257, 300])])
 def test_a_token_does_not_depend_on_the_others(together, others, lane):
+    """Nor on the number of slots, by which programs share the work."""
     case = three_adapters(600, dtype_of(lane))
     x, tables = lane.put(torch.randn(together, 600).to(case.dtype)), case.tables(7, device=lane.device)
     slots = torch.tensor([0, 1, 3, 6])[torch.randint(4, (together,))]

@@ -5,13 +5,26 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.lora_tiles import FEW_TOKENS, MANY_TOKENS, known_alignment, lora_tiles
+from kernels.lora_tiles import FEW_TOKENS, MANY_TOKENS, LoraTiles, known_alignment, lora_tiles
 from tests.kernels.lora_case import LoraCase
 
 
-def test_the_cut_depends_on_the_number_of_tokens():
-    assert {lora_tiles(n) for n in (1, 64, 256)} == {FEW_TOKENS}
-    assert {lora_tiles(n) for n in (257, 8192)} == {MANY_TOKENS}
+@pytest.mark.parametrize(
+    ("num_tokens", "num_adapters", "cut"),
+    [
+        (1, 64, (FEW_TOKENS, 1, 1)),
+        (64, 64, (FEW_TOKENS, 4, 16)),
+        (65, 2, (FEW_TOKENS, 2, 10)),
+        (256, 64, (FEW_TOKENS, 4, 64)),
+        (257, 64, (MANY_TOKENS, 4, 20)),
+        (8192, 1, (MANY_TOKENS, 1, 128)),
+        (3, 0, (FEW_TOKENS, 1, 1)),
+    ],
+)
+def test_the_cut_depends_on_the_numbers_of_tokens_and_slots(num_tokens, num_adapters, cut):
+    """A tile has no more sharers than it may have adapters."""
+    tables = LoraCase(8, (4,), 2).tables(1 + num_adapters)
+    assert lora_tiles(num_tokens, tables) == LoraTiles(*cut)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The attention kernels as an H100 or H200 would run them, compiled here: matrix units used, nothing spilled."""
+"""Kernels as an H100 or H200 would run them, compiled here: matrix units used, nothing spilled."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import torch
 
 from kernels import gated_linear as gated
 from kernels import linear_add_norm as before
+from kernels import lora_expand as expand
+from kernels import lora_shrink as shrink
 from kernels import norm_linear as behind
 from kernels import paged_attention_decode as decode
 from kernels import paged_attention_prefill as prefill
 from kernels import skinny_linear as skinny
 from kernels import split_kv
+from tests.kernels.lora_case import LoraCase, token_slots
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 if HAS_TRITON:
@@ -25,7 +28,7 @@ pytestmark = [
     pytest.mark.skipif(HAS_TRITON and not CUOBJDUMP.exists(), reason="this Triton comes without NVIDIA's tools"),
     pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="Triton interprets, and compiles nothing"),
 ]
-SHARED_MEMORY_BYTES = 227 * 1024
+SHARED_MEMORY_BYTES, REGISTERS = 227 * 1024, 65536
 
 
 def tensors(num_rows, num_heads, num_kv_heads, head_dim):
@@ -154,3 +157,30 @@ def test_norm_linear(num_rows, num_features, gated, monkeypatch, tmp_path):
     check(compiled)
     # What its end needs is on its way while the product runs.
     assert compiled.ptx.index("ld.global") < compiled.ptx.index("cp.async.cg.shared.global")
+
+
+def lora_launches(num_tokens, size, out_features, monkeypatch):
+    """The shrink's and the expand's, for 32 slots of rank 64 at the most."""
+    recorders = LaunchRecorder(shrink._lora_shrink_kernel), LaunchRecorder(expand._lora_expand_kernel)
+    monkeypatch.setattr(shrink, "_lora_shrink_kernel", recorders[0])
+    monkeypatch.setattr(expand, "_lora_expand_kernel", recorders[1])
+    tables = LoraCase(size, out_features, 64, torch.bfloat16).tables(33, alignment=8)
+    x, y = (torch.empty(num_tokens, n, dtype=torch.bfloat16) for n in (size, sum(out_features)))
+    slots = token_slots([0] * num_tokens)
+    expand.lora_expand_triton(shrink.lora_shrink_triton(x, slots, tables), slots, tables, y)
+    return [with_pdl(recorder.launches[0]) for recorder in recorders]
+
+
+@pytest.mark.parametrize(("size", "out_features"), [(4096, (4096, 1024, 1024)), (14336, (4096,))])
+@pytest.mark.parametrize("num_tokens", [64, 2048])
+def test_lora(num_tokens, size, out_features, monkeypatch, tmp_path):
+    """Weights of known alignment are read by 16 bytes at once, the batch's slots before the kernel before has ended."""
+    launches = lora_launches(num_tokens, size, out_features, monkeypatch)
+    shrunk, expanded = (compile_for_sm90(launch, tmp_path) for launch in launches)
+    check(shrunk)
+    assert expanded.spills_in_loops == 0
+    for launch, compiled in zip(launches, (shrunk, expanded), strict=True):
+        assert ".b16" not in "".join(line for line in compiled.ptx.splitlines() if "ld.global" in line)
+        assert compiled.ptx.index("ld.global") < compiled.ptx.index("griddepcontrol.wait")
+        assert compiled.ptx.index("griddepcontrol.wait") < compiled.ptx.index("st.global")
+        assert 2 * compiled.registers * 32 * launch.options["num_warps"] <= REGISTERS
