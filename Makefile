@@ -33,10 +33,15 @@ figures: $(VENV)/.installed-dev
 	$(BIN)/python -m loadtest.scenarios --out figures
 
 # Client libraries against the real service. They pin each other's versions, so they have an environment of their own.
-clients: pyproject.toml
+# docs/clients.md has the result.
+clients: .venv-clients/.installed
+	.venv-clients/bin/pytest tests/clients -m '' -p no:unraisableexception -W ignore --junitxml .venv-clients/results.xml; \
+	status=$$?; .venv-clients/bin/python -m tests.clients.table .venv-clients/results.xml docs/clients.md && exit $$status
+
+.venv-clients/.installed: pyproject.toml tests/clients/constraints.txt
 	$(PYTHON) -m venv .venv-clients
-	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev,clients]'
-	.venv-clients/bin/pytest tests/clients -m '' -p no:unraisableexception -W default
+	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check -c tests/clients/constraints.txt -e '.[clients]'
+	touch $@
 
 # Hostile clients against the real server, five minutes of them; SOAK_ARGS="--hours 1" to see a slow leak, too.
 soak: $(VENV)/.installed

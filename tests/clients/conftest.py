@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -10,11 +9,10 @@ from tests.e2e.server_process import ServerProcess
 MODEL = "headrace-quickstart"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server() -> Iterator[ServerProcess]:
-    """What `make serve` starts, with a chat template that speaks of tools, as larger models have."""
-    template = Path(__file__).with_name("tools.jinja")
-    with ServerProcess("--device", "cpu", "--dtype", "float32", "--chat-template", str(template)) as server:
+    """What `make serve` starts."""
+    with ServerProcess("--device", "cpu", "--dtype", "float32") as server:
         yield server
 
 
