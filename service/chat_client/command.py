@@ -9,22 +9,14 @@ import sys
 from collections.abc import Sequence
 
 from service.chat_client.server import Server, ServerFault
-from service.chat_client.session import HELP, Session
+from service.chat_client.session import COMMANDS, HELP, Session
+from service.chat_client.terminal import PlainTerminal, Terminal
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Chat until the user leaves; returns the exit status: 1 if there is no such server or model."""
-    parser = argparse.ArgumentParser(
-        prog="headrace chat",
-        description="Chat with a running OpenAI-compatible server; batches of prompts run behind the chat.",
-        epilog="A key in OPENAI_API_KEY is sent.",
-    )
-    parser.add_argument("url", nargs="?", default="http://127.0.0.1:8000", help="address of the server (%(default)s)")
-    parser.add_argument("--model", help="name of a model; the server's first if left out")
-    parser.add_argument(
-        "--max-tokens", type=int, default=512, help="tokens that an answer in the chat may have (%(default)s)"
-    )
-    options = parser.parse_args(arguments)
+    """Chat until the user leaves; returns the exit status: 1 if there is no such server or model, or if nobody typed
+    and an answer has failed."""
+    options = _parser().parse_args(arguments)
     try:
         server = Server(options.url, os.environ.get("OPENAI_API_KEY"))
         names = server.model_names()
@@ -34,12 +26,48 @@ def main(arguments: Sequence[str]) -> int:
     except ServerFault as fault:
         print(f"headrace chat: {fault}", file=sys.stderr)
         return 1
-    if sys.stdin.isatty():
+    terminal = _terminal(plain=options.plain)
+    if terminal.is_interactive:
+        terminal.note(f"{model} at {options.url}\n{HELP}")
+    num_failed = Session(server, terminal, model, {"max_tokens": options.max_tokens}).run()
+    return 1 if num_failed and not terminal.is_interactive else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="headrace chat",
+        description="Chat with a running OpenAI-compatible server; batches of prompts run behind the chat.",
+        epilog="A key in OPENAI_API_KEY is sent. Lines that come through a pipe are answered one after the other.",
+    )
+    parser.add_argument("url", nargs="?", default="http://127.0.0.1:8000", help="address of the server (%(default)s)")
+    parser.add_argument("--model", help="name of a model; the server's first if left out")
+    parser.add_argument(
+        "--max-tokens", type=int, default=512, help="tokens that an answer in the chat may have (%(default)s)"
+    )
+    parser.add_argument("--plain", action="store_true", help="neither colours nor Markdown")
+    return parser
+
+
+def _terminal(*, plain: bool) -> Terminal:
+    """With colours and keys where somebody types and the extra `chat` is installed."""
+    is_interactive = sys.stdin.isatty() and sys.stdout.isatty()
+    if not is_interactive:
+        return PlainTerminal(_read_piped, _write, is_interactive=False)
+    if not plain and os.environ.get("TERM", "dumb") != "dumb":
         with contextlib.suppress(ImportError):
-            import readline  # noqa: F401 - the line can be edited, and earlier ones come back
-        print(f"{model} at {options.url}\n{HELP}")
-    Session(server, model, input, _write, options.max_tokens).run()
-    return 0
+            from service.chat_client.rich_terminal import RichTerminal, history_file
+
+            return RichTerminal([*COMMANDS, "/quit"], history_file())
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 - the line can be edited, and earlier ones come back
+    return PlainTerminal(input, _write, is_interactive=True)
+
+
+def _read_piped(_: str) -> str:
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.rstrip("\n")
 
 
 def _write(text: str) -> None:

@@ -6,10 +6,28 @@ import http.client
 import json
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
+from service.chat_client.terminal import Piece
+
 _CONNECT_S = 10.0
+
+
+class Usage(NamedTuple):
+    """Tokens of a call, as its stream tells them at the end."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class Ignored(NamedTuple):
+    """Fields of a request that the server does not know and has left out."""
+
+    names: str
+
+
+StreamEvent = Piece | Usage | Ignored
 
 
 class ServerFault(Exception):
@@ -45,13 +63,16 @@ class Server:
         with self._call("POST", "/v1/chat/completions", request) as answer:
             return str(json.load(answer)["choices"][0]["message"]["content"] or "")
 
-    def stream_chat(self, request: Mapping[str, Any]) -> Generator[str, None, None]:
-        """The answer's text piece by piece. To close the iterator is to stop the answer."""
-        with self._call("POST", "/v1/chat/completions", {**request, "stream": True}) as answer:
+    def stream_chat(self, request: Mapping[str, Any]) -> Generator[StreamEvent, None, None]:
+        """The answer piece by piece, and what else is told of it. To close the iterator is to stop the answer."""
+        body = {**request, "stream": True, "stream_options": {"include_usage": True}}
+        with self._call("POST", "/v1/chat/completions", body) as answer:
+            if names := answer.headers["x-ignored-params"]:
+                yield Ignored(names)
             for line in answer:
                 data = line.strip().removeprefix(b"data: ")
                 if data.startswith(b"{"):
-                    yield _text_of(json.loads(data))
+                    yield from _events_of(json.loads(data))
 
     @contextmanager
     def _call(
@@ -84,10 +105,17 @@ def _parts_of(url: str) -> SplitResult:
     raise ServerFault(f"{url!r} is not the address of a server, such as http://127.0.0.1:8000")
 
 
-def _text_of(chunk: Mapping[str, Any]) -> str:
+def _events_of(chunk: Mapping[str, Any]) -> Iterator[Piece | Usage]:
     if "error" in chunk:
         raise ServerFault(chunk["error"]["message"], chunk["error"].get("param"))
-    return "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
+    for choice in chunk["choices"]:
+        delta = choice["delta"]
+        if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
+            yield Piece(reasoning, is_reasoning=True)
+        if content := delta.get("content"):
+            yield Piece(content)
+    if usage := chunk.get("usage"):
+        yield Usage(usage["prompt_tokens"], usage["completion_tokens"])
 
 
 def _fault(answer: http.client.HTTPResponse) -> ServerFault:

@@ -2,130 +2,275 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+import time
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
-from typing import Any
+from typing import Any, NamedTuple
 
 from service.chat_client.batch_input import EXAMPLE, BatchInputError, BatchItem, parse_batch
 from service.chat_client.batches import Batches, answer_or_fault
-from service.chat_client.server import Server, ServerFault
+from service.chat_client.conversation import Conversation, ConversationError
+from service.chat_client.request_fields import FieldError, RequestFields
+from service.chat_client.server import Ignored, Server, ServerFault, StreamEvent, Usage
+from service.chat_client.terminal import GOES_ON, Piece, Terminal
 
-HELP = f"""\
-Type a message to chat. An answer is stopped by Ctrl-C. Besides:
-  /batch {EXAMPLE}
-            send prompts that are answered behind the chat: one number of tokens for each, or one for all
-  /answers  the answers of the batches that are done
-  /new      begin another conversation
-  /help     this text
-  /quit     leave; so does Ctrl-D
-"""
 CHAT_PRIORITY = 1
+_QUOTES = '"""'
+_CONTROL_CHARACTERS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+"""Of an answer, they would steer the user's terminal."""
+
+
+class _Command(NamedTuple):
+    """carry_out: is given what the user has typed behind the command's name."""
+
+    usage: str
+    help: str
+    carry_out: Callable[[Session, str], None]
 
 
 class Session:
-    """read(prompt): the next line; EOFError at the end. write(text): shows text as it is.
+    """fields: of every request, to begin with.
 
     A chat call goes before those of the batches, where the server's scheduling policy heeds priorities.
     """
 
-    def __init__(
-        self, server: Server, model: str, read: Callable[[str], str], write: Callable[[str], None], max_tokens: int
-    ) -> None:
+    def __init__(self, server: Server, terminal: Terminal, model: str, fields: Mapping[str, Any]) -> None:
         self._server = server
+        self._terminal = terminal
         self._model = model
-        self._read = read
-        self._write = write
-        self._max_tokens = max_tokens
-        self._messages: list[dict[str, str]] = []
+        self._fields = RequestFields(fields)
+        self._conversation = Conversation()
         self._priority: dict[str, int] = {"priority": CHAT_PRIORITY}
         self._batches = Batches(self._answer_item)
+        self._num_failed = 0
 
-    def run(self) -> None:
-        """Until the user leaves."""
+    def run(self) -> int:
+        """Until the user leaves; returns how many answers have failed."""
         try:
             while (line := self._next_line()) not in (None, "/quit"):
-                self._carry_out(line or "")
+                try:
+                    self._carry_out(line or "")
+                except KeyboardInterrupt:
+                    self._terminal.note("[stopped]")
         finally:
             if self._batches.num_running:
-                self._write("waiting for the calls that have begun ...\n")
+                self._terminal.note("waiting for the calls that have begun ...")
             self._batches.close()
+        return self._num_failed
 
     def _next_line(self) -> str | None:
         for number in self._batches.newly_done():
-            self._write(f"[batch {number} is done: /answers]\n")
+            self._terminal.note(f"[batch {number} is done: /answers]")
         try:
-            return self._read("> ").strip()
+            line = self._terminal.read().strip()
+            return self._quoted(line) if line.startswith(_QUOTES) else line
         except EOFError:
             return None
         except KeyboardInterrupt:
-            self._write("\n")
+            self._terminal.note("[/quit or Ctrl-D leaves]")
             return ""
 
+    def _quoted(self, text: str) -> str:
+        """All lines up to the closing quotes, or to the end; never a command."""
+        while len(text) < 2 * len(_QUOTES) or not text.endswith(_QUOTES):
+            try:
+                text = f"{text}\n{self._terminal.read(GOES_ON)}"
+            except EOFError:
+                break
+        return f" {text.removeprefix(_QUOTES).removesuffix(_QUOTES).strip()}"
+
     def _carry_out(self, line: str) -> None:
-        command, _, rest = line.partition(" ")
-        match command:
-            case "":
-                pass
-            case "/batch":
-                self._start_batch(rest)
-            case "/answers":
-                self._show_answers()
-            case "/new":
-                self._messages.clear()
-            case "/help":
-                self._write(HELP)
-            case _ if command.startswith("/"):
-                self._write(f"there is no command {command}; /help names them all\n")
-            case _:
-                self._chat(line)
+        if not line.startswith("/"):
+            if line.strip():
+                self._chat(line.strip())
+            return
+        name, _, rest = line.partition(" ")
+        if name not in COMMANDS:
+            self._terminal.note(f"there is no command {name}; /help names them all")
+            return
+        try:
+            COMMANDS[name].carry_out(self, rest.strip())
+        except ServerFault as fault:
+            self._terminal.fault(str(fault))
+        except (ConversationError, FieldError) as fault:
+            self._terminal.note(str(fault))
 
     def _chat(self, text: str) -> None:
         """The turn is kept if the answer is; one that was stopped is kept as far as it came."""
-        self._messages.append({"role": "user", "content": text})
-        pieces: list[str] = []
-        try:
-            with closing(self._stream()) as stream:
-                for piece in stream:
-                    pieces.append(piece)
-                    self._write(piece)
-        except KeyboardInterrupt:
-            self._write(" [stopped]")
-        except ServerFault as fault:
-            self._messages.pop()
-            self._write(f"[failed: {fault}]\n")
-            return
-        self._write("\n")
-        self._messages.append({"role": "assistant", "content": "".join(pieces)})
+        self._conversation.say(text)
+        if not self._answered():
+            self._conversation.take_back_question()
 
-    def _stream(self) -> Generator[str, None, None]:
-        """Asks for priority, and where the server heeds none, once more without, for good."""
-        request = self._request(self._messages, self._max_tokens)
+    def _answered(self) -> bool:
+        """Answer what was said last; False if that failed, or was stopped before anything came."""
+        answer = _Answer()
         try:
-            yield from self._server.stream_chat({**request, **self._priority})
+            self._receive(answer)
+        except KeyboardInterrupt:
+            answer.notes.append("[stopped]")
         except ServerFault as fault:
-            if fault.param != "priority" or not self._priority:
+            self._num_failed += 1
+            self._terminal.fault(self._explained(fault))
+            return False
+        if self._terminal.is_interactive and answer.usage is not None:
+            answer.notes.append(answer.speed(answer.usage))
+        for line in answer.notes:
+            self._terminal.note(line)
+        if answer.text or answer.usage is not None:
+            self._conversation.answer(answer.text)
+            return True
+        return False
+
+    def _receive(self, answer: _Answer) -> None:
+        with self._terminal.answer() as show, closing(self._stream()) as stream:
+            for event in stream:
+                if isinstance(event, Usage):
+                    answer.usage = event
+                elif isinstance(event, Ignored):
+                    answer.notes.append(f"[the server does not know, and left out: {event.names}]")
+                else:
+                    show(event._replace(text=self._shown(event.text)))
+                    answer.add(event)
+
+    def _shown(self, text: str) -> str:
+        return text.translate(_CONTROL_CHARACTERS) if self._terminal.is_interactive else text
+
+    def _explained(self, fault: ServerFault) -> str:
+        if fault.param in self._fields.all():
+            return f"{fault} (/set {fault.param} leaves it to the server)"
+        return str(fault)
+
+    def _stream(self) -> Generator[StreamEvent, None, None]:
+        """Asks for priority, and where the server heeds none, once more without, for good."""
+        request = self._request(self._conversation.messages(), self._fields.all())
+        try:
+            yield from self._server.stream_chat({**self._priority, **request})
+        except ServerFault as fault:
+            if fault.param != "priority" or not self._priority or "priority" in request:
                 raise
             self._priority = {}
             yield from self._server.stream_chat(request)
+
+    def _set_system(self, text: str) -> None:
+        """`-` takes it away."""
+        if text:
+            self._conversation.system = "" if text == "-" else text
+        system = self._conversation.system
+        self._terminal.note(f"system: {system}" if system else "there is no system message")
+
+    def _set_field(self, text: str) -> None:
+        if text:
+            self._terminal.note(self._fields.change(text))
+            return
+        names = sorted(self._fields.all())
+        self._terminal.note("\n".join(map(self._fields.describe, names)) or "everything is left to the server")
+
+    def _set_model(self, name: str) -> None:
+        names = self._server.model_names()
+        if name and name not in names:
+            self._terminal.note(f"there is no model {name}; there are: {', '.join(names)}")
+            return
+        self._model = name or self._model
+        others = "" if name else f"; there are: {', '.join(names)}"
+        self._terminal.note(f"the model is {self._model}{others}")
+
+    def _save(self, name: str) -> None:
+        if not name:
+            raise ConversationError("/save FILE, please")
+        path = self._conversation.save(name)
+        self._terminal.note(f"saved {_number(self._conversation.messages())} to {path}")
+
+    def _load(self, name: str) -> None:
+        if not name:
+            raise ConversationError("/load FILE, please")
+        path = self._conversation.load(name)
+        self._terminal.note(f"loaded {_number(self._conversation.messages())} from {path}; the next is yours")
+
+    def _begin_anew(self, _: str) -> None:
+        self._conversation.turns.clear()
+        kept = "; the system message stays" if self._conversation.system else ""
+        self._terminal.note(f"a new conversation{kept}")
+
+    def _retry(self, _: str) -> None:
+        turns = list(self._conversation.turns)
+        if not self._conversation.take_back_answer():
+            self._terminal.note("there is no answer to give anew")
+        elif not self._answered():
+            self._conversation.turns = turns
 
     def _start_batch(self, text: str) -> None:
         try:
             batch = self._batches.start(parse_batch(text))
         except BatchInputError as fault:
-            self._write(f"{fault}\nfor example: /batch {EXAMPLE}\n")
+            self._terminal.note(f"{fault}\nfor example: /batch {EXAMPLE}")
             return
-        self._write(f"[batch {batch.number}: {len(batch.items)} prompts are being answered]\n")
+        self._terminal.note(f"[batch {batch.number}: {len(batch.items)} prompts are being answered]")
 
-    def _show_answers(self) -> None:
+    def _show_answers(self, _: str) -> None:
         done = self._batches.take_done()
         for batch in done:
             for index, (item, answer) in enumerate(zip(batch.items, batch.answers, strict=True), 1):
-                self._write(f"batch {batch.number}, {index}: {item.prompt}\n{answer_or_fault(answer)}\n\n")
+                text = self._shown(answer_or_fault(answer))
+                self._terminal.note(f"batch {batch.number}, {index}: {item.prompt}\n{text}\n")
         if not done:
-            self._write(f"no batch is done; {self._batches.num_running} are being answered\n")
+            self._terminal.note(f"no batch is done; {self._batches.num_running} are being answered")
+
+    def _help(self, _: str) -> None:
+        self._terminal.note(HELP)
 
     def _answer_item(self, item: BatchItem) -> str:
-        return self._server.complete_chat(self._request([{"role": "user", "content": item.prompt}], item.max_tokens))
+        messages = [{"role": "user", "content": item.prompt}]
+        return self._server.complete_chat(self._request(messages, {"max_tokens": item.max_tokens}))
 
-    def _request(self, messages: list[dict[str, str]], max_tokens: int) -> dict[str, Any]:
-        return {"model": self._model, "messages": messages, "max_tokens": max_tokens}
+    def _request(self, messages: list[dict[str, str]], fields: dict[str, Any]) -> dict[str, Any]:
+        return {**fields, "model": self._model, "messages": messages}
+
+
+class _Answer:
+    """One answer as it comes. text: without its reasoning. usage: what the server counts, once all has come. notes:
+    what else is to be told."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.usage: Usage | None = None
+        self.notes: list[str] = []
+        self._began_s = self._first_s = self._last_s = time.monotonic()
+
+    def add(self, piece: Piece) -> None:
+        self._last_s = time.monotonic()
+        if self._first_s == self._began_s:
+            self._first_s = self._last_s
+        if not piece.is_reasoning:
+            self.text += piece.text
+
+    def speed(self, usage: Usage) -> str:
+        """How fast it came, as the user sees it."""
+        num, seconds = usage.completion_tokens, self._last_s - self._first_s
+        rate = f", then {(num - 1) / seconds:.1f} tokens/s" if num > 1 and seconds > 0 else ""
+        return f"[{num} tokens: the first after {self._first_s - self._began_s:.2f} s{rate}]"
+
+
+def _number(messages: list[dict[str, str]]) -> str:
+    return f"{len(messages)} message{'' if len(messages) == 1 else 's'}"
+
+
+COMMANDS = {
+    "/system": _Command("/system TEXT", "what the model is told before all else; - takes it away", Session._set_system),
+    "/set": _Command("/set NAME VALUE", "a field, as temperature; without VALUE: the server's own", Session._set_field),
+    "/model": _Command("/model NAME", "answer with another model; without NAME: which there are", Session._set_model),
+    "/retry": _Command("/retry", "the last answer anew", Session._retry),
+    "/new": _Command("/new", "begin another conversation", Session._begin_anew),
+    "/save": _Command("/save FILE", "keep the conversation, as JSON", Session._save),
+    "/load": _Command("/load FILE", "go on with one that was kept", Session._load),
+    "/batch": _Command(f"/batch {EXAMPLE}", "send prompts that are answered behind the chat", Session._start_batch),
+    "/answers": _Command("/answers", "the answers of the batches that are done", Session._show_answers),
+    "/help": _Command("/help", "this text", Session._help),
+}  # fmt: skip
+
+HELP = "\n".join(
+    [
+        "Type a message to chat. Ctrl-C stops an answer. Several lines stand between two times three quotation marks.",
+        *(f"  {each.usage:16} {each.help}" for each in COMMANDS.values()),
+        f"  {'/quit':16} leave; so does Ctrl-D",
+    ]
+)

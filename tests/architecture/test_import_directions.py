@@ -92,7 +92,7 @@ THIRD_PARTY = {
     "sampling": {"torch"},
     "structured": {"llguidance", "numpy"},
     "bench": {"torch", "triton", "prometheus_client"},
-    "chat_client": set(),
+    "chat_client": {"prompt_toolkit", "rich"},
     "kernels": {"torch", "triton", "numba", "llvmlite", "numpy"},
 }
 """Packages that each part may import besides the standard library; parts that are not named are free."""

@@ -6,11 +6,12 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from service.chat_client.server import Server, ServerFault
+from service.chat_client.server import Ignored, Server, ServerFault, Usage
+from service.chat_client.terminal import Piece
 
 EVENT = 'data: {{"choices":[{{"delta":{{"content":"{}"}}}}]}}\n\n'
 
@@ -19,6 +20,7 @@ class Answers(BaseHTTPRequestHandler):
     """path -> status and body."""
 
     answers: dict[str, tuple[int, str]]
+    headers_too: ClassVar[dict[str, str]] = {}
     seen: list[tuple[str, str | None, Any]]
 
     def do_GET(self) -> None:
@@ -31,6 +33,8 @@ class Answers(BaseHTTPRequestHandler):
         self.seen.append((self.path, self.headers["Authorization"], body))
         status, text = self.answers[self.path]
         self.send_response(status)
+        for name, value in self.headers_too.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(text.encode(errors="surrogateescape"))
 
@@ -64,8 +68,20 @@ def test_an_answer_whole_and_streamed(listening: tuple[str, type[Answers]]):
     assert server.complete_chat({"model": "m"}) == "hi"
     start = 'data: {"choices":[{"delta":{"role":"assistant"}}]}\n\n: keep-alive\n\n'
     handler.answers[path] = 200, start + EVENT.format("h") + EVENT.format("ü") + "data: [DONE]\n\n"
-    assert [text for text in server.stream_chat({"model": "m"}) if text] == ["h", "ü"]
-    assert handler.seen == [(path, None, {"model": "m"}), (path, None, {"model": "m", "stream": True})]
+    assert list(server.stream_chat({"model": "m"})) == [Piece("h"), Piece("ü")]
+    streamed = {"model": "m", "stream": True, "stream_options": {"include_usage": True}}
+    assert handler.seen == [(path, None, {"model": "m"}), (path, None, streamed)]
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_what_else_a_stream_tells(listening: tuple[str, type[Answers]], name: str):
+    url, handler = listening
+    handler.headers_too = {"x-ignored-params": "a,b"}
+    thought = f'data: {{"choices":[{{"delta":{{"{name}":"hm","content":null}}}}]}}\n\n'
+    usage = 'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":5}}\n\n'
+    handler.answers["/v1/chat/completions"] = 200, thought + EVENT.format("h") + usage + "data: [DONE]\n\n"
+    told = [Ignored("a,b"), Piece("hm", is_reasoning=True), Piece("h"), Usage(3, 5)]
+    assert list(Server(url).stream_chat({})) == told
 
 
 def test_faults_are_told_in_the_servers_words(listening: tuple[str, type[Answers]]):
@@ -78,7 +94,7 @@ def test_faults_are_told_in_the_servers_words(listening: tuple[str, type[Answers
     assert fault.value.param == "messages"
     handler.answers[path] = 200, EVENT.format("h") + f"data: {error}\n\n"
     stream = server.stream_chat({})
-    assert next(stream) == "h"
+    assert next(stream) == Piece("h")
     with pytest.raises(ServerFault, match="too long"):
         next(stream)
     handler.answers[path] = 502, "<html>"
