@@ -18,6 +18,7 @@ from xml.etree import ElementTree
 
 BEGIN, END = "<!-- written by make clients: -->\n", "<!-- end -->\n"
 DISTRIBUTIONS = {
+    "test_agent_demo": "openai-agents",
     "test_anthropic": "anthropic",
     "test_curl": "curl",
     "test_instructor": "instructor",
@@ -49,13 +50,12 @@ def read_results(text: str) -> list[Tried]:
 
 def table(results: Iterable[Tried], day: str) -> str:
     """A row a client; a client that was not tried has none."""
-    by_module = defaultdict[str, list[Tried]](list)
+    by_client = defaultdict[str, list[Tried]](list)
     for each in results:
         if each.outcome != "skipped" and each.module in DISTRIBUTIONS:
-            by_module[each.module].append(each)
+            by_client[DISTRIBUTIONS[each.module]].append(each)
     lines = [f"Run on {day}:", "", "| client | version | what it was tried with | passed |", "|---|---|---|---|"]
-    for module, tried in sorted(by_module.items(), key=lambda item: DISTRIBUTIONS[item[0]]):
-        name = DISTRIBUTIONS[module]
+    for name, tried in sorted(by_client.items()):
         num_passed = sum(each.outcome == "passed" for each in tried)
         what = "; ".join(dict.fromkeys(_told(each, tried) for each in tried))
         lines.append(f"| {name} | {_version(name)} | {what} | {num_passed} of {len(tried)} |")
