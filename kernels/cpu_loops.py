@@ -56,6 +56,8 @@ class CpuLoops:
     takes_head_dim: Callable[[int], bool]
     few_rows_linear: Callable[[Tensor], FewRowsLinear | None]
     greedy_tokens: Callable[[Tensor], Tensor]
+    lora_shrink: Callable[..., Tensor]
+    lora_expand: Callable[..., None]
     new_recorder: Callable[[], Recorder]
 
 
@@ -81,6 +83,8 @@ def cpu_loops() -> CpuLoops | None:
     from kernels.loops import (
         few_rows_linear,
         greedy_tokens,
+        lora_expand,
+        lora_shrink,
         paged_attention_decode,
         paged_attention_prefill,
         paged_heads,
@@ -100,6 +104,8 @@ def cpu_loops() -> CpuLoops | None:
         takes_head_dim=paged_heads.takes_head_dim,
         few_rows_linear=few_rows_linear.few_rows_linear,
         greedy_tokens=greedy_tokens.greedy_tokens,
+        lora_shrink=lora_shrink.lora_shrink,
+        lora_expand=lora_expand.lora_expand,
         new_recorder=recording.Recorder,
     )
 

@@ -21,6 +21,7 @@ from typing import no_type_check
 import torch
 from torch import Tensor
 
+from kernels.cpu_loops import loops_for
 from kernels.dependent_launch import dependent_launch, start_dependents, wait_for_inputs
 from kernels.lora_tensors import MAX_PARTS, LoraTables, TokenSlots, check_lora_tensors, rows_of_pool, tokens_by_slot
 from kernels.lora_tiles import BLOCK_RANK, has_few_tokens, known_alignment, lora_tiles, slot_below, tile_tokens
@@ -166,5 +167,8 @@ def lora_expand_triton(shrunk: Tensor, token_slots: TokenSlots, tables: LoraTabl
 
 
 def lora_expand(shrunk: Tensor, token_slots: TokenSlots, tables: LoraTables, y: Tensor) -> None:
-    expand = lora_expand_triton if y.is_cuda else lora_expand_reference
-    expand(shrunk, token_slots, tables, y)
+    if y.is_cuda:
+        return lora_expand_triton(shrunk, token_slots, tables, y)
+    loops = loops_for(y)
+    expand = lora_expand_reference if loops is None else loops.lora_expand
+    return expand(shrunk, token_slots, tables, y)

@@ -11,7 +11,7 @@ S depends on K alone, not on T or on which adapters there are: a CUDA graph hold
 (never tf32) and sums. A token's result does not depend on the other tokens, nor on their number up to 256, nor beyond.
 Offsets are int64. T may be 0.
 
-The reference does not split: S is 1.
+The reference and a CPU's loop do not split: S is 1.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import no_type_check
 import torch
 from torch import Tensor
 
+from kernels.cpu_loops import loops_for
 from kernels.dependent_launch import dependent_launch, start_dependents, wait_for_inputs
 from kernels.lora_tensors import LoraTables, TokenSlots, check_lora_tensors, rows_of_pool, tokens_by_slot
 from kernels.lora_tiles import BLOCK_RANK, has_few_tokens, known_alignment, lora_tiles, slot_below, tile_tokens
@@ -193,5 +194,8 @@ def lora_shrink_triton(x: Tensor, token_slots: TokenSlots, tables: LoraTables) -
 
 
 def lora_shrink(x: Tensor, token_slots: TokenSlots, tables: LoraTables) -> Tensor:
-    shrink = lora_shrink_triton if x.is_cuda else lora_shrink_reference
+    if x.is_cuda:
+        return lora_shrink_triton(x, token_slots, tables)
+    loops = loops_for(x)
+    shrink = lora_shrink_reference if loops is None else loops.lora_shrink
     return shrink(x, token_slots, tables)
