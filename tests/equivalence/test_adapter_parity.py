@@ -1,0 +1,213 @@
+"""A batch of base and adapters equals PEFT's `generate` for each request, token for token in fp32.
+
+On every family: alone, mixed, prompts in chunks, arriving at random, preempted by recomputation and by swap, with
+cached prefixes, with more adapters than slots, several choices, and beams.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from service.config import CacheConfig, LoraConfig, ModelSource
+from service.core.adapter import Adapter
+from service.runner.load import LoadedModel, load_executor
+from service.scheduler.preemption import AlwaysRecompute, AlwaysSwap
+from tests.engine.harness import Harness
+from tests.equivalence.hf_model import CONFIGS, random_prompts, save_random_model
+from tests.equivalence.peft_model import BASE, MAX_RANK, PeftOracle, save_adapters
+
+MAX_TOKENS = 8
+WIDTH = 3
+BUDGET = 48
+BLOCK_SIZE = 4
+LONGEST = 80
+CACHE_BYTES = 32 << 20
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+Asked = tuple[str, tuple[int, ...]]
+"""Adapter and prompt."""
+
+
+class Case:
+    """One model with its adapters, requests of all of them for the same prompts, and what PEFT makes of each."""
+
+    def __init__(self, family: str, folder: Path) -> None:
+        self.model = save_random_model(family, folder / "model")
+        self.adapters = save_adapters(self.model, folder / "adapters")
+        oracle = PeftOracle(self.model, self.adapters)
+        prompts = random_prompts(4, 400, longest=LONGEST)
+        self.names = [BASE, *self.adapters]
+        self.asked: list[Asked] = [(name, prompt) for prompt in prompts for name in self.names]
+        self.expected = {asked: oracle.generate(*asked, MAX_TOKENS)[0] for asked in self.asked}
+        self.beams = {
+            asked: oracle.generate(*asked, MAX_TOKENS, num_beams=WIDTH, num_return_sequences=WIDTH)
+            for asked in self.asked[-len(self.names) :]
+        }
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return Case(request.param, tmp_path_factory.mktemp(request.param.replace(", ", "-")))
+
+
+class Served:
+    """The model as it is loaded, with its adapters. num_slots: of the device."""
+
+    def __init__(self, case: Case, device: str, num_slots: int) -> None:
+        source = ModelSource(str(case.model), None, None, None, "auto", "float32", device, None, 0)
+        cache, lora = CacheConfig(BLOCK_SIZE, 0.5, CACHE_BYTES, CACHE_BYTES), LoraConfig(num_slots, MAX_RANK)
+        self.num_slots = num_slots
+        self.loaded: LoadedModel = load_executor(source, case.model, cache, 32, BUDGET, lora=lora)
+        store = self.loaded.adapters
+        assert store is not None
+        self.adapters: Mapping[str, Adapter] = {name: store.read(name, case.adapters[name]) for name in case.adapters}
+
+    def tight_cache(self, most_sequences: int) -> dict[str, int]:
+        """Room for all adapters, the longest request with so many sequences, and little else."""
+        num_blocks = LONGEST // BLOCK_SIZE + most_sequences * (MAX_TOKENS // BLOCK_SIZE + 1) + 2
+        num_blocks += sum(adapter.num_blocks for adapter in self.adapters.values())
+        return {"num_blocks": num_blocks, "num_host_blocks": self.loaded.num_host_blocks}
+
+    def harness(self, **options) -> Harness:
+        blocks = {"num_blocks": self.loaded.num_blocks, "num_host_blocks": 0, **options}
+        return Harness(
+            block_size=BLOCK_SIZE,
+            max_num_seqs=32,
+            max_num_batched_tokens=BUDGET,
+            executor=self.loaded.runner,
+            num_adapter_slots=self.num_slots,
+            **blocks,
+        )
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def served(request: pytest.FixtureRequest, case: Case) -> Served:
+    return Served(case, request.param, len(case.adapters))
+
+
+def add(harness: Harness, served: Served, asked: Asked, **sampling) -> str:
+    name, prompt = asked
+    options = {"temperature": 0.0, "adapter": served.adapters.get(name), **sampling}
+    request = harness.request(prompt, MAX_TOKENS, **options)
+    harness.clock.advance(0.001)
+    assert harness.add(request)
+    return request.request_id
+
+
+def outputs(harness: Harness, ids: Mapping[Asked, str]) -> dict[Asked, list[int]]:
+    return {asked: harness.tokens[request_id, 0] for asked, request_id in ids.items()}
+
+
+def shuffled(case: Case, seed: int = 0) -> list[Asked]:
+    return random.Random(seed).sample(case.asked, len(case.asked))
+
+
+def test_the_adapters_answer_otherwise(case: Case):
+    """Else what follows would show nothing."""
+    for prompt in {prompt for _, prompt in case.asked}:
+        assert len({tuple(case.expected[name, prompt]) for name in case.names}) == len(case.names)
+
+
+def test_alone(case: Case, served: Served):
+    harness = served.harness()
+    ids = {}
+    for asked in case.asked:
+        ids[asked] = add(harness, served, asked)
+        harness.run()
+    assert outputs(harness, ids) == case.expected
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapped"])
+def test_mixed_in_one_batch(case: Case, served: Served, overlap: bool):
+    """Most prompts are longer than what is left of an iteration: they are computed in chunks."""
+    harness = served.harness(overlap=overlap)
+    ids = {asked: add(harness, served, asked) for asked in shuffled(case)}
+    harness.run()
+    assert outputs(harness, ids) == case.expected
+
+
+def test_arriving_while_others_run(case: Case, served: Served):
+    harness, chance = served.harness(overlap=True), random.Random(1)
+    ids = {}
+    for asked in shuffled(case, 1):
+        ids[asked] = add(harness, served, asked)
+        for _ in range(chance.randint(0, 3)):
+            harness.step()
+    harness.run()
+    assert outputs(harness, ids) == case.expected
+
+
+@pytest.mark.parametrize("preemption", [AlwaysRecompute, AlwaysSwap])
+def test_preempted(case: Case, served: Served, preemption: type[AlwaysRecompute] | type[AlwaysSwap]):
+    harness = served.harness(**served.tight_cache(1), preemption=preemption(), overlap=True)
+    ids = {asked: add(harness, served, asked) for asked in sorted(case.asked, key=lambda asked: len(asked[1]))}
+    harness.run()
+    assert outputs(harness, ids) == case.expected
+    assert sum(stats.num_preemptions for stats, _, _ in harness.sink.requests) > 0
+
+
+def test_with_cached_prefixes(case: Case, served: Served):
+    """Each prompt once more, continued; what another adapter computed of the same prompt is no prefix of it."""
+    harness, half = served.harness(), MAX_TOKENS // 2
+    for asked in shuffled(case, 2):
+        add(harness, served, asked)
+    harness.run()
+    assert sum(stats.num_cached_tokens for stats, _, _ in harness.sink.requests) == 0
+    continued = {(name, prompt): (name, (*prompt, *made[:half])) for (name, prompt), made in case.expected.items()}
+    ids = {asked: add(harness, served, longer) for asked, longer in continued.items()}
+    harness.run()
+    assert {asked: made[:half] for asked, made in outputs(harness, ids).items()} == {
+        asked: made[half:] for asked, made in case.expected.items()
+    }
+    cached = sum(stats.num_cached_tokens for stats, _, _ in harness.sink.requests)
+    assert cached > sum(len(prompt) for _, prompt in case.asked) // 2
+
+
+@pytest.mark.parametrize("num_slots", [1, 2])
+def test_with_more_adapters_than_slots(case: Case, num_slots: int):
+    served = Served(case, "cpu", num_slots)
+    harness = served.harness(overlap=True)
+    ids = {asked: add(harness, served, asked) for asked in shuffled(case, 3)}
+    harness.run()
+    assert outputs(harness, ids) == case.expected
+
+
+def test_every_choice_is_drawn_as_alone(case: Case, served: Served):
+    """PEFT's draws are others; what is drawn hangs on the seed and the adapter, and on no neighbour."""
+    some = case.asked[: len(case.names) * 2]
+    alone = {}
+    for asked in some:
+        for choice in range(2):
+            harness = served.harness()
+            request_id = add(harness, served, asked, temperature=1.0, seed=7 + choice)
+            harness.run()
+            alone[asked, choice] = harness.tokens[request_id, 0]
+    harness = served.harness(overlap=True)
+    drawn = {asked: add(harness, served, asked, n=2, temperature=1.0, seed=7) for asked in some}
+    greedy = {asked: add(harness, served, asked, n=2) for asked in some}
+    harness.run()
+    assert {(asked, i): harness.tokens[drawn[asked], i] for asked, i in alone} == alone
+    assert {(asked, i): harness.tokens[greedy[asked], i] for asked, i in alone} == {
+        (asked, i): case.expected[asked] for asked, i in alone
+    }
+
+
+@pytest.mark.parametrize("preemption", [None, AlwaysRecompute, AlwaysSwap])
+def test_beams(case: Case, served: Served, preemption: type[AlwaysRecompute] | type[AlwaysSwap] | None):
+    options = {} if preemption is None else {**served.tight_cache(WIDTH), "preemption": preemption()}
+    harness = served.harness(overlap=True, **options)
+    ids = {}
+    for name, prompt in case.beams:
+        adapter = served.adapters.get(name)
+        request = harness.beam_request(prompt, MAX_TOKENS, WIDTH, WIDTH, adapter=adapter)
+        assert harness.add(request)
+        ids[name, prompt] = request.request_id
+    greedy = {asked: add(harness, served, asked) for asked in shuffled(case, 4)}
+    harness.run()
+    assert {asked: [harness.tokens[ids[asked], i] for i in range(WIDTH)] for asked in ids} == case.beams
+    assert outputs(harness, greedy) == case.expected
+    preemptions = sum(stats.num_preemptions for stats, _, _ in harness.sink.requests)
+    assert preemption is None or preemptions > 0
