@@ -108,6 +108,7 @@ class ApiConfig:
     max_arguments_characters: of the arguments of one call of a tool in a message; they are JSON, parsed in one step.
     max_logprob_entries: log probabilities that one call may return, over all its tokens; a default max_tokens is cut so
         that it keeps to this.
+    responses_store_bytes, responses_store_entries: what responses that are kept may take; 0 bytes: none is kept.
     strict_params: unknown request fields are refused instead of listed in `x-ignored-params`.
     """
 
@@ -148,6 +149,8 @@ class ApiConfig:
     max_regex_bytes: int = 4096
     max_patterns_at_once: int = 12
     max_cache_salt_bytes: int = 1024
+    responses_store_bytes: int = 0
+    responses_store_entries: int = 10_000
     stream_keepalive_s: float = 15.0
     stream_send_timeout_s: float = 30.0
     tokenizer_threads: int = 2

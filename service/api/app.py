@@ -23,6 +23,7 @@ from service.api.endpoints.metrics import Metrics
 from service.api.endpoints.models import Models
 from service.api.endpoints.openapi import OpenApi
 from service.api.endpoints.playground import Playground
+from service.api.endpoints.stored_responses import StoredResponses
 from service.api.endpoints.tokenize import Tokenize
 from service.api.endpoints.traces import Traces
 from service.api.endpoints.version import Version
@@ -35,6 +36,7 @@ from service.api.middleware.http_facts import HttpFacts
 from service.api.middleware.key_limit import KeyLimit
 from service.api.middleware.request_ids import RequestIds
 from service.api.random_ids import RandomIds
+from service.api.response_store import ResponseStore
 from service.api.serving_state import ServingState
 from service.api.text_pool import TextPool
 from service.config import ApiConfig
@@ -55,12 +57,14 @@ def create_app(
     """The ASGI app. It can serve at once; `state` says what (see `serving_state` for what `main.py` must do).
 
     recorder: the same object that the engine has as its StatsSink. registry: what /metrics shows.
-    The app's lifespan ends its tokenizing threads and nothing else: it neither starts nor stops the engine.
+    The app's lifespan ends its tokenizing threads and what is made in the background, nothing else: it neither starts
+    nor stops the engine.
     Streams are not ended at SIGTERM by this app: they end when the engine ends their requests.
     """
     unread = RareWarning(_logger, "streams that were not read for %g s were cut: %d")
     texts = TextPool(config.tokenizer_threads, recorder.times)
-    context = ApiContext(state, config, texts, recorder, TraceStore(), RandomIds(), unread)
+    responses = ResponseStore(config.responses_store_entries, config.responses_store_bytes)
+    context = ApiContext(state, config, texts, recorder, TraceStore(), RandomIds(), unread, responses)
     routes = _routes(context, registry)
     templates = {route.endpoint: route.path for route in routes}
     app = _App(
@@ -114,7 +118,7 @@ def _cross_origin(origins: Sequence[str]) -> list[Middleware]:
         Middleware(
             CORSMiddleware,
             allow_origins=origins,
-            allow_methods=("GET", "POST"),
+            allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
             expose_headers=("X-Request-Id", "request-id", "x-ignored-params", "Retry-After"),
         )
@@ -123,7 +127,12 @@ def _cross_origin(origins: Sequence[str]) -> list[Middleware]:
 
 def _routes(context: ApiContext, registry: CollectorRegistry) -> list[Route]:
     health, models, tokenize = Health(context), Models(context), Tokenize(context)
+    stored = StoredResponses(context)
     return [
+        _route("/v1/responses/{response_id}", stored.get),
+        _route("/v1/responses/{response_id}", stored.delete, "DELETE"),
+        _route("/v1/responses/{response_id}/cancel", stored.cancel, "POST"),
+        _route("/v1/responses/{response_id}/input_items", stored.input_items),
         *(_route(endpoint.path, endpoint.make(context).create, "POST") for endpoint in GENERATING),
         _route("/v1/models", models.list),
         _route("/v1/models/{model_id:path}", models.get),
@@ -160,4 +169,5 @@ class Endpoint:
 @asynccontextmanager
 async def _lifespan(context: ApiContext) -> AsyncIterator[None]:
     yield
+    context.responses.close()
     context.texts.close()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from service.api.call_trace import TraceStore
 from service.api.random_ids import RandomIds
+from service.api.response_store import ResponseStore
 from service.api.serving_state import ServingState
 from service.api.text_pool import TextPool
 from service.config import ApiConfig
@@ -25,3 +26,4 @@ class ApiContext:
     traces: TraceStore
     ids: RandomIds
     unread: RareWarning
+    responses: ResponseStore

@@ -262,5 +262,5 @@ class InputItemList(BaseModel):
 
 class DeletedResponse(BaseModel):
     id: str
-    object: Literal["response.deleted"]
+    object: Literal["response"]
     deleted: bool

@@ -119,6 +119,12 @@ class Settings(BaseSettings):
     max_total_body_bytes: ByteSize = Field(
         ByteSize(256 * 1024**2), gt=0, description="request bodies held at once while they are read; beyond, 503"
     )
+    responses_store: bool = Field(
+        False, description="keep responses in memory: previous_response_id, background, GET /v1/responses/{id}"
+    )
+    responses_store_size: ByteSize = Field(
+        ByteSize(256 * 1024**2), gt=0, description="memory of the responses that are kept; the oldest go first"
+    )
     shutdown_timeout: FiniteFloat = Field(30.0, ge=0, description="seconds that running requests have after SIGTERM")
     metrics_compat: Literal["vllm", "none"] = Field("vllm", description="also export the vllm:* metric names")
     stream_interval_ms: FiniteFloat | None = Field(
@@ -390,6 +396,7 @@ class Settings(BaseSettings):
             reasoning_parser=self.reasoning_parser,
             max_body_bytes=int(self.max_body_bytes),
             max_total_body_bytes=int(self.max_total_body_bytes),
+            responses_store_bytes=int(self.responses_store_size) if self.responses_store else 0,
         )
 
     def _keys(self) -> tuple[str, ...]:

@@ -16,6 +16,8 @@ WITHOUT_A_TWIN = {
     "service/api/context.py": "values only",
     "service/api/answers/answer_form.py": "a Protocol only",
     "service/api/calls/chat_call.py": "tests/api/endpoints/test_chat_completions.py",
+    "service/api/calls/response_history.py": "tests/api/endpoints/test_stored_responses.py",
+    "service/api/answers/background.py": "tests/api/endpoints/test_stored_responses.py",
     "service/api/calls/completion_call.py": "tests/api/endpoints/test_completions.py",
     "service/core/grammar.py": "Protocols and values only",
     "service/core/iteration_result.py": "values only",

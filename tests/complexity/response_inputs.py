@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from service.api.answers.input_item_page import listed_items, page_of
 from service.api.calls.member_limits import check_members
 from service.api.calls.response_items import ChatMessages
 from service.api.calls.response_tools import chat_choice, read_tools
 from service.api.calls.wire_parsing import parse
+from service.api.response_store import ResponseStore, StoredResponse
 from service.protocol.responses import InputItem, ResponsesRequest
 from tests.complexity.door_inputs import CONFIG
 from tests.complexity.growth import Work, WorstInput
@@ -46,7 +48,41 @@ def _response_tools(n: int) -> Work:
     return work
 
 
+def _input_item_page(n: int) -> Work:
+    items = [{"role": "user", "content": [{"type": "input_text", "text": "x"}]}] * n
+    after = listed_items(items, "resp_1")[0]["id"]
+    return lambda: page_of(listed_items(items, "resp_1"), after, 20, "desc")
+
+
+def _stored_responses(n: int) -> Work:
+    """Each drives out the one before it, and many run."""
+
+    def work() -> None:
+        store = ResponseStore(n // 2, 10**9)
+        for index in range(n):
+            store.put(str(index), StoredResponse("", b"[]", b"{}"))
+        store.num_running("")
+
+    return work
+
+
 RESPONSE_INPUTS = [
+    WorstInput(
+        "responses: the items of one, listed",
+        ("api/answers/input_item_page.py",),
+        _input_item_page,
+        1_000,
+        CONFIG.max_messages,
+        "pool",
+    ),
+    WorstInput(
+        "responses: stored",
+        ("api/response_store.py",),
+        _stored_responses,
+        2_000,
+        CONFIG.responses_store_entries,
+        "stream",
+    ),
     WorstInput(
         "items of a response: messages, each of the same turn",
         ("api/calls/response_items.py", "api/calls/member_limits.py", "protocol/responses.py"),

@@ -176,3 +176,11 @@ def test_one_body_fits_what_all_may_hold() -> None:
         read_settings(["--max-body-bytes", "300MiB"])
     config = read_settings(["--max-body-bytes", "300MiB", "--max-total-body-bytes", "1GiB"]).api_config()
     assert (config.max_body_bytes, config.max_total_body_bytes) == (300 * 2**20, 2**30)
+
+
+def test_responses_are_kept_if_the_operator_says_so() -> None:
+    assert read_settings([]).api_config().responses_store_bytes == 0
+    assert read_settings(["--responses-store"]).api_config().responses_store_bytes == 256 * 2**20
+    sized = read_settings(["--responses-store", "--responses-store-size", "1GiB"]).api_config()
+    assert sized.responses_store_bytes == 2**30
+    assert read_settings(["--responses-store-size", "1GiB"]).api_config().responses_store_bytes == 0

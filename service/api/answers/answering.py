@@ -79,14 +79,19 @@ async def _whole(
     http: Request, generation: Generation, form: AnswerForm, context: ApiContext, headers: dict[str, str]
 ) -> Response:
     """Wait for all choices; raises ClientGone if the client leaves."""
-    try:
-        choices = await run_unless_disconnected(http.receive, generation.collect())
-        num_characters = generation.num_logprobs * CHARACTERS_OF_A_LOGPROB
-        json = await context.texts.run(num_characters, lambda: form.whole(choices))
-    finally:
-        context.recorder.times.detokenize += generation.text_s
+    json = await run_unless_disconnected(http.receive, whole_json_of(generation, form, context))
     _close(generation, context, "call_failed")
     return Response(json, headers=headers, media_type="application/json")
+
+
+async def whole_json_of(generation: Generation, form: AnswerForm, context: ApiContext) -> str:
+    """Wait for all choices; raises what one of the requests has failed with."""
+    try:
+        choices = await generation.collect()
+        num_characters = generation.num_logprobs * CHARACTERS_OF_A_LOGPROB
+        return await context.texts.run(num_characters, lambda: form.whole(choices))
+    finally:
+        context.recorder.times.detokenize += generation.text_s
 
 
 def _close(generation: Generation, context: ApiContext, reason: str) -> None:

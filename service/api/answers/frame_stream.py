@@ -62,7 +62,7 @@ class FrameStream:
             return self._form.end(internal_error())
 
     def close(self, reason: str) -> None:
-        self._reader = None
+        self.is_done, self._reader = True, None  # a generation that is aborted here has not come to its end
         if self._writing is not None:
             self._writing.cancel()
         self._times.detokenize += self._generation.text_s

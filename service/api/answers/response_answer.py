@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 
@@ -93,9 +93,17 @@ class ResponseAnswer:
         self._finish_reason = choice.finish_reason
         return self._json(self._status()).decode()
 
+    def failed(self, error: RequestError) -> bytes:
+        """The JSON of a response that has come to this."""
+        return self._json("failed", error)
+
+    def unfinished(self, status: Literal["queued", "in_progress", "cancelled"]) -> bytes:
+        """The JSON of a response that nothing has come of yet, or never will."""
+        return self._json(status)
+
     def _failed(self, error: RequestError) -> bytes:
         told = self._events.frame("error", code=error.code, message=error.message, param=error.param)
-        response = self._json("failed", error)
+        response = self.failed(error)
         self._keep(response)
         return told + self._events.frame("response.failed", response=orjson.Fragment(response))
 
@@ -103,8 +111,8 @@ class ResponseAnswer:
         return "incomplete" if self._finish_reason is FinishReason.LENGTH else "completed"
 
     def _json(self, status: Status, error: RequestError | None = None) -> bytes:
-        has_ended = status != "in_progress"
-        usage = response_usage(self._generation.usage_fields()) if has_ended and error is None else None
+        has_ended = status in ("completed", "incomplete")
+        usage = response_usage(self._generation.usage_fields()) if has_ended else None
         return response_json(self._asked, status, self._items.whole, usage, error)
 
     def _logprobs(self, scored: Sequence[ScoredToken]) -> list[MessageLogprob]:

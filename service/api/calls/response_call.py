@@ -87,17 +87,17 @@ async def prepare_response(
     model: ServedModel,
     context: ApiContext,
     *,
-    is_stored: bool,
+    may_store: bool,
 ) -> ResponseCall:
     """As `prepare_chat`. history: the conversation that `previous_response_id` stands for.
 
-    is_stored: whether there is a place to keep it in; a client that wants it kept is told if there is none.
+    may_store: whether there is a place to keep it in; a client that wants it kept is told if there is none.
     """
     _check(fields)
     tools = read_tools(fields.tools or ())
     conversation = _Conversation(fields, history, tools)
     unread = [*conversation.messages.unread, *_unread(fields), *tools.ignored]
-    if fields.store and not is_stored:
+    if fields.store and not may_store:
         unread.append("store")
     with fields_named(conversation.name_of):
         chat = parse(ChatRequest, _chat(fields, conversation, tools))

@@ -11,11 +11,13 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from starlette.requests import Request
 from starlette.responses import Response
 
+from service.api.answers.input_item_page import MOST_OF_A_PAGE
 from service.api.endpoints.generating import GENERATING
 from service.config import ApiConfig
 from service.core.version import distribution_version
 from service.protocol.error_body import ErrorBody
 from service.protocol.models import ModelCard, ModelList
+from service.protocol.responses import DeletedResponse, InputItemList, ResponseBody
 from service.protocol.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -39,8 +41,18 @@ _RESPONSES: tuple[_Shape, ...] = (
     TokenizeResponse,
     DetokenizeResponse,
     RequestTrace,
+    InputItemList,
+    DeletedResponse,
     ErrorBody,
 )
+_PAGE = [
+    {"name": name, "in": "query", "schema": schema}
+    for name, schema in (
+        ("after", {"type": "string"}),
+        ("limit", {"type": "integer", "minimum": 1, "maximum": MOST_OF_A_PAGE}),
+        ("order", {"type": "string", "enum": ["asc", "desc"]}),
+    )
+]
 _PUBLIC: list[dict[str, list[str]]] = []
 
 
@@ -96,9 +108,21 @@ def _paths(guards_metrics: bool) -> dict[str, Any]:
     request_id = {**model_id, "name": "request_id"}
     follow = {"name": "follow", "in": "query", "schema": {"type": "boolean"}}
     trace = {**_json_of(RequestTrace), "text/event-stream": {"itemSchema": _event_of(RequestTrace)}}
+    response = {"parameters": [{**model_id, "name": "response_id"}]}
     healthy = {**_operation("Would a new short request complete?", _json_object()), "security": _PUBLIC}
     return {
         **{each.path: {"post": _call(each.summary, (each.request,), each.response, each.chunk)} for each in GENERATING},
+        "/v1/responses/{response_id}": {
+            "get": _operation("A response that is kept.", _json_of(ResponseBody)) | response,
+            "delete": _operation("Keep it no longer.", _json_of(DeletedResponse)) | response,
+        },
+        "/v1/responses/{response_id}/cancel": {
+            "post": _operation("Stop a response in the background.", _json_of(ResponseBody)) | response
+        },
+        "/v1/responses/{response_id}/input_items": {
+            "get": _operation("What a response was made from.", _json_of(InputItemList))
+            | {"parameters": [*response["parameters"], *_PAGE]}
+        },
         "/v1/models": {"get": _operation("The models that may be named.", _json_of(ModelList))},
         "/v1/models/{model_id}": {"get": {**_operation("One model.", _json_of(ModelCard)), "parameters": [model_id]}},
         "/v1/requests/{request_id}/trace": {

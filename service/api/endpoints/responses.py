@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
+
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.api.answers.answering import respond, submit
+from service.api.answers.answering import ignored_header, respond, submit
+from service.api.answers.background import begin_in_background
+from service.api.answers.generation import Generation
 from service.api.answers.response_answer import ResponseAnswer
 from service.api.call_head import call_head
 from service.api.calls.field_names import fields_named
 from service.api.calls.json_body import read_json_object
-from service.api.calls.response_call import prepare_response
+from service.api.calls.response_call import ResponseCall, prepare_response
+from service.api.calls.response_history import conversation_json, parsed_history, read_history
 from service.api.calls.wire_parsing import parse
 from service.api.context import ApiContext
-from service.errors import UnsupportedParameter
+from service.api.response_store import StoredResponse
+from service.errors import InvalidRequest, RateLimited, UnsupportedParameter
 from service.protocol.responses import ResponsesRequest
 
 
@@ -25,17 +31,50 @@ class Responses:
         context = self._context
         model = context.state.check_ready()
         head = call_head(context.ids, http, "resp_", model.clock.now_s())
-        fields = parse(ResponsesRequest, await read_json_object(http, context.texts, context.config))
-        for name in ("background", "previous_response_id"):
-            if getattr(fields, name):
-                raise UnsupportedParameter(f"{name} is not supported: this server stores no responses.", param=name)
-        call = await prepare_response(fields, [], head, http.receive, model, context, is_stored=False)
+        body = await read_json_object(http, context.texts, context.config)
+        fields = parse(ResponsesRequest, body)
+        is_stored = context.responses.keeps and fields.store is not False
+        if fields.background:
+            self._check_background(fields, head.client)
+        history = await read_history(fields, head.client, context)
+        items = parsed_history(history, body, context)
+        call = await prepare_response(
+            fields, items, head, http.receive, model, context, may_store=context.responses.keeps
+        )
+        conversation = await conversation_json(history, body.get("input"), call, context) if is_stored else b""
+
+        def keep(response: bytes) -> None:
+            if is_stored:
+                context.responses.put(head.call_id, StoredResponse(head.client, conversation, response))
+
         with fields_named(call.name_of):
             generation = await submit(call.prepared, context)
-        return await respond(
-            http,
-            call.prepared,
-            generation,
-            lambda _, generation: ResponseAnswer(call, generation, False, lambda _: None),
-            context,
+        if fields.background:
+            return self._begin(call, generation, conversation)
+        response = await respond(
+            http, call.prepared, generation, lambda _, own: ResponseAnswer(call, own, is_stored, keep), context
         )
+        if not fields.stream and response.status_code == HTTPStatus.OK:
+            keep(bytes(response.body))
+        return response
+
+    def _check_background(self, fields: ResponsesRequest, client: str) -> None:
+        most = self._context.config.max_requests_per_key
+        if not self._context.responses.keeps:
+            raise UnsupportedParameter("background needs a server with --responses-store.", param="background")
+        if fields.store is False:
+            raise InvalidRequest("background can only be used when `store` is true.", param="background")
+        if fields.stream:
+            raise UnsupportedParameter("background is not supported for streams.", param="background")
+        if client and most is not None and self._context.responses.num_running(client) >= most:
+            raise RateLimited(f"This API key has {most} responses running in the background, which is its limit.")
+
+    def _begin(self, call: ResponseCall, generation: Generation, conversation: bytes) -> Response:
+        """The response is made by a task; the client asks for it later."""
+        context, head, checked = self._context, call.prepared.head, call.prepared.checked
+        form = ResponseAnswer(call, generation, is_stored=True, keep=lambda response: None)
+        task = begin_in_background(head.call_id, form, generation, context)
+        stored = StoredResponse(head.client, conversation, form.unfinished("in_progress"), task)
+        context.responses.put(head.call_id, stored)
+        headers = ignored_header(checked.ignored)
+        return Response(form.unfinished("queued"), headers=headers, media_type="application/json")

@@ -44,9 +44,13 @@ class Streamed:
             return text
 
         self.generation.take_plain_text = counted
-        context: Any = SimpleNamespace(recorder=SimpleNamespace(times=HostTimes()))
+        recorder = SimpleNamespace(times=HostTimes(), record_abort=lambda reason: None)
+        context: Any = SimpleNamespace(recorder=recorder)
         self.times = context.recorder.times
         self._frames = FrameStream(context, self.generation, form)
+
+    def close(self) -> None:
+        self._frames.close("client_disconnected")
 
     def put(self, *events: StreamEvent) -> None:
         self.engine.put("r0", *events)
@@ -94,6 +98,14 @@ def test_the_time_of_plain_frames_counts() -> None:
     stream.put(B)
     assert stream.times.detokenize > 0
     assert stream.times.sse > 0
+
+
+def test_one_that_was_left_has_no_end() -> None:
+    stream = Streamed(CALL, is_chat=True, plainly=True)
+    stream.put(A)
+    stream.close()
+    stream.put(FINISHED)
+    assert b"DONE" not in stream.written
 
 
 def test_a_form_may_begin_before_anything_is_generated() -> None:

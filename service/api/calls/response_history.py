@@ -1,0 +1,73 @@
+"""The conversation that `previous_response_id` stands for, and what is kept of one for the next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from service.api.calls.large_json import LARGE_BYTES, parse_large
+from service.api.calls.member_limits import check_members
+from service.api.calls.response_call import ResponseCall
+from service.api.calls.wire_parsing import parse
+from service.api.context import ApiContext
+from service.errors import InvalidRequest, NotFound, UnsupportedParameter
+from service.protocol.responses import InputItem, ResponsesRequest
+
+_PARAM = "previous_response_id"
+_CHARACTERS_OF_A_TOKEN = 4
+
+
+async def read_history(fields: ResponsesRequest, client: str, context: ApiContext) -> list[dict[str, Any]]:
+    """The items of the conversation so far, as JSON; none without `previous_response_id`.
+
+    Refused if that response is not there, is not complete, or is larger than what a client might send itself.
+    """
+    response_id, config = fields.previous_response_id, context.config
+    if response_id is None:
+        return []
+    if not context.responses.keeps:
+        raise UnsupportedParameter(f"{_PARAM} needs a server with --responses-store.", param=_PARAM)
+    try:
+        stored = context.responses.get(response_id, client)
+    except NotFound as error:
+        message = f"Previous response with id '{response_id[:64]}' not found."
+        raise InvalidRequest(message, param=_PARAM, code="previous_response_not_found") from error
+    if stored.is_running:
+        raise InvalidRequest(f"{_PARAM}: that response is still in progress.", param=_PARAM)
+    num_bytes = len(stored.items) + len(stored.response)
+    if num_bytes > config.max_body_bytes:
+        raise InvalidRequest(
+            f"{_PARAM}: its conversation has {num_bytes} bytes; the limit is {config.max_body_bytes}.", param=_PARAM
+        )
+    items, response = stored.items, stored.response
+    return await context.texts.run(num_bytes, lambda: [*_loads(items), *_loads(response)["output"]])
+
+
+def parsed_history(
+    history: Sequence[Mapping[str, Any]], body: Mapping[str, Any], context: ApiContext
+) -> Sequence[InputItem]:
+    """In their wire shapes; refused if with the request's own they are too many."""
+    if not history:
+        return ()
+    new = body.get("input")
+    check_members({"input": [*history, *new] if isinstance(new, list) else history}, context.config)
+    items = parse(ResponsesRequest, {"model": "", "input": history}).input
+    assert isinstance(items, list)
+    return items
+
+
+async def conversation_json(
+    history: Sequence[Mapping[str, Any]], text: object, call: ResponseCall, context: ApiContext
+) -> bytes:
+    """What is kept of the conversation of a call. text: the request's `input`, as it came."""
+    if isinstance(text, str):
+        text = [{"type": "message", "role": "user", "content": text}]
+    items = [*history, *(text if isinstance(text, list) else ())]
+    num_characters = _CHARACTERS_OF_A_TOKEN * sum(map(len, call.prepared.prompts.token_ids))
+    return await context.texts.run(num_characters, lambda: orjson.dumps(items))
+
+
+def _loads(json: bytes) -> Any:
+    return parse_large(json) if len(json) > LARGE_BYTES else orjson.loads(json)

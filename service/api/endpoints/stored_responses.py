@@ -1,0 +1,64 @@
+"""GET and DELETE /v1/responses/{id}, its cancel and its input_items. Only its own client finds a response."""
+
+from __future__ import annotations
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.api.answers.input_item_page import MOST_OF_A_PAGE, listed_items, page_of
+from service.api.context import ApiContext
+from service.api.response_store import StoredResponse
+from service.api.scope import client_of
+from service.errors import InvalidRequest, UnsupportedParameter
+
+_ORDERS = ("asc", "desc")
+
+
+class StoredResponses:
+    def __init__(self, context: ApiContext) -> None:
+        self._texts = context.texts
+        self._store = context.responses
+
+    async def get(self, http: Request) -> Response:
+        if http.query_params.get("stream", "false") != "false":
+            raise UnsupportedParameter("stream is not supported: the whole response is kept.", param="stream")
+        return _json(self._find(http).response)
+
+    async def delete(self, http: Request) -> Response:
+        response_id = http.path_params["response_id"]
+        self._store.delete(response_id, client_of(http.scope))
+        return _json(orjson.dumps({"id": response_id, "object": "response", "deleted": True}))
+
+    async def cancel(self, http: Request) -> Response:
+        """One that has ended stays as it is."""
+        stored = self._find(http)
+        if stored.task is None:
+            raise InvalidRequest("Cannot cancel a synchronous response.", param="response_id")
+        if stored.is_running:
+            stored.task.cancel()
+            cancelled = {**orjson.loads(stored.response), "status": "cancelled"}
+            self._store.complete(http.path_params["response_id"], orjson.dumps(cancelled))
+        return _json(stored.response)
+
+    async def input_items(self, http: Request) -> Response:
+        stored, query = self._find(http), http.query_params
+        order, limit = query.get("order", "desc"), query.get("limit", "20")
+        if order not in _ORDERS:
+            raise InvalidRequest("order must be asc or desc.", param="order")
+        if not (limit.isascii() and limit.isdigit() and len(limit) < len("1000") and 1 <= int(limit) <= MOST_OF_A_PAGE):
+            raise InvalidRequest(f"limit must be from 1 to {MOST_OF_A_PAGE}.", param="limit")
+        response_id, after = http.path_params["response_id"], query.get("after")
+
+        def page() -> bytes:
+            items = listed_items(orjson.loads(stored.items), response_id)
+            return orjson.dumps(page_of(items, after, int(limit), order))
+
+        return _json(await self._texts.run(len(stored.items), page))
+
+    def _find(self, http: Request) -> StoredResponse:
+        return self._store.get(http.path_params["response_id"], client_of(http.scope))
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")

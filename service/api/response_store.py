@@ -1,0 +1,95 @@
+"""Responses that are kept for a while: to be read again, to be gone on from, or because nobody waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from service.errors import NotFound
+
+_OVERHEAD_BYTES = 1024
+"""Of an entry, besides its JSON."""
+
+
+@dataclass(slots=True)
+class StoredResponse:
+    """client: the name of the API key that it belongs to. items: JSON list of the conversation that it was made from.
+    response: its JSON, as of now. task: makes it in the background; None: a request has waited for it."""
+
+    client: str
+    items: bytes
+    response: bytes
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self.task is not None and not self.task.done()
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.items) + len(self.response) + _OVERHEAD_BYTES
+
+
+class ResponseStore:
+    """In memory, bounded in entries and in bytes; the oldest go first. Event-loop thread.
+
+    max_bytes: 0 keeps nothing. What is larger by itself is not kept. One that goes while it is made is stopped.
+    """
+
+    def __init__(self, max_entries: int, max_bytes: int) -> None:
+        self._max_entries = max_entries
+        self._max_bytes = max_bytes
+        self._entries: OrderedDict[str, StoredResponse] = OrderedDict()
+        self.num_bytes = 0
+
+    @property
+    def keeps(self) -> bool:
+        """Whether there is any room at all."""
+        return self._max_bytes > 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def put(self, response_id: str, stored: StoredResponse) -> None:
+        self._entries[response_id] = stored
+        self.num_bytes += stored.num_bytes
+        self._make_room()
+
+    def complete(self, response_id: str, response: bytes) -> None:
+        """The JSON of one that is being made, unless it is gone meanwhile."""
+        stored = self._entries.get(response_id)
+        if stored is not None:
+            self.num_bytes += len(response) - len(stored.response)
+            stored.response = response
+            self._make_room()
+
+    def get(self, response_id: str, client: str) -> StoredResponse:
+        """NotFound if there is none, or if it is somebody else's."""
+        stored = self._entries.get(response_id)
+        if stored is None or stored.client != client:
+            raise NotFound(f"Response with id '{response_id[:64]}' not found.", param="response_id")
+        return stored
+
+    def delete(self, response_id: str, client: str) -> None:
+        """As `get`."""
+        self.get(response_id, client)
+        self._drop(response_id)
+
+    def num_running(self, client: str) -> int:
+        """Of this client's."""
+        return sum(each.is_running and each.client == client for each in self._entries.values())
+
+    def close(self) -> None:
+        for response_id in list(self._entries):
+            self._drop(response_id)
+
+    def _make_room(self) -> None:
+        while len(self._entries) > self._max_entries or self.num_bytes > self._max_bytes:
+            self._drop(next(iter(self._entries)))
+
+    def _drop(self, response_id: str) -> None:
+        stored = self._entries.pop(response_id)
+        self.num_bytes -= stored.num_bytes
+        if stored.task is not None:
+            stored.task.cancel()
