@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
 from service.config import CacheConfig, LoraConfig, ModelSource
 from service.core.adapter import Adapter
 from service.runner.load import LoadedModel, load_executor
 from service.scheduler.preemption import AlwaysRecompute, AlwaysSwap
+from service.settings.settings import QUICKSTART_ADAPTERS, QUICKSTART_MODEL
 from tests.engine.harness import Harness
 from tests.equivalence.hf_model import CONFIGS, random_prompts, save_random_model
 from tests.equivalence.peft_model import BASE, MAX_RANK, PeftOracle, save_adapters
@@ -56,14 +58,14 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 class Served:
     """The model as it is loaded, with its adapters. num_slots: of the device."""
 
-    def __init__(self, case: Case, device: str, num_slots: int) -> None:
-        source = ModelSource(str(case.model), None, None, None, "auto", "float32", device, None, 0)
+    def __init__(self, model: Path, adapters: Mapping[str, Path], device: str, num_slots: int) -> None:
+        source = ModelSource(str(model), None, None, None, "auto", "float32", device, None, 0)
         cache, lora = CacheConfig(BLOCK_SIZE, 0.5, CACHE_BYTES, CACHE_BYTES), LoraConfig(num_slots, MAX_RANK)
         self.num_slots = num_slots
-        self.loaded: LoadedModel = load_executor(source, case.model, cache, 32, BUDGET, lora=lora)
+        self.loaded: LoadedModel = load_executor(source, model, cache, 32, BUDGET, lora=lora)
         store = self.loaded.adapters
         assert store is not None
-        self.adapters: Mapping[str, Adapter] = {name: store.read(name, case.adapters[name]) for name in case.adapters}
+        self.adapters: Mapping[str, Adapter] = {name: store.read(name, folder) for name, folder in adapters.items()}
 
     def tight_cache(self, most_sequences: int) -> dict[str, int]:
         """Room for all adapters, the longest request with so many sequences, and little else."""
@@ -85,7 +87,7 @@ class Served:
 
 @pytest.fixture(scope="module", params=DEVICES)
 def served(request: pytest.FixtureRequest, case: Case) -> Served:
-    return Served(case, request.param, len(case.adapters))
+    return Served(case.model, case.adapters, request.param, len(case.adapters))
 
 
 def add(harness: Harness, served: Served, asked: Asked, **sampling) -> str:
@@ -168,7 +170,7 @@ def test_with_cached_prefixes(case: Case, served: Served):
 
 @pytest.mark.parametrize("num_slots", [1, 2])
 def test_with_more_adapters_than_slots(case: Case, num_slots: int):
-    served = Served(case, "cpu", num_slots)
+    served = Served(case.model, case.adapters, "cpu", num_slots)
     harness = served.harness(overlap=True)
     ids = {asked: add(harness, served, asked) for asked in shuffled(case, 3)}
     harness.run()
@@ -211,3 +213,21 @@ def test_beams(case: Case, served: Served, preemption: type[AlwaysRecompute] | t
     assert outputs(harness, greedy) == case.expected
     preemptions = sum(stats.num_preemptions for stats, _, _ in harness.sink.requests)
     assert preemption is None or preemptions > 0
+
+
+def test_the_shipped_adapter_beside_the_shipped_model():
+    """Each question twice in one batch, one answer told by a pirate; the beginnings of both are as PEFT makes them."""
+    adapters = {"pirate": QUICKSTART_ADAPTERS / "pirate"}
+    oracle = PeftOracle(QUICKSTART_MODEL, adapters)
+    served = Served(QUICKSTART_MODEL, adapters, "cpu", num_slots=1)
+    tokenizer = Tokenizer.from_file(str(QUICKSTART_MODEL / "tokenizer.json"))
+    questions = ["How do I start it?", "What is PagedAttention?", "Who are you?"]
+    texts = [f"<|bos|><|user|>{question}<|end|><|assistant|>" for question in questions]
+    prompts = [tuple(tokenizer.encode(text, add_special_tokens=False).ids) for text in texts]
+    harness = served.harness()
+    ids = {(name, prompt): add(harness, served, (name, prompt)) for prompt in prompts for name in (BASE, "pirate")}
+    harness.run()
+    answers = outputs(harness, ids)
+    assert answers == {asked: oracle.generate(*asked, MAX_TOKENS)[0] for asked in ids}
+    for (name, _), answer in answers.items():
+        assert tokenizer.decode(answer).startswith("Ahoy!") == (name == "pirate")
