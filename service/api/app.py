@@ -19,6 +19,7 @@ from service.api.call_trace import TraceStore
 from service.api.context import ApiContext
 from service.api.endpoints.generating import GENERATING, PATHS
 from service.api.endpoints.health import Health
+from service.api.endpoints.messages import Messages
 from service.api.endpoints.metrics import Metrics
 from service.api.endpoints.models import Models
 from service.api.endpoints.openapi import OpenApi
@@ -27,6 +28,7 @@ from service.api.endpoints.stored_responses import StoredResponses
 from service.api.endpoints.tokenize import Tokenize
 from service.api.endpoints.traces import Traces
 from service.api.endpoints.version import Version
+from service.api.messages_errors import MESSAGES_PATH
 from service.api.middleware.allowed_hosts import AllowedHosts
 from service.api.middleware.bearer_auth import BearerAuth
 from service.api.middleware.body_budget import BodyBudget
@@ -134,6 +136,7 @@ def _routes(context: ApiContext, registry: CollectorRegistry) -> list[Route]:
         _route("/v1/responses/{response_id}/cancel", stored.cancel, "POST"),
         _route("/v1/responses/{response_id}/input_items", stored.input_items),
         *(_route(endpoint.path, endpoint.make(context).create, "POST") for endpoint in GENERATING),
+        _route(f"{MESSAGES_PATH}/count_tokens", Messages(context).count_tokens, "POST"),
         _route("/v1/models", models.list),
         _route("/v1/models/{model_id:path}", models.get),
         _route("/health", health.health),

@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Scope
 
-from service.api.messages_errors import is_messages_route, messages_error_body, messages_status
+from service.api.messages_errors import MESSAGES_PATH, is_messages_route, messages_error_body, messages_status
 from service.errors import MethodNotAllowed, NotFound, RateLimited, RequestError, ServerError, Unavailable
 from service.protocol.error_body import ErrorBody, ErrorDetail
 
@@ -55,7 +55,7 @@ def internal_error() -> ServerError:
 def from_starlette(error: HTTPException) -> RequestError:
     """Starlette's own refusals: no such route, wrong method."""
     if error.status_code == HTTPStatus.NOT_FOUND:
-        return NotFound(f"There is no such route; OpenAI's are {_OPENAI_ROUTES}.")
+        return NotFound(f"There is no such route; OpenAI's are {_OPENAI_ROUTES}; Anthropic's is {MESSAGES_PATH}.")
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         return MethodNotAllowed("This route does not allow this method.")
     return internal_error()

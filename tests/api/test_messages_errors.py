@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
 
 import httpx
 import pytest
@@ -13,22 +12,13 @@ from service.api.error_responses import error_response
 from service.api.messages_errors import is_messages_route
 from service.config import ApiConfig
 from service.errors import RequestError
-from service.protocol.messages_error import MessagesErrorBody
+from tests.api.messages_wire import MESSAGES, error_of
 from tests.api.running_server import MODEL, Scene, running
 from tests.api.test_error_responses import family
 
-MESSAGES = "/v1/messages"
 SCOPE = {"type": "http", "path": MESSAGES, "state": {"request_id": "r"}}
 NOT_IN_THE_CLIENTS_UNION = {"request_too_large"}
 """Anthropic's documentation has it for 413; its client reads it by the status."""
-
-
-def error_of(response: httpx.Response) -> dict[str, Any]:
-    """The error of the whole body, whose shape is checked, and that it names the request."""
-    assert response.headers["content-type"] == "application/json"
-    body = MessagesErrorBody.model_validate(response.json(), strict=True, extra="forbid")
-    assert body.request_id == response.headers["request-id"] == response.headers["x-request-id"]
-    return body.error.model_dump()
 
 
 @pytest.mark.parametrize("kind", [kind for kind in family(RequestError) if kind.__module__ == errors.__name__])

@@ -6,15 +6,26 @@ from tests.complexity.answer_inputs import ANSWER_INPUTS
 from tests.complexity.door_inputs import DOOR_INPUTS
 from tests.complexity.form_inputs import FORM_INPUTS
 from tests.complexity.http_inputs import HTTP_INPUTS
+from tests.complexity.messages_inputs import MESSAGES_INPUTS
 from tests.complexity.response_inputs import RESPONSE_INPUTS
 from tests.complexity.text_inputs import TEXT_INPUTS
 
-WORST_INPUTS = [*HTTP_INPUTS, *DOOR_INPUTS, *RESPONSE_INPUTS, *FORM_INPUTS, *TEXT_INPUTS, *ANSWER_INPUTS]
+WORST_INPUTS = [
+    *HTTP_INPUTS,
+    *DOOR_INPUTS,
+    *RESPONSE_INPUTS,
+    *FORM_INPUTS,
+    *TEXT_INPUTS,
+    *ANSWER_INPUTS,
+    *MESSAGES_INPUTS,
+]
 
 WITHOUT_WORST_INPUT = {
     "api/middleware/body_budget.py": "a number a connection, at most 10,000 of them; all are looked at if it is full",
     "api/middleware/body_limits.py": "adds up lengths",
     "api/answers/answer_form.py": "a Protocol only",
+    "api/answers/event_stream.py": "passes on events, a few a second",
+    "api/answers/followed_trace.py": "shows a trace at most twice a second",
     "api/admin_only.py": "looks at what others have noted",
     "api/call_head.py": "reads nothing of the request",
     "api/answers/call_ids.py": "reads nothing of the request",
@@ -36,6 +47,7 @@ WITHOUT_WORST_INPUT = {
     "api/endpoints/health.py": "reads nothing of the request",
     "api/middleware/key_limit.py": "looks a key's name up",
     "api/calls/token_budget.py": "adds up lengths",
+    "api/endpoints/messages.py": "joins others, each in the table",
     "api/endpoints/metrics.py": "reads nothing of the request",
     "api/endpoints/openapi.py": "reads nothing of the request",
     "api/answers/frame_stream.py": "joins others, each in the table; a plain frame is text that others have read",

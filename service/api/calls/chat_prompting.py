@@ -100,6 +100,11 @@ async def chat_prompt_ids(
         ) from error
 
 
+def thinking_switches(template: ChatTemplate) -> list[str]:
+    """The template's variables by which thinking is turned on and off."""
+    return [name for name in _THINKING_SWITCHES if template.takes(name)]
+
+
 def _num_characters_of_tools(tools: ToolUse) -> int:
     try:
         return len(orjson.dumps(tools.definitions or []))
@@ -116,7 +121,7 @@ def _effort_options(effort: str | None, template: ChatTemplate) -> Mapping[str, 
         return {}
     if template.takes("reasoning_effort"):
         return {"reasoning_effort": effort}
-    switches = [name for name in _THINKING_SWITCHES if template.takes(name)]
+    switches = thinking_switches(template)
     if not switches and (effort != "none" or template.knows_reasoning):
         raise UnsupportedParameter(
             "reasoning_effort is not supported: this model's chat template has nothing to set by it.",

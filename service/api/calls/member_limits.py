@@ -22,6 +22,7 @@ def check_members(body: Mapping[str, Any], config: ApiConfig) -> None:
     _check("tools", body.get("tools"), list, config.max_tools, "tools")
     _check("messages", body.get("messages"), list, config.max_messages, "messages")
     _check_parts("messages", body.get("messages"), ("content", "tool_calls"), config.max_messages)
+    _check("system", body.get("system"), list, config.max_messages, "blocks")
     _check("input", body.get("input"), list, config.max_messages, "items")
     _check_parts("input", body.get("input"), ("content", "output", "summary"), config.max_messages)
     _check_namespaces(body.get("tools"), config.max_tools)
@@ -38,12 +39,15 @@ def _check_prompts(prompt: object, most: int) -> None:
         _check("prompt", prompt, list, most, "prompts")
 
 
-def _check_parts(param: str, messages: object, names: Sequence[str], most: int) -> None:
-    """Of all messages or items together."""
-    if not isinstance(messages, list):
+def _check_parts(param: str, holders: object, names: Sequence[str], most: int) -> None:
+    """Of all messages or items together, and of the results of tools among their parts."""
+    if not isinstance(holders, list):
         return
-    lists = [m.get(name) for m in messages if isinstance(m, dict) for name in names]
-    if sum(len(each) for each in lists if isinstance(each, list)) > most:
+    lists = [each for name in names for each in _lists(holders, name)]
+    num_parts = sum(map(len, lists))
+    if num_parts <= most:
+        num_parts += sum(len(each) for parts in lists for each in _lists(parts, "content"))
+    if num_parts > most:
         kinds = " and ".join("content parts" if name == "content" else name.replace("_", " ") for name in names)
         raise InvalidRequest(f"{param} may hold at most {most} {kinds} in all.", param=param)
 
@@ -55,3 +59,9 @@ def _check_namespaces(tools: object, most: int) -> None:
     lists = [tool.get("tools") for tool in tools if isinstance(tool, dict)]
     if sum(len(each) for each in lists if isinstance(each, list)) > most:
         raise InvalidRequest(f"tools may hold at most {most} tools.", param="tools")
+
+
+def _lists(holders: Sequence[object], name: str) -> list[list[object]]:
+    """Those that stand under `name` in one of these."""
+    values = [each.get(name) for each in holders if isinstance(each, dict)]
+    return [value for value in values if isinstance(value, list)]

@@ -17,7 +17,7 @@ from service.text.tokenizer import Tokenizer
 from service.text.tool_calls import MISTRAL_MARKER, ToolStyle
 from service.text.tool_grammar import CallableTool, CallRules, call_grammar
 
-_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
+_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
 
 Mode = Literal["none", "auto", "required"]
 
@@ -132,7 +132,7 @@ def _check_tool(tool: Tool, where: str, config: ApiConfig) -> None:
     function = tool.function
     if not _NAME.fullmatch(function.name):
         raise InvalidRequest(
-            f"{where}.function.name must be 1 to 64 letters, digits, dots, dashes or underscores.",
+            f"{where}.function.name must be 1 to 128 letters, digits, dots, dashes or underscores.",
             param=f"{where}.function.name",
         )
     schema_text(function.parameters, f"{where}.function.parameters", config)

@@ -17,6 +17,7 @@ _EXPECTED = {
     "prompt": "must be a string, a list of strings, a list of token ids or a list of lists of token ids",
     "stop": "must be a string or a list of strings",
     "content": "must be a string or a list of content parts",
+    "system": "must be a string or a list of text blocks",
     "early_stopping": 'must be true, false or "never"',
 }
 """Said of fields that may have several types, where pydantic would report on each type."""

@@ -13,9 +13,14 @@ from starlette.responses import Response
 from service.api.context import ApiContext
 from service.api.endpoints.chat_completions import ChatCompletions
 from service.api.endpoints.completions import Completions
+from service.api.endpoints.messages import Messages
 from service.api.endpoints.responses import Responses
+from service.api.messages_errors import MESSAGES_PATH
 from service.protocol.chat import ChatChunk, ChatRequest, ChatResponse
 from service.protocol.completions import CompletionChunk, CompletionRequest, CompletionResponse
+from service.protocol.error_body import ErrorBody
+from service.protocol.messages import Message, MessageEvent, MessagesRequest
+from service.protocol.messages_error import MessagesErrorBody
 from service.protocol.responses import ResponseBody, ResponseEvent, ResponsesRequest
 
 
@@ -27,7 +32,8 @@ class Creates(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GeneratingEndpoint:
-    """summary, request, response, chunk: for the description; chunk is what one event of a stream holds."""
+    """All but `make` is for the description too. chunk: what one event of a stream holds. error: what a refusal says.
+    names_events: each event says its type before its data, and the last one is no [DONE]."""
 
     path: str
     make: Callable[[ApiContext], Creates]
@@ -35,6 +41,8 @@ class GeneratingEndpoint:
     request: type[BaseModel]
     response: type[BaseModel]
     chunk: type[BaseModel]
+    error: type[BaseModel] = ErrorBody
+    names_events: bool = False
 
 
 GENERATING = (
@@ -43,7 +51,23 @@ GENERATING = (
     ),
     GeneratingEndpoint("/v1/chat/completions", ChatCompletions, "Answer a chat.", ChatRequest, ChatResponse, ChatChunk),
     GeneratingEndpoint(
-        "/v1/responses", Responses, "Answer a conversation.", ResponsesRequest, ResponseBody, ResponseEvent
+        "/v1/responses",
+        Responses,
+        "Answer a conversation.",
+        ResponsesRequest,
+        ResponseBody,
+        ResponseEvent,
+        names_events=True,
+    ),
+    GeneratingEndpoint(
+        MESSAGES_PATH,
+        Messages,
+        "Answer a chat, as Anthropic's API does.",
+        MessagesRequest,
+        Message,
+        MessageEvent,
+        MessagesErrorBody,
+        names_events=True,
     ),
 )
 PATHS = frozenset(endpoint.path for endpoint in GENERATING)

@@ -12,10 +12,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from service.api.answers.input_item_page import MOST_OF_A_PAGE
-from service.api.endpoints.generating import GENERATING
+from service.api.endpoints.generating import GENERATING, GeneratingEndpoint
+from service.api.messages_errors import MESSAGES_PATH
 from service.config import ApiConfig
 from service.core.version import distribution_version
 from service.protocol.error_body import ErrorBody
+from service.protocol.messages import CountTokensRequest, TokensCount
+from service.protocol.messages_error import MessagesErrorBody
 from service.protocol.models import ModelCard, ModelList
 from service.protocol.responses import DeletedResponse, InputItemList, ResponseBody
 from service.protocol.tokenize import (
@@ -33,6 +36,7 @@ _REQUESTS: tuple[_Shape, ...] = (
     TokenizeRequest,
     TokenizeChatRequest,
     DetokenizeRequest,
+    CountTokensRequest,
 )
 _RESPONSES: tuple[_Shape, ...] = (
     *(shape for endpoint in GENERATING for shape in (endpoint.response, endpoint.chunk)),
@@ -44,6 +48,8 @@ _RESPONSES: tuple[_Shape, ...] = (
     InputItemList,
     DeletedResponse,
     ErrorBody,
+    TokensCount,
+    MessagesErrorBody,
 )
 _PAGE = [
     {"name": name, "in": "query", "schema": schema}
@@ -111,7 +117,10 @@ def _paths(guards_metrics: bool) -> dict[str, Any]:
     response = {"parameters": [{**model_id, "name": "response_id"}]}
     healthy = {**_operation("Would a new short request complete?", _json_object()), "security": _PUBLIC}
     return {
-        **{each.path: {"post": _call(each.summary, (each.request,), each.response, each.chunk)} for each in GENERATING},
+        **{each.path: {"post": _generating(each)} for each in GENERATING},
+        f"{MESSAGES_PATH}/count_tokens": {
+            "post": _call("Tokens of a message's prompt.", (CountTokensRequest,), TokensCount, error=MessagesErrorBody)
+        },
         "/v1/responses/{response_id}": {
             "get": _operation("A response that is kept.", _json_of(ResponseBody)) | response,
             "delete": _operation("Keep it no longer.", _json_of(DeletedResponse)) | response,
@@ -128,10 +137,8 @@ def _paths(guards_metrics: bool) -> dict[str, Any]:
         "/v1/requests/{request_id}/trace": {
             "get": {**_operation("Why a request was slow.", trace), "parameters": [request_id, follow]}
         },
-        "/tokenize": {
-            "post": _call("Ids of a prompt.", (TokenizeRequest, TokenizeChatRequest), TokenizeResponse, None)
-        },
-        "/detokenize": {"post": _call("Text of ids.", (DetokenizeRequest,), DetokenizeResponse, None)},
+        "/tokenize": {"post": _call("Ids of a prompt.", (TokenizeRequest, TokenizeChatRequest), TokenizeResponse)},
+        "/detokenize": {"post": _call("Text of ids.", (DetokenizeRequest,), DetokenizeResponse)},
         "/version": {"get": _operation("What runs here.", _json_object())},
         "/openapi.json": {"get": _operation("This description.", _json_object())},
         "/health": {"get": healthy},
@@ -144,17 +151,21 @@ def _paths(guards_metrics: bool) -> dict[str, Any]:
     }
 
 
-def _call(summary: str, requests: tuple[_Shape, ...], response: _Shape, chunk: _Shape | None) -> dict[str, Any]:
-    content = _json_of(response)
-    if chunk is not None:
-        content["text/event-stream"] = {"itemSchema": _event_of(chunk)}
+def _generating(endpoint: GeneratingEndpoint) -> dict[str, Any]:
+    call = _call(endpoint.summary, (endpoint.request,), endpoint.response, error=endpoint.error)
+    event = _event_of(endpoint.chunk, endpoint.error, is_named=endpoint.names_events)
+    call["responses"]["200"]["content"]["text/event-stream"] = {"itemSchema": event}
+    return call
+
+
+def _call(summary: str, requests: tuple[_Shape, ...], response: _Shape, *, error: _Shape = ErrorBody) -> dict[str, Any]:
     schema = _reference(requests[0]) if len(requests) == 1 else {"oneOf": [_reference(each) for each in requests]}
     body = {"required": True, "content": {"application/json": {"schema": schema}}}
-    return {**_operation(summary, content), "requestBody": body}
+    return {**_operation(summary, _json_of(response), error), "requestBody": body}
 
 
-def _operation(summary: str, content: dict[str, Any]) -> dict[str, Any]:
-    refusal = {"description": "An error.", "content": _json_of(ErrorBody)}
+def _operation(summary: str, content: dict[str, Any], error: _Shape = ErrorBody) -> dict[str, Any]:
+    refusal = {"description": "An error.", "content": _json_of(error)}
     return {
         "summary": summary,
         "responses": {"200": {"description": "Done.", "content": content}, "4XX": refusal, "5XX": refusal},
@@ -165,14 +176,18 @@ def _json_of(shape: _Shape) -> dict[str, Any]:
     return {"application/json": {"schema": _reference(shape)}}
 
 
-def _event_of(chunk: _Shape) -> dict[str, Any]:
-    """A server-sent event, as OpenAPI 3.2 sees it."""
+def _event_of(chunk: _Shape, error: _Shape = ErrorBody, *, is_named: bool = False) -> dict[str, Any]:
+    """A server-sent event, as OpenAPI 3.2 sees it. is_named: it says its type, too, and the last one is no [DONE]."""
     payload = {
+        "type": "string",
         "contentMediaType": "application/json",
-        "contentSchema": {"anyOf": [_reference(chunk), _reference(ErrorBody)]},
+        "contentSchema": {"anyOf": [_reference(chunk), _reference(error)]},
     }
-    data = {"type": "string", "anyOf": [{"const": "[DONE]"}, payload]}
-    return {"type": "object", "required": ["data"], "properties": {"data": data}}
+    if is_named:
+        fields = {"event": {"type": "string"}, "data": payload}
+    else:
+        fields = {"data": {"type": "string", "anyOf": [{"const": "[DONE]"}, payload]}}
+    return {"type": "object", "required": list(fields), "properties": fields}
 
 
 def _json_object() -> dict[str, Any]:

@@ -45,7 +45,7 @@ def test_without_tools_nothing_is_searched_for_calls(values: dict[str, Any]) -> 
     ("values", "param"),
     [
         ({"tools": [tool(name="a b")]}, "tools[0].function.name"),
-        ({"tools": [NOW, tool(name="x" * 65)]}, "tools[1].function.name"),
+        ({"tools": [NOW, tool(name="x" * 129)]}, "tools[1].function.name"),
         ({"tools": [tool(), tool()]}, "tools"),
         ({"tools": [tool(parameters={"x": "y" * 100})]}, "tools[0].function.parameters"),
         ({"tools": [NOW], "tool_choice": "sometimes"}, "tool_choice"),

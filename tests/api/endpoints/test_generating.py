@@ -4,7 +4,6 @@ import httpx
 import pytest
 
 from service.api.endpoints.generating import GENERATING, PATHS
-from tests.api.wire import error_of
 
 
 def test_each_path_is_there_once() -> None:
@@ -16,4 +15,4 @@ def test_each_is_routed(http: httpx.Client, path: str) -> None:
     assert http.post(path, json=[]).status_code == 400
     refused = http.get(path)
     assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
-    assert error_of(refused)["message"]
+    assert refused.json()["error"]["message"]

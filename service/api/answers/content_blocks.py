@@ -1,0 +1,117 @@
+"""What a model has said, as the content blocks of Anthropic's API: events of a stream, or whole."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import orjson
+from pydantic_core import from_json
+
+from service.protocol.messages import TextBlock, ThinkingBlock, ToolUseBlock
+from service.text.chat_output import OutputDelta, ReasoningDelta, merged
+from service.text.tool_calls import CallDelta, TextDelta
+
+TEXT_DELTA = (
+    b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,'
+    b'"delta":{"type":"text_delta","text":%b}}\n\n'
+)
+"""The index of the block, and the JSON of the text."""
+
+
+def event_frame(kind: str, fields: dict[str, Any]) -> bytes:
+    """One event, which has its type twice: before its data, and in it."""
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps({"type": kind, **fields}))
+
+
+class ContentBlocks:
+    """Of one stream: one block at a time is open; what is of another kind closes it and opens the next.
+
+    make_call_id: for each call of a tool. shows_thinking: else a block of thinking has only its signature.
+    """
+
+    def __init__(self, make_call_id: Callable[[], str], *, shows_thinking: bool) -> None:
+        self._make_call_id = make_call_id
+        self._shows_thinking = shows_thinking
+        self._index = -1
+        self._open: Literal["text", "thinking", "tool_use"] | None = None
+        self._signature = hashlib.sha256()
+
+    def text(self, text: str) -> bytes:
+        begin = b"" if self._open == "text" else self._begin("text", {"text": ""})
+        return begin + TEXT_DELTA % (self._index, orjson.dumps(text))
+
+    def deltas(self, deltas: Sequence[OutputDelta]) -> bytes:
+        return b"".join([self._delta(delta) for delta in merged(deltas)])
+
+    def close(self) -> bytes:
+        """The end of the open block, if there is one."""
+        if self._open is None:
+            return b""
+        end = b""
+        if self._open == "thinking":
+            end = self._news({"type": "signature_delta", "signature": self._signature.hexdigest()})
+        self._open = None
+        return end + event_frame("content_block_stop", {"index": self._index})
+
+    def _delta(self, delta: OutputDelta) -> bytes:
+        if isinstance(delta, TextDelta):
+            return self.text(delta.text)
+        if isinstance(delta, ReasoningDelta):
+            return self._thought(delta.text)
+        begin = b""
+        if delta.name is not None:
+            call = {"id": self._make_call_id(), "name": delta.name, "input": {}}
+            begin = self._begin("tool_use", call)
+        if not delta.arguments:
+            return begin
+        return begin + self._news({"type": "input_json_delta", "partial_json": delta.arguments})
+
+    def _thought(self, text: str) -> bytes:
+        begin = b""
+        if self._open != "thinking":
+            begin = self._begin("thinking", {"thinking": "", "signature": ""})
+            self._signature = hashlib.sha256()
+        self._signature.update(text.encode())
+        if not self._shows_thinking:
+            return begin
+        return begin + self._news({"type": "thinking_delta", "thinking": text})
+
+    def _begin(self, kind: Literal["text", "thinking", "tool_use"], fields: dict[str, Any]) -> bytes:
+        end = self.close()
+        self._index += 1
+        self._open = kind
+        block = {"type": kind, **fields}
+        return end + event_frame("content_block_start", {"index": self._index, "content_block": block})
+
+    def _news(self, delta: dict[str, str]) -> bytes:
+        return event_frame("content_block_delta", {"index": self._index, "delta": delta})
+
+
+def whole_blocks(
+    text: str, deltas: Sequence[OutputDelta], make_call_id: Callable[[], str], *, shows_thinking: bool
+) -> list[TextBlock | ThinkingBlock | ToolUseBlock]:
+    """The blocks that a stream of the same would have. text: of an answer that has no deltas."""
+    blocks: list[TextBlock | ThinkingBlock | ToolUseBlock] = [TextBlock(text=text)] if text else []
+    for delta in merged(deltas):
+        if isinstance(delta, TextDelta):
+            blocks.append(TextBlock(text=delta.text))
+        elif isinstance(delta, ReasoningDelta):
+            signature = hashlib.sha256(delta.text.encode()).hexdigest()
+            blocks.append(ThinkingBlock(thinking=delta.text if shows_thinking else "", signature=signature))
+        else:
+            blocks.append(_tool_use(delta, make_call_id()))
+    return blocks
+
+
+def _tool_use(call: CallDelta, call_id: str) -> ToolUseBlock:
+    """Of arguments that were cut, what is complete, as the clients read a stream; what is no JSON at all is left as it
+    is, where Anthropic's documentation says."""
+    try:
+        arguments = from_json(call.arguments or "{}", allow_partial=True)
+    except ValueError:
+        arguments = None
+    if not isinstance(arguments, dict):
+        arguments = {"INVALID_JSON": call.arguments}
+    return ToolUseBlock(id=call_id, name=call.name or "", input=arguments)
