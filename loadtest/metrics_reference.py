@@ -12,7 +12,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
-from service.core.stats import EngineSnapshot
+from service.core.stats import AdapterUse, EngineSnapshot
 from service.metrics.host_seconds import HostSeconds
 from service.metrics.instruments import Instruments
 from service.metrics.live_gauges import LiveGauges
@@ -38,6 +38,7 @@ How to read it:
   its tokens in `headrace_tokens_total`; it is in no histogram of requests.
 - Labels never hold a client's text: `route` is the route's template, `reason` one of the service's own codes.
 - There are fewer than 1,000 series a server, whatever clients send.
+- Series of adapters are there where adapters are served, and those of one adapter while requests with it are.
 """
 
 _NORMALIZED = """\
@@ -69,6 +70,10 @@ _OPEN = {
     "headrace_rejections": "an error code",
     "headrace_aborts": "a code",
     "vllm:cache_config_info": "a number",
+    "running_lora_adapters": "names, with commas between",
+    "waiting_lora_adapters": "likewise",
+    "max_lora": "a number",
+    "adapter": "its name",
     "headrace_startup_seconds": "`total` and its parts",
     "headrace_policies": "one a policy: `scheduling`, `admission`, `preemption`, `chunks`, `prefix_cache`",
 }
@@ -90,7 +95,8 @@ def write_reference() -> str:
 def _metrics() -> Iterator[Metric]:
     """What a server registers, with every label seen once."""
     registry = CollectorRegistry()
-    registry.register(LiveGauges(EngineSnapshot))
+    serves_adapters = EngineSnapshot(adapters=AdapterUse(1, 1, 1, {"": 1}, {"": 1}))
+    registry.register(LiveGauges(lambda: serves_adapters))
     instruments = Instruments(registry)
     recorder = Recorder(instruments)
     recorder.record_http("", "", 200, 0.0)
@@ -102,7 +108,7 @@ def _metrics() -> Iterator[Metric]:
         instruments.actual_seconds.labels(predictor)
     registry.register(HostSeconds(recorder.times))
     registry.register(LogLoss(lambda: 0))
-    registry.register(VllmNames(instruments, EngineSnapshot, ""))
+    registry.register(VllmNames(instruments, lambda: serves_adapters, ""))
     return iter(registry.collect())
 
 

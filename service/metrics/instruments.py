@@ -79,6 +79,11 @@ class Instruments:
         self.prefix_hit_tokens = counter(
             "headrace_prefix_cache_hit_tokens_total", "Tokens of starting requests, found in the prefix cache."
         )
+        self.lora_loads = counter("headrace_lora_loads_total", "LoRA adapters copied to the device.")
+        self.lora_evictions = counter(
+            "headrace_lora_evictions_total",
+            "LoRA adapters that nobody ran with and that left the device, because slots or KV blocks were short.",
+        )
         self.prediction_error = histogram(
             "headrace_prediction_error_ratio",
             "|predicted - actual| / actual, by predictor; sum over count is the mean absolute percentage error.",

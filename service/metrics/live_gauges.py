@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from service.core.stats import EngineSnapshot
+from service.core.stats import AdapterUse, EngineSnapshot
 
 ReadSnapshot = Callable[[], EngineSnapshot | None]
 """The engine's latest snapshot; None while there is no engine. Called from whatever thread scrapes."""
+
+MOST_ADAPTERS = 32
+"""With series of their own; the names of those that a folder holds may be many more."""
+
+OTHER_ADAPTERS = "others, together"
 
 
 class LiveGauges:
@@ -36,8 +42,32 @@ class LiveGauges:
         yield _gauge("headrace_kv_tokens", "Tokens in used KV blocks, those of a shared block once.", now.kv_tokens)
         token_ratio = _kv_token_ratio(now)
         yield _gauge(
-            "headrace_kv_token_ratio", "Share of used KV memory that holds tokens; 1 if none is used.", token_ratio
+            "headrace_kv_token_ratio",
+            "Share of used KV memory, but for what adapters have, that holds tokens; 1 if none is used.",
+            token_ratio,
         )
+        yield from _adapter_gauges(now.adapters)
+
+
+def _adapter_gauges(now: AdapterUse) -> Iterator[Metric]:
+    yield _gauge("headrace_lora_slots", "LoRA adapters that the device can hold; 0: none are served.", now.num_slots)
+    yield _gauge("headrace_lora_adapters", "LoRA adapters on the device.", now.num_resident)
+    yield _gauge("headrace_lora_kv_blocks", "KV blocks that adapters hold, of those in use.", now.num_blocks)
+    if now.num_slots:
+        yield _by_adapter("running", now.num_running)
+        yield _by_adapter("waiting", now.num_waiting)
+
+
+def _by_adapter(status: str, num_by_adapter: Mapping[str, int]) -> Metric:
+    gauge = GaugeMetricFamily(
+        f"headrace_lora_requests_{status}", f"Requests with a LoRA adapter that are {status}.", labels=("adapter",)
+    )
+    shown = Counter(num_by_adapter).most_common(MOST_ADAPTERS)
+    num_other = sum(num_by_adapter.values()) - sum(count for _, count in shown)
+    for adapter, count in [*shown, (OTHER_ADAPTERS, num_other)]:
+        if count:
+            gauge.add_metric((adapter,), count)
+    return gauge
 
 
 def kv_usage(snapshot: EngineSnapshot) -> float:
@@ -46,7 +76,8 @@ def kv_usage(snapshot: EngineSnapshot) -> float:
 
 
 def _kv_token_ratio(snapshot: EngineSnapshot) -> float:
-    return snapshot.kv_tokens / (snapshot.used_blocks * snapshot.block_size) if snapshot.used_blocks else 1.0
+    num_blocks = snapshot.used_blocks - snapshot.adapters.num_blocks
+    return snapshot.kv_tokens / (num_blocks * snapshot.block_size) if num_blocks else 1.0
 
 
 def _gauge(name: str, meaning: str, value: float) -> Metric:

@@ -64,6 +64,9 @@ class Recorder:
             self._record_prompts(stats)
         if stats.num_dropped or stats.num_swapped or stats.swapped_blocks:
             self._record_preemptions(stats)
+        if stats.num_adapter_loads or stats.num_adapter_evictions:
+            instruments.lora_loads.inc(stats.num_adapter_loads)
+            instruments.lora_evictions.inc(stats.num_adapter_evictions)
         for seconds, count in stats.token_gaps:
             instruments.inter_token_latency.observe(seconds, count)
         for prediction in stats.predictions:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from service.core.stats import EngineSnapshot
+from service.core.stats import AdapterUse, EngineSnapshot
 from service.metrics.counter_total import counter_total
 from service.metrics.instruments import Instruments
 from service.metrics.live_gauges import ReadSnapshot, kv_usage
@@ -37,6 +38,18 @@ class VllmNames:
         yield self._gauge("vllm:kv_cache_usage_perc", "Share of the KV blocks in use, 0 to 1.", kv_usage(now))
         sizes = {"block_size": str(now.block_size), "num_gpu_blocks": str(now.total_blocks)}
         yield self._gauge("vllm:cache_config_info", "Sizes of the KV cache.", 1, sizes)
+        if now.adapters.num_slots:
+            yield self._lora_requests(now.adapters)
+
+    def _lora_requests(self, now: AdapterUse) -> Metric:
+        """Its value is the time: readers take the series that is newest."""
+        labels = {
+            "running_lora_adapters": ",".join(sorted(now.num_running)),
+            "waiting_lora_adapters": ",".join(sorted(now.num_waiting)),
+            "max_lora": str(now.num_slots),
+        }
+        meaning = "Unix time; LoRA adapters of requests that run and that wait, and how many the device can hold."
+        return self._gauge("vllm:lora_requests_info", meaning, time.time(), labels)
 
     def _counters(self) -> Iterator[Metric]:
         of = self._instruments

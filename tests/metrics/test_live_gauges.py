@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from service.core.stats import EngineSnapshot
-from service.metrics.live_gauges import LiveGauges
+from service.core.stats import AdapterUse, EngineSnapshot
+from service.metrics.live_gauges import MOST_ADAPTERS, OTHER_ADAPTERS, LiveGauges
 
 BUSY = EngineSnapshot(
     num_running=3,
@@ -38,7 +38,31 @@ def test_reads_the_engine() -> None:
         "headrace_kv_blocks_used_ratio": 0.25,
         "headrace_kv_tokens": 120,
         "headrace_kv_token_ratio": 0.75,
+        "headrace_lora_slots": 0,
+        "headrace_lora_adapters": 0,
+        "headrace_lora_kv_blocks": 0,
     }
+
+
+def test_adapters_by_name_and_those_beyond_the_most_wanted_together() -> None:
+    waiting = {f"adapter-{number}": 1 + number // 50 for number in range(100)}
+    use = AdapterUse(4, 3, 5, {"poet": 2, "clerk": 1}, waiting)
+    registry = CollectorRegistry()
+    registry.register(LiveGauges(lambda: BUSY._replace(adapters=use)))
+    assert registry.get_sample_value("headrace_lora_slots") == 4
+    assert registry.get_sample_value("headrace_lora_adapters") == 3
+    assert registry.get_sample_value("headrace_lora_kv_blocks") == 5
+    assert registry.get_sample_value("headrace_kv_token_ratio") == 120 / (5 * 16), "of what is not the adapters'"
+    assert registry.get_sample_value("headrace_lora_requests_running", {"adapter": "poet"}) == 2
+    shown = {
+        sample.labels["adapter"]: sample.value
+        for metric in registry.collect()
+        for sample in metric.samples
+        if sample.name == "headrace_lora_requests_waiting"
+    }
+    assert shown.pop(OTHER_ADAPTERS) == 100 - MOST_ADAPTERS
+    assert sum(shown.values()) == sum(waiting.values()) - (100 - MOST_ADAPTERS)
+    assert {f"adapter-{number}" for number in range(50, 100)} <= shown.keys()
 
 
 def test_without_an_engine_all_is_zero_and_nothing_is_wasted() -> None:

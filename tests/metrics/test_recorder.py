@@ -175,3 +175,10 @@ def test_preemptions_by_kind_and_the_prefix_cache_are_counted():
 def test_the_policies_are_labels(recording: Recording) -> None:
     recording.recorder.record_policies({"scheduling": "fair", "preemption": "adaptive"})
     assert recording("headrace_policies_info", scheduling="fair", preemption="adaptive") == 1
+
+
+def test_adapters_that_come_and_go(recording: Recording) -> None:
+    recording.recorder.record_iteration(ITERATION)
+    assert (recording("headrace_lora_loads_total"), recording("headrace_lora_evictions_total")) == (0, 0)
+    recording.recorder.record_iteration(ITERATION._replace(num_adapter_loads=3, num_adapter_evictions=1))
+    assert (recording("headrace_lora_loads_total"), recording("headrace_lora_evictions_total")) == (3, 1)

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import time
+
 from prometheus_client import CollectorRegistry, generate_latest
 
 from service.core.events import Outcome
 from service.core.request import FinishReason
+from service.core.stats import AdapterUse
 from service.metrics.instruments import Instruments
 from service.metrics.live_gauges import LiveGauges
 from service.metrics.recorder import Recorder
@@ -68,10 +71,21 @@ def test_the_text_has_the_names_as_they_are_scraped() -> None:
 
 def test_there_are_fewer_than_a_thousand_series() -> None:
     text = generate_latest(recorded()).decode()
-    assert sum(not line.startswith("#") for line in text.splitlines()) < 800  # routes add the rest
+    assert sum(not line.startswith("#") for line in text.splitlines()) < 810  # routes add the rest
 
 
 def test_before_there_is_an_engine() -> None:
     registry = CollectorRegistry()
     registry.register(VllmNames(Instruments(CollectorRegistry()), lambda: None, "m"))
     assert registry.get_sample_value("vllm:num_requests_running", LABELS) == 0
+
+
+def test_adapters_are_told_where_they_are_served() -> None:
+    registry, now = CollectorRegistry(), [BUSY]
+    registry.register(VllmNames(Instruments(CollectorRegistry()), lambda: now[0], "m"))
+    labels = {"running_lora_adapters": "clerk,poet", "waiting_lora_adapters": "", "max_lora": "4"}
+    assert registry.get_sample_value("vllm:lora_requests_info", LABELS | labels) is None
+    now[0] = BUSY._replace(adapters=AdapterUse(4, 3, 5, {"poet": 2, "clerk": 1}, {}))
+    told_s = registry.get_sample_value("vllm:lora_requests_info", LABELS | labels)
+    assert told_s is not None
+    assert abs(told_s - time.time()) < 60
