@@ -97,7 +97,7 @@ class Ending:
 
 
 class EngineScene:
-    """executor: None: the toy model. overlap: as of `Engine`."""
+    """executor: None: the toy model, with adapters. overlap: as of `Engine`."""
 
     def __init__(self, overlap: bool, executor: Executor | None = None, temperature: float = 1.0) -> None:
         self.clock = BoundedClock()
@@ -109,12 +109,14 @@ class EngineScene:
             executor=executor or _toy(),
             preemption=InTurn(),
             num_host_blocks=NUM_HOST_BLOCKS,
+            num_adapter_slots=1,
             overlap=overlap,
             masker=TokenBitmask(MAX_NUM_SEQS, VOCAB_SIZE, frozenset({END_ID})),
             idle_work=NothingLeftToDo(),
             clock=self.clock,
         )
         self._temperature = temperature
+        self._has_adapters = executor is None
         self._deaths: list[BaseException] = []
         self._loop = EngineLoop(
             self.harness.engine, self.clock, self._publish, self._deaths.append, wait=lambda event, _: event.is_set()
@@ -154,17 +156,18 @@ class EngineScene:
     def _make_requests(self) -> list[Request]:
         """As many as NUM_REQUESTS."""
         harness, warm = self.harness, {"temperature": self._temperature}
+        poet, clerk = (harness.adapter(1), harness.adapter(2)) if self._has_adapters else (None, None)
         made = [
             harness.request(_PROMPT, 8, **warm),
             harness.request(_PROMPT, 6, n=2, seed=3, **warm),
             harness.request((9, 9), 20, seed=5, **warm),
             harness.request((40, 41), 16, n=2, seed=6, **warm),
-            harness.request((5, 6, 7), 24, seed=6, stops=frozenset(range(0, VOCAB_SIZE, 12)), **warm),
+            harness.request((5, 6, 7), 24, seed=6, stops=frozenset(range(0, VOCAB_SIZE, 12)), adapter=poet, **warm),
             harness.request(_PROMPT[:6], 5, num_logprobs=1, num_prompt_logprobs=1, **warm),
             self._constrained(harness.request((50, 51, 52), 8, n=2, stops=frozenset({END_ID}), **warm)),
             harness.beam_request(_PROMPT[:5], 4, width=3, n=2),
             harness.request((60, 61), 4, **warm),
-            harness.request((*_PROMPT[:8], 20), 9, seed=9, **warm, **_ASKING),
+            harness.request((*_PROMPT[:8], 20), 9, seed=9, adapter=clerk, **warm, **_ASKING),
             harness.request((*_PROMPT[:8], 21), 0, num_prompt_logprobs=0, salt="other", **warm),
         ]
         assert [made[number].request_id for number in (2, 3, 8)] == [LEAVING, COMPLETE, LATE]

@@ -48,6 +48,8 @@ OF_THE_PROCESS = (
     FaultSite("schedule", f"{_SCHEDULER}.iteration_scheduler:IterationScheduler.schedule", Reach.PROCESS),
     FaultSite("allocate_blocks", f"{_KVCACHE}.block_pool:BlockPool.allocate_many", Reach.PROCESS, MemoryError),
     FaultSite("append_block", f"{_KVCACHE}.block_pool:BlockPool.allocate", Reach.PROCESS, MemoryError),
+    FaultSite("load_adapter", f"{_KVCACHE}.block_manager:BlockManager.load_adapter", Reach.PROCESS, MemoryError),
+    FaultSite("evict_adapter", f"{_KVCACHE}.adapter_slots:AdapterSlots._evict", Reach.PROCESS),
     FaultSite("swap_out", f"{_KVCACHE}.swap_space:SwapSpace.move_out", Reach.PROCESS, MemoryError),
     FaultSite("swap_in", f"{_KVCACHE}.swap_space:SwapSpace.move_in", Reach.PROCESS, MemoryError),
     FaultSite("preempt", f"{_SCHEDULER}.group_preemption:GroupPreemption.preempt", Reach.PROCESS),

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from service.core.adapter import AdapterLoad
 from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence, Transfer
 from service.core.iteration_result import FinishedTransfer
 from service.core.sampling_params import SamplingParams
@@ -52,6 +55,17 @@ def test_times_that_say_nothing_are_passed_over(cost: PreemptionCost):
     for _ in range(1000):
         ledger.executed(plan(100, draws=False), ExecutionTime(5.0))
         ledger.executed(plan(100), ExecutionTime(5.0))  # waits for the one before it too
+    assert ledger.take_predictions() == ()
+    assert cost.predict(100, 0, 1, NOBODY).recompute_s == before
+
+
+@pytest.mark.parametrize("compute_s", [None, 5.0])
+def test_iterations_that_load_adapters_say_nothing_of_those_that_do_not(compute_s: float | None, cost: PreemptionCost):
+    ledger = RecoveryLedger(cost)
+    before = cost.predict(100, 0, 1, NOBODY).recompute_s
+    loading = replace(plan(100), adapter_loads=(AdapterLoad(1, 1, (5,)),))
+    for _ in range(1000):
+        ledger.executed(loading, ExecutionTime(5.0, compute_s=compute_s))
     assert ledger.take_predictions() == ()
     assert cost.predict(100, 0, 1, NOBODY).recompute_s == before
 

@@ -6,17 +6,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from service.api.calls.validation import CheckedCall
+from service.core.adapter import Adapter
 from service.core.stats import EngineSnapshot
 from service.errors import ContextLengthExceeded, InvalidRequest
 
 
-def kv_room(snapshot: EngineSnapshot, num_prompt_tokens: int, n: int) -> int:
-    """Tokens that each of n choices can generate if the request has the whole KV cache to itself; at least 1.
+def kv_room(snapshot: EngineSnapshot, num_prompt_tokens: int, n: int, adapter: Adapter | None = None) -> int:
+    """Tokens that each of n choices can generate if the request, with its adapter, has the whole KV cache to itself; at
+    least 1.
 
     The choices share the prompt's full blocks, and a last token is never cached.
     """
     shared = num_prompt_tokens // snapshot.block_size
-    blocks_per_choice = shared + (snapshot.total_blocks - shared) // n
+    num_blocks = snapshot.total_blocks - (0 if adapter is None else adapter.num_blocks)
+    blocks_per_choice = shared + (num_blocks - shared) // n
     return max(1, blocks_per_choice * snapshot.block_size - num_prompt_tokens + 1)
 
 

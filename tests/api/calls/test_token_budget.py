@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.api.calls.token_budget import kv_room, max_tokens_for
+from service.core.adapter import Adapter
 from service.core.request import Request
 from service.core.sampling_params import SamplingParams
 from service.core.stats import EngineSnapshot
@@ -58,13 +59,16 @@ def test_what_does_not_fit_is_refused_with_the_numbers(prompt: int, asked: int |
         assert "101 were requested (10 in the prompt, 91 in max_tokens)" in refusal.value.message
 
 
-@given(st.integers(1, 60), st.integers(1, 5), st.integers(1, 40), st.sampled_from([1, 2, 4, 16]))
-def test_the_room_is_the_most_that_the_engine_accepts(prompt: int, n: int, total: int, block_size: int) -> None:
+@given(st.integers(1, 60), st.integers(1, 5), st.integers(1, 40), st.sampled_from([1, 2, 4, 16]), st.integers(0, 50))
+def test_the_room_is_the_most_that_the_engine_accepts(
+    prompt: int, n: int, total: int, block_size: int, of_adapter: int
+) -> None:
     blocks = BlockManager(total, block_size, NoPrefixCache())
-    room = kv_room(EngineSnapshot(total_blocks=total, block_size=block_size), prompt, n)
+    adapter = Adapter("poet", 1, of_adapter, "ab") if of_adapter else None
+    room = kv_room(EngineSnapshot(total_blocks=total, block_size=block_size), prompt, n, adapter)
 
     def fits(max_tokens: int) -> bool:
-        request = Request("r", (0,) * prompt, SamplingParams(max_tokens=max_tokens, n=n), 0.0)
+        request = Request("r", (0,) * prompt, SamplingParams(max_tokens=max_tokens, n=n), 0.0, adapter=adapter)
         return fits_ever(request, blocks, max_num_seqs=64)
 
     assert not fits(room + 1)
