@@ -25,8 +25,13 @@ MOST_STEPS = 30
 
 
 def arrivals(harness: Harness, mix: str, number: int) -> Request:
-    """The number-th request of a mix: s one choice, n two choices, b two beams."""
+    """The number-th request of a mix: s one choice, n two choices, b two beams; one choice and two with an adapter of
+    its own each: p and q."""
     match mix[number]:
+        case "p":
+            return harness.request((1, 2), 5, seed=number, adapter=harness.adapter(1))
+        case "q":
+            return harness.request((1, 2), 3, n=2, seed=number, adapter=harness.adapter(1))
         case "s":
             return harness.request((1, 2, 3), 5, seed=number)
         case "n":
@@ -68,7 +73,8 @@ def play(harness: Harness, mix: str, history: str) -> None:
 
 
 def check_end(harness: Harness) -> None:
-    assert harness.blocks.pool.num_used == harness.blocks.swap_space.num_used == 0
+    assert harness.blocks.pool.num_used == harness.blocks.adapter_slots.num_idle_blocks
+    assert harness.blocks.swap_space.num_used == 0
     for request_id, request in harness.requests.items():
         is_whole = harness.finals[request_id].outcome is Outcome.FINISHED
         for choice in range(request.sampling.n):
@@ -80,6 +86,8 @@ def modes() -> Iterator[tuple[str, type[Preemption], bool]]:
     yield "bsn", AlwaysSwap, False
     yield "nbs", AlwaysSwap, True
     yield "sbb", AlwaysRecompute, True
+    yield "pqs", AlwaysRecompute, True
+    yield "pqp", AlwaysSwap, False
 
 
 @pytest.mark.parametrize(("mix", "preemption", "overlap"), list(modes()))
@@ -93,6 +101,7 @@ def test_every_short_history_ends_as_it_should(mix: str, preemption: type[Preemp
             max_num_batched_tokens=6,
             preemption=preemption(),
             num_host_blocks=number % 3 * 2,
+            num_adapter_slots=1 + number // 2 % 2,
             transfer_delay=number % 2,
             overlap=overlap,
         )
