@@ -2,7 +2,7 @@
 
 Not through the library, because adapters are read while others are served: its `safe_open` maps the file, and if
 somebody cuts a mapped file short, reading it ends the process (SIGBUS); its `deserialize` holds the interpreter's lock
-until all is copied, 20 to 110 ms for the 84 MB of rank 16 over an 8B model (Xeon, safetensors 0.8.0).
+until all is copied, 22 to 117 ms for the 84 MB of rank 16 over an 8B model (loadtest/log/cpu.md).
 """
 
 from __future__ import annotations
