@@ -102,6 +102,7 @@ class ApiConfig:
     default_chat_template_kwargs: variables of the chat template for requests that do not set them.
     reasoning_parser: `auto` splits reasoning from content if the chat template speaks of it.
     max_total_body_bytes: what all requests together may hold of bodies that are being read or parsed; beyond, 503.
+    max_logprobs: most probable tokens that a call may ask for beside each of its own.
     max_patterns_at_once: patterns that one text must match together (allOf, & of a grammar): the time to compile them
         doubles with each.
     max_messages: of a chat; no more may be its content parts and calls of tools, of all messages together.
@@ -130,7 +131,7 @@ class ApiConfig:
     max_n: int = 128
     max_prompts_per_call: int = 128
     max_sequences_per_call: int = 256
-    max_stops: int = 4
+    max_stops: int = 16
     max_stop_bytes: int = 1024
     max_stop_token_ids: int = 1024
     max_best_of: int = 20
@@ -143,6 +144,7 @@ class ApiConfig:
     max_messages: int = 8192
     max_arguments_characters: int = 256 * 1024
     max_tools: int = 128
+    max_documents: int = 128
     max_schema_bytes: int = 64 * 1024
     max_schema_depth: int = 64
     max_enum_values: int = 5000

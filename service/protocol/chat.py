@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel
 
-from service.protocol.generation import GenerationFields, Members, PromptLogprob, WireRequest, bounds
+from service.protocol.generation import GenerationFields, Members, PromptLogprob, Whole, WireRequest, bounds
 from service.protocol.usage import Usage
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -18,10 +18,10 @@ class ContentPart(WireRequest):
 
 
 class CalledFunction(WireRequest):
-    """`arguments` is JSON as text: the model wrote it, so it need not be valid."""
+    """`arguments` is JSON as text: the model wrote it, so it need not be valid. Some clients send the object itself."""
 
     name: str
-    arguments: str
+    arguments: str | dict[str, Any]
 
 
 class ToolCall(WireRequest):
@@ -31,11 +31,15 @@ class ToolCall(WireRequest):
 
 
 class ChatMessage(WireRequest):
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    """role: OpenAI's, or one that the model's template knows. reasoning, reasoning_content: the same, in vLLM's and in
+    DeepSeek's spelling."""
+
+    role: str
     content: str | Members[ContentPart] | None = None
     name: str | None = None
     tool_calls: Members[ToolCall] | None = None
     tool_call_id: str | None = None
+    reasoning: str | None = None
     reasoning_content: str | None = None
 
 
@@ -60,13 +64,17 @@ class ChatPromptFields(WireRequest):
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: Members[dict[str, str]] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
 
 class ChatRequest(ChatPromptFields, GenerationFields):
     logprobs: bool | None = None
-    top_logprobs: Annotated[int | None, bounds(0, 20)] = None
+    top_logprobs: Annotated[Whole | None, bounds(0, 20)] = None
+    echo: bool | None = None
+    include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
 
 
 class TopLogprob(BaseModel):
@@ -99,6 +107,7 @@ class AssistantMessage(BaseModel):
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
+    reasoning: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[MadeToolCall] | None = None
 
@@ -110,7 +119,6 @@ class ChatChoice(BaseModel):
     finish_reason: FinishReason
     stop_reason: str | int | None = None
     token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
 
 
 class ChatResponse(BaseModel):
@@ -123,6 +131,7 @@ class ChatResponse(BaseModel):
     usage: Usage
     service_tier: str | None = None
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class FunctionDelta(BaseModel):
@@ -142,6 +151,7 @@ class ToolCallDelta(BaseModel):
 class ChatDelta(BaseModel):
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[ToolCallDelta] | None = None
 
@@ -153,7 +163,6 @@ class ChatChunkChoice(BaseModel):
     finish_reason: FinishReason | None
     stop_reason: str | int | None = None
     token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
 
 
 class ChatChunk(BaseModel):
@@ -163,4 +172,5 @@ class ChatChunk(BaseModel):
     model: str
     system_fingerprint: str | None
     choices: list[ChatChunkChoice]
+    prompt_token_ids: list[int] | None = None
     usage: Usage | None = None

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from service.protocol.generation import GenerationFields, PromptLogprob, Strings, TokenIds, bounds
+from service.protocol.generation import GenerationFields, PromptLogprob, Strings, TokenIds, Whole, bounds
 from service.protocol.usage import Usage
 
 FinishReason = Literal["stop", "length"]
@@ -15,7 +15,7 @@ FinishReason = Literal["stop", "length"]
 class CompletionRequest(GenerationFields):
     echo: bool | None = None
     add_special_tokens: bool | None = None
-    logprobs: Annotated[int | None, bounds(0, 20)] = None
+    logprobs: Annotated[Whole | None, bounds(0, 20)] = None
     prompt: str | Strings | TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)]
 
 

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
 Strings = Annotated[list[str], Field(fail_fast=True)]
 Member = TypeVar("Member")
 Members = Annotated[list[Member], Field(fail_fast=True)]
 """The first member that does not fit ends the search: one is named, and each costs a microsecond and 100 bytes."""
+
+_MOST_EXACT = 2.0**53
+"""Beyond it a float does not tell which integer was meant."""
+
+
+def _whole(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) <= _MOST_EXACT else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+"""An integer as JSON Schema sees it: 5.0 is one, too."""
 
 
 def bounds(low: float, high: float | None = None) -> Any:
@@ -19,7 +30,8 @@ def bounds(low: float, high: float | None = None) -> Any:
 
 
 class WireRequest(BaseModel):
-    """Types are exact (no "1" for 1, no true for 1); fields that are not declared are kept apart by name."""
+    """Types are exact (no "1" for 1, no true for 1), but 5.0 is 5 where an integer is meant; fields that are not
+    declared are kept apart by name."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
@@ -39,8 +51,11 @@ class JsonSchemaFormat(WireRequest):
 
 
 class ResponseFormat(WireRequest):
+    """schema: of an object (`json_object`), as llama.cpp's server and Together have it."""
+
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
+    schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
 
 
 class StructuredOutputs(WireRequest):
@@ -64,28 +79,28 @@ class SamplingFields(WireRequest):
 
     temperature: Annotated[float | None, bounds(0, 2)] = None
     top_p: Annotated[float | None, bounds(0, 1)] = None
-    top_k: Annotated[int | None, bounds(-1)] = None
+    top_k: Annotated[Whole | None, bounds(-1)] = None
     min_p: Annotated[float | None, bounds(0, 1)] = None
     presence_penalty: Annotated[float | None, bounds(-2, 2)] = None
     frequency_penalty: Annotated[float | None, bounds(-2, 2)] = None
     repetition_penalty: Annotated[float | None, bounds(0.01, 100)] = None  # beyond them logits overflow
-    min_tokens: Annotated[int | None, bounds(0)] = None
+    min_tokens: Annotated[Whole | None, bounds(0)] = None
 
 
 class GenerationFields(SamplingFields):
     """A field that is null is as if it were not there."""
 
-    model: str
-    max_tokens: Annotated[int | None, bounds(0)] = None
-    max_completion_tokens: Annotated[int | None, bounds(0)] = None
+    model: str | None = None
+    max_tokens: Annotated[Whole | None, bounds(0)] = None
+    max_completion_tokens: Annotated[Whole | None, bounds(0)] = None
     logit_bias: dict[str, float] | None = None
     bad_words: Strings | None = None
     allowed_token_ids: TokenIds | None = None
-    seed: int | None = None
-    n: Annotated[int | None, bounds(1)] = None
-    best_of: Annotated[int | None, bounds(1)] = None
+    seed: Whole | None = None
+    n: Annotated[Whole | None, bounds(1)] = None
+    best_of: Annotated[Whole | None, bounds(1)] = None
     use_beam_search: bool | None = None
-    beam_width: int | None = None
+    beam_width: Whole | None = None
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None
     stop: str | Strings | None = None
@@ -93,13 +108,16 @@ class GenerationFields(SamplingFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
-    prompt_logprobs: Annotated[int | None, bounds(0, 20)] = None
+    return_tokens_as_token_ids: bool | None = None
+    prompt_logprobs: Annotated[Whole | None, bounds(0, 20)] = None
     skip_special_tokens: bool | None = None
-    truncate_prompt_tokens: Annotated[int | None, bounds(-1)] = None
+    truncate_prompt_tokens: Annotated[Whole | None, bounds(-1)] = None
+    truncation_side: Literal["left", "right"] | None = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
+    no_stop_trim: bool | None = None
     user: str | None = None
-    priority: int | None = None
+    priority: Whole | None = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     cache_salt: str | None = None
     response_format: ResponseFormat | None = None
@@ -107,6 +125,8 @@ class GenerationFields(SamplingFields):
     regex: str | None = None
     choice: Strings | None = None
     grammar: str | None = None
+    ebnf: str | None = None
+    json_schema: str | dict[str, Any] | bool | None = None
     guided_json: str | dict[str, Any] | bool | None = None
     guided_regex: str | None = None
     guided_choice: Strings | None = None

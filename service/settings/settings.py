@@ -37,6 +37,8 @@ ENV_PREFIX = "HEADRACE_"
 QUICKSTART_MODEL = Path(__file__).parents[1] / "quickstart" / "model"
 QUICKSTART_NAME = "headrace-quickstart"
 QUICKSTART_ADAPTERS = Path(__file__).parents[1] / "quickstart" / "adapters"
+MOST_LOGPROBS = 128
+"""Most probable tokens that the executor tells at one place (service/sampling/logprobs.py)."""
 SECRETS = frozenset({"api_key", "admin_api_key"})
 _HOST_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
@@ -108,6 +110,13 @@ class Settings(BaseSettings):
         (), description="origins whose pages may call from a browser, comma-separated; * for all; none if left out"
     )
     strict_params: bool = Field(False, description="refuse unknown request fields instead of naming them in a header")
+    max_stops: int = Field(16, ge=1, le=64, description="stop strings of one request at most")
+    max_logprobs: int = Field(
+        20,
+        ge=-1,
+        le=MOST_LOGPROBS,
+        description="log probabilities at one place at most; -1: all that there can be, 128",
+    )
     tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "pythonic"] = Field(
         "auto", description="how the model writes tool calls; auto reads it from the chat template"
     )
@@ -392,6 +401,8 @@ class Settings(BaseSettings):
             allowed_origins=self.allowed_origins,
             strict_params=self.strict_params,
             default_chat_template_kwargs=self.default_chat_template_kwargs,
+            max_stops=self.max_stops,
+            max_logprobs=MOST_LOGPROBS if self.max_logprobs == -1 else self.max_logprobs,
             tool_call_parser=self.tool_call_parser,
             reasoning_parser=self.reasoning_parser,
             max_body_bytes=int(self.max_body_bytes),

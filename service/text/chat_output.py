@@ -17,11 +17,17 @@ OutputDelta = ReasoningDelta | TextDelta | CallDelta
 
 
 class ChatOutput:
-    """One choice's text, told apart. Without a splitter there is no reasoning, without a router there are no calls."""
+    """One choice's text, told apart. Without a splitter there is no reasoning, without a router there are no calls.
 
-    def __init__(self, splitter: ReasoningSplitter | None, router: ToolRouter | None) -> None:
+    shows_reasoning: else it is dropped.
+    """
+
+    def __init__(
+        self, splitter: ReasoningSplitter | None, router: ToolRouter | None, *, shows_reasoning: bool = True
+    ) -> None:
         self._splitter = splitter
         self._router = router
+        self._shows_reasoning = shows_reasoning
         self.has_calls = False
 
     @property
@@ -42,14 +48,14 @@ class ChatOutput:
         if self._splitter is None:
             return self._route(text)
         reasoning, content = self._splitter.push(text)
-        return [*_thought(reasoning), *self._route(content)]
+        return [*self._thought(reasoning), *self._route(content)]
 
     def flush(self) -> list[OutputDelta]:
         """What was held back, after the last piece."""
         deltas: list[OutputDelta] = []
         if self._splitter is not None:
             reasoning, content = self._splitter.flush()
-            deltas += [*_thought(reasoning), *self._route(content)]
+            deltas += [*self._thought(reasoning), *self._route(content)]
         if self._router is not None:
             deltas += self._noted(self._router.flush())
         return deltas
@@ -65,9 +71,8 @@ class ChatOutput:
         self.has_calls = self.has_calls or any(isinstance(delta, CallDelta) for delta in deltas)
         return [delta for delta in deltas if not isinstance(delta, TextDelta) or delta.text]
 
-
-def _thought(text: str) -> list[OutputDelta]:
-    return [ReasoningDelta(text)] if text else []
+    def _thought(self, text: str) -> list[OutputDelta]:
+        return [ReasoningDelta(text)] if text and self._shows_reasoning else []
 
 
 def merged(deltas: Sequence[OutputDelta]) -> list[OutputDelta]:

@@ -15,12 +15,13 @@ from service.text.tokenizer import Tokenizer
 class PromptOptions:
     """What a client may say about its prompt besides the messages.
 
-    tools: shown to the model as the template does it. template_options: further variables of the template.
+    tools, documents: shown to the model as the template does it. template_options: further variables of the template.
     add_generation_prompt: the prompt ends with the beginning of the assistant's turn. continue_final_message: instead,
     it ends with the last message, unfinished, for the model to go on with it.
     """
 
     tools: Sequence[Mapping[str, object]] | None = None
+    documents: Sequence[Mapping[str, str]] | None = None
     template_options: Mapping[str, object] = field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -51,6 +52,7 @@ def encode_chat(
             covered,
             add_generation_prompt=options.add_generation_prompt and not options.continue_final_message,
             tools=None if options.tools is None else [shield.cover(tool) for tool in options.tools],
+            documents=None if options.documents is None else [shield.cover(dict(each)) for each in options.documents],
             options={name: shield.cover(value) for name, value in options.template_options.items()},
         )
     except TemplateRefusal as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jinja2
 import jinja2.meta
+import jinja2.nodes
 
 from service.errors import HeadraceError, ModelLoadError
 from service.text import reasoning
@@ -36,7 +37,7 @@ class RenderLimits:
 class ChatTemplate:
     """One compiled template. `render` may be called from several threads at once.
 
-    special_tokens: names as templates use them (`bos_token`, `eos_token`, ...) -> their text.
+    special_tokens: names as templates use them (`bos_token`, `eos_token`, ...) -> their text. roles: that it asks for.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], limits: RenderLimits | None = None) -> None:
@@ -46,17 +47,23 @@ class ChatTemplate:
         environment = TemplateSandbox()
         try:
             self._template = environment.from_string(source)
-            self._variables = jinja2.meta.find_undeclared_variables(environment.parse(source))
+            parsed = environment.parse(source)
+            self.roles = _roles_compared(parsed)
+            self._variables = jinja2.meta.find_undeclared_variables(parsed)  # which folds constants
         except jinja2.TemplateSyntaxError as error:
             raise ModelLoadError(f"chat template, line {error.lineno}: {error.message}") from error
 
     def knows_role(self, role: str) -> bool:
-        """Whether the template speaks of this role by name."""
-        return f"'{role}'" in self._source or f'"{role}"' in self._source
+        """Whether the template does something of its own for this role."""
+        return role in self.roles
 
     def takes(self, option: str) -> bool:
         """Whether the template looks at a variable of this name that is not set by `render` itself."""
         return option in self._variables and option not in _OWN_VARIABLES | self._special_tokens.keys()
+
+    @property
+    def knows_documents(self) -> bool:
+        return "documents" in self._variables
 
     @property
     def knows_tools(self) -> bool:
@@ -78,6 +85,7 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool,
         tools: Sequence[object] | None = None,
+        documents: Sequence[object] | None = None,
         options: Mapping[str, object] | None = None,
     ) -> str:
         """The prompt text. TemplateRefusal when the template objects, cannot cope, or takes too long or too much.
@@ -89,7 +97,7 @@ class ChatTemplate:
             **self._special_tokens,
             "messages": [dict(message) for message in messages],
             "tools": None if tools is None else list(tools),
-            "documents": None,
+            "documents": None if documents is None else list(documents),
             "add_generation_prompt": add_generation_prompt,
         }
         try:
@@ -126,6 +134,29 @@ def load_chat_template(folder: Path, file: Path | None = None) -> ChatTemplate |
         return ChatTemplate(_read_text(beside), config.special_tokens)
     source = _source_in(config.options.get("chat_template"))
     return None if source is None else ChatTemplate(source, config.special_tokens)
+
+
+def _roles_compared(template: jinja2.nodes.Template) -> frozenset[str]:
+    """Texts that a message's role is compared with, or sought among."""
+    roles: set[str] = set()
+    for comparison in template.find_all(jinja2.nodes.Compare):
+        sides = [comparison.expr, *(operand.expr for operand in comparison.ops)]
+        if any(_is_role(side) for side in sides):
+            for side in sides:
+                members = side.items if isinstance(side, jinja2.nodes.List | jinja2.nodes.Tuple) else [side]
+                constants = [each.value for each in members if isinstance(each, jinja2.nodes.Const)]
+                roles |= {value for value in constants if isinstance(value, str)}
+    return frozenset(roles)
+
+
+def _is_role(expression: jinja2.nodes.Expr) -> bool:
+    """`message.role`, `message["role"]`, or a variable that is named so."""
+    match expression:
+        case jinja2.nodes.Getattr(attr="role") | jinja2.nodes.Getitem(arg=jinja2.nodes.Const(value="role")):
+            return True
+        case jinja2.nodes.Name(name=name):
+            return "role" in name
+    return False
 
 
 def _read_text(file: Path) -> str:

@@ -14,7 +14,13 @@ from service.api.answers.generation import CollectedChoice, Generation
 from service.api.answers.response_answer import ResponseAnswer
 from service.api.answers.response_events import ResponseEvents
 from service.api.answers.response_items import OutputItems
-from service.api.answers.token_logprobs import chat_logprobs, completion_logprobs, prompt_logprobs, scored_prompt
+from service.api.answers.token_logprobs import (
+    TokenNames,
+    chat_logprobs,
+    completion_logprobs,
+    prompt_logprobs,
+    scored_prompt,
+)
 from service.api.call_head import CallHead
 from service.api.calls.output_form import CompiledForm
 from service.api.calls.prepared_call import CallPrompts, PreparedCall
@@ -43,6 +49,7 @@ from tests.text import tiny_tokenizers
 
 _CONFIG = ApiConfig(served_model_names=("m",))
 _TOKENIZER = Tokenizer(tiny_tokenizers.byte_level())
+_NAMES = TokenNames(_TOKENIZER)
 _LOGPROBS = TokenLogprobs(-1.0, tuple((token_id, -2.0) for token_id in range(20)), rank=1)
 
 
@@ -141,14 +148,14 @@ def _completion_logprobs(n: int) -> Work:
 
 def _chat_logprobs(n: int) -> Work:
     tokens = _scored(n)
-    return lambda: orjson.dumps(chat_logprobs(_TOKENIZER, tokens))
+    return lambda: orjson.dumps(chat_logprobs(_NAMES, tokens))
 
 
 def _prompt_logprobs(n: int) -> Work:
     ids, scores = [40] * n, [_LOGPROBS] * (n - 1)
 
     def work() -> None:
-        prompt_logprobs(_TOKENIZER, ids, scores)
+        prompt_logprobs(_NAMES, ids, scores)
         list(scored_prompt(_TOKENIZER, ids, scores, 20))
 
     return work

@@ -119,7 +119,7 @@ def _messages(n: int) -> Work:
 
     def work() -> None:
         unknown_fields(fields)
-        check_messages(fields.messages)
+        check_messages(fields.messages, _TEMPLATE)
         num_characters(fields.messages)
         template_messages(fields.messages, _TEMPLATE, CONFIG.max_arguments_characters)
 

@@ -71,8 +71,8 @@ def test_chat_logprobs_are_the_models(strict: OpenAI, oracle: Any, tokenizer: To
         extra_body={"return_token_ids": True, "repetition_penalty": 1.3, "prompt_logprobs": 1},
     )
     choice = answer.choices[0]
-    assert choice.model_extra is not None
-    prompt, output = choice.model_extra["prompt_token_ids"], choice.model_extra["token_ids"]
+    assert answer.model_extra is not None and choice.model_extra is not None
+    prompt, output = answer.model_extra["prompt_token_ids"], choice.model_extra["token_ids"]
     reference = logprobs_of(oracle, prompt + output)
     assert choice.logprobs is not None
     entries = choice.logprobs.content

@@ -16,11 +16,26 @@ def test_null_and_absent_are_the_same() -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"n": True}, {"n": "1"}, {"n": 1.0}, {"temperature": "1"}, {"stream": 1}, {"seed": 2.0**64}, {"top_p": True}],
+    [
+        {"n": True},
+        {"n": "1"},
+        {"n": 1.5},
+        {"n": float("nan")},
+        {"temperature": "1"},
+        {"stream": 1},
+        {"seed": 2.0**64},
+        {"top_p": True},
+    ],
 )
 def test_types_are_exact(fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         GenerationFields.model_validate({"model": "m", **fields})
+
+
+def test_an_integer_may_be_written_as_a_float() -> None:
+    fields = GenerationFields.model_validate({"n": 2.0, "max_tokens": 5.0, "seed": -3.0, "top_k": 1e2, "priority": 0.0})
+    assert (fields.n, fields.max_tokens, fields.seed, fields.top_k, fields.priority) == (2, 5, -3, 100, 0)
+    assert type(fields.n) is int
 
 
 def test_whole_numbers_are_numbers() -> None:

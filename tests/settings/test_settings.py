@@ -129,6 +129,14 @@ def test_keys_may_come_from_a_file_and_are_shown_nowhere(tmp_path: Path):
     assert "hidden" not in str(refused.value)
 
 
+def test_as_many_logprobs_as_there_can_be():
+    assert read_settings(["--max-logprobs", "-1", "--max-stops", "4"]).api_config().max_logprobs == 128
+    assert read_settings(["--max-logprobs", "5", "--max-stops", "4"]).api_config().max_stops == 4
+    for wrong in ("-2", "129"):
+        with pytest.raises(ConfigError, match="max-logprobs"):
+            read_settings(["--max-logprobs", wrong])
+
+
 def test_keys_of_operators_are_others_and_shown_nowhere(tmp_path: Path):
     file = tmp_path / "keys"
     file.write_text("ops:hidden-2\n")

@@ -12,7 +12,7 @@ from service.api.answers.choice_text import Piece
 from service.api.answers.chunk_frames import TEXT_PLACE, ChunkFrames, whole_json
 from service.api.answers.generation import CollectedChoice, Generation
 from service.api.answers.sse import KEEP_ALIVE
-from service.api.answers.token_logprobs import chat_logprobs, prompt_logprobs
+from service.api.answers.token_logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from service.api.calls.prepared_call import PreparedCall
 from service.core.request import FinishReason
 from service.errors import RequestError
@@ -41,6 +41,8 @@ class ChatAnswer:
         self._generation = generation
         self.writes_logprobs = call.checked.logprobs is not None
         self._make_call_id = partial(new_call_id, call.tool_style)
+        self._echo = "" if call.prompts.echoes is None else call.prompts.echoes[0]
+        self._names = TokenNames(call.model.tokenizer, as_ids=call.checked.tokens_as_ids)
         self._chunks = ChunkFrames(b"chat.completion.chunk", call, generation)
         self.around_text = self._chunks.around_text(b'"delta":{"content":%b}' % TEXT_PLACE)
 
@@ -53,7 +55,7 @@ class ChatAnswer:
         chunks, frames = self._chunks, []
         ids, logprobs = chunks.ids_of(piece), self._logprobs_json(piece)
         if piece.is_first:
-            frames.append(chunks.choice(piece.choice_index, b'"delta":{"role":"assistant","content":""}'))
+            frames += self._beginning(piece)
         for delta in _delta_fields(piece, self._make_call_id):
             frames.append(chunks.choice(piece.choice_index, b'"delta":' + delta, ids=ids, logprobs=logprobs))
             ids, logprobs = b"", b"null"
@@ -62,6 +64,17 @@ class ChatAnswer:
             frames.append(chunks.choice(piece.choice_index, b'"delta":{}', end, ids, logprobs))
         return b"".join(frames)
 
+    def _beginning(self, piece: Piece) -> list[bytes]:
+        """The role, beside the prompt's ids if they are asked for; then the message that is continued, if it is."""
+        prompt_ids = self._chunks.prompt_ids_of(piece) if piece.choice_index == 0 else b""
+        frames = [
+            self._chunks.first(piece.choice_index, b'"delta":{"role":"assistant","content":""}', prompt_ids),
+        ]
+        if self._echo:
+            delta = b'"delta":{"content":%s}' % orjson.dumps(self._echo)
+            frames.append(self._chunks.first(piece.choice_index, delta, b""))
+        return frames
+
     def num_logprobs(self, piece: Piece) -> int:
         return len(piece.scored) * ((self._call.checked.logprobs or 0) + 1)
 
@@ -69,7 +82,7 @@ class ChatAnswer:
         return self._chunks.end(error)
 
     def whole(self, choices: Sequence[CollectedChoice]) -> str:
-        call, tokenizer = self._call, self._call.model.tokenizer
+        call = self._call
         answer = ChatResponse(
             id=call.head.call_id,
             object="chat.completion",
@@ -78,32 +91,33 @@ class ChatAnswer:
             system_fingerprint=call.model.system_fingerprint,
             choices=[self._choice(choice) for choice in choices],
             usage=self._generation.usage,
-            **call.checked.answered_tier,
+            service_tier=call.checked.answered_tier,
+            prompt_logprobs=None,
+            prompt_token_ids=self._generation.prompt_token_ids(0) if call.checked.return_token_ids else None,
         )
         if call.checked.prompt_logprobs is not None:
             prompt, scores = self._generation.prompt_token_ids(0), self._generation.prompt_logprobs(0)
-            answer.prompt_logprobs = prompt_logprobs(tokenizer, prompt, scores)
+            answer.prompt_logprobs = prompt_logprobs(self._names, prompt, scores)
         return whole_json(answer)
 
     def _choice(self, choice: CollectedChoice) -> ChatChoice:
         message = assemble_message(choice, self._make_call_id)
+        if self._echo:
+            message.content = self._echo + (message.content or "")
         logprobs = None
         if self.writes_logprobs:
-            logprobs = ChatLogprobs(**chat_logprobs(self._call.model.tokenizer, choice.scored))
-        shape = ChatChoice(
+            logprobs = ChatLogprobs(**chat_logprobs(self._names, choice.scored))
+        return ChatChoice(
             index=choice.index,
             message=message,
             logprobs=logprobs,
             finish_reason=_finish_reason(choice.finish_reason, message.tool_calls is not None),
             stop_reason=choice.stop_reason,
+            token_ids=choice.token_ids if self._call.checked.return_token_ids else None,
         )
-        if self._call.checked.return_token_ids:
-            shape.token_ids = choice.token_ids
-            shape.prompt_token_ids = choice.prompt_token_ids
-        return shape
 
     def _logprobs_json(self, piece: Piece) -> bytes:
-        return orjson.dumps(chat_logprobs(self._call.model.tokenizer, piece.scored)) if piece.scored else b"null"
+        return orjson.dumps(chat_logprobs(self._names, piece.scored)) if piece.scored else b"null"
 
 
 def _finish_reason(reason: FinishReason, has_calls: bool) -> ChatFinishReason:
@@ -115,9 +129,13 @@ def assemble_message(choice: CollectedChoice, make_call_id: Callable[[], str]) -
     content = choice.text + "".join([delta.text for delta in choice.deltas if isinstance(delta, TextDelta)])
     reasoning = "".join([delta.text for delta in choice.deltas if isinstance(delta, ReasoningDelta)])
     calls = _made_calls([delta for delta in choice.deltas if isinstance(delta, CallDelta)], make_call_id)
-    message = AssistantMessage(role="assistant", content=content or (None if calls else ""), refusal=None)
-    if reasoning:
-        message.reasoning_content = reasoning
+    message = AssistantMessage(
+        role="assistant",
+        content=content or (None if calls else ""),
+        refusal=None,
+        reasoning=reasoning or None,
+        reasoning_content=reasoning or None,
+    )
     if calls:
         message.tool_calls = calls
     return message
@@ -142,7 +160,8 @@ def _delta_fields(piece: Piece, make_call_id: Callable[[], str]) -> list[bytes]:
 
 def _delta_field(delta: OutputDelta, make_call_id: Callable[[], str]) -> bytes:
     if isinstance(delta, ReasoningDelta):
-        return b'{"reasoning_content":%s}' % orjson.dumps(delta.text)
+        text = orjson.dumps(delta.text)
+        return b'{"reasoning":%s,"reasoning_content":%s}' % (text, text)
     if isinstance(delta, TextDelta):
         return b'{"content":%s}' % orjson.dumps(delta.text)
     call: dict[str, object] = {"index": delta.call_index}

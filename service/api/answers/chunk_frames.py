@@ -24,13 +24,12 @@ class ChunkFrames:
     """Makes the chunks of one call. All have the same id, object, created and model.
 
     With include_usage each says `usage: null`, and one last chunk without choices has the numbers; with
-    continuous_usage_stats each has the numbers so far.
+    continuous_usage_stats, which needs it, each has the numbers so far.
     """
 
     def __init__(self, kind: bytes, call: PreparedCall, generation: Generation) -> None:
         self._call = call.checked
         self._generation = generation
-        self._has_usage = self._call.include_usage or self._call.continuous_usage
         self._head = b'data: {"id":%s,"object":"%s","created":%d,"model":%s,"system_fingerprint":%s,"choices":[' % (
             orjson.dumps(call.head.call_id),
             kind,
@@ -44,8 +43,20 @@ class ChunkFrames:
     ) -> bytes:
         """One choice's chunk. `content` is its `"text": ...` or `"delta": ...`, `end` and `ids` come from `end_of` and
         `ids_of`."""
-        usage = self._usage_so_far() if self._has_usage else b""
+        usage = b"" if not self._call.include_usage else self._usage_so_far()
         return b'%s{"index":%d,%s,"logprobs":%s,%s%s}]%s}\n\n' % (self._head, index, content, logprobs, end, ids, usage)
+
+    def first(self, index: int, content: bytes, beside: bytes) -> bytes:
+        """The chunk that a choice begins with, before any of its tokens. beside: members that follow the choices."""
+        usage = b"" if not self._call.include_usage else self._usage_before()
+        return b'%s{"index":%d,%s,"logprobs":null,%s}]%s%s}\n\n' % (
+            self._head,
+            index,
+            content,
+            NOT_ENDED,
+            beside,
+            usage,
+        )
 
     def around_text(self, content: bytes) -> tuple[bytes, bytes] | None:
         """What stands before and behind the text in a chunk of choice 0 that says nothing else, in the middle of its
@@ -64,13 +75,16 @@ class ChunkFrames:
         return b'"finish_reason":"%s","stop_reason":%s' % (reason.encode(), orjson.dumps(piece.stop_reason))
 
     def ids_of(self, piece: Piece) -> bytes:
-        """`return_token_ids`: the piece's ids, and with the choice's first piece the prompt's; else nothing."""
+        """`return_token_ids`: the piece's ids; else nothing."""
         if not self._call.return_token_ids:
             return b""
-        ids = b',"token_ids":' + orjson.dumps(piece.token_ids)
-        if piece.is_first:
-            ids += b',"prompt_token_ids":' + orjson.dumps(self._generation.prompt_token_ids(piece.prompt_index))
-        return ids
+        return b',"token_ids":' + orjson.dumps(piece.token_ids)
+
+    def prompt_ids_of(self, piece: Piece) -> bytes:
+        """`return_token_ids`: with the choice's first piece the prompt's ids; else nothing."""
+        if not (self._call.return_token_ids and piece.is_first):
+            return b""
+        return b',"prompt_token_ids":' + orjson.dumps(self._generation.prompt_token_ids(piece.prompt_index))
 
     def end(self, error: RequestError | None = None) -> bytes:
         """What follows the last piece: the chunk of the usage, if the client asked for it, or an error event."""
@@ -86,6 +100,13 @@ class ChunkFrames:
         if self._call.continuous_usage:
             return b',"usage":' + self._usage_json()
         return b',"usage":null'
+
+    def _usage_before(self) -> bytes:
+        """No token of the choice is told yet, so none is counted, though some may have come."""
+        if not self._call.continuous_usage:
+            return b',"usage":null'
+        usage = self._generation.usage_fields()
+        return b',"usage":' + orjson.dumps({**usage, "completion_tokens": 0, "total_tokens": usage["prompt_tokens"]})
 
     def _usage_json(self) -> bytes:
         return orjson.dumps(self._generation.usage_fields())

@@ -11,7 +11,7 @@ from service.api.answers.choice_text import Piece, ScoredToken
 from service.api.answers.chunk_frames import TEXT_PLACE, ChunkFrames, whole_json
 from service.api.answers.generation import CollectedChoice, Generation
 from service.api.answers.sse import KEEP_ALIVE
-from service.api.answers.token_logprobs import completion_logprobs, prompt_logprobs, scored_prompt
+from service.api.answers.token_logprobs import TokenNames, completion_logprobs, prompt_logprobs, scored_prompt
 from service.api.calls.prepared_call import PreparedCall
 from service.errors import RequestError
 from service.protocol.completions import CompletionChoice, CompletionLogprobs, CompletionResponse
@@ -27,7 +27,7 @@ class CompletionAnswer:
         self._checked = call.checked
         self.writes_logprobs = call.checked.logprobs is not None
         self._echoes = call.prompts.echoes
-        self._tokenizer = call.model.tokenizer
+        self._names = TokenNames(call.model.tokenizer, as_ids=call.checked.tokens_as_ids)
         self._generation = generation
         self._chunks = ChunkFrames(b"text_completion", call, generation)
         self.around_text = self._chunks.around_text(b'"text":' + TEXT_PLACE)
@@ -40,7 +40,8 @@ class CompletionAnswer:
         content = b'"text":' + orjson.dumps(echo + piece.text)
         logprobs = self._logprobs_json(piece) if self.writes_logprobs else b"null"
         chunks = self._chunks
-        return chunks.choice(piece.choice_index, content, chunks.end_of(piece), chunks.ids_of(piece), logprobs)
+        ids = chunks.ids_of(piece) + chunks.prompt_ids_of(piece)
+        return chunks.choice(piece.choice_index, content, chunks.end_of(piece), ids, logprobs)
 
     def num_logprobs(self, piece: Piece) -> int:
         num_tokens = len(piece.scored)
@@ -61,7 +62,7 @@ class CompletionAnswer:
             system_fingerprint=call.model.system_fingerprint,
             choices=[self._choice(choice) for choice in choices],
             usage=self._generation.usage,
-            **call.checked.answered_tier,
+            service_tier=call.checked.answered_tier,
         )
         return whole_json(answer)
 
@@ -73,6 +74,9 @@ class CompletionAnswer:
             logprobs=None if logprobs is None else CompletionLogprobs(**logprobs),
             finish_reason=choice.finish_reason.value,
             stop_reason=choice.stop_reason,
+            token_ids=None,
+            prompt_token_ids=None,
+            prompt_logprobs=None,
         )
         if self._checked.return_token_ids:
             shape.token_ids = choice.token_ids
@@ -80,7 +84,7 @@ class CompletionAnswer:
         if self._checked.prompt_logprobs is not None:
             scores = self._generation.prompt_logprobs(choice.prompt_index)
             cut = [each._replace(top=each.top[: self._checked.prompt_logprobs]) for each in scores]
-            shape.prompt_logprobs = prompt_logprobs(self._tokenizer, choice.prompt_token_ids, cut)
+            shape.prompt_logprobs = prompt_logprobs(self._names, choice.prompt_token_ids, cut)
         return shape
 
     def _echo(self, prompt_index: int) -> str:
@@ -95,11 +99,11 @@ class CompletionAnswer:
         num_top = self._checked.logprobs
         if num_top is None:
             return None
-        fields = completion_logprobs(self._tokenizer, tokens, shift=len(self._echo(prompt_index)))
+        fields = completion_logprobs(self._names, tokens, shift=len(self._echo(prompt_index)))
         if self._echoes is None or not begins:
             return fields
         prompt_ids = self._generation.prompt_token_ids(prompt_index)
         scores = self._generation.prompt_logprobs(prompt_index)
-        prompt = list(scored_prompt(self._tokenizer, prompt_ids, scores, num_top))
-        before = completion_logprobs(self._tokenizer, prompt)
+        prompt = list(scored_prompt(self._call.model.tokenizer, prompt_ids, scores, num_top))
+        before = completion_logprobs(self._names, prompt)
         return {name: before[name] + fields[name] for name in fields}

@@ -15,7 +15,7 @@ from service.api.answers.generation import CollectedChoice, Generation
 from service.api.answers.response_events import ResponseEvents
 from service.api.answers.response_items import MessageLogprob, OutputItems
 from service.api.answers.sse import KEEP_ALIVE
-from service.api.answers.token_logprobs import chat_logprobs
+from service.api.answers.token_logprobs import TokenNames, chat_logprobs
 from service.api.calls.response_call import ResponseCall
 from service.core.request import FinishReason
 from service.errors import RequestError
@@ -41,7 +41,7 @@ class ResponseAnswer:
     ) -> None:
         prepared = call.prepared
         self._generation = generation
-        self._tokenizer = prepared.model.tokenizer
+        self._names = TokenNames(prepared.model.tokenizer)
         self._num_logprobs = prepared.checked.logprobs
         self._keep = keep
         self._asked = asked_for(call, is_stored)
@@ -125,7 +125,7 @@ class ResponseAnswer:
                 content, self._held = (self._held if token.is_content else []), []
                 self._num_said += self._says and not token.is_content
                 self._says = token.is_content
-                entries = chat_logprobs(self._tokenizer, content)["content"]
+                entries = chat_logprobs(self._names, content)["content"]
                 logprobs += [MessageLogprob(self._num_said, orjson.Fragment(orjson.dumps(each))) for each in entries]
         return logprobs
 
@@ -188,7 +188,7 @@ def asked_for(call: ResponseCall, is_stored: bool) -> bytes:
             "prompt_cache_key": fields.prompt_cache_key,
             "reasoning": {"effort": reasoning.effort if reasoning else None, "summary": None},
             "safety_identifier": fields.safety_identifier,
-            "service_tier": prepared.checked.answered_tier.get("service_tier", "default"),
+            "service_tier": prepared.checked.answered_tier or "default",
             "store": is_stored,
             "temperature": defaults.temperature if fields.temperature is None else fields.temperature,
             "text": {

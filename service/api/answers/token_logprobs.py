@@ -15,27 +15,50 @@ _FLOOR = -9999.0
 """Stands for -inf, which JSON has no word for."""
 
 
-def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[ScoredToken], shift: int = 0) -> dict[str, Any]:
+class TokenNames:
+    """How an answer spells its tokens. as_ids: `token_id:5`, so that tokens with one text can be told apart
+    (vLLM's return_tokens_as_token_ids); else by their text."""
+
+    def __init__(self, tokenizer: Tokenizer, *, as_ids: bool = False) -> None:
+        self._spelled_bytes = tokenizer.spelled_bytes
+        self._as_ids = as_ids
+
+    def name(self, token_id: int) -> str:
+        return f"token_id:{token_id}" if self._as_ids else self.text(token_id)
+
+    def text(self, token_id: int) -> str:
+        """The token's text; where its bytes are no text by themselves, OpenAI's way to write them."""
+        spelled = self._spelled_bytes[token_id]
+        try:
+            return spelled.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
+
+    def true_bytes(self, token_id: int) -> list[int]:
+        return list(self._spelled_bytes[token_id])
+
+
+def completion_logprobs(names: TokenNames, tokens: Sequence[ScoredToken], shift: int = 0) -> dict[str, Any]:
     """Fields of CompletionLogprobs. shift: characters of text before these tokens, to be added to their offsets.
 
     Among the top tokens the one that is there is always named.
     """
     return {
-        "tokens": [_text(tokenizer, token.token_id) for token in tokens],
+        "tokens": [names.name(token.token_id) for token in tokens],
         "token_logprobs": [None if t.logprobs is None else _finite(t.logprobs.chosen) for t in tokens],
-        "top_logprobs": [_top_by_text(tokenizer, token) for token in tokens],
+        "top_logprobs": [_top_by_name(names, token) for token in tokens],
         "text_offset": [token.offset + shift for token in tokens],
     }
 
 
-def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
+def chat_logprobs(names: TokenNames, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
     """Fields of ChatLogprobs."""
-    entries = [_chat_entry(tokenizer, t.token_id, t.logprobs) for t in tokens if t.logprobs is not None]
+    entries = [_chat_entry(names, t.token_id, t.logprobs) for t in tokens if t.logprobs is not None]
     return {"content": entries, "refusal": None}
 
 
 def prompt_logprobs(
-    tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
+    names: TokenNames, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
 ) -> list[dict[str, PromptLogprob] | None]:
     """One entry a token of the prompt: id -> PromptLogprob, of the token that is there and of the top ones."""
     entries: list[dict[str, PromptLogprob] | None] = [None]
@@ -45,7 +68,7 @@ def prompt_logprobs(
         ranked[token_id] = (entry.chosen, entry.rank)
         entries.append(
             {
-                str(each): PromptLogprob(logprob=_finite(value), rank=rank, decoded_token=_text(tokenizer, each))
+                str(each): PromptLogprob(logprob=_finite(value), rank=rank, decoded_token=names.text(each))
                 for each, (value, rank) in ranked.items()
             }
         )
@@ -63,35 +86,25 @@ def scored_prompt(
         offset += len(detokenizer.push((token_id,)))
 
 
-def _chat_entry(tokenizer: Tokenizer, token_id: int, logprobs: TokenLogprobs) -> dict[str, Any]:
-    entry = _chat_token(tokenizer, token_id, logprobs.chosen)
-    entry["top_logprobs"] = [_chat_token(tokenizer, each, value) for each, value in logprobs.top]
+def _chat_entry(names: TokenNames, token_id: int, logprobs: TokenLogprobs) -> dict[str, Any]:
+    entry = _chat_token(names, token_id, logprobs.chosen)
+    entry["top_logprobs"] = [_chat_token(names, each, value) for each, value in logprobs.top]
     return entry
 
 
-def _chat_token(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
-    spelled = tokenizer.spelled_bytes[token_id]
-    return {"token": _text(tokenizer, token_id), "logprob": _finite(logprob), "bytes": list(spelled)}
+def _chat_token(names: TokenNames, token_id: int, logprob: float) -> dict[str, Any]:
+    return {"token": names.name(token_id), "logprob": _finite(logprob), "bytes": names.true_bytes(token_id)}
 
 
-def _top_by_text(tokenizer: Tokenizer, token: ScoredToken) -> dict[str, float] | None:
-    """Text -> log probability. Of tokens with the same text the chosen one counts, else the most probable one."""
+def _top_by_name(names: TokenNames, token: ScoredToken) -> dict[str, float] | None:
+    """Name -> log probability. Of tokens with the same name the chosen one counts, else the most probable one."""
     if token.logprobs is None:
         return None
     top: dict[str, float] = {}
     for token_id, value in token.logprobs.top:
-        top.setdefault(_text(tokenizer, token_id), _finite(value))
-    top[_text(tokenizer, token.token_id)] = _finite(token.logprobs.chosen)
+        top.setdefault(names.name(token_id), _finite(value))
+    top[names.name(token.token_id)] = _finite(token.logprobs.chosen)
     return top
-
-
-def _text(tokenizer: Tokenizer, token_id: int) -> str:
-    """The token's text; where its bytes are no text by themselves, OpenAI's way to write them."""
-    spelled = tokenizer.spelled_bytes[token_id]
-    try:
-        return spelled.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
 
 
 def _finite(logprob: float) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from starlette.types import Receive
 
 from service.api.call_head import CallHead
-from service.api.calls.chat_messages import unknown_fields
+from service.api.calls.chat_messages import text_of, unknown_fields
 from service.api.calls.chat_prompting import CheckedChat, chat_prompt_ids, check_chat
 from service.api.calls.output_form import compile_form
 from service.api.calls.prepared_call import CallPrompts, PreparedCall
@@ -52,8 +52,14 @@ async def prepare_chat(
     may_think = form.grammar is None or form.grammar.follows_reasoning
     if not may_think and (call.form is not None or chat.tools.must_call):
         thinking = Reasoning.NONE  # else the grammar is for calls alone, and the text beside them may think
-    prompts = CallPrompts([prompt], "messages", num_logprobs=call.prompt_logprobs)
-    return PreparedCall(head, model, call, prompts, form, _output_maker(chat, thinking), chat.tools.style)
+    prompts = CallPrompts([prompt], "messages", num_logprobs=call.prompt_logprobs, echoes=_echo(fields))
+    return PreparedCall(head, model, call, prompts, form, _output_maker(fields, chat, thinking), chat.tools.style)
+
+
+def _echo(fields: ChatRequest) -> list[str] | None:
+    """With `echo` the answer begins with the last message, if that is the assistant's, too."""
+    last = fields.messages[-1]
+    return [text_of(last.content)] if fields.echo and last.role == "assistant" else None
 
 
 def _reasoning(chat: CheckedChat, prompt: Sequence[int], model: ServedModel, config: ApiConfig) -> Reasoning:
@@ -63,18 +69,20 @@ def _reasoning(chat: CheckedChat, prompt: Sequence[int], model: ServedModel, con
     return Reasoning.BEGUN if inside else Reasoning.MAY_BEGIN
 
 
-def _output_maker(chat: CheckedChat, thinking: Reasoning) -> Callable[[], ChatOutput] | None:
-    """As PreparedCall.make_output."""
+def _output_maker(fields: ChatRequest, chat: CheckedChat, thinking: Reasoning) -> Callable[[], ChatOutput] | None:
+    """As PreparedCall.make_output. With `separate_reasoning` false the reasoning is content, as the model wrote it."""
     tools = chat.tools
-    thinks = thinking is not Reasoning.NONE
+    thinks = thinking is not Reasoning.NONE and fields.separate_reasoning is not False
     if not thinks and tools.style is None:
         return None
     starts_inside = thinking is Reasoning.BEGUN
+    shows_reasoning = fields.include_reasoning is not False
 
     def make() -> ChatOutput:
         return ChatOutput(
             ReasoningSplitter(starts_inside=starts_inside) if thinks else None,
             None if tools.style is None else make_router(tools.style, tools.names),
+            shows_reasoning=shows_reasoning,
         )
 
     return make

@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+import orjson
+
+from service.api.calls.token_checks import quote
 from service.api.calls.unsupported import extra_fields
 from service.errors import InvalidRequest, UnsupportedParameter
-from service.protocol.chat import ChatMessage, ChatPromptFields, ContentPart, ToolCall
+from service.protocol.chat import CalledFunction, ChatMessage, ChatPromptFields, ContentPart, ToolCall
 from service.protocol.generation import WireRequest
 from service.text.chat_template import ChatTemplate
 
 _UNSUPPORTED_FIELDS = frozenset({"messages.function_call", "messages.audio", "messages.refusal"})
+_OPENAI_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+_MAX_ROLE_CHARACTERS = 64
 _CHARACTERS_AROUND_A_MESSAGE = 16
 """About what a template writes before and behind each."""
 
@@ -31,8 +36,8 @@ def unknown_fields(fields: ChatPromptFields) -> tuple[str, ...]:
     return tuple(name for name in names if name not in _UNSUPPORTED_FIELDS)
 
 
-def check_messages(messages: Sequence[ChatMessage]) -> None:
-    """Refuse messages that are empty or ask for what is not supported."""
+def check_messages(messages: Sequence[ChatMessage], template: ChatTemplate) -> None:
+    """Refuse messages that are empty or ask for what is not supported; a role is OpenAI's, or one of the template's."""
     if not messages:
         raise InvalidRequest("messages must not be empty.", param="messages")
     for index, message in enumerate(messages):
@@ -40,6 +45,7 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
         for name, value in (message.model_extra or {}).items():
             if value and f"messages.{name}" in _UNSUPPORTED_FIELDS:
                 raise UnsupportedParameter(f"{where}.{name} is not supported yet.", param=f"{where}.{name}")
+        _check_role(message.role, where, template)
         _check_tool_fields(message, where)
         _check_content(message, where)
 
@@ -58,25 +64,27 @@ def template_messages(
 
 def num_characters(messages: Sequence[ChatMessage]) -> int:
     """About how much text there is to render, in whatever field it stands."""
-    texts = [text for m in messages for text in (m.name, m.tool_call_id, m.reasoning_content, _text_of(m.content))]
+    texts = [text for m in messages for text in (m.name, m.tool_call_id, _reasoning_of(m), text_of(m.content))]
     calls = [call for message in messages for call in message.tool_calls or ()]
-    texts += [text for call in calls for text in (call.id, call.function.name, call.function.arguments)]
+    texts += [text for call in calls for text in (call.id, call.function.name, _arguments_text(call.function))]
     return sum(len(text) for text in texts if text) + _CHARACTERS_AROUND_A_MESSAGE * len(messages)
 
 
 def num_content_characters(messages: Sequence[ChatMessage]) -> int:
     """Of what was said: a template may leave out all else, but not this."""
-    return sum(len(_text_of(message.content)) for message in messages)
+    return sum(len(text_of(message.content)) for message in messages)
 
 
 def _template_message(message: ChatMessage, template: ChatTemplate, index: int, most: int) -> dict[str, object]:
     role: str = message.role
     if role == "developer" and not template.knows_role(role):
         role = "system"
-    values: dict[str, object] = {"role": role, "content": _text_of(message.content)}
-    for name in ("name", "tool_call_id", "reasoning_content"):
+    values: dict[str, object] = {"role": role, "content": text_of(message.content)}
+    for name in ("name", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
             values[name] = value
+    if (reasoning := _reasoning_of(message)) is not None:
+        values |= {"reasoning": reasoning, "reasoning_content": reasoning}  # templates know it by either name
     if message.tool_calls:
         values["tool_calls"] = [
             _template_call(call, f"messages[{index}].tool_calls[{number}]", most)
@@ -87,27 +95,57 @@ def _template_message(message: ChatMessage, template: ChatTemplate, index: int, 
 
 def _template_call(call: ToolCall, where: str, max_characters: int) -> dict[str, object]:
     param = f"{where}.function.arguments"
-    if len(call.function.arguments) > max_characters:
+    if len(_arguments_text(call.function)) > max_characters:
         raise InvalidRequest(f"{param} may have at most {max_characters} characters.", param=param)
-    try:
-        arguments = json.loads(call.function.arguments or "{}")
-    except (ValueError, RecursionError):
-        arguments = None
+    arguments: object = call.function.arguments
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = None
     if not isinstance(arguments, dict):
-        raise InvalidRequest(f"{param} must be a JSON object, as text.", param=param)
+        raise InvalidRequest(f"{param} must be a JSON object, or its text.", param=param)
     named = {} if call.id is None else {"id": call.id}
     return {**named, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 
-def _text_of(content: str | list[ContentPart] | None) -> str:
+def _check_depth(function: CalledFunction, param: str) -> None:
+    try:
+        _arguments_text(function)
+    except orjson.JSONEncodeError as error:
+        raise InvalidRequest(f"{param} is nested too deeply.", param=param) from error
+
+
+def _arguments_text(function: CalledFunction) -> str:
+    """Some text of the same length, where they are no text themselves."""
+    if isinstance(function.arguments, str):
+        return function.arguments
+    return orjson.dumps(function.arguments).decode()
+
+
+def _reasoning_of(message: ChatMessage) -> str | None:
+    return message.reasoning_content if message.reasoning is None else message.reasoning
+
+
+def text_of(content: str | list[ContentPart] | None) -> str:
+    """Text parts as templates get them: one text, a line each."""
     if isinstance(content, str):
         return content
     return "\n".join(part.text or "" for part in content or ())
 
 
+def _check_role(role: str, where: str, template: ChatTemplate) -> None:
+    """A role is plain text to the template, but one that it does not know would stand for nothing the model knows."""
+    if role not in _OPENAI_ROLES and not (len(role) <= _MAX_ROLE_CHARACTERS and template.knows_role(role)):
+        known = ", ".join(sorted(_OPENAI_ROLES | template.roles))
+        raise InvalidRequest(f"{where}.role {quote(role)} is not one of: {known}.", param=f"{where}.role")
+
+
 def _check_tool_fields(message: ChatMessage, where: str) -> None:
     if message.tool_calls and message.role != "assistant":
         raise InvalidRequest(f"{where}.tool_calls: only the assistant calls tools.", param=f"{where}.tool_calls")
+    for index, call in enumerate(message.tool_calls or ()):
+        _check_depth(call.function, f"{where}.tool_calls[{index}].function.arguments")
     if message.role == "tool" and not message.tool_call_id:
         raise InvalidRequest(f"{where}.tool_call_id is required.", param=f"{where}.tool_call_id")
     if message.role == "function" and not message.name:

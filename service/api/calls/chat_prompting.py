@@ -42,10 +42,11 @@ class CheckedChat:
 
 def check_chat(fields: ChatPromptFields, model: ServedModel, context: ApiContext) -> CheckedChat:
     """Refuse what the model's template cannot take; renders nothing, and does not yet read the arguments of calls."""
-    check_messages(fields.messages)
     template = model.chat_template
     if template is None:
         raise InvalidRequest("This model has no chat template; use /v1/completions.", param="messages")
+    check_messages(fields.messages, template)
+    _check_documents(fields.documents, template)
     tools = check_tools(fields, template, context.config)
     continues = bool(fields.continue_final_message)
     if continues and fields.add_generation_prompt:
@@ -57,6 +58,7 @@ def check_chat(fields: ChatPromptFields, model: ServedModel, context: ApiContext
         raise InvalidRequest("continue_final_message: the last message has no text.", param="continue_final_message")
     options = PromptOptions(
         tools=tools.definitions,
+        documents=fields.documents or None,
         template_options={
             **context.config.default_chat_template_kwargs,
             **_effort_options(fields.reasoning_effort, template),
@@ -66,6 +68,7 @@ def check_chat(fields: ChatPromptFields, model: ServedModel, context: ApiContext
         continue_final_message=continues,
     )
     num_shown = num_characters(fields.messages) + _num_characters_of_tools(tools)
+    num_shown += sum(len(text) for document in fields.documents or () for text in document.values())
     return CheckedChat(template, fields.messages, options, tools, num_shown)
 
 
@@ -103,6 +106,13 @@ async def chat_prompt_ids(
 def thinking_switches(template: ChatTemplate) -> list[str]:
     """The template's variables by which thinking is turned on and off."""
     return [name for name in _THINKING_SWITCHES if template.takes(name)]
+
+
+def _check_documents(documents: Sequence[Mapping[str, str]] | None, template: ChatTemplate) -> None:
+    if documents and not template.knows_documents:
+        raise UnsupportedParameter(
+            "documents is not supported: this model's chat template has no place for them.", param="documents"
+        )
 
 
 def _num_characters_of_tools(tools: ToolUse) -> int:

@@ -1,4 +1,4 @@
-"""What the output must be: response_format, its extensions and vLLM's spellings of them -> one checked GrammarSpec."""
+"""What the output must be: response_format, its extensions, other servers' spellings -> one checked GrammarSpec."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ def check_output_form(fields: GenerationFields, config: ApiConfig) -> GrammarSpe
         specs += _regex(getattr(fields, name), name, config)
     for name in ("choice", "guided_choice"):
         specs += _choice(getattr(fields, name), name, config)
-    for name in ("grammar", "guided_grammar"):
+    for name in ("grammar", "guided_grammar", "ebnf"):
         specs += _grammar(getattr(fields, name), name, config)
-    specs += _json(fields.guided_json, "guided_json", config)
+    for name in ("json_schema", "guided_json"):
+        specs += _json(getattr(fields, name), name, config)
     if len(specs) > 1:
         both = f"{specs[0].param} and {specs[1].param}"
         raise InvalidRequest(f"{both} exclude each other: an output has one form.", param=specs[1].param)
@@ -57,14 +58,17 @@ def _of_response_format(format_: ResponseFormat | None, config: ApiConfig) -> li
     if format_ is None:
         return []
     param = "response_format.json_schema.schema"
-    if (format_.model_extra or {}).get("schema") is not None:
+    if format_.type == "json_object":
+        if format_.schema_ is not None:
+            return _json(format_.schema_, "response_format.schema", config)
+        return [GrammarSpec("json_schema", ANY_OBJECT, "response_format")]
+    if format_.schema_ is not None:
         raise UnsupportedParameter(
-            f"response_format.schema is not supported: a schema belongs in {param}.", param="response_format.schema"
+            f"response_format.schema is for type json_object; a schema belongs in {param}.",
+            param="response_format.schema",
         )
     if format_.type == "text":
         return []
-    if format_.type == "json_object":
-        return [GrammarSpec("json_schema", ANY_OBJECT, "response_format")]
     if format_.json_schema is None:
         whole = "response_format.json_schema"
         raise InvalidRequest(f"{whole} is required.", param=whole, code="missing_required_parameter")

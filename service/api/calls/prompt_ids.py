@@ -76,7 +76,7 @@ def undivided(error: UndividedTextTooLong, bound: PromptBound) -> InvalidRequest
 
 
 def truncated(token_ids: list[int], call: CheckedCall, model: ServedModel) -> list[int]:
-    """The prompt as `truncate_prompt_tokens` leaves it: its end."""
+    """The prompt as `truncate_prompt_tokens` leaves it: its end, or its beginning."""
     keep = call.truncate_prompt_tokens
     if keep is None:
         return token_ids
@@ -86,4 +86,4 @@ def truncated(token_ids: list[int], call: CheckedCall, model: ServedModel) -> li
         )
     if keep == -1:
         keep = max(1, model.max_model_len - (1 if call.max_tokens is None else call.max_tokens))
-    return token_ids[-keep:]
+    return token_ids[-keep:] if call.truncation_side == "left" else token_ids[:keep]

@@ -20,7 +20,6 @@ _DEFAULTS: dict[str, tuple[object, ...]] = {
     "echo": (False,),
     "suffix": ("",),
     "spaces_between_special_tokens": (True,),
-    "return_tokens_as_token_ids": (False,),
     "return_prompt_text": (False,),
     "return_hidden_states": (False,),
     "include_reasoning": (True,),
@@ -37,9 +36,7 @@ _DEFAULTS: dict[str, tuple[object, ...]] = {
     "moderation": (),
     "guided_json_object": (False,),
     "guided_whitespace_pattern": (),
-    "ebnf": (),
     "stop_regex": ([],),
-    "no_stop_trim": (False,),
     # which tokens are drawn
     "logits_processors": ([],),
     "custom_logit_processor": (),
@@ -58,7 +55,6 @@ _DEFAULTS: dict[str, tuple[object, ...]] = {
     "chat_template": (),
     "prompt_embeds": (),
     "add_special_tokens": (False,),
-    "truncation_side": ("left",),
     "documents": ([],),
     # handling
     "store": (False,),

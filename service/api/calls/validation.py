@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from service.api.calls.output_form import check_output_form
 from service.api.calls.sampling import CheckedSampling, check_sampling
@@ -28,8 +29,10 @@ class CheckedCall:
     model: its name in the answer. max_tokens: None when the client gave none.
     form: what the output must be; None: any text.
     logprobs: of generated tokens, and how many of the most probable ones; None: not wanted. prompt_logprobs: likewise.
-    truncate_prompt_tokens: how many of a prompt's last tokens are kept; -1: as many as leave room for max_tokens.
-    answered_tier: the answer's field of the tier that it was served at; empty unless the client spoke of one.
+    truncate_prompt_tokens: how many of a prompt's tokens are kept; -1: as many as leave room for max_tokens.
+    truncation_side: the side of the prompt that is cut off.
+    answered_tier: the tier that it was served at; None unless the client spoke of one.
+    tokens_as_ids: tokens beside log probabilities are named by their ids.
     ignored: unknown fields, to be named in the answer's header.
     """
 
@@ -42,14 +45,16 @@ class CheckedCall:
     prompt_logprobs: int | None
     skip_special_tokens: bool
     truncate_prompt_tokens: int | None
+    truncation_side: Literal["left", "right"]
     priority: int
-    answered_tier: Mapping[str, str]
+    answered_tier: str | None
     cache_salt: str
     ignore_eos: bool
     stream: bool
     include_usage: bool
     continuous_usage: bool
     return_token_ids: bool
+    tokens_as_ids: bool
     form: GrammarSpec | None
     ignored: tuple[str, ...]
 
@@ -67,7 +72,8 @@ def check_call(
 
     logprobs: of the endpoint's own spelling. unknown: unknown fields that the caller found deeper in the body.
     """
-    check_model(fields.model, config)
+    if fields.model is not None:
+        check_model(fields.model, config)
     ignored = _check_unknown(fields, config, unknown)
     options, stream = fields.stream_options, bool(fields.stream)
     if options is not None and not stream:
@@ -85,21 +91,23 @@ def check_call(
         stops=StopRules(
             _check_stops(fields.stop, config),
             frozenset(fields.stop_token_ids or ()),
-            bool(fields.include_stop_str_in_output),
+            bool(fields.include_stop_str_in_output or fields.no_stop_trim),
             fields.min_tokens or 0,
         ),
         logprobs=logprobs,
         prompt_logprobs=fields.prompt_logprobs,
         skip_special_tokens=fields.skip_special_tokens is not False,
         truncate_prompt_tokens=fields.truncate_prompt_tokens,
+        truncation_side=fields.truncation_side or "left",
         priority=_check_priority(fields, defaults),
         answered_tier=_answered_tier(fields.service_tier),
         cache_salt=_check_cache_salt(fields.cache_salt, config),
         ignore_eos=bool(fields.ignore_eos),
         stream=stream,
         include_usage=options is not None and bool(options.include_usage),
-        continuous_usage=options is not None and bool(options.continuous_usage_stats),
+        continuous_usage=options is not None and bool(options.include_usage and options.continuous_usage_stats),
         return_token_ids=bool(fields.return_token_ids),
+        tokens_as_ids=bool(fields.return_tokens_as_token_ids),
         form=form,
         ignored=ignored,
     )
@@ -160,8 +168,8 @@ def _check_priority(fields: GenerationFields, defaults: GenerationDefaults) -> i
     return of_tier if fields.priority is None else fields.priority
 
 
-def _answered_tier(asked: str | None) -> dict[str, str]:
-    return {} if asked is None else {"service_tier": asked.replace("auto", "default")}
+def _answered_tier(asked: str | None) -> str | None:
+    return None if asked is None else asked.replace("auto", "default")
 
 
 def _check_cache_salt(salt: str | None, config: ApiConfig) -> str:

@@ -80,6 +80,7 @@ def describe(config: ApiConfig) -> dict[str, Any]:
     ]
     _, schemas = models_json_schema(shapes, ref_template="#/components/schemas/{model}")
     _name_models(schemas["$defs"], config.served_model_names)
+    _bound_logprobs(schemas["$defs"], config.max_logprobs)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -107,6 +108,14 @@ def _name_models(schemas: dict[str, Any], names: Sequence[str]) -> None:
         for each in model.get("anyOf", [model]):
             if each.get("type") == "string":
                 each["enum"] = list(names)
+
+
+def _bound_logprobs(schemas: dict[str, Any], most: int) -> None:
+    for shape in _REQUESTS:
+        for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
+            field = schemas[shape.__name__]["properties"].get(name, {})
+            if "maximum" in field:
+                field["maximum"] = most
 
 
 def _paths(guards_metrics: bool) -> dict[str, Any]:

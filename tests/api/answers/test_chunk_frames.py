@@ -85,7 +85,8 @@ def check_common(event: Any, piece: Piece, call: CheckedCall) -> None:
     assert (event["id"], event["created"], event["model"]) == ("id-1", 1_700_000_000, MODEL)
     assert event["system_fingerprint"] == prepared(call).model.system_fingerprint
     assert event["choices"][0]["index"] == piece.choice_index
-    assert ("usage" in event) == (call.include_usage or call.continuous_usage)
+    assert ("usage" in event) == call.include_usage
+    assert bool(event.get("usage")) == (call.include_usage and call.continuous_usage)
 
 
 @given(PIECES, CALLS)
@@ -110,6 +111,10 @@ def test_chat_chunks(piece: Piece, call: CheckedCall) -> None:
         check_common(event, piece, call)
         ChatChunk.model_validate(event, strict=True)
         ChatCompletionChunk.model_validate(event, strict=True)
+    with_prompt = [event for event in events if "prompt_token_ids" in event]
+    assert len(with_prompt) == (call.return_token_ids and piece.is_first and piece.choice_index == 0)
+    if piece.is_first and events[0].get("usage"):
+        assert (events[0]["usage"]["completion_tokens"], events[0]["usage"]["total_tokens"]) == (0, 2)
     choices = [event["choices"][0] for event in events]
     assert "".join(choice["delta"].get("content", "") for choice in choices) == piece.text
     assert sum(choice["delta"].get("role") == "assistant" for choice in choices) == piece.is_first

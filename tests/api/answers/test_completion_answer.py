@@ -49,7 +49,8 @@ def test_what_is_not_asked_for_is_not_there() -> None:
     shape = choice_of(None)
     assert shape.text == "a"
     assert shape.logprobs is None
-    assert "prompt_logprobs" not in shape.model_fields_set
+    assert (shape.prompt_logprobs, shape.token_ids, shape.prompt_token_ids) == (None, None, None)
+    assert {"prompt_logprobs", "token_ids", "prompt_token_ids"} <= shape.model_fields_set, "typed clients read them"
 
 
 def test_an_echoed_prompts_logprobs_stand_before_the_outputs() -> None:

@@ -37,19 +37,19 @@ def message(**fields: Any) -> ChatMessage:
 )
 def test_refusals_name_the_field(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as refusal:
-        check_messages([message(), message(**fields)])
+        check_messages([message(), message(**fields)], TEMPLATE)
     assert refusal.value.param == param
 
 
 def test_no_messages_at_all() -> None:
     with pytest.raises(InvalidRequest) as refusal:
-        check_messages([])
+        check_messages([], TEMPLATE)
     assert refusal.value.param == "messages"
 
 
 def test_unsupported_is_said_with_its_own_code() -> None:
     with pytest.raises(UnsupportedParameter):
-        check_messages([message(audio={"id": "x"})])
+        check_messages([message(audio={"id": "x"})], TEMPLATE)
 
 
 def test_names_unknown_fields_once() -> None:
@@ -70,7 +70,7 @@ def test_names_unknown_fields_once() -> None:
         "tools.a",
         "tools.function.b",
     )
-    check_messages(messages[:2])
+    check_messages(messages[:2], TEMPLATE)
 
 
 def test_text_parts_become_lines() -> None:
@@ -92,11 +92,12 @@ def test_developer_is_system_for_templates_that_do_not_know_it() -> None:
 def test_tool_calls_reach_the_template_with_their_arguments_as_objects() -> None:
     called = message(role="assistant", content=None, tool_calls=[CALL], reasoning_content="hm")
     answered = message(role="tool", content="12:00", tool_call_id="call_1")
-    check_messages([called, answered])
+    check_messages([called, answered], TEMPLATE)
     assert template_messages([called, answered], TEMPLATE, MOST) == [
         {
             "role": "assistant",
             "content": "",
+            "reasoning": "hm",
             "reasoning_content": "hm",
             "tool_calls": [
                 {"id": "call_1", "type": "function", "function": {"name": "now", "arguments": {"tz": "UTC"}}}
@@ -121,3 +122,39 @@ def test_arguments_may_have_so_many_characters() -> None:
     with pytest.raises(InvalidRequest, match="at most 7 characters") as refusal:
         template_messages([message(role="assistant", tool_calls=[call])], TEMPLATE, 7)
     assert refusal.value.param == "messages[0].tool_calls[0].function.arguments"
+
+
+def test_arguments_may_be_objects_and_reasoning_may_have_either_name() -> None:
+    function = {"name": "now", "arguments": {"tz": "UTC"}}
+    called = [
+        message(role="assistant", content=None, tool_calls=[{**CALL, "function": function}], reasoning="hm"),
+        message(role="assistant", content=None, tool_calls=[CALL], reasoning_content="hm"),
+    ]
+    check_messages(called, TEMPLATE)
+    as_object, as_text = template_messages(called, TEMPLATE, MOST)
+    assert as_object == as_text
+    assert num_characters(called[:1]) == pytest.approx(num_characters(called[1:]), abs=2)
+    with pytest.raises(InvalidRequest) as refusal:
+        template_messages(called[:1], TEMPLATE, 8)
+    assert refusal.value.param == "messages[0].tool_calls[0].function.arguments"
+
+
+def test_arguments_that_are_nested_too_deeply_are_refused_by_name() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(1000):
+        deep = {"a": deep}
+    call = {**CALL, "function": {"name": "now", "arguments": deep}}
+    with pytest.raises(InvalidRequest) as refusal:
+        check_messages([message(role="assistant", tool_calls=[call])], TEMPLATE)
+    assert refusal.value.param == "messages[0].tool_calls[0].function.arguments"
+
+
+@pytest.mark.parametrize("role", ["king", "role", "content", "", "x" * 1000], ids=lambda role: role[:9])
+def test_a_role_that_the_template_does_not_know_is_refused(role: str) -> None:
+    template = ChatTemplate("{% if messages[0]['role'] in ('ipython', 'critic') %}{{ messages[0] }}{% endif %}", {})
+    check_messages([message(role="critic"), message(role="ipython")], template)
+    with pytest.raises(InvalidRequest) as refusal:
+        check_messages([message(role=role)], template)
+    assert refusal.value.param == "messages[0].role"
+    assert len(refusal.value.message) < 250
+    assert "critic" in refusal.value.message

@@ -29,7 +29,7 @@ def prompt_of(server: RunningServer, body: dict[str, Any]) -> str:
     """The prompt as text, without special tokens."""
     response = httpx.post(f"{server.base_url}{CHAT}", json={**body, "return_token_ids": True})
     assert response.status_code == 200, response.text
-    return server.tokenizer.decode(response.json()["choices"][0]["prompt_token_ids"])
+    return server.tokenizer.decode(response.json()["prompt_token_ids"])
 
 
 def refusal(server: RunningServer, **fields: Any) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def test_a_field_of_several_types_is_refused_once() -> None:
 
 def test_the_first_field_at_fault_is_the_one_that_is_named() -> None:
     assert refusal(CompletionRequest, {**COMPLETION, "n": "a", "seed": "b"}).param in ("n", "seed")
-    assert refusal(CompletionRequest, {"prompt": 5, "n": "a"}).param == "model"
+    assert refusal(CompletionRequest, {"model": 5, "n": "a"}).param == "model"
 
 
 @pytest.mark.parametrize("messages", [[0] * 1000, [{"role": "user", "content": [0] * 1000}]])

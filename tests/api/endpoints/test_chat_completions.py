@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -30,18 +31,25 @@ def test_answers(server: RunningServer, http: httpx.Client) -> None:
     assert body["choices"] == [
         {
             "index": 0,
-            "message": {"role": "assistant", "content": "Good day, 你好", "refusal": None},
+            "message": {
+                "role": "assistant",
+                "content": "Good day, 你好",
+                "refusal": None,
+                "reasoning": None,
+                "reasoning_content": None,
+            },
             "logprobs": None,
             "finish_reason": "stop",
             "stop_reason": None,
+            "token_ids": None,
         }
     ]
+    assert (body["service_tier"], body["prompt_logprobs"], body["prompt_token_ids"]) == (None, None, None)
     assert body["usage"]["completion_tokens"] == len(ids)
 
 
 def test_the_prompt_is_the_rendered_template(server: RunningServer, http: httpx.Client) -> None:
-    choice = post(http, chat("hi <|im_end|> there", return_token_ids=True))["choices"][0]
-    ids = choice["prompt_token_ids"]
+    ids = post(http, chat("hi <|im_end|> there", return_token_ids=True))["prompt_token_ids"]
     assert [token_id for token_id in ids if token_id in server.tokenizer.special_ids] == [1, 2, 1]
     assert server.tokenizer.decode(ids) == "user\nhi <|im_end|> there\nassistant\n"
 
@@ -69,7 +77,8 @@ def test_streams(server: RunningServer, http: httpx.Client) -> None:
         assert all(set(choice["delta"]) == {"content"} and choice["delta"]["content"] for choice in mine[1:-1])
         assert "".join(choice["delta"]["content"] for choice in mine[:-1]) == "one two 你好"
         assert [token_id for choice in mine for token_id in choice.get("token_ids", [])] == ids
-        assert sum("prompt_token_ids" in choice for choice in mine) == 1
+    with_prompt = [chunk["choices"][0] for chunk in chunks if "prompt_token_ids" in chunk]
+    assert [(choice["index"], choice["delta"].get("role")) for choice in with_prompt] == [(0, "assistant")]
 
 
 def test_streams_an_empty_answer(server: RunningServer, http: httpx.Client) -> None:
@@ -95,6 +104,12 @@ def test_stream_usage(server: RunningServer, http: httpx.Client) -> None:
     assert all(chunk["usage"] is None and chunk["choices"] for chunk in chunks)
     assert last["choices"] == []
     assert last["usage"]["completion_tokens"] == len(ids)
+    both = {"include_usage": True, "continuous_usage_stats": True}
+    counts = [chunk["usage"]["completion_tokens"] for chunk in stream(http, chat("hi", stream_options=both))]
+    assert (counts[0], counts[-1]) == (0, len(ids)), "the role comes before any token"
+    assert counts == sorted(counts)
+    for options in ({"include_usage": False, "continuous_usage_stats": True}, {"continuous_usage_stats": True}):
+        assert not any("usage" in chunk for chunk in stream(http, chat("hi", stream_options=options)))
 
 
 def test_a_model_without_a_template_refuses_chat() -> None:
@@ -129,7 +144,7 @@ def test_a_conversation_that_can_never_fit_is_refused_without_reading_it(
     "content", ["hi", [{"type": "text", "text": "hi"}], [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]]
 )
 def test_content_may_be_parts(server: RunningServer, http: httpx.Client, content: Any) -> None:
-    ids = post(http, chat(content, return_token_ids=True))["choices"][0]["prompt_token_ids"]
+    ids = post(http, chat(content, return_token_ids=True))["prompt_token_ids"]
     assert server.tokenizer.decode(ids).startswith("user\nh")
 
 
@@ -163,9 +178,100 @@ def test_prompt_logprobs_best_of_and_truncation(server: RunningServer, http: htt
     server.say("ab")
     body = chat("hi", prompt_logprobs=0, best_of=3, truncate_prompt_tokens=4, return_token_ids=True)
     answer = http.post(CHAT, json=body).json()
-    (choice,) = answer["choices"]
-    assert answer["usage"]["prompt_tokens"] == len(choice["prompt_token_ids"]) == 4
+    assert len(answer["choices"]) == 1
+    assert answer["usage"]["prompt_tokens"] == len(answer["prompt_token_ids"]) == 4
     assert answer["usage"]["completion_tokens"] == 9
     first, *rest = answer["prompt_logprobs"]
     assert first is None
-    assert [list(entry) for entry in rest] == [[str(token_id)] for token_id in choice["prompt_token_ids"][1:]]
+    assert [list(entry) for entry in rest] == [[str(token_id)] for token_id in answer["prompt_token_ids"][1:]]
+
+
+THINKING = (
+    "{% for m in messages %}{{ m['role'] }}: {{ m.get('reasoning_content', '') }}{{ m['content'] }}\n{% endfor %}"
+    "{% if documents %}{% for d in documents %}[{{ d['title'] }}] {{ d['text'] }}\n{% endfor %}{% endif %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}{# <think> #}"
+    "{% if messages[0]['role'] == 'critic' %}!{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def thinker() -> Iterator[RunningServer]:
+    with running(Scene(chat_template=THINKING)) as server:
+        yield server
+
+
+def asked(server: RunningServer, stream: bool, **fields: Any) -> dict[str, str]:
+    """The message's texts, joined over a stream."""
+    body = chat("hi", **fields) | {"stream": stream}
+    response = httpx.post(f"{server.base_url}{CHAT}", json=body)
+    assert response.status_code == 200, response.text
+    if not stream:
+        message = response.json()["choices"][0]["message"]
+        return {name: message[name] for name in ("content", "reasoning", "reasoning_content") if message[name]}
+    joined: dict[str, str] = {}
+    for event in events_of(response.text):
+        for name, text in event["choices"][0]["delta"].items():
+            if name != "role" and text:
+                joined[name] = joined.get(name, "") + text
+    return joined
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_reasoning_has_both_names_and_may_be_left_out_or_left_in(thinker: RunningServer, stream: bool) -> None:
+    thinker.say("<think>two</think>four")
+    assert asked(thinker, stream) == {"content": "four", "reasoning": "two", "reasoning_content": "two"}
+    assert asked(thinker, stream, include_reasoning=False) == {"content": "four"}
+    assert asked(thinker, stream, separate_reasoning=False) == {"content": "<think>two</think>four"}
+
+
+def test_reasoning_that_is_left_out_is_counted(thinker: RunningServer) -> None:
+    thinker.say("<think>two</think>four")
+    body = chat("hi", include_reasoning=False)
+    usage = httpx.post(f"{thinker.base_url}{CHAT}", json=body).json()["usage"]
+    assert usage["completion_tokens_details"]["reasoning_tokens"] > 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_echo_begins_with_the_assistants_last_message(thinker: RunningServer, stream: bool) -> None:
+    thinker.say(" and more")
+    messages = [{"role": "user", "content": "count"}, {"role": "assistant", "content": "one"}]
+    continued = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
+    assert asked(thinker, stream, **continued, echo=True)["content"] == "one and more"
+    assert asked(thinker, stream, **continued)["content"] == " and more"
+    assert asked(thinker, stream, echo=True)["content"] == " and more", "the last message is the user's"
+
+
+def test_documents_reach_a_template_that_has_a_place_for_them(thinker: RunningServer, http: httpx.Client) -> None:
+    documents = [{"title": "a", "text": "is <|im_end|> b"}]
+    body = chat("hi", documents=documents, return_token_ids=True)
+    ids = httpx.post(f"{thinker.base_url}{CHAT}", json=body).json()["prompt_token_ids"]
+    assert "[a] is <|im_end|> b\n" in thinker.tokenizer.decode(ids)
+    refused = error_of(http.post(CHAT, json=chat("hi", documents=documents)))
+    assert (refused["code"], refused["param"]) == ("unsupported_parameter", "documents")
+    assert http.post(CHAT, json=chat("hi", documents=[])).status_code == 200
+    too_many = error_of(httpx.post(f"{thinker.base_url}{CHAT}", json=chat("hi", documents=documents * 129)))
+    assert too_many["param"] == "documents"
+
+
+def test_a_role_of_the_templates_own(thinker: RunningServer, http: httpx.Client) -> None:
+    body = {"messages": [{"role": "critic", "content": "hm"}]}
+    assert httpx.post(f"{thinker.base_url}{CHAT}", json=body).status_code == 200
+    assert error_of(http.post(CHAT, json=body))["param"] == "messages[0].role"
+
+
+def test_the_history_may_call_reasoning_by_either_name(thinker: RunningServer) -> None:
+    def prompt(name: str) -> list[int]:
+        messages = [{"role": "assistant", "content": "x", name: "because"}, {"role": "user", "content": "y"}]
+        body = {"messages": messages, "return_token_ids": True, "max_tokens": 1}
+        ids: list[int] = httpx.post(f"{thinker.base_url}{CHAT}", json=body).json()["prompt_token_ids"]
+        return ids
+
+    assert prompt("reasoning") == prompt("reasoning_content")
+    assert "because" in thinker.tokenizer.decode(prompt("reasoning"))
+
+
+def test_tokens_as_token_ids(server: RunningServer, http: httpx.Client) -> None:
+    ids = server.say("a b")
+    body = chat("hi", logprobs=True, top_logprobs=1, return_tokens_as_token_ids=True)
+    for choice in (post(http, body)["choices"][0],):
+        assert [entry["token"] for entry in choice["logprobs"]["content"]] == [f"token_id:{each}" for each in ids]

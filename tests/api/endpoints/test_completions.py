@@ -4,6 +4,7 @@ import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,12 +17,14 @@ from tests.api.running_server import END_ID, MODEL, RunningServer, Scene, runnin
 from tests.api.wire import CHAT, COMPLETIONS, chat, completion, error_of, events_of, post, stream
 from tests.text import tiny_tokenizers
 
+NOT_ASKED_FOR = dict.fromkeys(("logprobs", "stop_reason", "token_ids", "prompt_token_ids", "prompt_logprobs"))
+
 
 def test_answers(server: RunningServer, http: httpx.Client) -> None:
     ids = server.say("a short answer, ünd 你好")
     body = post(http, max_tokens=100)
     assert body["choices"] == [
-        {"index": 0, "text": "a short answer, ünd 你好", "logprobs": None, "finish_reason": "stop", "stop_reason": None}
+        {"index": 0, "text": "a short answer, ünd 你好", "finish_reason": "stop", **NOT_ASKED_FOR}
     ]
     assert body["object"] == "text_completion"
     assert body["model"] == MODEL
@@ -110,9 +113,8 @@ def test_ignore_eos(server: RunningServer, http: httpx.Client) -> None:
     assert body["choices"][0] == {
         "index": 0,
         "text": "",
-        "logprobs": None,
         "finish_reason": "length",
-        "stop_reason": None,
+        **NOT_ASKED_FOR,
     }
     assert body["usage"]["completion_tokens"] == 7
 
@@ -193,9 +195,9 @@ def test_stream_usage(server: RunningServer, http: httpx.Client) -> None:
     assert chunks[-1]["choices"] == []
     assert chunks[-1]["usage"]["completion_tokens"] == len(ids)
     assert chunks[-1]["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
-    running_usage = [
-        chunk["usage"]["completion_tokens"] for chunk in stream(http, stream_options={"continuous_usage_stats": True})
-    ]
+    both = {"include_usage": True, "continuous_usage_stats": True}
+    running_usage = [chunk["usage"]["completion_tokens"] for chunk in stream(http, stream_options=both)]
+    assert not any("usage" in chunk for chunk in stream(http, stream_options={"continuous_usage_stats": True}))
     assert running_usage == sorted(running_usage)
     assert running_usage[-1] == len(ids)
 
@@ -415,7 +417,7 @@ def test_a_priority_that_nothing_heeds_is_refused(http: httpx.Client, name: str,
     error = error_of(http.post(COMPLETIONS, json=completion(**{name: value})))
     assert (error["code"], error["param"]) == ("unsupported_parameter", name)
     assert http.post(COMPLETIONS, json=completion(priority=0, service_tier="auto")).json()["service_tier"] == "default"
-    assert "service_tier" not in http.post(COMPLETIONS, json=completion()).json()
+    assert http.post(COMPLETIONS, json=completion()).json()["service_tier"] is None
 
 
 @pytest.mark.parametrize("salt", ["", "x" * 1025, 5])
@@ -438,3 +440,33 @@ def test_a_text_that_can_never_fit_is_refused_without_reading_it(
     assert read == []
     cut = http.post(COMPLETIONS, json=completion(prompt="x " * 50_000, truncate_prompt_tokens=5, max_tokens=1))
     assert cut.json()["usage"]["prompt_tokens"] == 5
+
+
+@pytest.mark.parametrize(("side", "kept"), [("left", [7, 8]), ("right", [5, 6]), (None, [7, 8])])
+def test_truncation_side(http: httpx.Client, side: str | None, kept: list[int]) -> None:
+    body = completion(prompt=[5, 6, 7, 8], truncate_prompt_tokens=2, truncation_side=side, return_token_ids=True)
+    assert http.post(COMPLETIONS, json=body).json()["choices"][0]["prompt_token_ids"] == kept
+
+
+def test_the_model_need_not_be_named(http: httpx.Client) -> None:
+    response = http.post(COMPLETIONS, json=completion(model=None))
+    assert (response.status_code, response.json()["model"]) == (200, MODEL)
+
+
+def test_sglangs_no_stop_trim_shows_the_stop_string(server: RunningServer, http: httpx.Client) -> None:
+    server.say("one stop two")
+    assert post(http, stop="stop", no_stop_trim=True)["choices"][0]["text"] == "one stop"
+    assert post(http, stop="stop", no_stop_trim=False)["choices"][0]["text"] == "one "
+
+
+def test_as_many_stop_strings_as_the_server_takes(server: RunningServer, http: httpx.Client) -> None:
+    server.say("abcdefghijklmnopq")
+    assert post(http, stop=list("zyxwvutsr!?0123p"))["choices"][0]["text"] == "abcdefghijklmno"
+    config = replace(Scene().config, max_stops=2, max_logprobs=128)
+    with running(Scene(config=config)) as other, httpx.Client(base_url=other.base_url) as its:
+        assert "at most 2" in error_of(its.post(COMPLETIONS, json=completion(stop=["a", "b", "c"])))["message"]
+        other.say("a")
+        choice = post(its, logprobs=128)["choices"][0]
+        assert len(choice["logprobs"]["top_logprobs"][0]) >= 120  # some of the 128 have the same text
+        maximum = its.get("/openapi.json").json()["components"]["schemas"]["CompletionRequest"]["properties"]
+        assert maximum["logprobs"]["maximum"] == 128

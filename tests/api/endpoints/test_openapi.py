@@ -48,8 +48,8 @@ def test_describes_the_routes_that_there_are(server: RunningServer) -> None:
 @pytest.mark.parametrize(
     ("name", "required"),
     [
-        ("CompletionRequest", {"model", "prompt"}),
-        ("ChatRequest", {"model", "messages"}),
+        ("CompletionRequest", {"prompt"}),
+        ("ChatRequest", {"messages"}),
         ("ResponsesRequest", {"model"}),
         ("TokenizeRequest", {"prompt"}),
         ("DetokenizeRequest", {"tokens"}),

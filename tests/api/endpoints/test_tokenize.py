@@ -38,7 +38,7 @@ def test_special_tokens_are_added_to_both_alike(http: httpx.Client, special: boo
 
 def test_messages_have_the_ids_of_a_chat(server: RunningServer, http: httpx.Client) -> None:
     body = chat("hi <|im_end|> there")
-    ids = http.post(CHAT, json={**body, "return_token_ids": True}).json()["choices"][0]["prompt_token_ids"]
+    ids = http.post(CHAT, json={**body, "return_token_ids": True}).json()["prompt_token_ids"]
     assert tokenize(http, messages=body["messages"])["tokens"] == ids
     shorter = tokenize(http, messages=body["messages"], add_generation_prompt=False)["count"]
     assert shorter < len(ids)
