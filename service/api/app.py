@@ -129,7 +129,7 @@ def _cross_origin(origins: Sequence[str]) -> list[Middleware]:
 
 def _routes(context: ApiContext, registry: CollectorRegistry) -> list[Route]:
     health, models, tokenize = Health(context), Models(context), Tokenize(context)
-    stored = StoredResponses(context)
+    stored, playground = StoredResponses(context), Playground()
     return [
         _route("/v1/responses/{response_id}", stored.get),
         _route("/v1/responses/{response_id}", stored.delete, "DELETE"),
@@ -148,7 +148,8 @@ def _routes(context: ApiContext, registry: CollectorRegistry) -> list[Route]:
         _route("/detokenize", tokenize.detokenize, "POST"),
         _route("/version", Version(context).get),
         _route("/openapi.json", OpenApi(context.config).get),
-        _route("/", Playground().get),
+        _route("/", playground.page),
+        _route("/playground/{name:path}", playground.file),
     ]
 
 

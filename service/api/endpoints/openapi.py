@@ -157,6 +157,13 @@ def _paths(guards_metrics: bool) -> dict[str, Any]:
             "get": _operation("For Prometheus.", {"text/plain": {}}) | ({} if guards_metrics else {"security": _PUBLIC})
         },
         "/": {"get": {**_operation("The playground.", {"text/html": {}}), "security": _PUBLIC}},
+        "/playground/{name}": {
+            "get": {
+                **_operation("A file of the playground.", {"text/*": {}}),
+                "parameters": [{**model_id, "name": "name"}],
+                "security": _PUBLIC,
+            }
+        },
     }
 
 

@@ -11,10 +11,11 @@ from service.api.scope import header_of, http_only
 from service.errors import AuthenticationFailed
 
 _OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/"})
+_OPEN_FOLDER = "/playground/"
 
 
 class BearerAuth:
-    """Lets through who has one of the keys; health, readiness, the playground's page and, by choice, metrics are
+    """Lets through who has one of the keys; health, readiness, the playground's files and, by choice, metrics are
     open. No keys: all is open.
 
     keys: each KEY or NAME:KEY. The name stands for the client in shares, traces and the access log; a key without one
@@ -38,9 +39,12 @@ class BearerAuth:
 
     @http_only
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if (self._name_of or self._admin_of) and scope["path"] not in self._open_paths:
+        if (self._name_of or self._admin_of) and not self._is_open(scope["path"]):
             self._note_client(scope)
         await self._app(scope, receive, send)
+
+    def _is_open(self, path: str) -> bool:
+        return path in self._open_paths or path.startswith(_OPEN_FOLDER)
 
     def _note_client(self, scope: Scope) -> None:
         """Into the scope's state. AuthenticationFailed if there are keys, and this is none of them."""
