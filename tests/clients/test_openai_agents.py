@@ -1,4 +1,5 @@
-"""OpenAI's Agents SDK against the real service: runs with tools, streamed runs, typed answers, handoffs.
+"""OpenAI's Agents SDK against the real service, by its default (/v1/responses) and by chat completions: runs
+with tools, streamed runs, typed answers, handoffs.
 
 Installed by the extra `clients`.
 """
@@ -23,12 +24,12 @@ class Verdict(BaseModel):
     why: Literal["fast", "small", "plain"]
 
 
-@pytest.fixture
-def model(base_url: str) -> Any:
+@pytest.fixture(params=["OpenAIResponsesModel", "OpenAIChatCompletionsModel"])
+def model(base_url: str, request: pytest.FixtureRequest) -> Any:
     """For one event loop."""
     agents.set_tracing_disabled(True)
     client = AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0)
-    return agents.OpenAIChatCompletionsModel(MODEL, client)
+    return getattr(agents, request.param)(MODEL, client)
 
 
 def settings(**fields: Any) -> Any:
