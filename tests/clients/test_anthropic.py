@@ -26,6 +26,14 @@ WEATHER = {
 }
 
 
+USUAL: dict[str, Any] = {
+    "model": MODEL,
+    "max_tokens": 100,
+    "messages": QUESTION,
+    "extra_body": {"temperature": 0},  # no argument any more
+}
+
+
 @pytest.fixture
 def client(server: ServerProcess) -> Iterator[Any]:
     with anthropic.Anthropic(
@@ -35,9 +43,7 @@ def client(server: ServerProcess) -> Iterator[Any]:
 
 
 def ask(client: Any, **fields: Any) -> Any:
-    return client.messages.create(
-        **{"model": MODEL, "max_tokens": 100, "temperature": 0, "messages": QUESTION, **fields}
-    )
+    return client.messages.create(**{**USUAL, **fields})
 
 
 def test_an_answer_whole_and_streamed(client: Any) -> None:
@@ -46,7 +52,7 @@ def test_an_answer_whole_and_streamed(client: Any) -> None:
     assert (whole.type, whole.role, whole.stop_reason, block.type) == ("message", "assistant", "end_turn", "text")
     assert "Headrace" in block.text
     assert whole.usage.output_tokens > 0
-    with client.messages.stream(model=MODEL, max_tokens=100, temperature=0, messages=QUESTION) as stream:
+    with client.messages.stream(**USUAL) as stream:
         assert "".join(stream.text_stream) == block.text
         final = stream.get_final_message()
     assert (final.stop_reason, final.usage.output_tokens) == (whole.stop_reason, whole.usage.output_tokens)
@@ -69,9 +75,7 @@ def test_a_tool_is_called_and_its_result_goes_back(client: Any) -> None:
 
 def test_a_streamed_tool_call(client: Any) -> None:
     choice = {"type": "any", "disable_parallel_tool_use": True}
-    with client.messages.stream(
-        model=MODEL, max_tokens=100, temperature=0, messages=QUESTION, tools=[WEATHER], tool_choice=choice
-    ) as stream:
+    with client.messages.stream(**USUAL, tools=[WEATHER], tool_choice=choice) as stream:
         final = stream.get_final_message()
     (use,) = [block for block in final.content if block.type == "tool_use"]
     assert use.input["unit"] in ("C", "F")
@@ -88,6 +92,6 @@ def test_stops_limits_and_counts(client: Any) -> None:
 
 def test_errors_are_its_own(client: Any) -> None:
     with pytest.raises(anthropic.BadRequestError, match="temperature"):
-        ask(client, temperature=9)
+        ask(client, extra_body={"temperature": 9})
     with pytest.raises(anthropic.NotFoundError):
         ask(client, model="other")
