@@ -3,25 +3,55 @@
 from __future__ import annotations
 
 import time
+from collections.abc import MutableMapping
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.requests import Request
 
 from service.api.random_ids import RandomIds
-from service.api.scope import client_of
+from service.api.scope import client_of, is_fit_id
+from service.errors import InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)
 class CallHead:
     """What a call is known by: call_id and created (Unix seconds) in its answer, when it came (seconds on the engine's
-    clock), and the name of its API key."""
+    clock), the name of its API key, and `X-Request-Id`, which a client may use twice."""
 
     call_id: str
     created: int
     arrival_s: float
     client: str
+    request_id: str = ""
 
 
-def call_head(ids: RandomIds, http: Request, prefix: str, arrival_s: float) -> CallHead:
-    """A new id, and the client. prefix: of the id, as each API has one, with what stands behind it."""
-    return CallHead(f"{prefix}{ids.next()}", int(time.time()), arrival_s, client_of(http.scope))
+def call_head(ids: RandomIds, http: Request, prefix: str, arrival_s: float, *, own_id: str | None = None) -> CallHead:
+    """A new id, and the client. prefix: of the id, as each API has one, with what stands behind it. own_id: the body's
+    `request_id`; it becomes the request's if the headers have given none. InvalidRequest if it cannot be repeated.
+
+    The call's id is new, whatever the client sends: a name that came from elsewhere may come again. Who sends none
+    finds one and the same in the answer's id and in `X-Request-Id`.
+    """
+    state = http.scope["state"]
+    if own_id is not None:
+        _note_own_id(own_id, state)
+    is_given = state.get("request_id_is_given", False)
+    head = CallHead(
+        f"{prefix}{ids.next() if is_given else state['request_id']}",
+        int(time.time()),
+        arrival_s,
+        client_of(http.scope),
+        state["request_id"],
+    )
+    state["call_id"] = head.call_id
+    return head
+
+
+def _note_own_id(own_id: str, state: MutableMapping[str, Any]) -> None:
+    if not is_fit_id(own_id):
+        raise InvalidRequest(
+            "request_id must be 1 to 64 letters, digits, dots, dashes or underscores.", param="request_id"
+        )
+    if not state.get("request_id_is_given", False):
+        state.update(request_id=own_id, request_id_is_given=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -78,6 +78,7 @@ class CallTrace:
         prompts = [self._show_prompt(index) for index in range(len(self._prompts))]
         return RequestTrace(
             id=self.head.call_id,
+            request_id=self.head.request_id,
             created=self.head.created,
             model=self._model,
             outcome=_worst(prompts),
@@ -105,20 +106,28 @@ class CallTrace:
 
 
 class TraceStore:
-    """The last MAX_TRACES calls by their ids. Event-loop thread only."""
+    """The last MAX_TRACES calls by the ids of their answers and of their requests. Event-loop thread only."""
 
     def __init__(self) -> None:
-        self._traces: OrderedDict[str, CallTrace] = OrderedDict()
+        self._traces: deque[CallTrace] = deque()
+        self._by_id: dict[tuple[str, str], CallTrace] = {}
 
     def add(self, trace: CallTrace) -> None:
-        self._traces[trace.head.call_id] = trace
+        self._traces.append(trace)
+        self._by_id.update(dict.fromkeys(_keys(trace.head), trace))
         if len(self._traces) > MAX_TRACES:
-            self._traces.popitem(last=False)
+            oldest = self._traces.popleft()
+            for key in _keys(oldest.head):
+                if self._by_id.get(key) is oldest:  # else a later call has the same id
+                    del self._by_id[key]
 
-    def get(self, call_id: str, client: str) -> CallTrace | None:
-        """None if there is none, or if it is somebody else's."""
-        trace = self._traces.get(call_id)
-        return trace if trace is not None and trace.head.client == client else None
+    def get(self, call_or_request_id: str, client: str) -> CallTrace | None:
+        """The last one of this id; None if there is none, or if it is somebody else's."""
+        return self._by_id.get((client, call_or_request_id))
+
+
+def _keys(head: CallHead) -> set[tuple[str, str]]:
+    return {(head.client, each) for each in (head.call_id, head.request_id) if each}
 
 
 def _worst(prompts: Sequence[PromptTrace]) -> TraceOutcome:

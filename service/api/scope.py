@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import Protocol, TypeVar
 
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+_FIT_ID = re.compile(r"[A-Za-z0-9._\-]{1,64}")
 
 
 class Wraps(Protocol):
@@ -37,6 +40,11 @@ def header_of(scope: Scope, name: bytes) -> str:
             text: str = value.decode("latin-1")
             return text
     return ""
+
+
+def is_fit_id(text: str) -> bool:
+    """Whether an id of the client's own may be repeated in headers and logs."""
+    return _FIT_ID.fullmatch(text) is not None
 
 
 def client_of(scope: Scope) -> str:

@@ -117,6 +117,7 @@ class GenerationFields(SamplingFields):
     include_stop_str_in_output: bool | None = None
     no_stop_trim: bool | None = None
     user: str | None = None
+    request_id: str | None = None
     priority: Whole | None = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     cache_salt: str | None = None

@@ -70,9 +70,10 @@ class PromptTrace(BaseModel):
 
 
 class RequestTrace(BaseModel):
-    """`id` is the id in the call's answer."""
+    """`id` is the id in the call's answer, `request_id` its `X-Request-Id`."""
 
     id: str
+    request_id: str
     object: Literal["request.trace"] = "request.trace"
     created: int
     model: str

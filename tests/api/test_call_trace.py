@@ -110,3 +110,23 @@ def test_shows_a_trace_to_its_owner_only() -> None:
     assert store.get("c", "ann") is not None
     assert store.get("c", "bob") is None
     assert store.get("c", "") is None
+
+
+def named(call_id: str, request_id: str, client: str = "") -> CallTrace:
+    head = CallHead(call_id, 1, 10.0, client, request_id)
+    return CallTrace(head, "m", [Request("r0", (1, 2), SamplingParams(max_tokens=5), 10.0)])
+
+
+def test_a_request_id_that_is_used_again_means_the_last_call_and_no_other_clients() -> None:
+    store = TraceStore()
+    first, second, other = named("c1", "same"), named("c2", "same"), named("c3", "same", "bob")
+    for each in (first, second, other):
+        store.add(each)
+    assert (store.get("same", ""), store.get("c1", ""), store.get("same", "bob")) == (second, first, other)
+    for index in range(MAX_TRACES - 2):
+        store.add(named(f"d{index}", f"e{index}"))
+    assert (store.get("same", ""), store.get("c1", "")) == (second, None), "the first one's end leaves the second alone"
+    for index in range(MAX_TRACES):
+        store.add(named(f"f{index}", "again"))
+    assert store.get("same", "") is None
+    assert len(store._by_id) == MAX_TRACES + 1, "nothing is kept of those that went"

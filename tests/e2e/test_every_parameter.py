@@ -53,6 +53,7 @@ SHARED: dict[str, dict[str, Any]] = {
     "include_stop_str_in_output": {"stop": "e", "include_stop_str_in_output": True},
     "no_stop_trim": {"stop": "e", "no_stop_trim": True},
     "user": {"user": "someone"},
+    "request_id": {"request_id": "mine-1"},
     "priority": {"priority": 3},
     "service_tier": {"service_tier": "flex"},
     "cache_salt": {"cache_salt": "salt"},

@@ -22,8 +22,9 @@ class Completions:
     async def create(self, http: Request) -> Response:
         context = self._context
         model = context.state.check_ready()
-        head = call_head(context.ids, http, "cmpl-", model.clock.now_s())
+        arrival_s = model.clock.now_s()
         fields = parse(CompletionRequest, await read_json_object(http, context.texts, context.config))
+        head = call_head(context.ids, http, "cmpl-", arrival_s, own_id=fields.request_id)
         call = await prepare_completion(fields, head, http.receive, model, context)
         generation = await submit(call, context)
         return await respond(http, call, generation, CompletionAnswer, context)

@@ -52,5 +52,6 @@ class HttpFacts:
         self._recorder.record_http(route, method, status, seconds)
         if self._access_log:
             request_id = scope["state"]["request_id"]
-            client = client_of(scope) or "-"
-            _access_logger.info("%s %s %d %.1f ms %s %s", method, route, status, seconds * 1000, request_id, client)
+            client, call_id = client_of(scope) or "-", scope["state"].get("call_id", "-")
+            line = "%s %s %d %.1f ms %s %s %s"
+            _access_logger.info(line, method, route, status, seconds * 1000, request_id, client, call_id)
