@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+import copy
+import random
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import reduce
+from typing import Any
 
 import httpx
 import pytest
@@ -10,6 +15,7 @@ from service.protocol.messages import Message, TokensCount
 from tests.api.messages_wire import COUNT_TOKENS, MESSAGES, ask, error_of, events_of, streamed
 from tests.api.running_server import MODEL, RunningServer, Scene, running
 from tests.api.wire import CHAT, chat
+from tests.text import tiny_tokenizers
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -121,3 +127,73 @@ def test_the_description_knows_its_events_and_errors() -> None:
     event = description["paths"][MESSAGES]["post"]["responses"]["200"]["content"]["text/event-stream"]["itemSchema"]
     assert event["required"] == ["event", "data"]
     assert "[DONE]" not in str(event)
+
+
+EVERYTHING: dict[str, Any] = {
+    "system": [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}],
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "a"}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "t", "signature": "s"},
+                {"type": "redacted_thinking", "data": "d"},
+                {"type": "text", "text": "b"},
+                {"type": "tool_use", "id": "i", "name": "f", "input": {"a": [1, {"b": None}]}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "i",
+                    "content": [{"type": "text", "text": "r"}],
+                    "is_error": True,
+                }
+            ],
+        },
+        {"role": "system", "content": "x"},
+    ],
+    "tools": [{"name": "f", "description": "d", "input_schema": {"type": "object"}, "strict": False}],
+    "tool_choice": {"type": "auto", "disable_parallel_tool_use": False},
+    "thinking": {"type": "enabled", "budget_tokens": 5, "display": "omitted"},
+    "output_config": {"effort": "low", "format": None},
+    "stop_sequences": ["q"],
+    "metadata": {"user_id": "u"},
+    "max_tokens": 8,
+    "chat_template_kwargs": {"thinking": True},
+}
+JUNK: list[Any] = [None, True, 0, -1, 1.5, 2**63, 1e308, "", "\0", [], {}, [[]], [None], {"a": {}}, ["x"] * 99, "any"]
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield (*path, key)
+        yield from places(item, (*path, key))
+
+
+@pytest.fixture(scope="module")
+def able() -> Iterator[RunningServer]:
+    with running(Scene(chat_template=tiny_tokenizers.TOOL_TEMPLATE)) as server:
+        yield server
+
+
+@pytest.mark.parametrize("place", list(places(EVERYTHING)), ids=lambda place: ".".join(map(str, place)))
+def test_whatever_stands_in_a_place_the_answer_is_one_of_the_three(able: RunningServer, place: tuple[Any, ...]) -> None:
+    """A message, a whole stream, or a refusal of the client's fault."""
+    able.say('<think>so</think>I look.<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>')
+    junk = random.Random(str(place)).sample(JUNK, 2)
+    with httpx.Client(base_url=able.base_url, timeout=30) as http:
+        for value in junk:
+            body = copy.deepcopy({"model": MODEL, "stream": value is junk[0], **EVERYTHING})
+            reduce(lambda holder, key: holder[key], place[:-1], body)[place[-1]] = value
+            answer = http.post(MESSAGES, json=body)
+            if answer.status_code != 200:
+                assert 400 <= answer.status_code < 500
+                assert error_of(answer)["message"]
+            elif body["stream"] is True:
+                assert events_of(answer.text)[-1]["type"] == "message_stop"
+            else:
+                Message.model_validate(answer.json(), strict=True, extra="forbid")
