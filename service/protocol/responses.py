@@ -12,6 +12,7 @@ from service.protocol.generation import (
     Strings,
     StructuredOutputs,
     TokenIds,
+    Whole,
     WireRequest,
     bounds,
 )
@@ -94,18 +95,18 @@ class ResponseStreamOptions(WireRequest):
 class ResponsesRequest(SamplingFields):
     """A field that is null is as if it were not there. Those behind `user` are vLLM's and our own, as of a chat."""
 
-    model: str
+    model: str | None = None
     input: str | Members[InputItem] | None = None
     instructions: str | None = None
     tools: Members[ResponseTool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    max_tool_calls: int | None = None
+    max_tool_calls: Whole | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     include: Strings | None = None
-    max_output_tokens: Annotated[int | None, bounds(1)] = None
-    top_logprobs: Annotated[int | None, bounds(0, 20)] = None
+    max_output_tokens: Annotated[Whole | None, bounds(1)] = None
+    top_logprobs: Annotated[Whole | None, bounds(0, 20)] = None
     truncation: Literal["auto", "disabled"] | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
@@ -117,7 +118,7 @@ class ResponsesRequest(SamplingFields):
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     user: str | None = None
-    seed: int | None = None
+    seed: Whole | None = None
     stop: str | Strings | None = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
@@ -129,7 +130,7 @@ class ResponsesRequest(SamplingFields):
     structured_outputs: StructuredOutputs | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     cache_salt: str | None = None
-    priority: int | None = None
+    priority: Whole | None = None
 
 
 class OutputLogprob(BaseModel):

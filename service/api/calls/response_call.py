@@ -47,6 +47,13 @@ _PASSED_ON = frozenset(
     }
 )
 """Fields that are the same in a chat."""
+_OF_A_CHAT = frozenset(
+    {
+        *("include_reasoning", "separate_reasoning", "documents", "no_stop_trim", "regex", "ebnf", "json_schema"),
+        *("choice", "grammar", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    }
+)
+"""Fields of a chat that mean the same here; any other could make another answer than a response has room for."""
 _REFUSED = ("conversation", "prompt", "context_management", "moderation", "background_options")
 _HINTS = frozenset({"prompt_cache_options", "access_programs", "image"})
 """Fields of OpenAI's that ask a server like this one for nothing."""
@@ -137,7 +144,7 @@ def input_items(fields: ResponsesRequest) -> Sequence[InputItem]:
 
 def _check(fields: ResponsesRequest) -> None:
     for name, value in (fields.model_extra or {}).items():
-        if value is not None and (name in _REFUSED or name in ChatRequest.model_fields):
+        if value is not None and (name in _REFUSED or (name in ChatRequest.model_fields and name not in _OF_A_CHAT)):
             raise UnsupportedParameter(f"{name} is not supported for responses.", param=name)
     for index, each in enumerate(fields.include or ()):
         if each not in _INCLUDABLE:

@@ -53,7 +53,7 @@ def parsed_history(
         return ()
     new = body.get("input")
     check_members({"input": [*history, *new] if isinstance(new, list) else history}, context.config)
-    items = parse(ResponsesRequest, {"model": "", "input": history}).input
+    items = parse(ResponsesRequest, {"input": history}).input
     assert isinstance(items, list)
     return items
 

@@ -174,6 +174,17 @@ def test_the_form_of_the_text_holds(able: RunningServer) -> None:
         assert answer["text"]["format"] == format_
 
 
+def test_fields_of_a_chat_that_mean_the_same_here(able: RunningServer) -> None:
+    able.say("<think>So.</think>abc")
+    assert [item["type"] for item in ask(able).json()["output"]] == ["reasoning", "message"]
+    hidden = ask(able, include_reasoning=False, max_output_tokens=20.0)
+    assert [item["type"] for item in hidden.json()["output"]] == ["message"]
+    assert "x-ignored-params" not in hidden.headers
+    able.say("abc")
+    held = ask(able, regex="[a-c]{2}", chat_template_kwargs={"enable_thinking": False}, model=None)
+    assert held.json()["output"][0]["content"][0]["text"] == "ab"
+
+
 @pytest.mark.parametrize(
     ("name", "value"), [("temperature", 0.5), ("top_p", 0.9), ("top_k", 3), ("seed", 11), ("repetition_penalty", 1.5)]
 )

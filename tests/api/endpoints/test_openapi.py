@@ -50,7 +50,6 @@ def test_describes_the_routes_that_there_are(server: RunningServer) -> None:
     [
         ("CompletionRequest", {"prompt"}),
         ("ChatRequest", {"messages"}),
-        ("ResponsesRequest", {"model"}),
         ("TokenizeRequest", {"prompt"}),
         ("DetokenizeRequest", {"tokens"}),
     ],
