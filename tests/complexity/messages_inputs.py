@@ -71,7 +71,7 @@ def _results(n: int) -> Work:
 
 
 def _answer() -> MessageAnswer:
-    return MessageAnswer(_prepared(), _generation(_Engine(), 9), request_id="r")
+    return MessageAnswer(_prepared(), _generation(_Engine(), 9))
 
 
 def _framed(n: int) -> Work:

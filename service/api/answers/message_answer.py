@@ -30,17 +30,14 @@ _TEXT_PLACE = b"\0"
 
 
 class MessageAnswer:
-    """An `AnswerForm`. request_id: told with an error. shows_thinking: as of `ContentBlocks`."""
+    """An `AnswerForm`. shows_thinking: as of `ContentBlocks`."""
 
     writes_logprobs = False
     keep_alive = event_frame("ping", {})
 
-    def __init__(
-        self, call: PreparedCall, generation: Generation, *, request_id: str, shows_thinking: bool = True
-    ) -> None:
+    def __init__(self, call: PreparedCall, generation: Generation, *, shows_thinking: bool = True) -> None:
         self._call = call
         self._generation = generation
-        self._request_id = request_id
         self._shows_thinking = shows_thinking
         self._make_call_id = partial(new_call_id, call.tool_style, "toolu_")
         self._blocks = ContentBlocks(self._make_call_id, shows_thinking=shows_thinking)
@@ -64,7 +61,7 @@ class MessageAnswer:
 
     def end(self, error: RequestError | None = None) -> bytes:
         if error is not None:
-            return b"event: error\ndata: %b\n\n" % messages_error_body(error, self._request_id)
+            return b"event: error\ndata: %b\n\n" % messages_error_body(error, self._call.head.request_id)
         end = {"delta": self._end.model_dump(), "usage": self._usage().model_dump()}
         return event_frame("message_delta", end) + event_frame("message_stop", {})
 

@@ -29,11 +29,8 @@ class Messages:
         call = await prepare_messages(fields, head, http.receive, model, context)
         with in_anthropics_names():
             generation = await submit(call, context)
-        make_form = partial(
-            MessageAnswer,
-            request_id=http.scope["state"]["request_id"],
-            shows_thinking=fields.thinking is None or fields.thinking.display != "omitted",
-        )
+        shows_thinking = fields.thinking is None or fields.thinking.display != "omitted"
+        make_form = partial(MessageAnswer, shows_thinking=shows_thinking)
         return await respond(http, call, generation, make_form, context)
 
     async def count_tokens(self, http: Request) -> Response:
