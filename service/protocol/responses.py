@@ -130,6 +130,7 @@ class ResponsesRequest(SamplingFields):
     structured_outputs: StructuredOutputs | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     cache_salt: str | None = None
+    request_id: str | None = None
     priority: Whole | None = None
 
 

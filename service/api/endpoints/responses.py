@@ -30,9 +30,10 @@ class Responses:
     async def create(self, http: Request) -> Response:
         context = self._context
         model = context.state.check_ready()
-        head = call_head(context.ids, http, "resp_", model.clock.now_s())
+        arrival_s = model.clock.now_s()
         body = await read_json_object(http, context.texts, context.config)
         fields = parse(ResponsesRequest, body)
+        head = call_head(context.ids, http, "resp_", arrival_s, own_id=fields.request_id)
         is_stored = context.responses.keeps and fields.store is not False
         if fields.background:
             self._check_background(fields, head.client)

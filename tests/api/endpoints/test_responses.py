@@ -31,6 +31,9 @@ def test_its_trace_is_found_by_its_id(server: RunningServer, http: httpx.Client)
     server.say("Good")
     response = ask(http).json()
     assert http.get(f"/v1/requests/{response['id']}/trace").json()["outcome"] == "finished"
+    named = ask(http, request_id="mine")
+    assert named.headers["x-request-id"] == "mine"
+    assert http.get("/v1/requests/mine/trace").json()["id"] == named.json()["id"]
 
 
 def test_a_client_that_leaves_frees_what_it_held(server: RunningServer, http: httpx.Client) -> None:
