@@ -15,15 +15,20 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from service.api.admin_only import admin_only
 from service.api.call_trace import TraceStore
 from service.api.context import ApiContext
 from service.api.endpoints.generating import GENERATING, PATHS
 from service.api.endpoints.health import Health
+from service.api.endpoints.invocations import INVOCATIONS_PATH, Invocations
+from service.api.endpoints.load import Load
 from service.api.endpoints.messages import Messages
 from service.api.endpoints.metrics import Metrics
 from service.api.endpoints.models import Models
 from service.api.endpoints.openapi import OpenApi
 from service.api.endpoints.playground import Playground
+from service.api.endpoints.prefix_cache import PrefixCacheReset
+from service.api.endpoints.render import Render
 from service.api.endpoints.stored_responses import StoredResponses
 from service.api.endpoints.tokenize import Tokenize
 from service.api.endpoints.traces import Traces
@@ -109,7 +114,7 @@ class _App(Starlette):
 
 
 def _key_limit(most: int | None) -> list[Middleware]:
-    return [] if most is None else [Middleware(KeyLimit, most=most, paths=PATHS)]
+    return [] if most is None else [Middleware(KeyLimit, most=most, paths=PATHS | {INVOCATIONS_PATH})]
 
 
 def _cross_origin(origins: Sequence[str]) -> list[Middleware]:
@@ -129,7 +134,7 @@ def _cross_origin(origins: Sequence[str]) -> list[Middleware]:
 
 def _routes(context: ApiContext, registry: CollectorRegistry) -> list[Route]:
     health, models, tokenize = Health(context), Models(context), Tokenize(context)
-    stored, playground = StoredResponses(context), Playground()
+    stored, playground, render = StoredResponses(context), Playground(), Render(context)
     return [
         _route("/v1/responses/{response_id}", stored.get),
         _route("/v1/responses/{response_id}", stored.delete, "DELETE"),
@@ -146,6 +151,11 @@ def _routes(context: ApiContext, registry: CollectorRegistry) -> list[Route]:
         _route("/v1/requests/{request_id}/trace", Traces(context).get),
         _route("/tokenize", tokenize.tokenize, "POST"),
         _route("/detokenize", tokenize.detokenize, "POST"),
+        _route("/v1/completions/render", render.completion, "POST"),
+        _route("/v1/chat/completions/render", render.chat, "POST"),
+        _route(INVOCATIONS_PATH, Invocations(context).invoke, "POST"),
+        _route("/load", Load(context).get),
+        _route("/reset_prefix_cache", admin_only(PrefixCacheReset(context).reset, context.config), "POST"),
         _route("/version", Version(context).get),
         _route("/openapi.json", OpenApi(context.config).get),
         _route("/", playground.page),

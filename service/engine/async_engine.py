@@ -17,7 +17,17 @@ from service.core.request import Request
 from service.core.stats import EngineSnapshot, RequestStats
 from service.engine.ailment import Ailment, ailment_of
 from service.engine.engine import Engine
-from service.engine.engine_loop import Abort, Ask, EngineLoop, Expire, ForgetAdapter, Stop, StopChoice, Submit
+from service.engine.engine_loop import (
+    Abort,
+    Ask,
+    EngineLoop,
+    Expire,
+    ForgetAdapter,
+    ForgetPrefixes,
+    Stop,
+    StopChoice,
+    Submit,
+)
 from service.engine.live_requests import stats_of_lost
 from service.engine.request_stream import RequestStream
 from service.engine.stream_interval import FixedInterval, StreamInterval
@@ -96,6 +106,11 @@ class AsyncEngine:
     @property
     def snapshot(self) -> EngineSnapshot:
         return self._loop.snapshot
+
+    @property
+    def num_live(self) -> int:
+        """Requests that have been accepted and have not ended."""
+        return len(self._streams)
 
     def ailment(self) -> Ailment | None:
         """Why a new short request would not be served; None if it would."""
@@ -183,6 +198,10 @@ class AsyncEngine:
 
         self._loop.send(Ask(request_ids, tell))
         return await told
+
+    def forget_prefixes(self) -> None:
+        """Empty the prefix cache: a request that is submitted from now on finds nothing of an earlier one."""
+        self._loop.send(ForgetPrefixes())
 
     def forget_adapter(self, adapter: Adapter) -> None:
         """No request with it will come any more: it leaves the device when none that is here runs with it."""

@@ -83,6 +83,11 @@ class ForgetAdapter:
 
 
 @dataclass(frozen=True, slots=True)
+class ForgetPrefixes:
+    """Requests that are sent after it find nothing of what came before it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End every live request with `error`, then the thread."""
 
@@ -98,7 +103,7 @@ class Queued(NamedTuple):
     distinct_tokens: int
 
 
-Command = Submit | Abort | Expire | StopChoice | Ask | ForgetAdapter | Stop
+Command = Submit | Abort | Expire | StopChoice | Ask | ForgetAdapter | ForgetPrefixes | Stop
 
 
 class EngineLoop:
@@ -308,6 +313,8 @@ class EngineLoop:
                     tell(self._engine.requests.stats_so_far(request_ids))
                 case ForgetAdapter(adapter):
                     self._engine.scheduler.blocks.adapter_slots.forget(adapter)
+                case ForgetPrefixes():
+                    self._engine.scheduler.blocks.forget_prefixes()
                 case Stop(error):
                     self._stopping = True
                     self._fail_all(error)

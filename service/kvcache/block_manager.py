@@ -99,6 +99,10 @@ class BlockManager:
         """Blocks that hold the sequence's beginning already; they may be free, and go if others allocate first."""
         return self._prefix_cache.match(sequence, salt)
 
+    def forget_prefixes(self) -> None:
+        """No prefix is found any more until it has been computed again; nobody loses a block."""
+        self._prefix_cache.forget_all()
+
     def num_free_among(self, block_ids: list[int]) -> int:
         """How many of these no table holds: to share them takes free blocks."""
         return sum(self.pool.reference_count(block_id) == 0 for block_id in block_ids)

@@ -37,6 +37,10 @@ class PrefixCache(Protocol):
         """The blocks will hold something else."""
         ...
 
+    def forget_all(self) -> None:
+        """Nothing that was offered so far is found any more; who holds blocks keeps them."""
+        ...
+
 
 class _Entry(NamedTuple):
     """Consecutive blocks of a prefix, and the tokens that they hold, as bytes."""
@@ -102,6 +106,10 @@ class ChainedPrefixCache:
                 for held_id in entry.block_ids:
                     del entry_of[held_id]
 
+    def forget_all(self) -> None:
+        self._entries.clear()
+        self._entry_of.clear()
+
     def _tokens(self, sequence: Sequence, first: int, end: int) -> bytes:
         """The token ids of the entries from `first` to `end`, as bytes."""
         size = self.tokens_per_entry
@@ -133,4 +141,7 @@ class NoPrefixCache:
         pass
 
     def forget(self, block_ids: Iterable[int]) -> None:
+        pass
+
+    def forget_all(self) -> None:
         pass

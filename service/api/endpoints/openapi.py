@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import orjson
-from pydantic import BaseModel
+from pydantic import BaseModel, RootModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,10 +16,13 @@ from service.api.endpoints.generating import GENERATING, GeneratingEndpoint
 from service.api.messages_errors import MESSAGES_PATH
 from service.config import ApiConfig
 from service.core.version import distribution_version
+from service.protocol.chat import ChatRequest, ChatResponse
+from service.protocol.completions import CompletionRequest, CompletionResponse
 from service.protocol.error_body import ErrorBody
 from service.protocol.messages import CountTokensRequest, TokensCount
 from service.protocol.messages_error import MessagesErrorBody
 from service.protocol.models import ModelCard, ModelList
+from service.protocol.render import RenderedPrompt
 from service.protocol.responses import DeletedResponse, InputItemList, ResponseBody
 from service.protocol.tokenize import (
     DetokenizeRequest,
@@ -31,6 +34,16 @@ from service.protocol.tokenize import (
 from service.protocol.trace import RequestTrace
 
 _Shape = type[BaseModel]
+
+
+class RenderedPrompts(RootModel[list[RenderedPrompt]]):
+    """One a prompt."""
+
+
+class InvocationsResponse(RootModel[CompletionResponse | ChatResponse]):
+    """Of what was asked."""
+
+
 _REQUESTS: tuple[_Shape, ...] = (
     *(endpoint.request for endpoint in GENERATING),
     TokenizeRequest,
@@ -50,6 +63,9 @@ _RESPONSES: tuple[_Shape, ...] = (
     ErrorBody,
     TokensCount,
     MessagesErrorBody,
+    RenderedPrompt,
+    RenderedPrompts,
+    InvocationsResponse,
 )
 _PAGE = [
     {"name": name, "in": "query", "schema": schema}
@@ -94,7 +110,7 @@ def describe(config: ApiConfig) -> dict[str, Any]:
         },
         "security": [{"bearer": []}] if config.api_keys else [],
         "components": {
-            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {name: {"type": "http", "scheme": "bearer"} for name in ("bearer", "admin")},
             "schemas": schemas["$defs"],
         },
         "paths": _paths(config.guard_metrics),
@@ -148,6 +164,19 @@ def _paths(guards_metrics: bool) -> dict[str, Any]:
         },
         "/tokenize": {"post": _call("Ids of a prompt.", (TokenizeRequest, TokenizeChatRequest), TokenizeResponse)},
         "/detokenize": {"post": _call("Text of ids.", (DetokenizeRequest,), DetokenizeResponse)},
+        "/v1/completions/render": {
+            "post": _call("What a completion would ask of the engine.", (CompletionRequest,), RenderedPrompts)
+        },
+        "/v1/chat/completions/render": {
+            "post": _call("What a chat would ask of the engine.", (ChatRequest,), RenderedPrompt)
+        },
+        "/invocations": {
+            "post": _call("A completion or a chat.", (CompletionRequest, ChatRequest), InvocationsResponse)
+        },
+        "/load": {"get": _operation("How many requests there are.", _json_object())},
+        "/reset_prefix_cache": {
+            "post": {**_operation("Empty the prefix cache.", {}), "security": [{"admin": []}]},
+        },
         "/version": {"get": _operation("What runs here.", _json_object())},
         "/openapi.json": {"get": _operation("This description.", _json_object())},
         "/health": {"get": healthy},

@@ -1,0 +1,41 @@
+"""POST /v1/completions/render and /v1/chat/completions/render: what the engine would be asked, as vLLM writes it."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+
+class RenderedSampling(BaseModel):
+    """How each choice would be drawn and ended, the server's defaults filled in. seed: null if the client gave none."""
+
+    n: int
+    max_tokens: int
+    min_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    seed: int | None
+    stop: list[str]
+    stop_token_ids: list[int]
+    include_stop_str_in_output: bool
+    ignore_eos: bool
+    skip_special_tokens: bool
+    logprobs: int | None
+    prompt_logprobs: int | None
+
+
+class RenderedPrompt(BaseModel):
+    """One prompt. features: of images and sounds; there are none."""
+
+    request_id: str
+    model: str
+    token_ids: list[int]
+    features: None
+    sampling_params: RenderedSampling
+    stream: bool
+    cache_salt: str | None
+    priority: int
