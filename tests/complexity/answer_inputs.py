@@ -142,8 +142,8 @@ def _scored(n: int) -> list[ScoredToken]:
 
 
 def _completion_logprobs(n: int) -> Work:
-    tokens, tokenizer = _scored(n), Tokenizer(tiny_tokenizers.byte_level())
-    return lambda: orjson.dumps(completion_logprobs(tokenizer, tokens))
+    tokens, names = _scored(n), TokenNames(Tokenizer(tiny_tokenizers.byte_level()))
+    return lambda: orjson.dumps(completion_logprobs(names, tokens))
 
 
 def _chat_logprobs(n: int) -> Work:

@@ -65,6 +65,7 @@ WITHOUT_WORST_INPUT = {
     "protocol/error_body.py": "only written",
     "protocol/messages_error.py": "only written",
     "protocol/models.py": "only written",
+    "protocol/render.py": "only written",
     "protocol/trace.py": "only written",
     "protocol/usage.py": "only written",
     "structured/compilation.py": "tried first in a process that the kernel stops, by its time and its memory",
