@@ -11,8 +11,11 @@ from service.api.calls.wire_parsing import parse
 from service.config import ApiConfig
 from service.errors import InvalidRequest, UnsupportedParameter
 from service.protocol.messages import MessagesPromptFields
+from service.text.chat_template import ChatTemplate
+from tests.text import tiny_tokenizers
 
 CONFIG = ApiConfig(served_model_names=("m",))
+TEMPLATE = ChatTemplate(tiny_tokenizers.TOOL_TEMPLATE, {})
 CALL = {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {"b": 1, "a": "ä"}}
 RESULT = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "20"}
 
@@ -36,7 +39,7 @@ def system(content: str) -> dict[str, Any]:
 def turns(*messages: Any, config: ApiConfig = CONFIG, **fields: Any) -> list[dict[str, Any]]:
     """The chat's messages, of each the fields that it has. A chat takes them as they are."""
     made = chat_messages(parse(MessagesPromptFields, {"model": "m", "messages": list(messages), **fields}), config)
-    check_messages(made)
+    check_messages(made, TEMPLATE)
     return [message.model_dump(exclude_none=True) for message in made]
 
 
