@@ -93,6 +93,7 @@ class ApiConfig:
     served_model_names: the names clients may use; the first is the one in answers.
     api_keys: accepted bearer keys, each as KEY or NAME:KEY; none means that the API is open. Keys of one name are one
     client's.
+    serves_adapters: whether other names may be those of LoRA adapters.
     admin_api_keys: likewise, of operators: these may call the routes that change the server, too. None: nobody may.
     guard_metrics: /metrics asks for a key too.
     prefix_cache_scope: who shares cached prefixes: requests of one key's name (`key`), or `all`.
@@ -119,6 +120,7 @@ class ApiConfig:
     guard_metrics: bool = False
     prefix_cache_scope: Literal["key", "all"] = "key"
     max_requests_per_key: int | None = None
+    serves_adapters: bool = False
     allowed_hosts: tuple[str, ...] = ("*",)
     allowed_origins: tuple[str, ...] = ()
     strict_params: bool = False

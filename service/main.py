@@ -166,7 +166,7 @@ class _Service:
         self._at_end.enter_context(settled(is_gpu=is_gpu))
         self._engine.start()
         self._watchdog = asyncio.create_task(watch_for_hangs(self._engine, hangs_after_s, self._on_hang, HangGuard()))
-        self._state.set_ready(make_served_model(settings, parts, self._engine, clock))
+        self._state.set_ready(make_served_model(settings, parts, self._engine, recorder, clock))
         self._ready_s, self._ready_process_s = time.monotonic(), time.process_time()
         recorder.record_startup("total", self._ready_s - self._started_s)
 

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.api.admin_only import admin_only
 from service.api.call_trace import TraceStore
 from service.api.context import ApiContext
+from service.api.endpoints.adapters import AdapterRoutes
 from service.api.endpoints.generating import GENERATING, PATHS
 from service.api.endpoints.health import Health
 from service.api.endpoints.invocations import INVOCATIONS_PATH, Invocations
@@ -135,6 +136,7 @@ def _cross_origin(origins: Sequence[str]) -> list[Middleware]:
 def _routes(context: ApiContext, registry: CollectorRegistry) -> list[Route]:
     health, models, tokenize = Health(context), Models(context), Tokenize(context)
     stored, playground, render = StoredResponses(context), Playground(), Render(context)
+    adapters = AdapterRoutes(context)
     return [
         _route("/v1/responses/{response_id}", stored.get),
         _route("/v1/responses/{response_id}", stored.delete, "DELETE"),
@@ -144,6 +146,8 @@ def _routes(context: ApiContext, registry: CollectorRegistry) -> list[Route]:
         _route(f"{MESSAGES_PATH}/count_tokens", Messages(context).count_tokens, "POST"),
         _route("/v1/models", models.list),
         _route("/v1/models/{model_id:path}", models.get),
+        _route("/v1/load_lora_adapter", admin_only(adapters.load, context.config), "POST"),
+        _route("/v1/unload_lora_adapter", admin_only(adapters.unload, context.config), "POST"),
         _route("/health", health.health),
         _route("/ready", health.ready),
         _route("/ping", health.health, "GET", "POST"),

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from service.core.adapter import Adapters
 from service.core.clock import Clock, MonotonicClock
 from service.core.grammar import Grammars
 from service.engine.ailment import Ailment
@@ -59,7 +60,7 @@ class ServedModel:
     build: what the answers depend on besides the request (weights' revision, dtype, device, kernels), for people and
     for `system_fingerprint`. Shown to clients: no paths.
     grammars: compile what outputs must match; None if this server cannot, then asking for it is refused.
-    clock: the engine's.
+    adapters: None if none are served. clock: the engine's.
     system_fingerprint: changes when answers to the same request with the same seed may change.
     """
 
@@ -74,6 +75,7 @@ class ServedModel:
     defaults: GenerationDefaults = GenerationDefaults()
     build: Mapping[str, str] = field(default_factory=dict)
     grammars: Grammars | None = None
+    adapters: Adapters | None = None
     clock: Clock = field(default_factory=MonotonicClock)
     system_fingerprint: str = field(init=False)
 

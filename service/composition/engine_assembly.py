@@ -66,4 +66,5 @@ def _make_blocks(settings: Settings, num_blocks: int, num_host_blocks: int) -> B
     block_size = settings.block_size
     per_entry = max(1, PREFIX_ENTRY_TOKENS // block_size)
     cache = ChainedPrefixCache(block_size, per_entry) if settings.enable_prefix_caching else NoPrefixCache()
-    return BlockManager(num_blocks, block_size, cache, num_host_blocks)
+    lora = settings.lora_config()
+    return BlockManager(num_blocks, block_size, cache, num_host_blocks, 0 if lora is None else lora.num_slots)

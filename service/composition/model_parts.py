@@ -28,6 +28,7 @@ from service.text.dummy_tokenizer import dummy_tokenizer
 from service.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from service.lora.adapter_store import HostAdapter
     from service.runner.load import LoadedModel
 
 logger = logging.getLogger("headrace")
@@ -35,13 +36,15 @@ logger = logging.getLogger("headrace")
 
 @dataclass(frozen=True, slots=True)
 class ModelParts:
-    """template: None if the model has no chat template. cost: the predictors, calibrated if a policy needs it."""
+    """template: None if the model has no chat template. cost: the predictors, calibrated if a policy needs it.
+    adapters: those of the start, by name."""
 
     loaded: LoadedModel
     tokenizer: Tokenizer
     template: ChatTemplate | None
     scheduler: SchedulerConfig
     cost: PreemptionCost
+    adapters: Mapping[str, HostAdapter]
 
 
 def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock) -> ModelParts:
@@ -89,7 +92,16 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock) -> Mo
     else:
         tokenizer = Tokenizer.from_folder(text_folder)
     cost = _make_cost(settings, loaded, scheduler, recorder, clock)
-    return ModelParts(loaded, tokenizer, template, scheduler, cost)
+    return ModelParts(loaded, tokenizer, template, scheduler, cost, _read_adapters(settings, loaded))
+
+
+def _read_adapters(settings: Settings, loaded: LoadedModel) -> dict[str, HostAdapter]:
+    from service.lora.adapter_registry import read_modules
+
+    config = settings.lora_config()
+    if config is None or loaded.adapters is None:
+        return {}
+    return read_modules(loaded.adapters, config, settings.api_config().served_model_names)
 
 
 def _check_template_options(template: ChatTemplate | None, options: Mapping[str, object]) -> None:

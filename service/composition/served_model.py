@@ -7,15 +7,20 @@ from functools import partial
 
 from service.api.serving_state import GenerationDefaults, ServedModel
 from service.composition.model_parts import ModelParts
+from service.core.adapter import Adapters
 from service.core.clock import Clock
 from service.core.version import distribution_version
 from service.engine.async_engine import AsyncEngine
+from service.metrics.recorder import Recorder
+from service.process.daemon_thread import in_daemon_thread
 from service.settings.settings import Settings
 from service.structured.grammar_compiler import GrammarCompiler
 from service.structured.vocabulary import token_table
 
 
-def make_served_model(settings: Settings, parts: ModelParts, engine: AsyncEngine, clock: Clock) -> ServedModel:
+def make_served_model(
+    settings: Settings, parts: ModelParts, engine: AsyncEngine, recorder: Recorder, clock: Clock
+) -> ServedModel:
     loaded, eos_token_ids = parts.loaded, parts.loaded.generation.eos_token_ids
     vocab_size = loaded.model_config.vocab_size
     return ServedModel(
@@ -39,7 +44,25 @@ def make_served_model(settings: Settings, parts: ModelParts, engine: AsyncEngine
             "headrace": distribution_version(),
         },
         grammars=GrammarCompiler(partial(token_table, parts.tokenizer, vocab_size, eos_token_ids)),
+        adapters=_adapters(settings, parts, engine, recorder),
         clock=clock,
+    )
+
+
+def _adapters(settings: Settings, parts: ModelParts, engine: AsyncEngine, recorder: Recorder) -> Adapters | None:
+    from service.lora.adapter_registry import AdapterRegistry  # which knows tensors: torch is loaded by now
+
+    store, config = parts.loaded.adapters, settings.lora_config()
+    if store is None or config is None:
+        return None
+    return AdapterRegistry(
+        store,
+        config,
+        parts.adapters,
+        settings.api_config().served_model_names,
+        in_thread=partial(in_daemon_thread, name="adapters"),
+        on_read=recorder.record_adapter_read,
+        on_dropped=engine.forget_adapter,
     )
 
 

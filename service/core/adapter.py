@@ -5,8 +5,9 @@ Its weights are known to the executor alone, by the id.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,3 +36,26 @@ class AdapterLoad(NamedTuple):
     slot: int
     adapter_id: int
     block_ids: tuple[int, ...]
+
+
+class Adapters(Protocol):
+    """Which adapters are served, by name. Event-loop thread."""
+
+    def served(self) -> Mapping[str, str]:
+        """The names that may be asked for, each with its folder's name."""
+        ...
+
+    async def get(self, name: str) -> Adapter | None:
+        """The adapter of this name, read if need be; None if there is none. Raises AdapterError if it cannot be
+        served."""
+        ...
+
+    async def load(self, name: str, path: str, *, in_place: bool) -> Adapter:
+        """Serve the adapter in the folder `path`, below that of `lora-dir`, under this name. in_place: another one of
+        this name is replaced; requests that have it keep it. Raises AdapterError, and then all is as before."""
+        ...
+
+    def unload(self, name: str) -> bool:
+        """Serve it no more; requests that have it keep it. False if there was none. One that is found by its name in
+        `lora-dir` is read again when it is asked for."""
+        ...

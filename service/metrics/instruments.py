@@ -145,6 +145,12 @@ class Instruments:
             "headrace_event_loop_lag_seconds", "By how much the event loop is late.", _ITERATION_SECONDS
         )
         self.policies = Info("headrace_policies", "The policies that were chosen, by name.", registry=registry)
+        self.lora_reads = Counter(
+            "headrace_lora_reads", "Adapters that were read from their folders.", registry=registry
+        )
+        self.lora_read_seconds = Counter(
+            "headrace_lora_read_seconds", "Seconds in which adapters were read from their folders.", registry=registry
+        )
         self.startup_seconds = Gauge(
             "headrace_startup_seconds", "Seconds of start-up, by phase.", ("phase",), registry=registry
         )

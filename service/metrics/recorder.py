@@ -43,6 +43,11 @@ class Recorder:
         self._http: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self._ended = {reason: instruments.requests.labels(reason) for reason in ("stop", "length", "abort", "error")}
 
+    def record_adapter_read(self, seconds: float) -> None:
+        """A LoRA adapter was read from its folder."""
+        self._instruments.lora_reads.inc()
+        self._instruments.lora_read_seconds.inc(seconds)
+
     def record_iteration(self, stats: IterationStats) -> None:
         instruments, times = self._instruments, self.times
         times.schedule += stats.schedule_s

@@ -9,24 +9,28 @@ an operation that is no loop.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from kernels.cpu_loops import RecordedLoops, Recorder
+from kernels.lora_tensors import TokenSlots
 from kernels.paged_attention_decode import decode_batch
 from kernels.reshape_and_cache import cache_slots
+from service.layers.adapter_method import AdapterInputs
 from service.layers.attention import AttentionInputs
 from service.layers.packed_weight import FEW_ROWS
 from service.runner.batch_columns import BatchColumns, Int32Array, Per
 from service.runner.eager_step import EagerStep
 from service.runner.launched_iteration import Outputs
-from service.runner.selective_batching import FlatBatch
+from service.runner.selective_batching import FlatBatch, adapter_columns
 from service.runner.sequence_rows import SequenceRows
 from service.runner.step_ways import Step
 
-Compute = Callable[[Tensor, Tensor, AttentionInputs], Tensor]
-"""token_ids, positions [T] int64, attention -> hidden [T, hidden_size]"""
+Compute = Callable[[Tensor, Tensor, AttentionInputs, AdapterInputs | None], Tensor]
+"""token_ids, positions [T] int64, attention, adapters -> hidden [T, hidden_size]"""
 
 
 class RecordedSteps:
@@ -41,46 +45,61 @@ class RecordedSteps:
         self._block_size = block_size
         self._eager = eager
         self._block_table = rows.block_table
-        self._recorded: dict[int, _RecordedStep] = {}
-        self._is_refused = False
+        self._recorded: dict[_Kind, _RecordedStep] = {}
+        self._refused: set[bool] = set()
 
     def takes(self, step: Step) -> bool:
         num_rows = step.batch.num_tokens
-        if self._is_refused or step.batch.num_decode < num_rows or num_rows > FEW_ROWS:
+        if step.batch.num_decode < num_rows or num_rows > FEW_ROWS:
             return False
-        if step.has_targets or step.has_adapters:
+        if step.has_targets:
             return False
         if self._rows.block_table is not self._block_table:  # it has grown
             self._block_table = self._rows.block_table
             self._recorded.clear()
-        size = _size(num_rows)
-        if size not in self._recorded:
-            recorded = _RecordedStep(size, self._block_table, self._block_size, self._rows.columns)
-            self._is_refused = not recorded.record(self._compute, self._recorder)
-            self._recorded[size] = recorded
-        return not self._is_refused
+        kind = _kind(step)
+        if kind not in self._recorded and kind.adapters not in self._refused:
+            recorded = _RecordedStep(kind, self._block_table, self._block_size, self._rows.columns)
+            if recorded.record(self._compute, self._recorder):
+                self._recorded[kind] = recorded
+            else:
+                self._refused.add(kind.adapters)
+        return kind in self._recorded
 
     def compute(self, step: Step) -> Outputs:
         tensors = self._eager.begin(step)
-        hidden = self._recorded[_size(step.batch.num_tokens)].replay(step.batch, tensors["token_ids"])
+        hidden = self._recorded[_kind(step)].replay(step.batch, tensors["token_ids"])
         return self._eager.draw_from(hidden.index_select(0, tensors["logit_rows"]), step, tensors)
 
 
-def _size(num_rows: int) -> int:
-    """The least power of two that is no less."""
-    return 1 << (num_rows - 1).bit_length()
+class _Kind(NamedTuple):
+    """num_rows: with padding. adapters: whether some row has one."""
+
+    num_rows: int
+    adapters: bool
+
+
+def _kind(step: Step) -> _Kind:
+    """With as many rows as the least power of two that is no less."""
+    return _Kind(1 << (step.batch.num_tokens - 1).bit_length(), step.has_adapters)
 
 
 class _RecordedStep:
-    """The inputs of `num_rows` decodes, and their recording."""
+    """The inputs of decodes of one kind, and their recording."""
 
-    def __init__(self, num_rows: int, block_table: Int32Array, block_size: int, columns: BatchColumns) -> None:
+    def __init__(self, kind: _Kind, block_table: Int32Array, block_size: int, columns: BatchColumns) -> None:
+        self._kind = kind
         self._columns = columns.per(Per.TOKEN, Per.SEQUENCE)
-        self._arrays = {column.name: column.padded(num_rows) for column in self._columns}
+        self._arrays = {column.name: column.padded(kind.num_rows) for column in self._columns}
         there = {name: torch.from_numpy(array) for name, array in self._arrays.items()}
         decode = decode_batch(torch.from_numpy(block_table), there["context_lens"], block_size, there["rows"])
         attention = AttentionInputs(cache_slots(there["slot_mapping"], block_size), decode, None)
-        self._inputs = there["token_ids"], there["positions"], attention
+        self._order = np.arange(kind.num_rows, dtype=np.int32)  # of the rows, by their adapters' slots
+        adapters = None
+        if kind.adapters:
+            slots = TokenSlots(there["adapter_slots"], torch.from_numpy(self._order))
+            adapters = AdapterInputs(slots, slots)
+        self._inputs = there["token_ids"], there["positions"], attention, adapters
         self._recorded: RecordedLoops | None = None
 
     def record(self, compute: Compute, recorder: Recorder) -> bool:
@@ -96,4 +115,7 @@ class _RecordedStep:
         for column in self._columns:
             array = self._arrays[column.name]
             array[:num], array[num:] = values[column.name], column.padding
+        if self._kind.adapters:
+            every_row = np.arange(self._kind.num_rows)
+            self._order[:] = adapter_columns(self._arrays, every_row)["adapter_order"]
         return self._recorded.replay()[:num]

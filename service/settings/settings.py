@@ -397,6 +397,7 @@ class Settings(BaseSettings):
             guard_metrics=self.guard_metrics,
             prefix_cache_scope=self.prefix_cache_scope,
             max_requests_per_key=self.max_requests_per_key,
+            serves_adapters=self.lora_config() is not None,
             allowed_hosts=self._hosts(),
             allowed_origins=self.allowed_origins,
             strict_params=self.strict_params,

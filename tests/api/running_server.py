@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from service.api.app import create_app
 from service.api.serving_state import GenerationDefaults, ServedModel, ServingState
 from service.config import ApiConfig, ConnectionLimits, ListenAddress, SchedulerConfig
+from service.core.adapter import Adapters
 from service.core.clock import MonotonicClock
 from service.engine.async_engine import AsyncEngine
 from service.engine.engine import Engine
@@ -61,7 +62,7 @@ class Scene:
     """What a test may set before the server starts. vocab_size: of the model; None: the tokenizer's.
 
     finds_prefixes: whether there is a prefix cache. added_tokens: the model of `tiny_tokenizers.ADDED_TOKENS` whose
-    tokenizer it has.
+    tokenizer it has. adapters: four of them at once.
     """
 
     config: ApiConfig = field(default_factory=lambda: ApiConfig(served_model_names=(MODEL, "alias")))
@@ -76,6 +77,7 @@ class Scene:
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     ready: bool = True
     access_log: bool = False
+    adapters: Adapters | None = None
 
 
 class RunningServer:
@@ -167,7 +169,7 @@ class RunningServer:
             "live": len(self.engine._streams),
             "running": snapshot.num_running,
             "waiting": snapshot.num_waiting,
-            "blocks": snapshot.used_blocks,
+            "blocks": snapshot.used_blocks - snapshot.adapters.num_blocks,
             "tasks": self.on_loop(_request_tasks),
         }
         return {name: value for name, value in left.items() if value}
@@ -192,7 +194,8 @@ class RunningServer:
     def _make_engine(self) -> None:
         clock, scheduler = MonotonicClock(), self.scene.scheduler
         prefixes = ChainedPrefixCache(BLOCK_SIZE) if self.scene.finds_prefixes else NoPrefixCache()
-        blocks = BlockManager(self.scene.num_blocks, BLOCK_SIZE, prefixes)
+        num_slots = 0 if self.scene.adapters is None else 4
+        blocks = BlockManager(self.scene.num_blocks, BLOCK_SIZE, prefixes, num_adapter_slots=num_slots)
         iterations = IterationScheduler(
             blocks,
             SchedulerPolicies(
@@ -230,6 +233,7 @@ class RunningServer:
             defaults=self.scene.defaults,
             build={"dtype": "none"},
             grammars=self._grammars,
+            adapters=self.scene.adapters,
         )
 
 

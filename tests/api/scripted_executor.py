@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from service.core.adapter import AdapterLoad
 from service.core.iteration_plan import IterationPlan, ScheduledSequence
 from service.core.iteration_result import IterationResult, TokenLogprobs
 from service.core.sampling_params import SamplingParams
@@ -60,6 +61,8 @@ class ScriptedExecutor(LateExecutor):
         self.fault: Exception | None = None
         self.num_iterations = 0
         self.last_sampling = SamplingParams(max_tokens=1)
+        self.adapter_loads: list[AdapterLoad] = []
+        self.adapter_slots: list[int] = []  # of each sequence, when it was first scheduled
 
     def execute(self, plan: IterationPlan) -> IterationResult:
         self.num_iterations += 1
@@ -67,6 +70,8 @@ class ScriptedExecutor(LateExecutor):
         time.sleep(self.delay_s)
         if self.fault is not None:
             raise self.fault
+        self.adapter_loads += plan.adapter_loads
+        self.adapter_slots += [item.adapter_slot for item in plan.scheduled if item.num_computed_tokens == 0]
         drawn = [token_id for item in plan.scheduled for token_id in self._draw(item)]
         if plan.masks is not None:
             drawn = nearest_allowed(drawn, plan.masks)

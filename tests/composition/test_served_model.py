@@ -15,7 +15,7 @@ async def serve(parts: ModelParts, **changed: object):
     settings, clock = Settings(**SMALL, **changed), MonotonicClock()
     engine, blocks = make_engine(settings, parts, new_recorder(), clock)
     asynchronous = AsyncEngine(engine, blocks, parts.scheduler, clock, lambda fault: None)
-    return make_served_model(settings, parts, asynchronous, clock)
+    return make_served_model(settings, parts, asynchronous, new_recorder(), clock)
 
 
 def test_its_limits_are_the_models_and_the_caches(parts: ModelParts):

@@ -11,6 +11,7 @@ from service.config import LoraConfig
 from service.core.adapter import AdapterLoad
 from service.core.iteration_plan import IterationPlan
 from service.runner.graph_sizes import GraphSize
+from service.runner.recorded_steps import RecordedSteps
 from tests.lora.peft_adapters import wrapped
 from tests.models.checkpoints import generate, gpt2, llama, mistral, opt, oracle, qwen2, qwen3, random_prompts
 from tests.runner.loading import load
@@ -51,8 +52,8 @@ def adapted(request, tmp_path_factory) -> tuple[Path, list[Path], list[list[list
 class Served:
     """The base with its adapters in their slots."""
 
-    def __init__(self, folder: Path, adapters: list[Path], block_size: int = 16, device: str = "cpu") -> None:
-        self.loaded = load(folder, block_size=block_size, device=device, lora=LORA)
+    def __init__(self, folder: Path, adapters: list[Path], **how) -> None:
+        self.loaded = load(folder, lora=LORA, **how)
         self.store = self.loaded.adapters
         self.held = [self.store.read(f"adapter-{i}", each) for i, each in enumerate(adapters)]
         self.free = self.loaded.num_blocks
@@ -101,6 +102,20 @@ def test_graphs_with_adapters_and_without_draw_what_steps_without_graphs_draw(ad
     assert served.generate(PROMPTS[:8], [0] * 8, chunk=40) == want[0][:8]
     taken = {step.size for step in runner.recent_steps(adapters=True)}
     assert len(taken - {None}) == len(sizes), "of every size"
+
+
+def test_recorded_steps_of_a_cpu_draw_what_plain_ones_do(tmp_path):
+    folder = llama(tmp_path / "model", head_dim=32)
+    adapters = [tmp_path / f"adapter-{number}" for number in range(3)]
+    for number, each in enumerate(adapters):
+        wrapped(oracle(folder), number, **options(llama, number)).save_pretrained(each)
+    slots = [SLOTS[i % 4] for i in range(len(PROMPTS))]
+    plain, recorded = (Served(folder, adapters, dtype="bfloat16", enforce_eager=eager) for eager in (True, False))
+    assert recorded.generate(PROMPTS, slots, max_seqs=9) == plain.generate(PROMPTS, slots, max_seqs=9)
+    (way,) = (way for way in recorded.loaded.runner._ways if isinstance(way, RecordedSteps))
+    assert {kind.adapters for kind in way._recorded} == {True} and not way._refused
+    assert recorded.generate(PROMPTS[:4], [0] * 4) == plain.generate(PROMPTS[:4], [0] * 4)
+    assert {kind.adapters for kind in way._recorded} == {True, False}
 
 
 def test_blocks_of_a_token_hold_them_too(adapted):

@@ -37,7 +37,7 @@ def test_replayed_steps_draw_what_plain_ones_do(save, max_seqs, tmp_path):
     assert recorded is None
     got, recorded = outputs(folder, max_seqs, enforce_eager=False)
     assert got == want
-    assert recorded._recorded and not recorded._is_refused
+    assert recorded._recorded and not recorded._refused
 
 
 def test_a_block_table_that_grows_is_read_where_it_is(tmp_path):
@@ -52,4 +52,4 @@ def test_a_model_of_other_operations_is_computed_plainly(tmp_path):
     want, _ = outputs(folder, 3, enforce_eager=True)
     got, recorded = outputs(folder, 3, enforce_eager=False)
     assert got == want
-    assert recorded._is_refused
+    assert recorded._refused

@@ -14,7 +14,7 @@ from service.api.calls.prepared_call import CallPrompts, PreparedCall
 from service.api.calls.prompt_ids import truncated
 from service.api.calls.token_checks import check_range
 from service.api.calls.tools import output_form
-from service.api.calls.validation import check_call
+from service.api.calls.validation import check_call, find_adapter
 from service.api.context import ApiContext
 from service.api.serving_state import ServedModel
 from service.config import ApiConfig
@@ -42,7 +42,8 @@ async def prepare_chat(
     nobody knows."""
     logprobs = _check_top_logprobs(fields, context.config)
     unknown = (*unknown_fields(fields), *also_unknown)
-    call = check_call(fields, context.config, model.defaults, logprobs=logprobs, unknown=unknown)
+    adapter = await find_adapter(fields.model, model, context.config)
+    call = check_call(fields, context.config, model.defaults, logprobs=logprobs, unknown=unknown, adapter=adapter)
     chat = check_chat(fields, model, context)
     model.engine.check_accepts()
     must_fit = call.truncate_prompt_tokens is None

@@ -12,10 +12,11 @@ from service.api.calls.output_form import compile_form
 from service.api.calls.prepared_call import CallPrompts, PreparedCall
 from service.api.calls.prompt_ids import PromptBound, text_ids, truncated
 from service.api.calls.token_checks import check_range, check_token_ids
-from service.api.calls.validation import CheckedCall, check_call
+from service.api.calls.validation import CheckedCall, check_call, find_adapter
 from service.api.context import ApiContext
 from service.api.serving_state import GenerationDefaults, ServedModel
 from service.config import ApiConfig
+from service.core.adapter import Adapter
 from service.errors import InvalidRequest
 from service.protocol.completions import CompletionRequest
 
@@ -32,7 +33,8 @@ async def prepare_completion(
 ) -> PreparedCall:
     """Refuses, by name, whatever can be refused before the engine is asked. receive: of the request, whose body has
     been read."""
-    call = _check(fields, context.config, model.defaults)
+    adapter = await find_adapter(fields.model, model, context.config)
+    call = _check(fields, context.config, model.defaults, adapter)
     prompts = _check_prompts(fields, context.config)
     model.engine.check_accepts(len(prompts))
     prompt_ids = await _prompt_ids(prompts, fields, call, receive, model, context)
@@ -82,10 +84,12 @@ async def _echoes(
     return await context.texts.run(sum(map(len, prompt_ids)), texts)
 
 
-def _check(fields: CompletionRequest, config: ApiConfig, defaults: GenerationDefaults) -> CheckedCall:
+def _check(
+    fields: CompletionRequest, config: ApiConfig, defaults: GenerationDefaults, adapter: Adapter | None
+) -> CheckedCall:
     check_range("logprobs", fields.logprobs, 0, config.max_logprobs)
     least = 0 if fields.echo or fields.prompt_logprobs is not None else 1
-    return check_call(fields, config, defaults, logprobs=fields.logprobs, least_max_tokens=least)
+    return check_call(fields, config, defaults, logprobs=fields.logprobs, least_max_tokens=least, adapter=adapter)
 
 
 def _num_prompt_logprobs(call: CheckedCall, echo: bool) -> int | None:

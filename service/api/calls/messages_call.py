@@ -18,7 +18,7 @@ from service.api.calls.message_turns import chat_messages, check_continued
 from service.api.calls.prepared_call import PreparedCall
 from service.api.calls.token_checks import INT64_MAX, check_range
 from service.api.calls.unsupported import extra_fields
-from service.api.calls.validation import check_model, ignored_fields
+from service.api.calls.validation import check_name, ignored_fields
 from service.api.context import ApiContext
 from service.api.serving_state import ServedModel
 from service.config import ApiConfig
@@ -90,7 +90,7 @@ async def count_prompt(
     fields: CountTokensRequest, receive: Receive, model: ServedModel, context: ApiContext
 ) -> tuple[int, tuple[str, ...]]:
     """Tokens of the prompt as a call with these fields has it, and the fields that are ignored."""
-    check_model(fields.model, context.config)
+    check_name(fields.model, model, context.config)
     prompt = _prompt(fields, model.chat_template, context.config)
     ignored = ignored_fields((*_unknown_fields(fields), *prompt.unheeded), context.config)
     with in_anthropics_names():

@@ -74,7 +74,7 @@ def build_requests(call: PreparedCall, config: ApiConfig) -> list[Request]:
             asked=checked.max_tokens,
             default=prompts.default_max_tokens,
             max_model_len=model.max_model_len,
-            room=min(room, kv_room(snapshot, len(prompt), checked.sampling.num_sequences)),
+            room=min(room, kv_room(snapshot, len(prompt), checked.sampling.num_sequences, checked.adapter)),
             prompt_param=prompts.param,
             param=checked.max_tokens_param,
         )
@@ -88,6 +88,7 @@ def build_requests(call: PreparedCall, config: ApiConfig) -> list[Request]:
                 checked.priority,
                 head.client,
                 call.form.grammar,
+                checked.adapter,
             )
         )
     return requests

@@ -10,8 +10,9 @@ from service.api.calls.output_form import check_output_form
 from service.api.calls.sampling import CheckedSampling, check_sampling
 from service.api.calls.token_checks import INT64_MAX, check_range, quote
 from service.api.calls.unsupported import check_extra_fields, extra_fields
-from service.api.serving_state import GenerationDefaults
+from service.api.serving_state import GenerationDefaults, ServedModel
 from service.config import ApiConfig
+from service.core.adapter import Adapter
 from service.core.grammar import GrammarSpec
 from service.errors import InvalidRequest, ModelNotFound, UnsupportedParameter
 from service.protocol.generation import GenerationFields
@@ -26,7 +27,8 @@ _PRIORITY_OF_TIER = {"flex": -1, "auto": 0, "default": 0, "priority": 1}
 class CheckedCall:
     """What completions and chat have in common, checked.
 
-    model: its name in the answer. max_tokens: None when the client gave none.
+    model: its name in the answer. adapter: of that name; None: the name is the model's own.
+    max_tokens: None when the client gave none.
     form: what the output must be; None: any text.
     logprobs: of generated tokens, and how many of the most probable ones; None: not wanted. prompt_logprobs: likewise.
     truncate_prompt_tokens: how many of a prompt's tokens are kept; -1: as many as leave room for max_tokens.
@@ -57,6 +59,7 @@ class CheckedCall:
     tokens_as_ids: bool
     form: GrammarSpec | None
     ignored: tuple[str, ...]
+    adapter: Adapter | None = None
 
 
 def check_call(
@@ -67,12 +70,14 @@ def check_call(
     logprobs: int | None = None,
     least_max_tokens: int = 1,
     unknown: Sequence[str] = (),
+    adapter: Adapter | None = None,
 ) -> CheckedCall:
     """Check everything that needs neither the prompt nor the tokenizer.
 
     logprobs: of the endpoint's own spelling. unknown: unknown fields that the caller found deeper in the body.
+    adapter: by `find_adapter`.
     """
-    if fields.model is not None:
+    if adapter is None and fields.model is not None:
         check_model(fields.model, config)
     ignored = _check_unknown(fields, config, unknown)
     options, stream = fields.stream_options, bool(fields.stream)
@@ -84,7 +89,7 @@ def check_call(
     _check_prompt_fields(fields, config)
     form = check_output_form(fields, config)
     return CheckedCall(
-        model=config.served_model_names[0],
+        model=config.served_model_names[0] if adapter is None else adapter.name,
         sampling=check_sampling(fields, config, defaults, logprobs, None if form is None else form.param),
         max_tokens=max_tokens,
         max_tokens_param=max_tokens_param,
@@ -110,7 +115,22 @@ def check_call(
         tokens_as_ids=bool(fields.return_tokens_as_token_ids),
         form=form,
         ignored=ignored,
+        adapter=adapter,
     )
+
+
+def check_name(name: str, model: ServedModel, config: ApiConfig) -> None:
+    """As `check_model`; the name may be that of an adapter, too, which has its model's tokenizer and template."""
+    if model.adapters is None or name not in model.adapters.served():
+        check_model(name, config)
+
+
+async def find_adapter(name: str | None, model: ServedModel, config: ApiConfig) -> Adapter | None:
+    """The adapter that a call asks for by the name of its model, read if need be; None if there is none of this name.
+    Raises AdapterError."""
+    if name is None or model.adapters is None or name in config.served_model_names:
+        return None
+    return await model.adapters.get(name)
 
 
 def check_model(name: str, config: ApiConfig) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -11,27 +13,35 @@ from service.protocol.models import DefaultSampling, ModelCard, ModelList, Model
 
 
 class Models:
-    """Every name that the model is served under has a card."""
+    """Every name that the model is served under has a card, and every adapter."""
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context
 
     async def list(self, http: Request) -> Response:
         cards = [self._card(name) for name in self._context.config.served_model_names]
+        cards += [self._card(name, folder) for name, folder in self._adapters().items()]
         return _json(ModelList(data=cards))
 
     async def get(self, http: Request) -> Response:
         name = http.path_params["model_id"]
-        check_model(name, self._context.config)
-        return _json(self._card(name))
+        folder = self._adapters().get(name)
+        if folder is None:
+            check_model(name, self._context.config)
+        return _json(self._card(name, folder))
 
-    def _card(self, name: str) -> ModelCard:
+    def _adapters(self) -> Mapping[str, str]:
+        """The names of adapters, each with its folder's."""
+        model = self._context.state.model
+        return {} if model is None or model.adapters is None else model.adapters.served()
+
+    def _card(self, name: str, adapter_folder: str | None = None) -> ModelCard:
         model = self._context.state.check_loaded()
         return ModelCard(
             id=name,
             created=model.created,
-            root=model.root,
-            parent=None,
+            root=adapter_folder or model.root,
+            parent=None if adapter_folder is None else self._context.config.served_model_names[0],
             max_model_len=model.max_model_len,
             permission=[ModelPermission(id=f"modelperm-{name}", created=model.created)],
             default_sampling=DefaultSampling(

@@ -16,6 +16,7 @@ from service.api.endpoints.generating import GENERATING, GeneratingEndpoint
 from service.api.messages_errors import MESSAGES_PATH
 from service.config import ApiConfig
 from service.core.version import distribution_version
+from service.protocol.adapters import LoadAdapter, UnloadAdapter
 from service.protocol.chat import ChatRequest, ChatResponse
 from service.protocol.completions import CompletionRequest, CompletionResponse
 from service.protocol.error_body import ErrorBody
@@ -50,6 +51,8 @@ _REQUESTS: tuple[_Shape, ...] = (
     TokenizeChatRequest,
     DetokenizeRequest,
     CountTokensRequest,
+    LoadAdapter,
+    UnloadAdapter,
 )
 _RESPONSES: tuple[_Shape, ...] = (
     *(shape for endpoint in GENERATING for shape in (endpoint.response, endpoint.chunk)),
@@ -95,7 +98,8 @@ def describe(config: ApiConfig) -> dict[str, Any]:
         *((shape, "serialization") for shape in _RESPONSES),
     ]
     _, schemas = models_json_schema(shapes, ref_template="#/components/schemas/{model}")
-    _name_models(schemas["$defs"], config.served_model_names)
+    if not config.serves_adapters:  # whose names are not known beforehand
+        _name_models(schemas["$defs"], config.served_model_names)
     _bound_logprobs(schemas["$defs"], config.max_logprobs)
     return {
         "openapi": "3.1.0",
@@ -120,7 +124,7 @@ def describe(config: ApiConfig) -> dict[str, Any]:
 def _name_models(schemas: dict[str, Any], names: Sequence[str]) -> None:
     """A request's `model` is one of these."""
     for shape in _REQUESTS:
-        model = schemas[shape.__name__]["properties"]["model"]
+        model = schemas[shape.__name__]["properties"].get("model", {})
         for each in model.get("anyOf", [model]):
             if each.get("type") == "string":
                 each["enum"] = list(names)
@@ -162,6 +166,8 @@ def _paths(guards_metrics: bool) -> dict[str, Any]:
         "/v1/requests/{request_id}/trace": {
             "get": {**_operation("Why a request was slow.", trace), "parameters": [request_id, follow]}
         },
+        "/v1/load_lora_adapter": {"post": _operation_of_operators("Serve a LoRA adapter.", LoadAdapter)},
+        "/v1/unload_lora_adapter": {"post": _operation_of_operators("Serve it no more.", UnloadAdapter)},
         "/tokenize": {"post": _call("Ids of a prompt.", (TokenizeRequest, TokenizeChatRequest), TokenizeResponse)},
         "/detokenize": {"post": _call("Text of ids.", (DetokenizeRequest,), DetokenizeResponse)},
         "/v1/completions/render": {
@@ -207,6 +213,11 @@ def _call(summary: str, requests: tuple[_Shape, ...], response: _Shape, *, error
     schema = _reference(requests[0]) if len(requests) == 1 else {"oneOf": [_reference(each) for each in requests]}
     body = {"required": True, "content": {"application/json": {"schema": schema}}}
     return {**_operation(summary, _json_of(response), error), "requestBody": body}
+
+
+def _operation_of_operators(summary: str, request: _Shape) -> dict[str, Any]:
+    body = {"required": True, "content": {"application/json": {"schema": _reference(request)}}}
+    return {**_operation(summary, {"text/plain": {}}), "requestBody": body, "security": [{"admin": []}]}
 
 
 def _operation(summary: str, content: dict[str, Any], error: _Shape = ErrorBody) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from service.api.calls.json_body import read_json_object
 from service.api.calls.prompt_ids import MOST_COUNTED, PromptBound, text_ids
 from service.api.calls.token_checks import check_token_ids
 from service.api.calls.unsupported import check_extra_fields
-from service.api.calls.validation import check_model, ignored_fields
+from service.api.calls.validation import check_name, ignored_fields
 from service.api.calls.wire_parsing import parse
 from service.api.context import ApiContext
 from service.api.serving_state import ServedModel
@@ -93,7 +93,7 @@ class Tokenize:
 
     def _check(self, fields: WireRequest, model: str | None, deeper: tuple[str, ...] = ()) -> tuple[str, ...]:
         if model is not None:
-            check_model(model, self._context.config)
+            check_name(model, self._context.state.check_ready(), self._context.config)
         return ignored_fields((*check_extra_fields(fields.model_extra or {}), *deeper), self._context.config)
 
 

@@ -1,0 +1,187 @@
+"""Which adapters are served, by name: those of the start, those that were loaded since, and a folder of others that are
+read when somebody asks for them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from functools import partial
+from pathlib import Path
+
+from service.config import LoraConfig
+from service.errors import AdapterError, ConfigError
+from service.lora.adapter_store import AdapterStore, HostAdapter
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_BAD_NAME = "no name: up to 128 letters, digits, dots, dashes and underscores, the first a letter or digit"
+_CONFIG_FILE = "adapter_config.json"
+_MOST_LISTED = 1000
+_MOST_REFUSALS = 1024
+
+
+Read = Callable[[], HostAdapter]
+"""Takes seconds."""
+
+
+def read_modules(store: AdapterStore, config: LoraConfig, taken: Collection[str]) -> dict[str, HostAdapter]:
+    """The adapters of the start, by name. Any thread; raises ConfigError naming the one. taken: the model's names."""
+    adapters: dict[str, HostAdapter] = {}
+    for name, folder in config.modules:
+        if name in taken or not _NAME.fullmatch(name):
+            why = "the model's name" if name in taken else _BAD_NAME
+            raise ConfigError(f"lora-modules: {name!r} is {why}")
+        try:
+            adapters[name] = store.read(name, folder)
+        except AdapterError as fault:
+            raise ConfigError(f"lora-modules: {name}: {fault}") from None
+    return adapters
+
+
+class AdapterRegistry:
+    """The `Adapters` of a server. Event-loop thread. Adapters are read one at a time.
+
+    modules: those of the start. taken: names that are the model's. in_thread: has work done in a thread. on_read: told
+    how many seconds reading an adapter took. on_dropped: told of one that nobody can ask for any more; requests that
+    have it keep it.
+    """
+
+    def __init__(
+        self,
+        store: AdapterStore,
+        config: LoraConfig,
+        modules: Mapping[str, HostAdapter],
+        taken: Collection[str],
+        *,
+        in_thread: Callable[[Read], Awaitable[HostAdapter]],
+        on_read: Callable[[float], None],
+        on_dropped: Callable[[HostAdapter], None],
+    ) -> None:
+        self._store = store
+        self._folder = None if config.folder is None else config.folder.resolve()
+        self._max_found = config.max_host
+        self._taken = taken
+        self._on_read = on_read
+        self._on_dropped = on_dropped
+        self._adapters = dict(modules)
+        self._found: OrderedDict[str, HostAdapter] = OrderedDict()  # by when they were last asked for
+        self._folders = dict(config.modules)
+        self._reading: dict[str, asyncio.Task[HostAdapter]] = {}
+        self._refused: OrderedDict[str, tuple[float, AdapterError]] = OrderedDict()
+        self._in_thread = in_thread
+        self._one_at_a_time = asyncio.Lock()
+
+    def served(self) -> dict[str, str]:
+        found = {} if self._folder is None else {name: name for name in _adapters_below(self._folder)}
+        return found | {name: folder.name for name, folder in self._folders.items()}
+
+    async def get(self, name: str) -> HostAdapter | None:
+        if name in self._adapters:
+            return self._adapters[name]
+        if name in self._found:
+            self._found.move_to_end(name)
+            return self._found[name]
+        folder = self._folder_of(name)
+        if folder is None or name in self._taken:
+            return None
+        self._check_refused(name, folder)
+        try:
+            adapter = await self._read_once(name, folder)
+        except AdapterError as fault:
+            self._note_refusal(name, folder, fault)
+            raise
+        if name not in self._found and name not in self._adapters:
+            self._found[name] = adapter
+            while len(self._found) > self._max_found:
+                self._on_dropped(self._found.popitem(last=False)[1])
+        return adapter
+
+    async def load(self, name: str, path: str, *, in_place: bool) -> HostAdapter:
+        if not _NAME.fullmatch(name):
+            raise AdapterError(f"lora_name: is {_BAD_NAME}", param="lora_name")
+        folder = self._checked_folder(path)
+        self._check_free(name, in_place=in_place)
+        adapter = await self._read(name, folder)
+        self._check_free(name, in_place=in_place)  # another may have been loaded meanwhile
+        self._drop(name)
+        self._adapters[name], self._folders[name] = adapter, folder
+        return adapter
+
+    def unload(self, name: str) -> bool:
+        return self._drop(name)
+
+    def _drop(self, name: str) -> bool:
+        adapter = self._adapters.pop(name, None) or self._found.pop(name, None)
+        self._folders.pop(name, None)
+        if adapter is not None:
+            self._on_dropped(adapter)
+        return adapter is not None
+
+    def _check_free(self, name: str, *, in_place: bool) -> None:
+        if name in self._taken:
+            raise AdapterError(f"lora_name: {name!r} is the model's name", param="lora_name")
+        if name in self._adapters and not in_place:
+            raise AdapterError(f"lora_name: {name!r} is loaded already; load_inplace replaces it", param="lora_name")
+
+    def _checked_folder(self, path: str) -> Path:
+        """Wherever links lead: below the folder of lora-dir. What is outside is not looked at."""
+        if self._folder is None:
+            why = "adapters are loaded from below --lora-dir, which is not set"
+            raise AdapterError(f"lora_path: {why}", param="lora_path")
+        try:
+            folder = (self._folder / path).resolve()
+            is_below = folder.is_relative_to(self._folder)
+            is_there = is_below and folder.is_dir()
+        except (OSError, ValueError, RuntimeError):
+            raise AdapterError("lora_path: is no path", param="lora_path") from None
+        if not is_there:
+            why = "there is no such folder" if is_below else "is not"
+            raise AdapterError(f"lora_path: {why} below the folder of --lora-dir", param="lora_path")
+        return folder
+
+    def _folder_of(self, name: str) -> Path | None:
+        if self._folder is None or not _NAME.fullmatch(name):
+            return None
+        folder = (self._folder / name).resolve()
+        return folder if folder.is_relative_to(self._folder) and (folder / _CONFIG_FILE).is_file() else None
+
+    async def _read_once(self, name: str, folder: Path) -> HostAdapter:
+        """However many ask at once."""
+        if name not in self._reading:
+            task = asyncio.ensure_future(self._read(name, folder))
+            self._reading[name] = task
+            task.add_done_callback(lambda _: self._reading.pop(name, None))
+        return await asyncio.shield(self._reading[name])
+
+    async def _read(self, name: str, folder: Path) -> HostAdapter:
+        async with self._one_at_a_time:
+            began_s = time.monotonic()
+            adapter = await self._in_thread(partial(self._store.read, name, folder))
+            self._on_read(time.monotonic() - began_s)
+            return adapter
+
+    def _check_refused(self, name: str, folder: Path) -> None:
+        """One that was refused is not read again before its folder has changed: a client could keep the thread busy."""
+        changed_s, fault = self._refused.get(name, (None, None))
+        if fault is not None and changed_s == _changed_s(folder):
+            raise AdapterError(str(fault), param=fault.param)
+
+    def _note_refusal(self, name: str, folder: Path, fault: AdapterError) -> None:
+        self._refused[name] = _changed_s(folder), fault
+        while len(self._refused) > _MOST_REFUSALS:
+            self._refused.popitem(last=False)
+
+
+def _adapters_below(folder: Path) -> list[str]:
+    names = (entry.name for entry, _ in zip(folder.iterdir(), range(_MOST_LISTED), strict=False))
+    return sorted(name for name in names if _NAME.fullmatch(name) and (folder / name / _CONFIG_FILE).is_file())
+
+
+def _changed_s(folder: Path) -> float:
+    """When the folder or one of its files was last changed."""
+    try:
+        return max(entry.stat().st_mtime for entry in (folder, *folder.iterdir()))
+    except OSError:
+        return time.time()
