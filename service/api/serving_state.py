@@ -38,6 +38,7 @@ class GenerationDefaults:
     """Sampling values of requests that give none, from the model's generation_config.json.
 
     heeds_priority: whether the scheduling policy looks at priorities; if not, asking for one is refused.
+    lower_priority_first: a request's `priority` is vLLM's, where the lower one goes first; else the higher one does.
     """
 
     temperature: float = 1.0
@@ -46,6 +47,7 @@ class GenerationDefaults:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     heeds_priority: bool = False
+    lower_priority_first: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,4 +75,5 @@ def _defaults(settings: Settings, parts: ModelParts) -> GenerationDefaults:
         min_p=0.0 if given.min_p is None else given.min_p,
         repetition_penalty=1.0 if given.repetition_penalty is None else given.repetition_penalty,
         heeds_priority=settings.scheduling_policy == "priority",
+        lower_priority_first=settings.priority_order == "lower-first",
     )

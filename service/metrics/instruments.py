@@ -33,6 +33,7 @@ _ITERATION_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 81
 _ERROR_RATIOS = (0.01, 0.02, 0.04, 0.1, 0.3, 1.0)
 _SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _CHOICES = (1, 2, 5, 10, 20)
+_PREEMPTIONS = (0, 1, 2, 4, 8, 16)
 _TURNAROUND_RATIOS = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0)
 
 
@@ -132,6 +133,9 @@ class Instruments:
         )
         self.max_tokens = PlainHistogram("max_tokens", "max_tokens of a request.", _REQUEST_TOKENS)
         self.choices = PlainHistogram("choices", "Choices (n) of a request.", _CHOICES)
+        self.request_preemptions = PlainHistogram(
+            "request_preemptions", "How often a request was preempted.", _PREEMPTIONS
+        )
 
     def _make_those_of_the_process(self) -> None:
         histogram, counter, registry = self._histogram, self._counter, self._registry

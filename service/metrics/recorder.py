@@ -92,6 +92,7 @@ class Recorder:
         instruments.longest_output_tokens.observe(stats.num_tokens_of_longest)
         instruments.max_tokens.observe(stats.max_tokens)
         instruments.choices.observe(stats.n)
+        instruments.request_preemptions.observe(stats.num_preemptions)
         instruments.e2e.observe(stats.e2e_s)
         if stats.weighted_turnaround is not None:
             instruments.weighted_turnaround.observe(stats.weighted_turnaround)

@@ -35,6 +35,7 @@ class VllmNames:
     def _gauges(self, now: EngineSnapshot) -> Iterator[Metric]:
         yield self._gauge("vllm:num_requests_running", "Requests that are running.", now.num_running)
         yield self._gauge("vllm:num_requests_waiting", "Requests that wait.", now.num_waiting)
+        yield self._waiting_by_reason(now)
         yield self._gauge("vllm:kv_cache_usage_perc", "Share of the KV blocks in use, 0 to 1.", kv_usage(now))
         sizes = {"block_size": str(now.block_size), "num_gpu_blocks": str(now.total_blocks)}
         yield self._gauge("vllm:cache_config_info", "Sizes of the KV cache.", 1, sizes)
@@ -57,6 +58,8 @@ class VllmNames:
         yield self._counter("vllm:prompt_tokens", "Prompt tokens computed.", computed)
         yield self._counter("vllm:generation_tokens", "Tokens generated.", generated)
         yield self._counter("vllm:num_preemptions", "Preemptions.", counter_total(of.preemptions))
+        refused = counter_total(of.rejections, reason="overloaded")
+        yield self._counter("vllm:admission_rejections", "Requests refused because the server is full.", refused)
         queried, hit = counter_total(of.prefix_queried_tokens), counter_total(of.prefix_hit_tokens)
         yield self._counter("vllm:prefix_cache_queries", "Tokens sought in the prefix cache.", queried)
         yield self._counter("vllm:prefix_cache_hits", "Tokens found in the prefix cache.", hit)
@@ -78,6 +81,7 @@ class VllmNames:
         yield self._copy("vllm:request_max_num_generation_tokens", of.longest_output_tokens)
         yield self._copy("vllm:request_params_max_tokens", of.max_tokens)
         yield self._copy("vllm:request_params_n", of.choices)
+        yield self._copy("vllm:request_num_preemptions", of.request_preemptions)
 
     def _gauge(self, name: str, meaning: str, value: float, labels: Mapping[str, str] | None = None) -> Metric:
         metric = Metric(name, meaning, "gauge")
@@ -87,6 +91,14 @@ class VllmNames:
     def _counter(self, name: str, meaning: str, value: float) -> Metric:
         metric = Metric(name, meaning, "counter")
         metric.add_sample(f"{name}_total", self._labels, value)
+        return metric
+
+    def _waiting_by_reason(self, now: EngineSnapshot) -> Metric:
+        """vLLM defers what waits for a grammar or for KV from elsewhere: here nothing is queued before it has both."""
+        name = "vllm:num_requests_waiting_by_reason"
+        metric = Metric(name, "Requests that wait, by what for.", "gauge")
+        for reason, value in (("capacity", now.num_waiting), ("deferred", 0)):
+            metric.add_sample(name, {**self._labels, "reason": reason}, value)
         return metric
 
     def _requests_ended(self) -> Metric:

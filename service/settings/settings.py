@@ -172,6 +172,9 @@ class Settings(BaseSettings):
     scheduling_policy: Literal["fcfs", "priority", "fair", "shares"] = Field(
         "fcfs", description="who goes next: first come, the request's priority, AdaptiveLLM's fairness, or equal shares"
     )
+    priority_order: Literal["higher-first", "lower-first"] = Field(
+        "higher-first", description="which of two requests' priority goes first; lower-first is vLLM's"
+    )
     admission_policy: Literal["on-demand", "reserve", "forecast"] = Field(
         "on-demand", description="when a request fits: its tokens now, all it may need (ORCA), or a forecast (LightLLM)"
     )

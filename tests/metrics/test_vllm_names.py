@@ -38,6 +38,8 @@ EXPECTED = {
     "vllm:request_max_num_generation_tokens_sum": 5,
     "vllm:request_params_max_tokens_sum": 20,
     "vllm:request_params_n_sum": 1,
+    "vllm:request_num_preemptions_count": 1,
+    "vllm:admission_rejections_total": 1,
 }
 
 
@@ -48,6 +50,8 @@ def recorded() -> CollectorRegistry:
     registry.register(VllmNames(instruments, lambda: BUSY, "m"))
     recorder = Recorder(instruments)
     recorder.record_iteration(ITERATION)
+    for reason in ("overloaded", "invalid_request_error"):
+        recorder.record_rejection(reason)
     recorder.record_request(REQUEST, Outcome.FINISHED, (FinishReason.STOP,))
     return registry
 
@@ -55,6 +59,9 @@ def recorded() -> CollectorRegistry:
 def test_shows_the_same_observations() -> None:
     registry = recorded()
     assert {name: registry.get_sample_value(name, LABELS) for name in EXPECTED} == EXPECTED
+    by_reason = {"capacity": 2, "deferred": 0}
+    name = "vllm:num_requests_waiting_by_reason"
+    assert {each: registry.get_sample_value(name, LABELS | {"reason": each}) for each in by_reason} == by_reason
     assert registry.get_sample_value("vllm:request_success_total", LABELS | {"finished_reason": "stop"}) == 1
     sizes = {"block_size": "16", "num_gpu_blocks": "40"}
     assert registry.get_sample_value("vllm:cache_config_info", LABELS | sizes) == 1
@@ -71,7 +78,7 @@ def test_the_text_has_the_names_as_they_are_scraped() -> None:
 
 def test_there_are_fewer_than_a_thousand_series() -> None:
     text = generate_latest(recorded()).decode()
-    assert sum(not line.startswith("#") for line in text.splitlines()) < 810  # routes add the rest
+    assert sum(not line.startswith("#") for line in text.splitlines()) < 830  # routes add the rest
 
 
 def test_before_there_is_an_engine() -> None:

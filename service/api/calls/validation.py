@@ -178,14 +178,16 @@ def _check_stops(stop: str | list[str] | None, config: ApiConfig) -> tuple[str, 
 
 
 def _check_priority(fields: GenerationFields, defaults: GenerationDefaults) -> int:
-    """The request's priority: what it says itself, else what its tier stands for."""
+    """The request's priority, higher first: what it says itself, else what its tier stands for."""
     of_tier = _PRIORITY_OF_TIER.get(fields.service_tier or "auto", 0)
     if not defaults.heeds_priority:
         for name, asked in (("priority", fields.priority), ("service_tier", of_tier)):
             if asked:
                 raise UnsupportedParameter(f"{name} means nothing to this server's scheduling policy.", param=name)
     check_range("priority", fields.priority, -_MAX_PRIORITY, _MAX_PRIORITY)
-    return of_tier if fields.priority is None else fields.priority
+    if fields.priority is None:
+        return of_tier
+    return -fields.priority if defaults.lower_priority_first else fields.priority
 
 
 def _answered_tier(asked: str | None) -> str | None:

@@ -92,6 +92,21 @@ def test_a_request_carries_its_owner_priority_and_salt() -> None:
         assert error_of(too_high)["param"] == "priority"
 
 
+@pytest.mark.parametrize(("lower_first", "seen_as"), [(False, [3, -3, -1]), (True, [-3, 3, -1])])
+def test_the_priority_that_goes_first_is_the_higher_one_or_as_at_vllm_the_lower(
+    lower_first: bool, seen_as: list[int]
+) -> None:
+    """A tier means the same either way."""
+    defaults = GenerationDefaults(heeds_priority=True, lower_priority_first=lower_first)
+    with running(Scene(defaults=defaults)) as server, httpx.Client(base_url=server.base_url) as http:
+        seen: list[Request] = []
+        submit = server.engine.submit
+        server.engine.submit = lambda request: (seen.append(request), submit(request))[1]
+        for fields in ({"priority": 3}, {"priority": -3}, {"service_tier": "flex"}):
+            assert http.post(COMPLETIONS, json=completion(**fields)).status_code == 200
+        assert [request.priority for request in seen] == seen_as
+
+
 NAMED_KEYS = ("alice:sk-a", "alice:sk-b", "bob:sk-c", "sk-d", "sk-e")
 PROMPT = "What may one client learn of another one's prompts? " * 4
 
