@@ -181,7 +181,7 @@ def main(arguments: list[str]) -> int:
                 answers = count(json.load(har))
             for path, of_path in sorted(answers.items()):
                 told = ", ".join(f"{number} times {status}" for status, number in sorted(of_path.items()))
-                print(f"POST {path}: {told}")
+                print(f"{path}: {told}")
             share = accepted(answers.values())
             print(f"{share:.0%} of the POSTs were answered 200")
             return 0 if share >= LEAST_ACCEPTED else 1
