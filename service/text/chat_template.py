@@ -12,6 +12,7 @@ import jinja2.nodes
 
 from service.errors import HeadraceError, ModelLoadError
 from service.text import reasoning
+from service.text.taught_tools import with_tools_as_text
 from service.text.template_sandbox import TemplateSandbox, check_time, time_limit
 from service.text.tokenizer_config import read_tokenizer_config
 from service.text.tool_calls import ToolStyle, style_of_template
@@ -67,12 +68,14 @@ class ChatTemplate:
 
     @property
     def knows_tools(self) -> bool:
+        """Whether it shows them itself; if not, `render` makes them text of the messages."""
         return "tools" in self._variables
 
     @property
     def tool_style(self) -> ToolStyle | None:
-        """How the template teaches its model to call tools; None if it does not, or in no known style."""
-        return style_of_template(self._source) if self.knows_tools else None
+        """How its model is taught to call tools, by the template or in its place (taught_tools.py); None if in no known
+        style."""
+        return style_of_template(self._source) if self.knows_tools else ToolStyle.HERMES
 
     @property
     def knows_reasoning(self) -> bool:
@@ -92,6 +95,8 @@ class ChatTemplate:
 
         options: further variables, as the model's makers offer them.
         """
+        if tools and not self.knows_tools:
+            messages = with_tools_as_text(messages, tools)
         variables = {
             **(options or {}),
             **self._special_tokens,

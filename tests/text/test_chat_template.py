@@ -167,4 +167,8 @@ def test_knows_what_its_model_can_do() -> None:
     able = ChatTemplate(tiny_tokenizers.TOOL_TEMPLATE, {})
     assert (able.knows_tools, able.tool_style, able.knows_reasoning) == (True, ToolStyle.HERMES, True)
     plain = ChatTemplate(tiny_tokenizers.CHAT_TEMPLATE, {})
-    assert (plain.knows_tools, plain.tool_style, plain.knows_reasoning) == (False, None, False)
+    assert (plain.knows_tools, plain.tool_style, plain.knows_reasoning) == (
+        False,
+        ToolStyle.HERMES,
+        False,
+    )

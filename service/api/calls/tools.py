@@ -65,12 +65,13 @@ def check_tools(fields: ChatPromptFields, template: ChatTemplate, config: ApiCon
         raise InvalidRequest("tool_choice names a function that is not among the tools.", param="tool_choice")
     if mode == "none":
         return ToolUse()
-    style = template.tool_style if config.tool_call_parser == "auto" else ToolStyle(config.tool_call_parser)
+    by_template = config.tool_call_parser == "auto" or not template.knows_tools
+    style = template.tool_style if by_template else ToolStyle(config.tool_call_parser)
     must_call = mode == "required"
     if style is None and must_call:
         style = ToolStyle.HERMES  # the grammar leaves the model no choice, whatever it was taught
-    if style is None or not (template.knows_tools or must_call):
-        raise UnsupportedParameter("tools: this model's chat template does not teach it to call tools.", param="tools")
+    if style is None:
+        raise UnsupportedParameter("tools: this model's chat template shows calls in no known style.", param="tools")
     return ToolUse(
         [_definition(tool) for tool in tools],
         tuple(_callable(tool) for tool in tools if allowed is None or tool.function.name in allowed),

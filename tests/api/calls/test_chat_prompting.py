@@ -132,6 +132,23 @@ def test_tools_and_their_results_are_in_the_prompt(able: RunningServer) -> None:
     assert "tool\nnoon" in prompt
 
 
+def test_an_agent_works_with_a_template_that_knows_no_tools() -> None:
+    """Shown, called, told of the result: as the text of messages."""
+    with running(Scene(chat_template="{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")) as server:
+        server.say('<tool_call>\n{"name": "now", "arguments": {"tz": "UTC"}}\n</tool_call>')
+        body = chat("time?", tools=[NOW])
+        first = httpx.post(f"{server.base_url}{CHAT}", json=body).json()["choices"][0]
+        assert first["finish_reason"] == "tool_calls"
+        (call,) = first["message"]["tool_calls"]
+        assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("now", {"tz": "UTC"})
+        body["messages"] += [first["message"], {"role": "tool", "tool_call_id": call["id"], "content": "noon"}]
+        prompt = prompt_of(server, body)
+    assert prompt.startswith("system: You may call functions.")
+    assert '<tools>\n{"name": "now"}\n</tools>' in prompt
+    assert 'assistant: <tool_call>\n{"name": "now", "arguments": {"tz": "UTC"}}\n</tool_call>\n' in prompt
+    assert prompt.endswith("user: <tool_response>\nnoon\n</tool_response>\n")
+
+
 def test_with_tool_choice_none_the_model_is_not_shown_the_tools(able: RunningServer) -> None:
     assert prompt_of(able, chat("hi", tools=[NOW], tool_choice="none")) == "user\nhi\nassistant\n"
 

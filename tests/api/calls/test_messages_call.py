@@ -284,10 +284,13 @@ def test_nothing_that_asks_for_nothing_is_refused(able: RunningServer) -> None:
     assert (answer.status_code, answer.headers.get("x-ignored-params")) == (200, None)
 
 
-def test_the_tools_of_a_model_that_knows_none_are_refused_by_name(server: RunningServer) -> None:
-    refused = post(server, max_tokens=5, messages=QUESTION, tools=[NOW])
-    assert refused.status_code == 400
-    assert "tools: this model's chat template" in error_of(refused)["message"]
+def test_a_model_whose_template_knows_no_tools_is_told_of_them(server: RunningServer) -> None:
+    """How: tests/text/test_taught_tools.py."""
+    counts = [
+        post(server, COUNT_TOKENS, messages=QUESTION, **fields).json()["input_tokens"]
+        for fields in ({}, {"tools": [NOW]})
+    ]
+    assert counts[1] > counts[0] + 20
 
 
 def test_a_model_without_a_chat_template_refuses_all() -> None:

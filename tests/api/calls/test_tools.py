@@ -123,11 +123,19 @@ def test_the_form_of_the_whole_answer(values: dict[str, Any], form: GrammarSpec 
     assert (None if spec is None else spec.param) == param
 
 
-def test_a_template_without_tools_refuses_them() -> None:
-    with pytest.raises(UnsupportedParameter, match="template"):
-        check_tools(fields(tools=[NOW]), UNABLE, CONFIG)
-    assert check_tools(fields(tools=[NOW], tool_choice="none"), UNABLE, CONFIG) == ToolUse()
-    forced = check_tools(fields(tools=[NOW], tool_choice="required"), UNABLE, CONFIG)
+@pytest.mark.parametrize("parser", ["auto", "pythonic"])
+def test_a_template_without_tools_is_helped_in_a_style_of_its_own(parser: Any) -> None:
+    config = replace(CONFIG, tool_call_parser=parser)
+    for choice in ("auto", "required"):
+        assert check_tools(fields(tools=[NOW], tool_choice=choice), UNABLE, config).style is ToolStyle.HERMES
+    assert check_tools(fields(tools=[NOW], tool_choice="none"), UNABLE, config) == ToolUse()
+
+
+def test_a_template_that_shows_calls_in_an_unknown_style_refuses_tools_unless_they_are_forced() -> None:
+    odd = ChatTemplate("{{ tools }} call them by <invoke>", {})
+    with pytest.raises(UnsupportedParameter, match="no known style"):
+        check_tools(fields(tools=[NOW]), odd, CONFIG)
+    forced = check_tools(fields(tools=[NOW], tool_choice="required"), odd, CONFIG)
     assert forced.style is ToolStyle.HERMES, "a grammar needs no teaching"
 
 

@@ -12,7 +12,6 @@ from tests.api.wire import CHAT, COMPLETIONS, chat, completion, error_of
 ASKING = {
     "suffix": "x",
     "prompt_embeds": "eA==",
-    "tools": [{"type": "function", "function": {"name": "now"}}],
     "service_tier": "flex",
     "priority": 1,
     "chat_template": "x",
@@ -55,6 +54,11 @@ DEFAULTS = {
     "logits_processors": [],
     "vllm_xargs": {},
 }
+
+
+def test_a_completion_has_no_tools(http: httpx.Client) -> None:
+    refused = http.post(COMPLETIONS, json=completion(tools=[{"type": "function", "function": {"name": "now"}}]))
+    assert (refused.status_code, error_of(refused)["param"]) == (400, "tools")
 
 
 @pytest.mark.parametrize("name", ASKING)
