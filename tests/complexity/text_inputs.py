@@ -17,6 +17,7 @@ from service.text.reasoning import ReasoningSplitter
 from service.text.special_text import LiteralEncoder, Shield, SpecialTexts
 from service.text.stop_strings import StopMatcher
 from service.text.string_argument import StringArgument
+from service.text.taught_tools import with_tools_as_text
 from service.text.tokenizer import Tokenizer
 from service.text.tool_calls import ToolStyle, make_router
 from tests.complexity.growth import Work, WorstInput
@@ -145,6 +146,13 @@ def _said(n: int, text: str = "x") -> list[dict[str, object]]:
 def _chat(n: int) -> Work:
     template, messages = ChatTemplate(tiny_tokenizers.CHAT_TEMPLATE, {}), _said(n, tiny_tokenizers.END)
     return lambda: encode_chat(_BYTE_LEVEL, template, messages)
+
+
+def _told_of_tools(n: int) -> Work:
+    function = {"name": "f", "arguments": {"a": "x"}}
+    called = {"role": "assistant", "content": "so", "tool_calls": [{"function": function}]}
+    messages = [{"role": "system", "content": "s"}, *[called, {"role": "tool", "content": "7"}] * (n // 2)]
+    return lambda: with_tools_as_text(messages, [{"function": function}] * n)
 
 
 def _one_argument(text: str) -> Work:
@@ -345,6 +353,14 @@ TEXT_INPUTS = [
         "chat prompt: every message looks special",
         ("text/chat_prompt.py", "text/chat_template.py"),
         _chat,
+        500,
+        8_192,
+        "pool",
+    ),
+    WorstInput(
+        "chat template without tools: many calls and results, and many tools",
+        ("text/taught_tools.py",),
+        _told_of_tools,
         500,
         8_192,
         "pool",
