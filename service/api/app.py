@@ -19,6 +19,7 @@ from service.api.admin_only import admin_only
 from service.api.call_trace import TraceStore
 from service.api.context import ApiContext
 from service.api.endpoints.adapters import AdapterRoutes
+from service.api.endpoints.api_docs import ApiDocs
 from service.api.endpoints.generating import GENERATING, PATHS
 from service.api.endpoints.health import Health
 from service.api.endpoints.invocations import INVOCATIONS_PATH, Invocations
@@ -162,6 +163,7 @@ def _routes(context: ApiContext, registry: CollectorRegistry) -> list[Route]:
         _route("/reset_prefix_cache", admin_only(PrefixCacheReset(context).reset, context.config), "POST"),
         _route("/version", Version(context).get),
         _route("/openapi.json", OpenApi(context.config).get),
+        _route("/docs", ApiDocs(context.config).get),
         _route("/", playground.page),
         _route("/playground/{name:path}", playground.file),
     ]

@@ -185,6 +185,7 @@ def _paths(guards_metrics: bool) -> dict[str, Any]:
         },
         "/version": {"get": _operation("What runs here.", _json_object())},
         "/openapi.json": {"get": _operation("This description.", _json_object())},
+        "/docs": {"get": _operation("This description for people.", {"text/html": {}})},
         "/health": {"get": healthy},
         "/ping": {"get": healthy, "post": healthy},
         "/ready": {"get": {**_operation("May a balancer send requests?", _json_object()), "security": _PUBLIC}},
