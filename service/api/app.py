@@ -33,6 +33,7 @@ from service.api.endpoints.prefix_cache import PrefixCacheReset
 from service.api.endpoints.render import Render
 from service.api.endpoints.stored_responses import StoredResponses
 from service.api.endpoints.tokenize import Tokenize
+from service.api.endpoints.tokenizer_info import TokenizerInfo
 from service.api.endpoints.traces import Traces
 from service.api.endpoints.version import Version
 from service.api.messages_errors import MESSAGES_PATH
@@ -159,6 +160,7 @@ def _routes(context: ApiContext, registry: CollectorRegistry) -> list[Route]:
         _route("/v1/completions/render", render.completion, "POST"),
         _route("/v1/chat/completions/render", render.chat, "POST"),
         _route(INVOCATIONS_PATH, Invocations(context).invoke, "POST"),
+        _route("/tokenizer_info", TokenizerInfo(context).get),
         _route("/load", Load(context).get),
         _route("/reset_prefix_cache", admin_only(PrefixCacheReset(context).reset, context.config), "POST"),
         _route("/version", Version(context).get),

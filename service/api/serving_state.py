@@ -61,6 +61,7 @@ class ServedModel:
     vocab_size: ids of prompts are below it. eos_token_ids: end a sequence unless the client says `ignore_eos`.
     build: what the answers depend on besides the request (weights' revision, dtype, device, kernels), for people and
     for `system_fingerprint`. Shown to clients: no paths.
+    tokenizer_options: the fields of tokenizer_config.json, paths of this machine among them or not.
     grammars: compile what outputs must match; None if this server cannot, then asking for it is refused.
     adapters: None if none are served. clock: the engine's.
     system_fingerprint: changes when answers to the same request with the same seed may change.
@@ -76,6 +77,7 @@ class ServedModel:
     eos_token_ids: frozenset[int]
     defaults: GenerationDefaults = GenerationDefaults()
     build: Mapping[str, str] = field(default_factory=dict)
+    tokenizer_options: Mapping[str, object] = field(default_factory=dict)
     grammars: Grammars | None = None
     adapters: Adapters | None = None
     clock: Clock = field(default_factory=MonotonicClock)

@@ -26,6 +26,7 @@ from service.settings.settings import Settings
 from service.text.chat_template import ChatTemplate, load_chat_template
 from service.text.dummy_tokenizer import dummy_tokenizer
 from service.text.tokenizer import Tokenizer
+from service.text.tokenizer_config import read_tokenizer_config
 
 if TYPE_CHECKING:
     from service.lora.adapter_store import HostAdapter
@@ -37,7 +38,7 @@ logger = logging.getLogger("headrace")
 @dataclass(frozen=True, slots=True)
 class ModelParts:
     """template: None if the model has no chat template. cost: the predictors, calibrated if a policy needs it.
-    adapters: those of the start, by name."""
+    adapters: those of the start, by name. tokenizer_options: the fields of tokenizer_config.json."""
 
     loaded: LoadedModel
     tokenizer: Tokenizer
@@ -45,6 +46,7 @@ class ModelParts:
     scheduler: SchedulerConfig
     cost: PreemptionCost
     adapters: Mapping[str, HostAdapter]
+    tokenizer_options: Mapping[str, object]
 
 
 def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock) -> ModelParts:
@@ -92,7 +94,8 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock) -> Mo
     else:
         tokenizer = Tokenizer.from_folder(text_folder)
     cost = _make_cost(settings, loaded, scheduler, recorder, clock)
-    return ModelParts(loaded, tokenizer, template, scheduler, cost, _read_adapters(settings, loaded))
+    options = read_tokenizer_config(text_folder).options
+    return ModelParts(loaded, tokenizer, template, scheduler, cost, _read_adapters(settings, loaded), options)
 
 
 def _read_adapters(settings: Settings, loaded: LoadedModel) -> dict[str, HostAdapter]:

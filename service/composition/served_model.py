@@ -43,6 +43,7 @@ def make_served_model(
             "device": loaded.device,
             "headrace": distribution_version(),
         },
+        tokenizer_options=parts.tokenizer_options,
         grammars=GrammarCompiler(partial(token_table, parts.tokenizer, vocab_size, eos_token_ids)),
         adapters=_adapters(settings, parts, engine, recorder),
         clock=clock,

@@ -63,6 +63,10 @@ class ChatTemplate:
         return option in self._variables and option not in _OWN_VARIABLES | self._special_tokens.keys()
 
     @property
+    def source(self) -> str:
+        return self._source
+
+    @property
     def knows_documents(self) -> bool:
         return "documents" in self._variables
 

@@ -50,6 +50,7 @@ WITHOUT_WORST_INPUT = {
     "api/calls/token_budget.py": "adds up lengths",
     "api/endpoints/invocations.py": "joins others, each in the table",
     "api/endpoints/api_docs.py": "reads nothing of the request",
+    "api/endpoints/tokenizer_info.py": "reads nothing of the request",
     "api/endpoints/load.py": "reads nothing of the request",
     "api/endpoints/prefix_cache.py": "reads nothing of the request",
     "api/endpoints/render.py": "joins others, each in the table",

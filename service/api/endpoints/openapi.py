@@ -179,6 +179,7 @@ def _paths(guards_metrics: bool) -> dict[str, Any]:
         "/invocations": {
             "post": _call("A completion or a chat.", (CompletionRequest, ChatRequest), InvocationsResponse)
         },
+        "/tokenizer_info": {"get": _operation("How the tokenizer is configured.", _json_object())},
         "/load": {"get": _operation("How many requests there are.", _json_object())},
         "/reset_prefix_cache": {
             "post": {**_operation("Empty the prefix cache.", {}), "security": [{"admin": []}]},

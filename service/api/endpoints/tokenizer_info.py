@@ -1,0 +1,31 @@
+"""GET /tokenizer_info: what clients need to tokenize as this server does, as at vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.api.context import ApiContext
+
+_PATHS = frozenset({"name_or_path", "tokenizer_file", "special_tokens_map_file", "vocab_file", "merges_file"})
+"""Fields that may hold paths of the machine on which the model was made."""
+
+
+class TokenizerInfo:
+    def __init__(self, context: ApiContext) -> None:
+        self._state = context.state
+
+    async def get(self, http: Request) -> Response:
+        model = self._state.check_loaded()
+        template = None if model.chat_template is None else model.chat_template.source
+        facts = shown(model.tokenizer_options) | {"chat_template": template}
+        return Response(orjson.dumps(facts), media_type="application/json")
+
+
+def shown(options: Mapping[str, object]) -> dict[str, object]:
+    """The options without paths; the class is there in any case."""
+    without = {name: value for name, value in options.items() if name not in _PATHS}
+    return {"tokenizer_class": "PreTrainedTokenizerFast"} | without
