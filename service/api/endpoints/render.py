@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 
 import orjson
 from starlette.requests import Request as HttpRequest
@@ -17,6 +18,7 @@ from service.api.calls.prepared_call import PreparedCall, build_requests
 from service.api.calls.wire_parsing import parse
 from service.api.context import ApiContext
 from service.core.request import Request
+from service.core.sampling_params import SamplingParams
 from service.errors import UnsupportedParameter
 from service.protocol.chat import ChatRequest
 from service.protocol.completions import CompletionRequest
@@ -60,15 +62,13 @@ class Render:
         return await self._context.texts.run(sum(map(len, call.prompts.token_ids)), made)
 
 
+_NUMBERS = {each.name for each in fields(SamplingParams) if each.type in ("int", "float")} - {"seed"}
+"""Parameters that are told as the engine has them."""
+
+
 def _shape(request: Request, call: PreparedCall, cache_salt: str | None) -> RenderedPrompt:
     checked, sampling = call.checked, request.sampling
-    by_name = {
-        name: getattr(sampling, name)
-        for name in (
-            *("n", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p"),
-            *("presence_penalty", "frequency_penalty", "repetition_penalty"),
-        )
-    }
+    by_name = {name: getattr(sampling, name) for name in RenderedSampling.model_fields.keys() & _NUMBERS}
     return RenderedPrompt(
         request_id=request.request_id,
         model=checked.model,

