@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from service.protocol.generation import GenerationFields, Members, PromptLogprob, Whole, WireRequest, bounds
 from service.protocol.usage import Usage
 
-FinishReason = Literal["stop", "length", "tool_calls"]
+FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
 
 
 class ContentPart(WireRequest):
@@ -32,13 +32,14 @@ class ToolCall(WireRequest):
 
 class ChatMessage(WireRequest):
     """role: OpenAI's, or one that the model's template knows. reasoning, reasoning_content: the same, in vLLM's and in
-    DeepSeek's spelling."""
+    DeepSeek's spelling. function_call: the one call of an older form, before tools."""
 
     role: str
     content: str | Members[ContentPart] | None = None
     name: str | None = None
     tool_calls: Members[ToolCall] | None = None
     tool_call_id: str | None = None
+    function_call: CalledFunction | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
 
@@ -56,11 +57,14 @@ class Tool(WireRequest):
 
 
 class ChatPromptFields(WireRequest):
-    """What a chat prompt is made of; /tokenize takes the same."""
+    """What a chat prompt is made of; /tokenize takes the same. functions, function_call: the older form of tools and
+    tool_choice."""
 
     messages: Members[ChatMessage]
     tools: Members[Tool] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    functions: Members[FunctionDefinition] | None = None
+    function_call: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -110,6 +114,7 @@ class AssistantMessage(BaseModel):
     reasoning: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[MadeToolCall] | None = None
+    function_call: MadeFunction | None = None
 
 
 class ChatChoice(BaseModel):
@@ -154,6 +159,7 @@ class ChatDelta(BaseModel):
     reasoning: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[ToolCallDelta] | None = None
+    function_call: FunctionDelta | None = None
 
 
 class ChatChunkChoice(BaseModel):

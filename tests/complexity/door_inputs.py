@@ -15,6 +15,7 @@ from service.api.answers.answering import ignored_header
 from service.api.calls.chat_messages import check_messages, num_characters, template_messages, unknown_fields
 from service.api.calls.json_body import read_json_object
 from service.api.calls.large_json import parse_large
+from service.api.calls.legacy_functions import legacy_names, with_tools
 from service.api.calls.member_limits import check_members
 from service.api.calls.sampling import check_sampling, sampling_maker
 from service.api.calls.token_checks import check_token_ids
@@ -112,6 +113,21 @@ def _called(fields_of: Callable[[int], dict[str, Any]], n: int) -> Work:
     """All checks of a call's common fields."""
     fields = parse(CompletionRequest, {"model": "m", "prompt": "x", **fields_of(n)})
     return lambda: check_call(fields, CONFIG, GenerationDefaults(), logprobs=fields.logprobs)
+
+
+def _legacy_chat(n: int) -> Work:
+    """Calls of functions and their results, in turn."""
+    call = {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}
+    turns = [call, {"role": "function", "name": "f", "content": "x"}] * (n // 2)
+    fields = parse(ChatRequest, _chat_body(messages=turns, functions=[{"name": "f"}] * min(n, CONFIG.max_tools)))
+
+    def work() -> None:
+        chat, name_of = with_tools(fields), legacy_names(fields)
+        unknown_fields(fields)
+        for index in range(len(chat.messages)):
+            name_of(f"messages[{index}].tool_calls[0].function.arguments")
+
+    return work
 
 
 def _messages(n: int) -> Work:
@@ -268,6 +284,14 @@ DOOR_INPUTS = [
         "messages: checked, with fields that nobody knows",
         ("api/calls/chat_messages.py", "api/calls/unsupported.py"),
         _messages,
+        1_000,
+        CONFIG.max_messages,
+        "loop",
+    ),
+    WorstInput(
+        "messages: calls of functions and their results",
+        ("api/calls/legacy_functions.py", "api/calls/chat_messages.py"),
+        _legacy_chat,
         1_000,
         CONFIG.max_messages,
         "loop",

@@ -67,6 +67,29 @@ def test_a_round_trip(server: RunningServer, client: OpenAI) -> None:
     assert second.choices[0].message.content == "It is 7 degrees."
 
 
+def test_functions_as_they_were_before_tools(server: RunningServer, client: OpenAI) -> None:
+    server.say(CALL)
+    functions: Any = [tool["function"] for tool in TOOLS]
+    fields: Any = {"model": MODEL, "functions": functions, "function_call": "auto"}
+    first = client.chat.completions.create(messages=QUESTION, **fields).choices[0]
+    assert first.finish_reason == "function_call"
+    assert first.message.function_call is not None
+    assert json.loads(first.message.function_call.arguments) == {"city": "Oslo"}
+
+    deltas = [
+        chunk.choices[0].delta for chunk in client.chat.completions.create(messages=QUESTION, stream=True, **fields)
+    ]
+    told = [delta.function_call for delta in deltas if delta.function_call is not None]
+    assert told[0].name == "temperature"
+    assert "".join(each.arguments or "" for each in told) == first.message.function_call.arguments
+
+    server.say("It is 7 degrees.")
+    reply: Any = first.message.model_dump()
+    result: Any = {"role": "function", "name": "temperature", "content": "7"}
+    second = client.chat.completions.create(messages=[*QUESTION, reply, result], **fields)
+    assert second.choices[0].message.content == "It is 7 degrees."
+
+
 def test_the_stream_helper_puts_calls_together(server: RunningServer, client: OpenAI) -> None:
     server.say(CALL)
     with client.chat.completions.stream(model=MODEL, messages=QUESTION, tools=TOOLS) as stream:

@@ -32,15 +32,16 @@ from service.text.tool_calls import CallDelta, TextDelta
 
 
 class ChatAnswer:
-    """An `AnswerForm`."""
+    """An `AnswerForm`. calls_functions: its one call is told in the form that was before tools."""
 
     keep_alive = KEEP_ALIVE
 
-    def __init__(self, call: PreparedCall, generation: Generation) -> None:
+    def __init__(self, call: PreparedCall, generation: Generation, *, calls_functions: bool = False) -> None:
         self._call = call
         self._generation = generation
         self.writes_logprobs = call.checked.logprobs is not None
         self._make_call_id = partial(new_call_id, call.tool_style)
+        self._calls_functions = calls_functions
         self._echo = "" if call.prompts.echoes is None else call.prompts.echoes[0]
         self._names = TokenNames(call.model.tokenizer, as_ids=call.checked.tokens_as_ids)
         self._chunks = ChunkFrames(b"chat.completion.chunk", call, generation)
@@ -56,11 +57,11 @@ class ChatAnswer:
         ids, logprobs = chunks.ids_of(piece), self._logprobs_json(piece)
         if piece.is_first:
             frames += self._beginning(piece)
-        for delta in _delta_fields(piece, self._make_call_id):
+        for delta in self._delta_fields(piece):
             frames.append(chunks.choice(piece.choice_index, b'"delta":' + delta, ids=ids, logprobs=logprobs))
             ids, logprobs = b"", b"null"
         if piece.finish_reason is not None:
-            end = chunks.end_of(piece, _finish_reason(piece.finish_reason, piece.has_calls))
+            end = chunks.end_of(piece, self._finish_reason(piece.finish_reason, piece.has_calls))
             frames.append(chunks.choice(piece.choice_index, b'"delta":{}', end, ids, logprobs))
         return b"".join(frames)
 
@@ -101,7 +102,8 @@ class ChatAnswer:
         return whole_json(answer)
 
     def _choice(self, choice: CollectedChoice) -> ChatChoice:
-        message = assemble_message(choice, self._make_call_id)
+        message = assemble_message(choice, self._make_call_id, as_function=self._calls_functions)
+        has_calls = message.tool_calls is not None or message.function_call is not None
         if self._echo:
             message.content = self._echo + (message.content or "")
         logprobs = None
@@ -111,7 +113,7 @@ class ChatAnswer:
             index=choice.index,
             message=message,
             logprobs=logprobs,
-            finish_reason=_finish_reason(choice.finish_reason, message.tool_calls is not None),
+            finish_reason=self._finish_reason(choice.finish_reason, has_calls),
             stop_reason=choice.stop_reason,
             token_ids=choice.token_ids if self._call.checked.return_token_ids else None,
         )
@@ -119,13 +121,34 @@ class ChatAnswer:
     def _logprobs_json(self, piece: Piece) -> bytes:
         return orjson.dumps(chat_logprobs(self._names, piece.scored)) if piece.scored else b"null"
 
+    def _finish_reason(self, reason: FinishReason, has_calls: bool) -> ChatFinishReason:
+        if not has_calls or reason is not FinishReason.STOP:
+            return reason.value
+        return "function_call" if self._calls_functions else "tool_calls"
 
-def _finish_reason(reason: FinishReason, has_calls: bool) -> ChatFinishReason:
-    return "tool_calls" if has_calls and reason is FinishReason.STOP else reason.value
+    def _delta_fields(self, piece: Piece) -> list[bytes]:
+        if piece.text:
+            return [b'{"content":%s}' % orjson.dumps(piece.text)]
+        return [self._delta_field(delta) for delta in merged(piece.deltas)]
+
+    def _delta_field(self, delta: OutputDelta) -> bytes:
+        if isinstance(delta, ReasoningDelta):
+            text = orjson.dumps(delta.text)
+            return b'{"reasoning":%s,"reasoning_content":%s}' % (text, text)
+        if isinstance(delta, TextDelta):
+            return b'{"content":%s}' % orjson.dumps(delta.text)
+        if self._calls_functions:
+            return orjson.dumps({"function_call": _function_delta(delta)})
+        begins = {} if delta.name is None else {"id": self._make_call_id(), "type": "function"}
+        call = {"index": delta.call_index, **begins, "function": _function_fields(delta)}
+        return orjson.dumps({"tool_calls": [call]})
 
 
-def assemble_message(choice: CollectedChoice, make_call_id: Callable[[], str]) -> AssistantMessage:
-    """The whole message. Without content it is null if there are calls, else empty."""
+def assemble_message(
+    choice: CollectedChoice, make_call_id: Callable[[], str], *, as_function: bool = False
+) -> AssistantMessage:
+    """The whole message. Without content it is null if there are calls, else empty. as_function: the form before tools,
+    which has room for the first call alone."""
     content = choice.text + "".join([delta.text for delta in choice.deltas if isinstance(delta, TextDelta)])
     reasoning = "".join([delta.text for delta in choice.deltas if isinstance(delta, ReasoningDelta)])
     calls = _made_calls([delta for delta in choice.deltas if isinstance(delta, CallDelta)], make_call_id)
@@ -136,7 +159,9 @@ def assemble_message(choice: CollectedChoice, make_call_id: Callable[[], str]) -
         reasoning=reasoning or None,
         reasoning_content=reasoning or None,
     )
-    if calls:
+    if calls and as_function:
+        message.function_call = calls[0].function
+    elif calls:
         message.tool_calls = calls
     return message
 
@@ -152,22 +177,12 @@ def _made_calls(deltas: Sequence[CallDelta], make_call_id: Callable[[], str]) ->
     ]
 
 
-def _delta_fields(piece: Piece, make_call_id: Callable[[], str]) -> list[bytes]:
-    if piece.text:
-        return [b'{"content":%s}' % orjson.dumps(piece.text)]
-    return [_delta_field(delta, make_call_id) for delta in merged(piece.deltas)]
+def _function_fields(delta: CallDelta) -> dict[str, str]:
+    named = {} if delta.name is None else {"name": delta.name}
+    return {**named, "arguments": delta.arguments}
 
 
-def _delta_field(delta: OutputDelta, make_call_id: Callable[[], str]) -> bytes:
-    if isinstance(delta, ReasoningDelta):
-        text = orjson.dumps(delta.text)
-        return b'{"reasoning":%s,"reasoning_content":%s}' % (text, text)
-    if isinstance(delta, TextDelta):
-        return b'{"content":%s}' % orjson.dumps(delta.text)
-    call: dict[str, object] = {"index": delta.call_index}
-    if delta.name is not None:
-        call |= {"id": make_call_id(), "type": "function"}
-        call["function"] = {"name": delta.name, "arguments": delta.arguments}
-    else:
-        call["function"] = {"arguments": delta.arguments}
-    return orjson.dumps({"tool_calls": [call]})
+def _function_delta(delta: CallDelta) -> dict[str, str]:
+    """Says nothing of any call but the first, which a client's own grammar may bring about; the frame is sent, since
+    ids and log-probabilities go with it."""
+    return _function_fields(delta) if delta.call_index == 0 else {"arguments": ""}

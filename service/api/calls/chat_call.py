@@ -9,6 +9,8 @@ from starlette.types import Receive
 from service.api.call_head import CallHead
 from service.api.calls.chat_messages import text_of, unknown_fields
 from service.api.calls.chat_prompting import CheckedChat, chat_prompt_ids, check_chat
+from service.api.calls.field_names import fields_named
+from service.api.calls.legacy_functions import legacy_names, with_tools
 from service.api.calls.output_form import compile_form
 from service.api.calls.prepared_call import CallPrompts, PreparedCall
 from service.api.calls.prompt_ids import truncated
@@ -40,8 +42,20 @@ async def prepare_chat(
 ) -> PreparedCall:
     """As `prepare_completion`. Another wire form of a chat makes these fields of its own; also_unknown: its fields that
     nobody knows."""
-    logprobs = _check_top_logprobs(fields, context.config)
     unknown = (*unknown_fields(fields), *also_unknown)
+    with fields_named(legacy_names(fields)):
+        return await _prepared(with_tools(fields), head, receive, model, context, unknown)
+
+
+async def _prepared(
+    fields: ChatRequest,
+    head: CallHead,
+    receive: Receive,
+    model: ServedModel,
+    context: ApiContext,
+    unknown: Sequence[str],
+) -> PreparedCall:
+    logprobs = _check_top_logprobs(fields, context.config)
     adapter = await find_adapter(fields.model, model, context.config)
     call = check_call(fields, context.config, model.defaults, logprobs=logprobs, unknown=unknown, adapter=adapter)
     chat = check_chat(fields, model, context)

@@ -14,7 +14,7 @@ from service.protocol.chat import CalledFunction, ChatMessage, ChatPromptFields,
 from service.protocol.generation import WireRequest
 from service.text.chat_template import ChatTemplate
 
-_UNSUPPORTED_FIELDS = frozenset({"messages.function_call", "messages.audio", "messages.refusal"})
+_UNSUPPORTED_FIELDS = frozenset({"messages.audio", "messages.refusal"})
 _OPENAI_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 _MAX_ROLE_CHARACTERS = 64
 _CHARACTERS_AROUND_A_MESSAGE = 16
@@ -28,10 +28,13 @@ def unknown_fields(fields: ChatPromptFields) -> tuple[str, ...]:
         shapes.append(("messages", message))
         if isinstance(message.content, list):
             shapes += [("messages.content", part) for part in message.content if part.type == "text"]
+        if message.function_call is not None:
+            shapes.append(("messages.function_call", message.function_call))
         for call in message.tool_calls or ():
             shapes += [("messages.tool_calls", call), ("messages.tool_calls.function", call.function)]
     for tool in fields.tools or ():
         shapes += [("tools", tool), ("tools.function", tool.function)]
+    shapes += [("functions", function) for function in fields.functions or ()]
     names = {name: None for where, shape in shapes for name in extra_fields(where, shape)}
     return tuple(name for name in names if name not in _UNSUPPORTED_FIELDS)
 
@@ -56,7 +59,8 @@ def template_messages(
     """The messages as templates expect them: text parts are one text, a line each; the arguments of tool calls are
     objects, not text. InvalidRequest if they cannot be, or are longer than `max_arguments_characters`. Any thread.
 
-    The role `developer` is today's name of `system`; templates that do not know it get the old name.
+    The role `developer` is today's name of `system`; templates that do not know it get the old name. `function` is the
+    old name of `tool`; templates that do not know it get today's.
     """
     most = max_arguments_characters
     return [_template_message(message, template, index, most) for index, message in enumerate(messages)]
@@ -79,6 +83,8 @@ def _template_message(message: ChatMessage, template: ChatTemplate, index: int, 
     role: str = message.role
     if role == "developer" and not template.knows_role(role):
         role = "system"
+    if role == "function" and not template.knows_role(role):
+        role = "tool"
     values: dict[str, object] = {"role": role, "content": text_of(message.content)}
     for name in ("name", "tool_call_id"):
         if (value := getattr(message, name)) is not None:

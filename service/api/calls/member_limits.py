@@ -20,6 +20,7 @@ def check_members(body: Mapping[str, Any], config: ApiConfig) -> None:
     _check("allowed_token_ids", body.get("allowed_token_ids"), list, config.max_allowed_token_ids, "ids")
     _check_prompts(body.get("prompt"), config.max_prompts_per_call)
     _check("tools", body.get("tools"), list, config.max_tools, "tools")
+    _check("functions", body.get("functions"), list, config.max_tools, "functions")
     _check("documents", body.get("documents"), list, config.max_documents, "documents")
     _check("messages", body.get("messages"), list, config.max_messages, "messages")
     _check_parts("messages", body.get("messages"), ("content", "tool_calls"), config.max_messages)

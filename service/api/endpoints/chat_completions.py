@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -34,4 +35,5 @@ class ChatCompletions:
         head = call_head(context.ids, http, "chatcmpl-", arrival_s, own_id=fields.request_id)
         call = await prepare_chat(fields, head, http.receive, model, context)
         generation = await submit(call, context)
-        return await respond(http, call, generation, ChatAnswer, context)
+        make_form = partial(ChatAnswer, calls_functions=bool(fields.functions))
+        return await respond(http, call, generation, make_form, context)

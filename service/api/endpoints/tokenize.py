@@ -11,7 +11,9 @@ from starlette.types import Receive
 from service.api.answers.answering import ignored_header
 from service.api.calls.chat_messages import unknown_fields
 from service.api.calls.chat_prompting import chat_prompt_ids, check_chat
+from service.api.calls.field_names import fields_named
 from service.api.calls.json_body import read_json_object
+from service.api.calls.legacy_functions import legacy_names, with_tools
 from service.api.calls.prompt_ids import MOST_COUNTED, PromptBound, text_ids
 from service.api.calls.token_checks import check_token_ids
 from service.api.calls.unsupported import check_extra_fields
@@ -87,8 +89,9 @@ class Tokenize:
     ) -> tuple[list[int], tuple[str, ...], bool]:
         fields = parse(TokenizeChatRequest, body)
         ignored = self._check(fields, fields.model, unknown_fields(fields))
-        chat = check_chat(fields, model, self._context)
-        ids = await chat_prompt_ids(chat, model, self._context, receive, must_fit=False)
+        with fields_named(legacy_names(fields)):
+            chat = check_chat(with_tools(fields), model, self._context)
+            ids = await chat_prompt_ids(chat, model, self._context, receive, must_fit=False)
         return ids, ignored, bool(fields.return_token_strs)
 
     def _check(self, fields: WireRequest, model: str | None, deeper: tuple[str, ...] = ()) -> tuple[str, ...]:

@@ -32,7 +32,6 @@ def message(**fields: Any) -> ChatMessage:
         ({"role": "function"}, "messages[1].name"),
         ({"tool_calls": [CALL]}, "messages[1].tool_calls"),
         ({"role": "assistant", "content": None}, "messages[1].content"),
-        ({"role": "assistant", "function_call": {"name": "f"}}, "messages[1].function_call"),
     ],
 )
 def test_refusals_name_the_field(fields: dict[str, Any], param: str) -> None:

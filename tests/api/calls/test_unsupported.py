@@ -15,8 +15,6 @@ ASKING = {
     "service_tier": "flex",
     "priority": 1,
     "chat_template": "x",
-    "functions": [{"name": "f"}],
-    "function_call": {"name": "f"},
     "modalities": ["audio"],
     "reasoning_effort": "high",
     "store": True,
@@ -56,9 +54,17 @@ DEFAULTS = {
 }
 
 
-def test_a_completion_has_no_tools(http: httpx.Client) -> None:
-    refused = http.post(COMPLETIONS, json=completion(tools=[{"type": "function", "function": {"name": "now"}}]))
-    assert (refused.status_code, error_of(refused)["param"]) == (400, "tools")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tools", [{"type": "function", "function": {"name": "now"}}]),
+        ("functions", [{"name": "now"}]),
+        ("function_call", {"name": "now"}),
+    ],
+)
+def test_a_completion_has_no_tools(http: httpx.Client, name: str, value: Any) -> None:
+    refused = http.post(COMPLETIONS, json=completion(**{name: value}))
+    assert (refused.status_code, error_of(refused)["param"]) == (400, name)
 
 
 @pytest.mark.parametrize("name", ASKING)
