@@ -59,7 +59,8 @@ class BodyOptions:
     """What all request bodies of a run have in common.
 
     Token ids are drawn from `min_token_id` (included) to `vocab_size` (excluded). `extra_body` is laid over
-    each body last, over its temperature of 0 too; a value of None there removes the field.
+    each body last, over its temperature of 0 too; a value of None there removes the field. more_models: requests take
+    turns at `model` and these.
     """
 
     model: str
@@ -69,10 +70,16 @@ class BodyOptions:
     ignore_eos: bool = True
     return_token_ids: bool = False
     extra_body: Mapping[str, Any] = field(default_factory=dict)
+    more_models: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_token_id < self.vocab_size:
             raise ValueError(f"min_token_id {self.min_token_id} must lie in 0..{self.vocab_size - 1}")
+
+    def model_of(self, request: TraceRequest) -> str:
+        """The name that the request asks for."""
+        names = (self.model, *self.more_models)
+        return names[request.request_id % len(names)]
 
 
 def prompt_token_ids(request: TraceRequest, options: BodyOptions) -> list[int]:
@@ -91,7 +98,7 @@ def stand_in_output_ids(request: TraceRequest, options: BodyOptions) -> list[int
 def request_body(request: TraceRequest, options: BodyOptions, history: Sequence[int] = ()) -> bytes:
     """The JSON body. `history` holds the ids of the conversation so far (completions only)."""
     body: dict[str, Any] = {
-        "model": options.model,
+        "model": options.model_of(request),
         "stream": True,
         "stream_options": {"include_usage": True},
         "max_tokens": request.output_len,

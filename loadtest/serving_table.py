@@ -77,19 +77,22 @@ def measure(
     vocab_size: int,
     num_processes: int,
     pid: int | None = None,
+    models: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The row's result, as `loadtest run --save` writes it. Raises RuntimeError if a request failed.
 
     Every row has prompts of its own, unless it says whose: the server's prefix cache holds none of another row's.
 
     pid: of the server, if it runs here: then its CPU time a token is in the result, and nothing of what came before.
+    models: whose names requests take turns at; the server's own if there are none.
     """
     process = AllAtOnce() if row.request_rate is None else PoissonArrivals(row.request_rate)
     times = process.arrival_times(row.num_requests, random_stream(SEED, "arrivals"))
     prompt_seed = zlib.crc32((row.prompts_of or row.name).encode())
     drawn = draw(named(row.workload), row.num_requests, row.seed, prompt_seed=prompt_seed)
     requests = with_arrivals(drawn, times.tolist())
-    options = BodyOptions(fetch_server_facts(base_url, {}).model_id, vocab_size=vocab_size)
+    served = tuple(models) or (fetch_server_facts(base_url, {}).model_id,)
+    options = BodyOptions(served[0], vocab_size=vocab_size, more_models=served[1:])
     use = None if pid is None else CpuUse(pid)
     plan = LoadPlan(base_url, tuple(requests), options, num_processes=num_processes, warmup_requests=0)
     outcome = run_load(plan, around=use)
