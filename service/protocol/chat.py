@@ -75,7 +75,7 @@ class ChatPromptFields(WireRequest):
 
 class ChatRequest(ChatPromptFields, GenerationFields):
     logprobs: bool | None = None
-    top_logprobs: Annotated[Whole | None, bounds(0, 20)] = None
+    top_logprobs: Annotated[Whole | None, bounds(-1, 20)] = None
     echo: bool | None = None
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None

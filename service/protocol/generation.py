@@ -51,11 +51,17 @@ class JsonSchemaFormat(WireRequest):
 
 
 class ResponseFormat(WireRequest):
-    """schema: of an object (`json_object`), as llama.cpp's server and Together have it."""
+    """schema: of an object (`json_object`), as llama.cpp's server and Together have it.
 
-    type: Literal["text", "json_object", "json_schema"]
+    format, structures, triggers: of a `structural_tag`, as vLLM has it; structures and triggers are its older form.
+    """
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
     schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
+    format: dict[str, Any] | None = None
+    structures: Members[dict[str, Any]] | None = None
+    triggers: Strings | None = None
 
 
 class StructuredOutputs(WireRequest):
@@ -65,6 +71,7 @@ class StructuredOutputs(WireRequest):
     regex: str | None = None
     choice: Strings | None = None
     grammar: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
     json_object: bool | None = None
     disable_any_whitespace: bool | None = None
     whitespace_pattern: str | None = None
@@ -109,7 +116,7 @@ class GenerationFields(SamplingFields):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    prompt_logprobs: Annotated[Whole | None, bounds(0, 20)] = None
+    prompt_logprobs: Annotated[Whole | None, bounds(-1, 20)] = None
     skip_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[Whole | None, bounds(-1)] = None
     truncation_side: Literal["left", "right"] | None = None

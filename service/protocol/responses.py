@@ -106,7 +106,7 @@ class ResponsesRequest(SamplingFields):
     reasoning: ReasoningOptions | None = None
     include: Strings | None = None
     max_output_tokens: Annotated[Whole | None, bounds(1)] = None
-    top_logprobs: Annotated[Whole | None, bounds(0, 20)] = None
+    top_logprobs: Annotated[Whole | None, bounds(-1, 20)] = None
     truncation: Literal["auto", "disabled"] | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None

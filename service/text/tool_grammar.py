@@ -83,7 +83,7 @@ def _leading(rules: CallRules, first: str, between: str, end: str, text: str) ->
 def _start(rules: CallRules, calls: str, text: str) -> list[str]:
     if rules.must_call:
         return [f"start: {calls}"]
-    content = text if rules.content is None else f"%json {_with_options(json.loads(rules.content), is_strict=True)}"
+    content = text if rules.content is None else f"%json {with_options(json.loads(rules.content), is_strict=True)}"
     return ["start: calls | text", f"calls: {calls}", f"text: {content}"]
 
 
@@ -94,7 +94,7 @@ def _json_bodies(tools: Sequence[CallableTool], key: str) -> list[str]:
         parts = ["{", '"name"', ":", json.dumps(tool.name), ",", json.dumps(key), ":"]
         head = " ".join(json.dumps(part) + (" / ?/" if part in ":," else "") for part in parts)
         lines.append(f'call_{index}: {head} arguments_{index} "}}"')
-        lines.append(f"arguments_{index}: %json {_with_options(_parameters(tool), is_strict=tool.is_strict)}")
+        lines.append(f"arguments_{index}: %json {with_options(_parameters(tool), is_strict=tool.is_strict)}")
     return lines
 
 
@@ -115,7 +115,7 @@ def _python_bodies(tools: Sequence[CallableTool]) -> list[str]:
             if not must_stand:
                 first, following = f"{first} | first_{after}", f"{following} | next_{after}"
             lines += [f"first_{index}_{number}: {first}", f"next_{index}_{number}: {following}"]
-            value = _with_options(_property(schema, key), is_strict=tool.is_strict, escapes=_PYTHON_ESCAPES)
+            value = with_options(_property(schema, key), is_strict=tool.is_strict, escapes=_PYTHON_ESCAPES)
             num_characters += len(value)
             if num_characters > MOST_CHARACTERS:
                 raise ValueError(f"with their definitions, the properties have more than {MOST_CHARACTERS} characters")
@@ -157,7 +157,7 @@ def _property(schema: Mapping[str, Any], key: str) -> dict[str, Any]:
     return {**{name: schema[name] for name in ("$defs", "definitions") if name in schema}, **own}
 
 
-def _with_options(schema: Mapping[str, Any], *, is_strict: bool, escapes: str | None = None) -> str:
+def with_options(schema: Mapping[str, Any], *, is_strict: bool, escapes: str | None = None) -> str:
     """The schema as text, with llguidance's options in it."""
     options: dict[str, Any] = {"whitespace_pattern": STANDARD_WHITESPACE, "lenient": not is_strict}
     if escapes is not None:

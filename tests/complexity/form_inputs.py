@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from service.config import ApiConfig
 from service.core.grammar import GrammarSpec
 from service.protocol.completions import CompletionRequest
 from service.structured.grammar_source import grammar_source
+from service.text.tag_grammar import tag_grammar
 from service.text.tool_calls import ToolStyle
 from service.text.tool_grammar import CallableTool, CallRules, call_grammar
 from tests.complexity.growth import Work, WorstInput
@@ -67,6 +68,25 @@ def _calls(style: ToolStyle, parameters_of: Callable[[int], dict[str, Any]], n: 
             call_grammar(style, [tool], CallRules(must_call=True, parallel=True))
 
     return work
+
+
+def _tag(form: Mapping[str, Any]) -> Work:
+    return lambda: tag_grammar({"format": form}, CONFIG.max_stops)
+
+
+def _many_tags(n: int) -> Work:
+    """Beside as many triggers as there may be."""
+    triggers = [f"<{index:02}" for index in range(CONFIG.max_stops)]
+    content = {"type": "json_schema", "json_schema": {}}
+    tags = [{"begin": triggers[index % len(triggers)], "content": content, "end": ""} for index in range(n)]
+    return _tag({"type": "triggered_tags", "triggers": triggers, "tags": tags})
+
+
+def _nested_tags(n: int) -> Work:
+    part: dict[str, Any] = {"type": "or", "elements": [{"type": "const_string", "value": "é"}] * n}
+    for _ in range(CONFIG.max_schema_depth // 2 - 3):
+        part = {"type": "sequence", "elements": [part]}
+    return _tag(part)
 
 
 def _properties_and_definitions(n: int) -> dict[str, Any]:
@@ -170,6 +190,30 @@ FORM_INPUTS = [
         partial(_calls, ToolStyle.PYTHONIC, _properties_and_required),
         1_000,
         3_000,
+        "loop",
+    ),
+    WorstInput(
+        "structural tag: many tags and triggers",
+        ("text/tag_grammar.py",),
+        _many_tags,
+        200,
+        _SCHEMA_BYTES // 60,
+        "loop",
+    ),
+    WorstInput(
+        "structural tag: many parts, as deep as may be",
+        ("text/tag_grammar.py",),
+        _nested_tags,
+        150,
+        _SCHEMA_BYTES // 36,
+        "loop",
+    ),
+    WorstInput(
+        "structural tag as text",
+        ("api/calls/output_form.py",),
+        lambda n: _form(structured_outputs={"structural_tag": "[" * n}),
+        16_000,
+        _SCHEMA_BYTES,
         "loop",
     ),
     WorstInput(

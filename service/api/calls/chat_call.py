@@ -14,7 +14,7 @@ from service.api.calls.legacy_functions import legacy_names, with_tools
 from service.api.calls.output_form import compile_form
 from service.api.calls.prepared_call import CallPrompts, PreparedCall
 from service.api.calls.prompt_ids import truncated
-from service.api.calls.token_checks import check_range
+from service.api.calls.token_checks import check_num_logprobs
 from service.api.calls.tools import output_form
 from service.api.calls.validation import check_call, find_adapter
 from service.api.context import ApiContext
@@ -105,9 +105,9 @@ def _output_maker(fields: ChatRequest, chat: CheckedChat, thinking: Reasoning) -
 
 def _check_top_logprobs(fields: ChatRequest, config: ApiConfig) -> int | None:
     """Chat's spelling: whether, and how many of the most probable tokens."""
-    check_range("top_logprobs", fields.top_logprobs, 0, config.max_logprobs)
+    num_top = check_num_logprobs("top_logprobs", fields.top_logprobs, config.max_logprobs)
     if not fields.logprobs:
-        if fields.top_logprobs:
+        if num_top:
             raise InvalidRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
         return None
-    return fields.top_logprobs or 0
+    return num_top or 0

@@ -11,7 +11,7 @@ from service.api.call_head import CallHead
 from service.api.calls.output_form import compile_form
 from service.api.calls.prepared_call import CallPrompts, PreparedCall
 from service.api.calls.prompt_ids import PromptBound, text_ids, truncated
-from service.api.calls.token_checks import check_range, check_token_ids
+from service.api.calls.token_checks import check_num_logprobs, check_token_ids
 from service.api.calls.validation import CheckedCall, check_call, find_adapter
 from service.api.context import ApiContext
 from service.api.serving_state import GenerationDefaults, ServedModel
@@ -87,9 +87,9 @@ async def _echoes(
 def _check(
     fields: CompletionRequest, config: ApiConfig, defaults: GenerationDefaults, adapter: Adapter | None
 ) -> CheckedCall:
-    check_range("logprobs", fields.logprobs, 0, config.max_logprobs)
+    logprobs = check_num_logprobs("logprobs", fields.logprobs, config.max_logprobs)
     least = 0 if fields.echo or fields.prompt_logprobs is not None else 1
-    return check_call(fields, config, defaults, logprobs=fields.logprobs, least_max_tokens=least, adapter=adapter)
+    return check_call(fields, config, defaults, logprobs=logprobs, least_max_tokens=least, adapter=adapter)
 
 
 def _num_prompt_logprobs(call: CheckedCall, echo: bool) -> int | None:

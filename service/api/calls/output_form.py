@@ -13,6 +13,7 @@ from service.config import ApiConfig
 from service.core.grammar import Grammar, GrammarSpec, Reasoning
 from service.errors import InvalidRequest, UnsupportedParameter
 from service.protocol.generation import GenerationFields, ResponseFormat, StructuredOutputs
+from service.text.tag_grammar import tag_grammar
 
 ANY_OBJECT = '{"type":"object"}'
 
@@ -58,6 +59,13 @@ def _of_response_format(format_: ResponseFormat | None, config: ApiConfig) -> li
     if format_ is None:
         return []
     param = "response_format.json_schema.schema"
+    tag = {"format": format_.format, "structures": format_.structures, "triggers": format_.triggers}
+    tag = {name: value for name, value in tag.items() if value is not None}
+    if format_.type == "structural_tag":
+        return _structural_tag(tag, "response_format", config)
+    if tag:
+        name = f"response_format.{next(iter(tag))}"
+        raise UnsupportedParameter(f"{name} is for type structural_tag.", param=name)
     if format_.type == "json_object":
         if format_.schema_ is not None:
             return _json(format_.schema_, "response_format.schema", config)
@@ -95,21 +103,40 @@ def _of_structured(outputs: StructuredOutputs | None, config: ApiConfig) -> list
         specs.append(GrammarSpec("json_schema", ANY_OBJECT, f"{where}.json_object", whitespace))
     specs += _regex(outputs.regex, f"{where}.regex", config)
     specs += _choice(outputs.choice, f"{where}.choice", config)
+    specs += _structural_tag(outputs.structural_tag, f"{where}.structural_tag", config)
     return specs + _grammar(outputs.grammar, f"{where}.grammar", config)
 
 
 def _json(schema: object, param: str, config: ApiConfig, whitespace: str | None = None) -> list[GrammarSpec]:
-    """vLLM takes a schema also as text."""
     if schema is None:
         return []
-    if isinstance(schema, str):
-        if len(schema.encode()) > config.max_schema_bytes:
-            raise InvalidRequest(f"{param} may have at most {config.max_schema_bytes} bytes.", param=param)
-        try:
-            schema = orjson.loads(schema)
-        except orjson.JSONDecodeError as error:
-            raise InvalidRequest(f"{param} is not JSON: {error}.", param=param) from error
-    return [GrammarSpec("json_schema", schema_text(schema, param, config), param, whitespace)]
+    return [GrammarSpec("json_schema", schema_text(_parsed(schema, param, config), param, config), param, whitespace)]
+
+
+def _structural_tag(tag: object, param: str, config: ApiConfig) -> list[GrammarSpec]:
+    """It is held to the limits of a schema as a whole: it has nothing in it that is larger or deeper."""
+    if tag is None:
+        return []
+    checked = orjson.loads(schema_text(_parsed(tag, param, config), param, config))
+    try:
+        if not isinstance(checked, dict):
+            raise ValueError("the tag must be an object")
+        source = tag_grammar(checked, config.max_stops)
+    except ValueError as error:
+        raise InvalidRequest(f"{param}: {error}.", param=param) from error
+    return [GrammarSpec("lark", source, param)]
+
+
+def _parsed(value: object, param: str, config: ApiConfig) -> object:
+    """vLLM takes a schema or a structural tag also as text."""
+    if not isinstance(value, str):
+        return value
+    if len(value.encode()) > config.max_schema_bytes:
+        raise InvalidRequest(f"{param} may have at most {config.max_schema_bytes} bytes.", param=param)
+    try:
+        return orjson.loads(value)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"{param} is not JSON: {error}.", param=param) from error
 
 
 def _regex(pattern: str | None, param: str, config: ApiConfig) -> list[GrammarSpec]:

@@ -20,6 +20,12 @@ def check_range(param: str, value: float | None, low: float, high: float) -> Non
         raise InvalidRequest(f"{param} must be between {low} and {high}.", param=param)
 
 
+def check_num_logprobs(param: str, value: int | None, most: int) -> int | None:
+    """How many of the most probable tokens; -1 asks for as many as the server gives, which are `most`."""
+    check_range(param, value, -1, most)
+    return most if value == -1 else value
+
+
 def check_token_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> None:
     """Ids that a client wrote itself must be in the vocabulary."""
     for start in range(0, len(token_ids), _IDS_AT_ONCE):

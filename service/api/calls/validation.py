@@ -8,7 +8,7 @@ from typing import Literal
 
 from service.api.calls.output_form import check_output_form
 from service.api.calls.sampling import CheckedSampling, check_sampling
-from service.api.calls.token_checks import INT64_MAX, check_range, quote
+from service.api.calls.token_checks import INT64_MAX, check_num_logprobs, check_range, quote
 from service.api.calls.unsupported import check_extra_fields, extra_fields
 from service.api.serving_state import GenerationDefaults, ServedModel
 from service.config import ApiConfig
@@ -86,7 +86,7 @@ def check_call(
     max_tokens_param = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
     max_tokens = getattr(fields, max_tokens_param)
     check_range(max_tokens_param, max_tokens, least_max_tokens, INT64_MAX)
-    _check_prompt_fields(fields, config)
+    prompt_logprobs = _check_prompt_fields(fields, config)
     form = check_output_form(fields, config)
     return CheckedCall(
         model=config.served_model_names[0] if adapter is None else adapter.name,
@@ -100,7 +100,7 @@ def check_call(
             fields.min_tokens or 0,
         ),
         logprobs=logprobs,
-        prompt_logprobs=fields.prompt_logprobs,
+        prompt_logprobs=prompt_logprobs,
         skip_special_tokens=fields.skip_special_tokens is not False,
         truncate_prompt_tokens=fields.truncate_prompt_tokens,
         truncation_side=fields.truncation_side or "left",
@@ -147,12 +147,14 @@ def ignored_fields(unknown: Sequence[str], config: ApiConfig) -> tuple[str, ...]
     return tuple(unknown)
 
 
-def _check_prompt_fields(fields: GenerationFields, config: ApiConfig) -> None:
-    check_range("prompt_logprobs", fields.prompt_logprobs, 0, config.max_logprobs)
-    if fields.prompt_logprobs is not None and fields.stream:
+def _check_prompt_fields(fields: GenerationFields, config: ApiConfig) -> int | None:
+    """Of how many most probable tokens the prompt's log probabilities are wanted; None: of none."""
+    prompt_logprobs = check_num_logprobs("prompt_logprobs", fields.prompt_logprobs, config.max_logprobs)
+    if prompt_logprobs is not None and fields.stream:
         raise InvalidRequest("prompt_logprobs is not for streams.", param="prompt_logprobs")
     if fields.truncate_prompt_tokens != -1:
         check_range("truncate_prompt_tokens", fields.truncate_prompt_tokens, 1, INT64_MAX)
+    return prompt_logprobs
 
 
 def _check_unknown(fields: GenerationFields, config: ApiConfig, deeper: Sequence[str]) -> tuple[str, ...]:

@@ -158,10 +158,19 @@ def test_text_offsets_count_characters(server: RunningServer, http: httpx.Client
 
 def test_logprobs_limits(http: httpx.Client) -> None:
     for name in ("logprobs", "prompt_logprobs"):
-        for value in (-1, 21):
+        for value in (-2, 21):
             assert error_of(http.post(COMPLETIONS, json=completion(**{name: value})))["param"] == name
     response = http.post(COMPLETIONS, json=completion(prompt_logprobs=1, stream=True))
     assert error_of(response)["param"] == "prompt_logprobs"
+
+
+def test_minus_one_asks_for_as_many_logprobs_as_the_server_gives(server: RunningServer, http: httpx.Client) -> None:
+    server.say("xy")
+
+    def choice(asked: int) -> Any:
+        return post(http, prompt=[75, 3], logprobs=asked, prompt_logprobs=asked, max_tokens=2)["choices"][0]
+
+    assert choice(-1) == choice(20) != choice(19)
 
 
 def test_prompt_logprobs_are_vllms(server: RunningServer, http: httpx.Client) -> None:

@@ -27,6 +27,12 @@ PATTERNS = {f"p{n}": {"type": "string", "pattern": f".*{n}.*"} for n in range(13
 GRAMMAR = 'start: "SELECT " column ("," column)* " FROM t"\ncolumn: "a" | "b"'
 
 
+TAGS = [{"begin": "<n>", "content": {"type": "json_schema", "json_schema": {"const": 7}}, "end": "</n>"}]
+TAGGED = {"type": "triggered_tags", "triggers": ["<n"], "tags": TAGS, "at_least_one": True, "stop_after_first": True}
+TAG = {"type": "structural_tag", "format": TAGGED}
+OLD_TAG = {"structures": [{"begin": "<n>", "schema": {"type": "boolean"}, "end": "</n>"}], "triggers": ["<n"]}
+
+
 def json_schema(schema: Any, **more: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **more}}
 
@@ -55,6 +61,9 @@ def wander(server: RunningServer) -> None:
         ({"json_schema": {"const": 7}}, "7"),
         ({"ebnf": 'root ::= "a" | "b"'}, "a|b"),
         ({"response_format": {"type": "json_object", "schema": {"const": 7}}}, "7"),
+        ({"response_format": TAG}, "<n>7</n>"),
+        ({"structured_outputs": {"structural_tag": {"format": TAGGED}}}, "<n>7</n>"),
+        ({"structured_outputs": {"structural_tag": json.dumps(TAG)}}, "<n>7</n>"),
         ({"structured_outputs": {"json": {"const": [1, 2]}, "disable_any_whitespace": True}}, r"\[1,2\]"),
         ({"structured_outputs": {"json": {"const": [1]}, "whitespace_pattern": " "}}, r"\[ ?1 ?\]"),
     ],
@@ -81,6 +90,23 @@ def test_json_that_ends_by_itself_parses(server: RunningServer, http: httpx.Clie
         assert set(person) == {"name", "age"}
         assert len(person["name"]) <= 8 and person["age"] <= 150
     assert len(set(texts)) > 1
+
+
+@pytest.mark.parametrize("form", ["old", "new"])
+def test_a_structural_tag_leaves_text_free_and_holds_what_stands_in_a_tag(
+    server: RunningServer, http: httpx.Client, form: str
+) -> None:
+    free = {"format": TAGGED | {"at_least_one": False, "stop_after_first": False}}
+    tag = {"type": "structural_tag", **(OLD_TAG if form == "old" else free)}
+    server.say("First 7 < 8, then <no more")
+    body = chat(response_format=tag, max_tokens=60)
+    whole = http.post(CHAT, json=body).raise_for_status().json()["choices"][0]["message"]["content"]
+    value = "true|false" if form == "old" else "7"
+    assert re.match(rf"First 7 < 8, then <n>({value})</n>", whole)
+    chunks = events_of(http.post(CHAT, json=body | {"stream": True}).text)
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == whole
+    server.say("Plain text.")
+    assert http.post(CHAT, json=body).json()["choices"][0]["message"]["content"] == "Plain text."
 
 
 def test_json_object(server: RunningServer, http: httpx.Client) -> None:
@@ -175,7 +201,22 @@ def test_a_stop_string_cuts_before_the_grammar_ends(server: RunningServer, http:
         ({"choice": ["a", ""]}, "choice", "empty"),
         ({"regex": "a", "choice": ["a"]}, "choice", "exclude"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice", "exclude"),
-        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag", "not supported"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag", "structures must be"),
+        ({"structured_outputs": {"structural_tag": "{"}}, "structured_outputs.structural_tag", "not JSON"),
+        ({"structured_outputs": {"structural_tag": "[]"}}, "structured_outputs.structural_tag", "an object"),
+        (
+            {"structured_outputs": {"structural_tag": {"format": {"type": "regex", "pattern": "a"}}}},
+            "structured_outputs.structural_tag",
+            "format.type must be one of",
+        ),
+        (
+            {"response_format": TAG | {"format": {"type": "json_schema", "json_schema": {"not": {}}}}},
+            "response_format",
+            '"not"',
+        ),
+        ({"response_format": {"type": "structural_tag"}}, "response_format", "structures must be"),
+        ({"response_format": TAG | {"format": {"value": "x" * 66_000}}}, "response_format", "65536"),
+        ({"response_format": {"type": "text", "triggers": ["a"]}}, "response_format.triggers", "for type struct"),
         ({"guided_json": {"allOf": [{"pattern": f".*{n}.*"} for n in range(13)]}}, "guided_json", "allOf"),
         (
             {"guided_json": {"allOf": [{"$ref": "#/$defs/x"}], "$defs": {"x": {"properties": PATTERNS}}}},

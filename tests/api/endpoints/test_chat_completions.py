@@ -169,7 +169,17 @@ def test_logprobs_without_top(server: RunningServer, http: httpx.Client) -> None
     assert http.post(CHAT, json=chat("hi", logprobs=False, top_logprobs=0)).json()["choices"][0]["logprobs"] is None
 
 
-@pytest.mark.parametrize("fields", [{"top_logprobs": 2}, {"logprobs": True, "top_logprobs": 21}], ids=str)
+def test_as_many_logprobs_as_the_server_gives(server: RunningServer, http: httpx.Client) -> None:
+    server.say("a")
+    choices = [post(http, chat("hi", logprobs=True, top_logprobs=num))["choices"] for num in (-1, 20, 19)]
+    assert choices[0] == choices[1] != choices[2]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"top_logprobs": 2}, {"top_logprobs": -1}, {"logprobs": True, "top_logprobs": 21}, {"top_logprobs": -2}],
+    ids=str,
+)
 def test_top_logprobs_limits(http: httpx.Client, fields: dict[str, Any]) -> None:
     assert error_of(http.post(CHAT, json=chat("hi", **fields)))["param"] == "top_logprobs"
 
