@@ -54,14 +54,15 @@ class ResponseFormat(WireRequest):
     """schema: of an object (`json_object`), as llama.cpp's server and Together have it.
 
     format, structures, triggers: of a `structural_tag`, as vLLM has it; structures and triggers are its older form.
+    Their members are looked at when it is known that they are not too many.
     """
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
     schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
     format: dict[str, Any] | None = None
-    structures: Members[dict[str, Any]] | None = None
-    triggers: Strings | None = None
+    structures: list[Any] | None = None
+    triggers: list[Any] | None = None
 
 
 class StructuredOutputs(WireRequest):
