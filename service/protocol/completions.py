@@ -14,6 +14,7 @@ FinishReason = Literal["stop", "length"]
 
 class CompletionRequest(GenerationFields):
     echo: bool | None = None
+    suffix: str | None = None
     add_special_tokens: bool | None = None
     logprobs: Annotated[Whole | None, bounds(-1, 20)] = None
     prompt: str | Strings | TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)]

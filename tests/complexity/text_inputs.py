@@ -11,6 +11,7 @@ from service.text.chat_output import ChatOutput
 from service.text.chat_prompt import encode_chat
 from service.text.chat_template import ChatTemplate
 from service.text.detokenizer import make_detokenizer
+from service.text.infill import infill_of
 from service.text.long_text import MOST_UNDIVIDED
 from service.text.marker import Marker
 from service.text.reasoning import ReasoningSplitter
@@ -105,6 +106,13 @@ def _detokenized(tokenizer: Tokenizer, token_id: int, n: int, *, special: bool =
     return work
 
 
+def _filled(n: int) -> Work:
+    infill = infill_of(Tokenizer(tiny_tokenizers.with_added("qwen2.5")))
+    assert infill is not None
+    text = "<|fim_suffix|>" * n
+    return lambda: infill.encode(text, text, add_special_tokens=True, check=lambda num_tokens: None)
+
+
 def _covered(num_special: int, n: int) -> Work:
     """Text that is nearly special everywhere, for a model with many special tokens that begin alike."""
     special = SpecialTexts(f"[control_{index}]" for index in range(num_special))
@@ -168,6 +176,9 @@ def _one_argument(text: str) -> Work:
 
 
 TEXT_INPUTS = [
+    WorstInput(
+        "a text with a hole: all marks", ("text/infill.py", "text/any_of.py"), _filled, 500, _BODY // 12, "pool"
+    ),
     *(
         WorstInput(
             name,

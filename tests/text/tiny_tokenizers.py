@@ -51,7 +51,8 @@ def byte_level() -> tokenizers.Tokenizer:
 ADDED_TOKENS: dict[str, dict[str, bool]] = {
     "qwen2.5": {
         **dict.fromkeys(["<|endoftext|>", "<|object_ref_start|>", "<|vision_start|>", "<|image_pad|>"], True),
-        **dict.fromkeys(["<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|repo_name|>", "<|file_sep|>"], False),
+        **dict.fromkeys(["<tool_call>", "</tool_call>", "<|repo_name|>", "<|file_sep|>"], False),
+        **dict.fromkeys(["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"], False),
     },
     "qwen3": {
         **dict.fromkeys(["<|endoftext|>", "<|object_ref_start|>", "<|vision_start|>", "<|image_pad|>"], True),

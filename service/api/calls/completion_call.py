@@ -10,15 +10,17 @@ from starlette.types import Receive
 from service.api.call_head import CallHead
 from service.api.calls.output_form import compile_form
 from service.api.calls.prepared_call import CallPrompts, PreparedCall
-from service.api.calls.prompt_ids import PromptBound, text_ids, truncated
+from service.api.calls.prompt_ids import PromptBound, checked_by, text_ids, truncated, undivided
 from service.api.calls.token_checks import check_num_logprobs, check_token_ids
 from service.api.calls.validation import CheckedCall, check_call, find_adapter
 from service.api.context import ApiContext
 from service.api.serving_state import GenerationDefaults, ServedModel
 from service.config import ApiConfig
 from service.core.adapter import Adapter
-from service.errors import InvalidRequest
+from service.errors import InvalidRequest, UnsupportedParameter
 from service.protocol.completions import CompletionRequest
+from service.text.infill import Infill, infill_of
+from service.text.long_text import UndividedTextTooLong
 
 _DEFAULT_MAX_TOKENS = 16
 _IDS_A_CHARACTER = 16
@@ -33,11 +35,12 @@ async def prepare_completion(
 ) -> PreparedCall:
     """Refuses, by name, whatever can be refused before the engine is asked. receive: of the request, whose body has
     been read."""
+    infill = _check_suffix(fields, model)
     adapter = await find_adapter(fields.model, model, context.config)
     call = _check(fields, context.config, model.defaults, adapter)
     prompts = _check_prompts(fields, context.config)
     model.engine.check_accepts(len(prompts))
-    prompt_ids = await _prompt_ids(prompts, fields, call, receive, model, context)
+    prompt_ids = await _prompt_ids(prompts, fields, call, receive, model, context, infill)
     to_submit = CallPrompts(
         prompt_ids,
         "prompt",
@@ -56,16 +59,23 @@ async def _prompt_ids(
     receive: Receive,
     model: ServedModel,
     context: ApiContext,
+    infill: Infill | None,
 ) -> list[list[int]]:
     """Ids of each prompt: text as the tokenizer does it, by default with the special tokens around it; ids as they
-    are."""
+    are; with a suffix, what stands before and behind the hole."""
     special = fields.add_special_tokens is not False
     bound = PromptBound(model, "prompt", must_fit=call.truncate_prompt_tokens is None)
-    bound.check_characters(max((len(p) for p in prompts if isinstance(p, str)), default=0))
+    suffix = fields.suffix or ""
+    bound.check_characters(max((len(p) for p in prompts if isinstance(p, str)), default=0) + len(suffix))
     num_characters = sum(len(p) if isinstance(p, str) else len(p) // _IDS_A_CHARACTER for p in prompts)
-    ids = await context.texts.run_prompt(
-        receive, num_characters, lambda check_cancelled: [_encode(p, bound, special, check_cancelled) for p in prompts]
-    )
+
+    def encoded(check_cancelled: Callable[[], None]) -> list[list[int]]:
+        if infill is None:
+            return [_encode(prompt, bound, special, check_cancelled) for prompt in prompts]
+        check = checked_by(bound, check_cancelled)
+        return [_filled(str(prompt), suffix, infill, bound, special, check) for prompt in prompts]
+
+    ids = await context.texts.run_prompt(receive, num_characters + len(suffix) * len(prompts), encoded)
     return [truncated(each, call, model) for each in ids]
 
 
@@ -100,7 +110,7 @@ def _num_prompt_logprobs(call: CheckedCall, echo: bool) -> int | None:
 def _check_prompts(fields: CompletionRequest, config: ApiConfig) -> list[str | list[int]]:
     """The prompts of a call, each text or ids, none of them empty and not too many sequences of them."""
     prompts = _prompts(fields.prompt)
-    if not all(prompts):
+    if not all(prompts) and not fields.suffix:
         raise InvalidRequest(_NO_TEXT, param="prompt")
     each, param = max((getattr(fields, name) or 1, name) for name in ("n", "best_of", "beam_width"))
     if len(prompts) * each > config.max_sequences_per_call:
@@ -119,6 +129,34 @@ def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str 
     if not prompt or isinstance(prompt[0], int):
         return [cast(list[int], prompt)]
     return list(cast(list[str | list[int]], prompt))
+
+
+def _check_suffix(fields: CompletionRequest, model: ServedModel) -> Infill | None:
+    """How the model is shown the hole before the suffix; None without one."""
+    if not fields.suffix:
+        return None
+    for name in ("echo", "truncate_prompt_tokens"):
+        if getattr(fields, name):
+            raise InvalidRequest(f"suffix cannot stand beside {name}.", param="suffix")
+    if not all(isinstance(prompt, str) for prompt in _prompts(fields.prompt)):
+        raise InvalidRequest("suffix: the prompt must be text, too.", param="suffix")
+    infill = infill_of(model.tokenizer)
+    if infill is None:
+        raise UnsupportedParameter(
+            "suffix is not supported: this model's tokenizer has no tokens for a hole in a text.", param="suffix"
+        )
+    return infill
+
+
+def _filled(
+    prefix: str, suffix: str, infill: Infill, bound: PromptBound, special: bool, check: Callable[[int], None]
+) -> list[int]:
+    try:
+        ids = infill.encode(prefix, suffix, add_special_tokens=special, check=check)
+    except UndividedTextTooLong as error:
+        raise undivided(error, bound) from error
+    check_token_ids(ids, bound.model.vocab_size, "prompt")
+    return ids
 
 
 def _encode(
