@@ -30,7 +30,7 @@ CALLS: list[tuple[str, Change]] = [
     ("/v1/completions", {"prompt": "Headrace is", "echo": True, "logprobs": 1, "max_tokens": 0}),
 ]
 FLAGS = (
-    "--dtype float32 --device cpu --overlap --scheduling-policy priority --kv-cache-memory 1MiB --watermark 0"
+    "--dtype float32 --device cpu --overlap --scheduling-policy priority --kv-cache-memory 1128KiB --watermark 0"
     " --preemption swap --swap-space 256KiB --max-num-seqs 16 --max-num-batched-tokens 40"
 ).split()
 
