@@ -137,7 +137,9 @@ class ModelRunner:
             self._ways = (RecordedSteps(compute, recorder, self._rows, self._block_size, self._eager), self._eager)
 
     @torch.inference_mode()
-    def compute_padding(self, size: GraphSize) -> None:
-        """The step that a graph of this size holds, of padding alone, kernel by kernel."""
+    def compute_padding(self, size: GraphSize, *, adapters: bool = False) -> None:
+        """The step that a graph of this size holds, of padding alone, kernel by kernel. adapters: for steps with
+        adapters."""
         table = DeviceBlockTable(self._rows, self.device)
-        self._graph_step.whole(GraphInputs(size, table.tensor, self._block_size).step)
+        inputs = GraphInputs(size, table.tensor, self._block_size, self._rows.columns, adapters=adapters)
+        self._graph_step.whole(inputs.step)

@@ -6,7 +6,11 @@ from dataclasses import replace
 
 from service.core.iteration_plan import BlockCopy, IterationPlan, Past, Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
+from service.runner.graph_sizes import GraphSize
 from service.runner.model_runner import ModelRunner
+
+_MANY_TOKENS = GraphSize(512, 1)
+"""More than few by kernels/lora_tiles.py: the kernels of adapters are compiled once more for them."""
 
 
 def warm_up(runner: ModelRunner) -> None:
@@ -20,6 +24,8 @@ def warm_up(runner: ModelRunner) -> None:
         _small_iteration(runner, 1, params)
     if runner.adapters is not None:
         _small_iteration(runner, 1, greedy, adapter_slot=1)  # which is empty, so that it changes nothing
+        if runner.device.type == "cuda":
+            runner.compute_padding(_MANY_TOKENS, adapters=True)
     if runner.device.type == "cuda":
         for count in sorted({min(2**i, runner.max_num_seqs) for i in range(11)}):
             _small_iteration(runner, count, drawing)  # the attention kernel differs by the number of sequences

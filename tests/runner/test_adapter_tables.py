@@ -104,6 +104,13 @@ def test_graphs_with_adapters_and_without_draw_what_steps_without_graphs_draw(ad
     assert len(taken - {None}) == len(sizes), "of every size"
 
 
+def test_padding_alone_is_computed_with_adapters_and_changes_nothing(adapted):
+    folder, adapters, want = adapted
+    served = Served(folder, adapters)
+    served.loaded.runner.compute_padding(GraphSize(512, 1), adapters=True)
+    assert served.generate(PROMPTS[:2], [SLOTS[1], 0]) == [want[1][0], want[0][1]]
+
+
 def test_recorded_steps_of_a_cpu_draw_what_plain_ones_do(tmp_path):
     folder = llama(tmp_path / "model", head_dim=32)
     adapters = [tmp_path / f"adapter-{number}" for number in range(3)]
