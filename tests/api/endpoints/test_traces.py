@@ -47,7 +47,8 @@ def test_tells_where_the_time_went(server: RunningServer, http: httpx.Client, pa
 def test_tells_what_a_request_waited_for(server: RunningServer, http: httpx.Client) -> None:
     """The places are taken by a first call; the second starts when one is free. And the grammar's time is told."""
     ids = server.say("some words to be said here")
-    server.executor.delay_s = 0.02
+    http.post(COMPLETIONS, json=completion(max_tokens=3, regex="cd"))  # the process that compiles is there from now on
+    server.executor.delay_s = 0.05
     taken = {"n": server.scene.scheduler.max_num_seqs, "max_tokens": len(ids)}
     with ThreadPoolExecutor() as threads:
         first = threads.submit(http.post, COMPLETIONS, json=completion(**taken))
