@@ -76,6 +76,12 @@ CHAT: dict[str, dict[str, Any]] = {
     "tools": {"tools": [TOOL], "tool_choice": "required", "max_tokens": 60},
     "tool_choice": {"tools": [TOOL], "tool_choice": "none"},
     "parallel_tool_calls": {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 60},
+    "functions": {"functions": [TOOL["function"]], "function_call": "none"},
+    "function_call": {
+        "functions": [TOOL["function"]],
+        "function_call": {"name": TOOL["function"]["name"]},
+        "max_tokens": 60,
+    },
     "reasoning_effort": {"reasoning_effort": "none"},
     "chat_template_kwargs": {"chat_template_kwargs": {"enable_thinking": False}},
     "add_generation_prompt": {"add_generation_prompt": False},
@@ -255,5 +261,6 @@ def test_what_is_not_for_streams(strict: OpenAI, change: dict[str, Any]) -> None
 def test_no_parameter_is_left_out() -> None:
     assert set(ChatRequest.model_fields) == set(SHARED) | set(WHOLE_ONLY) | set(CHAT) | IN_EVERY_CALL - {"prompt"}
     fields = set(SHARED) | set(WHOLE_ONLY) | set(COMPLETIONS) | IN_EVERY_CALL - {"messages"}
-    assert set(CompletionRequest.model_fields) == fields
+    of_other_tokenizers = {"suffix"}  # tests/text/test_infill.py
+    assert set(CompletionRequest.model_fields) == fields | of_other_tokenizers
     assert set(ResponsesRequest.model_fields) == set(OF_RESPONSES) | {"model", "input", "stream"}
