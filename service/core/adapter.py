@@ -42,7 +42,11 @@ class Adapters(Protocol):
     """Which adapters are served, by name. Event-loop thread."""
 
     def served(self) -> Mapping[str, str]:
-        """The names that may be asked for, each with its folder's name."""
+        """The names that may be asked for, each with its folder's name. Looks through a folder: for a list of them."""
+        ...
+
+    def folder_name(self, name: str) -> str | None:
+        """The name of this adapter's folder; None if there is no such adapter."""
         ...
 
     async def get(self, name: str) -> Adapter | None:

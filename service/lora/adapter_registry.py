@@ -77,6 +77,11 @@ class AdapterRegistry:
         found = {} if self._folder is None else {name: name for name in _adapters_below(self._folder)}
         return found | {name: folder.name for name, folder in self._folders.items()}
 
+    def folder_name(self, name: str) -> str | None:
+        if name in self._folders:
+            return self._folders[name].name
+        return None if name in self._taken or self._folder_of(name) is None else name
+
     async def get(self, name: str) -> HostAdapter | None:
         if name in self._adapters:
             return self._adapters[name]

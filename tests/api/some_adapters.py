@@ -21,6 +21,9 @@ class SomeAdapters:
     def served(self) -> Mapping[str, str]:
         return self._folders
 
+    def folder_name(self, name: str) -> str | None:
+        return self._folders.get(name)
+
     async def get(self, name: str) -> Adapter | None:
         self.asked.append(name)
         if name == "broken":

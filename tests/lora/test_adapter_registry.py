@@ -76,6 +76,7 @@ def test_what_is_no_adapter_of_the_folder_is_not_there(folder: Path, name: str) 
     async def scene() -> None:
         there = Scene(folder)
         assert await there.registry.get(name) is None
+        assert there.registry.folder_name(name) is None
         assert there.reads == []
 
     run(scene)
@@ -130,7 +131,8 @@ def test_a_loaded_one_is_served_by_its_new_name_until_it_is_unloaded(folder: Pat
         there = Scene(folder)
         adapter = await there.registry.load("muse", "poet", in_place=False)
         assert await there.registry.get("muse") is adapter
-        assert there.registry.served()["muse"] == "poet"
+        assert there.registry.served()["muse"] == there.registry.folder_name("muse") == "poet"
+        assert there.registry.folder_name("clerk") == "clerk" and len(there.reads) == 1
         assert there.registry.unload("muse")
         assert there.dropped == [adapter]
         assert await there.registry.get("muse") is None

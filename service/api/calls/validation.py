@@ -121,7 +121,7 @@ def check_call(
 
 def check_name(name: str, model: ServedModel, config: ApiConfig) -> None:
     """As `check_model`; the name may be that of an adapter, too, which has its model's tokenizer and template."""
-    if model.adapters is None or name not in model.adapters.served():
+    if model.adapters is None or name in config.served_model_names or model.adapters.folder_name(name) is None:
         check_model(name, config)
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from starlette.requests import Request
 from starlette.responses import Response
 
 from service.api.calls.validation import check_model
 from service.api.context import ApiContext
+from service.core.adapter import Adapters
 from service.protocol.models import DefaultSampling, ModelCard, ModelList, ModelPermission
 
 
@@ -20,20 +19,22 @@ class Models:
 
     async def list(self, http: Request) -> Response:
         cards = [self._card(name) for name in self._context.config.served_model_names]
-        cards += [self._card(name, folder) for name, folder in self._adapters().items()]
+        adapters = self._adapters()
+        if adapters is not None:
+            cards += [self._card(name, folder) for name, folder in adapters.served().items()]
         return _json(ModelList(data=cards))
 
     async def get(self, http: Request) -> Response:
         name = http.path_params["model_id"]
-        folder = self._adapters().get(name)
+        adapters = self._adapters()
+        folder = None if adapters is None else adapters.folder_name(name)
         if folder is None:
             check_model(name, self._context.config)
         return _json(self._card(name, folder))
 
-    def _adapters(self) -> Mapping[str, str]:
-        """The names of adapters, each with its folder's."""
+    def _adapters(self) -> Adapters | None:
         model = self._context.state.model
-        return {} if model is None or model.adapters is None else model.adapters.served()
+        return None if model is None else model.adapters
 
     def _card(self, name: str, adapter_folder: str | None = None) -> ModelCard:
         model = self._context.state.check_loaded()
