@@ -74,7 +74,11 @@ class AdapterRegistry:
         self._one_at_a_time = asyncio.Lock()
 
     def served(self) -> dict[str, str]:
-        found = {} if self._folder is None else {name: name for name in _adapters_below(self._folder)}
+        found = (
+            {}
+            if self._folder is None
+            else {name: name for name in _adapters_below(self._folder) if name not in self._taken}
+        )
         return found | {name: folder.name for name, folder in self._folders.items()}
 
     def folder_name(self, name: str) -> str | None:

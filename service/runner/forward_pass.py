@@ -84,7 +84,7 @@ class ForwardPass:
             nonlocal whole
             if stop - first == batch.num_tokens:
                 attention = attention_inputs(batch, tensors, self._block_size, only_logits=only_logits)
-                adapters = adapter_inputs(batch, tensors, only_logits=only_logits)
+                adapters = adapter_inputs(tensors, only_logits=only_logits)
                 return self.compute(tensors["token_ids"], tensors["positions"], attention, adapters)
             some = planned.part(first, stop)
             part = flatten(some, self._rows, self._block_size)
@@ -93,7 +93,7 @@ class ForwardPass:
             there = to_device({**part.arrays(), "places": places}, self._device)
             token_ids = tensors["token_ids"].index_select(0, there["places"])
             attention = attention_inputs(part, there, self._block_size)
-            hidden = self.compute(token_ids, there["positions"], attention, adapter_inputs(part, there))
+            hidden = self.compute(token_ids, there["positions"], attention, adapter_inputs(there))
             if whole is None:
                 whole = hidden.new_empty(batch.num_tokens, hidden.shape[1])
             return whole.index_copy_(0, there["places"], hidden)
@@ -137,11 +137,9 @@ def attention_inputs(
     return inputs
 
 
-def adapter_inputs(
-    batch: FlatBatch, tensors: Mapping[str, Tensor], *, only_logits: bool = False
-) -> AdapterInputs | None:
+def adapter_inputs(tensors: Mapping[str, Tensor], *, only_logits: bool = False) -> AdapterInputs | None:
     """As `attention_inputs`; None if no token has an adapter."""
-    if not batch.adapters:
+    if "adapter_order" not in tensors:
         return None
     tokens = TokenSlots(tensors["adapter_slots"], tensors["adapter_order"])
     return AdapterInputs(tokens, TokenSlots(tensors["read_slots"], tensors["read_order"]) if only_logits else tokens)

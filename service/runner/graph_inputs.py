@@ -114,7 +114,6 @@ class GraphInputs:
             adapters=_adapter_inputs(fixed, size) if adapters else None,
         )
         self._size = size
-        self._has_adapters = adapters
         self.table_places, self.table_values = fixed["table_places"], fixed["table_values"]
         self.most_changes = size.num_tokens
         self.fetch = fixed.fetch
@@ -159,7 +158,7 @@ class GraphInputs:
 
     def _adapters(self, values: Mapping[str, Array]) -> dict[str, Array]:
         """Whose adapter each place has, with the padding behind them. values: all others."""
-        if not self._has_adapters:
+        if self.step.adapters is None:
             return {}
         read = np.zeros(self._size.most_draws, np.int64)
         if self._size.is_mixed:

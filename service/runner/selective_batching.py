@@ -34,7 +34,6 @@ class FlatBatch:
     sequences' places among the S. logit_lens: int32, each token's context.
     samples_per_row: draws from each of them.
     draw_rows [N]: the row in SequenceRows of the sequence whose logits are drawn from.
-    adapters: by `adapter_columns`.
     """
 
     tokens: dict[str, Array]
@@ -51,7 +50,6 @@ class FlatBatch:
     logit_lens: Int32Array
     samples_per_row: Int64Array
     draw_rows: Int64Array
-    adapters: dict[str, Array]
 
     @property
     def num_tokens(self) -> int:
@@ -68,7 +66,7 @@ class FlatBatch:
     def arrays(self) -> dict[str, Array]:
         """What the device has to know, by name."""
         names = ("query_starts", "block_table", "logit_rows", "logit_places", "logit_lens", "draw_rows")
-        columns = {**self.tokens, **self.sequences, **self.draws, **self.adapters}
+        columns = {**self.tokens, **self.sequences, **self.draws, **adapter_columns(self.tokens, self.logit_rows)}
         return {**columns, **{name: getattr(self, name) for name in names}}
 
 
@@ -99,7 +97,6 @@ def flatten(planned: PlanColumns, rows: SequenceRows, block_size: int) -> FlatBa
     draw_place = np.repeat(logit_place, samples_per_row)
     draw_row = row[draw_place]
 
-    logit_rows = starts[logit_place + 1] - 1
     num_decode = int(is_decode.sum())
     is_plain = not rows["asks_more"][row].any()
     tokens: dict[str, Array] = {
@@ -124,12 +121,11 @@ def flatten(planned: PlanColumns, rows: SequenceRows, block_size: int) -> FlatBa
         has_pending=bool((token_ids[:num_decode] == PENDING_TOKEN_ID).any()),
         token_starts=starts[place],
         is_plain=is_plain,
-        logit_rows=logit_rows,
+        logit_rows=starts[logit_place + 1] - 1,
         logit_places=logit_place,
         logit_lens=context_lens[logit_place].astype(np.int32),
         samples_per_row=samples_per_row,
         draw_rows=draw_row,
-        adapters=adapter_columns(tokens, logit_rows),
     )
 
 
