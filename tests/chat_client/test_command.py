@@ -101,8 +101,9 @@ class AtTerminal:
 
 
 _AT_OWN_TERMINAL = """
-import fcntl, sys, termios
+import fcntl, signal, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C is a signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background of a shell
 from service.chat_client.command import main
 sys.exit(main(sys.argv[1:]))
 """
