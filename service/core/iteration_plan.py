@@ -17,6 +17,7 @@ import numpy.typing as npt
 from service.core.adapter import AdapterLoad
 from service.core.grammar import TokenMasks
 from service.core.sampling_params import SamplingParams
+from service.core.training import TrainingShare
 
 PENDING_TOKEN_ID = -2
 """Stands for the id that the sequence drew last, while the host does not know it yet."""
@@ -146,7 +147,7 @@ class Transfer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IterationPlan:
-    """One iteration, in the order: release, load adapters, copy, compute, sample; transfers run beside that.
+    """One iteration, in the order: release, load adapters, copy, compute, sample, train; transfers run beside that.
 
     scheduled: sequences that are told one by one: chunks of prompts, and decodes of which there is more to tell than
         ScheduledDecodes has room for.
@@ -158,6 +159,7 @@ class IterationPlan:
     awaits_transfer: nothing can run before some transfer has finished; the executor may wait for one.
     masks: which ids the draws may give, where grammars restrict them; to be waited for as late as possible.
     adapter_loads: adapters that are new on the device, each in another slot.
+    training: layer steps of a training that run in it.
     """
 
     scheduled: tuple[ScheduledSequence, ...]
@@ -168,6 +170,7 @@ class IterationPlan:
     masks: TokenMasks | None = None
     decodes: ScheduledDecodes = NO_DECODES
     adapter_loads: tuple[AdapterLoad, ...] = ()
+    training: TrainingShare | None = None
 
     def __post_init__(self) -> None:
         scheduled = self.scheduled
@@ -175,6 +178,7 @@ class IterationPlan:
         assert all(map(TOKEN_IDS, scheduled)), "a scheduled sequence computes at least one token"
         if self.copies or self.transfers or self.adapter_loads:
             self._check_blocks()
+        assert self.training is None or self.training.num_layer_steps > 0, "a share of training is some"
 
     def _check_blocks(self) -> None:
         destinations = {c.destination for c in self.copies}
@@ -197,7 +201,7 @@ class IterationPlan:
 
     @property
     def is_empty(self) -> bool:
-        return not (self.computes or self.transfers or self.awaits_transfer)
+        return not (self.computes or self.transfers or self.awaits_transfer or self.training is not None)
 
     @property
     def num_sequences(self) -> int:

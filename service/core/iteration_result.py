@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from service.core.training import TrainingOutcome
+
 INVALID_TOKEN_ID = -1
 """Stands for a draw that failed (logits not finite); it ends the one request that it belongs to."""
 
@@ -39,7 +41,9 @@ class IterationResult:
     logprobs: aligned with token_ids, None for draws that did not ask; empty if none did.
     prompt_logprobs: (sequence id, one entry a target) of the scheduled sequences that have targets.
     is_replayed: the model's step was one CUDA graph.
-    compute_s: seconds that the device computed, by its own clock; None if it has none, or nothing was computed.
+    compute_s: seconds that the device computed, by its own clock, without training; None if it has none, or nothing was
+    computed.
+    training: what came of the plan's share.
     """
 
     token_ids: tuple[int, ...]
@@ -48,3 +52,4 @@ class IterationResult:
     prompt_logprobs: tuple[tuple[int, tuple[TokenLogprobs, ...]], ...] = ()
     is_replayed: bool = False
     compute_s: float | None = None
+    training: TrainingOutcome | None = None

@@ -14,6 +14,7 @@ from service.core.iteration_plan import (
     Transfer,
 )
 from service.core.sampling_params import SamplingParams
+from service.core.training import TrainingShare
 
 
 def scheduled(sequence_id: int, token_ids: tuple[int, ...] = (1,)) -> ScheduledSequence:
@@ -45,6 +46,7 @@ def test_a_plan_counts_its_tokens():
         lambda: IterationPlan((), adapter_loads=(AdapterLoad(1, 7, (2,)), AdapterLoad(1, 8, (3,)))),
         lambda: IterationPlan((), (BlockCopy(1, 5),), adapter_loads=(AdapterLoad(1, 7, (5,)),)),
         lambda: IterationPlan((), transfers=(IN,), adapter_loads=(AdapterLoad(1, 7, (5,)),)),
+        lambda: IterationPlan((), training=TrainingShare(1, 0)),
     ],
 )
 def test_a_plan_that_contradicts_itself_cannot_be_made(make):
@@ -65,3 +67,8 @@ def test_decodes_count_beside_what_is_scheduled_one_by_one():
 def test_sequences_that_share_a_block_may_leave_together_while_others_read_it():
     beside = Transfer(2, True, (2, 6), (4, 5))
     assert IterationPlan((scheduled(0),), (BlockCopy(2, 7),), transfers=(OUT, IN, beside)).transfers[2] == beside
+
+
+def test_a_plan_of_training_alone_computes_no_request_and_is_not_empty():
+    plan = IterationPlan((), training=TrainingShare(1, 4))
+    assert (plan.is_empty, plan.computes, plan.num_sequences) == (False, False, 0)

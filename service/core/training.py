@@ -1,0 +1,113 @@
+"""Fine-tuning as engine and scheduler know it (FineInfer, section 2.4): a series of layer steps.
+
+A *layer step* is the shortest piece that training can be cut into: one layer of a micro-batch, forward or backward. The
+layer steps of one micro-batch, with its loss, and the optimizer's step where one is due, are a *fine-tuning iteration*.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+
+class TrainingShare(NamedTuple):
+    """What a plan has of a training. training_id: of one that the executor was given. num_layer_steps: >= 1; run after
+    all that the requests compute, fewer if no more are left."""
+
+    training_id: int
+    num_layer_steps: int
+
+
+class StepReport(NamedTuple):
+    """An optimizer step is done; the first is 1.
+
+    loss: mean over the step's trained tokens. token_accuracy: share of these that the model would have drawn greedily.
+    num_trained_tokens: of this step. gradient_norm: before any clipping. valid_loss, valid_accuracy: over validation
+    examples, where some were looked at after this step.
+    """
+
+    step: int
+    loss: float
+    token_accuracy: float
+    num_trained_tokens: int
+    learning_rate: float
+    gradient_norm: float
+    valid_loss: float | None = None
+    valid_accuracy: float | None = None
+
+
+class TrainingNews(NamedTuple):
+    """What a training has to tell since it was asked before. reports: one for each optimizer step, in their order.
+    state: a copy in host memory as of the last of them, where a checkpoint is due; after the last step always."""
+
+    reports: tuple[StepReport, ...] = ()
+    state: object | None = None
+
+
+class TrainingOutcome(NamedTuple):
+    """What came of a share.
+
+    num_layer_steps: that were done. seconds: of them all, on the device, else on the host. is_over: no more are left.
+    fault: ends this training and nothing else; the rest is then what was done before it.
+    """
+
+    training_id: int
+    num_layer_steps: int
+    seconds: float
+    news: TrainingNews = TrainingNews()
+    is_over: bool = False
+    fault: Exception | None = None
+
+
+class TrainingListener(Protocol):
+    """Whose training it is. Called on the engine thread; quick; never raises."""
+
+    def step(self, report: StepReport) -> None: ...
+
+    def snapshot(self, state: object) -> None:
+        """A checkpoint is due, with this state, which is the listener's to keep."""
+        ...
+
+    def ended(self, fault: Exception | None) -> None:
+        """The last call, and exactly one. None: all steps are done, or it was stopped."""
+        ...
+
+
+class Training(Protocol):
+    """A training as its executor carries it on. Engine thread only, but for what never changes.
+
+    training_id: of no other in the process. layer_steps_per_iteration: of a fine-tuning iteration, the same for each.
+    num_arena_bytes: what the activations of one micro-batch take.
+    """
+
+    @property
+    def training_id(self) -> int: ...
+
+    @property
+    def layer_steps_per_iteration(self) -> int: ...
+
+    @property
+    def num_arena_bytes(self) -> int: ...
+
+    @property
+    def is_over(self) -> bool:
+        """No layer steps are left, and `take_news` has told all."""
+        ...
+
+    def use_memory(self, memory: Any) -> None:
+        """Activations live in this flat uint8 tensor from now on; None: in memory of the training's own, as at first.
+        The micro-batch under way is dropped and done again."""
+        ...
+
+    def advance(self, num_layer_steps: int) -> int:
+        """Run up to so many layer steps and return how many; on a GPU they are launched. Fewer only where none are
+        left. Raises what ends this training (a loss that is not finite, no memory ...)."""
+        ...
+
+    def take_news(self) -> TrainingNews:
+        """Asked once what `advance` launched is computed. Raises as `advance` does."""
+        ...
+
+    def state(self) -> object:
+        """A copy in host memory as of the last optimizer step; what was computed since then is not in it, and whoever
+        goes on from it does that again, to the same bits."""
+        ...
