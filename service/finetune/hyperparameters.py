@@ -17,7 +17,7 @@ class Hyperparameters:
     layers that get an adapter (`q_proj`), as PEFT's `target_modules`; empty: all linear layers of a block.
     learning_rate: the highest; `learning_rate_at` says what a step has. weight_decay: AdamW's, not scaled by gradients.
     max_gradient_norm: a step's gradient with a larger norm, over all of A and B, is scaled down to it.
-    batch_size: examples in an optimizer step. max_length: tokens of an example; longer ones are refused.
+    batch_size: examples in an optimizer step. max_length: tokens of an example; longer ones are cut there.
     micro_batch_tokens: what is computed at once, padded to this length; an example lies in one micro-batch.
     warmup_ratio: share of the steps over which the learning rate rises. seed: of A's first values and of the order.
     """
