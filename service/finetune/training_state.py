@@ -50,8 +50,8 @@ class TrainingState:
     """At an optimizer step's edge. Its tensors are on the host, fp32, and nobody else's: any thread may read them.
 
     parameters, first_moments, second_moments [layout.num_parameters]: A and B, and AdamW's moments of their gradients.
-    step: optimizer steps done. epoch, index: of the order of epoch `epoch`, from 0, the examples before `index` are
-    done. seed: of the first A and of the orders. num_trained_tokens: that had a loss, in all steps together.
+    step: optimizer steps done, which is also the place in the data (`TrainingData.step`). seed: of the first A and of
+    the data's order. num_trained_tokens: that had a loss, in all steps together.
     """
 
     layout: ParameterLayout
@@ -59,8 +59,6 @@ class TrainingState:
     first_moments: Tensor
     second_moments: Tensor
     step: int
-    epoch: int
-    index: int
     seed: int
     num_trained_tokens: int
 
