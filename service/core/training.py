@@ -46,16 +46,23 @@ class TrainingNews(NamedTuple):
 class TrainingOutcome(NamedTuple):
     """What came of a share.
 
-    num_layer_steps: that were done. seconds: of them all, on the device, else on the host. is_over: no more are left.
-    fault: ends this training and nothing else; the rest is then what was done before it.
+    num_layer_steps: that were done. seconds: of them all, on the device, else on the host. layer_steps_left: the
+    training's, behind them. is_over: no more are left at all. fault: ends this training and nothing else; the rest is
+    then what was done before it.
     """
 
     training_id: int
     num_layer_steps: int
     seconds: float
+    layer_steps_left: int
     news: TrainingNews = TrainingNews()
     is_over: bool = False
     fault: Exception | None = None
+
+
+class TrainingInterrupted(Exception):
+    """The engine has stopped or died. It is no fault of the training, which can go on in another process from its last
+    snapshot."""
 
 
 class TrainingListener(Protocol):
@@ -68,7 +75,8 @@ class TrainingListener(Protocol):
         ...
 
     def ended(self, fault: Exception | None) -> None:
-        """The last call, and exactly one. None: all steps are done, or it was stopped."""
+        """The last call, and exactly one. None: all steps are done, or it was stopped. TrainingInterrupted: see there;
+        one more snapshot came before it if that was possible."""
         ...
 
 
@@ -84,6 +92,11 @@ class Training(Protocol):
 
     @property
     def layer_steps_per_iteration(self) -> int: ...
+
+    @property
+    def layer_steps_left(self) -> int:
+        """Of the fine-tuning iteration under way; at its edge, of the next one. 0 once it is over."""
+        ...
 
     @property
     def num_arena_bytes(self) -> int: ...
