@@ -159,7 +159,8 @@ class IterationPlan:
     awaits_transfer: nothing can run before some transfer has finished; the executor may wait for one.
     masks: which ids the draws may give, where grammars restrict them; to be waited for as late as possible.
     adapter_loads: adapters that are new on the device, each in another slot.
-    training: layer steps of a training that run in it.
+    training: layer steps of a training that run in it. Nothing else is written to its arena, or read there but by
+        copies.
     """
 
     scheduled: tuple[ScheduledSequence, ...]
@@ -193,6 +194,9 @@ class IterationPlan:
         assert len(set(loaded)) == len(loaded), "an adapter's block is its own"
         assert destinations.union(leaving, filled).isdisjoint(loaded), "an adapter's block is its own"
         assert len({load.slot for load in self.adapter_loads}) == len(self.adapter_loads), "a slot is filled once"
+        if self.training is not None and self.training.arena is not None:
+            lent = set(self.training.arena.block_ids)
+            assert lent.isdisjoint(destinations.union(leaving, filled, loaded)), "an arena is its training's own"
 
     @property
     def computes(self) -> bool:

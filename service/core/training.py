@@ -9,12 +9,26 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Protocol
 
 
+class Arena(NamedTuple):
+    """KV blocks, neighbours, that hold a training's activations. lease: grows with each loan; what was computed under
+    another one is lost, also where the blocks are the same."""
+
+    lease: int
+    first_block: int
+    num_blocks: int
+
+    @property
+    def block_ids(self) -> range:
+        return range(self.first_block, self.first_block + self.num_blocks)
+
+
 class TrainingShare(NamedTuple):
     """What a plan has of a training. training_id: of one that the executor was given. num_layer_steps: >= 1; run after
-    all that the requests compute, fewer if no more are left."""
+    all that the requests compute, fewer if no more are left. arena: where; None for a training that needs no memory."""
 
     training_id: int
     num_layer_steps: int
+    arena: Arena | None = None
 
 
 class StepReport(NamedTuple):

@@ -93,12 +93,17 @@ class AdapterSlots:
     def free_slot(self) -> None:
         """There is a free slot from now on. `has_slot_for` said that there could be."""
         if not self._free_slots:
-            self._evict()
+            self._evict(next(iter(self._idle)))
 
     def free_blocks(self, num_blocks: int) -> None:
         """So many blocks are free from now on. The caller has checked that there are as many free or of idle ones."""
         while self._pool.num_free < num_blocks:
-            self._evict()
+            self._evict(next(iter(self._idle)))
+
+    def clear(self, block_ids: range) -> None:
+        """Idle adapters that lie there in part go."""
+        for adapter_id in [i for i in self._idle if any(b in block_ids for b in self._residents[i].block_ids)]:
+            self._evict(adapter_id)
 
     def place(self, adapter: Adapter, block_ids: list[int]) -> AdapterLoad:
         """A pinned adapter gets a free slot, and these blocks for its own."""
@@ -128,6 +133,11 @@ class AdapterSlots:
         """Of all residents."""
         return [block_id for resident in self._residents.values() for block_id in resident.block_ids]
 
+    def pinned_blocks(self) -> list[int]:
+        """Of those that are not idle."""
+        pinned = (resident for i, resident in self._residents.items() if i not in self._idle)
+        return [block_id for resident in pinned for block_id in resident.block_ids]
+
     def check_invariants(self) -> None:
         """Raise AssertionError unless each slot is one adapter's or free, and the counts are those of the residents."""
         residents, idle = self._residents, self._idle
@@ -139,8 +149,8 @@ class AdapterSlots:
         assert self.num_blocks == len(self.held_blocks())
         assert self.num_idle_blocks == sum(len(residents[adapter_id].block_ids) for adapter_id in idle)
 
-    def _evict(self) -> None:
-        self._remove(next(iter(self._idle)))
+    def _evict(self, adapter_id: int) -> None:
+        self._remove(adapter_id)
         self._num_evicted += 1
 
     def _remove(self, adapter_id: int) -> None:

@@ -1,5 +1,5 @@
 """Block tables of all sequences over one pool (PagedAttention, section 4.2), and what changes them: allocate, append,
-fork, free (section 5.2). Adapters have blocks of the same pool."""
+fork, free (section 5.2). Adapters and a training have blocks of the same pool."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from service.core.sequence import Sequence
 from service.kvcache.adapter_slots import AdapterSlots
 from service.kvcache.block_pool import BlockPool
 from service.kvcache.block_table import BlockTable
+from service.kvcache.contiguous_run import cheapest_run
 from service.kvcache.prefix_cache import PrefixCache
 from service.kvcache.swap_space import SwapSpace
+from service.kvcache.training_arena import TrainingArena
 
 
 class Fit(Enum):
@@ -38,7 +40,8 @@ class BlockManager:
     by the sequence that takes it, so nothing is copied on write; and since every sequence needs a slot for every token,
     `append_each` takes those of a whole iteration at once.
 
-    Blocks of idle adapters can be had as free ones can: who takes blocks makes adapters go if no others are free.
+    Blocks of a training and of idle adapters can be had as free ones can: if no others are free, who takes blocks ends
+    the one's loan, and then makes the others go.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class BlockManager:
         # More than the device holds could never be needed at once (PagedAttention, section 4.5).
         self.swap_space = SwapSpace(min(num_host_blocks, num_blocks), self.pool)
         self.adapter_slots = AdapterSlots(num_adapter_slots, self.pool)
+        self.arena = TrainingArena(self.pool)
         self._tables: dict[int, BlockTable] = {}
         self._free_rows: list[int] = []
         self._num_rows = 0
@@ -67,8 +71,13 @@ class BlockManager:
 
     @property
     def num_available(self) -> int:
-        """Blocks that can be taken now: free ones, and those of idle adapters."""
-        return self.pool.num_free + self.adapter_slots.num_idle_blocks
+        """Blocks that can be taken now: free ones, and those of a training and of idle adapters."""
+        return self.pool.num_free + self.arena.num_blocks + self.adapter_slots.num_idle_blocks
+
+    @property
+    def num_occupied(self) -> int:
+        """Blocks that cannot be taken now."""
+        return self.pool.num_blocks - self.num_available
 
     def fit(self, num_blocks: int, keep_free: int = 0) -> Fit:
         """Whether `num_blocks` can be taken now and leave `keep_free` that can be taken."""
@@ -184,6 +193,25 @@ class BlockManager:
         self.adapter_slots.free_slot()
         return self.adapter_slots.place(adapter, self._take_blocks(adapter.num_blocks))
 
+    def lend_arena(self, num_blocks: int) -> list[BlockCopy] | None:
+        """A training gets a run of `num_blocks` neighbours that are free, or made so; None if there is no such run now.
+        Of all runs it is the one with the fewest blocks in use, and of these the one with the fewest that a prefix may
+        be found in. Whoever is in the way moves: the returned copies must be carried out before the next write. The
+        caller has checked that as many are free."""
+        first = cheapest_run(self._costs_of_blocks(), num_blocks)
+        if first is None:
+            return None
+        run = range(first, first + num_blocks)
+        self.adapter_slots.clear(run)
+        in_use = [block_id for block_id in run if self.pool.reference_count(block_id)]
+        free = [block_id for block_id in run if not self.pool.reference_count(block_id)]
+        self.pool.share_many(free)
+        self._prefix_cache.forget(free)
+        moved = dict(zip(in_use, self._take_blocks(len(in_use)), strict=True))
+        self._move(moved)
+        self.arena.lend(first, num_blocks)
+        return [BlockCopy(*pair) for pair in moved.items()]
+
     def fork(self, parent_id: int, child_id: int, num_tokens: int) -> None:
         """`child_id` shares the parent's blocks that hold its first `num_tokens` tokens."""
         assert child_id not in self._tables
@@ -260,6 +288,10 @@ class BlockManager:
         for block_id in self.adapter_slots.held_blocks():
             assert block_id not in held, "an adapter shares its blocks with nobody"
             held[block_id] = 1
+        for block_id in self.arena.held_blocks():
+            assert block_id not in held, "a training shares its blocks with nobody"
+            assert not self._prefix_cache.knows(block_id), "nobody looks for anything there"
+            held[block_id] = 1
         self.swap_space.check_invariants()
         self.adapter_slots.check_invariants()
         rows = sorted([*self._free_rows, *(table.row for table in self._tables.values())])
@@ -282,19 +314,48 @@ class BlockManager:
         return table
 
     def _take_blocks(self, count: int) -> list[int]:
-        """New ones; where no more are free, those of idle adapters."""
-        if count > self.pool.num_free:
-            self.adapter_slots.free_blocks(count)
+        """New ones; where no more are free, those of a training, then those of idle adapters."""
+        self._make_free(count)
         block_ids = self.pool.allocate_many(count)
         self._prefix_cache.forget(block_ids)
         return block_ids
 
     def _take_block(self) -> int:
-        if not self.pool.num_free:
-            self.adapter_slots.free_blocks(1)
+        self._make_free(1)
         block_id = self.pool.allocate()
         self._prefix_cache.forget((block_id,))
         return block_id
+
+    def _make_free(self, count: int) -> None:
+        if count > self.pool.num_free:
+            self.arena.give_back()
+            self.adapter_slots.free_blocks(count)
+
+    def _costs_of_blocks(self) -> list[int | None]:
+        """Of each, what it costs to lend it to a training: None if it cannot be had, since what transfers and running
+        adapters hold stays where it is."""
+        count, knows, in_use = self.pool.reference_count, self._prefix_cache.knows, self.pool.num_blocks
+        costs: list[int | None] = [
+            in_use if count(block_id) else int(knows(block_id)) for block_id in range(self.pool.num_blocks)
+        ]
+        for sequence_id in self.swap_space.moving_sequence_ids():
+            if sequence_id in self._tables:
+                for block_id in self._tables[sequence_id].block_ids:
+                    costs[block_id] = None
+        for block_id in (*self.swap_space.held_device_blocks(), *self.adapter_slots.pinned_blocks()):
+            costs[block_id] = None
+        return costs
+
+    def _move(self, moved: dict[int, int]) -> None:
+        """What is in the first block of each pair is in the second one, for all who hold it or look for it."""
+        for source, destination in moved.items():
+            self.pool.move(source, destination)
+        for table in self._tables.values():
+            if not moved.keys().isdisjoint(table.block_ids):
+                for index, block_id in enumerate(table.block_ids):
+                    if block_id in moved:
+                        table.replace(index, moved[block_id])
+        self._prefix_cache.move(moved)
 
 
 def _first_difference(ours: list[int], theirs: list[int]) -> int:

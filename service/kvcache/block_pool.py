@@ -55,6 +55,12 @@ class BlockPool:
         for block_id in block_ids:
             self.share(block_id)
 
+    def move(self, source: int, destination: int) -> None:
+        """Who holds `source` holds `destination` from now on, which was the caller's alone; and the caller `source`."""
+        counts = self._reference_counts
+        assert counts[source] > 0 and counts[destination] == 1
+        counts[source], counts[destination] = counts[destination], counts[source]
+
     def release_many(self, block_ids: Iterable[int]) -> None:
         """`release` each of them. Cached blocks that become free are evicted in this order, too."""
         free, counts = self._free, self._reference_counts

@@ -10,7 +10,7 @@ A prompt's blocks are offered as they are computed, an answer's once it has ende
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from typing import NamedTuple, Protocol
 
@@ -31,6 +31,14 @@ class PrefixCache(Protocol):
 
     def insert(self, sequence: Sequence, salt: str, block_ids: list[int], num_tokens: int) -> None:
         """Full blocks of its first `num_tokens` tokens may be found from now on; known ones are passed over."""
+        ...
+
+    def knows(self, block_id: int) -> bool:
+        """Whether what the block holds may be found."""
+        ...
+
+    def move(self, moved: Mapping[int, int]) -> None:
+        """What the first of each pair holds is in the second one from now on, of which nothing was known."""
         ...
 
     def forget(self, block_ids: Iterable[int]) -> None:
@@ -95,6 +103,16 @@ class ChainedPrefixCache:
                     entry_of[block_id] = entry
         sequence.num_cached_blocks = end * count
 
+    def knows(self, block_id: int) -> bool:
+        return block_id in self._entry_of
+
+    def move(self, moved: Mapping[int, int]) -> None:
+        touched = {entry.digest: entry for block_id in moved if (entry := self._entry_of.pop(block_id, None))}
+        for digest, entry in touched.items():
+            there = entry._replace(block_ids=tuple(moved.get(block_id, block_id) for block_id in entry.block_ids))
+            self._entries[digest] = there
+            self._entry_of.update(dict.fromkeys(there.block_ids, there))
+
     def forget(self, block_ids: Iterable[int]) -> None:
         entry_of = self._entry_of
         if not entry_of:
@@ -138,6 +156,12 @@ class NoPrefixCache:
         return []
 
     def insert(self, sequence: Sequence, salt: str, block_ids: list[int], num_tokens: int) -> None:
+        pass
+
+    def knows(self, block_id: int) -> bool:
+        return False
+
+    def move(self, moved: Mapping[int, int]) -> None:
         pass
 
     def forget(self, block_ids: Iterable[int]) -> None:

@@ -16,6 +16,15 @@ from service.models.model_config import ModelConfig
 from service.runner.host_memory import zeros_on_demand
 from service.runner.staging import to_device
 
+ALIGNMENT = 256
+"""Bytes; of what is lent to a training, as of what torch allocates itself."""
+
+_COPIED_AT_ONCE = 64 << 20
+"""Bytes, which a CPU holds twice meanwhile."""
+
+_MOST_COPIES = 65535
+"""In one launch."""
+
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
@@ -39,6 +48,11 @@ class KvLayout:
     def block_bytes(self) -> int:
         return self.num_layers * 2 * self.block_size * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
+    def num_blocks_to_lend(self, num_bytes: int) -> int:
+        """Neighbours that have room for so many bytes, wherever the first of them begins."""
+        lost = 0 if self.block_bytes % ALIGNMENT == 0 else ALIGNMENT - 1
+        return -(-(num_bytes + lost) // self.block_bytes)
+
 
 class KvStorage:
     """[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim], on one device.
@@ -60,7 +74,17 @@ class KvStorage:
         pairs = np.array(copies, dtype=np.int64)
         ends = {"sources": pairs[:, 0], "destinations": pairs[:, 1]}
         there = to_device(ends, self.blocks.device)
-        copy_blocks(self.blocks, there["sources"], there["destinations"])
+        at_once = max(1, min(_MOST_COPIES, _COPIED_AT_ONCE // self.layout.block_bytes))
+        for first in range(0, len(copies), at_once):
+            piece = slice(first, first + at_once)
+            copy_blocks(self.blocks, there["sources"][piece], there["destinations"][piece])
+
+    def memory_of(self, block_ids: range, num_bytes: int) -> Tensor:
+        """[num_bytes] uint8, aligned, that lies in these neighbours, as many as `KvLayout.num_blocks_to_lend` says."""
+        there = self.blocks[block_ids.start : block_ids.stop].view(-1).view(torch.uint8)
+        first = -there.data_ptr() % ALIGNMENT
+        assert first + num_bytes <= len(there)
+        return there[first : first + num_bytes]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

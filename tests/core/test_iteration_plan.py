@@ -14,7 +14,7 @@ from service.core.iteration_plan import (
     Transfer,
 )
 from service.core.sampling_params import SamplingParams
-from service.core.training import TrainingShare
+from service.core.training import Arena, TrainingShare
 
 
 def scheduled(sequence_id: int, token_ids: tuple[int, ...] = (1,)) -> ScheduledSequence:
@@ -22,6 +22,9 @@ def scheduled(sequence_id: int, token_ids: tuple[int, ...] = (1,)) -> ScheduledS
 
 
 OUT, IN = Transfer(0, True, (2, 3), (0, 1)), Transfer(1, False, (4, 5), (2, 3))
+
+TRAINING = TrainingShare(1, 4, Arena(1, 3, 4))
+"""In blocks 3 to 6."""
 
 
 def test_a_plan_counts_its_tokens():
@@ -47,6 +50,9 @@ def test_a_plan_counts_its_tokens():
         lambda: IterationPlan((), (BlockCopy(1, 5),), adapter_loads=(AdapterLoad(1, 7, (5,)),)),
         lambda: IterationPlan((), transfers=(IN,), adapter_loads=(AdapterLoad(1, 7, (5,)),)),
         lambda: IterationPlan((), training=TrainingShare(1, 0)),
+        lambda: IterationPlan((), (BlockCopy(1, 5),), training=TRAINING),
+        lambda: IterationPlan((), transfers=(OUT,), training=TRAINING),
+        lambda: IterationPlan((), adapter_loads=(AdapterLoad(1, 7, (3,)),), training=TRAINING),
     ],
 )
 def test_a_plan_that_contradicts_itself_cannot_be_made(make):
@@ -72,3 +78,7 @@ def test_sequences_that_share_a_block_may_leave_together_while_others_read_it():
 def test_a_plan_of_training_alone_computes_no_request_and_is_not_empty():
     plan = IterationPlan((), training=TrainingShare(1, 4))
     assert (plan.is_empty, plan.computes, plan.num_sequences) == (False, False, 0)
+
+
+def test_who_is_in_a_trainings_way_leaves_in_the_plan_that_trains_there():
+    assert IterationPlan((), (BlockCopy(4, 2),), training=TRAINING).copies == (BlockCopy(4, 2),)

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
 from service.core.iteration_plan import BlockCopy
 from service.models.model_config import parse_model_config
-from service.runner.kv_storage import KvLayout, KvStorage
+from service.runner import kv_storage
+from service.runner.kv_storage import ALIGNMENT, KvLayout, KvStorage
 from tests.models.test_model_config import FIELDS
 
 CONFIG = parse_model_config({**FIELDS, "num_key_value_heads": 2})
@@ -40,3 +42,27 @@ def test_a_copy_takes_all_layers():
     kv.copy([BlockCopy(1, 4), BlockCopy(2, 0)])
     for number, view in enumerate(view for layer in kv.layers for view in layer):
         assert (view[:, 0, 0, 0] - 10 * number).tolist() == [2, 1, 2, 3, 1]
+
+
+def test_many_copies_are_made_piece_by_piece(monkeypatch):
+    monkeypatch.setattr(kv_storage, "_COPIED_AT_ONCE", 2 * storage().layout.block_bytes)
+    kv = storage(12)
+    kv.blocks.copy_(torch.arange(12.0)[:, None, None, None, None, None].expand_as(kv.blocks))
+    kv.copy([BlockCopy(i, 5 + i) for i in range(5)])
+    assert kv.blocks[:, 1, 1, 3, 1, 15].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 10, 11]
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16])
+@pytest.mark.parametrize("num_bytes", [1, 300, 2000])
+def test_lent_memory_is_aligned_and_in_its_blocks_alone(block_size: int, num_bytes: int):
+    layout = KvLayout(1, block_size, 1, 20, torch.bfloat16)
+    kv = KvStorage(layout, 64, torch.device("cpu"))
+    num_blocks = layout.num_blocks_to_lend(num_bytes)
+    for first in (0, 1, 2, 7):
+        kv.blocks.zero_()
+        memory = kv.memory_of(range(first, first + num_blocks), num_bytes)
+        assert (memory.dtype, memory.shape) == (torch.uint8, (num_bytes,))
+        assert memory.data_ptr() % ALIGNMENT == 0
+        memory.fill_(1)
+        assert int((kv.blocks.view(torch.uint8) != 0).sum()) == num_bytes
+        assert not kv.blocks[:first].any() and not kv.blocks[first + num_blocks :].any()
