@@ -24,7 +24,7 @@ from torch import Tensor
 from kernels.cpu_loops import loops_for
 from kernels.dependent_launch import dependent_launch, start_dependents, wait_for_inputs
 from kernels.lora_tensors import MAX_PARTS, LoraTables, TokenSlots, check_lora_tensors, rows_of_pool, tokens_by_slot
-from kernels.lora_tiles import BLOCK_RANK, has_few_tokens, known_alignment, lora_tiles, slot_below, tile_tokens
+from kernels.lora_tiles import BLOCK_RANK, has_few_tokens, known_alignment, tile_tokens, tiles_of
 from kernels.optional_triton import tl, triton
 
 
@@ -53,12 +53,11 @@ def expand_config(num_tokens: int) -> ExpandConfig:
     return ExpandConfig(128, num_warps=4) if has_few_tokens(num_tokens) else ExpandConfig(64, num_warps=8)
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_parts", "num_sharers"])
+@triton.jit(do_not_specialize=["num_tokens", "num_parts"])
 @no_type_check
 def _lora_expand_kernel(
     shrunk_ptr,
-    slots_ptr,
-    order_ptr,
+    tiles_ptr,
     pool_ptr,
     offsets_ptr,
     ranks_ptr,
@@ -66,7 +65,6 @@ def _lora_expand_kernel(
     num_tokens,
     num_parts,
     max_rank,
-    num_sharers,
     features_0,
     features_1,
     features_2,  # 0 of a part that there is not
@@ -82,67 +80,69 @@ def _lora_expand_kernel(
     ALIGNMENT: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (strip, tile and sharer): BLOCK_N features of one part, the tile's tokens of this sharer's adapters."""
+    """Program (strip, tile): BLOCK_N features of one part. Where all is, is known before the inputs are: tables and
+    tiles come by a copy."""
     start_dependents(PDL)
-    tile, sharer = tl.program_id(1) // num_sharers, tl.program_id(1) % num_sharers
-    token, token_slot, turn = tile_tokens(slots_ptr, order_ptr, num_tokens, tile, BLOCK_TOKENS)
-    shared_slots = tl.where(turn % num_sharers == sharer, token_slot, 0)
-
+    slot, token = tile_tokens(tiles_ptr, tl.program_id(1), BLOCK_TOKENS)
+    if (slot == 0) & (tl.program_id(1) > 0):
+        return
+    is_token = token >= 0
     strip, strips_0, strips_1 = tl.program_id(0), tl.cdiv(features_0, BLOCK_N), tl.cdiv(features_1, BLOCK_N)
     in_0, in_1 = strip < strips_0, strip < strips_0 + strips_1
     part = tl.where(in_0, 0, tl.where(in_1, 1, 2)).to(tl.int64)
     num_features = tl.where(in_0, features_0, tl.where(in_1, features_1, features_2))
     first_feature = tl.where(in_0, 0, tl.where(in_1, features_0, features_0 + features_1))
     first_strip = tl.where(in_0, 0, tl.where(in_1, strips_0, strips_0 + strips_1))
+    rank_of_block = tl.arange(0, BLOCK_RANK)
+    offset_ptrs = offsets_ptr + slot * offsets_stride_slot + part * offsets_stride_part + rank_of_block
+    most_ranks = tl.where(slot > 0, max_rank, 0)
+    rank = tl.load(ranks_ptr + slot * ranks_stride_slot + part * ranks_stride_part, mask=most_ranks > 0, other=0)
+    # Of the first rows whatever the rank is, so as not to wait for it: up to max_rank they are in the table.
+    offset = tl.multiple_of(tl.load(offset_ptrs, mask=rank_of_block < most_ranks, other=0), ALIGNMENT)
 
     feature = (strip - first_strip) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_feature = feature < num_features
-    token = token.to(tl.int64)
+    is_y = is_token[:, None] & is_feature[None, :]
     y_ptrs = y_ptr + token[:, None] * y_stride_token + (first_feature + feature)[None, :]
-    rank_of_block = tl.arange(0, BLOCK_RANK)
     shrunk_ptrs = shrunk_ptr + ((token * num_parts + part) * max_rank)[:, None] + rank_of_block[None, :]
     shrunk_stride_split = num_parts.to(tl.int64) * max_rank * num_tokens
     wait_for_inputs(PDL)
 
-    slot = slot_below(shared_slots, 2147483647)
-    while slot > 0:
-        is_token, slot_row = token_slot == slot, slot.to(tl.int64)
-        rank = tl.load(ranks_ptr + slot_row * ranks_stride_slot + part * ranks_stride_part)
-        if rank > 0:
-            offset_ptrs = offsets_ptr + slot_row * offsets_stride_slot + part * offsets_stride_part + rank_of_block
-            is_y = is_token[:, None] & is_feature[None, :]
-            y = tl.load(y_ptrs, mask=is_y, other=0.0)
-            acc = tl.zeros([BLOCK_TOKENS, BLOCK_N], tl.float32)
-            for start_rank in tl.range(0, rank, BLOCK_RANK, num_stages=1):
-                is_rank = start_rank + rank_of_block < rank
-                offset = tl.multiple_of(tl.load(offset_ptrs + start_rank, mask=is_rank, other=0), ALIGNMENT)
-                b_ptrs = pool_ptr + offset[:, None] + feature[None, :]
-                b = tl.load(b_ptrs, mask=is_rank[:, None] & is_feature[None, :], other=0.0)
-                is_shrunk = is_token[:, None] & (start_rank + rank_of_block < max_rank)[None, :]
-                total = tl.zeros([BLOCK_TOKENS, BLOCK_RANK], tl.float32)
-                for split in tl.static_range(SPLITS):
-                    split_ptrs = shrunk_ptrs + split * shrunk_stride_split + start_rank
-                    total += tl.load(split_ptrs, mask=is_shrunk, other=0.0)
-                acc = tl.dot(total.to(b.dtype), b, acc, input_precision="ieee")
-            tl.store(y_ptrs, (y.to(tl.float32) + acc).to(y.dtype), mask=is_y)
-        slot = slot_below(shared_slots, slot)
+    if rank == 0:
+        return
+    y = tl.load(y_ptrs, mask=is_y, other=0.0)
+    acc = tl.zeros([BLOCK_TOKENS, BLOCK_N], tl.float32)
+    for start_rank in tl.range(0, rank, BLOCK_RANK, num_stages=1):
+        is_rank = start_rank + rank_of_block < rank
+        if start_rank > 0:
+            offset = tl.multiple_of(tl.load(offset_ptrs + start_rank, mask=is_rank, other=0), ALIGNMENT)
+        b_ptrs = pool_ptr + offset[:, None] + feature[None, :]
+        b = tl.load(b_ptrs, mask=is_rank[:, None] & is_feature[None, :], other=0.0)
+        is_shrunk = is_token[:, None] & is_rank[None, :]
+        total = tl.zeros([BLOCK_TOKENS, BLOCK_RANK], tl.float32)
+        for split in tl.static_range(SPLITS):
+            split_ptrs = shrunk_ptrs + split * shrunk_stride_split + start_rank
+            total += tl.load(split_ptrs, mask=is_shrunk, other=0.0)
+        acc = tl.dot(total.to(b.dtype), b, acc, input_precision="ieee")
+    tl.store(y_ptrs, (y.to(tl.float32) + acc).to(y.dtype), mask=is_y)
 
 
-def lora_expand_triton(shrunk: Tensor, token_slots: TokenSlots, tables: LoraTables, y: Tensor) -> None:
-    """On CUDA tensors, or on any in Triton's interpreter."""
+def lora_expand_triton(
+    shrunk: Tensor, token_slots: TokenSlots, tables: LoraTables, y: Tensor, config: ExpandConfig | None = None
+) -> None:
+    """On CUDA tensors, or on any in Triton's interpreter. `config` is for measuring: None takes the table's."""
     check_lora_tensors(y, token_slots, tables)
     num_tokens, num_parts, max_rank = y.shape[0], tables.num_parts, tables.max_rank
     assert y.shape[1] == sum(tables.out_features)
     assert shrunk.shape[1:] == (num_tokens, num_parts, max_rank)
     assert shrunk.dtype == torch.float32 and shrunk.is_contiguous()
-    if not y.numel():
+    tiles, config = tiles_of(token_slots), config or expand_config(num_tokens)
+    if not y.numel() or not len(tiles):
         return
-    tiles, config = lora_tiles(num_tokens, tables), expand_config(num_tokens)
     num_strips = sum(triton.cdiv(features, config.block_n) for features in tables.out_features)
-    _lora_expand_kernel[num_strips, tiles.num_programs](
+    _lora_expand_kernel[num_strips, len(tiles)](
         shrunk,
-        token_slots.slots,
-        token_slots.order,
+        tiles,
         tables.pool,
         tables.b_offsets,
         tables.ranks,
@@ -150,13 +150,12 @@ def lora_expand_triton(shrunk: Tensor, token_slots: TokenSlots, tables: LoraTabl
         num_tokens,
         num_parts,
         max_rank,
-        tiles.num_sharers,
         *tables.out_features,
         *[0] * (MAX_PARTS - num_parts),
         *tables.b_offsets.stride()[:2],
         *tables.ranks.stride(),
         y.stride(0),
-        BLOCK_TOKENS=tiles.block_tokens,
+        BLOCK_TOKENS=tiles.shape[1] - 1,
         BLOCK_RANK=BLOCK_RANK,
         BLOCK_N=config.block_n,
         SPLITS=shrunk.shape[0],

@@ -5,7 +5,7 @@
 Tensors (T tokens, P parts, R the highest rank that is served, S splits of K, K input features):
     x            [T, K]        bf16, fp16 or fp32, last stride 1; rows may be strided
     token_slots, tables        kernels/lora_tensors.py
-    returns      [S, T, P, R]  fp32, contiguous, new; 0 where a token has no adapter and beyond a part's rank
+    returns      [S, T, P, R]  fp32, contiguous, new; undefined where a token has no adapter, and beyond a part's rank
 
 S depends on K alone, not on T or on which adapters there are: a CUDA graph holds for any. Rounding: fp32 products
 (never tf32) and sums. A token's result does not depend on the other tokens, nor on their number up to 256, nor beyond.
@@ -25,7 +25,7 @@ from torch import Tensor
 from kernels.cpu_loops import loops_for
 from kernels.dependent_launch import dependent_launch, start_dependents, wait_for_inputs
 from kernels.lora_tensors import LoraTables, TokenSlots, check_lora_tensors, rows_of_pool, tokens_by_slot
-from kernels.lora_tiles import BLOCK_RANK, has_few_tokens, known_alignment, lora_tiles, slot_below, tile_tokens
+from kernels.lora_tiles import BLOCK_RANK, has_few_tokens, known_alignment, tile_tokens, tiles_of
 from kernels.optional_triton import tl, triton
 
 
@@ -68,12 +68,11 @@ def shrink_config(num_tokens: int, num_parts: int) -> ShrinkConfig:
     return ShrinkConfig(triton.next_power_of_2(num_parts), 64, num_warps=4, num_stages=4, min_size=1024, max_splits=4)
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_parts", "num_sharers"])
+@triton.jit(do_not_specialize=["num_tokens", "num_parts"])
 @no_type_check
 def _lora_shrink_kernel(
     x_ptr,
-    slots_ptr,
-    order_ptr,
+    tiles_ptr,
     pool_ptr,
     offsets_ptr,
     ranks_ptr,
@@ -83,7 +82,6 @@ def _lora_shrink_kernel(
     size,
     num_parts,
     max_rank,
-    num_sharers,
     x_stride_token,
     offsets_stride_slot,
     offsets_stride_part,
@@ -100,72 +98,61 @@ def _lora_shrink_kernel(
     NUM_STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (tile and sharer, group of parts, split): the tile's tokens of this sharer's adapters. A's rows are the
-    product's left side, those of the group's parts one under another."""
+    """Program (split, group of parts, tile). A's rows are the product's left side, those of the group's parts one under
+    another. Where all is, is known before the inputs are: tables and tiles come by a copy."""
     start_dependents(PDL)
-    tile, sharer = tl.program_id(0) // num_sharers, tl.program_id(0) % num_sharers
-    token, token_slot, turn = tile_tokens(slots_ptr, order_ptr, num_tokens, tile, BLOCK_TOKENS)
-    shared_slots = tl.where(turn % num_sharers == sharer, token_slot, 0)
-
+    slot, token = tile_tokens(tiles_ptr, tl.program_id(2), BLOCK_TOKENS)
+    if (slot == 0) & (tl.program_id(2) > 0):
+        return
+    is_token = token >= 0
     row = tl.arange(0, PARTS * BLOCK_RANK)
     part, rank_of_row = (tl.program_id(1) * PARTS + row // BLOCK_RANK).to(tl.int64), row % BLOCK_RANK
-    is_part = part < num_parts
-    split, num_tiles = tl.program_id(2), tl.cdiv(size, BLOCK_K)
+    is_part = part < tl.where(slot > 0, num_parts, 0)
+    offset_ptrs = offsets_ptr + slot * offsets_stride_slot + part * offsets_stride_part + rank_of_row
+    rank = tl.load(ranks_ptr + slot * ranks_stride_slot + part * ranks_stride_part, mask=is_part, other=0)
+    scale = tl.load(scales_ptr + slot * scales_stride_slot + part * scales_stride_part, mask=is_part, other=0.0)
+    # Of the first rows whatever the rank is, so as not to wait for it: up to max_rank they are in the table.
+    offset = tl.multiple_of(tl.load(offset_ptrs, mask=is_part & (rank_of_row < max_rank), other=0), ALIGNMENT)
+    highest_rank = tl.max(rank, 0)
+
+    split, num_tiles = tl.program_id(0), tl.cdiv(size, BLOCK_K)
     begin = split * num_tiles // SPLITS * BLOCK_K
     end = tl.minimum((split + 1) * num_tiles // SPLITS * BLOCK_K, size)
     k = tl.arange(0, BLOCK_K)
-    x_ptrs = x_ptr + token.to(tl.int64)[:, None] * x_stride_token + k[None, :]
+    x_ptrs = x_ptr + token[:, None] * x_stride_token + k[None, :]
     out_row = (split.to(tl.int64) * num_tokens + token)[None, :] * num_parts + part[:, None]
     out_ptrs = out_ptr + out_row * max_rank + rank_of_row[:, None]
     wait_for_inputs(PDL)
 
-    if sharer == 0:
-        is_bare = is_part[:, None] & (token_slot == 0)[None, :]
-        zeros = tl.zeros([PARTS * BLOCK_RANK, BLOCK_TOKENS], tl.float32)
-        for start_rank in range(0, max_rank, BLOCK_RANK):
-            is_out = is_bare & (start_rank + rank_of_row < max_rank)[:, None]
-            tl.store(out_ptrs + start_rank, zeros, mask=is_out)
-
-    slot = slot_below(shared_slots, 2147483647)
-    while slot > 0:
-        is_token, slot_row = token_slot == slot, slot.to(tl.int64)
-        rank = tl.load(ranks_ptr + slot_row * ranks_stride_slot + part * ranks_stride_part, mask=is_part, other=0)
-        scale_ptrs = scales_ptr + slot_row * scales_stride_slot + part * scales_stride_part
-        scale = tl.load(scale_ptrs, mask=is_part, other=0.0)
-        offset_ptrs = offsets_ptr + slot_row * offsets_stride_slot + part * offsets_stride_part + rank_of_row
-        highest_rank = tl.max(rank, 0)
-        for start_rank in range(0, max_rank, BLOCK_RANK):
-            is_rank = start_rank + rank_of_row < rank
+    for start_rank in range(0, highest_rank, BLOCK_RANK):
+        is_rank = start_rank + rank_of_row < rank
+        if start_rank > 0:
             offset = tl.multiple_of(tl.load(offset_ptrs + start_rank, mask=is_rank, other=0), ALIGNMENT)
-            a_ptrs = pool_ptr + offset[:, None] + k[None, :]
-            acc = tl.zeros([PARTS * BLOCK_RANK, BLOCK_TOKENS], tl.float32)
-            end_of_rank = tl.where(start_rank < highest_rank, end, begin)
-            for start in tl.range(begin, end_of_rank, BLOCK_K, num_stages=NUM_STAGES):
-                is_k = (start + k < size)[None, :]
-                a = tl.load(a_ptrs + start, mask=is_rank[:, None] & is_k, other=0.0)
-                x = tl.load(x_ptrs + start, mask=is_token[:, None] & is_k, other=0.0)
-                acc = tl.dot(a, tl.trans(x), acc, input_precision="ieee")
-            # An infinite x times the zeros beyond the rank is no zero.
-            acc = tl.where(is_rank[:, None], acc * scale[:, None], 0.0)
-            is_out = (is_part & (start_rank + rank_of_row < max_rank))[:, None] & is_token[None, :]
-            tl.store(out_ptrs + start_rank, acc, mask=is_out)
-        slot = slot_below(shared_slots, slot)
+        a_ptrs = pool_ptr + offset[:, None] + k[None, :]
+        acc = tl.zeros([PARTS * BLOCK_RANK, BLOCK_TOKENS], tl.float32)
+        for start in tl.range(begin, end, BLOCK_K, num_stages=NUM_STAGES):
+            is_k = (start + k < size)[None, :]
+            a = tl.load(a_ptrs + start, mask=is_rank[:, None] & is_k, other=0.0)
+            x = tl.load(x_ptrs + start, mask=is_token[:, None] & is_k, other=0.0)
+            acc = tl.dot(a, tl.trans(x), acc, input_precision="ieee")
+        tl.store(out_ptrs + start_rank, acc * scale[:, None], mask=is_rank[:, None] & is_token[None, :])
 
 
-def lora_shrink_triton(x: Tensor, token_slots: TokenSlots, tables: LoraTables) -> Tensor:
-    """On CUDA tensors, or on any in Triton's interpreter."""
+def lora_shrink_triton(
+    x: Tensor, token_slots: TokenSlots, tables: LoraTables, config: ShrinkConfig | None = None
+) -> Tensor:
+    """On CUDA tensors, or on any in Triton's interpreter. `config` is for measuring: None takes the table's."""
     check_lora_tensors(x, token_slots, tables)
     num_tokens, size = x.shape
     num_parts, max_rank = tables.num_parts, tables.max_rank
-    config = shrink_config(num_tokens, num_parts)
+    config = config or shrink_config(num_tokens, num_parts)
     num_splits = config.num_splits(size)
     out = torch.empty((num_splits, num_tokens, num_parts, max_rank), dtype=torch.float32, device=x.device)
-    if out.numel():
-        tiles = lora_tiles(num_tokens, tables)
-        _lora_shrink_kernel[tiles.num_programs, triton.cdiv(num_parts, config.parts), num_splits](
+    tiles = tiles_of(token_slots)
+    if out.numel() and len(tiles):
+        _lora_shrink_kernel[num_splits, triton.cdiv(num_parts, config.parts), len(tiles)](
             x,
-            token_slots.slots,
-            token_slots.order,
+            tiles,
             tables.pool,
             tables.a_offsets,
             tables.ranks,
@@ -175,12 +162,11 @@ def lora_shrink_triton(x: Tensor, token_slots: TokenSlots, tables: LoraTables) -
             size,
             num_parts,
             max_rank,
-            tiles.num_sharers,
             x.stride(0),
             *tables.a_offsets.stride()[:2],
             *tables.ranks.stride(),
             *tables.scales.stride(),
-            BLOCK_TOKENS=tiles.block_tokens,
+            BLOCK_TOKENS=tiles.shape[1] - 1,
             BLOCK_RANK=BLOCK_RANK,
             BLOCK_K=config.block_k * 2 // x.itemsize,
             PARTS=config.parts,

@@ -22,12 +22,12 @@ MAX_PARTS = 3
 class TokenSlots:
     """Which adapter each token of a batch has.
 
-    slots [T] int32: the slot of the token's adapter, 0 for none. order [T] int32: the tokens' indexes, sorted by slot,
-    those without an adapter first. Both contiguous.
+    slots [T] int32: the slot of the token's adapter, 0 for none. tiles [N, 1 + B] int32: what kernels/lora_tiles.py
+    makes of them; a CPU needs none. Both contiguous.
     """
 
     slots: Tensor
-    order: Tensor
+    tiles: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,8 @@ class LoraTables:
 def check_lora_tensors(rows: Tensor, token_slots: TokenSlots, tables: LoraTables) -> None:
     """AssertionError unless they are as described. rows [T, any]: x or y."""
     num_tokens, num_slots, num_parts = rows.shape[0], tables.num_slots, tables.num_parts
-    for column in (token_slots.slots, token_slots.order):
-        assert column.shape == (num_tokens,) and column.dtype == torch.int32 and column.is_contiguous()
+    assert token_slots.slots.shape == (num_tokens,) and token_slots.slots.dtype == torch.int32
+    assert token_slots.slots.is_contiguous()
     assert 1 <= num_parts <= MAX_PARTS
     assert rows.dtype == tables.pool.dtype and tables.pool.is_contiguous()
     assert rows.stride(-1) == 1 or not rows.numel()
@@ -84,9 +84,8 @@ def check_lora_tensors(rows: Tensor, token_slots: TokenSlots, tables: LoraTables
 
 def tokens_by_slot(token_slots: TokenSlots) -> list[tuple[int, Tensor]]:
     """Each slot of the batch but 0, with the indexes of its tokens. For the references."""
-    slots, counts = torch.unique_consecutive(token_slots.slots[token_slots.order], return_counts=True)
-    groups = zip(slots.tolist(), token_slots.order.split(counts.tolist()), strict=True)
-    return [(slot, tokens) for slot, tokens in groups if slot]
+    slots = token_slots.slots
+    return [(slot, (slots == slot).nonzero()[:, 0]) for slot in slots.unique().tolist() if slot]
 
 
 def rows_of_pool(pool: Tensor, offsets: Sequence[int], size: int) -> Tensor:

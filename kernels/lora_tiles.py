@@ -1,21 +1,25 @@
-"""How the kernels of adapters cut a batch: into tiles of tokens that are neighbours in the order of slots.
+"""How the kernels of adapters cut a batch: into tiles, each of tokens that have one adapter.
 
-Few of a tile's tokens have different adapters where the batch is large, and all of them may where it is small: a decode
-step of 64 users of 64 adapters. So a tile has several programs, its sharers. Each takes every so many'th adapter that
-it meets in the tile, multiplies all of the tile's tokens by it and keeps the adapter's own: a product's cost is its
-weights' reading, and what another's weights make of a token, be it NaN, goes nowhere.
+So a program reads one adapter's weights, and its tokens may stand anywhere in the batch (Punica's SGMV, Chen et al.
+2023). Tiles are made on the host, where a batch is made, and there are as many of them as any batch of so many tokens
+could need: a CUDA graph holds for all. Programs of a tile that is not used end at once, before the kernel that the
+others wait for. Those of the first tile wait in any case: a kernel whose programs have all ended without would let the
+next one begin too early.
 
-The cut depends on the numbers of tokens and of slots alone. A token's result depends on its own values and adapter, and
-on the size of a tile: the number of sharers, as that of tiles, decides who computes it, not how.
+A token's result depends on its own values and adapter, and on the size of a tile, which follows from the number of
+tokens: which tile it is in, and beside whom, decides who computes it, not how.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import gcd
-from typing import no_type_check
+from typing import Any, no_type_check
 
-from kernels.lora_tensors import LoraTables
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from kernels.lora_tensors import LoraTables, TokenSlots
 from kernels.optional_triton import tl, triton
 
 BLOCK_RANK = 16
@@ -25,29 +29,54 @@ FEW_TOKENS, MANY_TOKENS = 16, 64
 """A tile's."""
 
 _MOST_FEW_TOKENS = 256
-_MOST_SHARERS = 4
 _LOAD_BYTES = 16
 
-
-@dataclass(frozen=True, slots=True)
-class LoraTiles:
-    """num_programs: of all tiles, tile by tile, num_sharers each."""
-
-    block_tokens: int
-    num_sharers: int
-    num_programs: int
-
-
-def lora_tiles(num_tokens: int, tables: LoraTables) -> LoraTiles:
-    """num_tokens is at least 1."""
-    block_tokens = FEW_TOKENS if has_few_tokens(num_tokens) else MANY_TOKENS
-    num_sharers = max(1, min(_MOST_SHARERS, num_tokens, tables.num_slots - 1))
-    return LoraTiles(block_tokens, num_sharers, -(-num_tokens // block_tokens) * num_sharers)
+IntArray = npt.NDArray[np.signedinteger[Any]]
 
 
 def has_few_tokens(num_tokens: int) -> bool:
     """As a decode step has; what has more is mostly prompts, many tokens of one adapter."""
     return num_tokens <= _MOST_FEW_TOKENS
+
+
+def tile_size(num_tokens: int) -> int:
+    return FEW_TOKENS if has_few_tokens(num_tokens) else MANY_TOKENS
+
+
+def most_tiles(num_tokens: int, num_adapters: int) -> int:
+    """That a batch of so many tokens can need."""
+    return min(num_tokens, -(-num_tokens // tile_size(num_tokens)) + num_adapters)
+
+
+def token_tiles(slots: IntArray, num_tiles: int) -> npt.NDArray[np.int32]:
+    """[num_tiles, 1 + tile_size] int32: a tile's slot, 0 if it is not used, and its tokens, -1 where there is none.
+
+    slots [T]: 0: the token has no adapter, and is in no tile. num_tiles: enough, as `most_tiles` says. Tiles that are
+    used come first.
+    """
+    size = tile_size(len(slots))
+    tiles = np.full((num_tiles, 1 + size), -1, np.int32)
+    tiles[:, 0] = 0
+    tokens = np.argsort(slots, kind="stable")
+    tokens = tokens[np.searchsorted(slots[tokens], 1) :]
+    if len(tokens):
+        of_tokens = slots[tokens]
+        starts = np.concatenate(([0], np.diff(of_tokens).nonzero()[0] + 1))
+        lens = np.diff(np.append(starts, len(tokens)))
+        tiles_of_slots = -(-lens // size)
+        behind = np.arange(len(tokens)) - np.repeat(starts, lens)
+        tile = np.repeat(np.cumsum(tiles_of_slots) - tiles_of_slots, lens) + behind // size
+        tiles[tile, 0] = of_tokens
+        tiles[tile, 1 + behind % size] = tokens
+    return tiles
+
+
+def tiles_of(token_slots: TokenSlots) -> Tensor:
+    """AssertionError unless they are there, as the number of tokens asks for."""
+    tiles = token_slots.tiles
+    assert tiles is not None and tiles.is_contiguous()
+    assert tiles.shape[1] == 1 + tile_size(token_slots.slots.shape[0])
+    return tiles
 
 
 def known_alignment(tables: LoraTables) -> int:
@@ -57,23 +86,8 @@ def known_alignment(tables: LoraTables) -> int:
 
 @triton.jit
 @no_type_check
-def tile_tokens(slots_ptr, order_ptr, num_tokens, tile, BLOCK_TOKENS: tl.constexpr):
-    """(tokens, their slots, sharers' turns), [BLOCK_TOKENS] each: the turn counts the tile's adapters. Beyond the end
-    the slot is -1.
-
-    May be read before the wait for inputs: a batch's slots come by a copy.
-    """
-    place = tile * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
-    is_place = place < num_tokens
-    token = tl.load(order_ptr + place, mask=is_place, other=0)
-    token_before = tl.load(order_ptr + place - 1, mask=is_place & (place > 0), other=0)
-    slot = tl.load(slots_ptr + token, mask=is_place, other=-1)
-    slot_before = tl.load(slots_ptr + token_before, mask=is_place, other=-1)
-    return token, slot, tl.cumsum((slot != slot_before).to(tl.int32), 0)
-
-
-@triton.jit
-@no_type_check
-def slot_below(slots, slot):
-    """The highest of the slots below this one, 0 or less if none of an adapter is."""
-    return tl.max(tl.where(slots < slot, slots, 0), 0)
+def tile_tokens(tiles_ptr, tile, BLOCK_TOKENS: tl.constexpr):
+    """(slot, tokens [BLOCK_TOKENS]), int64. May be read before the wait for inputs: tiles come by a copy."""
+    tile_ptr = tiles_ptr + tile * (1 + BLOCK_TOKENS)
+    slot, token = tl.load(tile_ptr), tl.load(tile_ptr + 1 + tl.arange(0, BLOCK_TOKENS))
+    return slot.to(tl.int64), token.to(tl.int64)

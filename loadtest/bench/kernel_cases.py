@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from kernels.linear_add_norm import DeferredNorm, linear_add_norm
 from kernels.lora_expand import lora_expand
 from kernels.lora_shrink import lora_shrink
 from kernels.lora_tensors import LoraTables, TokenSlots
+from kernels.lora_tiles import most_tiles, token_tiles
 from kernels.norm_linear import norm_linear
 from kernels.reshape_and_cache import cache_slots, reshape_and_cache
 from kernels.rms_norm import add_rms_norm, rms_norm
@@ -42,7 +44,7 @@ LINEARS = {
     "head": (VOCABULARY, HIDDEN),
 }
 
-LORA_RANK, MAX_LORA_RANK = 16, 64
+LORA_RANK, MAX_LORA_RANK, MAX_LORAS = 16, 64, 64
 LORA_PARTS = {  # of LINEARS that have them
     "qkv": (HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM),
     "output": (HIDDEN,),
@@ -263,8 +265,9 @@ def lora_cases(rows: int, num_adapters: int) -> Iterable[Case]:
     """Rows of so many adapters, as many of each, in the order in which requests came: none is beside its like."""
 
     def inputs(size: int, parts: tuple[int, ...]) -> tuple[Tensor, TokenSlots, LoraTables]:
-        slots = (1 + torch.arange(rows) % num_adapters).to(torch.int32)
-        token_slots = TokenSlots(slots, torch.argsort(slots, stable=True).to(torch.int32))
+        slots = (1 + np.arange(rows) % num_adapters).astype(np.int32)
+        tiles = token_tiles(slots, most_tiles(rows, max(MAX_LORAS, num_adapters)))
+        token_slots = TokenSlots(torch.as_tensor(slots), torch.as_tensor(tiles))
         return random(rows, size), token_slots, lora_tables(num_adapters, size, parts)
 
     def make_shrink(size: int, parts: tuple[int, ...]) -> Launch:

@@ -30,6 +30,7 @@ class AdapterTables:
         store: AdapterStore,
         num_slots: int,
     ) -> None:
+        self.num_slots = num_slots
         self._block_linears = block_linears
         self._storage = storage
         self._store = store

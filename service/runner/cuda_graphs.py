@@ -84,14 +84,15 @@ class GraphPlace:
 class StepGraphs:
     """Can it be replayed? Then replay it. Engine thread; `capture` while no step runs.
 
-    adapters: whether these are graphs of steps with adapters. recent_steps: replayed or asked for in vain. turn: the
+    num_adapters: that a step may have, of graphs of steps with adapters; 0: of steps without. recent_steps: replayed or asked for in vain. turn: the
     iteration's, which hears when the step begins.
     """
 
     def __init__(
-        self, step: GraphStep, rows: SequenceRows, block_size: int, place: GraphPlace, *, adapters: bool = False
+        self, step: GraphStep, rows: SequenceRows, block_size: int, place: GraphPlace, *, num_adapters: int = 0
     ) -> None:
-        self.adapters = adapters
+        self.adapters = num_adapters > 0
+        self._num_adapters = num_adapters
         self._step = step
         self._rows = rows
         self._block_size = block_size
@@ -172,7 +173,7 @@ class StepGraphs:
         return PaddedStep(batch.num_tokens, batch.num_decode, num_prompts, size)
 
     def _capture(self, size: GraphSize) -> None:
-        inputs = GraphInputs(size, self._table.tensor, self._block_size, self._rows.columns, adapters=self.adapters)
+        inputs = GraphInputs(size, self._table.tensor, self._block_size, self._rows.columns, self._num_adapters)
         compute = self._step.whole if size.draws else self._step.hidden
 
         def compute_by_table(inputs: GraphInputs) -> StepOutputs | Tensor:

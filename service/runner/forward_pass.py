@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.lora_tensors import TokenSlots
+from kernels.lora_tiles import tile_size
 from kernels.paged_attention_decode import decode_batch
 from kernels.paged_attention_prefill import prefill_batch
 from kernels.reshape_and_cache import cache_slots
@@ -139,7 +140,12 @@ def attention_inputs(
 
 def adapter_inputs(tensors: Mapping[str, Tensor], *, only_logits: bool = False) -> AdapterInputs | None:
     """As `attention_inputs`; None if no token has an adapter."""
-    if "adapter_order" not in tensors:
+    if "adapter_tiles" not in tensors:
         return None
-    tokens = TokenSlots(tensors["adapter_slots"], tensors["adapter_order"])
-    return AdapterInputs(tokens, TokenSlots(tensors["read_slots"], tensors["read_order"]) if only_logits else tokens)
+    tokens = token_slots(tensors["adapter_slots"], tensors["adapter_tiles"])
+    return AdapterInputs(tokens, token_slots(tensors["read_slots"], tensors["read_tiles"]) if only_logits else tokens)
+
+
+def token_slots(slots: Tensor, tiles: Tensor) -> TokenSlots:
+    """tiles: flat."""
+    return TokenSlots(slots, tiles.view(-1, 1 + tile_size(slots.shape[0])))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
-from kernels.lora_tensors import TokenSlots
+from kernels.lora_tiles import most_tiles, tile_size
 from kernels.paged_attention_decode import decode_batch
 from kernels.paged_attention_prefill import prefill_batch
 from kernels.reshape_and_cache import cache_slots
@@ -16,6 +16,7 @@ from service.core.iteration_plan import ScheduledDecodes
 from service.layers.adapter_method import AdapterInputs
 from service.layers.attention import AttentionInputs
 from service.runner.batch_columns import BATCH_COLUMNS, Array, BatchColumns, Column, Per
+from service.runner.forward_pass import token_slots
 from service.runner.graph_sizes import GraphSize
 from service.runner.selective_batching import FlatBatch, adapter_columns, advance, can_advance
 from service.runner.sequence_rows import NO_CHANGES, SequenceRows, TableChanges
@@ -49,9 +50,9 @@ _LOGITS = (
 _QUERY_STARTS = Column("query_starts", Per.SEQUENCE, np.int32)
 """Of steps with prompts: a decode's logits are its own."""
 
-_ADAPTER_ORDER = Column("adapter_order", Per.TOKEN, np.int32)
-_READ_ADAPTERS = Column("read_slots", Per.DRAW, np.int32), Column("read_order", Per.DRAW, np.int32)
-"""Of graphs for steps with adapters. Orders are always written whole, with the padding's places in them."""
+_ADAPTER_TILES = Column("adapter_tiles", Per.TOKEN, np.int32)
+_READ_SLOTS, _READ_TILES = Column("read_slots", Per.DRAW, np.int32), Column("read_tiles", Per.DRAW, np.int32)
+"""Of graphs for steps with adapters. Tiles are always written whole; padding is of slot 0, so a tile of nobody's."""
 
 _TABLE_CHANGES = Column("table_places", Per.ROW, np.int64), Column("table_values", Per.ROW, np.int32)
 """Padding writes a 0 at place 0, in the row of padding."""
@@ -63,8 +64,8 @@ class GraphInputs:
 
     block_table: DeviceBlockTable's tensor. step: the tensors. fetch: with which the step begins. table_places,
     table_values: what it has to write to the block table then, one entry a token at most.
-    version: of the ScheduledDecodes that it holds; None if it holds others, or none. adapters: whether the steps have
-    adapters; then the columns are those that tell of them.
+    version: of the ScheduledDecodes that it holds; None if it holds others, or none. num_adapters: that a step may
+    have, and then the columns are those that tell of them; 0: the steps have none.
     """
 
     def __init__(
@@ -73,8 +74,7 @@ class GraphInputs:
         block_table: Tensor,
         block_size: int,
         columns: BatchColumns = BATCH_COLUMNS,
-        *,
-        adapters: bool = False,
+        num_adapters: int = 0,
     ) -> None:
         lengths = {
             **dict.fromkeys((*columns.per(Per.TOKEN), *_TABLE_CHANGES), size.num_tokens),
@@ -84,9 +84,11 @@ class GraphInputs:
         if size.is_mixed:
             lengths |= {column.of_the("prompt"): size.most_prompts for column in columns.per(Per.SEQUENCE)}
             lengths |= {**dict.fromkeys(_LOGITS, size.most_draws), _QUERY_STARTS: size.most_prompts + 1}
-        if adapters:
-            lengths |= {_ADAPTER_ORDER: size.num_tokens}
-            lengths |= dict.fromkeys(_READ_ADAPTERS, size.most_draws) if size.is_mixed else {}
+        if num_adapters:
+            lengths |= {_ADAPTER_TILES: _length_of_tiles(size.num_tokens, num_adapters)}
+        if num_adapters and size.is_mixed:
+            num_read = size.most_draws
+            lengths |= {_READ_SLOTS: num_read, _READ_TILES: _length_of_tiles(num_read, num_adapters)}
         padding = {column.name: column.padded(length) for column, length in lengths.items()}
         self._fixed = fixed = FixedTensors(padding, block_table.device)
         decode = None
@@ -111,9 +113,9 @@ class GraphInputs:
             attention=attention,
             draw_rows=fixed["draw_rows" if size.is_mixed else "decode_rows"],
             sampling=SamplingBatch({c.name: fixed[c.name] for c in columns.per(Per.DRAW)}, is_greedy=False),
-            adapters=_adapter_inputs(fixed, size) if adapters else None,
+            adapters=_adapter_inputs(fixed, size) if num_adapters else None,
         )
-        self._size = size
+        self._size, self._num_adapters = size, num_adapters
         self.table_places, self.table_values = fixed["table_places"], fixed["table_values"]
         self.most_changes = size.num_tokens
         self.fetch = fixed.fetch
@@ -163,13 +165,17 @@ class GraphInputs:
         read = np.zeros(self._size.most_draws, np.int64)
         if self._size.is_mixed:
             read[: len(values["logit_rows"])] = values["logit_rows"]
-        columns = adapter_columns(values, read, self._size.num_tokens)
-        return columns if self._size.is_mixed else {"adapter_order": columns["adapter_order"]}
+        columns = adapter_columns(values, read, self._size.num_tokens, self._num_adapters)
+        return columns if self._size.is_mixed else {"adapter_tiles": columns["adapter_tiles"]}
 
     def _write(self, values: Mapping[str, Array], changes: TableChanges) -> None:
         self._fixed.write({**values, "table_places": changes.places, "table_values": changes.values})
 
 
+def _length_of_tiles(num_tokens: int, num_adapters: int) -> int:
+    return most_tiles(num_tokens, num_adapters) * (1 + tile_size(num_tokens))
+
+
 def _adapter_inputs(fixed: FixedTensors, size: GraphSize) -> AdapterInputs:
-    tokens = TokenSlots(fixed["adapter_slots"], fixed["adapter_order"])
-    return AdapterInputs(tokens, TokenSlots(fixed["read_slots"], fixed["read_order"]) if size.is_mixed else tokens)
+    tokens = token_slots(fixed["adapter_slots"], fixed["adapter_tiles"])
+    return AdapterInputs(tokens, token_slots(fixed["read_slots"], fixed["read_tiles"]) if size.is_mixed else tokens)

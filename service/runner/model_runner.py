@@ -117,7 +117,11 @@ class ModelRunner:
             self._graphs = StepGraphs(self._graph_step, self._rows, self._block_size, place)
             ways = self._graph_ways(self._graphs)
             if self.adapters is not None:
-                self._adapter_graphs = StepGraphs(self._graph_step, self._rows, self._block_size, place, adapters=True)
+                num_adapters = self.adapters.num_slots
+                with_adapters = StepGraphs(
+                    self._graph_step, self._rows, self._block_size, place, num_adapters=num_adapters
+                )
+                self._adapter_graphs = with_adapters
                 ways += self._graph_ways(self._adapter_graphs)
             self._ways = (*ways, self._eager)
         graphs = self._adapter_graphs if adapters else self._graphs
@@ -141,5 +145,6 @@ class ModelRunner:
         """The step that a graph of this size holds, of padding alone, kernel by kernel. adapters: for steps with
         adapters."""
         table = DeviceBlockTable(self._rows, self.device)
-        inputs = GraphInputs(size, table.tensor, self._block_size, self._rows.columns, adapters=adapters)
+        num_adapters = self.adapters.num_slots if adapters and self.adapters is not None else 0
+        inputs = GraphInputs(size, table.tensor, self._block_size, self._rows.columns, num_adapters)
         self._graph_step.whole(inputs.step)

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,7 +24,7 @@ from service.layers.packed_weight import FEW_ROWS
 from service.runner.batch_columns import BatchColumns, Int32Array, Per
 from service.runner.eager_step import EagerStep
 from service.runner.launched_iteration import Outputs
-from service.runner.selective_batching import FlatBatch, adapter_columns
+from service.runner.selective_batching import FlatBatch
 from service.runner.sequence_rows import SequenceRows
 from service.runner.step_ways import Step
 
@@ -92,10 +91,9 @@ class _RecordedStep:
         there = {name: torch.from_numpy(array) for name, array in self._arrays.items()}
         decode = decode_batch(torch.from_numpy(block_table), there["context_lens"], block_size, there["rows"])
         attention = AttentionInputs(cache_slots(there["slot_mapping"], block_size), decode, None)
-        self._order = np.arange(kind.num_rows, dtype=np.int32)  # of the rows, by their adapters' slots
         adapters = None
         if kind.adapters:
-            slots = TokenSlots(there["adapter_slots"], torch.from_numpy(self._order))
+            slots = TokenSlots(there["adapter_slots"])
             adapters = AdapterInputs(slots, slots)
         self._inputs = there["token_ids"], there["positions"], attention, adapters
         self._recorded: RecordedLoops | None = None
@@ -113,7 +111,4 @@ class _RecordedStep:
         for column in self._columns:
             array = self._arrays[column.name]
             array[:num], array[num:] = values[column.name], column.padding
-        if self._kind.adapters:
-            every_row = np.arange(self._kind.num_rows)
-            self._order[:] = adapter_columns(self._arrays, every_row)["adapter_order"]
         return self._recorded.replay()[:num]

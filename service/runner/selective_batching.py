@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kernels.lora_tiles import most_tiles, token_tiles
 from service.core.iteration_plan import PENDING_TOKEN_ID, ScheduledDecodes
 from service.runner.batch_columns import Array, Int32Array, Int64Array, Per
 from service.runner.plan_columns import PlanColumns
@@ -148,23 +149,23 @@ def decode_columns(planned: PlanColumns, rows: SequenceRows, block_size: int) ->
     return columns
 
 
-def adapter_columns(tokens: Mapping[str, Array], read: Int64Array, num_tokens: int = 0) -> dict[str, Array]:
+def adapter_columns(
+    tokens: Mapping[str, Array], read: Int64Array, num_tokens: int = 0, num_adapters: int = 0
+) -> dict[str, Array]:
     """What is told of the adapters of a batch with these tokens: nothing if none has one. read: tokens that the last
-    layer's end is computed for. num_tokens: with the padding behind them, if there is any.
+    layer's end is computed for. num_tokens: with the padding behind them, if there is any. num_adapters: that there may
+    be, if tiles are to be as many as for all of them.
 
-    adapter_order [T] int32: tokens, those with one adapter side by side. read_slots, read_order: the same of `read`.
+    adapter_tiles int32: kernels/lora_tiles.py's, flat. read_slots, read_tiles: slots and tiles of `read`.
     """
     slots = tokens.get("adapter_slots")
     if slots is None or not slots.any():
         return {}
     padded = np.zeros(max(num_tokens, len(slots)), np.int32)
     padded[: len(slots)] = slots
-    read_slots = padded[read]
-    return {"adapter_order": _by_slot(padded), "read_slots": read_slots, "read_order": _by_slot(read_slots)}
-
-
-def _by_slot(slots: Array) -> Array:
-    return np.argsort(slots, kind="stable").astype(np.int32)
+    read_slots, most = padded[read], num_adapters or int(np.count_nonzero(np.unique(slots)))
+    tiles, read_tiles = (token_tiles(each, most_tiles(len(each), most)).ravel() for each in (padded, read_slots))
+    return {"adapter_tiles": tiles, "read_slots": read_slots, "read_tiles": read_tiles}
 
 
 def can_advance(held: Mapping[str, Array], decodes: ScheduledDecodes) -> bool:

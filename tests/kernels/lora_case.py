@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from kernels.lora_tensors import LoraTables, TokenSlots
+from kernels.lora_tiles import most_tiles, token_tiles
 
 RUBBISH = 2**40
 """As an offset: beyond everything."""
 
 
-def token_slots(slots: Sequence[int], device: str = "cpu") -> TokenSlots:
-    given = torch.tensor(slots, dtype=torch.int32)
-    order = torch.argsort(given, stable=True).to(torch.int32)
-    return TokenSlots(given.to(device), order.to(device))
+def token_slots(slots: Sequence[int], device: str = "cpu", num_adapters: int | None = None) -> TokenSlots:
+    """num_adapters: that there may be, with tiles for all; None: as many as the highest slot."""
+    given = np.array(slots, np.int32)
+    num_tiles = most_tiles(len(slots), given.max(initial=0) if num_adapters is None else num_adapters)
+    tiles = torch.from_numpy(token_tiles(given, int(num_tiles)))
+    return TokenSlots(torch.from_numpy(given).to(device), tiles.to(device))
 
 
 def with_room(tables: LoraTables) -> LoraTables:

@@ -34,8 +34,8 @@ def three_adapters(out_features, dtype, max_rank=40):
 
 
 def random_shrunk(case, slots, splits=1):
-    """As lora_shrink makes it: zeros where there is no adapter. [S, T, P, R]"""
-    shrunk = torch.zeros(splits, len(slots), len(case.out_features), case.max_rank)
+    """As lora_shrink makes it: anything where there is no adapter. [S, T, P, R]"""
+    shrunk = torch.full((splits, len(slots), len(case.out_features), case.max_rank), NAN)
     for token, slot in enumerate(slots):
         for number, part in enumerate(case.adapters.get(slot, [])):
             shrunk[:, token, number, : len(part.a)] = torch.randn(splits, len(part.a)) * splits**-0.5
@@ -146,7 +146,7 @@ def test_a_graph_of_both_holds_for_any_slots_and_adapters(tokens, lane):
     case = LoraCase(512, (512,), 40, torch.bfloat16)
     for slot in (1, 3, 6):
         case.add(slot, 8 * slot - 7)
-    tables, given = with_room(case.tables(7, device=lane.device)), token_slots([0] * tokens, lane.device)
+    tables, given = with_room(case.tables(7, device=lane.device)), token_slots([0] * tokens, lane.device, 6)
     x = lane.put(torch.randn(tokens, 512).bfloat16())
 
     def chain():
@@ -160,7 +160,7 @@ def test_a_graph_of_both_holds_for_any_slots_and_adapters(tokens, lane):
     chain()
     graph, got = capture_graph(chain, torch.cuda.Stream())
     for rank in (1, 23, 40):
-        overwrite(given, token_slots(random_slots(tokens), lane.device))
+        overwrite(given, token_slots(random_slots(tokens), lane.device, 6))
         case.add(6, rank)
         overwrite(tables, case.tables(7, device=lane.device))
         want = chain()

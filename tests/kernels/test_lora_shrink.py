@@ -13,7 +13,15 @@ NAN, INF = float("nan"), float("inf")
 
 
 def shrink(lane):
-    return lane(lora_shrink, lora_shrink_triton)
+    """With zeros where the kernel leaves what is undefined as it is: where the reference has them."""
+
+    def run(x, given, tables):
+        out = lane(lora_shrink, lora_shrink_triton)(x, given, tables)
+        ranks = tables.ranks.where(torch.arange(tables.num_slots, device=x.device)[:, None] > 0, 0)[given.slots.long()]
+        is_defined = torch.arange(tables.max_rank, device=x.device) < ranks[:, :, None]
+        return out.where(is_defined, 0.0)
+
+    return run
 
 
 def dtype_of(lane):
@@ -160,14 +168,14 @@ def test_whole_models_shapes(size, num_parts, tokens, alignment, lane):
 @pytest.mark.parametrize("tokens", [20, 300])
 def test_a_graph_holds_for_any_slots_and_adapters(tokens, lane):
     case = three_adapters(512, torch.bfloat16)
-    tables, given = with_room(case.tables(7, device=lane.device)), token_slots([0] * tokens, lane.device)
+    tables, given = with_room(case.tables(7, device=lane.device)), token_slots([0] * tokens, lane.device, 6)
     x = lane.put(torch.randn(tokens, 512).bfloat16())
     lora_shrink(x, given, tables)
     graph, got = capture_graph(lambda: lora_shrink(x, given, tables), torch.cuda.Stream())
     for rank in (1, 23, 40):
         slots = torch.tensor([0, 1, 3, 6])[torch.randint(4, (tokens,))].tolist()
         case.add(6, rank, 0, rank)
-        overwrite(given, token_slots(slots, lane.device))
+        overwrite(given, token_slots(slots, lane.device, 6))
         overwrite(tables, case.tables(7, device=lane.device))
         graph.replay()
         torch.cuda.synchronize()

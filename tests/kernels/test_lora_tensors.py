@@ -59,9 +59,9 @@ def test_refuses_tables_that_are_not_as_described(change):
         (torch.zeros(2, 8), token_slots([1, 0, 1])),
         (torch.zeros(3, 16)[:, ::2], token_slots([1, 0, 1])),
         (torch.zeros(3, 8), replace(token_slots([1, 0, 1]), slots=torch.zeros(3, dtype=torch.int64))),
-        (torch.zeros(3, 8), replace(token_slots([1, 0, 1]), order=torch.zeros(6, dtype=torch.int32)[::2])),
+        (torch.zeros(3, 8), replace(token_slots([1, 0, 1]), slots=torch.zeros(6, dtype=torch.int32)[::2])),
     ],
-    ids=["another number of tokens", "strided", "slots of int64", "order strided"],
+    ids=["another number of tokens", "strided", "slots of int64", "slots strided"],
 )
 def test_refuses_tokens_that_are_not_as_described(rows, given):
     with pytest.raises(AssertionError):

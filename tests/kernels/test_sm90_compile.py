@@ -166,7 +166,7 @@ def lora_launches(num_tokens, size, out_features, monkeypatch):
     monkeypatch.setattr(expand, "_lora_expand_kernel", recorders[1])
     tables = LoraCase(size, out_features, 64, torch.bfloat16).tables(33, alignment=8)
     x, y = (torch.empty(num_tokens, n, dtype=torch.bfloat16) for n in (size, sum(out_features)))
-    slots = token_slots([0] * num_tokens)
+    slots = token_slots([0] * num_tokens, num_adapters=32)
     expand.lora_expand_triton(shrink.lora_shrink_triton(x, slots, tables), slots, tables, y)
     return [with_pdl(recorder.launches[0]) for recorder in recorders]
 

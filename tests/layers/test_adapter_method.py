@@ -20,8 +20,7 @@ class Fused(PlainMethod):
 
 
 def slots_of(*slots: int) -> TokenSlots:
-    column = torch.tensor(slots, dtype=torch.int32)
-    return TokenSlots(column, column.argsort(stable=True).int())
+    return TokenSlots(torch.tensor(slots, dtype=torch.int32))
 
 
 def method(step: AdapterStep, *, reads_rows: bool = False) -> tuple[AdapterMethod, torch.Tensor]:
