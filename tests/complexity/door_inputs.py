@@ -12,7 +12,6 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.answers.answering import ignored_header
-from service.api.calls.chat_messages import check_messages, num_characters, template_messages, unknown_fields
 from service.api.calls.json_body import read_json_object
 from service.api.calls.large_json import parse_large
 from service.api.calls.legacy_functions import legacy_names, with_tools
@@ -20,6 +19,7 @@ from service.api.calls.member_limits import check_members
 from service.api.calls.sampling import check_sampling, sampling_maker
 from service.api.calls.token_checks import check_token_ids
 from service.api.calls.tools import check_tools
+from service.api.calls.unknown_fields import unknown_fields
 from service.api.calls.validation import check_call
 from service.api.calls.wire_parsing import parse
 from service.api.error_responses import error_response
@@ -35,6 +35,7 @@ from service.errors import InvalidRequest
 from service.protocol.chat import ChatRequest
 from service.protocol.completions import CompletionRequest
 from service.protocol.tokenize import DetokenizeRequest
+from service.text.chat_messages import check_messages, num_characters, template_messages
 from service.text.chat_template import ChatTemplate
 from service.text.tokenizer import Tokenizer
 from tests.complexity.growth import Work, WorstInput
@@ -282,7 +283,7 @@ DOOR_INPUTS = [
     ),
     WorstInput(
         "messages: checked, with fields that nobody knows",
-        ("api/calls/chat_messages.py", "api/calls/unsupported.py"),
+        ("text/chat_messages.py", "api/calls/unknown_fields.py", "api/calls/unsupported.py"),
         _messages,
         1_000,
         CONFIG.max_messages,
@@ -290,7 +291,7 @@ DOOR_INPUTS = [
     ),
     WorstInput(
         "messages: calls of functions and their results",
-        ("api/calls/legacy_functions.py", "api/calls/chat_messages.py"),
+        ("api/calls/legacy_functions.py", "text/chat_messages.py"),
         _legacy_chat,
         1_000,
         CONFIG.max_messages,
@@ -298,7 +299,7 @@ DOOR_INPUTS = [
     ),
     WorstInput(
         "arguments of a call: many values",
-        ("api/calls/chat_messages.py",),
+        ("text/chat_messages.py",),
         lambda n: _arguments('{"a":[' + "[]," * (n // 3 - 3) + "0]}"),
         50_000,
         CONFIG.max_arguments_characters,
@@ -306,7 +307,7 @@ DOOR_INPUTS = [
     ),
     WorstInput(
         "arguments of a call: deep",
-        ("api/calls/chat_messages.py",),
+        ("text/chat_messages.py",),
         lambda n: _arguments('{"a":' * (n // 5)),
         50_000,
         CONFIG.max_arguments_characters,
@@ -314,7 +315,7 @@ DOOR_INPUTS = [
     ),
     WorstInput(
         "arguments of a call: a long number",
-        ("api/calls/chat_messages.py",),
+        ("text/chat_messages.py",),
         lambda n: _arguments('{"a":1.' + "1" * (n - 8) + "}"),
         120_000,
         CONFIG.max_arguments_characters,

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from starlette.types import Receive
 
 from service.api.call_head import CallHead
-from service.api.calls.chat_messages import text_of, unknown_fields
 from service.api.calls.chat_prompting import CheckedChat, chat_prompt_ids, check_chat
 from service.api.calls.field_names import fields_named
 from service.api.calls.legacy_functions import legacy_names, with_tools
@@ -16,6 +15,7 @@ from service.api.calls.prepared_call import CallPrompts, PreparedCall
 from service.api.calls.prompt_ids import truncated
 from service.api.calls.token_checks import check_num_logprobs
 from service.api.calls.tools import output_form
+from service.api.calls.unknown_fields import unknown_fields
 from service.api.calls.validation import check_call, find_adapter
 from service.api.context import ApiContext
 from service.api.serving_state import ServedModel
@@ -23,6 +23,7 @@ from service.config import ApiConfig
 from service.core.grammar import Reasoning
 from service.errors import InvalidRequest
 from service.protocol.chat import ChatRequest
+from service.text.chat_messages import text_of
 from service.text.chat_output import ChatOutput
 from service.text.reasoning import ReasoningSplitter, begins_inside
 from service.text.tool_calls import make_router

@@ -9,7 +9,6 @@ from typing import Any
 import orjson
 from starlette.types import Receive
 
-from service.api.calls.chat_messages import check_messages, num_characters, num_content_characters, template_messages
 from service.api.calls.prompt_ids import PromptBound, checked_by, undivided
 from service.api.calls.token_checks import check_token_ids
 from service.api.calls.tools import ToolUse, check_tools
@@ -17,6 +16,7 @@ from service.api.context import ApiContext
 from service.api.serving_state import ServedModel
 from service.errors import InvalidRequest, UnsupportedParameter
 from service.protocol.chat import ChatMessage, ChatPromptFields
+from service.text.chat_messages import check_messages, num_characters, num_content_characters, template_messages
 from service.text.chat_prompt import PromptOptions, encode_chat
 from service.text.chat_template import ChatTemplate, TemplateRefusal
 from service.text.long_text import UndividedTextTooLong

@@ -9,13 +9,13 @@ from starlette.responses import Response
 from starlette.types import Receive
 
 from service.api.answers.answering import ignored_header
-from service.api.calls.chat_messages import unknown_fields
 from service.api.calls.chat_prompting import chat_prompt_ids, check_chat
 from service.api.calls.field_names import fields_named
 from service.api.calls.json_body import read_json_object
 from service.api.calls.legacy_functions import legacy_names, with_tools
 from service.api.calls.prompt_ids import MOST_COUNTED, PromptBound, text_ids
 from service.api.calls.token_checks import check_token_ids
+from service.api.calls.unknown_fields import unknown_fields
 from service.api.calls.unsupported import check_extra_fields
 from service.api.calls.validation import check_name, ignored_fields
 from service.api.calls.wire_parsing import parse

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from service.api.calls.chat_messages import check_messages
 from service.api.calls.message_turns import chat_messages, check_continued
 from service.api.calls.wire_parsing import parse
 from service.config import ApiConfig
 from service.errors import InvalidRequest, UnsupportedParameter
 from service.protocol.messages import MessagesPromptFields
+from service.text.chat_messages import check_messages
 from service.text.chat_template import ChatTemplate
 from tests.text import tiny_tokenizers
 

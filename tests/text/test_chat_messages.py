@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from service.api.calls.chat_messages import check_messages, num_characters, template_messages, unknown_fields
 from service.errors import InvalidRequest, UnsupportedParameter
-from service.protocol.chat import ChatMessage, ChatPromptFields, Tool
+from service.protocol.chat import ChatMessage
+from service.text.chat_messages import check_messages, num_characters, template_messages
 from service.text.chat_template import ChatTemplate
 
 TEMPLATE = ChatTemplate("{{ messages }}", {})
@@ -49,27 +49,6 @@ def test_no_messages_at_all() -> None:
 def test_unsupported_is_said_with_its_own_code() -> None:
     with pytest.raises(UnsupportedParameter):
         check_messages([message(audio={"id": "x"})], TEMPLATE)
-
-
-def test_names_unknown_fields_once() -> None:
-    parts = [{"type": "text", "text": "x", "cache_control": {}}, {"type": "image_url", "image_url": {}}]
-    call = {"id": "1", "type": "function", "x": 1, "function": {"name": "f", "arguments": "{}", "y": 1}}
-    messages = [
-        message(mood="good", audio=None),
-        message(mood="bad", tool_calls=None, name="Ann"),
-        message(content=parts),
-        message(role="assistant", tool_calls=[call]),
-    ]
-    tool = Tool.model_validate({"type": "function", "a": 1, "function": {"name": "f", "b": 1, "c": None}})
-    assert unknown_fields(ChatPromptFields(messages=messages, tools=[tool])) == (
-        "messages.mood",
-        "messages.content.cache_control",
-        "messages.tool_calls.x",
-        "messages.tool_calls.function.y",
-        "tools.a",
-        "tools.function.b",
-    )
-    check_messages(messages[:2], TEMPLATE)
 
 
 def test_text_parts_become_lines() -> None:

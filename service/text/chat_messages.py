@@ -1,4 +1,4 @@
-"""Wire messages -> the messages that a chat template is given."""
+"""Wire messages, checked -> the messages that a chat template is given."""
 
 from __future__ import annotations
 
@@ -7,36 +7,16 @@ from collections.abc import Sequence
 
 import orjson
 
-from service.api.calls.token_checks import quote
-from service.api.calls.unsupported import extra_fields
 from service.errors import InvalidRequest, UnsupportedParameter
-from service.protocol.chat import CalledFunction, ChatMessage, ChatPromptFields, ContentPart, ToolCall
-from service.protocol.generation import WireRequest
+from service.protocol.chat import CalledFunction, ChatMessage, ContentPart, ToolCall
 from service.text.chat_template import ChatTemplate
 
-_UNSUPPORTED_FIELDS = frozenset({"messages.audio", "messages.refusal"})
+UNSUPPORTED_FIELDS = frozenset({"audio", "refusal"})
+"""Of a message: known, and refused if there is something in them."""
 _OPENAI_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 _MAX_ROLE_CHARACTERS = 64
 _CHARACTERS_AROUND_A_MESSAGE = 16
 """About what a template writes before and behind each."""
-
-
-def unknown_fields(fields: ChatPromptFields) -> tuple[str, ...]:
-    """Names of the fields inside messages and tools that nobody knows, each once."""
-    shapes: list[tuple[str, WireRequest]] = []
-    for message in fields.messages:
-        shapes.append(("messages", message))
-        if isinstance(message.content, list):
-            shapes += [("messages.content", part) for part in message.content if part.type == "text"]
-        if message.function_call is not None:
-            shapes.append(("messages.function_call", message.function_call))
-        for call in message.tool_calls or ():
-            shapes += [("messages.tool_calls", call), ("messages.tool_calls.function", call.function)]
-    for tool in fields.tools or ():
-        shapes += [("tools", tool), ("tools.function", tool.function)]
-    shapes += [("functions", function) for function in fields.functions or ()]
-    names = {name: None for where, shape in shapes for name in extra_fields(where, shape)}
-    return tuple(name for name in names if name not in _UNSUPPORTED_FIELDS)
 
 
 def check_messages(messages: Sequence[ChatMessage], template: ChatTemplate) -> None:
@@ -46,7 +26,7 @@ def check_messages(messages: Sequence[ChatMessage], template: ChatTemplate) -> N
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         for name, value in (message.model_extra or {}).items():
-            if value and f"messages.{name}" in _UNSUPPORTED_FIELDS:
+            if value and name in UNSUPPORTED_FIELDS:
                 raise UnsupportedParameter(f"{where}.{name} is not supported yet.", param=f"{where}.{name}")
         _check_role(message.role, where, template)
         _check_tool_fields(message, where)
@@ -144,7 +124,9 @@ def _check_role(role: str, where: str, template: ChatTemplate) -> None:
     """A role is plain text to the template, but one that it does not know would stand for nothing the model knows."""
     if role not in _OPENAI_ROLES and not (len(role) <= _MAX_ROLE_CHARACTERS and template.knows_role(role)):
         known = ", ".join(sorted(_OPENAI_ROLES | template.roles))
-        raise InvalidRequest(f"{where}.role {quote(role)} is not one of: {known}.", param=f"{where}.role")
+        raise InvalidRequest(
+            f"{where}.role {role[:_MAX_ROLE_CHARACTERS]!r} is not one of: {known}.", param=f"{where}.role"
+        )
 
 
 def _check_tool_fields(message: ChatMessage, where: str) -> None:
