@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -265,9 +264,9 @@ def lora_cases(rows: int, num_adapters: int) -> Iterable[Case]:
     """Rows of so many adapters, as many of each, in the order in which requests came: none is beside its like."""
 
     def inputs(size: int, parts: tuple[int, ...]) -> tuple[Tensor, TokenSlots, LoraTables]:
-        slots = (1 + np.arange(rows) % num_adapters).astype(np.int32)
-        tiles = token_tiles(slots, most_tiles(rows, max(MAX_LORAS, num_adapters)))
-        token_slots = TokenSlots(torch.as_tensor(slots), torch.as_tensor(tiles))
+        slots = (1 + torch.arange(rows, device="cpu") % num_adapters).to(torch.int32)
+        tiles = token_tiles(slots.numpy(), most_tiles(rows, max(MAX_LORAS, num_adapters)))
+        token_slots = TokenSlots(slots.to(bench_device()), torch.as_tensor(tiles))
         return random(rows, size), token_slots, lora_tables(num_adapters, size, parts)
 
     def make_shrink(size: int, parts: tuple[int, ...]) -> Launch:

@@ -84,8 +84,8 @@ class GraphPlace:
 class StepGraphs:
     """Can it be replayed? Then replay it. Engine thread; `capture` while no step runs.
 
-    num_adapters: that a step may have, of graphs of steps with adapters; 0: of steps without. recent_steps: replayed or asked for in vain. turn: the
-    iteration's, which hears when the step begins.
+    num_adapters: that a step may have, of graphs of steps with adapters; 0: of steps without. recent_steps: replayed or
+    asked for in vain. turn: the iteration's, which hears when the step begins.
     """
 
     def __init__(
