@@ -291,7 +291,7 @@ DOOR_INPUTS = [
     ),
     WorstInput(
         "messages: calls of functions and their results",
-        ("api/calls/legacy_functions.py", "text/chat_messages.py"),
+        ("api/calls/legacy_functions.py", "api/calls/unknown_fields.py"),
         _legacy_chat,
         1_000,
         CONFIG.max_messages,
