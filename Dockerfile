@@ -40,8 +40,8 @@ RUN pip wheel --no-deps --wheel-dir /wheels .
 # What both targets are when they run.
 FROM ${BASE} AS run
 RUN useradd --uid 1000 --create-home headrace \
-    && mkdir -p /models /cache/triton /cache/huggingface \
-    && chown -R headrace /cache
+    && mkdir -p /models /data /cache/triton /cache/huggingface \
+    && chown -R headrace /cache /data
 COPY deploy/healthcheck.py /opt/healthcheck.py
 # Another port: by HEADRACE_PORT, which the health check reads too.
 ENV PATH=/opt/headrace/bin:$PATH \
@@ -49,9 +49,10 @@ ENV PATH=/opt/headrace/bin:$PATH \
     HF_HOME=/cache/huggingface \
     TRITON_CACHE_DIR=/cache/triton \
     NUMBA_CACHE_DIR=/cache/triton/numba \
+    HEADRACE_DATA_DIR=/data \
     HEADRACE_HOST=0.0.0.0 \
     HEADRACE_PORT=8000
-VOLUME ["/cache/triton", "/cache/huggingface"]
+VOLUME ["/cache/triton", "/cache/huggingface", "/data"]
 WORKDIR /models
 EXPOSE 8000
 STOPSIGNAL SIGTERM

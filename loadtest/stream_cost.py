@@ -18,6 +18,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import orjson
@@ -39,6 +40,7 @@ from service.http.server import HttpServer
 from service.metrics.instruments import Instruments
 from service.metrics.recorder import Recorder
 from service.process.interpreter import GC_THRESHOLDS
+from service.storage.storage import Storage
 from service.text.dummy_tokenizer import dummy_tokenizer
 
 VOCAB_SIZE = 32_000
@@ -104,7 +106,13 @@ class Bench:
         self._chance = random.Random(0)
         state, registry = ServingState(), CollectorRegistry()
         state.set_ready(_served_model(self._engine))
-        app = create_app(state, ApiConfig(served_model_names=("m",)), Recorder(Instruments(registry)), registry)
+        app = create_app(
+            state,
+            ApiConfig(served_model_names=("m",)),
+            Recorder(Instruments(registry)),
+            registry,
+            Storage(Path("unused"), 0),
+        )
         self._config = HttpServer(app, ListenAddress()).config
         self._config.load()
         self._make_protocol = bounded_protocol(ConnectionLimits(max_connections=10 * num_streams))

@@ -22,6 +22,8 @@
         ServerError              500
         Unavailable              503
           Overloaded
+          StorageUnavailable
+        StorageFull              507
 
 Raise these for the world's faults and assert for ours. A message may be shown to the client: it holds no path,
 no address and no traceback.
@@ -169,3 +171,17 @@ class Overloaded(Unavailable):
     """More work waits than is taken on: for the engine, or for the threads that read texts and compile grammars."""
 
     code = "overloaded"
+
+
+class StorageUnavailable(Unavailable):
+    """The data directory, or the database in it, cannot be used now; everything else goes on."""
+
+    code = "storage_unavailable"
+
+
+class StorageFull(RequestError):
+    """What is to be stored has no room, on the disk or within the server's limit, before something is deleted."""
+
+    status = 507
+    error_type = "server_error"
+    code = "storage_full"

@@ -20,6 +20,7 @@ from service.api.serving_state import ServingState
 from service.composition.engine_assembly import make_engine
 from service.composition.model_parts import load_model_parts
 from service.composition.served_model import make_served_model
+from service.composition.storage import make_storage
 from service.config import ConnectionLimits
 from service.core.clock import MonotonicClock
 from service.core.host_times import host_table
@@ -113,6 +114,7 @@ class _Service:
             settings.api_config(),
             self._recorder,
             self._registry,
+            make_storage(settings),
             access_log=settings.access_log,
         )
         self._server = HttpServer(app, settings.listen_address(), self._connection_limits())

@@ -52,6 +52,7 @@ from service.api.text_pool import TextPool
 from service.config import ApiConfig
 from service.core.rare_warning import RareWarning
 from service.metrics.recorder import Recorder
+from service.storage.storage import Storage
 
 _logger = logging.getLogger(__name__)
 
@@ -61,12 +62,14 @@ def create_app(
     config: ApiConfig,
     recorder: Recorder,
     registry: CollectorRegistry,
+    storage: Storage,
     *,
     access_log: bool = False,
 ) -> Starlette:
     """The ASGI app. It can serve at once; `state` says what (see `serving_state` for what `main.py` must do).
 
     recorder: the same object that the engine has as its StatsSink. registry: what /metrics shows.
+    storage: of files; the app closes it.
     The app's lifespan ends its tokenizing threads and what is made in the background, nothing else: it neither starts
     nor stops the engine.
     Streams are not ended at SIGTERM by this app: they end when the engine ends their requests.
@@ -74,7 +77,7 @@ def create_app(
     unread = RareWarning(_logger, "streams that were not read for %g s were cut: %d")
     texts = TextPool(config.tokenizer_threads, recorder.times)
     responses = ResponseStore(config.responses_store_entries, config.responses_store_bytes)
-    context = ApiContext(state, config, texts, recorder, TraceStore(), RandomIds(), unread, responses)
+    context = ApiContext(state, config, texts, recorder, TraceStore(), RandomIds(), unread, responses, storage)
     routes = _routes(context, registry)
     templates = {route.endpoint: route.path for route in routes}
     app = _App(
@@ -193,3 +196,4 @@ async def _lifespan(context: ApiContext) -> AsyncIterator[None]:
     yield
     context.responses.close()
     context.texts.close()
+    await context.storage.close()

@@ -12,6 +12,7 @@ from service.api.text_pool import TextPool
 from service.config import ApiConfig
 from service.core.rare_warning import RareWarning
 from service.metrics.recorder import Recorder
+from service.storage.storage import Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +28,4 @@ class ApiContext:
     ids: RandomIds
     unread: RareWarning
     responses: ResponseStore
+    storage: Storage

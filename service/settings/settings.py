@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Literal
@@ -211,6 +212,10 @@ class Settings(BaseSettings):
     max_loras: int = Field(64, ge=1, le=1024, description="adapters on the device at once")
     max_lora_rank: int = Field(64, ge=1, le=256, description="highest rank of an adapter")
     max_cpu_loras: int = Field(256, ge=1, description="adapters of lora-dir in the host's memory at once")
+    data_dir: Path | None = Field(
+        None, description="directory of uploaded files and of jobs; below the user's own data if left out"
+    )
+    max_storage_gib: FiniteFloat = Field(10.0, gt=0, description="GiB that all files may take together; beyond, 507")
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="share of the GPU's memory to use")
     enforce_eager: bool = Field(False, description="launch every kernel by itself, without CUDA graphs")
     choices: Path | None = Field(
@@ -426,6 +431,17 @@ class Settings(BaseSettings):
         if self.allowed_hosts or self._keys() or self.uds is not None or not _is_loopback(self.host):
             return self.allowed_hosts or ("*",)
         return ()
+
+    def data_folder(self) -> Path:
+        """By the XDG base directory specification, unless it is set."""
+        if self.data_dir is not None:
+            return self.data_dir.expanduser()
+        data_home = os.environ.get("XDG_DATA_HOME", "")
+        base = Path(data_home) if Path(data_home).is_absolute() else Path("~/.local/share").expanduser()
+        return base / "headrace"
+
+    def max_storage_bytes(self) -> int:
+        return int(self.max_storage_gib * 1024**3)
 
     def listen_address(self) -> ListenAddress:
         return ListenAddress(self.host, self.port, self.uds, self.ssl_certfile, self.ssl_keyfile)

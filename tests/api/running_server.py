@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
 
 from service.api.app import create_app
 from service.api.serving_state import GenerationDefaults, ServedModel, ServingState
+from service.composition.storage import SCHEMAS
 from service.config import ApiConfig, ConnectionLimits, ListenAddress, SchedulerConfig
 from service.core.adapter import Adapters
 from service.core.clock import MonotonicClock
@@ -38,6 +41,7 @@ from service.scheduler.history import History
 from service.scheduler.iteration_scheduler import IterationScheduler
 from service.scheduler.preemption import AlwaysRecompute
 from service.scheduler.scheduler_policies import SchedulerPolicies
+from service.storage.storage import Storage
 from service.structured.grammar_compiler import GrammarCompiler
 from service.structured.token_bitmask import TokenBitmask
 from service.structured.vocabulary import token_table
@@ -78,6 +82,7 @@ class Scene:
     ready: bool = True
     access_log: bool = False
     adapters: Adapters | None = None
+    storage_bytes: int = 10_000_000
 
 
 class RunningServer:
@@ -90,6 +95,8 @@ class RunningServer:
         self.executor = ScriptedExecutor()
         self.reset()
         self.state = ServingState()
+        self._data = tempfile.TemporaryDirectory()
+        self.storage = Storage(Path(self._data.name) / "data", self.scene.storage_bytes, SCHEMAS)
         self.registry = CollectorRegistry()
         instruments = Instruments(self.registry)
         self.recorder = Recorder(instruments)
@@ -162,6 +169,7 @@ class RunningServer:
         self.on_loop(self._http.finish)
         self._thread.join(10)
         assert not self._thread.is_alive()
+        self._data.cleanup()
 
     def _what_is_left(self) -> dict[str, object]:
         snapshot = self.engine.snapshot
@@ -180,7 +188,14 @@ class RunningServer:
         self.engine.start()
         if self.scene.ready:
             self.state.set_ready(self._served_model())
-        app = create_app(self.state, self.scene.config, self.recorder, self.registry, access_log=self.scene.access_log)
+        app = create_app(
+            self.state,
+            self.scene.config,
+            self.recorder,
+            self.registry,
+            self.storage,
+            access_log=self.scene.access_log,
+        )
         self._http = HttpServer(app, ListenAddress(), self.scene.limits)
         self.base_url = self._http.bind()
         serving = asyncio.create_task(self._http.serve_forever())

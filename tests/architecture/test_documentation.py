@@ -19,6 +19,7 @@ from service.errors import RequestError
 from service.metrics.instruments import Instruments
 from service.metrics.recorder import Recorder
 from service.settings.settings import Settings
+from service.storage.storage import Storage
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -89,7 +90,7 @@ def test_every_flag_that_is_named_is_there(page: Path):
 
 def test_every_route_has_its_row_and_nothing_else_has():
     recorder = Recorder(Instruments(CollectorRegistry()))
-    app = create_app(ServingState(), ApiConfig(("a",)), recorder, CollectorRegistry())
+    app = create_app(ServingState(), ApiConfig(("a",)), recorder, CollectorRegistry(), Storage(Path("unused"), 0))
     real = {
         f"{method} {re.sub(r'{[^}]*}', '{id}', route.path)}"
         for route in app.routes

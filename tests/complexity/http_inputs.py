@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
 
 from prometheus_client import CollectorRegistry
@@ -17,6 +18,7 @@ from service.config import ApiConfig, ConnectionLimits
 from service.http.protocol import bounded_protocol
 from service.metrics.instruments import Instruments
 from service.metrics.recorder import Recorder
+from service.storage.storage import Storage
 from tests.complexity.growth import Work, WorstInput
 
 _LIMITS = ConnectionLimits(max_header_bytes=2**30)
@@ -91,7 +93,7 @@ def _front_door(path: str, headers: list[tuple[bytes, bytes]], query: bytes = b"
     """A request on its way through all middleware to its route; the answer is that there is no model."""
     registry = CollectorRegistry()
     config = ApiConfig(served_model_names=("m",), allowed_origins=("http://a",), api_keys=("k",))
-    app = create_app(ServingState(), config, Recorder(Instruments(registry)), registry)
+    app = create_app(ServingState(), config, Recorder(Instruments(registry)), registry, Storage(Path("unused"), 0))
     scope = {
         "type": "http",
         "method": "OPTIONS" if query else "GET",

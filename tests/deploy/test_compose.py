@@ -123,12 +123,17 @@ def test_prometheus_finds_its_files():
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_caches_and_models_lie_on_volumes(name: str):
+def test_caches_models_and_data_lie_on_volumes(name: str):
     mounted, image = volumes_of(services()[name]), environment_of_the_image()
-    assert mounted.keys() == {image["TRITON_CACHE_DIR"], image["HF_HOME"], "/models"}
+    assert mounted.keys() == {image["TRITON_CACHE_DIR"], image["HF_HOME"], image["HEADRACE_DATA_DIR"], "/models"}
     assert "/models:ro" in " ".join(services()[name]["volumes"])
     declared = read_yaml(COMPOSE)["volumes"]
     assert {re.sub(r"\$\{\w+:-(.*)}", r"\1", outside) for outside in mounted.values()} <= declared.keys()
+
+
+def test_replicas_share_no_data():
+    data = environment_of_the_image()["HEADRACE_DATA_DIR"]
+    assert len({volumes_of(services()[name])[data] for name in REPLICAS}) == len(REPLICAS)
 
 
 @pytest.mark.parametrize("name", SERVERS)

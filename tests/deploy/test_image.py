@@ -57,7 +57,7 @@ def test_a_target_runs_as_somebody_who_is_not_root_and_starts_the_service(target
     assert entry_point[0] in PROJECT["project"]["scripts"]
     volumes = [json.loads(line.removeprefix("VOLUME ")) for line in lines if line.startswith("VOLUME")]
     image = environment_of_the_image()
-    assert volumes == [[image["TRITON_CACHE_DIR"], image["HF_HOME"]]]
+    assert volumes == [[image["TRITON_CACHE_DIR"], image["HF_HOME"], image["HEADRACE_DATA_DIR"]]]
 
 
 def test_the_image_holds_what_it_copies_and_nothing_else():
@@ -84,7 +84,7 @@ def test_what_the_image_sets_are_settings(monkeypatch: pytest.MonkeyPatch):
         if variable.startswith("HEADRACE_"):
             monkeypatch.setenv(variable, value)
     settings = read_settings([])
-    assert settings.non_default() == {"host": "0.0.0.0"}
+    assert settings.non_default() == {"host": "0.0.0.0", "data_dir": "/data"}
     assert f"EXPOSE {Settings.model_fields['port'].default}" in LINES
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -15,6 +16,7 @@ from service.http.server import LAST_WORDS_S
 from service.metrics.instruments import Instruments
 from service.metrics.recorder import Recorder
 from service.settings.settings import Settings
+from service.storage.storage import Storage
 from tests.deploy.deployment import KUBERNETES, PROMETHEUS, environment_of_the_image, read_yaml
 
 
@@ -66,7 +68,9 @@ def test_ports_are_the_images():
 
 def test_probes_ask_what_is_answered():
     registry = CollectorRegistry()
-    app = create_app(ServingState(), ApiConfig(("a",)), Recorder(Instruments(registry)), registry)
+    app = create_app(
+        ServingState(), ApiConfig(("a",)), Recorder(Instruments(registry)), registry, Storage(Path("unused"), 0)
+    )
     paths = {kind: container()[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "readiness", "liveness")}
     assert paths == {"startup": "/ready", "readiness": "/ready", "liveness": "/health"}
     (endpoint,) = manifests()["PodMonitor"]["spec"]["podMetricsEndpoints"]
@@ -79,10 +83,10 @@ def test_the_grace_period_is_longer_than_the_longest_end():
     assert pod()["terminationGracePeriodSeconds"] > longest_s
 
 
-def test_it_runs_as_the_images_user_with_caches_that_it_may_write():
+def test_it_runs_as_the_images_user_with_volumes_that_it_may_write():
     assert pod()["securityContext"]["runAsUser"] == pod()["securityContext"]["fsGroup"] == 1000
     image = environment_of_the_image()
     mounts = {mount["mountPath"]: mount for mount in container()["volumeMounts"]}
-    assert mounts.keys() == {"/models", image["TRITON_CACHE_DIR"], image["HF_HOME"]}
+    assert mounts.keys() == {"/models", image["TRITON_CACHE_DIR"], image["HF_HOME"], image["HEADRACE_DATA_DIR"]}
     assert {mount["name"] for mount in mounts.values()} == {volume["name"] for volume in pod()["volumes"]}
     assert [path for path, mount in mounts.items() if mount.get("readOnly")] == ["/models"]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,6 +11,7 @@ from starlette.routing import Route
 
 from service.api.app import create_app
 from service.api.endpoints.openapi import describe
+from service.storage.storage import Storage
 from tests.api.running_server import MODEL, RunningServer, Scene
 from tests.api.wire import CHAT, COMPLETIONS, chat, completion
 
@@ -35,7 +37,7 @@ def test_every_reference_leads_somewhere() -> None:
 
 
 def test_describes_the_routes_that_there_are(server: RunningServer) -> None:
-    app = create_app(server.state, server.scene.config, server.recorder, server.registry)
+    app = create_app(server.state, server.scene.config, server.recorder, server.registry, Storage(Path("unused"), 0))
     served = {
         (re.sub(r":path}", "}", route.path), method.lower())
         for route in app.routes

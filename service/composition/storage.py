@@ -1,0 +1,15 @@
+"""From the settings to the storage, with the tables of all that stores."""
+
+from __future__ import annotations
+
+from service.settings.settings import Settings
+from service.storage.database import Schema
+from service.storage.storage import Storage
+
+SCHEMAS: tuple[Schema, ...] = ()
+"""Of what stores besides the files themselves."""
+
+
+def make_storage(settings: Settings) -> Storage:
+    """Nothing is opened yet."""
+    return Storage(settings.data_folder(), settings.max_storage_bytes(), SCHEMAS)

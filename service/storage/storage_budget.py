@@ -1,0 +1,30 @@
+"""How many bytes all that is stored may take."""
+
+from __future__ import annotations
+
+from service.errors import StorageFull
+
+
+class StorageBudget:
+    """Event loop. What is still being written counts, too."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+
+    def check_room(self, num_bytes: int) -> None:
+        """StorageFull if so many more do not fit."""
+        if self.num_bytes + num_bytes > self.max_bytes:
+            raise StorageFull(
+                f"The server stores {self.num_bytes} bytes of {self.max_bytes} (--max-storage-gib); {num_bytes} more do"
+                " not fit. Delete files."
+            )
+
+    def take(self, num_bytes: int) -> None:
+        """As `check_room`, and they are taken."""
+        self.check_room(num_bytes)
+        self.num_bytes += num_bytes
+
+    def give_back(self, num_bytes: int) -> None:
+        self.num_bytes -= num_bytes
+        assert self.num_bytes >= 0, "more was given back than was taken"

@@ -1,0 +1,107 @@
+"""A file on its way: written beside its place, then put there whole."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO, Protocol, TypeVar
+
+from service.storage.data_folder import sync_folder
+from service.storage.file_table import StoredFile
+from service.storage.storage_budget import StorageBudget
+
+PART_SUFFIX = ".part"
+
+T = TypeVar("T")
+
+
+class InThread(Protocol):
+    """Does one work after the other, in the order in which they are asked for, whether or not somebody still waits."""
+
+    async def __call__(self, work: Callable[[], T]) -> T: ...
+
+
+class Upload:
+    """`commit` makes a file of it; `discard` may be called whatever came before, and leaves nothing of one that was not
+    committed. One call at a time, event loop.
+
+    path: where its contents come to lie. insert: puts the row of the file into the table.
+    """
+
+    def __init__(
+        self,
+        file: StoredFile,
+        path: Path,
+        budget: StorageBudget,
+        in_thread: InThread,
+        insert: Callable[[StoredFile], Awaitable[None]],
+    ) -> None:
+        self._file = file
+        self._path = path
+        self._part = path.with_name(path.name + PART_SUFFIX)
+        self._budget = budget
+        self._in_thread = in_thread
+        self._insert = insert
+        self._output: BinaryIO | None = None
+        self._num_bytes = 0
+        self._is_over = False
+
+    async def write(self, piece: bytes, check: Callable[[bytes], None] | None = None) -> None:
+        """Append. check: is given the piece in the same thread; what it raises ends the call. StorageFull,
+        StorageUnavailable."""
+        self._budget.take(len(piece))
+        self._num_bytes += len(piece)
+        await self._in_thread(lambda: self._append(piece, check))
+
+    async def commit(self) -> StoredFile:
+        """The file, once it is on the disk. Cancelled, it may still be made."""
+        self._is_over = True
+        return await asyncio.shield(self._commit())
+
+    async def discard(self) -> None:
+        """Idempotent."""
+        if not self._is_over:
+            self._is_over = True
+            await asyncio.shield(self._drop())
+
+    def _append(self, piece: bytes, check: Callable[[bytes], None] | None) -> None:
+        if check is not None:
+            check(piece)
+        self._opened().write(piece)
+
+    def _opened(self) -> BinaryIO:
+        if self._output is None:
+            self._output = open(self._part, "xb")  # noqa: SIM115 - closed by _put_in_place or _remove
+        return self._output
+
+    async def _commit(self) -> StoredFile:
+        file = replace(self._file, num_bytes=self._num_bytes)
+        try:
+            await self._in_thread(self._put_in_place)
+            await self._insert(file)
+        except BaseException:
+            await self._drop()
+            raise
+        return file
+
+    def _put_in_place(self) -> None:
+        with self._opened() as output:
+            output.flush()
+            os.fsync(output.fileno())
+        self._part.rename(self._path)
+        sync_folder(self._path.parent)
+
+    async def _drop(self) -> None:
+        self._budget.give_back(self._num_bytes)
+        await self._in_thread(self._remove)
+
+    def _remove(self) -> None:
+        if self._output is not None:
+            with suppress(OSError):  # bytes that it still has cannot be written: nobody wants them
+                self._output.close()
+        for path in (self._part, self._path):
+            path.unlink(missing_ok=True)
