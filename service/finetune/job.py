@@ -39,12 +39,12 @@ _LEGAL: Mapping[str, tuple[JobStatus, ...]] = MappingProxyType(
         "interrupted": (_RUNNING,),
         "paused": (_VALIDATING, _QUEUED, _RUNNING),
         "resumed": (_PAUSED,),
-        "completed": (_RUNNING,),
+        "completed": (_RUNNING, _PAUSED),
         "failed": (_VALIDATING, _QUEUED, _RUNNING, _PAUSED),
         "cancelled": (_VALIDATING, _QUEUED, _RUNNING, _PAUSED),
     }
 )
-"""What may happen to a job, by its status."""
+"""What may happen to a job, by its status. One that was paused while it took its last step is complete, too."""
 
 
 class IllegalTransition(InvalidRequest):
@@ -84,6 +84,11 @@ class JobSpec:
     alpha: float | None = None
     targets: tuple[str, ...] | None = None
     max_length: int | None = None
+
+    def files(self) -> dict[str, str]:
+        """Their ids, by the field that names them."""
+        files = {"training_file": self.training_file}
+        return files if self.validation_file is None else {**files, "validation_file": self.validation_file}
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +142,14 @@ class Job:
         return self._now("started", _RUNNING)
 
     def progressed(self, num_steps_done: int, num_trained_tokens: int, estimated_finish: int | None) -> Job:
-        assert self.status is _RUNNING
+        """As long as it has not ended; what it did before it was paused counts."""
+        if self.status.is_final:
+            return self
         return replace(
             self,
             num_steps_done=num_steps_done,
             num_trained_tokens=num_trained_tokens,
-            estimated_finish=estimated_finish,
+            estimated_finish=estimated_finish if self.status is _RUNNING else None,
         )
 
     def interrupted(self) -> Job:

@@ -27,7 +27,7 @@ LEGAL = {
     JobStatus.VALIDATING_FILES: {"validated", "paused", "failed", "cancelled"},
     JobStatus.QUEUED: {"started", "paused", "failed", "cancelled"},
     JobStatus.RUNNING: {"interrupted", "paused", "succeeded", "failed", "cancelled"},
-    JobStatus.PAUSED: {"resumed", "failed", "cancelled"},
+    JobStatus.PAUSED: {"resumed", "succeeded", "failed", "cancelled"},
     JobStatus.SUCCEEDED: set(),
     JobStatus.FAILED: set(),
     JobStatus.CANCELLED: set(),
@@ -52,7 +52,7 @@ def test_a_job_that_runs_or_waits_for_its_turn_has_read_its_files(names: list[st
     for name in names:
         if name in LEGAL[job.status]:
             job = CHANGES[name](job)
-        if job.status in (JobStatus.QUEUED, JobStatus.RUNNING, JobStatus.SUCCEEDED):
+        if job.status in (JobStatus.QUEUED, JobStatus.RUNNING):
             assert job.data is not None
 
 
@@ -77,6 +77,10 @@ def test_how_far_it_came_outlives_a_pause_and_the_end_of_the_process():
     assert job.estimated_finish == 999
     for again in (job.paused().resumed(), job.interrupted()):
         assert (again.num_steps_done, again.num_trained_tokens, again.estimated_finish) == (3, 120, None)
+
+
+def test_an_end_is_not_changed_by_what_was_still_under_way():
+    assert NEW.cancelled(200).progressed(3, 120, 999) == NEW.cancelled(200)
 
 
 def test_the_last_step_of_an_epoch_counts():
