@@ -9,6 +9,7 @@
           AdapterError           a LoRA adapter's folder cannot be served
           UnsupportedParameter
           ContextLengthExceeded
+          TrainingDiverged         a fine-tuning job's loss is no number any more
         AuthenticationFailed     401
         HostNotAllowed           403
         PermissionDenied         403
@@ -86,6 +87,12 @@ class ContextLengthExceeded(InvalidRequest):
     """Prompt, or prompt and max_tokens together, exceed the context or the whole KV cache."""
 
     code = "context_length_exceeded"
+
+
+class TrainingDiverged(InvalidRequest):
+    """A fine-tuning job's loss or gradient is not finite any more; the message names the step."""
+
+    code = "training_diverged"
 
 
 class AuthenticationFailed(RequestError):

@@ -91,6 +91,11 @@ class RotaryEmbedding(Layer):
         self._cos = torch.cat((cos, cos), dim=-1).to(device)
         self._sin = torch.cat((-sin, sin), dim=-1).to(device)
 
+    @property
+    def num_positions(self) -> int:
+        """Below which there are rows."""
+        return self._cos.shape[0]
+
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
 

@@ -1,0 +1,114 @@
+"""Where the activations of a micro-batch lie: in one flat piece of memory, which may be lent and taken back.
+
+Kept are, per token and layer, only what a backward pass through frozen weights needs and what is dear to compute anew:
+the stream before the block and before its MLP, packed queries, keys and values, attention's output with its
+log-sum-exp, gate and up, and what the adapters' A made of the inputs. Norms, rotation and activation are recomputed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_ALIGNMENT = 256  # bytes, of every tensor's beginning
+
+
+class LayerActivations(NamedTuple):
+    """Of T tokens in one layer, in the model's dtype but for lse.
+
+    stream [T, hidden_size]: what goes into the block. qkv [T, (H + 2 K) * D]: before head norms and rotation. attended
+    [T, H * D]; lse [H, T] fp32. mlp_stream [T, hidden_size]: what goes into the MLP's norm. gate_up [T, 2 I].
+    *_shrunk [T, rank * trained parts]: x A^T of the linear of that name.
+    """
+
+    stream: Tensor
+    qkv: Tensor
+    attended: Tensor
+    lse: Tensor
+    mlp_stream: Tensor
+    gate_up: Tensor
+    qkv_shrunk: Tensor
+    output_shrunk: Tensor
+    gate_up_shrunk: Tensor
+    down_shrunk: Tensor
+
+
+class Activations(NamedTuple):
+    """Of a micro-batch. stream [T, hidden_size]: what the last block gives. gradient [T, hidden_size]: of the stream,
+    where the backward pass is."""
+
+    layers: Sequence[LayerActivations]
+    stream: Tensor
+    gradient: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """Numbers a token in one layer. *_rank: rank times trained parts of the linear of that name."""
+
+    hidden_size: int
+    qkv_size: int
+    attended_size: int
+    num_heads: int
+    intermediate_size: int
+    qkv_rank: int
+    output_rank: int
+    gate_up_rank: int
+    down_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationArena:
+    """layers: of each layer its shape; all have one hidden_size. dtype: the model's."""
+
+    layers: Sequence[LayerShape]
+    dtype: torch.dtype
+
+    def num_bytes(self, num_tokens: int) -> int:
+        """That a micro-batch takes."""
+        sizes = (shape for layer in self.layers for shape in self._shapes(layer, num_tokens))
+        stream = 2 * _aligned(self._stream_shape(num_tokens), self.dtype)
+        return stream + sum(_aligned(shape, dtype) for shape, dtype in sizes)
+
+    def activations(self, memory: Tensor, num_tokens: int) -> Activations:
+        """Views of `memory`, flat uint8 and at least `num_bytes`; their values are undefined."""
+        start = 0
+
+        def view(shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+            nonlocal start
+            first, start = start, start + _aligned(shape, dtype)
+            return memory[first : first + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+
+        layers = [LayerActivations(*(view(*each) for each in self._shapes(s, num_tokens))) for s in self.layers]
+        stream_shape = self._stream_shape(num_tokens)
+        return Activations(layers, view(stream_shape, self.dtype), view(stream_shape, self.dtype))
+
+    def _stream_shape(self, num_tokens: int) -> tuple[int, int]:
+        return num_tokens, self.layers[0].hidden_size
+
+    def _shapes(self, layer: LayerShape, num_tokens: int) -> Sequence[tuple[tuple[int, int], torch.dtype]]:
+        """In the order of LayerActivations."""
+        before_lse = (layer.hidden_size, layer.qkv_size, layer.attended_size)
+        behind_lse = (
+            layer.hidden_size,
+            2 * layer.intermediate_size,
+            layer.qkv_rank,
+            layer.output_rank,
+            layer.gate_up_rank,
+            layer.down_rank,
+        )
+        return (
+            *(((num_tokens, size), self.dtype) for size in before_lse),
+            ((layer.num_heads, num_tokens), torch.float32),
+            *(((num_tokens, size), self.dtype) for size in behind_lse),
+        )
+
+
+def _aligned(shape: tuple[int, int], dtype: torch.dtype) -> int:
+    """Bytes, up to where the next tensor may begin."""
+    return -(-math.prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT

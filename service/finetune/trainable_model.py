@@ -1,0 +1,59 @@
+"""Which models can be trained, and of these the linears that get an adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from service.errors import InvalidRequest
+from service.finetune.training_state import ParameterLayout
+from service.layers.linear import NamedLinear
+from service.lora.adapter_folder import AdapterSite
+from service.models.causal_lm import CausalLM
+from service.models.llama import Llama, LlamaBlock
+
+_TRAINED_FAMILIES = "Llama, Mistral, Qwen2 and Qwen3, with SiLU"
+
+
+def check_trainable(model: CausalLM) -> Llama:
+    """The model itself. Raises InvalidRequest if its backward pass is not known here."""
+    if not isinstance(model, Llama):
+        raise InvalidRequest(
+            f"{type(model).__name__} models cannot be trained; {_TRAINED_FAMILIES}, can", param="model"
+        )
+    if not all(block.mlp.is_silu for block in blocks_of(model)):
+        raise InvalidRequest(
+            f"this model's activation is not SiLU, so it cannot be trained; {_TRAINED_FAMILIES}, can", param="model"
+        )
+    return model
+
+
+def blocks_of(model: Llama) -> Sequence[LlamaBlock]:
+    return [block for block in model.blocks if isinstance(block, LlamaBlock)]
+
+
+def block_names(model: Llama) -> Sequence[str]:
+    """Of each block, what its tensors' names in a checkpoint begin with."""
+    return [f"model.layers.{index}." for index in range(len(model.blocks))]
+
+
+def parameter_layout(model: CausalLM, targets: Sequence[str], rank: int) -> ParameterLayout:
+    """Of adapters for these modules. targets: last parts of names of linears, as PEFT's `target_modules`; empty: all of
+    a block's. Raises InvalidRequest naming a target that the model has not."""
+    linears = [linear for block in model.block_linears() for linear in block]
+    sites = {name: site for linear in linears for name, site in _sites(linear).items()}
+    kinds = {name.rpartition(".")[2] for name in sites}
+    for target in targets:
+        if target not in kinds:
+            raise InvalidRequest(
+                f"targets: the model has no linear layer {target!r}; it has {', '.join(sorted(kinds))}", param="targets"
+            )
+    chosen = {name: site for name, site in sites.items() if not targets or name.rpartition(".")[2] in targets}
+    return ParameterLayout(chosen, rank)
+
+
+def _sites(linear: NamedLinear) -> Mapping[str, AdapterSite]:
+    out_features = linear.linear.out_features
+    return {
+        name: AdapterSite(linear.linear.in_features, size)
+        for name, size in zip(linear.names, out_features, strict=True)
+    }

@@ -1,0 +1,87 @@
+"""A served model with trained adapters: a micro-batch through it and back, a layer at a time."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.rms_norm import rms_norm
+from kernels.rms_norm_backward import rms_norm_backward
+from service.errors import InvalidRequest
+from service.finetune.activation_arena import ActivationArena
+from service.finetune.batch_tensors import BatchTensors, batch_tensors
+from service.finetune.lora_parameters import LoraParameters
+from service.finetune.packing import MicroBatch
+from service.finetune.token_loss import LossSums, token_loss
+from service.finetune.trainable_model import block_names, blocks_of
+from service.finetune.trained_block import TrainedBlock, layer_shape
+from service.finetune.training_state import ParameterLayout
+from service.models.llama import Llama
+
+
+class TrainedModel:
+    """scale: what the adapters' products are multiplied by. The model's weights are read as they lie."""
+
+    def __init__(self, model: Llama, parameters: LoraParameters, scale: float) -> None:
+        self.model = model
+        self.blocks = [
+            TrainedBlock(block, name, parameters, scale)
+            for block, name in zip(blocks_of(model), block_names(model), strict=True)
+        ]
+        self.arena = activation_arena(model, parameters.layout)
+
+    def begin(self, batch: MicroBatch, memory: Tensor) -> ModelPass:
+        """memory: flat uint8, which holds the activations; at least `arena.num_bytes` of the micro-batch's tokens.
+        Raises InvalidRequest for a token that the model has not, or a position beyond its tables."""
+        vocab_size, num_positions = self.model.embedding.weight.shape[0], self.model.rotary.num_positions
+        # Before a GPU sees them: there it would be the end of the process.
+        if batch.token_ids.max() >= vocab_size or batch.token_ids.min() < 0:
+            raise _unfit(f"has a token that is none of the model's {vocab_size}")
+        if batch.positions.max() >= num_positions:
+            raise _unfit(f"has more than the {num_positions} tokens that the model serves")
+        return ModelPass(self, batch_tensors(batch, self.model.rotary, memory.device), memory)
+
+
+class ModelPass:
+    """One micro-batch: `forward` of each layer, the first one's first, then `loss`, then `backward` of each layer, the
+    last one's first. Nobody waits for the device."""
+
+    def __init__(self, trained: TrainedModel, batch: BatchTensors, memory: Tensor) -> None:
+        self._trained = trained
+        self._batch = batch
+        self._kept = trained.arena.activations(memory, batch.num_tokens)
+
+    def forward(self, layer: int) -> None:
+        layers = self._kept.layers
+        if layer == 0:
+            layers[0].stream.copy_(self._trained.model.embedding(self._batch.token_ids))
+        following = layers[layer + 1].stream if layer + 1 < len(layers) else self._kept.stream
+        self._trained.blocks[layer].forward(layers[layer], following, self._batch)
+
+    def loss(self, gradient_scale: float | None) -> LossSums:
+        """gradient_scale: the backward pass is of the losses' sum times this; None: there will be none."""
+        rows, model = self._batch.trained_rows, self._trained.model
+        stream, norm = self._kept.stream.index_select(0, rows), model.norm
+        normed = rms_norm(stream, norm.weight, norm.eps)
+        sums, normed_grad = token_loss(normed, self._batch.targets, model.head.plain_weight, gradient_scale)
+        if normed_grad is not None:
+            _, stream_grad = rms_norm_backward(normed_grad, stream, norm.weight, norm.eps)
+            self._kept.gradient.zero_().index_copy_(0, rows, stream_grad)
+        return sums
+
+    def backward(self, layer: int, *, accumulates: bool) -> None:
+        """accumulates: add to the gradients of A and B."""
+        kept, gradient = self._kept.layers[layer], self._kept.gradient
+        block = self._trained.blocks[layer]
+        block.backward(kept, gradient, self._batch, accumulates=accumulates, is_first=layer == 0)
+
+
+def activation_arena(model: Llama, layout: ParameterLayout) -> ActivationArena:
+    names = block_names(model)
+    shapes = [layer_shape(block, name, layout) for block, name in zip(blocks_of(model), names, strict=True)]
+    dtype: torch.dtype = model.norm.weight.dtype
+    return ActivationArena(shapes, dtype)
+
+
+def _unfit(reason: str) -> InvalidRequest:
+    return InvalidRequest(f"an example {reason}", param="training_file")
