@@ -11,6 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+UPLOAD_PATH = "/v1/files"
+FORM_BYTES = 64 * 1024
+"""Of an upload besides its file: the form's other fields, and headers."""
+UPLOAD_STEP_BYTES = 1024 * 1024
+"""Of an upload: so many must come within the time that a whole body has otherwise."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
@@ -106,6 +112,7 @@ class ApiConfig:
     max_logprobs: most probable tokens that a call may ask for beside each of its own.
     max_patterns_at_once: patterns that one text must match together (allOf, & of a grammar): the time to compile them
         doubles with each.
+    max_file_bytes: of one uploaded file; max_line_bytes: of one of its lines. max_uploads: at a time.
     max_messages: of a chat; no more may be its content parts and calls of tools, of all messages together.
     max_arguments_characters: of the arguments of one call of a tool in a message; they are JSON, parsed in one step.
     max_logprob_entries: log probabilities that one call may return, over all its tokens; a default max_tokens is cut so
@@ -130,6 +137,9 @@ class ApiConfig:
     max_body_bytes: int = 8 * 1024 * 1024
     max_total_body_bytes: int = 256 * 1024 * 1024
     body_timeout_s: float = 30.0
+    max_file_bytes: int = 512 * 1024 * 1024
+    max_line_bytes: int = 8 * 1024 * 1024
+    max_uploads: int = 16
     max_n: int = 128
     max_prompts_per_call: int = 128
     max_sequences_per_call: int = 256
@@ -180,11 +190,13 @@ class ConnectionLimits:
 
     header_timeout_s: from connecting, or from the first byte of a later request, to the end of the headers.
     body_timeout_s, send_timeout_s: as the app's own; the server's come a second later. max_body_bytes: as the app's
-    own; looked at here where a chunk declares its size.
+    own; looked at here where a chunk declares its size. max_upload_bytes: likewise, of what is sent to UPLOAD_PATH with
+    POST; body_timeout_s is for each UPLOAD_STEP_BYTES of it.
     """
 
     max_connections: int = 10_000
     max_body_bytes: int = 8 * 1024 * 1024
+    max_upload_bytes: int = 512 * 1024 * 1024 + FORM_BYTES
     max_header_bytes: int = 64 * 1024
     max_headers: int = 100
     header_timeout_s: float = 10.0

@@ -20,6 +20,7 @@ from service.api.call_trace import TraceStore
 from service.api.context import ApiContext
 from service.api.endpoints.adapters import AdapterRoutes
 from service.api.endpoints.api_docs import ApiDocs
+from service.api.endpoints.files import Files
 from service.api.endpoints.generating import GENERATING, PATHS
 from service.api.endpoints.health import Health
 from service.api.endpoints.invocations import INVOCATIONS_PATH, Invocations
@@ -49,7 +50,7 @@ from service.api.random_ids import RandomIds
 from service.api.response_store import ResponseStore
 from service.api.serving_state import ServingState
 from service.api.text_pool import TextPool
-from service.config import ApiConfig
+from service.config import FORM_BYTES, UPLOAD_PATH, ApiConfig
 from service.core.rare_warning import RareWarning
 from service.metrics.recorder import Recorder
 from service.storage.storage import Storage
@@ -101,6 +102,8 @@ def create_app(
                 timeout_s=config.body_timeout_s,
                 budget=BodyBudget(config.max_total_body_bytes),
                 on_end=texts.note_large_work,
+                upload_path=UPLOAD_PATH,
+                max_upload_bytes=config.max_file_bytes + FORM_BYTES,
             ),
         ],
         lifespan=lambda _: _lifespan(context),
@@ -141,12 +144,17 @@ def _cross_origin(origins: Sequence[str]) -> list[Middleware]:
 def _routes(context: ApiContext, registry: CollectorRegistry) -> list[Route]:
     health, models, tokenize = Health(context), Models(context), Tokenize(context)
     stored, playground, render = StoredResponses(context), Playground(), Render(context)
-    adapters = AdapterRoutes(context)
+    adapters, files = AdapterRoutes(context), Files(context)
     return [
         _route("/v1/responses/{response_id}", stored.get),
         _route("/v1/responses/{response_id}", stored.delete, "DELETE"),
         _route("/v1/responses/{response_id}/cancel", stored.cancel, "POST"),
         _route("/v1/responses/{response_id}/input_items", stored.input_items),
+        _route(UPLOAD_PATH, files.create, "POST"),
+        _route(UPLOAD_PATH, files.list),
+        _route(f"{UPLOAD_PATH}/{{file_id}}", files.get),
+        _route(f"{UPLOAD_PATH}/{{file_id}}", files.delete, "DELETE"),
+        _route(f"{UPLOAD_PATH}/{{file_id}}/content", files.content),
         *(_route(endpoint.path, endpoint.make(context).create, "POST") for endpoint in GENERATING),
         _route(f"{MESSAGES_PATH}/count_tokens", Messages(context).count_tokens, "POST"),
         _route("/v1/models", models.list),

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from service.api.messages_errors import MESSAGES_PATH, is_messages_route, messages_error_body, messages_status
-from service.errors import MethodNotAllowed, NotFound, RateLimited, RequestError, ServerError, Unavailable
+from service.errors import MethodNotAllowed, NotFound, RateLimited, RequestError, ServerError, StorageFull, Unavailable
 from service.protocol.error_body import ErrorBody, ErrorDetail
 
 _CLIENT_CLOSED_REQUEST = 499
@@ -32,6 +32,8 @@ def error_response(error: RequestError, scope: Scope) -> Response:
     headers = {}
     if isinstance(error, Unavailable | RateLimited):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, StorageFull):
+        headers["x-should-retry"] = "false"  # openai-python's, which would send the whole file again
     if error.status == HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = "Bearer"
     if error.status in _CLOSING:

@@ -22,7 +22,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from service.config import ConnectionLimits
+from service.config import UPLOAD_PATH, UPLOAD_STEP_BYTES, ConnectionLimits
 from service.core.rare_warning import RareWarning
 from service.http.chunked_body import ChunkedBody
 from service.http.request_cycle import let_go, take_over
@@ -69,6 +69,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unanswered: deque[RequestResponseCycle] = deque()
         self._num_headers = 0
         self._num_hosts = 0
+        self._num_upload_bytes = 0  # of the body that is being read, if it is an upload
+        self._is_upload = False
         self._num_head_bytes = 0  # fed since the parser last gave us a body or the end of a head
         self._is_chunked = False
         self._chunks: ChunkedBody | None = None  # of the body that is being read, if its first byte was seen to be it
@@ -108,8 +110,9 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._chunks = ChunkedBody()
         if self._chunks is not None:
             self._chunks.feed(data)
-            if self._chunks.declared_bytes > self._limits.max_body_bytes:
-                self._refuse(413, f"The body may have at most {self._limits.max_body_bytes} bytes.")
+            most = self._limits.max_upload_bytes if self._is_upload else self._limits.max_body_bytes
+            if self._chunks.declared_bytes > most:
+                self._refuse(413, f"The body may have at most {most} bytes.")
         self._feed(data)
 
     def _feed(self, data: bytes) -> None:
@@ -156,6 +159,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()  # which raises if the target is no URL; then there is no new request
         self._in_message = True
         self._num_head_bytes = 0
+        self._num_upload_bytes = 0
+        self._is_upload = self.scope["path"] == UPLOAD_PATH and self.scope["method"] == "POST"
         self._expect_no_input()
         if self.cycle is not None:
             take_over(self.cycle, self._close)
@@ -175,7 +180,16 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._num_head_bytes = 0
         if self._in_message:
+            if self._is_upload:
+                self._note_upload(len(body))
             super().on_body(body)
+
+    def _note_upload(self, num_bytes: int) -> None:
+        """So many bytes of an upload have come; with each step of them its time starts anew."""
+        num_steps = self._num_upload_bytes // UPLOAD_STEP_BYTES
+        self._num_upload_bytes += num_bytes
+        if self._num_upload_bytes // UPLOAD_STEP_BYTES > num_steps and not self.pipeline:
+            self._expect_input(self._limits.body_timeout_s + _GRACE_S)
 
     def on_message_complete(self) -> None:
         if not self._in_message:

@@ -68,6 +68,7 @@ class AdapterRegistry:
         self._adapters = dict(modules)
         self._found: OrderedDict[str, HostAdapter] = OrderedDict()  # by when they were last asked for
         self._folders = dict(config.modules)
+        self._published: dict[str, Path] = {}
         self._reading: dict[str, asyncio.Task[HostAdapter]] = {}
         self._refused: OrderedDict[str, tuple[float, AdapterError]] = OrderedDict()
         self._in_thread = in_thread
@@ -79,11 +80,12 @@ class AdapterRegistry:
             if self._folder is None
             else {name: name for name in _adapters_below(self._folder) if name not in self._taken}
         )
-        return found | {name: folder.name for name, folder in self._folders.items()}
+        return found | {name: folder.name for name, folder in (self._folders | self._published).items()}
 
     def folder_name(self, name: str) -> str | None:
-        if name in self._folders:
-            return self._folders[name].name
+        known = self._folders.get(name) or self._published.get(name)
+        if known is not None:
+            return known.name
         return None if name in self._taken or self._folder_of(name) is None else name
 
     async def get(self, name: str) -> HostAdapter | None:
@@ -101,7 +103,7 @@ class AdapterRegistry:
         except AdapterError as fault:
             self._note_refusal(name, folder, fault)
             raise
-        if name not in self._found and name not in self._adapters:
+        if name not in self._found and name not in self._adapters and self._folder_of(name) is not None:
             self._found[name] = adapter
             while len(self._found) > self._max_found:
                 self._on_dropped(self._found.popitem(last=False)[1])
@@ -120,6 +122,16 @@ class AdapterRegistry:
 
     def unload(self, name: str) -> bool:
         return self._drop(name)
+
+    def publish(self, name: str, folder: Path) -> None:
+        """Serve the adapter in this folder under this name, which no other adapter has; it is read when it is asked
+        for, as those of `lora-dir` are."""
+        self._published[name] = folder
+
+    def withdraw(self, name: str) -> None:
+        """Serve what was published under this name no more; requests that have it keep it. Idempotent."""
+        if self._published.pop(name, None) is not None:
+            self._drop(name)
 
     def _drop(self, name: str) -> bool:
         adapter = self._adapters.pop(name, None) or self._found.pop(name, None)
@@ -151,6 +163,8 @@ class AdapterRegistry:
         return folder
 
     def _folder_of(self, name: str) -> Path | None:
+        if name in self._published:
+            return self._published[name]
         if self._folder is None or not _NAME.fullmatch(name):
             return None
         folder = (self._folder / name).resolve()

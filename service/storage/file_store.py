@@ -61,25 +61,21 @@ class FileStore:
         """Of its contents, to be read."""
         return self._folder / file.file_id
 
-    async def upload(
-        self, client: str, purpose: str, filename: str, expires_after_s: int | None = None, num_bytes: int = 0
-    ) -> Upload:
+    async def upload(self, client: str, num_bytes: int = 0) -> Upload:
         """A new file, to be written; whoever calls this commits or discards it. num_bytes: as many as it is known to
         have; StorageFull if they do not fit."""
         await self._open()
         await self._drop_expired()
         self._budget.check_room(num_bytes)
-        now_s = int(time.time())
-        expires_at = None if expires_after_s is None else now_s + expires_after_s
-        file = StoredFile(new_file_id(), client, purpose, filename, 0, now_s, expires_at)
+        file = StoredFile(new_file_id(), client, "", "", 0, int(time.time()))
         return Upload(file, self.path_of(file), self._budget, self.in_thread, self._insert)
 
     async def add(self, client: str, purpose: str, filename: str, content: bytes) -> StoredFile:
         """A new file with this content. StorageFull if it does not fit."""
-        upload = await self.upload(client, purpose, filename, num_bytes=len(content))
+        upload = await self.upload(client, len(content))
         try:
             await upload.write(content)
-            return await upload.commit()
+            return await upload.commit(purpose, filename)
         finally:
             await upload.discard()
 

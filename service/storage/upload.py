@@ -29,7 +29,7 @@ class Upload:
     """`commit` makes a file of it; `discard` may be called whatever came before, and leaves nothing of one that was not
     committed. One call at a time, event loop.
 
-    path: where its contents come to lie. insert: puts the row of the file into the table.
+    file: what is known of it beforehand. path: where its contents come to lie. insert: puts its row into the table.
     """
 
     def __init__(
@@ -57,10 +57,12 @@ class Upload:
         self._num_bytes += len(piece)
         await self._in_thread(lambda: self._append(piece, check))
 
-    async def commit(self) -> StoredFile:
+    async def commit(self, purpose: str, filename: str, expires_after_s: int | None = None) -> StoredFile:
         """The file, once it is on the disk. Cancelled, it may still be made."""
         self._is_over = True
-        return await asyncio.shield(self._commit())
+        expires_at = None if expires_after_s is None else self._file.created_at + expires_after_s
+        file = replace(self._file, num_bytes=self._num_bytes, purpose=purpose, filename=filename, expires_at=expires_at)
+        return await asyncio.shield(self._commit(file))
 
     async def discard(self) -> None:
         """Idempotent."""
@@ -78,8 +80,7 @@ class Upload:
             self._output = open(self._part, "xb")  # noqa: SIM115 - closed by _put_in_place or _remove
         return self._output
 
-    async def _commit(self) -> StoredFile:
-        file = replace(self._file, num_bytes=self._num_bytes)
+    async def _commit(self, file: StoredFile) -> StoredFile:
         try:
             await self._in_thread(self._put_in_place)
             await self._insert(file)

@@ -12,6 +12,7 @@ from service.api.calls.response_tools import chat_choice, read_tools
 from service.api.calls.wire_parsing import parse
 from service.api.response_store import ResponseStore, StoredResponse
 from service.protocol.responses import InputItem, ResponsesRequest
+from service.storage.listing import PageQuery
 from tests.complexity.door_inputs import CONFIG
 from tests.complexity.growth import Work, WorstInput
 
@@ -51,7 +52,7 @@ def _response_tools(n: int) -> Work:
 def _input_item_page(n: int) -> Work:
     items = [{"role": "user", "content": [{"type": "input_text", "text": "x"}]}] * n
     after = listed_items(items, "resp_1")[0]["id"]
-    return lambda: page_of(listed_items(items, "resp_1"), after, 20, "desc")
+    return lambda: page_of(listed_items(items, "resp_1"), PageQuery(after, 20, False))
 
 
 def _stored_responses(n: int) -> Work:

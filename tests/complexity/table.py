@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.complexity.answer_inputs import ANSWER_INPUTS
 from tests.complexity.door_inputs import DOOR_INPUTS
+from tests.complexity.file_inputs import FILE_INPUTS
 from tests.complexity.form_inputs import FORM_INPUTS
 from tests.complexity.http_inputs import HTTP_INPUTS
 from tests.complexity.messages_inputs import MESSAGES_INPUTS
@@ -14,6 +15,7 @@ WORST_INPUTS = [
     *HTTP_INPUTS,
     *DOOR_INPUTS,
     *RESPONSE_INPUTS,
+    *FILE_INPUTS,
     *FORM_INPUTS,
     *TEXT_INPUTS,
     *ANSWER_INPUTS,
@@ -45,6 +47,9 @@ WITHOUT_WORST_INPUT = {
     "api/disconnect.py": "looks at no bytes",
     "api/freed_memory.py": "reads nothing of the request",
     "api/endpoints/adapters.py": "for operators",
+    "api/endpoints/files.py": "joins others, each in the table; lists are paged",
+    "api/answers/file_content.py": "passes on pieces of a file",
+    "api/calls/page_query.py": "three short words",
     "api/endpoints/health.py": "reads nothing of the request",
     "api/middleware/key_limit.py": "looks a key's name up",
     "api/calls/token_budget.py": "adds up lengths",
@@ -66,6 +71,7 @@ WITHOUT_WORST_INPUT = {
     "api/endpoints/tokenize.py": "joins others, each in the table",
     "api/endpoints/version.py": "reads nothing of the request",
     "protocol/adapters.py": "two short names",
+    "protocol/files.py": "only written",
     "protocol/error_body.py": "only written",
     "protocol/messages_error.py": "only written",
     "protocol/models.py": "only written",

@@ -215,3 +215,37 @@ def test_without_a_folder_nothing_is_loaded_from_anywhere(folder: Path) -> None:
 def test_a_module_of_the_start_that_cannot_be_served_stops_it(folder: Path, name: str, path: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Scene(folder, (name, folder / path))
+
+
+def test_what_is_published_is_read_when_somebody_asks_and_gone_when_it_is_withdrawn(folder: Path) -> None:
+    name = "ft:base:headrace:facts:1"
+
+    async def scene() -> None:
+        there = Scene(folder, has_folder=False)
+        assert there.registry.folder_name(name) is None and await there.registry.get(name) is None
+        there.registry.publish(name, folder.parent / "outside")
+        assert there.registry.served() == {name: "outside"} and there.registry.folder_name(name) == "outside"
+        assert there.reads == []
+        adapter = await there.registry.get(name)
+        assert adapter is not None and adapter is await there.registry.get(name)
+        there.registry.unload(name)
+        assert await there.registry.get(name) is not None and len(there.reads) == 2, "it is still published"
+        there.registry.withdraw(name)
+        there.registry.withdraw(name)
+        assert there.registry.served() == {} and await there.registry.get(name) is None
+        assert len(there.dropped) == 2
+
+    run(scene)
+
+
+def test_what_is_withdrawn_while_it_is_read_is_not_there_afterwards(folder: Path) -> None:
+    async def scene() -> None:
+        there = Scene(folder, has_folder=False)
+        there.registry.publish("ft:a", folder / "poet")
+        reading = asyncio.ensure_future(there.registry.get("ft:a"))
+        await asyncio.sleep(0)
+        there.registry.withdraw("ft:a")
+        assert await reading is not None
+        assert await there.registry.get("ft:a") is None
+
+    run(scene)

@@ -103,8 +103,8 @@ def test_what_does_not_fit_leaves_nothing(tmp_path: Path) -> None:
     async def use(storage: Storage) -> None:
         await storage.files.add("ann", "batch", "a", b"123456")
         with pytest.raises(StorageFull):
-            await storage.files.upload("ann", "batch", "b", num_bytes=5)
-        upload = await storage.files.upload("ann", "batch", "b")
+            await storage.files.upload("ann", num_bytes=5)
+        upload = await storage.files.upload("ann")
         await upload.write(b"1234")
         with pytest.raises(StorageFull):
             await upload.write(b"5")
@@ -120,7 +120,7 @@ def test_what_does_not_fit_leaves_nothing(tmp_path: Path) -> None:
 def test_a_full_disk_fails_the_upload_alone(tmp_path: Path) -> None:
     async def use(storage: Storage) -> None:
         file = await storage.files.add("ann", "batch", "a", b"1")
-        upload = await storage.files.upload("ann", "batch", "b")
+        upload = await storage.files.upload("ann")
         upload._output = Path("/dev/full").open("wb", buffering=0)  # noqa: SIM115 - it says ENOSPC to every write
         with pytest.raises(StorageFull, match="disk is full"):
             await upload.write(b"12")
@@ -134,11 +134,11 @@ def test_a_full_disk_fails_the_upload_alone(tmp_path: Path) -> None:
 def test_a_row_that_cannot_be_written_leaves_no_contents(tmp_path: Path) -> None:
     async def use(storage: Storage) -> None:
         file = await storage.files.add("ann", "batch", "a", b"1")
-        upload = await storage.files.upload("ann", "batch", "b")
+        upload = await storage.files.upload("ann")
         await upload.write(b"22")
         await storage.database.run(lambda connection: connection.execute("ALTER TABLE files RENAME TO gone"))
         with pytest.raises(Exception, match="no such table"):
-            await upload.commit()
+            await upload.commit("batch", "b")
         assert (contents(tmp_path), storage.budget.num_bytes) == ({file.file_id: b"1"}, 1)
 
     with_storage(tmp_path, use)
@@ -146,10 +146,10 @@ def test_a_row_that_cannot_be_written_leaves_no_contents(tmp_path: Path) -> None
 
 def test_its_time_is_over_for_everybody_but_who_holds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def use(storage: Storage) -> None:
-        uploads = [await storage.files.upload("ann", "batch", name, HOUR_S) for name in "ab"]
+        uploads = [await storage.files.upload("ann") for _ in "ab"]
         for upload in uploads:
             await upload.write(b"1")
-        held, other = [await upload.commit() for upload in uploads]
+        held, other = [await upload.commit("batch", name, HOUR_S) for upload, name in zip(uploads, "ab", strict=True)]
         await storage.files.hold(held.file_id, "ann")
         later_s = time.time() + HOUR_S + 1
         monkeypatch.setattr(time, "time", lambda: later_s)
@@ -201,10 +201,10 @@ async def main():
     storage = Storage(Path(sys.argv[1]), 10**9)
     while True:
         content = os.urandom(50_000)
-        upload = await storage.files.upload("ann", "batch", hashlib.sha256(content).hexdigest())
+        upload = await storage.files.upload("ann")
         for start in range(0, len(content), 10_000):
             await upload.write(content[start : start + 10_000])
-        file = await upload.commit()
+        file = await upload.commit("batch", hashlib.sha256(content).hexdigest())
         print(file.file_id, flush=True)
         if content[0] < 64:
             await storage.files.delete(file.file_id, "ann")

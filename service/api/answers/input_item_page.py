@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from service.errors import InvalidRequest
+from service.storage.listing import PageQuery
 
 MOST_OF_A_PAGE = 100
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
@@ -17,22 +18,21 @@ def listed_items(items: Sequence[Mapping[str, Any]], response_id: str) -> list[d
     return [_listed(item, f"{suffix}{index:04x}") for index, item in enumerate(items)]
 
 
-def page_of(items: Sequence[Mapping[str, Any]], after: str | None, limit: int, order: str) -> dict[str, Any]:
-    """after: the id of the item before the page. order: `desc` begins with the last one."""
-    ordered = list(items) if order == "asc" else list(reversed(items))
+def page_of(items: Sequence[Mapping[str, Any]], query: PageQuery) -> dict[str, Any]:
+    ordered = list(items) if query.is_ascending else list(reversed(items))
     start = 0
-    if after is not None:
+    if query.after is not None:
         ids = [item["id"] for item in ordered]
-        if after not in ids:
+        if query.after not in ids:
             raise InvalidRequest("after is not the id of one of these items.", param="after")
-        start = ids.index(after) + 1
-    page = ordered[start : start + limit]
+        start = ids.index(query.after) + 1
+    page = ordered[start : start + query.limit]
     return {
         "object": "list",
         "data": page,
         "first_id": page[0]["id"] if page else None,
         "last_id": page[-1]["id"] if page else None,
-        "has_more": start + limit < len(ordered),
+        "has_more": start + query.limit < len(ordered),
     }
 
 

@@ -24,7 +24,7 @@ async def read_json_object(http: Request, texts: TextPool, config: ApiConfig) ->
     An integer beyond 64 bits arrives as a float, which the wire shapes refuse where they want an integer.
     """
     _check_content_type(header_of(http.scope, b"content-type"))
-    _check_not_encoded(header_of(http.scope, b"content-encoding"))
+    check_not_encoded(header_of(http.scope, b"content-encoding"))
     try:
         body = await _read(http)
         large = len(body) > LARGE_BYTES
@@ -62,6 +62,7 @@ def _check_content_type(content_type: str) -> None:
         raise UnsupportedMediaType("The body must be sent with Content-Type: application/json.")
 
 
-def _check_not_encoded(encoding: str) -> None:
+def check_not_encoded(encoding: str) -> None:
+    """encoding: the header Content-Encoding."""
     if encoding.strip().lower() not in {"", "identity"}:
         raise UnsupportedMediaType("The body must be sent as it is, without a Content-Encoding.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import orjson
 from pydantic import BaseModel, RootModel
@@ -12,14 +12,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from service.api.answers.input_item_page import MOST_OF_A_PAGE
+from service.api.calls.file_form import LEAST_EXPIRY_S, MOST_EXPIRY_S, PURPOSES
+from service.api.endpoints.files import MOST_FILES_OF_A_PAGE
 from service.api.endpoints.generating import GENERATING, GeneratingEndpoint
 from service.api.messages_errors import MESSAGES_PATH
-from service.config import ApiConfig
+from service.config import UPLOAD_PATH, ApiConfig
 from service.core.version import distribution_version
 from service.protocol.adapters import LoadAdapter, UnloadAdapter
 from service.protocol.chat import ChatRequest, ChatResponse
 from service.protocol.completions import CompletionRequest, CompletionResponse
 from service.protocol.error_body import ErrorBody
+from service.protocol.files import DeletedFile, FileList, FileObject, Purpose
 from service.protocol.messages import CountTokensRequest, TokensCount
 from service.protocol.messages_error import MessagesErrorBody
 from service.protocol.models import ModelCard, ModelList
@@ -61,6 +64,9 @@ _RESPONSES: tuple[_Shape, ...] = (
     TokenizeResponse,
     DetokenizeResponse,
     RequestTrace,
+    FileObject,
+    FileList,
+    DeletedFile,
     InputItemList,
     DeletedResponse,
     ErrorBody,
@@ -78,6 +84,17 @@ _PAGE = [
         ("order", {"type": "string", "enum": ["asc", "desc"]}),
     )
 ]
+_UPLOAD = {
+    "type": "object",
+    "required": ["file", "purpose"],
+    "properties": {
+        "file": {"type": "string", "contentMediaType": "application/octet-stream"},
+        "purpose": {"type": "string", "enum": list(PURPOSES)},
+        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+        "expires_after[seconds]": {"type": "integer", "minimum": LEAST_EXPIRY_S, "maximum": MOST_EXPIRY_S},
+    },
+    "additionalProperties": False,
+}
 _PUBLIC: list[dict[str, list[str]]] = []
 
 
@@ -161,6 +178,7 @@ def _paths(guards_metrics: bool) -> dict[str, Any]:
             "get": _operation("What a response was made from.", _json_of(InputItemList))
             | {"parameters": [*response["parameters"], *_PAGE]}
         },
+        **_file_paths(),
         "/v1/models": {"get": _operation("The models that may be named.", _json_of(ModelList))},
         "/v1/models/{model_id}": {"get": {**_operation("One model.", _json_of(ModelCard)), "parameters": [model_id]}},
         "/v1/requests/{request_id}/trace": {
@@ -200,6 +218,29 @@ def _paths(guards_metrics: bool) -> dict[str, Any]:
                 "parameters": [{**model_id, "name": "name"}],
                 "security": _PUBLIC,
             }
+        },
+    }
+
+
+def _file_paths() -> dict[str, Any]:
+    one = {"parameters": [{"name": "file_id", "in": "path", "required": True, "schema": {"type": "string"}}]}
+    page = [
+        {"name": "purpose", "in": "query", "schema": {"type": "string", "enum": list(get_args(Purpose))}},
+        *(each for each in _PAGE if each["name"] != "limit"),
+        {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": MOST_FILES_OF_A_PAGE}},
+    ]
+    form = {"required": True, "content": {"multipart/form-data": {"schema": _UPLOAD}}}
+    return {
+        UPLOAD_PATH: {
+            "post": {**_operation("Upload a file.", _json_of(FileObject)), "requestBody": form},
+            "get": {**_operation("The files.", _json_of(FileList)), "parameters": page},
+        },
+        f"{UPLOAD_PATH}/{{file_id}}": {
+            "get": _operation("One file.", _json_of(FileObject)) | one,
+            "delete": _operation("Delete it.", _json_of(DeletedFile)) | one,
+        },
+        f"{UPLOAD_PATH}/{{file_id}}/content": {
+            "get": _operation("What is in it.", {"application/octet-stream": {}}) | one
         },
     }
 

@@ -7,12 +7,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from service.api.answers.input_item_page import MOST_OF_A_PAGE, listed_items, page_of
+from service.api.calls.page_query import page_query
 from service.api.context import ApiContext
 from service.api.response_store import StoredResponse
 from service.api.scope import client_of
 from service.errors import InvalidRequest, UnsupportedParameter
-
-_ORDERS = ("asc", "desc")
 
 
 class StoredResponses:
@@ -42,17 +41,12 @@ class StoredResponses:
         return _json(stored.response)
 
     async def input_items(self, http: Request) -> Response:
-        stored, query = self._find(http), http.query_params
-        order, limit = query.get("order", "desc"), query.get("limit", "20")
-        if order not in _ORDERS:
-            raise InvalidRequest("order must be asc or desc.", param="order")
-        if not (limit.isascii() and limit.isdigit() and len(limit) < len("1000") and 1 <= int(limit) <= MOST_OF_A_PAGE):
-            raise InvalidRequest(f"limit must be from 1 to {MOST_OF_A_PAGE}.", param="limit")
-        response_id, after = http.path_params["response_id"], query.get("after")
+        stored, query = self._find(http), page_query(http, most=MOST_OF_A_PAGE, default=20)
+        response_id = http.path_params["response_id"]
 
         def page() -> bytes:
             items = listed_items(orjson.loads(stored.items), response_id)
-            return orjson.dumps(page_of(items, after, int(limit), order))
+            return orjson.dumps(page_of(items, query))
 
         return _json(await self._texts.run(len(stored.items), page))
 

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 
 from service.api.answers.input_item_page import listed_items, page_of
 from service.errors import InvalidRequest
+from service.storage.listing import PageQuery
 
 ITEMS: list[dict[str, Any]] = [
     {"role": "user", "content": "hi"},
@@ -45,7 +46,7 @@ def test_the_pages_are_all_items_in_order(num: int, limit: int, order: str) -> N
     seen: list[str] = []
     after = None
     while True:
-        page = page_of(items, after, limit, order)
+        page = page_of(items, PageQuery(after, limit, order == "asc"))
         seen += [item["id"] for item in page["data"]]
         assert len(page["data"]) <= limit
         if not page["has_more"]:
@@ -57,4 +58,4 @@ def test_the_pages_are_all_items_in_order(num: int, limit: int, order: str) -> N
 
 def test_a_place_that_is_none() -> None:
     with pytest.raises(InvalidRequest, match="after"):
-        page_of([{"id": "a"}], "b", 5, "asc")
+        page_of([{"id": "a"}], PageQuery("b", 5, True))

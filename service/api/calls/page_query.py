@@ -1,0 +1,23 @@
+"""Which page of a list is asked for: `after`, `limit` and `order`, as OpenAI's lists have them."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+
+from service.errors import InvalidRequest
+from service.storage.listing import PageQuery
+
+_ORDERS = ("asc", "desc")
+_MAX_DIGITS = 6
+
+
+def page_query(http: Request, *, most: int, default: int) -> PageQuery:
+    """limit: from 1 to `most`, `default` if left out. The newest come first if nothing is said."""
+    query = http.query_params
+    order, limit = query.get("order", "desc"), query.get("limit", str(default))
+    if order not in _ORDERS:
+        raise InvalidRequest("order must be asc or desc.", param="order")
+    is_number = limit.isascii() and limit.isdigit() and len(limit) <= _MAX_DIGITS
+    if not (is_number and 1 <= int(limit) <= most):
+        raise InvalidRequest(f"limit must be from 1 to {most}.", param="limit")
+    return PageQuery(query.get("after"), int(limit), order == "asc")

@@ -1,0 +1,162 @@
+"""Who carries jobs out: has their files read and trains them, one at a time, the oldest first."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+
+from service.errors import StorageFull, StorageUnavailable
+from service.finetune.job import IllegalTransition, Job, JobEvent, JobStatus
+from service.finetune.job_faults import JobFault, job_error
+from service.finetune.job_table import jobs_in
+from service.finetune.job_training import JobTools, JobTraining
+from service.finetune.jobs import job_event
+
+_logger = logging.getLogger(__name__)
+
+_TRY_AGAIN_S = 5.0
+_ENDS_WITHIN_S = 10.0
+
+T = TypeVar("T")
+
+
+class JobRunner:
+    """Event loop. Files are read while another job is trained."""
+
+    def __init__(self, tools: JobTools) -> None:
+        self._tools = tools
+        self._jobs = tools.jobs
+        self._held: dict[str, list[str]] = {}
+        self._has_news = {status: asyncio.Event() for status in (JobStatus.VALIDATING_FILES, JobStatus.QUEUED)}
+        self._training: JobTraining | None = None
+        self._is_idle = asyncio.Event()
+        self._is_closing = False
+        self._task: asyncio.Task[None] | None = None
+        self._jobs.listen(self._note)
+
+    def start(self) -> None:
+        """What an earlier process has left goes on."""
+        self._task = asyncio.create_task(self._work_off())
+
+    async def close(self) -> None:
+        """What runs is stopped, and goes on when the server is started again."""
+        self._is_closing = True
+        if self._training is not None:
+            self._training.stop()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._is_idle.wait(), _ENDS_WITHIN_S)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _work_off(self) -> None:
+        await _until_possible(self._recover)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._each(JobStatus.VALIDATING_FILES, self._validate))
+            group.create_task(self._each(JobStatus.QUEUED, self._train))
+
+    async def _recover(self) -> None:
+        await self._tools.models.recover()
+        unfinished = [status for status in JobStatus if not status.is_final]
+        jobs = await self._jobs.read(lambda connection: jobs_in(connection, unfinished))
+        folders = self._tools.folders
+        folders.adopt(await self._tools.in_thread(partial(folders.sweep, [job.job_id for job in jobs])))
+        for job in jobs:
+            with suppress(JobFault):  # it will meet it itself
+                await self._hold_files(job)
+            if job.status is JobStatus.RUNNING:
+                message = "The server was restarted; the job goes on from its last checkpoint"
+                await self._jobs.change(job.job_id, Job.interrupted, [job_event(message, "warn")])
+
+    async def _each(self, status: JobStatus, carry_on: Callable[[Job], Awaitable[None]]) -> None:
+        """One job of this status after the other."""
+        news = self._has_news[status]
+        while not self._is_closing:
+            news.clear()
+            look = partial(self._jobs.read, lambda connection: jobs_in(connection, [status]))
+            if waiting := await _until_possible(look):
+                await carry_on(waiting[0])
+            else:
+                await news.wait()
+
+    def _note(self, job: Job) -> None:
+        """A job is new, or has changed."""
+        if self._training is not None and self._training.job_id == job.job_id:
+            self._training.note(job)
+        elif job.status.is_final:
+            self._tools.folders.forget(job.job_id)
+        if job.status.is_final:
+            self._release_files(job)
+        if job.status in self._has_news:
+            self._has_news[job.status].set()
+
+    async def _hold_files(self, job: Job) -> None:
+        """Until the job ends. Raises JobFault if one has gone."""
+        if job.job_id not in self._held:
+            self._held[job.job_id] = held = []
+            for param, file_id in job.spec.files().items():
+                await self._tools.file(job, param, self._tools.files.hold)
+                held.append(file_id)
+
+    def _release_files(self, job: Job) -> None:
+        for file_id in self._held.pop(job.job_id, ()):
+            self._tools.files.release(file_id)
+
+    async def _validate(self, job: Job) -> None:
+        try:
+            await self._hold_files(job)
+            paths = await self._tools.paths(job)
+            data = await self._tools.in_thread(partial(self._tools.work.validate, job, *paths))
+        except Exception as fault:
+            await self._fail(job, fault)
+            return
+        found = f"{data.num_examples} examples, {data.num_tokens} tokens, {data.num_steps} steps"
+        event = job_event(f"Files validated, moving job to queued state: {found}")
+        await self._change(job, lambda now: now.validated(data), event)
+
+    async def _train(self, job: Job) -> None:
+        started = await self._change(job, Job.started, job_event("Fine-tuning job started"))
+        if started is None:
+            return
+        self._training = JobTraining(self._tools, started)
+        self._is_idle.clear()
+        try:
+            await self._training.complete()
+        except Exception as fault:
+            await self._fail(job, fault)
+        finally:
+            self._training = None
+            self._is_idle.set()
+        await _until_possible(partial(self._tidy, job))
+
+    async def _tidy(self, job: Job) -> None:
+        now = await self._jobs.get(job.job_id, job.client)
+        if now.status.is_final:
+            self._tools.folders.forget(job.job_id)
+
+    async def _fail(self, job: Job, fault: Exception) -> None:
+        error = job_error(fault)
+        event = job_event(f"The job failed: {error.message}", "error")
+        await self._change(job, lambda now: now.failed(error, int(time.time())), event)
+
+    async def _change(self, job: Job, change: Callable[[Job], Job], event: JobEvent) -> Job | None:
+        """As soon as it can be written down. None if the client was quicker: the job's status does not allow it."""
+        try:
+            return await _until_possible(partial(self._jobs.change, job.job_id, change, [event]))
+        except IllegalTransition:
+            return None
+
+
+async def _until_possible(work: Callable[[], Awaitable[T]]) -> T:
+    """Again and again as long as the data directory cannot be used, or is full."""
+    while True:
+        try:
+            return await work()
+        except (StorageFull, StorageUnavailable) as fault:
+            _logger.warning("fine-tuning waits for the data directory: %s", fault)
+            await asyncio.sleep(_TRY_AGAIN_S)

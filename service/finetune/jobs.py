@@ -1,0 +1,186 @@
+"""The jobs of all clients: making them, looking at them, and every change of one, written down before it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Literal, TypeVar
+
+from service.errors import InvalidRequest, NotFound, RateLimited
+from service.finetune.job import Job, JobCheckpoint, JobEvent, JobSpec, JobStatus
+from service.finetune.job_table import (
+    add_events,
+    count_jobs,
+    count_unfinished,
+    events_after,
+    find_job,
+    forget_oldest,
+    insert_job,
+    list_checkpoints,
+    list_events,
+    list_jobs,
+    save_job,
+)
+from service.storage.database import Connection, Database
+from service.storage.listing import Page, PageQuery
+
+MAX_UNFINISHED = 100
+"""Jobs of one API key that have not ended."""
+MAX_KEPT = 10_000
+"""Jobs of all keys; of more the oldest that have ended are forgotten."""
+
+_EVENTS_AT_ONCE = 100
+_ID_BYTES = 12
+
+T = TypeVar("T")
+Also = Callable[[Connection], None]
+"""What else belongs to a change, in the same transaction."""
+
+
+class FineTuningJobs:
+    """Event loop. Every method raises StorageUnavailable, and those that write StorageFull.
+
+    base_weights: digest of the model that is served. counts: of all jobs, by status, as of the last change.
+    """
+
+    def __init__(self, database: Database, base_weights: str) -> None:
+        self._database = database
+        self._base_weights = base_weights
+        self._watchers: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
+        self._listeners: list[Callable[[Job], None]] = []
+        self._is_closed = False
+        self.counts: Mapping[JobStatus, int] = dict.fromkeys(JobStatus, 0)
+
+    def listen(self, on_change: Callable[[Job], None]) -> None:
+        """It is called with every job that is new or has changed, on the event loop."""
+        self._listeners.append(on_change)
+
+    async def create(self, client: str, spec: JobSpec) -> Job:
+        """RateLimited if the client has too many already. spec: checked, its files among the client's."""
+        now_s = int(time.time())
+        job = Job(new_id("ftjob-"), client, now_s, self._base_weights, spec)
+
+        def insert(connection: Connection) -> Job:
+            if count_unfinished(connection, client) >= MAX_UNFINISHED:
+                raise RateLimited(f"{MAX_UNFINISHED} of your fine-tuning jobs have not ended, which is the limit.")
+            insert_job(connection, job)
+            events = [
+                job_event(f"Created fine-tuning job: {job.job_id}"),
+                job_event(f"Validating training file: {spec.training_file}"),
+            ]
+            add_events(connection, job.job_id, events)
+            forget_oldest(connection, MAX_KEPT)
+            return job
+
+        return await self._write(insert)
+
+    async def get(self, job_id: str, client: str) -> Job:
+        """NotFound if there is none, or if it is somebody else's."""
+        job = await self._database.run(lambda connection: find_job(connection, job_id, client))
+        if job is None:
+            raise NotFound(f"No such fine-tuning job: {job_id[:64]}", param="fine_tuning_job_id")
+        return job
+
+    async def list(self, client: str, metadata: Mapping[str, str], query: PageQuery) -> Page[Job]:
+        return _found(await self._database.run(lambda connection: list_jobs(connection, client, metadata, query)))
+
+    async def events(self, job: Job, query: PageQuery) -> Page[JobEvent]:
+        return _found(await self._database.run(lambda connection: list_events(connection, job.job_id, query)))
+
+    async def checkpoints(self, job: Job, query: PageQuery) -> Page[JobCheckpoint]:
+        return _found(await self._database.run(lambda connection: list_checkpoints(connection, job.job_id, query)))
+
+    async def follow(self, job: Job) -> AsyncIterator[JobEvent]:
+        """All events of a job as they come, the oldest first, until it has ended or `close`."""
+        last = 0
+        with self._watched(job.job_id) as changed:
+            while True:
+                changed.clear()
+                is_over, found = await self._database.run(partial(_look, job, last))
+                for _, event in found:
+                    yield event
+                last = found[-1][0] if found else last
+                if not found and (is_over or self._is_closed):
+                    return
+                if not found:
+                    await changed.wait()
+
+    async def change(
+        self, job_id: str, change: Callable[[Job], Job], events: Sequence[JobEvent] = (), also: Also | None = None
+    ) -> Job:
+        """The job after `change`, which may refuse. All of it is written down, or nothing."""
+
+        def apply(connection: Connection) -> Job:
+            job = find_job(connection, job_id)
+            assert job is not None, "a job that has not ended is not forgotten"
+            changed = change(job)
+            save_job(connection, changed)
+            add_events(connection, job_id, events)
+            if also is not None:
+                also(connection)
+            return changed
+
+        return await self._write(apply)
+
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        """What is asked of the tables."""
+        return await self._database.run(work)
+
+    def close(self) -> None:
+        """Whoever follows a job is told no more."""
+        self._is_closed = True
+        for job_id in list(self._watchers):
+            self._tell(job_id)
+
+    async def _write(self, work: Callable[[Connection], Job]) -> Job:
+        def work_and_count(connection: Connection) -> tuple[Job, Mapping[JobStatus, int]]:
+            return work(connection), count_jobs(connection)
+
+        job, self.counts = await self._database.run(work_and_count)
+        self._tell(job.job_id)
+        for listener in self._listeners:
+            listener(job)
+        return job
+
+    @contextmanager
+    def _watched(self, job_id: str) -> Iterator[asyncio.Event]:
+        changed = asyncio.Event()
+        self._watchers[job_id].add(changed)
+        try:
+            yield changed
+        finally:
+            self._watchers[job_id].discard(changed)
+            if not self._watchers[job_id]:
+                del self._watchers[job_id]
+
+    def _tell(self, job_id: str) -> None:
+        for changed in self._watchers.get(job_id, ()):
+            changed.set()
+
+
+def new_id(prefix: str) -> str:
+    return prefix + secrets.token_hex(_ID_BYTES)
+
+
+def job_event(
+    message: str, level: Literal["info", "warn", "error"] = "info", data: Mapping[str, float] | None = None
+) -> JobEvent:
+    """One of now. data: the numbers of a step."""
+    kind: Literal["message", "metrics"] = "message" if data is None else "metrics"
+    return JobEvent(new_id("ftevent-"), int(time.time()), level, message, kind, data)
+
+
+def _look(job: Job, last: int, connection: Connection) -> tuple[bool, list[tuple[int, JobEvent]]]:
+    known = find_job(connection, job.job_id)
+    return known is None or known.status.is_final, events_after(connection, job.job_id, last, _EVENTS_AT_ONCE)
+
+
+def _found(page: Page[T] | None) -> Page[T]:
+    if page is None:
+        raise InvalidRequest("after is not the id of one of these.", param="after")
+    return page

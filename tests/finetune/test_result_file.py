@@ -1,0 +1,23 @@
+"""tests/finetune/test_job_training.py has what is in it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from service.finetune.job import JobSpec
+from service.finetune.result_file import add_result_file
+from service.storage.listing import PageQuery
+from tests.finetune.job_scene import CLIENT, JobScene
+
+
+def test_where_there_is_no_room_for_it_the_job_goes_on_without(tmp_path: Path):
+    async def scene() -> None:
+        made = JobScene(tmp_path, max_bytes=1)
+        job = await made.jobs.create(CLIENT, JobSpec("base", "file-1"))
+        assert await add_result_file(made.jobs, made.storage.files, job) == ()
+        last = (await made.jobs.events(job, PageQuery(None, 1, False))).items[0]
+        assert last.level == "warn"
+        await made.storage.close()
+
+    asyncio.run(scene())
