@@ -62,7 +62,7 @@ class LoraConfig:
 
     num_slots: adapters that are on the device at once. max_rank: of each. modules: (name, folder) of those that are
     served from the start. folder: below which others are found by their names, and may be loaded from. max_host:
-    adapters that were found by name and are kept in the host's memory.
+    adapters that were found by name and are kept in the host's memory. trains: adapters are trained here, too.
     """
 
     num_slots: int
@@ -70,6 +70,7 @@ class LoraConfig:
     modules: tuple[tuple[str, Path], ...] = ()
     folder: Path | None = None
     max_host: int = 256
+    trains: bool = False
 
 
 @dataclass(frozen=True, slots=True)

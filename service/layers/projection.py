@@ -38,6 +38,7 @@ class Projection(Layer, ABC):
         super().__init__()
         self.shape_name = f"{out_features}x{in_features}"
         self._method: LinearMethod | None = None
+        self._keeps_plain_weight = False
 
     def forward(self, x: Normed) -> Tensor:
         return self.method.multiply(x)
@@ -49,7 +50,11 @@ class Projection(Layer, ABC):
     @property
     @abstractmethod
     def plain_weight(self) -> Tensor:
-        """[out_features, in_features], from which methods are made. Gone once it is packed."""
+        """[out_features, in_features], from which methods are made. Gone once it is packed, unless it is kept."""
+
+    def keep_plain_weight(self) -> None:
+        """It is needed beside a packed form, too: training multiplies by it, and by its transpose."""
+        self._keeps_plain_weight = True
 
     def use(self, method: LinearMethod) -> None:
         """Multiply by this method from now on; it holds the weight that `plain_weight` is now."""
@@ -60,12 +65,13 @@ class Projection(Layer, ABC):
         self.use(around(self.method))
 
     def pack(self, form: WeightForm) -> WeightForm:
-        """Take this form of the weight, or what a CPU has of it, and give up the plain one: inference only. Returns
-        the form that it has now."""
+        """Take this form of the weight, or what a CPU has of it, and give up the plain one unless it is kept: the
+        packed one is for inference only. Returns the form that it has now."""
         packed = pack_weight(self.plain_weight, form)
         if packed is not None:
             self.use(PackedMethod(packed, self.bias))
-            self._give_up_plain_weight()
+            if not self._keeps_plain_weight:
+                self._give_up_plain_weight()
         return WeightForm.PLAIN if packed is None else packed.form
 
     @abstractmethod

@@ -50,7 +50,8 @@ OnProgress = Callable[[str, int, int], None]
 class LoadedModel:
     """A model ready to serve, and the facts measured on the way.
 
-    choices: what was chosen by timing. idle_work: graphs that the first requests can do without.
+    model: that the runner computes with. choices: what was chosen by timing. idle_work: graphs that the first requests
+    can do without.
     block_bytes, host_block_bytes: of a KV block on the device, and of one that is swapped.
     max_model_len: tokens that one sequence may have by the model and the configuration (the cache may hold fewer).
     num_threads: of torch's operations on the CPU. weights: a name that changes with the weights. adapters:
@@ -59,6 +60,7 @@ class LoadedModel:
     """
 
     runner: ModelRunner
+    model: CausalLM
     choices: StepChoices
     idle_work: IdleWorks
     model_config: ModelConfig
@@ -109,13 +111,12 @@ def load_executor(
         keep_freed_memory()
     graphs = graph_sizes(max_num_seqs, max_num_batched_tokens) if device.type == "cuda" and not enforce_eager else []
     sizes = StepSizes(max_num_seqs, max_num_batched_tokens, max_model_len, config.vocab_size, graphs)
-    model = build_model(config)
+    model = _built(config, lora)
     made_for = MadeFor.of(
         model, config.architecture, device, dtype, max_num_seqs, max_num_batched_tokens, enforce_eager=enforce_eager
     )
     known = file.fitting(made_for, graphs)
-    weights_bytes = _load_weights(model, source, folder, dtype, device, phases, on_progress)
-    model.build_positions(max_model_len, device)
+    weights_bytes = _load_weights(model, source, folder, dtype, device, max_model_len, phases, on_progress)
     in_two_forms = _fits_twice(weights_bytes, device)
     choose = partial(choose_steps, model, made_for, known, device, graphs, timer, in_two_forms=in_two_forms)
     layout = KvLayout.of(config, cache.block_size, dtype)
@@ -140,6 +141,7 @@ def load_executor(
     phases.end("warm-up")
     return LoadedModel(
         runner=runner,
+        model=model,
         choices=choices,
         idle_work=_capture_graphs(runner, choices, phases, all_at_once=choices_file is not None),
         model_config=config,
@@ -159,16 +161,26 @@ def load_executor(
     )
 
 
+def _built(config: ModelConfig, lora: LoraConfig | None) -> CausalLM:
+    """Where adapters are trained, a CPU is to keep the plain weights beside those that it packs."""
+    model = build_model(config)
+    if lora is not None and lora.trains:
+        for projection in model.projections:
+            projection.keep_plain_weight()
+    return model
+
+
 def _load_weights(
     model: CausalLM,
     source: ModelSource,
     folder: Path,
     dtype: torch.dtype,
     device: torch.device,
+    max_model_len: int,
     phases: LoadPhases,
     on_progress: OnProgress | None,
 ) -> int:
-    """Give the model its weights on the device; returns their bytes."""
+    """Give the model its weights on the device, and its positions; returns the weights' bytes."""
     weights_bytes = sum(t.numel() * dtype.itemsize for t in model.checkpoint_tensors().values())
     _check_weights_fit(weights_bytes, device)
     model.materialize(dtype, device)
@@ -178,6 +190,7 @@ def _load_weights(
     else:
         load_weights(model, folder, _phase("weights", on_progress), torch_format=source.load_format == "pt")
     phases.end("weights")
+    model.build_positions(max_model_len, device)
     return weights_bytes
 
 

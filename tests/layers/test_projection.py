@@ -49,6 +49,23 @@ def test_packed_it_is_the_same_function_by_another_method():
             torch.testing.assert_close(projection(x), want, atol=1e-4, rtol=1e-4)
 
 
+def test_a_plain_weight_is_given_up_unless_it_is_kept():
+    if not can_pack(torch.float32):
+        pytest.skip("this torch has no packed linears")
+    given_up, kept = projections()[:2], projections()
+    weights = [projection.plain_weight for projection in kept]
+    for projection in (*given_up, *kept):
+        if projection in kept:
+            projection.keep_plain_weight()
+        projection.pack(WeightForm.ONEDNN)
+    for projection, weight in zip(kept, weights, strict=True):
+        assert projection.plain_weight is weight
+        assert isinstance(projection.method, PackedMethod)
+    for projection in given_up:
+        with pytest.raises((AttributeError, AssertionError)):
+            _ = projection.plain_weight
+
+
 def test_a_product_has_its_value_when_it_is_asked():
     linear, *_ = projections()
     x = torch.randn(5, 16)

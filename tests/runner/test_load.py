@@ -3,12 +3,16 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
-from service.config import CacheConfig
+from service.config import CacheConfig, LoraConfig
 from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
 from service.errors import ConfigError, ModelLoadError
+from service.finetune.hyperparameters import Hyperparameters
+from service.layers.packed_weight import WeightForm, can_pack
 from service.runner.load import load_executor
+from tests.finetune.served import completed, lora_training, random_examples
 from tests.models.checkpoints import llama, qwen3
 from tests.models.test_model_config import FIELDS
 from tests.runner.loading import load, source
@@ -34,6 +38,19 @@ def test_facts_of_a_loaded_model(save, tmp_path):
     assert loaded.num_threads >= 1
     assert loaded.memory.weights_bytes > 0
     assert calls[-1] == ("weights", loaded.memory.weights_bytes, loaded.memory.weights_bytes)
+
+
+def test_where_adapters_are_trained_the_plain_weights_stay(tmp_path):
+    folder = config_folder(tmp_path)
+    how = source(folder, load_format="dummy")
+    lora = LoraConfig(num_slots=1, max_rank=8, trains=True)
+    loaded = load_executor(how, folder, CACHE, 4, 64, lora=lora)
+    assert set(loaded.choices.linears.values()) != {WeightForm.PLAIN} or not can_pack(torch.float32)
+    for projection in loaded.model.projections:
+        assert projection.plain_weight.shape == tuple(map(int, projection.shape_name.split("x")))
+    chosen = Hyperparameters(learning_rate=1e-3, rank=8, num_epochs=1, batch_size=2)
+    training = lora_training(loaded.model, random_examples(4, vocab_size=300, longest=20), chosen)
+    assert [report.step for report in completed(training)[0]] == [1, 2]
 
 
 def test_dummy_weights_need_a_config_alone(tmp_path):
