@@ -225,7 +225,7 @@ class Engine:
     def _lose(self, launched: Launched) -> None:
         self.num_failed_in_a_row += 1
         self._record.lost()
-        self.requests.lose(self.scheduler.finish_iteration().all(), launched.plan.adapter_loads)
+        self.requests.lose(self.scheduler.finish_iteration().all(), launched.plan)
         if isinstance(launched.pending, _FailedLaunch):
             # None came behind it, and the executor may not have heard of these.
             self.scheduler.blocks.release_rows(launched.plan.released)

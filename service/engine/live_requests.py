@@ -9,9 +9,9 @@ import logging
 from collections.abc import Iterable
 from dataclasses import replace
 
-from service.core.adapter import AdapterLoad
 from service.core.clock import Clock
 from service.core.events import FinalEvent, News, Outcome
+from service.core.iteration_plan import IterationPlan
 from service.core.request import FinishReason, Request
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
@@ -129,15 +129,17 @@ class LiveRequests:
                 stats[request_id] = replace(told, num_output_tokens=told.num_output_tokens + num_uncounted)
         return stats
 
-    def lose(self, groups: list[SequenceGroup], loads: tuple[AdapterLoad, ...]) -> None:
-        """Requests that were computed, or on the move, may be damaged, and so are those whose adapter may not have been
-        loaded: an iteration may have been launched for them since. What others hold was not touched."""
+    def lose(self, groups: list[SequenceGroup], plan: IterationPlan) -> None:
+        """The plan, in which these were computed, may have been carried out in part. They may be damaged, and so are
+        requests on the move, those whose adapter may not have been loaded, and those whose blocks may not have been
+        copied: an iteration may have been launched for them since. What others hold was not touched."""
         error = ServerError("an iteration that held this request failed")
         blocks, pool = self._scheduler.blocks, self._scheduler.pool
         moving = [pool.member(sequence_id) for sequence_id in blocks.swap_space.moving_sequence_ids()]
-        adapter_ids = {load.adapter_id for load in loads}
+        adapter_ids = {load.adapter_id for load in plan.adapter_loads}
         misled = [g for g in pool.running if g.request.adapter and g.request.adapter.adapter_id in adapter_ids]
-        for group in [*groups, *(member[0] for member in moving if member is not None), *misled]:
+        copied = [pool.member(sequence_id) for sequence_id in blocks.lose({c.destination for c in plan.copies})]
+        for group in [*groups, *(member[0] for member in (*moving, *copied) if member is not None), *misled]:
             self.fail(group.request.request_id, error)
         self._scheduler.lose_transfers()
         for adapter_id in adapter_ids:

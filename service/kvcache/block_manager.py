@@ -197,7 +197,8 @@ class BlockManager:
         """A training gets a run of `num_blocks` neighbours that are free, or made so; None if there is no such run now.
         Of all runs it is the one with the fewest blocks in use, and of these the one with the fewest that a prefix may
         be found in. Whoever is in the way moves: the returned copies must be carried out before the next write. The
-        caller has checked that as many are free."""
+        caller has checked `fit`, and that there is no arena."""
+        self.adapter_slots.free_blocks(num_blocks)
         first = cheapest_run(self._costs_of_blocks(), num_blocks)
         if first is None:
             return None
@@ -275,6 +276,11 @@ class BlockManager:
                 block_ids.append(device_of[host_block])
             self._add_table(sequence_id, block_ids)
         return self.swap_space.move_in(sequence_ids, device_of)
+
+    def lose(self, block_ids: set[int]) -> list[int]:
+        """What they hold is not what it should be: it is found no more. Returns the sequences that have any of them."""
+        self._prefix_cache.forget(block_ids)
+        return [i for i, table in self._tables.items() if not block_ids.isdisjoint(table.block_ids)]
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless counts equal holders and every block is either used or free, once."""

@@ -18,4 +18,6 @@ class DecisionTally:
     swapped_blocks: int = 0
     num_adapter_loads: int = 0
     num_adapter_evictions: int = 0
+    num_arena_returns: int = 0
+    num_micro_batches_lost: int = 0
     predictions: tuple[Prediction, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -167,7 +168,7 @@ def an_overwritten_prefix_still_known(patch: Patch) -> None:
 
 def a_lost_load_believed_done(patch: Patch) -> None:
     lose = LiveRequests.lose
-    patch.setattr(LiveRequests, "lose", lambda self, groups, loads: lose(self, groups, ()))
+    patch.setattr(LiveRequests, "lose", lambda self, groups, plan: lose(self, groups, replace(plan, adapter_loads=())))
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -143,9 +143,9 @@ class World:
     def lend(self) -> None:
         blocks = self.blocks
         blocks.arena.give_back()
-        if not blocks.pool.num_free:
+        if not blocks.num_available:
             return
-        num_blocks = self.chance.randint(-(-blocks.pool.num_free // 2), blocks.pool.num_free)
+        num_blocks = self.chance.randint(-(-blocks.num_available // 2), blocks.num_available)
         before = self.shape()
         occupied, prefixes = blocks.num_occupied, self.live_prefixes()
         copies = blocks.lend_arena(num_blocks)
