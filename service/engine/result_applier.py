@@ -91,7 +91,7 @@ class ResultApplier:
         for place, group in looked_at.items():
             try:
                 logprobs = result.logprobs[place] if result.logprobs else None
-                if not self._apply_looked_at(group, token_ids[place], logprobs):
+                if not self._apply_looked_at(group, token_ids[place], logprobs, has_left=place in members.left):
                     num_dropped += 1
                     num_by_client[group.request.client] -= 1
             except Exception as fault:  # whatever it is, the others get theirs
@@ -111,18 +111,21 @@ class ResultApplier:
             del told[place]
         self._requests.events += told
 
-    def _apply_looked_at(self, group: SequenceGroup, token_id: int, logprobs: TokenLogprobs | None) -> bool:
-        """False if the request ended after the launch: what it drew since is dropped."""
+    def _apply_looked_at(
+        self, group: SequenceGroup, token_id: int, logprobs: TokenLogprobs | None, *, has_left: bool
+    ) -> bool:
+        """False if the request ended after the launch: what it drew since is dropped. has_left: the batch, since the
+        launch; it may have joined it again."""
         if not group.live:
             return False
         sequence = group.live[0]
         if token_id == INVALID_TOKEN_ID:
             self._requests.end_group(group, Outcome.FAILED, _failed_draw(group.request))
-        elif group in self._scheduler.batch:
-            self._tell_token(group, sequence, len(sequence.token_ids) - 1, token_id, logprobs)
-        else:
+        elif has_left:
             group.last_token_s = self._result_s
             self._append_token(group, sequence, sequence.num_known_tokens, token_id, logprobs)
+        else:
+            self._tell_token(group, sequence, len(sequence.token_ids) - 1, token_id, logprobs)
         return True
 
     def _apply_one(

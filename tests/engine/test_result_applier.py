@@ -126,3 +126,14 @@ def test_a_prompt_whose_scores_are_no_numbers_fails_and_no_other():
     assert [entry.chosen for entry in harness.prompt_logprobs["request-0"]] == [-2, -3, -4, -5, -6]
     assert "request-1" not in harness.prompt_logprobs
     assert harness.blocks.pool.num_used == 0
+
+
+def test_who_leaves_the_batch_and_joins_it_again_gets_the_token_that_was_under_way():
+    harness = Harness(overlap=True)
+    harness.add(harness.request((1, 2, 3), 40))
+    for number in range(30):
+        harness.step()
+        if number % 5 == 4:
+            harness.scheduler.batch.dissolve(harness.scheduler.pool.running)
+    harness.run()
+    harness.check_against_oracle("request-0")
