@@ -10,6 +10,7 @@ from tests.complexity.http_inputs import HTTP_INPUTS
 from tests.complexity.messages_inputs import MESSAGES_INPUTS
 from tests.complexity.response_inputs import RESPONSE_INPUTS
 from tests.complexity.text_inputs import TEXT_INPUTS
+from tests.complexity.training_file_inputs import TRAINING_FILE_INPUTS
 
 WORST_INPUTS = [
     *HTTP_INPUTS,
@@ -20,6 +21,7 @@ WORST_INPUTS = [
     *TEXT_INPUTS,
     *ANSWER_INPUTS,
     *MESSAGES_INPUTS,
+    *TRAINING_FILE_INPUTS,
 ]
 
 WITHOUT_WORST_INPUT = {

@@ -1,0 +1,173 @@
+"""One line of a training file -> its form, checked without a model: a chat, or a prompt with its completion.
+
+Forms are OpenAI's: `{"messages": [...], "tools": [...]}`, where a message of the assistant may have a `weight` of 0
+or 1, and `{"prompt": "...", "completion": "..."}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, TypeVar
+
+import orjson
+from pydantic import Field, ValidationError
+
+from service.errors import HeadraceError
+from service.protocol.chat import ChatMessage, Tool
+from service.protocol.generation import Members, WireRequest
+
+MAX_LINE_BYTES = 256 * 1024
+"""Some 64,000 tokens: more than is learned from one example. Parsing holds the interpreter's lock: 0.1 s at worst."""
+MAX_MESSAGES = 512
+"""A chat is rendered up to each turn that is learned: 2 s for so many."""
+MAX_TOOLS = 128
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_MAX_SHOWN = 64
+
+Form = TypeVar("Form", bound=WireRequest)
+
+
+class DatasetError(HeadraceError):
+    """A training file cannot be used. line: from 1; None where it is no single one. The reason has no number of it."""
+
+    def __init__(self, line: int | None, reason: str) -> None:
+        super().__init__(reason if line is None else f"line {line}: {reason}")
+        self.line = line
+        self.reason = reason
+
+
+class TrainingMessage(ChatMessage):
+    """weight: of the assistant's messages; 0: not learned."""
+
+    weight: Annotated[int, Field(ge=0, le=1)] | None = None
+
+
+class TrainingChat(WireRequest):
+    messages: Members[TrainingMessage]
+    tools: Members[Tool] | None = None
+    parallel_tool_calls: bool | None = None
+
+    def is_trained(self, index: int) -> bool:
+        message = self.messages[index]
+        return message.role == "assistant" and message.weight != 0
+
+
+class PromptCompletion(WireRequest):
+    prompt: str
+    completion: str
+
+
+def read_line(line: bytes, number: int) -> TrainingChat | PromptCompletion:
+    """What the line says. Raises DatasetError naming the line, and the field if there is one."""
+    try:
+        return _read(line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line)
+    except _Fault as fault:
+        raise DatasetError(number, str(fault)) from None
+
+
+class LineChecker:
+    """Checks the form of a file that comes in pieces, holding one line at most. One thread at a time."""
+
+    def __init__(self) -> None:
+        self._begun = bytearray()
+        self._is_empty = True
+        self.num_lines = 0
+
+    def feed(self, piece: bytes) -> None:
+        """Raises DatasetError at the first line that is wrong."""
+        start = 0
+        while (end := piece.find(b"\n", start)) >= 0:
+            self._begun += piece[start:end]
+            self._end_line()
+            start = end + 1
+        self._begun += piece[start:]
+        if len(self._begun) > MAX_LINE_BYTES:
+            raise DatasetError(self.num_lines + 1, _TOO_LONG)
+
+    def finish(self) -> None:
+        """The file has ended. Raises DatasetError, also where there was no line at all."""
+        self._end_line()
+        if self._is_empty:
+            raise DatasetError(None, "the file has no lines")
+
+    def _end_line(self) -> None:
+        line = bytes(self._begun)
+        self._begun.clear()
+        if line.strip():
+            read_line(line, self.num_lines + 1)
+            self._is_empty = False
+        self.num_lines += 1
+
+
+_TOO_LONG = f"is longer than {MAX_LINE_BYTES} bytes"
+
+
+class _Fault(Exception):
+    """What is wrong with the line."""
+
+
+def _read(line: bytes) -> TrainingChat | PromptCompletion:
+    if len(line) > MAX_LINE_BYTES:
+        raise _Fault(_TOO_LONG)
+    try:
+        value = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise _Fault(f"is not JSON: {error.msg} (column {error.colno})") from None
+    if not isinstance(value, dict):
+        raise _Fault("is not a JSON object")
+    is_chat, is_pair = "messages" in value, "prompt" in value or "completion" in value
+    if is_chat == is_pair:
+        raise _Fault("must have either messages, or prompt and completion")
+    return _checked_pair(_shaped(PromptCompletion, value)) if is_pair else _checked_chat(_shaped_chat(value))
+
+
+def _shaped_chat(value: dict[str, object]) -> TrainingChat:
+    for name, most in (("messages", MAX_MESSAGES), ("tools", MAX_TOOLS)):
+        members = value.get(name)
+        if isinstance(members, list) and len(members) > most:
+            raise _Fault(f"{name} has {len(members)} members; at most {most} are allowed")
+    return _shaped(TrainingChat, value)
+
+
+def _shaped(form: type[Form], value: dict[str, object]) -> Form:
+    try:
+        shaped = form.model_validate(value)
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_input=False, include_context=False)
+        deepest = max(details, key=lambda each: len(each["loc"]))
+        where = "".join(f"[{part}]" if isinstance(part, int) else f".{part[:_MAX_SHOWN]}" for part in deepest["loc"])
+        raise _Fault(f"{where.lstrip('.')}: {deepest['msg']}") from None
+    unknown = next(_unknown_fields(shaped, ""), None)
+    if unknown is not None:
+        raise _Fault(f"{unknown} is not a field that is known")
+    return shaped
+
+
+def _unknown_fields(shape: WireRequest, where: str) -> Iterator[str]:
+    """Names of the fields that nobody knows. Those of a tool are not asked about: the template shows them all."""
+    for name, value in (shape.model_extra or {}).items():
+        if value is not None:
+            yield f"{where}{name[:_MAX_SHOWN]}"
+    for name in type(shape).model_fields:
+        value = getattr(shape, name)
+        members = enumerate(value) if isinstance(value, list) and name != "tools" else ((None, value),)
+        for index, member in members:
+            if isinstance(member, WireRequest):
+                yield from _unknown_fields(member, f"{where}{name}." if index is None else f"{where}{name}[{index}].")
+
+
+def _checked_pair(pair: PromptCompletion) -> PromptCompletion:
+    if not pair.completion:
+        raise _Fault("completion must not be empty")
+    return pair
+
+
+def _checked_chat(chat: TrainingChat) -> TrainingChat:
+    for index, message in enumerate(chat.messages):
+        if message.weight is not None and message.role != "assistant":
+            raise _Fault(f"messages[{index}].weight: only messages of the assistant have one")
+        if message.function_call is not None:
+            raise _Fault(f"messages[{index}].function_call is an older form of tool_calls, which must be used")
+    if not any(chat.is_trained(index) for index in range(len(chat.messages))):
+        raise _Fault("messages: none is the assistant's with a weight of 1, so there is nothing to learn")
+    return chat

@@ -1,0 +1,143 @@
+"""A chat -> the texts to learn from, cut where the assistant's part begins and ends.
+
+The assistant's part of a turn is what the template adds to the prompt that the model is given for that turn: the text
+of the messages up to it begins with the text of those before it and the generation prompt, and the rest is the
+assistant's. Where it does not, nobody can say which tokens the model itself would have written: the chat is refused.
+
+Templates may show a turn otherwise once another follows; Qwen3's drops the reasoning. Such a turn is learned from a
+text of its own, which ends with it: that is what the model sees when it is asked for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from service.errors import HeadraceError, InvalidRequest
+from service.finetune.dataset_line import MAX_LINE_BYTES, PromptCompletion, TrainingChat
+from service.text.chat_messages import check_messages, template_messages
+from service.text.chat_template import ChatTemplate, Message, TemplateRefusal
+from service.text.special_text import Shield
+from service.text.tokenizer import Tokenizer
+
+Check = Callable[[], None]
+
+
+class UntrainableText(HeadraceError):
+    """A chat or a pair that cannot be learned from; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelText:
+    """How a model reads text. template: None if it has none. end_id: written behind a completion, which a chat's
+    template does itself. vocab_size: ids that it has. template_options: as the server renders every chat."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    end_id: int | None
+    vocab_size: int
+    template_options: Mapping[str, object] = field(default_factory=dict)
+
+
+class TextPart(NamedTuple):
+    text: str
+    is_trained: bool
+
+
+class TrainingText(NamedTuple):
+    """parts: one behind another. literals: as of `Tokenizer.encode_rendered`; None: no template wrote it, so it may
+    spell special tokens, and the tokenizer puts its own before it. end_id: an id behind it all, to be learned."""
+
+    parts: Sequence[TextPart]
+    literals: Mapping[str, str] | None
+    end_id: int | None = None
+
+
+def training_texts(chat: TrainingChat, model: ModelText, max_length: int, check: Check) -> list[TrainingText]:
+    """At least one; turns that begin beyond `max_length` tokens are left out. check: called now and then, may raise.
+
+    Raises UntrainableText.
+    """
+    if model.template is None:
+        raise UntrainableText("the model has no chat template: it learns from prompt and completion")
+    shield = Shield(model.tokenizer.special_texts)
+    try:
+        check_messages(chat.messages, model.template)
+        plain = template_messages(chat.messages, model.template, MAX_LINE_BYTES)
+        return _Rendering(chat, plain, model, model.template, shield).texts(max_length, check)
+    except InvalidRequest as error:
+        raise UntrainableText(error.message) from error
+    except TemplateRefusal as error:
+        reason = shield.reveal(str(error))[:200]
+        raise UntrainableText(f"the chat template refuses these messages: {reason}") from error
+    except RecursionError as error:
+        raise UntrainableText("tools or arguments of calls are nested too deeply") from error
+
+
+def completion_text(pair: PromptCompletion, model: ModelText) -> TrainingText:
+    return TrainingText([TextPart(pair.prompt, False), TextPart(pair.completion, True)], None, model.end_id)
+
+
+class _Rendering:
+    """Of one chat, and of its beginnings."""
+
+    def __init__(
+        self,
+        chat: TrainingChat,
+        messages: Sequence[Message],
+        model: ModelText,
+        template: ChatTemplate,
+        shield: Shield,
+    ) -> None:
+        self._chat = chat
+        self._shield = shield
+        self._tokenizer = model.tokenizer
+        self._template = template
+        self._options = model.template_options
+        self._messages = [{key: shield.cover(value) for key, value in message.items()} for message in messages]
+        tools = chat.tools or None
+        self._tools = None if tools is None else [shield.cover(tool.model_dump(exclude_unset=True)) for tool in tools]
+
+    def texts(self, max_length: int, check: Check) -> list[TrainingText]:
+        whole = self._text(len(self._messages), asks=False)
+        borders: list[int] = []  # begin and end of each turn that is learned within the whole
+        apart: list[TrainingText] = []
+        for index in filter(self._chat.is_trained, range(len(self._messages))):
+            check()
+            before = self._text(index, asks=True)
+            if (apart or borders) and self._tokenizer.least_num_tokens(len(before)) >= max_length:
+                break
+            after = self._text(index + 1, asks=False)
+            self._check_turn(before, after, index)
+            if whole.startswith(after) and len(before) >= (borders[-1] if borders else 0):
+                borders += [len(before), len(after)]
+            else:
+                apart.append(self._training_text(after, [len(before), len(after)]))
+        return [*([self._training_text(whole, borders)] if borders else []), *apart]
+
+    def _text(self, num_messages: int, *, asks: bool) -> str:
+        """Of the first messages. asks: with the generation prompt."""
+        return self._template.render(
+            self._messages[:num_messages], add_generation_prompt=asks, tools=self._tools, options=self._options
+        )
+
+    def _check_turn(self, before: str, after: str, index: int) -> None:
+        if not after.startswith(before):
+            raise UntrainableText(
+                f"messages[{index}]: which tokens are the assistant's cannot be told: the chat template writes this "
+                "turn otherwise than it begins one that the model is asked for"
+            )
+        message, turn = self._messages[index], after[len(before) :]
+        content = str(message["content"] or "").strip()
+        if content and content not in turn and not self._template.knows_reasoning:
+            raise UntrainableText(f"messages[{index}]: the chat template does not show its content as it is")
+        calls = self._chat.messages[index].tool_calls or ()
+        if any(str(self._shield.cover(call.function.name)) not in turn for call in calls):
+            raise UntrainableText(f"messages[{index}]: the chat template does not show its tool_calls")
+
+    def _training_text(self, text: str, borders: Sequence[int]) -> TrainingText:
+        """Up to the last border; between every first and second of them is the assistant's."""
+        places = zip([0, *borders], borders, strict=False)
+        parts = [TextPart(text[start:end], at % 2 == 1) for at, (start, end) in enumerate(places)]
+        return TrainingText(parts, self._shield.literals)

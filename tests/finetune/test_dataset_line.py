@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.finetune.dataset_line import (
+    MAX_LINE_BYTES,
+    MAX_MESSAGES,
+    DatasetError,
+    LineChecker,
+    PromptCompletion,
+    TrainingChat,
+    read_line,
+)
+
+SAID: list[dict[str, Any]] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+PAIR = {"prompt": "a", "completion": "b"}
+
+
+def said(**fields: Any) -> dict[str, Any]:
+    """The chat with fields of the assistant's message."""
+    return {"messages": [SAID[0], SAID[1] | fields]}
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"messages": [', "is not JSON: .*column"),
+        ('{"prompt": "\\ud800", "completion": "x"}', "is not JSON"),
+        ('{"prompt": NaN, "completion": "x"}', "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        (b'{"prompt": "\xff", "completion": "x"}', "is not JSON"),
+        ("[]", "is not a JSON object"),
+        ({}, "either messages, or prompt and completion"),
+        ({"messages": SAID, **PAIR}, "either messages, or prompt and completion"),
+        ({"prompt": "x"}, "completion: Field required"),
+        ({"prompt": 5, "completion": "x"}, "prompt: Input should be a valid string"),
+        ({"prompt": "x", "completion": ""}, "completion must not be empty"),
+        (PAIR | {"id": 7}, "id is not a field"),
+        ({"messages": []}, "nothing to learn"),
+        ({"messages": "hello"}, "messages: "),
+        ({"messages": [SAID[0]]}, "nothing to learn"),
+        (said(weight=0), "nothing to learn"),
+        (said(weight=0.5), r"messages\[1\].weight: "),
+        (said(weight=True), r"messages\[1\].weight: "),
+        ({"messages": [SAID[0] | {"weight": 1}, SAID[1]]}, r"messages\[0\].weight: only"),
+        (said(mood="glad"), r"messages\[1\].mood is not a field"),
+        (said(function_call={"name": "f", "arguments": "{}"}), r"messages\[1\].function_call is an older form"),
+        ({"messages": [{"content": "a"}, SAID[1]]}, r"messages\[0\].role: Field required"),
+        ({"messages": SAID * MAX_MESSAGES}, f"at most {MAX_MESSAGES}"),
+        ({"messages": SAID, "tools": [{"type": "function"}]}, r"tools\[0\].function: Field required"),
+        (PAIR | {"prompt": "x" * MAX_LINE_BYTES}, f"is longer than {MAX_LINE_BYTES} bytes"),
+    ],
+)
+def test_a_wrong_line_is_refused_by_number_and_field(line: object, reason: str):
+    written = line if isinstance(line, bytes) else (line if isinstance(line, str) else json.dumps(line)).encode()
+    with pytest.raises(DatasetError, match=f"^line 7: {reason}|^line 7: .*{reason}") as refusal:
+        read_line(written, 7)
+    assert refusal.value.line == 7
+    assert len(str(refusal.value)) < 300
+
+
+def test_chats_and_pairs_are_told_apart():
+    assert isinstance(read_line(json.dumps({"messages": SAID}).encode(), 1), TrainingChat)
+    assert isinstance(read_line(json.dumps(PAIR).encode(), 1), PromptCompletion)
+
+
+def test_fields_of_a_tool_are_the_templates_business():
+    tool = {"type": "function", "x": 1, "function": {"name": "f", "parameters": {"a": 1}, "y": 2}}
+    chat = read_line(json.dumps({"messages": SAID, "tools": [tool], "parallel_tool_calls": False}).encode(), 1)
+    assert isinstance(chat, TrainingChat)
+    assert chat.tools is not None
+    assert chat.tools[0].model_dump(exclude_unset=True) == tool
+
+
+def test_a_byte_order_mark_may_begin_the_file_alone():
+    line = b"\xef\xbb\xbf" + json.dumps(PAIR).encode()
+    assert read_line(line, 1)
+    with pytest.raises(DatasetError):
+        read_line(line, 2)
+
+
+lines = st.lists(st.sampled_from([json.dumps(PAIR), json.dumps({"messages": SAID}), "", " ", "{}", "x"]), max_size=8)
+
+
+@given(lines, st.booleans(), st.data())
+def test_a_file_in_pieces_is_what_its_lines_are(file_lines: list[str], ends: bool, choice: st.DataObject):
+    file = "\n".join(file_lines) + "\n" * ends
+    wrong = next((at for at, line in enumerate(file.split("\n"), 1) if line in ("{}", "x")), None)
+    cuts = sorted(choice.draw(st.lists(st.integers(0, len(file)), max_size=6)))
+    checker = LineChecker()
+
+    def check() -> None:
+        for start, end in zip([0, *cuts], [*cuts, len(file)], strict=True):
+            checker.feed(file[start:end].encode())
+        checker.finish()
+
+    if wrong is None and file.strip():
+        check()
+    else:
+        with pytest.raises(DatasetError) as refusal:
+            check()
+        assert refusal.value.line == wrong
+
+
+def test_a_line_that_does_not_end_is_refused_before_it_fills_the_memory():
+    checker = LineChecker()
+    with pytest.raises(DatasetError, match="line 1: is longer"):
+        for _ in range(100):
+            checker.feed(b"x" * 65_536)
