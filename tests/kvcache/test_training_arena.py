@@ -169,11 +169,11 @@ class World:
         tables = [table.block_ids for table in self.blocks._tables.values()]
         return [[numbers.setdefault(b, len(numbers)) for b in block_ids] for block_ids in tables]
 
-    def live_prefixes(self) -> set[tuple[int, int]]:
-        """Of each sequence on the device, how many of its blocks that are found somebody holds."""
+    def live_prefixes(self) -> set[bytes]:
+        """Entries of the prefix cache of which somebody holds all blocks."""
         count = self.blocks.pool.reference_count
-        found = ((s, self.blocks.match_prefix(s, SALT)) for s in self.on_device())
-        return {(s.sequence_id, n) for s, block_ids in found for n, b in enumerate(block_ids) if count(b)}
+        entries = self.cache._entries.values()
+        return {entry.digest for entry in entries if all(count(block_id) for block_id in entry.block_ids)}
 
     def check(self) -> None:
         self.blocks.check_invariants()
