@@ -75,7 +75,7 @@ _OPEN = {
     "max_lora": "a number",
     "adapter": "its name",
     "headrace_startup_seconds": "`total` and its parts",
-    "headrace_policies": "one a policy: `scheduling`, `admission`, `preemption`, `chunks`, `prefix_cache`",
+    "headrace_policies": "one a policy: `scheduling`, `admission`, `preemption`, `chunks`, `prefix_cache`, `training`",
 }
 """Labels whose values come with the traffic, or metrics whose labels do: what is said of them instead."""
 
@@ -103,7 +103,8 @@ def _metrics() -> Iterator[Metric]:
     recorder.record_rejection("")
     recorder.record_abort("")
     recorder.record_startup("", 0.0)
-    for predictor in ("recompute", "swap"):
+    for predictor in ("recompute", "swap", "training"):
+        instruments.prediction_error.labels(predictor)
         instruments.predicted_seconds.labels(predictor)
         instruments.actual_seconds.labels(predictor)
     registry.register(HostSeconds(recorder.times))

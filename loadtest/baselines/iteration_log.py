@@ -2,7 +2,7 @@
 
 from service.core.events import Outcome
 from service.core.request import FinishReason
-from service.core.stats import IterationStats, RequestStats
+from service.core.stats import IterationStats, RequestStats, TrainingStats
 
 
 class IterationLog:
@@ -10,10 +10,15 @@ class IterationLog:
 
     def __init__(self) -> None:
         self.iterations: list[IterationStats] = []
+        self.trainings: list[TrainingStats] = []
 
     def record_iteration(self, stats: IterationStats) -> None:
         """See `service/engine/ports.py`."""
         self.iterations.append(stats)
+
+    def record_training(self, stats: TrainingStats) -> None:
+        """Likewise."""
+        self.trainings.append(stats)
 
     def record_commands(self, seconds: float) -> None:
         pass

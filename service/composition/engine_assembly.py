@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from service.composition.model_parts import ModelParts
-from service.composition.policies import make_admission, make_chunk_budget, make_preemption, make_scheduling_policy
+from service.composition.policies import (
+    make_admission,
+    make_chunk_budget,
+    make_preemption,
+    make_scheduling_policy,
+    make_training_policy,
+)
 from service.core.clock import Clock
 from service.engine.engine import Engine
 from service.engine.ports import Executor
@@ -36,6 +42,7 @@ def make_engine(
         make_chunk_budget(
             settings, parts.cost.iteration_time, config.max_num_batched_tokens, is_gpu=loaded.device != "cpu"
         ),
+        make_training_policy(settings, parts.cost.iteration_time),
     )
     scheduler = IterationScheduler(
         blocks,
@@ -58,6 +65,7 @@ def make_engine(
         overlap=overlap,
         masker=masker,
         idle_work=loaded.idle_work,
+        trainings=loaded.runner.trainings if stand_in is None else None,
     )
     return engine, blocks
 

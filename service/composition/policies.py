@@ -6,9 +6,11 @@ from service.kvcache.swap_space import SwapSpace
 from service.prediction.iteration_time import IterationTime
 from service.scheduler.admission import Admission, OnDemandAdmission
 from service.scheduler.chunk_budget import ChunkBudget, FixedBudget, InPieces, InterTokenTarget
+from service.scheduler.deferred_batching import DeferredBatching, TrainingPolicy
 from service.scheduler.fairness import Fair
 from service.scheduler.fcfs import FirstComeFirstServed
 from service.scheduler.history import History
+from service.scheduler.interleaved_training import InterleavedTraining
 from service.scheduler.memory_forecast import ForecastAdmission, ReserveAdmission
 from service.scheduler.preemption import AdaptivePreemption, AlwaysRecompute, AlwaysSwap, Preemption
 from service.scheduler.priority import ByPriority
@@ -50,6 +52,14 @@ def make_preemption(settings: Settings) -> Preemption:
             return AlwaysSwap()
         case "adaptive":
             return AdaptivePreemption()
+
+
+def make_training_policy(settings: Settings, iteration_time: IterationTime) -> TrainingPolicy:
+    """Whether requests go first, or a fine-tuning job."""
+    target_ms = settings.inter_token_target_ms
+    if settings.finetuning_mode == "deferred" or target_ms is None:
+        return DeferredBatching(settings.deferral_bound)
+    return InterleavedTraining(iteration_time, target_ms / 1000)
 
 
 def make_chunk_budget(

@@ -147,7 +147,8 @@ class Transfer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IterationPlan:
-    """One iteration, in the order: release, load adapters, copy, compute, sample, train; transfers run beside that.
+    """One iteration, in the order: release, load adapters, copy, compute, sample; transfers run beside that. Or layer
+    steps of a training, behind copies that make room for them, and nothing else.
 
     scheduled: sequences that are told one by one: chunks of prompts, and decodes of which there is more to tell than
         ScheduledDecodes has room for.
@@ -159,8 +160,7 @@ class IterationPlan:
     awaits_transfer: nothing can run before some transfer has finished; the executor may wait for one.
     masks: which ids the draws may give, where grammars restrict them; to be waited for as late as possible.
     adapter_loads: adapters that are new on the device, each in another slot.
-    training: layer steps of a training that run in it. Nothing else is written to its arena, or read there but by
-        copies.
+    training: layer steps of one. Its arena is written and read by nothing else, but for copies out of it.
     """
 
     scheduled: tuple[ScheduledSequence, ...]
@@ -179,7 +179,9 @@ class IterationPlan:
         assert all(map(TOKEN_IDS, scheduled)), "a scheduled sequence computes at least one token"
         if self.copies or self.transfers or self.adapter_loads:
             self._check_blocks()
-        assert self.training is None or self.training.num_layer_steps > 0, "a share of training is some"
+        if self.training is not None:
+            assert self.training.num_layer_steps > 0, "a share of training is some"
+            assert not (self.computes or self.transfers or self.adapter_loads), "layer steps alone"
 
     def _check_blocks(self) -> None:
         destinations = {c.destination for c in self.copies}
@@ -195,8 +197,7 @@ class IterationPlan:
         assert destinations.union(leaving, filled).isdisjoint(loaded), "an adapter's block is its own"
         assert len({load.slot for load in self.adapter_loads}) == len(self.adapter_loads), "a slot is filled once"
         if self.training is not None and self.training.arena is not None:
-            lent = set(self.training.arena.block_ids)
-            assert lent.isdisjoint(destinations.union(leaving, filled, loaded)), "an arena is its training's own"
+            assert destinations.isdisjoint(self.training.arena.block_ids), "an arena is its training's own"
 
     @property
     def computes(self) -> bool:

@@ -41,8 +41,7 @@ class IterationResult:
     logprobs: aligned with token_ids, None for draws that did not ask; empty if none did.
     prompt_logprobs: (sequence id, one entry a target) of the scheduled sequences that have targets.
     is_replayed: the model's step was one CUDA graph.
-    compute_s: seconds that the device computed, by its own clock, without training; None if it has none, or nothing was
-    computed.
+    compute_s: seconds that the device computed, by its own clock; None if it has none, or nothing was computed.
     training: what came of the plan's share.
     """
 

@@ -8,10 +8,11 @@ from typing import Literal, NamedTuple
 MAX_WAITS_KEPT = 16
 MAX_CHUNKS_KEPT = 32
 
-WaitReason = Literal["iteration", "sequences", "tokens", "memory", "adapter", "transfer"]
+WaitReason = Literal["iteration", "sequences", "tokens", "memory", "adapter", "transfer", "deferral"]
 """What was exhausted when the scheduler last left the request waiting: the sequences or the tokens of an iteration, KV
 blocks (`memory`), a slot or KV blocks for its adapter, which is not on the device (`adapter`), or blocks still being
-copied between device and host (`transfer`). `iteration`: nothing was; the request arrived while an iteration ran."""
+copied between device and host (`transfer`). `deferral`: nothing was; a training went first, within the deferral bound.
+`iteration`: nothing was; the request arrived while an iteration ran."""
 
 
 class Wait(NamedTuple):

@@ -16,12 +16,30 @@ class Prediction(NamedTuple):
     it, if that still ran then) to its end. Two kinds are left out: iterations whose exact end the engine did not see,
     and those that begin transfers, since launching a transfer takes time, too.
     swap: seconds that the copies of one transfer took, in one direction.
+    training: seconds of layer steps that one plan had.
     The prediction rests on everything that was learnt before this measurement, and on nothing of it.
     """
 
-    predictor: Literal["recompute", "swap"]
+    predictor: Literal["recompute", "swap", "training"]
     predicted_s: float
     actual_s: float
+
+
+class Deferral(NamedTuple):
+    """For how long a request has waited, before its first chance to start, for a training. cause: `bound`, the deferral
+    bound let it wait; or `piece`, it came while layer steps ran and was looked at behind them."""
+
+    cause: Literal["bound", "piece"]
+    seconds: float
+
+
+class TrainingStats(NamedTuple):
+    """Layer steps that one plan had, and how long they took. prediction: None where nothing was predicted, or fewer
+    steps were left than were planned."""
+
+    num_layer_steps: int
+    seconds: float
+    prediction: Prediction | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +79,7 @@ class IterationStats(NamedTuple):
     is_replayed: the model's step was one CUDA graph.
     token_gaps: pairs of seconds between two tokens of one request, and how many of this iteration's tokens came after
     such a gap.
+    deferrals: of requests that were looked at for the first time.
     """
 
     batch_size: int
@@ -82,6 +101,7 @@ class IterationStats(NamedTuple):
     is_replayed: bool = False
     num_adapter_loads: int = 0
     num_adapter_evictions: int = 0
+    deferrals: tuple[Deferral, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

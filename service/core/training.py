@@ -23,8 +23,8 @@ class Arena(NamedTuple):
 
 
 class TrainingShare(NamedTuple):
-    """What a plan has of a training. training_id: of one that the executor was given. num_layer_steps: >= 1; run after
-    all that the requests compute, fewer if no more are left. arena: where; None for a training that needs no memory."""
+    """Layer steps that a plan has. training_id: of a training that the executor was given. num_layer_steps: >= 1; fewer
+    are run if no more are left. arena: where; None for a training that needs no memory."""
 
     training_id: int
     num_layer_steps: int

@@ -15,6 +15,7 @@ from service.core.clock import Clock
 from service.core.events import FinalEvent, News, Outcome
 from service.core.request import Request
 from service.core.stats import EngineSnapshot, RequestStats
+from service.core.training import Training, TrainingListener
 from service.engine.ailment import Ailment, ailment_of
 from service.engine.engine import Engine
 from service.engine.engine_loop import (
@@ -24,8 +25,10 @@ from service.engine.engine_loop import (
     Expire,
     ForgetAdapter,
     ForgetPrefixes,
+    StartTraining,
     Stop,
     StopChoice,
+    StopTraining,
     Submit,
 )
 from service.engine.live_requests import stats_of_lost
@@ -206,6 +209,20 @@ class AsyncEngine:
     def forget_adapter(self, adapter: Adapter) -> None:
         """No request with it will come any more: it leaves the device when none that is here runs with it."""
         self._loop.send(ForgetAdapter(adapter))
+
+    def start_training(self, training: Training, listener: TrainingListener) -> None:
+        """Carry the training on beside the requests, one at a time: a second is a fault, of which its listener hears.
+        Raises Unavailable. Of a thread that is stuck no listener hears."""
+        if not self._accepting:
+            raise _shutting_down()
+        if not self._loop.is_alive:
+            raise Unavailable("the engine has stopped", code="engine_stopped")
+        self._loop.send(StartTraining(training, listener))
+
+    def stop_training(self, training_id: int, *, wants_state: bool = True) -> None:
+        """End the training behind the layer steps that run: its listener gets a snapshot first, unless nobody wants it.
+        Nothing happens if it has ended. The same training may be started again."""
+        self._loop.send(StopTraining(training_id, wants_state))
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests, let the live ones finish, fail those that have not after `timeout_s`.

@@ -27,9 +27,12 @@ from service.engine.engine_probe import probe
 from service.engine.fenced_sink import FencedSink
 from service.engine.grammar_masks import FailedMasks, with_masks
 from service.engine.live_requests import LiveRequests
-from service.engine.ports import Executor, IdleWork, NoIdleWork, PendingIteration, StatsSink
+from service.engine.live_training import LiveTraining
+from service.engine.ports import Executor, IdleWork, NoIdleWork, PendingIteration, StatsSink, TrainingExecutor
 from service.engine.result_applier import ResultApplier
 from service.engine.step_record import Launched, StepRecord
+from service.errors import ServerError
+from service.scheduler.decision_tally import DecisionTally
 from service.scheduler.iteration_scheduler import IterationScheduler
 
 logger = logging.getLogger(__name__)
@@ -42,8 +45,10 @@ class Engine:
 
     overlap: whether an iteration is launched while another runs. The tokens are the same either way.
     masker: computes what draws may be; needed by requests with grammars only. idle_work: for `use_idle_time`.
+    trainings: carries them on, if this engine may have any.
 
-    scheduler: who waits and runs. requests: those that have not ended; accepts, ends and tells of them.
+    scheduler: who waits and runs. requests: those that have not ended; accepts, ends and tells of them. training: the
+    one that is carried on, if any.
     num_failed_in_a_row: iterations that the executor could not carry out, or that gave none of their requests anything
         because of a fault of ours. One request's fault beside others that go on is no failed iteration.
     """
@@ -58,16 +63,18 @@ class Engine:
         overlap: bool = False,
         masker: TokenMasker | None = None,
         idle_work: IdleWork | None = None,
+        trainings: TrainingExecutor | None = None,
     ) -> None:
         sink = FencedSink(stats_sink)
         self.scheduler = scheduler
         self.requests = LiveRequests(scheduler, sink, clock)
+        self.training = LiveTraining(scheduler.training, trainings, sink)
         self._executor = executor
         self._clock = clock
         self._masker = masker
         self._idle_work = idle_work or NoIdleWork()
         self._applier = ResultApplier(self.requests, scheduler, clock)
-        self._record = StepRecord(scheduler.ledger, sink, clock)
+        self._record = StepRecord(scheduler.ledger, sink, clock, scheduler.predicted_s)
         self._launched: deque[Launched] = deque()
         self._max_launched = 2 if overlap else 1
         self._batch_size = 0
@@ -77,9 +84,14 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything: some request has not ended, some iteration still runs, or blocks of an
-        ended request are still being transferred."""
-        return len(self.scheduler.pool) > 0 or bool(self._launched) or self.scheduler.blocks.swap_space.has_transfers
+        """Whether a step would do anything: some request has not ended, some iteration still runs, blocks of an ended
+        request are still being transferred, or there is a training."""
+        return self.has_requests or bool(self._launched) or self.scheduler.training.is_runnable
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether some request has not ended, or holds blocks that are still being transferred."""
+        return len(self.scheduler.pool) > 0 or self.scheduler.blocks.swap_space.has_transfers
 
     @property
     def has_launched(self) -> bool:
@@ -120,8 +132,9 @@ class Engine:
 
     def use_idle_time(self, must_give_up: Callable[[], bool] | None = None) -> bool:
         """Do a piece of the work that can wait for such a moment, or drop it once it must be given up; returns whether
-        there is more. Only without work."""
-        assert not self.has_work
+        there is more. Only without requests; a training waits for it."""
+        self._complete_all_but(0)
+        assert not self.has_requests
         return self._idle_work.do_some(must_give_up)
 
     def catch_up(self, before_work: Callable[[], None]) -> None:
@@ -131,6 +144,17 @@ class Engine:
             self._complete_all_but(0)
             before_work()
             self._idle_work.do_some()
+
+    def stop_training(self, training_id: int, *, wants_state: bool) -> None:
+        """End this training in order, between two of its layer steps; nothing happens if it has ended. wants_state: its
+        listener gets a snapshot before, from which it can go on."""
+        self._complete_all_but(0)
+        self.training.stop(training_id, wants_state=wants_state)
+
+    def interrupt_training(self) -> None:
+        """The engine stops in order: the training, if there is one, leaves a snapshot."""
+        self._complete_all_but(0)
+        self.training.interrupt(wants_state=True)
 
     def snapshot(self) -> EngineSnapshot:
         pool, blocks = self.scheduler.pool, self.scheduler.blocks
@@ -190,13 +214,14 @@ class Engine:
         if plan.is_empty:
             return False
         scheduled_s = self._clock.now_s()
-        self._batch_size = plan.num_sequences
+        if plan.training is None:
+            self._batch_size = plan.num_sequences
         pending: PendingIteration
         try:
             pending = self._executor.launch(plan)
         except Exception as fault:  # told by `wait`, in its turn
             pending = _FailedLaunch(fault)
-        tally = self.scheduler.take_tally()
+        tally = self.scheduler.take_tally() if plan.training is None else DecisionTally()
         self._launched.append(self._record.launched(plan, pending, tally, started_s, scheduled_s))
         return not isinstance(pending, _FailedLaunch)
 
@@ -218,6 +243,9 @@ class Engine:
         executed = self._record.executed(launched, result, started_s, was_done=was_done, is_last=is_last)
         num_failed = self.requests.num_failed
         tokens = self._applier.apply(launched.plan, result)
+        if result.training is not None:
+            self.training.apply(result.training)
+            return
         if self.num_failed_in_a_row or self.requests.num_failed > num_failed:
             self._note_whether_failed()
         self._record.applied(launched, result, executed, tokens)
@@ -226,6 +254,8 @@ class Engine:
         self.num_failed_in_a_row += 1
         self._record.lost()
         self.requests.lose(self.scheduler.finish_iteration().all(), launched.plan)
+        if launched.plan.training is not None:
+            self.training.fail(ServerError("an iteration that held this training failed"))
         if isinstance(launched.pending, _FailedLaunch):
             # None came behind it, and the executor may not have heard of these.
             self.scheduler.blocks.release_rows(launched.plan.released)

@@ -14,7 +14,9 @@ from service.core.clock import Clock
 from service.core.events import News
 from service.core.request import Request
 from service.core.stats import EngineSnapshot, RequestStats
+from service.core.training import Training, TrainingInterrupted, TrainingListener
 from service.engine.engine import Engine
+from service.engine.live_training import tell_end
 from service.errors import RequestError, ServerError
 
 logger = logging.getLogger(__name__)
@@ -88,8 +90,22 @@ class ForgetPrefixes:
 
 
 @dataclass(frozen=True, slots=True)
+class StartTraining:
+    training: Training
+    listener: TrainingListener
+
+
+@dataclass(frozen=True, slots=True)
+class StopTraining:
+    """wants_state: with a snapshot."""
+
+    training_id: int
+    wants_state: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
-    """End every live request with `error`, then the thread."""
+    """End every live request with `error`, the training with a snapshot, then the thread."""
 
     error: RequestError
 
@@ -103,7 +119,9 @@ class Queued(NamedTuple):
     distinct_tokens: int
 
 
-Command = Submit | Abort | Expire | StopChoice | Ask | ForgetAdapter | ForgetPrefixes | Stop
+Command = (
+    Submit | Abort | Expire | StopChoice | Ask | ForgetAdapter | ForgetPrefixes | StartTraining | StopTraining | Stop
+)
 
 
 class EngineLoop:
@@ -119,7 +137,7 @@ class EngineLoop:
     publish(events): called on the engine thread with everything that has happened, once an iteration: as soon as the
         one behind it is launched, or before that launch is delayed.
     on_death(error): called on the engine thread, last, if the thread ends by a fault. Where that fault keeps requests
-        from ending, too, they have no final event.
+        from ending, too, they have no final event. A training's listener hears of the end whatever ends the thread.
     wait(event, seconds): passes the time before a launch that is delayed, or in a stall, until the event is set at
         most, and returns whether it is; the only wait while there is work but the engine's.
     stalled_after_s: after so long a stall is logged.
@@ -144,6 +162,7 @@ class EngineLoop:
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._stopping = False
+        self._has_ended = False
         self._sent = self._taken = _Amount()
         self._known = _Known(engine.snapshot(), self._taken)
         self.busy_since_s: float | None = None
@@ -153,6 +172,8 @@ class EngineLoop:
         self._probe_due_s = clock.now_s()
         self._snapshot_due_s = 0.0
         self._catch_up_due_s = clock.now_s() + CATCH_UP_EVERY_S
+        self._has_idle_work = True
+        self._had_requests_s = clock.now_s()
 
     def start(self) -> None:
         self._thread.start()
@@ -162,6 +183,8 @@ class EngineLoop:
         self._inbox.append(command)
         if isinstance(command, Submit):  # counted once it can be taken: the thread may launch for it at once
             self._sent = self._sent.with_one_more(command.request)
+        if self._has_ended:
+            self._refuse_trainings()
         self._wake.set()
 
     def join(self, timeout_s: float) -> bool:
@@ -198,12 +221,17 @@ class EngineLoop:
                 self._fail_all(ServerError("the engine has stopped after a fault"))
             except Exception:  # by the same fault, perhaps
                 logger.exception("requests could not be ended")
+            self._end_trainings()
             self._on_death(fault)
+        else:
+            self._end_trainings()
 
     def _iterate(self) -> None:
         if not self._engine.has_work and not self._inbox:
             self._rest()
             self._catch_up_due_s = self._clock.now_s() + CATCH_UP_EVERY_S
+        elif self._has_idle_work:
+            self._prepare_beside_training()
         self._wake.clear()
         self.busy_since_s = self._clock.now_s()
         if self.busy_since_s >= self._catch_up_due_s:
@@ -288,12 +316,36 @@ class EngineLoop:
             if self._wake.wait(IDLE_BEFORE_WORK_S):
                 return
             self.busy_since_s = self._clock.now_s()
-            has_more = self._engine.use_idle_time(self._wake.is_set)
+            has_more = self._has_idle_work = self._engine.use_idle_time(self._wake.is_set)
         self.busy_since_s = None
         while not self._wake.wait(None if self.failing is None else PROBE_EVERY_S):
             self.busy_since_s = self._clock.now_s()
             self._note_failures()
             self.busy_since_s = None
+
+    def _prepare_beside_training(self) -> None:
+        """A piece of idle work where there is never nothing to do, but a training may wait for it."""
+        now_s = self._clock.now_s()
+        if self._engine.has_requests or self._inbox:
+            self._had_requests_s = now_s
+        elif now_s - self._had_requests_s >= IDLE_BEFORE_WORK_S:
+            self._has_idle_work = self._engine.use_idle_time(self._wake.is_set)
+
+    def _end_trainings(self) -> None:
+        """The thread ends: the listener of every training hears of it."""
+        self._engine.training.interrupt(wants_state=False)
+        self._has_ended = True
+        self._refuse_trainings()
+
+    def _refuse_trainings(self) -> None:
+        """Whoever takes a command from the inbox, this thread or the one that sent it, tells."""
+        while self._inbox:
+            try:
+                command = self._inbox.popleft()
+            except IndexError:  # the other one was faster
+                return
+            if isinstance(command, StartTraining):
+                tell_end(command.listener, TrainingInterrupted("the engine has ended"))
 
     def _take_commands(self) -> None:
         """Carry out what has come in."""
@@ -315,9 +367,14 @@ class EngineLoop:
                     self._engine.scheduler.blocks.adapter_slots.forget(adapter)
                 case ForgetPrefixes():
                     self._engine.scheduler.blocks.forget_prefixes()
+                case StartTraining(training, listener):
+                    self._engine.training.start(training, listener)
+                case StopTraining(training_id, wants_state):
+                    self._engine.stop_training(training_id, wants_state=wants_state)
                 case Stop(error):
                     self._stopping = True
                     self._fail_all(error)
+                    self._engine.interrupt_training()
 
     def _fail_all(self, error: RequestError) -> None:
         for request_id in self._engine.requests.request_ids():

@@ -7,7 +7,7 @@ import logging
 from service.core.events import Outcome
 from service.core.rare_warning import RareWarning
 from service.core.request import FinishReason
-from service.core.stats import IterationStats, RequestStats
+from service.core.stats import IterationStats, RequestStats, TrainingStats
 from service.engine.ports import StatsSink
 
 _logger = logging.getLogger(__name__)
@@ -23,6 +23,12 @@ class FencedSink:
     def record_iteration(self, stats: IterationStats) -> None:
         try:
             self._sink.record_iteration(stats)
+        except Exception:
+            self._lost.tell()
+
+    def record_training(self, stats: TrainingStats) -> None:
+        try:
+            self._sink.record_training(stats)
         except Exception:
             self._lost.tell()
 

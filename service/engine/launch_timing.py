@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 LEAST_SPARE_S = 3e-4
 """Less is not worth a sleep."""
@@ -33,16 +34,21 @@ FORGET = 1 / 16
 """By how much of the difference the share moves towards each measurement."""
 
 
+IterationKind = Literal["decodes", "prompts", "training"]
+KINDS: tuple[IterationKind, ...] = get_args(IterationKind)
+
+
 class LaunchTiming:
     """Engine thread. Times in seconds on the engine's clock.
 
     For each iteration: `runs`; `spare_s` as often as wanted; `launches` when the launch behind it begins and `launched`
     when that one is done; `ended`, or `lost`. Without `runs` the others do nothing. has_arrivals: whether requests have
-    come that the launch would start. Iterations with prompts have guesses of their own: they take longer, vary more.
+    come that the launch would start. Each kind of iteration has guesses of its own: those with prompts take longer and
+    vary more.
     """
 
     def __init__(self) -> None:
-        self._guesses = {has_prompts: _Guesses() for has_prompts in (False, True)}
+        self._guesses: dict[IterationKind, _Guesses] = {kind: _Guesses() for kind in KINDS}
         self._running: _Running | None = None
 
     @property
@@ -50,9 +56,9 @@ class LaunchTiming:
         """Whether `runs` was told of the iteration that runs."""
         return self._running is not None
 
-    def runs(self, started_s: float, predicted_s: float, *, has_prompts: bool) -> None:
+    def runs(self, started_s: float, predicted_s: float, kind: IterationKind) -> None:
         """An iteration runs, and none behind it."""
-        guesses = self._guesses[has_prompts]
+        guesses = self._guesses[kind]
         self._running = _Running(predicted_s, guesses, started_s + guesses.share * predicted_s)
 
     def spare_s(self, now_s: float, *, has_arrivals: bool) -> float:

@@ -9,7 +9,8 @@ from service.core.events import Outcome
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
 from service.core.request import FinishReason
-from service.core.stats import IterationStats, RequestStats
+from service.core.stats import IterationStats, RequestStats, TrainingStats
+from service.core.training import Training
 
 
 class PendingIteration(Protocol):
@@ -34,6 +35,23 @@ class Executor(Protocol):
 
     def launch(self, plan: IterationPlan) -> PendingIteration:
         """Begin the plan, after those before it. A second may be launched before the first has been waited for."""
+        ...
+
+
+class TrainingExecutor(Protocol):
+    """Carries on the trainings that plans have shares of. Called from the engine thread only, and for `remove_training`
+    and `training_state` while no iteration runs, or the executor has failed."""
+
+    def add_training(self, training: Training) -> None:
+        """Plans may have shares of it from now on."""
+        ...
+
+    def remove_training(self, training_id: int) -> None:
+        """None will any more. One that is not there is no fault."""
+        ...
+
+    def training_state(self, training_id: int) -> object:
+        """`Training.state` of one that is there."""
         ...
 
 
@@ -68,6 +86,10 @@ class StatsSink(Protocol):
 
     def record_iteration(self, stats: IterationStats) -> None:
         """An iteration was applied; those that fail are not told."""
+        ...
+
+    def record_training(self, stats: TrainingStats) -> None:
+        """Layer steps of a training were done."""
         ...
 
     def record_commands(self, seconds: float) -> None:

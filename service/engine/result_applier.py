@@ -46,6 +46,8 @@ class ResultApplier:
         groups = self._scheduler.finish_iteration()
         self._scheduler.finish_transfers(result.finished_transfers)
         self._num_told = len(self._requests.events)
+        if plan.training is not None:  # between two tokens of the same requests, perhaps
+            return ProcessedTokens(self._result_s)
         self._last_result_s, self._result_s = self._result_s, self._clock.now_s()
         tokens = ProcessedTokens(self._result_s)
         logprobs = result.logprobs or (None,) * len(result.token_ids)

@@ -6,6 +6,7 @@ Nothing here changes a request. What goes wrong with a measurement costs that me
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import NamedTuple
 
 from service.core.clock import Clock
@@ -13,7 +14,7 @@ from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
 from service.core.rare_warning import RareWarning
 from service.core.stats import IterationStats
-from service.engine.launch_timing import LaunchTiming
+from service.engine.launch_timing import IterationKind, LaunchTiming
 from service.engine.ports import PendingIteration, StatsSink
 from service.engine.processed_tokens import ProcessedTokens
 from service.prediction.execution_time import ExecutionTime
@@ -48,10 +49,21 @@ class Executed(NamedTuple):
 
 
 class StepRecord:
-    """For each iteration in turn: `launches`, `launched`, `executed`, `applied`; or `lost` in place of the last two."""
+    """For each iteration in turn: `launches`, `launched`, `executed`, `applied`; or `lost` in place of the last two.
+    One of a training is not `applied`: its statistics are its own.
 
-    def __init__(self, ledger: RecoveryLedger, stats_sink: StatsSink, clock: Clock) -> None:
+    predicted_s: of the oldest plan that runs.
+    """
+
+    def __init__(
+        self,
+        ledger: RecoveryLedger,
+        stats_sink: StatsSink,
+        clock: Clock,
+        predicted_s: Callable[[IterationPlan], float | None],
+    ) -> None:
         self._ledger = ledger
+        self._predict_s = predicted_s
         self._stats_sink = stats_sink
         self._clock = clock
         self._launch_timing = LaunchTiming()
@@ -65,9 +77,7 @@ class StepRecord:
             predicted_s = self._predicted_s(running.plan)
             if predicted_s is None:
                 return 0.0
-            has_prompts = running.plan.num_scheduled_tokens > running.plan.num_sequences
-            started_s = max(running.scheduled_s, self._executed_s)
-            self._launch_timing.runs(started_s, predicted_s, has_prompts=has_prompts)
+            self._launch_timing.runs(max(running.scheduled_s, self._executed_s), predicted_s, _kind(running.plan))
         spare_s = self._launch_timing.spare_s(now_s, has_arrivals=has_arrivals)
         return 0.0 if spare_s > 0.0 and running.pending.is_done() else spare_s
 
@@ -146,12 +156,19 @@ class StepRecord:
             is_replayed=result.is_replayed,
             num_adapter_loads=tally.num_adapter_loads,
             num_adapter_evictions=tally.num_adapter_evictions,
+            deferrals=tuple(tally.deferrals),
         )
 
     def _predicted_s(self, plan: IterationPlan) -> float | None:
         """A fault of the predictor is one more reason not to know."""
         try:
-            return self._ledger.iteration_s(plan)
+            return self._predict_s(plan)
         except Exception:  # the launch is then not delayed
             self._unmeasured.tell()
             return None
+
+
+def _kind(plan: IterationPlan) -> IterationKind:
+    if plan.training is not None:
+        return "training"
+    return "prompts" if plan.num_scheduled_tokens > plan.num_sequences else "decodes"

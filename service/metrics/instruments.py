@@ -85,6 +85,18 @@ class Instruments:
             "headrace_lora_evictions_total",
             "LoRA adapters that nobody ran with and that left the device, because slots or KV blocks were short.",
         )
+        self.training_steps = counter(
+            "headrace_training_layer_steps_total", "Layer steps of fine-tuning jobs: one layer, forward or backward."
+        )
+        self.training_seconds = counter("headrace_training_seconds_total", "Seconds that these took on the device.")
+        self.deferrals = counter(
+            "headrace_deferrals_total",
+            "Requests that waited for a fine-tuning job, by cause: the deferral bound, or a piece that ran.",
+            ("cause",),
+        )
+        self.deferred_seconds = counter(
+            "headrace_deferred_seconds_total", "Seconds for which they waited for it.", ("cause",)
+        )
         self.prediction_error = histogram(
             "headrace_prediction_error_ratio",
             "|predicted - actual| / actual, by predictor; sum over count is the mean absolute percentage error.",

@@ -9,7 +9,7 @@ from prometheus_client import Counter, Histogram
 from service.core.events import Outcome
 from service.core.host_times import HostTimes
 from service.core.request import FinishReason
-from service.core.stats import IterationStats, Prediction, RequestStats
+from service.core.stats import IterationStats, Prediction, RequestStats, TrainingStats
 from service.metrics.instruments import Instruments
 
 
@@ -37,8 +37,12 @@ class Recorder:
         self._generated = instruments.tokens.labels("generated")
         self._dropped = instruments.preemptions.labels("recompute")
         self._swapped = instruments.preemptions.labels("swap")
-        self._prediction_error = {
+        self._prediction_error: dict[str, Histogram] = {
             predictor: instruments.prediction_error.labels(predictor) for predictor in ("recompute", "swap")
+        }
+        self._deferrals = {
+            cause: (instruments.deferrals.labels(cause), instruments.deferred_seconds.labels(cause))
+            for cause in ("bound", "piece")
         }
         self._http: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self._ended = {reason: instruments.requests.labels(reason) for reason in ("stop", "length", "abort", "error")}
@@ -72,10 +76,20 @@ class Recorder:
         if stats.num_adapter_loads or stats.num_adapter_evictions:
             instruments.lora_loads.inc(stats.num_adapter_loads)
             instruments.lora_evictions.inc(stats.num_adapter_evictions)
+        for cause, deferred_s in stats.deferrals:
+            deferrals, deferred_seconds = self._deferrals[cause]
+            deferrals.inc()
+            deferred_seconds.inc(deferred_s)
         for seconds, count in stats.token_gaps:
             instruments.inter_token_latency.observe(seconds, count)
         for prediction in stats.predictions:
             self._record_prediction(prediction)
+
+    def record_training(self, stats: TrainingStats) -> None:
+        self._instruments.training_steps.inc(stats.num_layer_steps)
+        self._instruments.training_seconds.inc(stats.seconds)
+        if stats.prediction is not None:
+            self._record_prediction(stats.prediction)
 
     def record_commands(self, seconds: float) -> None:
         self.times.commands += seconds
@@ -118,7 +132,9 @@ class Recorder:
 
     def _record_prediction(self, prediction: Prediction) -> None:
         predictor, predicted_s, actual_s = prediction
-        error = self._prediction_error[predictor]
+        error = self._prediction_error.get(predictor)
+        if error is None:  # of trainings: without them there are no series
+            error = self._prediction_error[predictor] = self._instruments.prediction_error.labels(predictor)
         error.observe(abs(predicted_s - actual_s) / max(actual_s, 1e-9))
         self._instruments.predicted_seconds.labels(predictor).inc(predicted_s)
         self._instruments.actual_seconds.labels(predictor).inc(actual_s)

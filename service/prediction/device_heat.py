@@ -37,6 +37,11 @@ class DeviceHeat:
         else:
             self.computed(seconds)
 
+    def trained(self, seconds: float) -> None:
+        """Layer steps of a training took so long, which compute all the time."""
+        kept = math.exp(-seconds / RECOVERY_S)
+        self._level = self.level * kept + (1 - kept)
+
     def decoded(self, seconds: float) -> None:
         """An iteration only decoded, which is a rest."""
         self._rest_s += seconds

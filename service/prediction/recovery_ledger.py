@@ -83,6 +83,11 @@ class RecoveryLedger:
         """Told of every plan, in order."""
         heat, seconds = self._cost.iteration_time.heat, took.seconds
         heat.rested(took.rest_s)
+        if plan.training is not None:
+            self._last_was_awaited = took.is_exact
+            if took.compute_s is not None:
+                heat.trained(seconds)
+            return
         if plan.computes:
             self._last = plan
         if self._recomputing:

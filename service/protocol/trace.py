@@ -9,13 +9,14 @@ from pydantic import BaseModel
 TraceOutcome = Literal["running", "finished", "aborted", "failed"]
 
 
-WaitReason = Literal["iteration", "sequences", "tokens", "memory", "adapter", "transfer"]
+WaitReason = Literal["iteration", "sequences", "tokens", "memory", "adapter", "transfer", "deferral"]
 
 
 class WaitTrace(BaseModel):
     """reason: what the last decision that let it wait ran out of: sequences in an iteration, tokens in an iteration, KV
-    blocks, slots or KV blocks for its adapter, or blocks that were still being transferred. `iteration`: nothing; it
-    came while one was being computed."""
+    blocks, slots or KV blocks for its adapter, or blocks that were still being transferred. `deferral`: nothing; a
+    fine-tuning job went first, within the deferral bound. `iteration`: nothing; it came while one was being
+    computed."""
 
     since_s: float
     until_s: float

@@ -27,12 +27,14 @@ from service.runner.sampling_rows import SamplingRows
 from service.runner.sequence_rows import DeviceBlockTable, SequenceRows
 from service.runner.staging import StagingTurns
 from service.runner.step_ways import Step, StepWay
+from service.runner.trainings import LaunchedShare, Trainings
 
 
 class ModelRunner:
     """The engine's Executor (service/engine/ports.py). Engine thread only, one plan at a time.
 
-    Owns the model, the KV storage and what is remembered in each row. adapters: None where none are served.
+    Owns the model, the KV storage and what is remembered in each row. adapters: None where none are served. trainings:
+    those that plans may have shares of.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class ModelRunner:
         self.max_num_seqs = max_num_seqs
         self.storage = storage
         self.transfer = KvTransfer(storage, host_blocks or PlainHostBlocks(storage.layout, 0, pinned=False))
+        self.trainings = Trainings(device, self.transfer)
         self._block_size = storage.layout.block_size
         max_blocks = min(-(-max_model_len // self._block_size), storage.num_blocks)
         # Twice as many as run at once: one that has ended is released after the iteration that still had it.
@@ -69,9 +72,9 @@ class ModelRunner:
         self._turns = StagingTurns(device)
 
     @torch.inference_mode()
-    def launch(self, plan: IterationPlan) -> LaunchedIteration:
+    def launch(self, plan: IterationPlan) -> LaunchedIteration | LaunchedShare:
         """Release, load adapters, copy, compute, sample; ids are aligned with the plan's samples. Transfers run beside
-        that and are launched last, so that the device computes meanwhile."""
+        that and are launched last, so that the device computes meanwhile. Or layer steps of a training."""
         for row in plan.released:
             self._sampling_rows.release(row)
         before = self.transfer.mark() if plan.transfers else None
@@ -81,6 +84,8 @@ class ModelRunner:
                 self.adapters.load(plan.adapter_loads)
             if plan.copies:
                 self.storage.copy(plan.copies)
+            if plan.training is not None:
+                return self.trainings.advance(plan.training)
             outputs = self._compute(plan) if plan.computes else Outputs()
             if plan.transfers:
                 self.transfer.start(plan.transfers, before)

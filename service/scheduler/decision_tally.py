@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from service.core.stats import Prediction
+from service.core.stats import Deferral, Prediction
 
 
 @dataclass(slots=True)
@@ -21,3 +21,4 @@ class DecisionTally:
     num_arena_returns: int = 0
     num_micro_batches_lost: int = 0
     predictions: tuple[Prediction, ...] = ()
+    deferrals: list[Deferral] = field(default_factory=list)

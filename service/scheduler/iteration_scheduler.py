@@ -7,6 +7,7 @@ from service.core.iteration_plan import PENDING_TOKEN_ID, IterationPlan
 from service.core.iteration_result import FinishedTransfer
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
+from service.core.training import TrainingShare
 from service.kvcache.block_manager import BlockManager
 from service.prediction.recovery_ledger import RecoveryLedger
 from service.scheduler.block_growth import BlockGrowth, Shortage
@@ -20,6 +21,7 @@ from service.scheduler.launched_iterations import LaunchedGroups, LaunchedIterat
 from service.scheduler.plan_draft import PlanDraft
 from service.scheduler.request_pool import RequestPool
 from service.scheduler.scheduler_policies import SchedulerPolicies
+from service.scheduler.training_turns import TrainingTurns
 
 
 class IterationScheduler:
@@ -33,7 +35,8 @@ class IterationScheduler:
     are not free yet, and a group being copied back cannot be preempted: groups that need their blocks sit out. The
     budget exceeds the seats, so the first prompt always advances.
 
-    pool, blocks, batch, ledger, history: the books that it keeps. Who applies a result writes to them, too.
+    pool, blocks, batch, ledger, history: the books that it keeps. Who applies a result writes to them, too. training:
+    the training that may have iterations of its own, if any.
 
     An iteration may be decided while those before it still run (`finish_iteration` has not been called for them).
     Then nothing is taken from a running sequence: if memory runs out, the decision waits until nothing runs.
@@ -55,6 +58,7 @@ class IterationScheduler:
         self.batch = DecodeBatch(blocks)
         self.ledger = ledger
         self.history = history
+        self.training = TrainingTurns(policies.training)
         self._chunk_budget = policies.chunk_budget
         self._clock = clock
         self._tally = DecisionTally()
@@ -75,6 +79,28 @@ class IterationScheduler:
     def schedule(self) -> IterationPlan:
         """Decide the next iteration, which is then launched. Empty if nothing can run before those that run now have
         finished; if none does, then nothing waits either."""
+        return self._schedule_with_training() if self.training.is_runnable else self._schedule_requests()
+
+    def _schedule_with_training(self) -> IterationPlan:
+        """As `schedule`; a training has iterations of its own."""
+        training, pool, now_s = self.training, self.pool, self._clock.now_s()
+        share = training.next_share(pool, now_s)
+        if share is not None:
+            if pool.waiting and not pool.running:
+                self._start.let_wait("deferral")
+            return self._begin_training(share)
+        self._tally.deferrals += training.looks_at(pool, now_s)
+        plan = self._schedule_requests()
+        if plan.is_empty and not pool.running:
+            return self._begin_training(training.idle_share(now_s))
+        training.follow(plan)
+        return plan
+
+    def _begin_training(self, share: TrainingShare) -> IterationPlan:
+        self._launched.begin(LaunchedGroups(None, []))
+        return IterationPlan((), training=share)
+
+    def _schedule_requests(self) -> IterationPlan:
         shortage = self._growth.shortage()
         if self._launched and not self._growth.will_have_room(shortage):
             return IterationPlan(())
@@ -99,6 +125,10 @@ class IterationScheduler:
             decodes=draft.decodes,
             adapter_loads=tuple(draft.adapter_loads),
         )
+
+    def predicted_s(self, plan: IterationPlan) -> float | None:
+        """What a plan that runs is predicted to take; None before enough has been seen."""
+        return self.training.predicted_s if plan.training is not None else self.ledger.iteration_s(plan)
 
     @property
     def is_steady(self) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from service.scheduler.admission import Admission
 from service.scheduler.chunk_budget import ChunkBudget
+from service.scheduler.deferred_batching import DeferredBatching, TrainingPolicy
 from service.scheduler.preemption import Preemption
 from service.scheduler.scheduling_policy import SchedulingPolicy
 
@@ -14,9 +15,11 @@ from service.scheduler.scheduling_policy import SchedulingPolicy
 class SchedulerPolicies:
     """scheduling: who goes next, and who must pause. admission: when a waiting request fits. preemption: how one that
     had to pause returns. chunk_budget: how many tokens an iteration may have.
+    training: whether requests go first, or a training.
     """
 
     scheduling: SchedulingPolicy
     admission: Admission
     preemption: Preemption
     chunk_budget: ChunkBudget
+    training: TrainingPolicy = field(default_factory=lambda: DeferredBatching(0.0))

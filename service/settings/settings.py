@@ -170,6 +170,17 @@ class Settings(BaseSettings):
     inter_token_target_ms: FiniteFloat | None = Field(
         None, gt=0, description="prompt chunks shrink so that decodes wait no longer for a token; no target if left out"
     )
+    finetuning_mode: Literal["deferred", "interleaved"] = Field(
+        "deferred",
+        description="when a fine-tuning job computes: while no request runs, or also between the tokens of those that"
+        " run, as far as inter-token-target-ms leaves time",
+    )
+    deferral_bound: float = Field(
+        0.1,
+        ge=0,
+        description="seconds that a request may be kept waiting for a fine-tuning job while none runs, if the mode is"
+        " deferred; 0: requests first, inf: the job first",
+    )
     scheduling_policy: Literal["fcfs", "priority", "fair", "shares"] = Field(
         "fcfs", description="who goes next: first come, the request's priority, AdaptiveLLM's fairness, or equal shares"
     )
@@ -299,6 +310,12 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _check_finetuning_mode(self) -> Settings:
+        if self.finetuning_mode == "interleaved" and self.inter_token_target_ms is None:
+            raise ValueError("finetuning-mode interleaved needs inter-token-target-ms, to know what time there is")
+        return self
+
+    @model_validator(mode="after")
     def _check_body_bytes(self) -> Settings:
         if self.max_total_body_bytes < self.max_body_bytes:
             raise ValueError("max-total-body-bytes must be at least max-body-bytes")
@@ -395,6 +412,7 @@ class Settings(BaseSettings):
             "preemption": self.preemption,
             "chunks": "token-budget" if self.inter_token_target_ms is None else "inter-token-target",
             "prefix_cache": "on" if self.enable_prefix_caching else "off",
+            "training": self.finetuning_mode,
         }
 
     def api_config(self) -> ApiConfig:

@@ -4,15 +4,23 @@ from typing import get_args
 
 import pytest
 
-from service.composition.policies import make_admission, make_chunk_budget, make_preemption, make_scheduling_policy
+from service.composition.policies import (
+    make_admission,
+    make_chunk_budget,
+    make_preemption,
+    make_scheduling_policy,
+    make_training_policy,
+)
 from service.kvcache.block_pool import BlockPool
 from service.kvcache.swap_space import SwapSpace
 from service.prediction.iteration_time import IterationTime
 from service.scheduler.admission import OnDemandAdmission
 from service.scheduler.chunk_budget import FixedBudget, InPieces, InterTokenTarget
+from service.scheduler.deferred_batching import DeferredBatching
 from service.scheduler.fairness import Fair
 from service.scheduler.fcfs import FirstComeFirstServed
 from service.scheduler.history import History
+from service.scheduler.interleaved_training import InterleavedTraining
 from service.scheduler.memory_forecast import ForecastAdmission, ReserveAdmission
 from service.scheduler.preemption import AdaptivePreemption, AlwaysRecompute, AlwaysSwap
 from service.scheduler.priority import ByPriority
@@ -47,3 +55,11 @@ def test_an_inter_token_target_makes_the_budget_follow_it():
     assert isinstance(make_chunk_budget(Settings(), IterationTime(), 512, is_gpu=True), InPieces)
     targeted = make_chunk_budget(Settings(inter_token_target_ms=20), IterationTime(), 512, is_gpu=True)
     assert isinstance(targeted, InterTokenTarget)
+
+
+def test_the_mode_and_the_bound_say_when_a_training_computes():
+    deferred = make_training_policy(Settings(deferral_bound=0.5, inter_token_target_ms=20), IterationTime())
+    assert isinstance(deferred, DeferredBatching)
+    assert (deferred.admits(0.25, 0.2), deferred.admits(0.25, 0.3)) == (False, True)
+    settings = Settings(finetuning_mode="interleaved", inter_token_target_ms=20)
+    assert isinstance(make_training_policy(settings, IterationTime()), InterleavedTraining)

@@ -51,8 +51,8 @@ def test_a_plan_counts_its_tokens():
         lambda: IterationPlan((), transfers=(IN,), adapter_loads=(AdapterLoad(1, 7, (5,)),)),
         lambda: IterationPlan((), training=TrainingShare(1, 0)),
         lambda: IterationPlan((), (BlockCopy(1, 5),), training=TRAINING),
-        lambda: IterationPlan((), transfers=(OUT,), training=TRAINING),
-        lambda: IterationPlan((), adapter_loads=(AdapterLoad(1, 7, (3,)),), training=TRAINING),
+        lambda: IterationPlan((scheduled(0),), training=TrainingShare(1, 1)),
+        lambda: IterationPlan((), transfers=(IN,), training=TrainingShare(1, 1)),
     ],
 )
 def test_a_plan_that_contradicts_itself_cannot_be_made(make):

@@ -16,9 +16,9 @@ from service.core.request import FinishReason, Request
 from service.core.sampling_params import BeamParams, SamplingParams
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
-from service.core.stats import IterationStats, RequestStats
+from service.core.stats import IterationStats, RequestStats, TrainingStats
 from service.engine.engine import Engine
-from service.engine.ports import Executor, IdleWork
+from service.engine.ports import Executor, IdleWork, TrainingExecutor
 from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import ChainedPrefixCache, PrefixCache
 from service.prediction.iteration_time import IterationTime
@@ -27,6 +27,7 @@ from service.prediction.recovery_ledger import RecoveryLedger
 from service.prediction.swap_time import SwapTime
 from service.scheduler.admission import OnDemandAdmission, fits_ever
 from service.scheduler.chunk_budget import ChunkBudget, FixedBudget
+from service.scheduler.deferred_batching import DeferredBatching, TrainingPolicy
 from service.scheduler.fairness import Fair
 from service.scheduler.fcfs import FirstComeFirstServed
 from service.scheduler.history import History
@@ -54,10 +55,14 @@ class ListSink:
 
     def __init__(self) -> None:
         self.iterations: list[IterationStats] = []
+        self.trainings: list[TrainingStats] = []
         self.requests: list[tuple[RequestStats, Outcome, tuple[FinishReason, ...]]] = []
 
     def record_iteration(self, stats: IterationStats) -> None:
         self.iterations.append(stats)
+
+    def record_training(self, stats: TrainingStats) -> None:
+        self.trainings.append(stats)
 
     def record_commands(self, seconds: float) -> None:
         assert seconds >= 0
@@ -87,6 +92,8 @@ class Harness:
         overlap: bool = False,
         masker: TokenMasker | None = None,
         idle_work: IdleWork | None = None,
+        training: TrainingPolicy | None = None,
+        trainings: TrainingExecutor | None = None,
         clock: ManualClock | None = None,
         sink: ListSink | None = None,
     ) -> None:
@@ -120,6 +127,7 @@ class Harness:
                 admissions[admission],
                 preemption or AlwaysRecompute(),
                 chunk_budget or FixedBudget(max_num_batched_tokens),
+                training or DeferredBatching(0.0),
             ),
             RecoveryLedger(self.cost),
             history,
@@ -135,6 +143,7 @@ class Harness:
             overlap=overlap,
             masker=masker,
             idle_work=idle_work,
+            trainings=trainings,
         )
         self.adapters: list[Adapter] = []
         self.requests: dict[str, Request] = {}

@@ -14,6 +14,7 @@ from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
 from service.engine.async_engine import AsyncEngine
 from service.engine.engine_loop import MAX_FAILED_IN_A_ROW, Stop
+from service.engine.ports import TrainingExecutor
 from service.engine.request_stream import RequestStream
 from service.errors import ContextLengthExceeded, InvalidRequest, Overloaded, ServerError, Unavailable
 from service.scheduler.waiting_tokens import CHUNK_TOKENS
@@ -65,12 +66,19 @@ def run(
     clock: Clock | None = None,
     num_blocks: int = 64,
     num_adapter_slots: int = 0,
+    trainings: TrainingExecutor | None = None,
 ) -> list[BaseException]:
     """Run the scenario against a started engine, drain it, return the faults that it died of."""
     deaths: list[BaseException] = []
 
     async def scene() -> None:
-        harness = Harness(num_blocks, max_num_seqs=2, executor=executor, num_adapter_slots=num_adapter_slots)
+        harness = Harness(
+            num_blocks,
+            max_num_seqs=2,
+            executor=executor,
+            num_adapter_slots=num_adapter_slots,
+            trainings=trainings,
+        )
         config = SchedulerConfig(2, 16, 0.0, max_waiting_requests, 1000, max_waiting_s=max_waiting_s)
         engine = AsyncEngine(
             harness.engine,

@@ -11,6 +11,7 @@ import pytest
 from service.core.events import FinalEvent, News, Outcome, one_by_one
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
+from service.core.training import TrainingInterrupted
 from service.engine.engine import Engine
 from service.engine.engine_loop import (
     CATCH_UP_EVERY_S,
@@ -19,13 +20,17 @@ from service.engine.engine_loop import (
     SNAPSHOT_EVERY_S,
     Abort,
     EngineLoop,
+    StartTraining,
     Stop,
+    StopTraining,
     Submit,
 )
 from service.engine.ports import Executor, PendingIteration
 from service.errors import ServerError, Unavailable
 from tests.engine.harness import Harness
+from tests.engine.scripted_training import NotingListener, ScriptedTraining, TrainingToy
 from tests.engine.test_engine import FaultyExecutor
+from tests.manual_clock import ManualClock
 
 
 class Outbox:
@@ -352,3 +357,116 @@ def test_who_comes_after_a_pause_does_not_wait_for_what_is_missed():
         outbox.wait_for(f"request-{number}")
     loop.send(Stop(Unavailable("bye")))
     assert loop.join(10)
+
+
+class TrainingLoop:
+    """A loop whose engine may carry on trainings."""
+
+    def __init__(self, **options: Any) -> None:
+        self.clock = ManualClock()
+        self.executor = TrainingToy(self.clock)
+        self.harness = Harness(
+            executor=self.executor, trainings=self.executor.trainings, clock=self.clock, num_blocks=4000, **options
+        )
+        self.outbox = Outbox()
+        self.loop = EngineLoop(
+            self.harness.engine, self.clock, self.outbox.publish, self.outbox.deaths.append, wait=self._wait
+        )
+        self.loop.start()
+
+    def _wait(self, event: threading.Event, seconds: float) -> bool:
+        self.clock.advance(seconds)
+        return event.is_set()
+
+    def training(self, num_iterations: int = 1_000_000, training_id: int = 1) -> ScriptedTraining:
+        return ScriptedTraining(self.clock, [0.01] * 4, num_iterations, training_id=training_id)
+
+    def stop(self) -> None:
+        self.loop.send(Stop(Unavailable("bye")))
+        assert self.loop.join(10)
+        assert self.outbox.deaths == []
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(1e-3)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_commands_are_taken_between_layer_steps_and_the_loop_goes_on_with_a_training(overlap: bool):
+    scene = TrainingLoop(overlap=overlap)
+    training, listener = scene.training(), NotingListener()
+    scene.loop.send(StartTraining(training, listener))
+    until(lambda: training.num_done > 20)
+    for number in range(3):
+        scene.loop.send(Submit(scene.harness.request((1, 2), 5)))
+        scene.outbox.wait_for(f"request-{number}")
+        assert scene.loop.stalled_since_s is None
+        assert scene.loop.busy_since_s is not None
+    so_far = training.num_done
+    until(lambda: training.num_done > so_far)
+    scene.loop.send(StopTraining(1, wants_state=True))
+    until(lambda: listener.ends == [None])
+    assert listener.snapshots == [training.num_iterations_done]
+    until(lambda: scene.loop.busy_since_s is None)
+    scene.stop()
+
+
+@pytest.mark.parametrize("is_dead", [False, True])
+def test_an_engine_that_stops_interrupts_the_training_and_those_that_wait_to_begin(is_dead: bool):
+    scene = TrainingLoop()
+    training, listeners = scene.training(), [NotingListener() for _ in range(3)]
+    scene.loop.send(StartTraining(training, listeners[0]))
+    until(lambda: training.num_done > 20)
+    if is_dead:
+        scene.executor.failing_waits = frozenset(range(1_000_000))
+        for number in range(MAX_FAILED_IN_A_ROW - 1):
+            scene.loop.send(Submit(scene.harness.request((1, 2), 5)))
+            scene.outbox.wait_for(f"request-{number}")
+        assert scene.loop.join(10)
+        assert len(scene.outbox.deaths) == 1
+    else:
+        scene.loop.send(Stop(Unavailable("bye")))
+        scene.loop.send(StartTraining(scene.training(training_id=2), listeners[1]))
+        assert scene.loop.join(10)
+        assert listeners[0].snapshots == [training.num_iterations_done]
+        assert isinstance(listeners[1].ends[0], TrainingInterrupted)
+    scene.loop.send(StartTraining(scene.training(training_id=3), listeners[2]))
+    assert [len(listener.ends) for listener in listeners] == [1, 0 if is_dead else 1, 1]
+    assert isinstance(listeners[0].ends[0], ServerError if is_dead else TrainingInterrupted)
+    assert isinstance(listeners[2].ends[0], TrainingInterrupted)
+
+
+def test_a_thread_that_dies_of_a_request_interrupts_the_training(monkeypatch: pytest.MonkeyPatch):
+    scene = TrainingLoop()
+    training, listener = scene.training(), NotingListener()
+    scene.loop.send(StartTraining(training, listener))
+    until(lambda: training.num_done > 20)
+    monkeypatch.setattr(scene.harness.scheduler, "add", scene.harness.scheduler.schedule)
+    monkeypatch.setattr(scene.harness.engine.requests, "fail_inside", None)
+    scene.loop.send(Submit(scene.harness.request((1, 2), 5)))
+    assert scene.loop.join(10)
+    assert isinstance(listener.ends[0], TrainingInterrupted)
+    assert listener.snapshots == [], "the executor may be what has failed"
+
+
+def test_idle_work_is_done_beside_a_training_a_piece_at_a_time():
+    work = PiecesOfWork(3)
+    scene = TrainingLoop(idle_work=work, overlap=True)
+    assert work.begun.acquire(timeout=10)
+    work.allowed.release()
+    training, listener = scene.training(), NotingListener()
+    scene.loop.send(StartTraining(training, listener))
+    for _ in range(2):
+        assert work.begun.acquire(timeout=10)
+        so_far = training.num_done
+        work.allowed.release()
+        until(lambda so_far=so_far: training.num_done > so_far)
+    scene.loop.send(Submit(scene.harness.request((1, 2), 5)))
+    scene.outbox.wait_for("request-0")
+    assert work.num_left == 0
+    assert not work.begun.acquire(blocking=False)
+    scene.stop()
+    assert isinstance(listener.ends[0], TrainingInterrupted)

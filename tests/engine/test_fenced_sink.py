@@ -11,6 +11,9 @@ class BrokenSink(ListSink):
     def record_iteration(self, stats: object) -> None:
         raise MemoryError
 
+    def record_training(self, stats: object) -> None:
+        raise MemoryError
+
     def record_commands(self, seconds: float) -> None:
         raise MemoryError
 

@@ -27,7 +27,7 @@ def spare_of(
     timing: LaunchTiming, now_s: float = 0.0, *, has_prompts: bool = False, has_arrivals: bool = False
 ) -> float:
     """For an iteration that begins at 0 and should take STEP_S."""
-    timing.runs(0.0, STEP_S, has_prompts=has_prompts)
+    timing.runs(0.0, STEP_S, "prompts" if has_prompts else "decodes")
     return timing.spare_s(now_s, has_arrivals=has_arrivals)
 
 

@@ -49,7 +49,7 @@ class Play:
 
     def __init__(self, *, fails: bool = False) -> None:
         self.clock, self.sink, self.ledger = ManualClock(), ListSink(), NotedLedger(fails=fails)
-        self.record = StepRecord(self.ledger, self.sink, self.clock)
+        self.record = StepRecord(self.ledger, self.sink, self.clock, self.ledger.iteration_s)
 
     def launch(self, decide_s: float, launch_s: float) -> Launched:
         started_s = self.record.launches(has_arrivals=False)
@@ -108,7 +108,7 @@ def test_a_measurement_that_fails_costs_itself_alone(caplog):
 
 def test_a_lost_iteration_says_nothing_of_the_next():
     harness = Harness()
-    record = StepRecord(harness.scheduler.ledger, harness.sink, harness.clock)
+    record = StepRecord(harness.scheduler.ledger, harness.sink, harness.clock, harness.scheduler.predicted_s)
     record.launches(has_arrivals=False)
     record.lost()
     assert not harness.sink.iterations

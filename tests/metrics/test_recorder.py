@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from service.core.events import Outcome
 from service.core.request import FinishReason
-from service.core.stats import IterationStats, Prediction, RequestStats
+from service.core.stats import Deferral, IterationStats, Prediction, RequestStats, TrainingStats
 from service.metrics.instruments import Instruments
 from service.metrics.recorder import Recorder
 
@@ -86,6 +86,24 @@ def test_errors_of_predictions(recording: Recording) -> None:
     assert recording(f"{name}_sum", predictor="swap") == 0
     assert recording("headrace_predicted_seconds_total", predictor="recompute") == pytest.approx(3.5)
     assert recording("headrace_predicted_actual_seconds_total", predictor="recompute") == pytest.approx(3.0)
+
+
+def test_layer_steps_and_the_error_of_their_estimate(recording: Recording) -> None:
+    recording.recorder.record_training(TrainingStats(3, 0.5, None))
+    recording.recorder.record_training(TrainingStats(4, 1.0, Prediction("training", 1.25, 1.0)))
+    assert recording("headrace_training_layer_steps_total") == 7
+    assert recording("headrace_training_seconds_total") == 1.5
+    assert recording("headrace_prediction_error_ratio_sum", predictor="training") == pytest.approx(0.25)
+    assert recording("headrace_prediction_error_ratio_count", predictor="training") == 1
+
+
+def test_deferrals_by_their_cause(recording: Recording) -> None:
+    deferrals = (Deferral("bound", 0.5), Deferral("piece", 0.01), Deferral("bound", 0.25))
+    recording.recorder.record_iteration(ITERATION._replace(deferrals=deferrals))
+    counts = {cause: recording("headrace_deferrals_total", cause=cause) for cause in ("bound", "piece")}
+    assert counts == {"bound": 2, "piece": 1}
+    assert recording("headrace_deferred_seconds_total", cause="bound") == 0.75
+    assert recording("headrace_deferred_seconds_total", cause="piece") == 0.01
 
 
 def test_a_finished_request(recording: Recording) -> None:

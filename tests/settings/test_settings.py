@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -106,7 +107,25 @@ def test_policies_are_told_by_name():
         "preemption": "recompute",
         "chunks": "inter-token-target",
         "prefix_cache": "on",
+        "training": "deferred",
     }
+
+
+def test_layer_steps_between_tokens_need_to_know_how_much_time_there_is():
+    with pytest.raises(ConfigError, match="inter-token-target-ms"):
+        read_settings(["--finetuning-mode", "interleaved"])
+    settings = read_settings(["--finetuning-mode", "interleaved", "--inter-token-target-ms", "20"])
+    assert settings.policies()["training"] == "interleaved"
+
+
+@pytest.mark.parametrize("value", ["-1", "nan", "soon"])
+def test_a_deferral_bound_is_a_time(value: str):
+    with pytest.raises(ConfigError, match="deferral-bound"):
+        read_settings(["--deferral-bound", value])
+
+
+def test_the_job_may_go_first():
+    assert math.isinf(read_settings(["--deferral-bound", "inf"]).deferral_bound)
 
 
 def test_a_limit_for_each_key_needs_keys():

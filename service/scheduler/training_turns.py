@@ -1,0 +1,163 @@
+"""When a training has its turn, and for how many layer steps. Whether it or requests go first: deferred_batching.py."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from service.core.iteration_plan import IterationPlan
+from service.core.stats import Deferral, Prediction
+from service.core.training import TrainingOutcome, TrainingShare
+from service.prediction.layer_step_time import LayerStepTime
+from service.scheduler.deferred_batching import TrainingPolicy
+from service.scheduler.request_pool import RequestPool
+
+PIECE_S = 4e-3
+"""Of layer steps in one plan, if more than one are shorter: who comes meanwhile waits for as much. What the host does
+for a plan, 0.1 to 0.2 ms, is then a few percent on a CPU, and passes beside the device on a GPU."""
+
+
+class _Piece(NamedTuple):
+    """Layer steps start, start + 1, ... of an iteration. ends: the iteration, too. predicted_s: None where nothing was
+    known."""
+
+    start: int
+    num_steps: int
+    ends: bool
+    predicted_s: float | None
+
+
+class TrainingTurns:
+    """The one training that may run, if any. Engine thread only.
+
+    A piece of it is a plan of its own, so that no token waits for it: who decodes gets theirs before it begins, and who
+    comes is looked at behind it. Pieces end with the fine-tuning iteration at the latest.
+
+    is_runnable: whether there is a training.
+    """
+
+    def __init__(self, policy: TrainingPolicy) -> None:
+        self._policy = policy
+        self._training_id = 0
+        self._time = LayerStepTime(1)
+        self._steps_per_iteration = self._num_steps = self._left = 1
+        self._pieces: deque[_Piece] = deque()  # that run
+        self.is_runnable = False
+        self._slack_s = 0.0
+        self._newest = -1  # of the requests that a decision has looked at, by their order of arrival
+        self._deferred_until_s = self._since_s = -math.inf
+
+    def start(self, training_id: int, layer_steps_per_iteration: int, layer_steps_left: int) -> None:
+        """It may run from now on. layer_steps_left: of its iteration."""
+        assert not self.is_runnable
+        self._training_id = training_id
+        self._time = LayerStepTime(layer_steps_per_iteration)
+        self._steps_per_iteration = self._num_steps = layer_steps_per_iteration
+        self._left = layer_steps_left
+        self.is_runnable = True
+
+    def stop(self) -> None:
+        """It runs no more."""
+        self.is_runnable, self._slack_s = False, 0.0
+        self._pieces.clear()
+
+    @property
+    def predicted_s(self) -> float | None:
+        """What the oldest piece that runs is predicted to take; None if that is not known, or none runs."""
+        return self._pieces[0].predicted_s if self._pieces else None
+
+    def next_share(self, pool: RequestPool, now_s: float) -> TrainingShare | None:
+        """The layer steps that come next, before any request, and are launched; None if requests go first."""
+        if pool.running:
+            num_steps = 0 if _newest(pool) > self._newest else min(self._num_within(self._slack_s), self._piece())
+            return self._take(num_steps, now_s) if num_steps else None
+        if pool.waiting and self._admits(pool, now_s):
+            return None
+        return self.idle_share(now_s)
+
+    def idle_share(self, now_s: float) -> TrainingShare:
+        """Those that come next where no request runs or can start."""
+        return self._take(self._piece(), now_s)
+
+    def looks_at(self, pool: RequestPool, now_s: float) -> Iterator[Deferral]:
+        """Requests are looked at next: what those who came since the last time have waited for the training."""
+        since_s, deferred_until_s = self._since_s, self._deferred_until_s
+        newest, self._newest = self._newest, max(self._newest, _newest(pool))
+        self._since_s = self._deferred_until_s = -math.inf
+        if since_s == -math.inf:
+            return
+        for group in reversed(pool.waiting):
+            if group.arrival_order <= newest:
+                break
+            arrival_s = group.request.arrival_s
+            yield Deferral("bound" if arrival_s <= deferred_until_s else "piece", now_s - max(arrival_s, since_s))
+
+    def follow(self, plan: IterationPlan) -> None:
+        """This plan, of requests, is launched."""
+        self._slack_s = self._policy.slack_s(plan) if plan.computes else 0.0
+
+    def finish(self, outcome: TrainingOutcome) -> Prediction | None:
+        """The oldest piece that runs has ended; how long it was predicted to take, and took. None if that says nothing,
+        or the training has ended before."""
+        if not self.is_runnable or outcome.training_id != self._training_id:
+            return None
+        piece = self._pieces.popleft()
+        self._note_position(piece, outcome.layer_steps_left or self._steps_per_iteration)
+        if outcome.num_layer_steps < piece.num_steps:
+            return None
+        self._time.observe(piece.start, piece.num_steps, outcome.seconds)
+        return None if piece.predicted_s is None else Prediction("training", piece.predicted_s, outcome.seconds)
+
+    def _admits(self, pool: RequestPool, now_s: float) -> bool:
+        """Whether requests start on an empty batch. Who has run before waits for no training."""
+        waited_s = now_s - pool.waiting[0].request.arrival_s
+        if pool.preempted or self._policy.admits(waited_s, self._rest_s()):
+            return True
+        self._deferred_until_s = now_s
+        return False
+
+    def _take(self, num_steps: int, now_s: float) -> TrainingShare:
+        start = self._num_steps - self._left
+        predicted_s = self._time.predicted_s(start, num_steps)
+        self._pieces.append(_Piece(start, num_steps, num_steps == self._left, predicted_s))
+        self._pass(num_steps)
+        self._slack_s -= predicted_s or 0.0
+        if self._since_s == -math.inf:
+            self._since_s = now_s
+        return TrainingShare(self._training_id, num_steps)
+
+    def _note_position(self, piece: _Piece, left: int) -> None:
+        """After this piece so many steps were left. They may be fewer than of other iterations, as where validation
+        examples go forward only; or more than were planned, if a micro-batch was dropped."""
+        before = 0 if piece.ends else piece.start + piece.num_steps
+        self._num_steps, self._left = min(before + left, self._steps_per_iteration), left
+        for running in self._pieces:
+            self._pass(running.num_steps)
+
+    def _pass(self, num_steps: int) -> None:
+        """So many steps are done, or planned; behind an iteration comes a usual one, as far as is known."""
+        self._left -= num_steps
+        if self._left <= 0:
+            self._num_steps = self._steps_per_iteration
+            self._left += self._steps_per_iteration
+
+    def _piece(self) -> int:
+        """Layer steps."""
+        return max(1, self._num_within(PIECE_S))
+
+    def _num_within(self, seconds: float) -> int:
+        """Of the iteration's layer steps that are left."""
+        return self._time.num_within(seconds, self._num_steps - self._left, self._left)
+
+    def _rest_s(self) -> float:
+        """Of the iteration, with the pieces that run."""
+        predicted_s = self._time.predicted_s(self._num_steps - self._left, self._left)
+        if predicted_s is None:
+            return math.inf
+        return predicted_s + sum(piece.predicted_s or 0.0 for piece in self._pieces)
+
+
+def _newest(pool: RequestPool) -> int:
+    return pool.waiting[-1].arrival_order if pool.waiting else -1

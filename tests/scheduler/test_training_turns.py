@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from service.core.stats import Prediction
+from service.core.training import TrainingOutcome, TrainingShare
+from service.kvcache.adapter_slots import AdapterSlots
+from service.kvcache.block_pool import BlockPool
+from service.scheduler.deferred_batching import DeferredBatching
+from service.scheduler.fcfs import FirstComeFirstServed
+from service.scheduler.request_pool import RequestPool
+from service.scheduler.training_turns import PIECE_S, TrainingTurns
+from tests.scheduler.training_play import TrainingPlay
+
+
+def empty_pool() -> RequestPool:
+    return RequestPool(FirstComeFirstServed(), 16, AdapterSlots(0, BlockPool(1)))
+
+
+class Turns:
+    """Of a training whose layer steps take `step_s`, on an empty pool."""
+
+    def __init__(self, num_steps: int, step_s: float = 0.001) -> None:
+        self.turns = TrainingTurns(DeferredBatching(0.0))
+        self.turns.start(7, num_steps, num_steps)
+        self._num_steps, self._step_s = num_steps, step_s
+        self._left = num_steps
+
+    def take(self) -> TrainingShare:
+        share = self.turns.next_share(empty_pool(), 0.0)
+        assert share is not None
+        return share
+
+    def finish(self, share: TrainingShare, left: int | None = None) -> Prediction | None:
+        """left: of the iteration, where the executor says something else."""
+        self._left = left or self._left - share.num_layer_steps or self._num_steps
+        seconds = share.num_layer_steps * self._step_s
+        return self.turns.finish(TrainingOutcome(7, share.num_layer_steps, seconds, self._left))
+
+    def play(self) -> int:
+        share = self.take()
+        self.finish(share)
+        return share.num_layer_steps
+
+
+def test_the_first_piece_is_one_step_and_then_as_many_as_are_short():
+    turns = Turns(9)
+    assert [turns.play() for _ in range(6)] == [1, 4, 4, 4, 4, 1]
+    assert PIECE_S == 0.004
+
+
+def test_a_step_longer_than_a_piece_is_a_piece():
+    turns = Turns(3, step_s=1.0)
+    assert [turns.play() for _ in range(5)] == [1] * 5
+
+
+def test_pieces_that_overlap_go_on_from_each_other():
+    turns = Turns(9)
+    turns.play()
+    shares = [turns.take() for _ in range(4)]
+    assert [share.num_layer_steps for share in shares] == [4, 4, 4, 4]
+    predictions = [turns.finish(share) for share in shares]
+    assert predictions == [Prediction("training", pytest.approx(0.004), pytest.approx(0.004))] * 4
+    assert turns.play() == 1
+
+
+def test_what_the_executor_says_is_left_counts():
+    """A micro-batch was dropped, and is done again."""
+    turns = Turns(9)
+    turns.play()
+    turns.finish(turns.take(), left=9)
+    assert [turns.play() for _ in range(3)] == [4, 4, 1]
+
+
+@pytest.mark.parametrize("num_running", [1, 2])
+def test_an_iteration_may_be_shorter_than_others(num_running: int):
+    """Validation examples go forward only, in the steps of a training's forward pass; nobody says so beforehand."""
+    forward_s, backward_s, usual, short = 0.001, 0.003, 8, 4
+    turns, left, running = TrainingTurns(DeferredBatching(0.0)), usual, list[TrainingShare]()
+    turns.start(7, usual, usual)
+    kinds = iter([usual, usual, usual, short, short, usual] * 20)
+    num_steps, errors = next(kinds), list[float]()
+    for _ in range(400):
+        while len(running) < num_running:
+            share = turns.next_share(empty_pool(), 0.0)
+            assert share is not None
+            running.append(share)
+        share, seconds = running.pop(0), 0.0
+        for _ in range(share.num_layer_steps):
+            seconds += forward_s if num_steps - left < short else backward_s
+            left -= 1
+            if left == 0:
+                left = num_steps = next(kinds, usual)
+        prediction = turns.finish(TrainingOutcome(7, share.num_layer_steps, seconds, left))
+        if prediction is not None:
+            errors.append(abs(prediction.predicted_s / prediction.actual_s - 1))
+    settled = errors[200:]
+    assert sum(error < 0.05 for error in settled) >= (0.95 if num_running == 1 else 0.7) * len(settled)
+
+
+def test_the_outcome_of_a_training_that_has_ended_changes_nothing():
+    turns = Turns(9)
+    share = turns.take()
+    turns.turns.stop()
+    assert turns.finish(share) is None
+    assert not turns.turns.is_runnable
+    turns.turns.start(8, 3, 3)
+    assert turns.turns.finish(TrainingOutcome(7, 1, 1.0, 2)) is None
+
+
+def test_fewer_steps_than_were_planned_say_nothing():
+    turns = Turns(9)
+    turns.play()
+    share = turns.take()
+    assert turns.turns.finish(TrainingOutcome(7, share.num_layer_steps - 1, 5.0, 0)) is None
+    assert turns.turns.predicted_s is None
+
+
+def test_the_estimate_is_told_of_the_piece_that_runs():
+    turns = Turns(9)
+    assert turns.turns.predicted_s is None
+    turns.play()
+    turns.take()
+    assert turns.turns.predicted_s == pytest.approx(0.004)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_every_layer_step_is_predicted_but_the_first(overlap: bool):
+    play = TrainingPlay(DeferredBatching(0.0), [0.003] * 5, num_iterations=30, overlap=overlap)
+    play.run(until_s=1.0)
+    stats = play.harness.sink.trainings
+    assert sum(each.num_layer_steps for each in stats) == 150
+    assert sum(each.seconds for each in stats) == pytest.approx(150 * 0.003)
+    assert sum(each.prediction is None for each in stats) <= 2
+    assert all(p.predicted_s == pytest.approx(p.actual_s) for each in stats if (p := each.prediction))
+    assert not math.isinf(play.clock.now_s())
