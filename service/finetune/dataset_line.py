@@ -65,40 +65,6 @@ def read_line(line: bytes, number: int) -> TrainingChat | PromptCompletion:
         raise DatasetError(number, str(fault)) from None
 
 
-class LineChecker:
-    """Checks the form of a file that comes in pieces, holding one line at most. One thread at a time."""
-
-    def __init__(self) -> None:
-        self._begun = bytearray()
-        self._is_empty = True
-        self.num_lines = 0
-
-    def feed(self, piece: bytes) -> None:
-        """Raises DatasetError at the first line that is wrong."""
-        start = 0
-        while (end := piece.find(b"\n", start)) >= 0:
-            self._begun += piece[start:end]
-            self._end_line()
-            start = end + 1
-        self._begun += piece[start:]
-        if len(self._begun) > MAX_LINE_BYTES:
-            raise DatasetError(self.num_lines + 1, _TOO_LONG)
-
-    def finish(self) -> None:
-        """The file has ended. Raises DatasetError, also where there was no line at all."""
-        self._end_line()
-        if self._is_empty:
-            raise DatasetError(None, "the file has no lines")
-
-    def _end_line(self) -> None:
-        line = bytes(self._begun)
-        self._begun.clear()
-        if line.strip():
-            read_line(line, self.num_lines + 1)
-            self._is_empty = False
-        self.num_lines += 1
-
-
 _TOO_LONG = f"is longer than {MAX_LINE_BYTES} bytes"
 
 

@@ -1,4 +1,4 @@
-"""A safetensors file, read piece by piece into memory of its own.
+"""A safetensors file, read piece by piece into memory of its own, and written.
 
 Not through the library, because adapters are read while others are served: its `safe_open` maps the file, and if
 somebody cuts a mapped file short, reading it ends the process (SIGBUS); its `deserialize` holds the interpreter's lock
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 from types import MappingProxyType
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
@@ -26,6 +27,9 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
 )
 """By their names in the format; those that are read."""
 
+_NAMES: Mapping[torch.dtype, str] = MappingProxyType({dtype: name for name, dtype in DTYPES.items()})
+_METADATA = "__metadata__"
+_ALIGNMENT = 8  # of the first tensor, which the format asks for
 _LENGTH_BYTES = 8  # of the header's length, little-endian, at the file's beginning
 _LFS_POINTER = b"version "
 """How a Git LFS pointer begins; the length that it would be is never one of a header."""
@@ -42,10 +46,18 @@ class StoredTensor:
 
 
 class TensorFile:
-    """An open file; `opened_tensors` makes it."""
+    """An open file; `opened_tensors` makes it. metadata: what it says beside its tensors."""
 
-    def __init__(self, name: str, file: BufferedReader, data_start: int, tensors: Mapping[str, StoredTensor]) -> None:
+    def __init__(
+        self,
+        name: str,
+        file: BufferedReader,
+        data_start: int,
+        tensors: Mapping[str, StoredTensor],
+        metadata: Mapping[str, object],
+    ) -> None:
         self.tensors = tensors
+        self.metadata = metadata
         self._name = name
         self._file = file
         self._data_start = data_start
@@ -81,12 +93,32 @@ def opened_tensors(file: Path, max_header_bytes: int, max_data_bytes: int) -> It
             raise AdapterError(f"{file.name}: has {size} bytes; adapters of this model have at most {most}")
         header = _read_header(file.name, opened, max_header_bytes)
         data_start = opened.tell()
+        metadata = header.pop(_METADATA, None)
         tensors = _described(file.name, header)
         _check_extents(file.name, tensors, size - data_start)
-        yield TensorFile(file.name, opened, data_start, tensors)
+        yield TensorFile(file.name, opened, data_start, tensors, metadata if isinstance(metadata, dict) else {})
 
 
-def _read_header(name: str, file: BufferedReader, max_bytes: int) -> Mapping[str, object]:
+def write_tensors(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """The whole of a file. tensors: on the host, of DTYPES. Holds the interpreter's lock for none of the bytes."""
+    header: dict[str, object] = {_METADATA: dict(metadata)}
+    end = 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.nbytes
+        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    file.write(len(text).to_bytes(_LENGTH_BYTES, "little") + text)
+    for tensor in tensors.values():
+        file.write(tensor_bytes(tensor))
+
+
+def tensor_bytes(tensor: Tensor) -> memoryview:
+    """Of a tensor on the host, as they are stored; not copied if it is contiguous."""
+    return memoryview(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
+
+
+def _read_header(name: str, file: BufferedReader, max_bytes: int) -> dict[str, object]:
     file.seek(0)
     length = file.read(_LENGTH_BYTES)
     if length == _LFS_POINTER:
@@ -103,7 +135,6 @@ def _read_header(name: str, file: BufferedReader, max_bytes: int) -> Mapping[str
         raise AdapterError(f"{name}: is no safetensors file: its header is not JSON") from None
     if not isinstance(header, dict):
         raise AdapterError(f"{name}: is no safetensors file: its header is not a JSON object")
-    header.pop("__metadata__", None)
     return header
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from service.finetune.dataset import read_dataset
-from service.finetune.dataset_line import MAX_LINE_BYTES, MAX_MESSAGES, LineChecker, read_line
+from service.finetune.dataset_line import MAX_LINE_BYTES, MAX_MESSAGES, read_line
 from tests.complexity.growth import Work, WorstInput
 from tests.finetune.model_texts import SMOLLM2, model_text
 
@@ -21,18 +21,6 @@ _ALL = (*_FORM, "finetune/dataset.py", "finetune/training_text.py", "finetune/pa
 def _line(text: str) -> Work:
     line = text.encode()
     return lambda: read_line(line, 1)
-
-
-def _pieces(n: int) -> Work:
-    """A line that comes a few bytes at a time."""
-
-    def work() -> None:
-        checker = LineChecker()
-        for _ in range(n // 8):
-            checker.feed(b"12345678")
-        checker.finish()
-
-    return work
 
 
 def _file(lines: Sequence[object]) -> Work:
@@ -69,7 +57,6 @@ TRAINING_FILE_INPUTS = [
         MAX_LINE_BYTES - 64,
         "pool",
     ),
-    WorstInput("training file: a line in small pieces", _FORM, _pieces, 100_000, MAX_LINE_BYTES, "loop"),
     WorstInput("training file: many lines", _ALL, lambda n: _file([_chat(2, "a")] * n), 50, 1_000_000, "pool"),
     WorstInput(
         "training file: a chat with far more turns than are learned",

@@ -4,14 +4,11 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from service.finetune.dataset_line import (
     MAX_LINE_BYTES,
     MAX_MESSAGES,
     DatasetError,
-    LineChecker,
     PromptCompletion,
     TrainingChat,
     read_line,
@@ -82,33 +79,3 @@ def test_a_byte_order_mark_may_begin_the_file_alone():
     assert read_line(line, 1)
     with pytest.raises(DatasetError):
         read_line(line, 2)
-
-
-lines = st.lists(st.sampled_from([json.dumps(PAIR), json.dumps({"messages": SAID}), "", " ", "{}", "x"]), max_size=8)
-
-
-@given(lines, st.booleans(), st.data())
-def test_a_file_in_pieces_is_what_its_lines_are(file_lines: list[str], ends: bool, choice: st.DataObject):
-    file = "\n".join(file_lines) + "\n" * ends
-    wrong = next((at for at, line in enumerate(file.split("\n"), 1) if line in ("{}", "x")), None)
-    cuts = sorted(choice.draw(st.lists(st.integers(0, len(file)), max_size=6)))
-    checker = LineChecker()
-
-    def check() -> None:
-        for start, end in zip([0, *cuts], [*cuts, len(file)], strict=True):
-            checker.feed(file[start:end].encode())
-        checker.finish()
-
-    if wrong is None and file.strip():
-        check()
-    else:
-        with pytest.raises(DatasetError) as refusal:
-            check()
-        assert refusal.value.line == wrong
-
-
-def test_a_line_that_does_not_end_is_refused_before_it_fills_the_memory():
-    checker = LineChecker()
-    with pytest.raises(DatasetError, match="line 1: is longer"):
-        for _ in range(100):
-            checker.feed(b"x" * 65_536)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save, save_file
+from safetensors.torch import load_file, save, save_file
 
 from service.errors import AdapterError
-from service.lora.tensor_file import opened_tensors
+from service.lora.tensor_file import DTYPES, opened_tensors, write_tensors
 
 LIMITS = (4096, 1 << 20)
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
@@ -149,3 +149,16 @@ def test_any_byte_that_is_changed_is_read_or_refused(tmp_path: Path, place: int,
                     assert opened.read(name).shape == stored.shape
     except AdapterError as refused:
         assert refused.message.startswith("a.safetensors: ")
+
+
+@given(st.lists(st.tuples(st.sampled_from(list(DTYPES.values())), st.integers(0, 5), st.integers(1, 3)), max_size=5))
+def test_what_is_written_is_what_the_library_and_this_reader_read(tmp_path_factory, shapes):
+    file = tmp_path_factory.getbasetemp() / "written.safetensors"
+    tensors = {f"t{at}": torch.randn(rows, width).to(dtype) for at, (dtype, rows, width) in enumerate(shapes)}
+    with file.open("wb") as opened:
+        write_tensors(opened, tensors, {"about": "é"})
+    with opened_tensors(file, 10_000, 10_000) as read:
+        assert read.metadata == {"about": "é"}
+        assert read.tensors.keys() == tensors.keys()
+        assert all(torch.equal(read.read(name), tensor) for name, tensor in tensors.items() if tensor.numel())
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in load_file(file).items())
