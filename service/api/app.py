@@ -21,6 +21,7 @@ from service.api.context import ApiContext
 from service.api.endpoints.adapters import AdapterRoutes
 from service.api.endpoints.api_docs import ApiDocs
 from service.api.endpoints.files import Files
+from service.api.endpoints.fine_tuning import JOBS_PATH, FineTuningRoutes
 from service.api.endpoints.generating import GENERATING, PATHS
 from service.api.endpoints.health import Health
 from service.api.endpoints.invocations import INVOCATIONS_PATH, Invocations
@@ -144,7 +145,7 @@ def _cross_origin(origins: Sequence[str]) -> list[Middleware]:
 def _routes(context: ApiContext, registry: CollectorRegistry) -> list[Route]:
     health, models, tokenize = Health(context), Models(context), Tokenize(context)
     stored, playground, render = StoredResponses(context), Playground(), Render(context)
-    adapters, files = AdapterRoutes(context), Files(context)
+    adapters, files, jobs = AdapterRoutes(context), Files(context), FineTuningRoutes(context)
     return [
         _route("/v1/responses/{response_id}", stored.get),
         _route("/v1/responses/{response_id}", stored.delete, "DELETE"),
@@ -159,6 +160,15 @@ def _routes(context: ApiContext, registry: CollectorRegistry) -> list[Route]:
         _route(f"{MESSAGES_PATH}/count_tokens", Messages(context).count_tokens, "POST"),
         _route("/v1/models", models.list),
         _route("/v1/models/{model_id:path}", models.get),
+        _route("/v1/models/{model_id:path}", models.delete, "DELETE"),
+        _route(JOBS_PATH, jobs.create, "POST"),
+        _route(JOBS_PATH, jobs.list),
+        _route(f"{JOBS_PATH}/{{job_id}}", jobs.get),
+        _route(f"{JOBS_PATH}/{{job_id}}/pause", jobs.pause, "POST"),
+        _route(f"{JOBS_PATH}/{{job_id}}/resume", jobs.resume, "POST"),
+        _route(f"{JOBS_PATH}/{{job_id}}/cancel", jobs.cancel, "POST"),
+        _route(f"{JOBS_PATH}/{{job_id}}/events", jobs.events),
+        _route(f"{JOBS_PATH}/{{job_id}}/checkpoints", jobs.checkpoints),
         _route("/v1/load_lora_adapter", admin_only(adapters.load, context.config), "POST"),
         _route("/v1/unload_lora_adapter", admin_only(adapters.unload, context.config), "POST"),
         _route("/health", health.health),

@@ -22,6 +22,7 @@ from service.core.grammar import Grammars
 from service.engine.ailment import Ailment
 from service.engine.async_engine import AsyncEngine
 from service.errors import Unavailable
+from service.finetune.fine_tuning import FineTuning
 from service.text.chat_template import ChatTemplate
 from service.text.tokenizer import Tokenizer
 
@@ -63,7 +64,7 @@ class ServedModel:
     for `system_fingerprint`. Shown to clients: no paths.
     tokenizer_options: the fields of tokenizer_config.json, paths of this machine among them or not.
     grammars: compile what outputs must match; None if this server cannot, then asking for it is refused.
-    adapters: None if none are served. clock: the engine's.
+    adapters: None if none are served. fine_tuning: None if this server takes no jobs. clock: the engine's.
     system_fingerprint: changes when answers to the same request with the same seed may change.
     """
 
@@ -80,6 +81,7 @@ class ServedModel:
     tokenizer_options: Mapping[str, object] = field(default_factory=dict)
     grammars: Grammars | None = None
     adapters: Adapters | None = None
+    fine_tuning: FineTuning | None = None
     clock: Clock = field(default_factory=MonotonicClock)
     system_fingerprint: str = field(init=False)
 

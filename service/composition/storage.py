@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from service.finetune.job_table import JOBS
 from service.settings.settings import Settings
 from service.storage.database import Schema
 from service.storage.storage import Storage
 
-SCHEMAS: tuple[Schema, ...] = ()
+SCHEMAS: tuple[Schema, ...] = (JOBS,)
 """Of what stores besides the files themselves."""
 
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
+from service.core.training import TrainingInterrupted
 from service.errors import StorageFull, StorageUnavailable
 from service.finetune.job import IllegalTransition, Job, JobEvent, JobStatus
 from service.finetune.job_faults import JobFault, job_error
@@ -127,6 +128,8 @@ class JobRunner:
         self._is_idle.clear()
         try:
             await self._training.complete()
+        except TrainingInterrupted:
+            self._is_closing = True
         except Exception as fault:
             await self._fail(job, fault)
         finally:

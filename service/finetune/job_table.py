@@ -95,11 +95,18 @@ def find_job(connection: Connection, job_id: str, client: str | None = None) -> 
     return None if row is None else _job(row)
 
 
-def list_jobs(connection: Connection, client: str, metadata: Mapping[str, str], query: PageQuery) -> Page[Job] | None:
-    """Those of a client that have all of this metadata. None if none of them has the id `after`."""
-    has = " AND EXISTS (SELECT 1 FROM json_each(record, '$.spec.metadata') WHERE key = ? AND value = ?)"
-    arguments = [client, *(part for pair in metadata.items() for part in pair)]
-    page = take_page(connection, "jobs", "job_id", "record", ("client = ?" + has * len(metadata), arguments), query)
+def list_jobs(
+    connection: Connection, client: str, metadata: Mapping[str, str] | None, query: PageQuery
+) -> Page[Job] | None:
+    """Those of a client that have all of this metadata; None: those that have none. No page if none of them has the id
+    `after`."""
+    condition, arguments = "client = ?", [client]
+    if metadata is None:
+        condition += " AND json_extract(record, '$.spec.metadata') IS NULL"
+    for key, value in (metadata or {}).items():
+        condition += " AND EXISTS (SELECT 1 FROM json_each(record, '$.spec.metadata') WHERE key = ? AND value = ?)"
+        arguments += [key, value]
+    page = take_page(connection, "jobs", "job_id", "record", (condition, arguments), query)
     return None if page is None else Page([_job(row) for row in page.items], page.has_more)
 
 

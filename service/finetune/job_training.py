@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from service.core.training import StepReport, Training, TrainingListener
-from service.errors import NotFound, ServerError
+from service.core.training import StepReport, Training, TrainingInterrupted, TrainingListener
+from service.errors import NotFound, ServerError, Unavailable
 from service.finetune.job import Job, JobCheckpoint, JobEvent, JobStatus, ValidatedData
 from service.finetune.job_faults import JobFault
 from service.finetune.job_folders import JobFolders
@@ -20,6 +20,7 @@ from service.finetune.jobs import FineTuningJobs, job_event, new_id
 from service.finetune.model_name import checkpoint_name, model_name
 from service.finetune.models import FineTunedModels
 from service.finetune.result_file import add_result_file
+from service.finetune.served_base import ServedBase
 from service.finetune.step_metrics import checkpoint_metrics, is_told, step_event
 from service.finetune.training_run import StateOfStep, TrainingRun
 from service.storage.database import Connection
@@ -57,17 +58,9 @@ class TrainingEngine(Protocol):
 
     def start_training(self, training: Training, listener: TrainingListener) -> None: ...
 
-    def stop_training(self, training_id: int) -> None:
-        """Nothing happens if it has ended."""
+    def stop_training(self, training_id: int, *, wants_state: bool) -> None:
+        """With a last state, if wanted. Nothing happens if it has ended."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class ServedBase:
-    """name: of the model that is served. weights: its digest."""
-
-    name: str
-    weights: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,16 +120,21 @@ class JobTraining:
         """It ends soon, as it is. Idempotent."""
         self._is_stopped = True
         if self._training_id is not None:
-            self._tools.engine.stop_training(self._training_id)
+            self._tools.engine.stop_training(self._training_id, wants_state=not self._is_ended)
 
     async def complete(self) -> None:
-        """Until all steps are done and the model is served, or it was stopped. Raises what ends the job. The engine has
-        no training of it then."""
+        """Until all steps are done and the model is served, or it was stopped; the engine has no training of it then.
+
+        Raises what ends the job, and TrainingInterrupted, after which it goes on in another process.
+        """
         training = await self._prepared()
         if self._is_stopped:
             return
         self._training_id = training.training_id
-        self._tools.engine.start_training(training, self._run)
+        try:
+            self._tools.engine.start_training(training, self._run)
+        except Unavailable as fault:
+            raise TrainingInterrupted(fault.message) from fault
         try:
             await self._follow()
         finally:
@@ -164,11 +162,11 @@ class JobTraining:
                     await self._succeed(state)
                     return
                 await self._keep(state)
-            if told.fault is not None:
-                raise told.fault
             if told.is_over:
+                if told.fault is not None and not self._is_stopped:
+                    raise told.fault
                 if not self._is_stopped:
-                    raise ServerError("The engine has stopped.")
+                    raise ServerError("The training ended before its last step.")
                 return
             await asyncio.sleep(_WRITE_EVERY_S)
 

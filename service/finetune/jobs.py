@@ -86,7 +86,8 @@ class FineTuningJobs:
             raise NotFound(f"No such fine-tuning job: {job_id[:64]}", param="fine_tuning_job_id")
         return job
 
-    async def list(self, client: str, metadata: Mapping[str, str], query: PageQuery) -> Page[Job]:
+    async def list(self, client: str, metadata: Mapping[str, str] | None, query: PageQuery) -> Page[Job]:
+        """metadata: as of `list_jobs`."""
         return _found(await self._database.run(lambda connection: list_jobs(connection, client, metadata, query)))
 
     async def events(self, job: Job, query: PageQuery) -> Page[JobEvent]:
@@ -126,6 +127,17 @@ class FineTuningJobs:
             return changed
 
         return await self._write(apply)
+
+    async def pause(self, job: Job) -> Job:
+        """IllegalTransition if its status does not allow it; so `resume` and `cancel`."""
+        return await self.change(job.job_id, Job.paused, [job_event("The job was paused")])
+
+    async def resume(self, job: Job) -> Job:
+        return await self.change(job.job_id, Job.resumed, [job_event("The job was resumed")])
+
+    async def cancel(self, job: Job) -> Job:
+        now_s = int(time.time())
+        return await self.change(job.job_id, lambda now: now.cancelled(now_s), [job_event("The job was cancelled")])
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         """What is asked of the tables."""

@@ -223,6 +223,9 @@ class Settings(BaseSettings):
     max_loras: int = Field(64, ge=1, le=1024, description="adapters on the device at once")
     max_lora_rank: int = Field(64, ge=1, le=256, description="highest rank of an adapter")
     max_cpu_loras: int = Field(256, ge=1, description="adapters of lora-dir in the host's memory at once")
+    enable_finetuning: bool = Field(
+        False, description="take OpenAI's fine-tuning jobs: LoRA adapters are trained here, beside the requests"
+    )
     data_dir: Path | None = Field(
         None, description="directory of uploaded files and of jobs; below the user's own data if left out"
     )
@@ -377,10 +380,17 @@ class Settings(BaseSettings):
 
     def lora_config(self) -> LoraConfig | None:
         """None if no adapters are served."""
-        if not self.lora_modules and self.lora_dir is None:
+        if not self.lora_modules and self.lora_dir is None and not self.enable_finetuning:
             return None
         modules = tuple((name, Path(folder)) for name, _, folder in (each.partition("=") for each in self.lora_modules))
-        return LoraConfig(self.max_loras, self.max_lora_rank, modules, self.lora_dir, self.max_cpu_loras)
+        return LoraConfig(
+            self.max_loras,
+            self.max_lora_rank,
+            modules,
+            self.lora_dir,
+            self.max_cpu_loras,
+            trains=self.enable_finetuning,
+        )
 
     def scheduler_config(
         self, default_num_seqs: int, default_num_batched_tokens: int, default_waiting_tokens: int

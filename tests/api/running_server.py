@@ -23,6 +23,7 @@ from service.core.adapter import Adapters
 from service.core.clock import MonotonicClock
 from service.engine.async_engine import AsyncEngine
 from service.engine.engine import Engine
+from service.finetune.fine_tuning import FineTuning
 from service.http.server import HttpServer
 from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
@@ -83,6 +84,7 @@ class Scene:
     access_log: bool = False
     adapters: Adapters | None = None
     storage_bytes: int = 10_000_000
+    fine_tuning: Callable[[Storage], FineTuning] | None = None
 
 
 class RunningServer:
@@ -249,13 +251,22 @@ class RunningServer:
             build={"dtype": "none"},
             grammars=self._grammars,
             adapters=self.scene.adapters,
+            fine_tuning=None if self.scene.fine_tuning is None else self.scene.fine_tuning(self.storage),
         )
 
 
 def _request_tasks() -> int:
     """Tasks of requests: all but the server's own."""
     names = [repr(task.get_coro()) for task in asyncio.all_tasks()]
-    own = ("RunningServer.", "Server.serve", "Server.main_loop", "LifespanOn", "on_loop", "_shutdown_watcher")
+    own = (
+        "RunningServer.",
+        "Server.serve",
+        "Server.main_loop",
+        "LifespanOn",
+        "on_loop",
+        "_shutdown_watcher",
+        "JobRunner.",
+    )
     return sum(not any(mark in name for mark in own) for name in names)
 
 

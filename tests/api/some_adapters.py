@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from pathlib import Path
 
 from service.core.adapter import Adapter
 from service.errors import AdapterError
@@ -40,6 +41,13 @@ class SomeAdapters:
     def unload(self, name: str) -> bool:
         self._folders.pop(name, None)
         return self._adapters.pop(name, None) is not None
+
+    def publish(self, name: str, folder: Path) -> None:
+        self._folders[name] = folder.name
+        self._adapters[name] = self._made(name)
+
+    def withdraw(self, name: str) -> None:
+        self.unload(name)
 
     def _made(self, name: str) -> Adapter:
         adapter_id = next(self._ids)

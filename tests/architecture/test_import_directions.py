@@ -25,7 +25,7 @@ OURS = {
     "text": {"protocol", "core", "errors"},
     "metrics": EVERYONE_MAY,
     "storage": {"core", "errors"},
-    "api": {"protocol", "text", "engine", "metrics", "storage", *EVERYONE_MAY},
+    "api": {"protocol", "text", "engine", "metrics", "storage", "finetune", *EVERYONE_MAY},
     "engine": {"scheduler", "prediction", "kvcache", *EVERYONE_MAY},
     "scheduler": {"prediction", "kvcache", *EVERYONE_MAY},
     "prediction": EVERYONE_MAY,

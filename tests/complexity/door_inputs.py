@@ -12,6 +12,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.answers.answering import ignored_header
+from service.api.calls.fine_tuning_call import checked_job
 from service.api.calls.json_body import read_json_object
 from service.api.calls.large_json import parse_large
 from service.api.calls.legacy_functions import legacy_names, with_tools
@@ -32,6 +33,7 @@ from service.api.text_pool import TextPool
 from service.config import ApiConfig
 from service.core.host_times import HostTimes
 from service.errors import InvalidRequest
+from service.finetune.served_base import ServedBase
 from service.protocol.chat import ChatRequest
 from service.protocol.completions import CompletionRequest
 from service.protocol.tokenize import DetokenizeRequest
@@ -50,6 +52,14 @@ _PART = {"type": "text", "text": "x"}
 
 def _nothing(*_: object) -> None:
     """A sink."""
+
+
+_BASE = ServedBase("m", "weights", 64, frozenset({"q_proj"}), 64, 2048, 512)
+
+
+def _job(fields: dict[str, Any]) -> Work:
+    body = {"model": "m", "training_file": "file-1", **fields}
+    return lambda: _refused_or(InvalidRequest, lambda: ignored_header(checked_job(body, _BASE)[1]))
 
 
 def _large(body: bytes) -> Work:
@@ -432,6 +442,22 @@ DOOR_INPUTS = [
         partial(_drawn, lambda n: {"allowed_token_ids": list(range(n, 0, -1))}),
         16_000,
         CONFIG.max_allowed_token_ids,
+        "loop",
+    ),
+    WorstInput(
+        "a fine-tuning job with a long name of a linear layer",
+        ("api/calls/fine_tuning_call.py", "protocol/fine_tuning.py"),
+        lambda n: _job({"hyperparameters": {"target_modules": ["a" * n] * 64}}),
+        100_000,
+        _BODY // 64,
+        "loop",
+    ),
+    WorstInput(
+        "a fine-tuning job with unknown fields",
+        ("api/calls/fine_tuning_call.py", "protocol/fine_tuning.py"),
+        lambda n: _job({f"field_{i}": i for i in range(n)}),
+        20_000,
+        _BODY // 12,
         "loop",
     ),
     WorstInput(

@@ -49,6 +49,8 @@ WITHOUT_WORST_INPUT = {
     "api/disconnect.py": "looks at no bytes",
     "api/freed_memory.py": "reads nothing of the request",
     "api/endpoints/adapters.py": "for operators",
+    "api/endpoints/fine_tuning.py": "joins others; a list's fields are few and short, and lists are paged",
+    "api/answers/fine_tuning_objects.py": "shows what was checked when it came, a page at a time",
     "api/endpoints/files.py": "joins others, each in the table; lists are paged",
     "api/answers/file_content.py": "passes on pieces of a file",
     "api/calls/page_query.py": "three short words",

@@ -18,15 +18,16 @@ from service.finetune.job_faults import JobFault
 from service.finetune.job_folders import JobFolders
 from service.finetune.job_runner import JobRunner
 from service.finetune.job_table import JOBS
-from service.finetune.job_training import JobTools, ServedBase
+from service.finetune.job_training import JobTools
 from service.finetune.jobs import FineTuningJobs
-from service.finetune.models import FineTunedModels
+from service.finetune.models import AdapterNames, FineTunedModels
+from service.finetune.served_base import ServedBase
 from service.finetune.training_run import StateOfStep
 from service.process.daemon_thread import in_daemon_thread
 from service.storage.storage import Storage
 
 CLIENT, OTHER_CLIENT = "team", "others"
-BASE = ServedBase("base", "weights-1")
+BASE = ServedBase("base", "weights-1", 64, frozenset({"q_proj", "v_proj"}), 64, 2048, 512)
 NUM_EXAMPLES, NUM_EPOCHS = 4, 3
 NUM_STEPS = NUM_EXAMPLES * NUM_EPOCHS
 HYPERPARAMETERS = Hyperparameters(learning_rate=0.001, num_epochs=NUM_EPOCHS, batch_size=1)
@@ -59,7 +60,7 @@ class ScriptedEngine:
     trainings: list[ScriptedTraining] = field(default_factory=list)
     steps: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     num_running: int = 0
-    _stopped: set[int] = field(default_factory=set)
+    _stopped: dict[int, bool] = field(default_factory=dict)
 
     def start_training(self, training: Any, listener: TrainingListener) -> None:
         assert self.num_running == 0, "one at a time"
@@ -67,9 +68,9 @@ class ScriptedEngine:
         self.trainings.append(training)
         threading.Thread(target=self._run, args=(training, listener), daemon=True).start()
 
-    def stop_training(self, training_id: int) -> None:
+    def stop_training(self, training_id: int, *, wants_state: bool = False) -> None:
         if self.num_running and self.trainings[-1].training_id == training_id and training_id not in self._stopped:
-            self._stopped.add(training_id)
+            self._stopped[training_id] = wants_state
             self.steps.release()
 
     def go(self, num_steps: int = 10**4) -> None:
@@ -81,6 +82,8 @@ class ScriptedEngine:
         for step in range(training.first + 1, NUM_STEPS + 1):
             self.steps.acquire()
             if training.training_id in self._stopped:
+                if self._stopped[training.training_id]:
+                    listener.snapshot(State(step - 1))
                 break
             if self.fault is not None and step == self.fault_at:
                 fault = self.fault
@@ -94,7 +97,7 @@ class ScriptedEngine:
 
 @dataclass
 class ScriptedWork:
-    """A file that begins with `bad` is refused. A checkpoint and a model are files with their step's number."""
+    """A file whose first field is `bad` is refused. A checkpoint and a model are files with their step's number."""
 
     ids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     fault_of: dict[str, Exception] = field(default_factory=dict)
@@ -106,7 +109,7 @@ class ScriptedWork:
     def validate(self, job: Job, training_file: Path, validation_file: Path | None) -> ValidatedData:
         self.is_open.wait()
         self._raise("validate")
-        if training_file.read_bytes().startswith(b"bad"):
+        if training_file.read_bytes().startswith(b'{"bad'):
             raise JobFault("invalid_training_file", "line 1: is bad", "training_file")
         return DATA
 
@@ -141,13 +144,20 @@ class Names:
 
 
 class JobScene:
-    def __init__(self, folder: Path, base: ServedBase = BASE, max_bytes: int = 10**9) -> None:
-        self.storage = Storage(folder, max_bytes, (JOBS,))
+    """storage: with the tables of jobs; whoever made it closes it."""
+
+    def __init__(self, storage: Storage, base: ServedBase = BASE, names: AdapterNames | None = None) -> None:
+        self.storage, folder = storage, storage.folder
         self.engine, self.work, self.names = ScriptedEngine(), ScriptedWork(), Names()
         self.reports: list[StepReport] = []
         self.jobs = FineTuningJobs(self.storage.database, base.weights)
         self.models = FineTunedModels(
-            self.storage.database, folder / "models", self.storage.budget, self.names, base.weights, self._in_thread
+            self.storage.database,
+            folder / "models",
+            self.storage.budget,
+            names or self.names,
+            base.weights,
+            self._in_thread,
         )
         self.folders = JobFolders(folder / "jobs", self.storage.budget)
         self.tools = JobTools(
@@ -189,8 +199,8 @@ class JobScene:
 
 
 @asynccontextmanager
-async def job_scene(folder: Path, **options: Any) -> AsyncIterator[JobScene]:
-    scene = JobScene(folder, **options)
+async def job_scene(folder: Path, base: ServedBase = BASE, max_bytes: int = 10**9) -> AsyncIterator[JobScene]:
+    scene = JobScene(Storage(folder, max_bytes, (JOBS,)), base)
     scene.runner.start()
     try:
         yield scene

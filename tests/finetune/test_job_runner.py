@@ -3,15 +3,17 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from service.core.training import TrainingInterrupted
 from service.errors import InvalidRequest
 from service.finetune.job import Job, JobStatus
 from service.finetune.job_faults import JobFault
-from service.finetune.job_training import ServedBase
-from tests.finetune.job_scene import CLIENT, NUM_STEPS, JobScene, job_scene
+from service.storage.listing import PageQuery
+from tests.finetune.job_scene import BASE, CLIENT, NUM_STEPS, JobScene, job_scene
 
 Scene = Callable[[JobScene], Awaitable[None]]
 
@@ -63,7 +65,7 @@ def test_jobs_are_trained_one_at_a_time_in_the_order_they_came(tmp_path: Path):
 def test_a_bad_file_ends_its_job_alone_and_says_why(tmp_path: Path):
     async def scene(made: JobScene) -> None:
         made.engine.go()
-        bad, good = await made.job(b"bad"), await made.job()
+        bad, good = await made.job(b'{"bad": 1}'), await made.job()
         failed = await made.until(bad, JobStatus.FAILED)
         assert failed.error is not None
         assert (failed.error.code, failed.error.param) == ("invalid_training_file", "training_file")
@@ -118,16 +120,16 @@ def test_what_is_stored_is_bounded_and_given_back(tmp_path: Path):
 def test_a_paused_job_goes_on_where_it_was(tmp_path: Path):
     async def scene(made: JobScene) -> None:
         job, other = await made.job(), await made.job()
-        made.engine.go(6)
-        await made.until_true(lambda: len(made.reports) == 6)
+        made.engine.go(7)
+        await made.until_true(lambda: len(made.reports) == 7)
         assert (await made.jobs.change(job.job_id, Job.paused)).status is JobStatus.PAUSED
         made.engine.go()
         await made.until(other, JobStatus.SUCCEEDED)
         paused = await made.jobs.get(job.job_id, CLIENT)
-        assert (paused.status, paused.num_steps_done) == (JobStatus.PAUSED, 6)
+        assert (paused.status, paused.num_steps_done) == (JobStatus.PAUSED, 7)
         await made.jobs.change(job.job_id, Job.resumed)
         done = await made.until(job, JobStatus.SUCCEEDED)
-        assert [training.first for training in made.engine.trainings] == [0, 0, 6]
+        assert [training.first for training in made.engine.trainings] == [0, 0, 7], "not a step is lost"
         assert done.num_trained_tokens == 10 * NUM_STEPS
         steps = [text for text in await made.messages(done) if text.startswith("Step")]
         assert len(steps) == len(set(steps)) == NUM_STEPS
@@ -174,8 +176,8 @@ def test_after_a_restart_models_are_there_and_jobs_go_on(tmp_path: Path):
         made.engine.go(NUM_STEPS)
         ids["done"] = await made.until(await made.job(), JobStatus.SUCCEEDED)
         ids["ran"] = await made.job()
-        made.engine.go(6)
-        await made.until_true(lambda: len(made.reports) == NUM_STEPS + 6)
+        made.engine.go(7)
+        await made.until_true(lambda: len(made.reports) == NUM_STEPS + 7)
         await made.until_true(lambda: made.folders.checkpoint(ids["ran"].job_id).exists())
         ids["queued"] = await made.until(await made.job(), JobStatus.QUEUED)
 
@@ -184,11 +186,28 @@ def test_after_a_restart_models_are_there_and_jobs_go_on(tmp_path: Path):
         made.engine.go()
         for name in ("ran", "queued"):
             await made.until(ids[name], JobStatus.SUCCEEDED)
-        assert made.engine.trainings[0].first in (4, 6)
+        assert made.engine.trainings[0].first == 7, "it was stopped in order"
         job = await made.jobs.get(ids["ran"].job_id, CLIENT)
         assert job.num_trained_tokens == 10 * NUM_STEPS
         steps = [text for text in await made.messages(job) if text.startswith("Step")]
         assert len(steps) == len(set(steps)) == NUM_STEPS
+
+    play(tmp_path, before)
+    play(tmp_path, after)
+
+
+def test_an_engine_that_ends_ends_no_job(tmp_path: Path):
+    async def before(made: JobScene) -> None:
+        made.engine.fault, made.engine.fault_at = TrainingInterrupted("the engine has ended"), 6
+        made.engine.go()
+        job = await made.job()
+        await made.until_true(lambda: bool(made.engine.trainings) and made.engine.num_running == 0)
+        await made.until_true(lambda: made.folders.checkpoint(job.job_id).exists())
+
+    async def after(made: JobScene) -> None:
+        made.engine.go()
+        job = (await made.jobs.list(CLIENT, {}, PageQuery(None, 1, False))).items[0]
+        await made.until(job, JobStatus.SUCCEEDED)
 
     play(tmp_path, before)
     play(tmp_path, after)
@@ -213,5 +232,5 @@ def test_another_base_model_goes_on_with_no_job_and_serves_no_model_of_the_first
         await made.until_true(lambda: ids["done"].fine_tuned_model in made.names.folders)
 
     play(tmp_path, before)
-    play(tmp_path, after, base=ServedBase("base", "weights-2"))
+    play(tmp_path, after, base=replace(BASE, weights="weights-2"))
     play(tmp_path, again)

@@ -86,7 +86,7 @@ def test_jobs_are_found_by_all_of_their_metadata(connection: sqlite3.Connection)
     for number, metadata in enumerate(({"b": ""}, odd, None, {})):
         table.insert_job(connection, new_job(number, metadata=metadata))
 
-    def found(metadata: dict[str, str]) -> list[int]:
+    def found(metadata: dict[str, str] | None) -> list[int]:
         page = table.list_jobs(connection, "team", metadata, FIRST_PAGE)
         assert page is not None
         return [job.created_at for job in page.items]
@@ -95,6 +95,7 @@ def test_jobs_are_found_by_all_of_their_metadata(connection: sqlite3.Connection)
     assert found({"b": ""}) == [1, 0]
     assert found(odd) == [1]
     assert found({"b": "x"}) == []
+    assert found(None) == [2]
 
 
 def test_what_waits_is_found_by_its_status_the_oldest_first_and_counted(connection: sqlite3.Connection):

@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 
 from service.errors import ModelNotFound, StorageFull
-from service.finetune.job_table import FineTunedModel, add_model, find_model
+from service.finetune.job_table import JOBS, FineTunedModel, add_model, find_model
+from service.storage.storage import Storage
 from tests.finetune.job_scene import BASE, JobScene
 
 MODEL = FineTunedModel("ft:base:headrace::1", "team", "ftjob-1", 8, "ftjob-1", BASE.weights, 0)
 
 
-def play(folder: Path, scene: Callable[[JobScene], Awaitable[None]], **options: object) -> None:
+def play(folder: Path, scene: Callable[[JobScene], Awaitable[None]], max_bytes: int = 10**9) -> None:
     async def whole() -> None:
-        made = JobScene(folder, **options)
+        made = JobScene(Storage(folder, max_bytes, (JOBS,)))
         try:
             await scene(made)
         finally:

@@ -1,13 +1,17 @@
-"""GET /v1/models and /v1/models/{id}."""
+"""GET /v1/models and /v1/models/{id}; DELETE of what was fine-tuned here."""
 
 from __future__ import annotations
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.api.calls.validation import check_model
+from service.api.calls.validation import check_model, check_name
 from service.api.context import ApiContext
+from service.api.scope import client_of
 from service.core.adapter import Adapters
+from service.errors import PermissionDenied
+from service.finetune.model_name import PREFIX
+from service.protocol.fine_tuning import DeletedModel
 from service.protocol.models import DefaultSampling, ModelCard, ModelList, ModelPermission
 
 
@@ -32,6 +36,16 @@ class Models:
             check_model(name, self._context.config)
         return _json(self._card(name, folder))
 
+    async def delete(self, http: Request) -> Response:
+        """Of the models that were fine-tuned here, those of the client's own jobs."""
+        name = http.path_params["model_id"]
+        check_name(name, self._context.state.check_loaded(), self._context.config)
+        tuning = self._context.state.check_loaded().fine_tuning
+        if tuning is None or not name.startswith(PREFIX):
+            raise PermissionDenied("Only models that were fine-tuned here can be deleted.")
+        await tuning.models.delete(name, client_of(http.scope))
+        return _json(DeletedModel(id=name))
+
     def _adapters(self) -> Adapters | None:
         model = self._context.state.model
         return None if model is None else model.adapters
@@ -51,5 +65,5 @@ class Models:
         )
 
 
-def _json(shape: ModelCard | ModelList) -> Response:
+def _json(shape: ModelCard | ModelList | DeletedModel) -> Response:
     return Response(shape.model_dump_json(), media_type="application/json")

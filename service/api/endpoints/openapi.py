@@ -14,6 +14,7 @@ from starlette.responses import Response
 from service.api.answers.input_item_page import MOST_OF_A_PAGE
 from service.api.calls.file_form import LEAST_EXPIRY_S, MOST_EXPIRY_S, PURPOSES
 from service.api.endpoints.files import MOST_FILES_OF_A_PAGE
+from service.api.endpoints.fine_tuning import JOBS_PATH
 from service.api.endpoints.generating import GENERATING, GeneratingEndpoint
 from service.api.messages_errors import MESSAGES_PATH
 from service.config import UPLOAD_PATH, ApiConfig
@@ -23,6 +24,15 @@ from service.protocol.chat import ChatRequest, ChatResponse
 from service.protocol.completions import CompletionRequest, CompletionResponse
 from service.protocol.error_body import ErrorBody
 from service.protocol.files import DeletedFile, FileList, FileObject, Purpose
+from service.protocol.fine_tuning import (
+    CheckpointList,
+    CreateJob,
+    DeletedModel,
+    FineTuningJobObject,
+    JobEventList,
+    JobEventObject,
+    JobList,
+)
 from service.protocol.messages import CountTokensRequest, TokensCount
 from service.protocol.messages_error import MessagesErrorBody
 from service.protocol.models import ModelCard, ModelList
@@ -56,6 +66,7 @@ _REQUESTS: tuple[_Shape, ...] = (
     CountTokensRequest,
     LoadAdapter,
     UnloadAdapter,
+    CreateJob,
 )
 _RESPONSES: tuple[_Shape, ...] = (
     *(shape for endpoint in GENERATING for shape in (endpoint.response, endpoint.chunk)),
@@ -67,6 +78,12 @@ _RESPONSES: tuple[_Shape, ...] = (
     FileObject,
     FileList,
     DeletedFile,
+    FineTuningJobObject,
+    JobList,
+    JobEventObject,
+    JobEventList,
+    CheckpointList,
+    DeletedModel,
     InputItemList,
     DeletedResponse,
     ErrorBody,
@@ -179,8 +196,12 @@ def _paths(guards_metrics: bool) -> dict[str, Any]:
             | {"parameters": [*response["parameters"], *_PAGE]}
         },
         **_file_paths(),
+        **_fine_tuning_paths(),
         "/v1/models": {"get": _operation("The models that may be named.", _json_of(ModelList))},
-        "/v1/models/{model_id}": {"get": {**_operation("One model.", _json_of(ModelCard)), "parameters": [model_id]}},
+        "/v1/models/{model_id}": {
+            "get": {**_operation("One model.", _json_of(ModelCard)), "parameters": [model_id]},
+            "delete": {**_operation("Delete a fine-tuned model.", _json_of(DeletedModel)), "parameters": [model_id]},
+        },
         "/v1/requests/{request_id}/trace": {
             "get": {**_operation("Why a request was slow.", trace), "parameters": [request_id, follow]}
         },
@@ -241,6 +262,38 @@ def _file_paths() -> dict[str, Any]:
         },
         f"{UPLOAD_PATH}/{{file_id}}/content": {
             "get": _operation("What is in it.", {"application/octet-stream": {}}) | one
+        },
+    }
+
+
+def _fine_tuning_paths() -> dict[str, Any]:
+    one = {"parameters": [{"name": "job_id", "in": "path", "required": True, "schema": {"type": "string"}}]}
+    stream = {"name": "stream", "in": "query", "schema": {"type": "boolean"}}
+    metadata = {
+        "name": "metadata",
+        "in": "query",
+        "style": "deepObject",
+        "schema": {"type": "object", "additionalProperties": {"type": "string"}},
+    }
+    paged = {"parameters": [*one["parameters"], *_PAGE]}
+    events = {**_json_of(JobEventList), "text/event-stream": {"itemSchema": _event_of(JobEventObject)}}
+    return {
+        JOBS_PATH: {
+            "post": _call("Fine-tune the model.", (CreateJob,), FineTuningJobObject),
+            "get": {**_operation("The jobs.", _json_of(JobList)), "parameters": [*_PAGE, metadata]},
+        },
+        f"{JOBS_PATH}/{{job_id}}": {"get": _operation("One job.", _json_of(FineTuningJobObject)) | one},
+        **{
+            f"{JOBS_PATH}/{{job_id}}/{verb}": {
+                "post": _operation(f"{verb.capitalize()} a job.", _json_of(FineTuningJobObject)) | one
+            }
+            for verb in ("pause", "resume", "cancel")
+        },
+        f"{JOBS_PATH}/{{job_id}}/events": {
+            "get": _operation("What a job has told.", events) | {"parameters": [*paged["parameters"], stream]}
+        },
+        f"{JOBS_PATH}/{{job_id}}/checkpoints": {
+            "get": _operation("The models of a job's last epochs.", _json_of(CheckpointList)) | paged
         },
     }
 

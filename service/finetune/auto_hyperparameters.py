@@ -1,0 +1,70 @@
+"""What a job leaves to the server, decided from the model and from the data."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from service.finetune.hyperparameters import Hyperparameters
+from service.finetune.job import JobSpec
+from service.finetune.served_base import ServedBase
+
+_EPOCHS, _LEAST_SEEN, _MOST_SEEN, _MOST_EPOCHS = 3, 100, 25_000, 25
+"""Three epochs; of few examples as many as make 100 in all, up to 25, of many as few as make 25,000: OpenAI's."""
+_STEPS_AN_EPOCH, _MOST_A_STEP = 50, 16
+"""Small steps learn more from little data; larger ones than this only take fewer of them."""
+_LEARNING_RATE, _AT_HIDDEN_SIZE, _EXPONENT = 5e-4, 2000, 0.781
+"""Of LoRA on Llama, falling with the width (Schulman et al. 2025, LoRA Without Regret, and its code)."""
+_MOST_LEARNING_RATE = 5e-3
+_DEFAULTS = Hyperparameters(learning_rate=1.0)
+_TOKENS_MULTIPLE = 64
+
+
+class DataSize(NamedTuple):
+    """num_tokens: of all examples; longest: the most of one."""
+
+    num_examples: int
+    num_tokens: int
+    longest: int
+
+
+def usual_learning_rate(hidden_size: int) -> float:
+    """What a multiplier multiplies."""
+    return min(_LEARNING_RATE * math.pow(_AT_HIDDEN_SIZE / hidden_size, _EXPONENT), _MOST_LEARNING_RATE)
+
+
+def max_length(spec: JobSpec, base: ServedBase) -> int:
+    """Tokens of an example."""
+    return base.usual_length if spec.max_length is None else spec.max_length
+
+
+def resolved(spec: JobSpec, base: ServedBase, data: DataSize) -> Hyperparameters:
+    """spec: checked. data: of examples that are no longer than `max_length`."""
+    batch_size = spec.batch_size or min(max(data.num_examples // _STEPS_AN_EPOCH, 1), _MOST_A_STEP)
+    learning_rate = spec.learning_rate or usual_learning_rate(base.hidden_size) * (spec.learning_rate_multiplier or 1.0)
+    rank = spec.rank or min(_DEFAULTS.rank, base.max_rank)
+    micro_batch_tokens = _micro_batch_tokens(batch_size, base, data)
+    return Hyperparameters(
+        learning_rate=learning_rate,
+        rank=rank,
+        alpha=spec.alpha or 2.0 * rank,
+        targets=spec.targets or (),
+        num_epochs=spec.num_epochs or _num_epochs(data.num_examples),
+        batch_size=batch_size,
+        max_length=min(max_length(spec, base), micro_batch_tokens),
+        micro_batch_tokens=micro_batch_tokens,
+        seed=spec.seed,
+    )
+
+
+def _num_epochs(num_examples: int) -> int:
+    if _EPOCHS * num_examples < _LEAST_SEEN:
+        return min(_MOST_EPOCHS, _LEAST_SEEN // num_examples)
+    return _EPOCHS if _EPOCHS * num_examples <= _MOST_SEEN else max(1, _MOST_SEEN // num_examples)
+
+
+def _micro_batch_tokens(batch_size: int, base: ServedBase, data: DataSize) -> int:
+    """What a step usually has, since the rest of a micro-batch is padding; an example lies in one of them."""
+    of_a_step = batch_size * data.num_tokens // data.num_examples
+    tokens = max(min(of_a_step, base.usual_length), data.longest)
+    return -(-tokens // _TOKENS_MULTIPLE) * _TOKENS_MULTIPLE
