@@ -11,6 +11,10 @@ launched without this, or the last copy, began: weights, or lengths that a copy 
 Arithmetic between the two, as for addresses, is hidden too.
 Several of our kernels may stand waiting at once, so one further back in the same row may not have run yet.
 
+A kernel that calls `wait_then_start_dependents(PDL)` instead, and nothing before, lets the next one come only when all
+that ran before both is complete. So a kernel behind it that reads nothing of it need not wait for it before it ends
+and the two run side by side. It has to wait by then, or whatever comes next would not.
+
 Asking for weights, or for keys and values, before the wait (to L2, by cp.async.bulk.prefetch, prefetch or plain loads)
 gains nothing on an H200: loadtest/log/kernels.md.
 """
@@ -38,6 +42,14 @@ def wait_for_inputs(PDL: tl.constexpr):
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
+
+
+@triton.jit
+@no_type_check
+def wait_then_start_dependents(PDL: tl.constexpr):
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
 
 
 @cache

@@ -1,16 +1,16 @@
 """The second half of low-rank adapters (LoRA, Hu et al. 2021), many in one batch (Punica's SGMV, Chen et al. 2023):
 
-    y[t, n of p] += sum_r B[slot[t], p][n, r] * sum_s shrunk[s, t, p, r]
+    y[t, n of p] += sum_r B[slot[t], p][n, r] * shrunk[t, p, r]
 
-Tensors (T tokens, P parts, R the highest rank that is served, S splits, N output features of all parts):
-    shrunk       [S, T, P, R]  fp32, contiguous: what kernels/lora_shrink.py returns
+Tensors (T tokens, P parts, R the highest rank that is served, N output features of all parts):
+    shrunk       [T, P, R]     like y or fp32, contiguous: what kernels/lora_shrink.py returns
     token_slots, tables        kernels/lora_tensors.py
     y            [T, N]        bf16, fp16 or fp32, last stride 1; rows may be strided. Written in place: where a token
                                has an adapter that has this part, and nowhere else
 
-Rounding: the sum over the splits to y's dtype, the rest in fp32 (never tf32), once at the end; the reference rounds the
-product before it adds it. A token's result does not depend on the other tokens, nor on their number up to 256, nor
-beyond. Offsets are int64. T may be 0.
+Rounding: shrunk to y's dtype, the rest in fp32 (never tf32), once at the end; the reference rounds the product before
+it adds it. A token's result does not depend on the other tokens, nor on their number up to 256, nor beyond. Offsets are
+int64. T may be 0.
 """
 
 from __future__ import annotations
@@ -29,28 +29,51 @@ from kernels.optional_triton import tl, triton
 
 
 def lora_expand_reference(shrunk: Tensor, token_slots: TokenSlots, tables: LoraTables, y: Tensor) -> None:
-    total = shrunk.sum(0).to(y.dtype)
+    rounded = shrunk.to(y.dtype)
     parts = y.split(tables.out_features, 1)
     for slot, tokens in tokens_by_slot(token_slots):
         ranks, offsets = tables.ranks[slot].tolist(), tables.b_offsets[slot].tolist()
         for part, (rank, columns) in enumerate(zip(ranks, parts, strict=True)):
             if rank:
                 b_transposed = rows_of_pool(tables.pool, offsets[part][:rank], columns.shape[1])
-                columns.index_add_(0, tokens, total[tokens, part, :rank] @ b_transposed)
+                columns.index_add_(0, tokens, rounded[tokens, part, :rank] @ b_transposed)
 
 
 @dataclass(frozen=True, slots=True)
 class ExpandConfig:
-    """block_n: output features a program."""
+    """block_n: output features at once. num_strips: of so many features a program has, one after the other."""
 
     block_n: int
     num_warps: int
+    num_strips: int = 1
 
 
 def expand_config(num_tokens: int) -> ExpandConfig:
     """Not measured yet. With many tokens a tile of y is many registers: narrow and of eight warps it leaves a
     multiprocessor to two programs at least, which 128 wide it does not under Triton 3.6."""
     return ExpandConfig(128, num_warps=4) if has_few_tokens(num_tokens) else ExpandConfig(64, num_warps=8)
+
+
+@triton.jit
+@no_type_check
+def expanded(
+    shrunk, offset, rank, offset_ptrs, shrunk_ptrs, is_token, feature_ptrs, is_feature, ALIGNMENT: tl.constexpr
+):
+    """[tokens, features] fp32: a part's B times what the shrink gave. shrunk, offset: of the first ranks, asked for at
+    the beginning. feature_ptrs: of the features, in a row of B at the pool's beginning."""
+    BLOCK_RANK: tl.constexpr = shrunk.shape[1]
+    rank_of_block = tl.arange(0, BLOCK_RANK)
+    is_b = (rank_of_block < rank)[:, None] & is_feature[None, :]
+    b = tl.load(feature_ptrs[None, :] + offset[:, None], mask=is_b, other=0.0)
+    acc = tl.dot(shrunk.to(b.dtype), b, input_precision="ieee")
+    for start in tl.range(BLOCK_RANK, rank, BLOCK_RANK, num_stages=1):
+        is_rank = start + rank_of_block < rank
+        offset = tl.multiple_of(tl.load(offset_ptrs + start, mask=is_rank, other=0), ALIGNMENT)
+        b_ptrs = feature_ptrs[None, :] + offset[:, None]
+        b = tl.load(b_ptrs, mask=is_rank[:, None] & is_feature[None, :], other=0.0)
+        shrunk = tl.load(shrunk_ptrs + start, mask=is_token[:, None] & is_rank[None, :], other=0.0)
+        acc = tl.dot(shrunk.to(b.dtype), b, acc, input_precision="ieee")
+    return acc
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_parts"])
@@ -76,55 +99,48 @@ def _lora_expand_kernel(
     BLOCK_TOKENS: tl.constexpr,
     BLOCK_RANK: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    SPLITS: tl.constexpr,
+    STRIPS: tl.constexpr,
     ALIGNMENT: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (strip, tile): BLOCK_N features of one part. Where all is, is known before the inputs are: tables and
+    """Program (group of strips, tile): features of one part. Where all is, is known before the inputs are: tables and
     tiles come by a copy."""
     start_dependents(PDL)
     slot, token = tile_tokens(tiles_ptr, tl.program_id(1), BLOCK_TOKENS)
-    if (slot == 0) & (tl.program_id(1) > 0):
+    if (slot <= 0) & (tl.program_id(1) > 0):
         return
     is_token = token >= 0
-    strip, strips_0, strips_1 = tl.program_id(0), tl.cdiv(features_0, BLOCK_N), tl.cdiv(features_1, BLOCK_N)
-    in_0, in_1 = strip < strips_0, strip < strips_0 + strips_1
+    FEATURES: tl.constexpr = BLOCK_N * STRIPS
+    group, groups_0, groups_1 = tl.program_id(0), tl.cdiv(features_0, FEATURES), tl.cdiv(features_1, FEATURES)
+    in_0, in_1 = group < groups_0, group < groups_0 + groups_1
     part = tl.where(in_0, 0, tl.where(in_1, 1, 2)).to(tl.int64)
     num_features = tl.where(in_0, features_0, tl.where(in_1, features_1, features_2))
     first_feature = tl.where(in_0, 0, tl.where(in_1, features_0, features_0 + features_1))
-    first_strip = tl.where(in_0, 0, tl.where(in_1, strips_0, strips_0 + strips_1))
+    first_group = tl.where(in_0, 0, tl.where(in_1, groups_0, groups_0 + groups_1))
     rank_of_block = tl.arange(0, BLOCK_RANK)
     offset_ptrs = offsets_ptr + slot * offsets_stride_slot + part * offsets_stride_part + rank_of_block
     most_ranks = tl.where(slot > 0, max_rank, 0)
     rank = tl.load(ranks_ptr + slot * ranks_stride_slot + part * ranks_stride_part, mask=most_ranks > 0, other=0)
     # Of the first rows whatever the rank is, so as not to wait for it: up to max_rank they are in the table.
     offset = tl.multiple_of(tl.load(offset_ptrs, mask=rank_of_block < most_ranks, other=0), ALIGNMENT)
-
-    feature = (strip - first_strip) * BLOCK_N + tl.arange(0, BLOCK_N)
-    is_feature = feature < num_features
-    is_y = is_token[:, None] & is_feature[None, :]
-    y_ptrs = y_ptr + token[:, None] * y_stride_token + (first_feature + feature)[None, :]
     shrunk_ptrs = shrunk_ptr + ((token * num_parts + part) * max_rank)[:, None] + rank_of_block[None, :]
-    shrunk_stride_split = num_parts.to(tl.int64) * max_rank * num_tokens
+    begin = (group - first_group) * FEATURES
+    y_row_ptrs = y_ptr + token[:, None] * y_stride_token + first_feature
     wait_for_inputs(PDL)
 
     if rank == 0:
         return
-    y = tl.load(y_ptrs, mask=is_y, other=0.0)
-    acc = tl.zeros([BLOCK_TOKENS, BLOCK_N], tl.float32)
-    for start_rank in tl.range(0, rank, BLOCK_RANK, num_stages=1):
-        is_rank = start_rank + rank_of_block < rank
-        if start_rank > 0:
-            offset = tl.multiple_of(tl.load(offset_ptrs + start_rank, mask=is_rank, other=0), ALIGNMENT)
-        b_ptrs = pool_ptr + offset[:, None] + feature[None, :]
-        b = tl.load(b_ptrs, mask=is_rank[:, None] & is_feature[None, :], other=0.0)
-        is_shrunk = is_token[:, None] & is_rank[None, :]
-        total = tl.zeros([BLOCK_TOKENS, BLOCK_RANK], tl.float32)
-        for split in tl.static_range(SPLITS):
-            split_ptrs = shrunk_ptrs + split * shrunk_stride_split + start_rank
-            total += tl.load(split_ptrs, mask=is_shrunk, other=0.0)
-        acc = tl.dot(total.to(b.dtype), b, acc, input_precision="ieee")
-    tl.store(y_ptrs, (y.to(tl.float32) + acc).to(y.dtype), mask=is_y)
+    shrunk = tl.load(shrunk_ptrs, mask=is_token[:, None] & (rank_of_block < rank)[None, :], other=0.0)
+    for start in tl.static_range(0, FEATURES, BLOCK_N):
+        feature = begin + start + tl.arange(0, BLOCK_N)
+        is_feature = feature < num_features
+        is_y = is_token[:, None] & is_feature[None, :]
+        y_ptrs = y_row_ptrs + feature[None, :]
+        y = tl.load(y_ptrs, mask=is_y, other=0.0)
+        added = expanded(
+            shrunk, offset, rank, offset_ptrs, shrunk_ptrs, is_token, pool_ptr + feature, is_feature, ALIGNMENT
+        )
+        tl.store(y_ptrs, (y.to(tl.float32) + added).to(y.dtype), mask=is_y)
 
 
 def lora_expand_triton(
@@ -134,13 +150,14 @@ def lora_expand_triton(
     check_lora_tensors(y, token_slots, tables)
     num_tokens, num_parts, max_rank = y.shape[0], tables.num_parts, tables.max_rank
     assert y.shape[1] == sum(tables.out_features)
-    assert shrunk.shape[1:] == (num_tokens, num_parts, max_rank)
-    assert shrunk.dtype == torch.float32 and shrunk.is_contiguous()
+    assert shrunk.shape == (num_tokens, num_parts, max_rank)
+    assert shrunk.dtype in (y.dtype, torch.float32) and shrunk.is_contiguous()
     tiles, config = tiles_of(token_slots), config or expand_config(num_tokens)
     if not y.numel() or not len(tiles):
         return
-    num_strips = sum(triton.cdiv(features, config.block_n) for features in tables.out_features)
-    _lora_expand_kernel[num_strips, len(tiles)](
+    group = config.block_n * config.num_strips
+    num_groups = sum(triton.cdiv(features, group) for features in tables.out_features)
+    _lora_expand_kernel[num_groups, len(tiles)](
         shrunk,
         tiles,
         tables.pool,
@@ -158,7 +175,7 @@ def lora_expand_triton(
         BLOCK_TOKENS=tiles.shape[1] - 1,
         BLOCK_RANK=BLOCK_RANK,
         BLOCK_N=config.block_n,
-        SPLITS=shrunk.shape[0],
+        STRIPS=config.num_strips,
         ALIGNMENT=known_alignment(tables),
         num_warps=config.num_warps,
         **dependent_launch(y.device),

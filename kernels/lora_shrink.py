@@ -1,17 +1,18 @@
 """The first half of low-rank adapters (LoRA, Hu et al. 2021), many in one batch (Punica's SGMV, Chen et al. 2023):
 
-    sum_s out[s, t, p, r] = scale[slot[t], p] * sum_k A[slot[t], p][r, k] * x[t, k]
+    out[t, p, r] = scale[slot[t], p] * sum_k A[slot[t], p][r, k] * x[t, k]
 
-Tensors (T tokens, P parts, R the highest rank that is served, S splits of K, K input features):
+Tensors (T tokens, P parts, R the highest rank that is served, K input features):
     x            [T, K]        bf16, fp16 or fp32, last stride 1; rows may be strided
     token_slots, tables        kernels/lora_tensors.py
-    returns      [S, T, P, R]  fp32, contiguous, new; undefined where a token has no adapter, and beyond a part's rank
+    returns      [T, P, R]     like x, a CPU's loop fp32; contiguous, new; undefined where a token has no adapter, and
+                               beyond a part's rank
 
-S depends on K alone, not on T or on which adapters there are: a CUDA graph holds for any. Rounding: fp32 products
-(never tf32) and sums. A token's result does not depend on the other tokens, nor on their number up to 256, nor beyond.
-Offsets are int64. T may be 0.
+Rounding: fp32 products (never tf32) and sums, rounded once. A token's result does not depend on the other tokens, nor
+on their number up to 256, nor beyond. Offsets are int64. T may be 0. A kernel behind it may run beside it
+(kernels/dependent_launch.py).
 
-The reference and a CPU's loop do not split: S is 1.
+There are few programs where there are few tokens, so K is split; whoever finishes a tile's last part merges them.
 """
 
 from __future__ import annotations
@@ -23,15 +24,14 @@ import torch
 from torch import Tensor
 
 from kernels.cpu_loops import loops_for
-from kernels.dependent_launch import dependent_launch, start_dependents, wait_for_inputs
+from kernels.dependent_launch import dependent_launch, wait_then_start_dependents
 from kernels.lora_tensors import LoraTables, TokenSlots, check_lora_tensors, rows_of_pool, tokens_by_slot
 from kernels.lora_tiles import BLOCK_RANK, has_few_tokens, known_alignment, tile_tokens, tiles_of
 from kernels.optional_triton import tl, triton
 
 
 def lora_shrink_reference(x: Tensor, token_slots: TokenSlots, tables: LoraTables) -> Tensor:
-    shape = (1, x.shape[0], tables.num_parts, tables.max_rank)
-    out = x.new_zeros(shape, dtype=torch.float32)
+    out = x.new_zeros(x.shape[0], tables.num_parts, tables.max_rank)
     for slot, tokens in tokens_by_slot(token_slots):
         ranks, offsets = tables.ranks[slot].tolist(), tables.a_offsets[slot].tolist()
         rows = [offset for part, rank in enumerate(ranks) for offset in offsets[part][:rank]]
@@ -40,7 +40,7 @@ def lora_shrink_reference(x: Tensor, token_slots: TokenSlots, tables: LoraTables
         a = rows_of_pool(tables.pool, rows, x.shape[1])
         products = (x[tokens].float() @ a.float().T).split(ranks, 1)
         for part, (rank, product) in enumerate(zip(ranks, products, strict=True)):
-            out[0, tokens, part, :rank] = product * tables.scales[slot, part]
+            out[tokens, part, :rank] = (product * tables.scales[slot, part]).to(x.dtype)
     return out
 
 
@@ -61,11 +61,11 @@ class ShrinkConfig:
 
 
 def shrink_config(num_tokens: int, num_parts: int) -> ShrinkConfig:
-    """Not measured yet. Few tokens: a part a program and many splits, as there are few programs else. Many: x is what
-    there is to read, so all parts at once."""
+    """Few tokens: a part a program and many splits, as there are few programs else. Many: x is what there is to read,
+    so all parts at once."""
     if has_few_tokens(num_tokens):
-        return ShrinkConfig(1, 256, num_warps=4, num_stages=3, min_size=512, max_splits=16)
-    return ShrinkConfig(triton.next_power_of_2(num_parts), 64, num_warps=4, num_stages=4, min_size=1024, max_splits=4)
+        return ShrinkConfig(1, 256, num_warps=4, num_stages=2, min_size=512, max_splits=16)
+    return ShrinkConfig(triton.next_power_of_2(num_parts), 128, num_warps=4, num_stages=3, min_size=512, max_splits=8)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_parts"])
@@ -77,6 +77,8 @@ def _lora_shrink_kernel(
     offsets_ptr,
     ranks_ptr,
     scales_ptr,
+    arrivals_ptr,
+    partial_ptr,  # [splits, T, P, R]
     out_ptr,
     num_tokens,
     size,
@@ -100,9 +102,8 @@ def _lora_shrink_kernel(
 ):
     """Program (split, group of parts, tile). A's rows are the product's left side, those of the group's parts one under
     another. Where all is, is known before the inputs are: tables and tiles come by a copy."""
-    start_dependents(PDL)
     slot, token = tile_tokens(tiles_ptr, tl.program_id(2), BLOCK_TOKENS)
-    if (slot == 0) & (tl.program_id(2) > 0):
+    if (slot <= 0) & (tl.program_id(2) > 0):
         return
     is_token = token >= 0
     row = tl.arange(0, PARTS * BLOCK_RANK)
@@ -120,9 +121,9 @@ def _lora_shrink_kernel(
     end = tl.minimum((split + 1) * num_tiles // SPLITS * BLOCK_K, size)
     k = tl.arange(0, BLOCK_K)
     x_ptrs = x_ptr + token[:, None] * x_stride_token + k[None, :]
-    out_row = (split.to(tl.int64) * num_tokens + token)[None, :] * num_parts + part[:, None]
-    out_ptrs = out_ptr + out_row * max_rank + rank_of_row[:, None]
-    wait_for_inputs(PDL)
+    place = (token[None, :] * num_parts + part[:, None]) * max_rank + rank_of_row[:, None]
+    stride_split = num_parts.to(tl.int64) * max_rank * num_tokens
+    wait_then_start_dependents(PDL)
 
     for start_rank in range(0, highest_rank, BLOCK_RANK):
         is_rank = start_rank + rank_of_row < rank
@@ -135,7 +136,24 @@ def _lora_shrink_kernel(
             a = tl.load(a_ptrs + start, mask=is_rank[:, None] & is_k, other=0.0)
             x = tl.load(x_ptrs + start, mask=is_token[:, None] & is_k, other=0.0)
             acc = tl.dot(a, tl.trans(x), acc, input_precision="ieee")
-        tl.store(out_ptrs + start_rank, acc * scale[:, None], mask=is_rank[:, None] & is_token[None, :])
+        is_out, product = is_rank[:, None] & is_token[None, :], acc * scale[:, None]
+        if SPLITS > 1:
+            tl.store(partial_ptr + split * stride_split + place + start_rank, product, mask=is_out)
+        else:
+            tl.store(out_ptr + place + start_rank, product.to(out_ptr.dtype.element_ty), mask=is_out)
+    if (SPLITS > 1) & (highest_rank > 0):
+        tl.debug_barrier()  # the count is one thread's: it must come after every thread's stores
+        arrival_ptr = arrivals_ptr + tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
+        if tl.atomic_add(arrival_ptr, 1, sem="acq_rel") == SPLITS - 1:
+            tl.store(arrival_ptr, 0)
+            for start_rank in range(0, highest_rank, BLOCK_RANK):
+                is_out = (start_rank + rank_of_row < rank)[:, None] & is_token[None, :]
+                total = tl.zeros([PARTS * BLOCK_RANK, BLOCK_TOKENS], tl.float32)
+                for each in tl.static_range(SPLITS):
+                    # .cg: from L2, where the other programs' stores are
+                    part_ptrs = partial_ptr + each * stride_split + place + start_rank
+                    total += tl.load(part_ptrs, mask=is_out, other=0.0, cache_modifier=".cg")
+                tl.store(out_ptr + place + start_rank, total.to(out_ptr.dtype.element_ty), mask=is_out)
 
 
 def lora_shrink_triton(
@@ -146,17 +164,25 @@ def lora_shrink_triton(
     num_tokens, size = x.shape
     num_parts, max_rank = tables.num_parts, tables.max_rank
     config = config or shrink_config(num_tokens, num_parts)
-    num_splits = config.num_splits(size)
-    out = torch.empty((num_splits, num_tokens, num_parts, max_rank), dtype=torch.float32, device=x.device)
+    out = torch.empty((num_tokens, num_parts, max_rank), dtype=x.dtype, device=x.device)
     tiles = tiles_of(token_slots)
     if out.numel() and len(tiles):
-        _lora_shrink_kernel[num_splits, triton.cdiv(num_parts, config.parts), len(tiles)](
+        num_groups = triton.cdiv(num_parts, config.parts)
+        arrivals, num_splits, partial = tables.arrivals, config.num_splits(size), out
+        if arrivals is None:
+            num_splits = 1
+        elif num_splits > 1:
+            assert arrivals.dtype == torch.int32 and arrivals.shape[0] >= num_groups * len(tiles)
+            partial = torch.empty((num_splits, *out.shape), dtype=torch.float32, device=x.device)
+        _lora_shrink_kernel[num_splits, num_groups, len(tiles)](
             x,
             tiles,
             tables.pool,
             tables.a_offsets,
             tables.ranks,
             tables.scales,
+            out if arrivals is None else arrivals,
+            partial,
             out,
             num_tokens,
             size,

@@ -41,6 +41,8 @@ class LoraTables:
     ranks      [slots, P]    int32, up to R; 0: the adapter leaves this part as it is
     scales     [slots, P]    fp32: what A x is multiplied by
     out_features             of the parts, which lie side by side in y
+    arrivals   [A]           int32, of `lora_arrivals` (kernels/lora_tiles.py), for one stream at a time: how many
+                             parts of K are done. Zero between launches. None: K is not split
 
     The first four tables may be slices of larger ones. alignment: every offset is a multiple of so many elements. Where
     16 bytes are known to be, the kernels read as much at once, and a quarter of it or less where nothing is known.
@@ -53,6 +55,7 @@ class LoraTables:
     scales: Tensor
     out_features: tuple[int, ...]
     alignment: int = 1
+    arrivals: Tensor | None = None
 
     @property
     def num_slots(self) -> int:

@@ -17,9 +17,10 @@ from typing import Any, no_type_check
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
-from kernels.lora_tensors import LoraTables, TokenSlots
+from kernels.lora_tensors import MAX_PARTS, LoraTables, TokenSlots
 from kernels.optional_triton import tl, triton
 
 BLOCK_RANK = 16
@@ -29,6 +30,7 @@ FEW_TOKENS, MANY_TOKENS = 16, 64
 """A tile's."""
 
 _MOST_FEW_TOKENS = 256
+_MOST_TOKENS = 2**18
 _LOAD_BYTES = 16
 
 IntArray = npt.NDArray[np.signedinteger[Any]]
@@ -49,17 +51,15 @@ def most_tiles(num_tokens: int, num_adapters: int) -> int:
 
 
 def token_tiles(slots: IntArray, num_tiles: int) -> npt.NDArray[np.int32]:
-    """[num_tiles, 1 + tile_size] int32: a tile's slot, 0 if it is not used, and its tokens, -1 where there is none.
+    """[num_tiles, 1 + tile_size] int32: a tile's slot, -1 if it is not used, and its tokens, -1 where there is none.
 
-    slots [T]: 0: the token has no adapter, and is in no tile. num_tiles: enough, as `most_tiles` says. Tiles that are
-    used come first.
+    slots [T]: of the tokens, 0 where they have no adapter. num_tiles: enough, as `most_tiles` says. Tiles are sorted by
+    their slots, those that are not used come last.
     """
     size = tile_size(len(slots))
     tiles = np.full((num_tiles, 1 + size), -1, np.int32)
-    tiles[:, 0] = 0
-    tokens = np.argsort(slots, kind="stable")
-    tokens = tokens[np.searchsorted(slots[tokens], 1) :]
-    if len(tokens):
+    if len(slots):
+        tokens = np.argsort(slots, kind="stable")
         of_tokens = slots[tokens]
         starts = np.concatenate(([0], np.diff(of_tokens).nonzero()[0] + 1))
         lens = np.diff(np.append(starts, len(tokens)))
@@ -69,6 +69,11 @@ def token_tiles(slots: IntArray, num_tiles: int) -> npt.NDArray[np.int32]:
         tiles[tile, 0] = of_tokens
         tiles[tile, 1 + behind % size] = tokens
     return tiles
+
+
+def lora_arrivals(num_adapters: int, device: torch.device | str) -> Tensor:
+    """For batches of any size that there is."""
+    return torch.zeros(MAX_PARTS * most_tiles(_MOST_TOKENS, num_adapters), dtype=torch.int32, device=device)
 
 
 def tiles_of(token_slots: TokenSlots) -> Tensor:

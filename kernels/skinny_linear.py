@@ -181,6 +181,7 @@ def _skinny_linear_kernel(
     BLOCK_K: tl.constexpr,
     SPLITS: tl.constexpr,
     NUM_STAGES: tl.constexpr,
+    IS_BESIDE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Program (strip, split): BLOCK_N output features of all rows."""
@@ -190,8 +191,11 @@ def _skinny_linear_kernel(
     is_feature, is_row = feature < num_features, row < num_rows
     weight_ptrs = tile_ptrs(weight_ptr, feature, size, BLOCK_K)
     x_ptrs = tile_ptrs(x_ptr, row, x_stride_row, BLOCK_K)
-    wait_for_inputs(PDL)
+    if not IS_BESIDE:
+        wait_for_inputs(PDL)
     acc = skinny_product(weight_ptrs, x_ptrs, is_feature, is_row, size, SPLITS, NUM_STAGES)
+    if IS_BESIDE:
+        wait_for_inputs(PDL)
     if SPLITS > 1:
         if not is_last_part(acc, partial_ptr, arrivals_ptr, feature, is_feature, num_features, SPLITS):
             return
@@ -255,6 +259,8 @@ def skinny_linear_triton(
     bias: Tensor | None = None,
     arrivals: Tensor | None = None,
     config: SkinnyConfig | None = None,
+    *,
+    is_beside: bool = False,
 ) -> Tensor:
     """On CUDA tensors, or on any in Triton's interpreter. `config` is for measuring: None takes the table's."""
     check_skinny(x, weight, bias)
@@ -274,11 +280,21 @@ def skinny_linear_triton(
             x.shape[1],
             x.stride(0),
             HAS_BIAS=bias is not None,
+            IS_BESIDE=is_beside,
             **launch.constants,
         )
     return out
 
 
-def skinny_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, arrivals: Tensor | None = None) -> Tensor:
-    linear = skinny_linear_triton if x.is_cuda else skinny_linear_reference
-    return linear(x, weight, bias, arrivals)
+def skinny_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    arrivals: Tensor | None = None,
+    *,
+    is_beside: bool = False,
+) -> Tensor:
+    """is_beside: the last kernel before it is a lora_shrink of x, of which it reads nothing: it runs beside that."""
+    if not x.is_cuda:
+        return skinny_linear_reference(x, weight, bias, arrivals)
+    return skinny_linear_triton(x, weight, bias, arrivals, is_beside=is_beside)

@@ -59,13 +59,12 @@ def _lora_expand(arguments):
 
 
 def lora_expand(shrunk: Tensor, token_slots: TokenSlots, tables: LoraTables, y: Tensor) -> None:
-    """y bf16. shrunk of one split, as the loop before this makes it, or of several."""
+    """y bf16. shrunk best fp32, as the loop before this makes it."""
     check_lora_tensors(y, token_slots, tables)
-    if shrunk.shape[0] != 1:
-        shrunk = shrunk.sum(0)
+    shrunk = shrunk.float()
     num_tokens, num_parts = y.shape[0], tables.num_parts
-    assert shrunk.is_contiguous() and shrunk.dtype is torch.float32
-    assert shrunk.shape[-3:] == (num_tokens, num_parts, tables.max_rank) and y.shape[1] == sum(tables.out_features)
+    assert shrunk.is_contiguous()
+    assert shrunk.shape == (num_tokens, num_parts, tables.max_rank) and y.shape[1] == sum(tables.out_features)
     sums = torch.empty((num_tokens, max(tables.out_features)), dtype=torch.float32)
     _lora_expand(
         num_tokens > _FEW_TOKENS,

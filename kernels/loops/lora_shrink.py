@@ -44,10 +44,10 @@ def _lora_shrink(arguments):
 
 
 def lora_shrink(x: Tensor, token_slots: TokenSlots, tables: LoraTables) -> Tensor:
-    """bf16."""
+    """x bf16; fp32."""
     check_lora_tensors(x, token_slots, tables)
     num_tokens, size = x.shape
-    out = torch.empty((1, num_tokens, tables.num_parts, tables.max_rank), dtype=torch.float32)
+    out = torch.empty((num_tokens, tables.num_parts, tables.max_rank), dtype=torch.float32)
     _lora_shrink(
         num_tokens > _FEW_TOKENS,
         num_tokens,

@@ -19,7 +19,7 @@ from kernels.linear_add_norm import DeferredNorm, linear_add_norm
 from kernels.lora_expand import lora_expand
 from kernels.lora_shrink import lora_shrink
 from kernels.lora_tensors import LoraTables, TokenSlots
-from kernels.lora_tiles import most_tiles, token_tiles
+from kernels.lora_tiles import lora_arrivals, most_tiles, token_tiles
 from kernels.norm_linear import norm_linear
 from kernels.reshape_and_cache import cache_slots, reshape_and_cache
 from kernels.rms_norm import add_rms_norm, rms_norm
@@ -257,7 +257,8 @@ def lora_tables(num_adapters: int, size: int, parts: tuple[int, ...]) -> LoraTab
     offsets[:, 1:, :, :LORA_RANK] = starts.transpose(0, 1)
     ranks = torch.full((1 + num_adapters, len(parts)), LORA_RANK, dtype=torch.int32)
     pool = random(int(ends[-1]), scale=LORA_RANK**-0.5)
-    return LoraTables(pool, offsets[0], offsets[1], ranks, torch.ones(ranks.shape), parts, alignment=8)
+    arrivals = lora_arrivals(num_adapters, bench_device())
+    return LoraTables(pool, offsets[0], offsets[1], ranks, torch.ones(ranks.shape), parts, 8, arrivals)
 
 
 def lora_cases(rows: int, num_adapters: int) -> Iterable[Case]:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from kernels.lora_expand import lora_expand
+from kernels.lora_gated_expand import lora_gated_expand
 from kernels.lora_shrink import lora_shrink
 from kernels.lora_tensors import LoraTables, TokenSlots
 from service.layers.linear_method import AddedAndNormed, LinearChoice, LinearMethod, Normed
@@ -35,7 +36,8 @@ class AdapterStep:
 
 @dataclass(frozen=True, slots=True)
 class AdapterMethod:
-    """A LinearMethod. While a step has adapters no epilogue is fused with the product: an adapter comes between.
+    """A LinearMethod. While a step has adapters no epilogue is fused with the base's product: an adapter comes between.
+    On a GPU the activation is fused with what the adapter adds.
 
     base: computes the base's product. tables: of this linear. reads_rows: x is of `AdapterInputs.read`.
     """
@@ -49,17 +51,35 @@ class AdapterMethod:
     def choice(self) -> LinearChoice:
         return self.base.choice
 
-    def multiply(self, x: Normed) -> Tensor:
-        y = self.base.multiply(x)
-        inputs = self.step.inputs
-        if inputs is not None:
-            assert isinstance(x, Tensor), "no product before this one has left it a division"
-            token_slots = inputs.read if self.reads_rows else inputs.tokens
-            lora_expand(lora_shrink(x, token_slots, self.tables), token_slots, self.tables, y)
+    def multiply(self, x: Normed, *, is_beside: bool = False) -> Tensor:
+        token_slots = self._token_slots
+        if token_slots is None:
+            return self.base.multiply(x, is_beside=is_beside)
+        shrunk = self._shrunk(x, token_slots)
+        y = self.base.multiply(x, is_beside=True)
+        lora_expand(shrunk, token_slots, self.tables, y)
         return y
 
     def add_and_norm(self, x: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> AddedAndNormed | None:
         return None if self.step.inputs is not None else self.base.add_and_norm(x, residual, norm_weight, eps)
 
     def silu_and_mul(self, x: Normed) -> Tensor | None:
-        return None if self.step.inputs is not None else self.base.silu_and_mul(x)
+        token_slots = self._token_slots
+        if token_slots is None:
+            return self.base.silu_and_mul(x)
+        if isinstance(x, Tensor) and not x.is_cuda:
+            return None
+        shrunk = self._shrunk(x, token_slots)
+        return lora_gated_expand(shrunk, token_slots, self.tables, self.base.multiply(x, is_beside=True))
+
+    @property
+    def _token_slots(self) -> TokenSlots | None:
+        """Of the rows of x; None if no row of the step has an adapter."""
+        inputs = self.step.inputs
+        if inputs is None:
+            return None
+        return inputs.read if self.reads_rows else inputs.tokens
+
+    def _shrunk(self, x: Normed, token_slots: TokenSlots) -> Tensor:
+        assert isinstance(x, Tensor), "no product before this one has left it a division"
+        return lora_shrink(x, token_slots, self.tables)

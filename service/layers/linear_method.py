@@ -76,8 +76,8 @@ class LinearMethod(Protocol):
         """What the method was made by."""
         ...
 
-    def multiply(self, x: Normed) -> Tensor:
-        """[T, out_features]."""
+    def multiply(self, x: Normed, *, is_beside: bool = False) -> Tensor:
+        """[T, out_features]. is_beside: a lora_shrink of x has just been launched, and may still run."""
         ...
 
     def add_and_norm(self, x: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> AddedAndNormed | None:
@@ -98,7 +98,7 @@ class PlainMethod:
         self._weight = weight
         self._bias = bias
 
-    def multiply(self, x: Normed) -> Tensor:
+    def multiply(self, x: Normed, *, is_beside: bool = False) -> Tensor:
         return F.linear(_divided(x), self._weight, self._bias)
 
     def add_and_norm(self, x: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> None:
@@ -120,11 +120,11 @@ class KernelMethod:
     arrivals: Tensor
     choice: KernelRows = KernelRows()
 
-    def multiply(self, x: Normed) -> Tensor:
+    def multiply(self, x: Normed, *, is_beside: bool = False) -> Tensor:
         if isinstance(x, DeferredNorm):
             return norm_linear(x, self.weight, self.bias, self.arrivals)
         if x.shape[0] <= self.choice.skinny:
-            return skinny_linear(x, self.weight, self.bias, self.arrivals)
+            return skinny_linear(x, self.weight, self.bias, self.arrivals, is_beside=is_beside)
         return F.linear(x, self.weight, self.bias)
 
     def add_and_norm(self, x: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> AddedAndNormed | None:
@@ -149,7 +149,7 @@ class PackedMethod:
     def choice(self) -> WeightForm:
         return self.packed.form
 
-    def multiply(self, x: Normed) -> Tensor:
+    def multiply(self, x: Normed, *, is_beside: bool = False) -> Tensor:
         return self.packed(_divided(x), self._bias)
 
     def add_and_norm(self, x: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from kernels.lora_tensors import LoraTables
+from kernels.lora_tiles import lora_arrivals
 from service.core.adapter import AdapterLoad
 from service.layers.adapter_method import AdapterMethod, AdapterStep
 from service.layers.linear import NamedLinear
@@ -40,6 +41,7 @@ class AdapterTables:
         self._b_offsets = torch.zeros_like(self._a_offsets)
         self._ranks = torch.zeros(slots, num_sites, dtype=torch.int32, device=device)
         self._scales = torch.zeros(slots, num_sites, dtype=torch.float32, device=device)
+        self._arrivals = lora_arrivals(num_slots, device)
 
     @staticmethod
     def num_bytes(num_sites: int, num_slots: int, max_rank: int) -> int:
@@ -59,6 +61,7 @@ class AdapterTables:
                     self._scales[:, sites],
                     linear.out_features,
                     self._store.alignment,
+                    self._arrivals,
                 )
                 is_narrow = reads_rows and index == last
                 linear.extend(partial(AdapterMethod, tables=tables, step=step, reads_rows=is_narrow))

@@ -52,7 +52,7 @@ _QUERY_STARTS = Column("query_starts", Per.SEQUENCE, np.int32)
 
 _ADAPTER_TILES = Column("adapter_tiles", Per.TOKEN, np.int32)
 _READ_SLOTS, _READ_TILES = Column("read_slots", Per.DRAW, np.int32), Column("read_tiles", Per.DRAW, np.int32)
-"""Of graphs for steps with adapters. Tiles are always written whole; padding is of slot 0, so a tile of nobody's."""
+"""Of graphs for steps with adapters. Tiles are always written whole, with the padding's places in them."""
 
 _TABLE_CHANGES = Column("table_places", Per.ROW, np.int64), Column("table_values", Per.ROW, np.int32)
 """Padding writes a 0 at place 0, in the row of padding."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.lora_tensors import LoraTables, TokenSlots
-from kernels.lora_tiles import most_tiles, token_tiles
+from kernels.lora_tiles import lora_arrivals, most_tiles, token_tiles
 
 RUBBISH = 2**40
 """As an offset: beyond everything."""
@@ -99,6 +99,7 @@ class LoraCase:
             scales.to(device)[:, of_projection],
             self.out_features,
             alignment,
+            lora_arrivals(num_slots, device),
         )
 
     def shrunk(self, x: Tensor, slots: Sequence[int]) -> Tensor:

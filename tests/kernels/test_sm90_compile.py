@@ -11,6 +11,7 @@ import torch
 from kernels import gated_linear as gated
 from kernels import linear_add_norm as before
 from kernels import lora_expand as expand
+from kernels import lora_gated_expand as gated_expand
 from kernels import lora_shrink as shrink
 from kernels import norm_linear as behind
 from kernels import paged_attention_decode as decode
@@ -160,26 +161,32 @@ def test_norm_linear(num_rows, num_features, gated, monkeypatch, tmp_path):
 
 
 def lora_launches(num_tokens, size, out_features, monkeypatch):
-    """The shrink's and the expand's, for 32 slots of rank 64 at the most."""
-    recorders = LaunchRecorder(shrink._lora_shrink_kernel), LaunchRecorder(expand._lora_expand_kernel)
-    monkeypatch.setattr(shrink, "_lora_shrink_kernel", recorders[0])
-    monkeypatch.setattr(expand, "_lora_expand_kernel", recorders[1])
+    """The shrink's, the expand's, and that of gate and up, for 32 slots of rank 64 at the most."""
+    recorders = []
+    for module, name in ((shrink, "shrink"), (expand, "expand"), (gated_expand, "gated_expand")):
+        recorders.append(LaunchRecorder(getattr(module, f"_lora_{name}_kernel")))
+        monkeypatch.setattr(module, f"_lora_{name}_kernel", recorders[-1])
     tables = LoraCase(size, out_features, 64, torch.bfloat16).tables(33, alignment=8)
     x, y = (torch.empty(num_tokens, n, dtype=torch.bfloat16) for n in (size, sum(out_features)))
     slots = token_slots([0] * num_tokens, num_adapters=32)
-    expand.lora_expand_triton(shrink.lora_shrink_triton(x, slots, tables), slots, tables, y)
-    return [with_pdl(recorder.launches[0]) for recorder in recorders]
+    shrunk = shrink.lora_shrink_triton(x, slots, tables)
+    expand.lora_expand_triton(shrunk, slots, tables, y)
+    if len(out_features) == 2:
+        gated_expand.lora_gated_expand_triton(shrunk, slots, tables, y)
+    return [with_pdl(launch) for recorder in recorders for launch in recorder.launches[:1]]
 
 
-@pytest.mark.parametrize(("size", "out_features"), [(4096, (4096, 1024, 1024)), (14336, (4096,))])
+@pytest.mark.parametrize(
+    ("size", "out_features"), [(4096, (4096, 1024, 1024)), (14336, (4096,)), (4096, (14336, 14336))]
+)
 @pytest.mark.parametrize("num_tokens", [64, 2048])
 def test_lora(num_tokens, size, out_features, monkeypatch, tmp_path):
     """Weights of known alignment are read by 16 bytes at once, the batch's slots before the kernel before has ended."""
     launches = lora_launches(num_tokens, size, out_features, monkeypatch)
-    shrunk, expanded = (compile_for_sm90(launch, tmp_path) for launch in launches)
-    check(shrunk)
-    assert expanded.spills_in_loops == 0
-    for launch, compiled in zip(launches, (shrunk, expanded), strict=True):
+    compiled_ones = [compile_for_sm90(launch, tmp_path) for launch in launches]
+    check(compiled_ones[0])
+    for launch, compiled in zip(launches, compiled_ones, strict=True):
+        assert compiled.spills_in_loops == 0
         assert ".b16" not in "".join(line for line in compiled.ptx.splitlines() if "ld.global" in line)
         assert compiled.ptx.index("ld.global") < compiled.ptx.index("griddepcontrol.wait")
         assert compiled.ptx.index("griddepcontrol.wait") < compiled.ptx.index("st.global")
