@@ -65,7 +65,7 @@ def shrink_config(num_tokens: int, num_parts: int) -> ShrinkConfig:
     so all parts at once."""
     if has_few_tokens(num_tokens):
         return ShrinkConfig(1, 256, num_warps=4, num_stages=2, min_size=512, max_splits=16)
-    return ShrinkConfig(triton.next_power_of_2(num_parts), 128, num_warps=4, num_stages=3, min_size=512, max_splits=8)
+    return ShrinkConfig(triton.next_power_of_2(num_parts), 128, num_warps=8, num_stages=3, min_size=512, max_splits=8)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_parts"])

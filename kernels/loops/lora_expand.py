@@ -61,7 +61,8 @@ def _lora_expand(arguments):
 def lora_expand(shrunk: Tensor, token_slots: TokenSlots, tables: LoraTables, y: Tensor) -> None:
     """y bf16. shrunk best fp32, as the loop before this makes it."""
     check_lora_tensors(y, token_slots, tables)
-    shrunk = shrunk.float()
+    if shrunk.dtype is not torch.float32:
+        shrunk = shrunk.float()
     num_tokens, num_parts = y.shape[0], tables.num_parts
     assert shrunk.is_contiguous()
     assert shrunk.shape == (num_tokens, num_parts, tables.max_rank) and y.shape[1] == sum(tables.out_features)
