@@ -41,7 +41,7 @@ class AdamW:
             [self.first_moments],
             [self.second_moments],
             [],
-            [torch.tensor(number - 1.0, device=gradient.device)],  # which it counts up
+            [torch.full((), number - 1.0, device=gradient.device)],  # which it counts up
             fused=True,
             amsgrad=False,
             beta1=_BETAS[0],

@@ -32,17 +32,14 @@ class BatchTensors(NamedTuple):
         return self.token_ids.shape[0]
 
 
-_CPU_STEP = 32
-"""oneDNN makes code for each new number of rows, about a millisecond a product: so there are few of them."""
+_NUM_TOKENS_STEP = 32
+"""So there are few numbers of tokens: oneDNN makes code for each new one, about a millisecond a product."""
 
 
 def batch_tensors(batch: MicroBatch, rotary: RotaryEmbedding, device: torch.device) -> BatchTensors:
-    """Padding is computed as one more sequence: on a GPU all of it, so that all micro-batches have one shape; on a CPU
-    what is left of it when most was cut off. Nobody waits for the device."""
+    """Most of the padding is cut off; what is left of it is one more sequence. Nobody waits for the device."""
     lengths = tuple(batch.lengths.tolist())
-    num_tokens = len(batch.token_ids)
-    if device.type == "cpu":
-        num_tokens = min(num_tokens, -(-sum(lengths) // _CPU_STEP) * _CPU_STEP)
+    num_tokens = min(len(batch.token_ids), -(-sum(lengths) // _NUM_TOKENS_STEP) * _NUM_TOKENS_STEP)
     if sum(lengths) < num_tokens:
         lengths += (num_tokens - sum(lengths),)
     rows = np.flatnonzero(batch.targets != NOT_TRAINED)
