@@ -18,6 +18,7 @@ from service.metrics.instruments import Instruments
 from service.metrics.live_gauges import LiveGauges
 from service.metrics.log_loss import LogLoss
 from service.metrics.recorder import Recorder
+from service.metrics.stored_state import StoredState, StoredStateGauges
 from service.metrics.vllm_names import VllmNames
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "metrics.md"
@@ -59,6 +60,7 @@ _SECTIONS = {
     "headrace_iteration_batch_size": ("Iterations", ""),
     "headrace_requests": ("Requests", _NORMALIZED),
     "headrace_http_requests": ("HTTP and process", ""),
+    "headrace_storage_bytes": ("Storage and batches", ""),
     "vllm:num_requests_running": ("vLLM's names", _VLLM),
 }
 """Each begins with this metric, in the order of registration, and says this first."""
@@ -67,6 +69,7 @@ _OPEN = {
     "route": "the route's template",
     "method": "of HTTP",
     "status": "of HTTP",
+    "headrace_batches": "`validating`, `in_progress`, `finalizing`, `cancelling`",
     "headrace_rejections": "an error code",
     "headrace_aborts": "a code",
     "vllm:cache_config_info": "a number",
@@ -109,6 +112,7 @@ def _metrics() -> Iterator[Metric]:
         instruments.actual_seconds.labels(predictor)
     registry.register(HostSeconds(recorder.times))
     registry.register(LogLoss(lambda: 0))
+    registry.register(StoredStateGauges(lambda: StoredState(0, 0, {}, 0, {})))
     registry.register(VllmNames(instruments, lambda: serves_adapters, ""))
     return iter(registry.collect())
 

@@ -16,10 +16,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.api.admin_only import admin_only
+from service.api.batch_calls import BatchCalls
 from service.api.call_trace import TraceStore
 from service.api.context import ApiContext
 from service.api.endpoints.adapters import AdapterRoutes
 from service.api.endpoints.api_docs import ApiDocs
+from service.api.endpoints.batches import BATCHES_PATH, Batches
 from service.api.endpoints.files import Files
 from service.api.endpoints.fine_tuning import JOBS_PATH, FineTuningRoutes
 from service.api.endpoints.generating import GENERATING, PATHS
@@ -51,9 +53,11 @@ from service.api.random_ids import RandomIds
 from service.api.response_store import ResponseStore
 from service.api.serving_state import ServingState
 from service.api.text_pool import TextPool
+from service.batch_jobs.batch_jobs import BatchJobs
 from service.config import FORM_BYTES, UPLOAD_PATH, ApiConfig
 from service.core.rare_warning import RareWarning
 from service.metrics.recorder import Recorder
+from service.metrics.stored_state import StoredState, StoredStateGauges
 from service.storage.storage import Storage
 
 _logger = logging.getLogger(__name__)
@@ -70,17 +74,20 @@ def create_app(
 ) -> Starlette:
     """The ASGI app. It can serve at once; `state` says what (see `serving_state` for what `main.py` must do).
 
-    recorder: the same object that the engine has as its StatsSink. registry: what /metrics shows.
-    storage: of files; the app closes it.
-    The app's lifespan ends its tokenizing threads and what is made in the background, nothing else: it neither starts
-    nor stops the engine.
+    recorder: the same object that the engine has as its StatsSink. registry: what /metrics shows; the gauges of what is
+    stored are put into it. storage: of files; the app closes it.
+    The app's lifespan runs batches, and ends tokenizing threads and what is made in the background, nothing else: it
+    neither starts nor stops the engine.
     Streams are not ended at SIGTERM by this app: they end when the engine ends their requests.
     """
     unread = RareWarning(_logger, "streams that were not read for %g s were cut: %d")
     texts = TextPool(config.tokenizer_threads, recorder.times)
     responses = ResponseStore(config.responses_store_entries, config.responses_store_bytes)
     context = ApiContext(state, config, texts, recorder, TraceStore(), RandomIds(), unread, responses, storage)
-    routes = _routes(context, registry)
+    calls = BatchCalls(context)
+    batches = BatchJobs(storage, calls.answer, calls.most_lines)
+    registry.register(StoredStateGauges(lambda: _stored_state(storage, batches)))
+    routes = _routes(context, registry, batches)
     templates = {route.endpoint: route.path for route in routes}
     app = _App(
         routes=routes,
@@ -107,7 +114,7 @@ def create_app(
                 max_upload_bytes=config.max_file_bytes + FORM_BYTES,
             ),
         ],
-        lifespan=lambda _: _lifespan(context),
+        lifespan=lambda _: _lifespan(context, batches),
     )
     app.router.redirect_slashes = False  # a redirect would be built from the client's Host header
     return app
@@ -121,6 +128,13 @@ class _App(Starlette):
         for cls, args, kwargs in reversed(self.user_middleware):
             app = cls(app, *args, **kwargs)
         return app
+
+
+def _stored_state(storage: Storage, batches: BatchJobs) -> StoredState:
+    budget = storage.budget
+    return StoredState(
+        budget.num_bytes, budget.max_bytes, batches.count(), batches.num_lines_running, batches.lines_ended
+    )
 
 
 def _key_limit(most: int | None) -> list[Middleware]:
@@ -142,10 +156,11 @@ def _cross_origin(origins: Sequence[str]) -> list[Middleware]:
     ]
 
 
-def _routes(context: ApiContext, registry: CollectorRegistry) -> list[Route]:
+def _routes(context: ApiContext, registry: CollectorRegistry, batches: BatchJobs) -> list[Route]:
     health, models, tokenize = Health(context), Models(context), Tokenize(context)
     stored, playground, render = StoredResponses(context), Playground(), Render(context)
     adapters, files, jobs = AdapterRoutes(context), Files(context), FineTuningRoutes(context)
+    batch_routes = Batches(context, batches)
     return [
         _route("/v1/responses/{response_id}", stored.get),
         _route("/v1/responses/{response_id}", stored.delete, "DELETE"),
@@ -156,6 +171,10 @@ def _routes(context: ApiContext, registry: CollectorRegistry) -> list[Route]:
         _route(f"{UPLOAD_PATH}/{{file_id}}", files.get),
         _route(f"{UPLOAD_PATH}/{{file_id}}", files.delete, "DELETE"),
         _route(f"{UPLOAD_PATH}/{{file_id}}/content", files.content),
+        _route(BATCHES_PATH, batch_routes.create, "POST"),
+        _route(BATCHES_PATH, batch_routes.list),
+        _route(f"{BATCHES_PATH}/{{batch_id}}", batch_routes.get),
+        _route(f"{BATCHES_PATH}/{{batch_id}}/cancel", batch_routes.cancel, "POST"),
         *(_route(endpoint.path, endpoint.make(context).create, "POST") for endpoint in GENERATING),
         _route(f"{MESSAGES_PATH}/count_tokens", Messages(context).count_tokens, "POST"),
         _route("/v1/models", models.list),
@@ -210,8 +229,10 @@ class Endpoint:
 
 
 @asynccontextmanager
-async def _lifespan(context: ApiContext) -> AsyncIterator[None]:
+async def _lifespan(context: ApiContext, batches: BatchJobs) -> AsyncIterator[None]:
+    batches.start()
     yield
+    await batches.close()
     context.responses.close()
     context.texts.close()
     await context.storage.close()

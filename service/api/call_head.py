@@ -17,13 +17,15 @@ from service.errors import InvalidRequest
 @dataclass(frozen=True, slots=True)
 class CallHead:
     """What a call is known by: call_id and created (Unix seconds) in its answer, when it came (seconds on the engine's
-    clock), the name of its API key, and `X-Request-Id`, which a client may use twice."""
+    clock), the name of its API key, `X-Request-Id`, which a client may use twice, and
+    whether it is a line of a batch."""
 
     call_id: str
     created: int
     arrival_s: float
     client: str
     request_id: str = ""
+    is_background: bool = False
 
 
 def call_head(ids: RandomIds, http: Request, prefix: str, arrival_s: float, *, own_id: str | None = None) -> CallHead:
@@ -43,6 +45,7 @@ def call_head(ids: RandomIds, http: Request, prefix: str, arrival_s: float, *, o
         arrival_s,
         client_of(http.scope),
         state["request_id"],
+        state.get("is_background", False),
     )
     state["call_id"] = head.call_id
     return head

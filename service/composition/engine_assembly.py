@@ -17,6 +17,7 @@ from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
 from service.metrics.recorder import Recorder
 from service.prediction.recovery_ledger import RecoveryLedger
+from service.scheduler.background_last import BackgroundLast
 from service.scheduler.history import History
 from service.scheduler.iteration_scheduler import IterationScheduler
 from service.scheduler.scheduler_policies import SchedulerPolicies
@@ -36,7 +37,7 @@ def make_engine(
     blocks = _make_blocks(settings, loaded.num_blocks, loaded.num_host_blocks)
     history = History()
     policies = SchedulerPolicies(
-        make_scheduling_policy(settings, history, blocks.swap_space),
+        BackgroundLast(make_scheduling_policy(settings, history, blocks.swap_space)),
         make_admission(settings, int(config.watermark * loaded.num_blocks), history),
         make_preemption(settings),
         make_chunk_budget(

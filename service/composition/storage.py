@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from service.batch_jobs.batch_table import BATCHES
 from service.finetune.job_table import JOBS
 from service.settings.settings import Settings
 from service.storage.database import Schema
 from service.storage.storage import Storage
 
-SCHEMAS: tuple[Schema, ...] = (JOBS,)
+SCHEMAS: tuple[Schema, ...] = (BATCHES, JOBS)
 """Of what stores besides the files themselves."""
 
 

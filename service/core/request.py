@@ -28,6 +28,7 @@ class Request:
     priority: higher goes first where the scheduling policy heeds it.
     client: name of the API key that sent it; shares are counted by it. Never a label of a metric.
     grammar: what every choice's output must match; None: anything. A choice ends when nothing can follow.
+    is_background: gives way to all that are not: it is a line of a batch.
     adapter: whose weights are added to the model's; None: the model as it is.
     """
 
@@ -40,6 +41,7 @@ class Request:
     client: str = ""
     grammar: Grammar | None = None
     adapter: Adapter | None = None
+    is_background: bool = False
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -88,6 +89,8 @@ class AsyncEngine:
         self._streams: dict[str, RequestStream] = {}
         self._requests: dict[str, Request] = {}
         self._expiries: dict[str, asyncio.TimerHandle] = {}
+        self._num_background = 0
+        self._last_other_s = -math.inf
         self._pacing = StreamPacing(self._streams, stream_interval or FixedInterval(0.0), clock)
         self._finish_times_s: deque[float] = deque(maxlen=64)
         self._accepting = True
@@ -114,6 +117,17 @@ class AsyncEngine:
     def num_live(self) -> int:
         """Requests that have been accepted and have not ended."""
         return len(self._streams)
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Sequences in one iteration at most."""
+        return self._config.max_num_seqs
+
+    @property
+    def last_other_s(self) -> float:
+        """When there was last a live request that is not in the background, on the engine's clock; minus infinity if
+        there was none."""
+        return self._clock.now_s() if len(self._streams) > self._num_background else self._last_other_s
 
     def ailment(self) -> Ailment | None:
         """Why a new short request would not be served; None if it would."""
@@ -174,6 +188,7 @@ class AsyncEngine:
         self._loop.send(Submit(request))  # first: who is not sent is in no table. No event comes before this returns
         self._streams[request.request_id] = stream
         self._requests[request.request_id] = request
+        self._num_background += request.is_background
         self._expiries[request.request_id] = self._event_loop.call_later(
             self._config.max_waiting_s, self._expire, request.request_id
         )
@@ -289,7 +304,11 @@ class AsyncEngine:
     def _hand_out(self, events: list[News]) -> None:
         now_s = self._clock.now_s()
         for request_id in self._pacing.deliver(events, now_s):
-            del self._streams[request_id], self._requests[request_id]
+            del self._streams[request_id]
+            if self._requests.pop(request_id).is_background:
+                self._num_background -= 1
+            else:
+                self._last_other_s = now_s
             self._expiries.pop(request_id).cancel()
             self._finish_times_s.append(now_s)
         if not self._streams:

@@ -106,12 +106,13 @@ class IterationScheduler:
             return IterationPlan(())
         draft = PlanDraft(self._launched.next_number, self._clock.now_s(), self._tally, self.blocks.adapter_slots)
         has_preempted = self._make_room(shortage, draft)
-        self._schedule_unbatched(draft)
+        giving_way = self._schedule_unbatched(draft)
         if self.pool.waiting and (has_preempted or draft.sitting_out):
             self._start.let_wait("memory")
         elif self.pool.waiting:
             self.batch.write_tokens()  # who admits may look at what runs
             self._start.admit(draft)
+        self._add_chunks(giving_way, draft)
         awaits_transfer = not draft.computes and not self._launched and self.blocks.swap_space.has_transfers
         if not (draft.computes or draft.transfers or awaits_transfer):
             return IterationPlan(())
@@ -248,8 +249,9 @@ class IterationScheduler:
             draft.members, draft.decodes = decodes
         return len(pool.running) < num_running
 
-    def _schedule_unbatched(self, draft: PlanDraft) -> None:
-        """The sequences that are not in the batch: first those with one token to compute, then chunks of prompts."""
+    def _schedule_unbatched(self, draft: PlanDraft) -> list[tuple[SequenceGroup, Sequence]]:
+        """The sequences that are not in the batch: first those with one token to compute, then chunks of prompts. Those
+        in the background give way while others wait: they are returned, for what is left of the budget."""
         blocks = self.blocks
         prefilling: list[tuple[SequenceGroup, Sequence]] = []
         for group in self.batch.unbatched.values():
@@ -267,9 +269,20 @@ class IterationScheduler:
             start = prefilling[0][1].num_computed_tokens if prefilling else 0
             num_waiting = self.pool.waiting_tokens.total + sum(s.num_tokens_to_compute for _, s in prefilling)
             draft.budget = self._chunk_budget.num_tokens(draft.num_decodes, draft.num_read, start, num_waiting)
+        background = [each for each in prefilling if each[0].request.is_background]
+        if background and not all(group.request.is_background for group in self.pool.waiting):
+            prefilling = [each for each in prefilling if not each[0].request.is_background]
+        else:
+            prefilling.sort(key=_is_in_background)  # stable: in order of start otherwise
+            background = []
+        self._add_chunks(prefilling, draft)
+        return background
+
+    def _add_chunks(self, prefilling: list[tuple[SequenceGroup, Sequence]], draft: PlanDraft) -> None:
+        """As far as the budget goes."""
         for group, sequence in prefilling:
             if draft.budget > 0:
-                draft.add_chunk(group, sequence, blocks.table(sequence.sequence_id))
+                draft.add_chunk(group, sequence, self.blocks.table(sequence.sequence_id))
 
     def _begin(self, draft: PlanDraft) -> None:
         """Count what the draft computes as computed. A drawn id becomes pending, so that the next iteration can go on
@@ -289,3 +302,7 @@ class IterationScheduler:
                 if len(group.live) == 1 and not sequence.is_drawn_out:
                     joining.append(group)
         self.batch.join(joining)
+
+
+def _is_in_background(prefilling: tuple[SequenceGroup, Sequence]) -> bool:
+    return prefilling[0].request.is_background

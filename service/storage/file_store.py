@@ -99,11 +99,16 @@ class FileStore:
             self._budget.give_back(file.num_bytes)  # it was counted when the table was read
         await self.in_thread(move)
 
-    async def get(self, file_id: str, client: str) -> StoredFile:
-        """NotFound if there is none, or if it is somebody else's."""
+    async def find(self, file_id: str, client: str) -> StoredFile | None:
+        """As `get`, but that None says that there is none."""
         await self._open()
         file = await self._database.run(lambda connection: find_file(connection, file_id, client))
-        if file is None or self._is_expired(file):
+        return None if file is None or self._is_expired(file) else file
+
+    async def get(self, file_id: str, client: str) -> StoredFile:
+        """NotFound if there is none, or if it is somebody else's."""
+        file = await self.find(file_id, client)
+        if file is None:
             raise NotFound(f"No such File object: {file_id[:64]}", param="id")
         return file
 
@@ -163,7 +168,7 @@ class FileStore:
             if not self._is_open:
                 files = await self._database.run(all_files)
                 await self.in_thread(lambda: self._sweep(files))
-                self._budget.num_bytes += sum(files.values())
+                self._budget.note(sum(files.values()))
                 self._is_open = True
 
     def _sweep(self, files: dict[str, int]) -> None:

@@ -20,7 +20,7 @@ class Storage:
     """
 
     def __init__(self, folder: Path, max_bytes: int, schemas: Sequence[Schema] = ()) -> None:
-        faults = StorageFaults()
+        self.faults = faults = StorageFaults()
         self.folder = folder
         self.budget = StorageBudget(max_bytes)
         self.database = Database(DataFolder(folder), (FILES, *schemas), faults)

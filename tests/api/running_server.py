@@ -36,6 +36,7 @@ from service.prediction.preemption_cost import PreemptionCost
 from service.prediction.recovery_ledger import RecoveryLedger
 from service.prediction.swap_time import SwapTime
 from service.scheduler.admission import OnDemandAdmission
+from service.scheduler.background_last import BackgroundLast
 from service.scheduler.chunk_budget import FixedBudget
 from service.scheduler.fcfs import FirstComeFirstServed
 from service.scheduler.history import History
@@ -216,7 +217,7 @@ class RunningServer:
         iterations = IterationScheduler(
             blocks,
             SchedulerPolicies(
-                FirstComeFirstServed(),
+                BackgroundLast(FirstComeFirstServed()),
                 OnDemandAdmission(0),
                 AlwaysRecompute(),
                 FixedBudget(scheduler.max_num_batched_tokens),

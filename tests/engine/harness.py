@@ -26,6 +26,7 @@ from service.prediction.preemption_cost import PreemptionCost
 from service.prediction.recovery_ledger import RecoveryLedger
 from service.prediction.swap_time import SwapTime
 from service.scheduler.admission import OnDemandAdmission, fits_ever
+from service.scheduler.background_last import BackgroundLast
 from service.scheduler.chunk_budget import ChunkBudget, FixedBudget
 from service.scheduler.deferred_batching import DeferredBatching, TrainingPolicy
 from service.scheduler.fairness import Fair
@@ -123,7 +124,7 @@ class Harness:
         self.scheduler = IterationScheduler(
             self.blocks,
             SchedulerPolicies(
-                policies[policy] if isinstance(policy, str) else policy,
+                BackgroundLast(policies[policy] if isinstance(policy, str) else policy),
                 admissions[admission],
                 preemption or AlwaysRecompute(),
                 chunk_budget or FixedBudget(max_num_batched_tokens),
@@ -165,11 +166,14 @@ class Harness:
         priority: int = 0,
         client: str = "",
         adapter: Adapter | None = None,
+        is_background: bool = False,
         **sampling_fields: Any,
     ) -> Request:
         sampling = SamplingParams(max_tokens, n, temperature, seed=seed, stop_token_ids=stops, **sampling_fields)
         name = f"request-{len(self.requests)}"
-        request = Request(name, prompt, sampling, self.clock.now_s(), salt, priority, client, adapter=adapter)
+        request = Request(
+            name, prompt, sampling, self.clock.now_s(), salt, priority, client, None, adapter, is_background
+        )
         self.requests[request.request_id] = request
         return request
 
@@ -272,7 +276,8 @@ class Harness:
                     "who waits holds no device block"
                 )
         nobody_is_spared = all(g.num_preemptions < self.max_preemptions for g in pool.groups())
-        ordered = [*pool.running, *pool.waiting] if self.is_fcfs and nobody_is_spared else pool.waiting
+        is_fcfs = self.is_fcfs and not any(request.is_background for request in self.requests.values())
+        ordered = [*pool.running, *pool.waiting] if is_fcfs and nobody_is_spared else pool.waiting
         assert pool.waiting_tokens.total == sum(g.num_tokens_to_compute for g in pool.waiting)
         assert 0 <= pool.waiting_tokens.distinct <= pool.waiting_tokens.total
         arrivals = [g.arrival_order for g in ordered]

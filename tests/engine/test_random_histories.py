@@ -134,6 +134,7 @@ class History:
             stops,
             salt=salt,
             priority=chance.randint(-1, 1),
+            is_background=chance.random() < 0.2,
             client=f"client-{chance.randint(0, 2)}",
             adapter=adapter,
             num_logprobs=0 if kind == "logprobs" else None,

@@ -89,6 +89,7 @@ def build_requests(call: PreparedCall, config: ApiConfig) -> list[Request]:
                 head.client,
                 call.form.grammar,
                 checked.adapter,
+                head.is_background,
             )
         )
     return requests

@@ -70,4 +70,6 @@ GENERATING = (
         names_events=True,
     ),
 )
+BATCH_ENDPOINTS = tuple(endpoint.path for endpoint in GENERATING if endpoint.path != MESSAGES_PATH)
+"""What batches may be of: OpenAI's."""
 PATHS = frozenset(endpoint.path for endpoint in GENERATING)

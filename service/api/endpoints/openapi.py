@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from service.api.answers.input_item_page import MOST_OF_A_PAGE
 from service.api.calls.file_form import LEAST_EXPIRY_S, MOST_EXPIRY_S, PURPOSES
+from service.api.endpoints.batches import BATCHES_PATH
 from service.api.endpoints.files import MOST_FILES_OF_A_PAGE
 from service.api.endpoints.fine_tuning import JOBS_PATH
 from service.api.endpoints.generating import GENERATING, GeneratingEndpoint
@@ -20,6 +21,7 @@ from service.api.messages_errors import MESSAGES_PATH
 from service.config import UPLOAD_PATH, ApiConfig
 from service.core.version import distribution_version
 from service.protocol.adapters import LoadAdapter, UnloadAdapter
+from service.protocol.batches import BatchList, BatchObject, BatchRequest
 from service.protocol.chat import ChatRequest, ChatResponse
 from service.protocol.completions import CompletionRequest, CompletionResponse
 from service.protocol.error_body import ErrorBody
@@ -67,6 +69,7 @@ _REQUESTS: tuple[_Shape, ...] = (
     LoadAdapter,
     UnloadAdapter,
     CreateJob,
+    BatchRequest,
 )
 _RESPONSES: tuple[_Shape, ...] = (
     *(shape for endpoint in GENERATING for shape in (endpoint.response, endpoint.chunk)),
@@ -75,6 +78,8 @@ _RESPONSES: tuple[_Shape, ...] = (
     TokenizeResponse,
     DetokenizeResponse,
     RequestTrace,
+    BatchObject,
+    BatchList,
     FileObject,
     FileList,
     DeletedFile,
@@ -197,6 +202,7 @@ def _paths(guards_metrics: bool) -> dict[str, Any]:
         },
         **_file_paths(),
         **_fine_tuning_paths(),
+        **_batch_paths(),
         "/v1/models": {"get": _operation("The models that may be named.", _json_of(ModelList))},
         "/v1/models/{model_id}": {
             "get": {**_operation("One model.", _json_of(ModelCard)), "parameters": [model_id]},
@@ -295,6 +301,18 @@ def _fine_tuning_paths() -> dict[str, Any]:
         f"{JOBS_PATH}/{{job_id}}/checkpoints": {
             "get": _operation("The models of a job's last epochs.", _json_of(CheckpointList)) | paged
         },
+    }
+
+
+def _batch_paths() -> dict[str, Any]:
+    one = {"parameters": [{"name": "batch_id", "in": "path", "required": True, "schema": {"type": "string"}}]}
+    return {
+        BATCHES_PATH: {
+            "post": _call("Run a file of requests between those of others.", (BatchRequest,), BatchObject),
+            "get": {**_operation("The batches.", _json_of(BatchList)), "parameters": _PAGE},
+        },
+        f"{BATCHES_PATH}/{{batch_id}}": {"get": _operation("One batch.", _json_of(BatchObject)) | one},
+        f"{BATCHES_PATH}/{{batch_id}}/cancel": {"post": _operation("End a batch.", _json_of(BatchObject)) | one},
     }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client import CollectorRegistry
 from starlette.routing import Route
 
 from service.api.app import create_app
@@ -37,7 +38,9 @@ def test_every_reference_leads_somewhere() -> None:
 
 
 def test_describes_the_routes_that_there_are(server: RunningServer) -> None:
-    app = create_app(server.state, server.scene.config, server.recorder, server.registry, Storage(Path("unused"), 0))
+    app = create_app(
+        server.state, server.scene.config, server.recorder, CollectorRegistry(), Storage(Path("unused"), 0)
+    )
     served = {
         (re.sub(r":path}", "}", route.path), method.lower())
         for route in app.routes

@@ -1,0 +1,83 @@
+"""What is known of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+import orjson
+
+
+class BatchStatus(StrEnum):
+    """OpenAI's."""
+
+    VALIDATING = "validating"
+    IN_PROGRESS = "in_progress"
+    FINALIZING = "finalizing"
+    CANCELLING = "cancelling"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+
+
+OVER = frozenset({BatchStatus.COMPLETED, BatchStatus.FAILED, BatchStatus.EXPIRED, BatchStatus.CANCELLED})
+
+
+@dataclass(frozen=True, slots=True)
+class InputError:
+    """Why a batch cannot be run. line: counts from 1; None: it is not one line's."""
+
+    code: str
+    message: str
+    line: int | None = None
+    param: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """client: name of the API key that it belongs to. Times are Unix seconds. output_file_id, error_file_id: chosen at
+    its beginning; the file is there once the batch is over, and then None if it would be empty. becomes: what it ends
+    as, once its last lines are being written; is_written: once they are. num_failed: lines with an answer that is an
+    error."""
+
+    batch_id: str
+    client: str
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    created_at: int
+    expires_at: int
+    output_file_id: str | None
+    error_file_id: str | None
+    output_expires_after_s: int | None = None
+    metadata: Mapping[str, str] | None = None
+    status: BatchStatus = BatchStatus.VALIDATING
+    becomes: BatchStatus | None = None
+    is_written: bool = False
+    reached_at: Mapping[str, int] = field(default_factory=dict)
+    num_lines: int = 0
+    num_completed: int = 0
+    num_failed: int = 0
+    errors: tuple[InputError, ...] = ()
+
+    @property
+    def is_over(self) -> bool:
+        return self.status in OVER
+
+    def reaching(self, status: BatchStatus, now_s: int, **changes: Any) -> Batch:
+        """The batch once it has this status, since `now_s` if it had not before."""
+        return replace(self, status=status, reached_at={str(status): now_s, **self.reached_at}, **changes)
+
+    def to_json(self) -> bytes:
+        return orjson.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: bytes | str) -> Batch:
+        facts = orjson.loads(text)
+        facts["status"] = BatchStatus(facts["status"])
+        facts["becomes"] = None if facts["becomes"] is None else BatchStatus(facts["becomes"])
+        facts["errors"] = tuple(InputError(**error) for error in facts["errors"])
+        return Batch(**facts)

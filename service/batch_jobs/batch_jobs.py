@@ -1,0 +1,253 @@
+"""All batches: those that run, those that wait for it, and those that are over."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Set
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+
+from service.batch_jobs.batch import Batch, BatchStatus, InputError
+from service.batch_jobs.batch_run import Ask, BatchRun
+from service.batch_jobs.batch_table import (
+    find_batch,
+    insert_batch,
+    list_batches,
+    num_unfinished,
+    unfinished_batches,
+    update_batch,
+)
+from service.batch_jobs.seats import Seats
+from service.errors import InvalidRequest, NotFound, RateLimited, StorageFull, StorageUnavailable
+from service.storage.file_store import new_file_id
+from service.storage.listing import Page, PageQuery
+from service.storage.storage import Storage
+
+_logger = logging.getLogger(__name__)
+_MAX_RUNNING = 8
+_THREADS = 3
+"""One batch that is checked for long does not hold up the others."""
+_MAX_UNFINISHED = 100
+_RETRY_S = 30.0
+_ID_BYTES = 12
+
+T = TypeVar("T")
+
+
+class BatchJobs:
+    """Event loop. `start` takes up what an earlier run of the server has left; `close` leaves it to a later one.
+
+    ask: answers a line. most_lines(num_running): how many lines may run now. lines_ended: since the start, by outcome.
+    """
+
+    def __init__(self, storage: Storage, ask: Ask, most_lines: Callable[[int], int]) -> None:
+        self._storage = storage
+        self._ask = ask
+        self._folder = storage.folder / "batches"
+        self._seats = Seats(most_lines)
+        self._thread = ThreadPoolExecutor(_THREADS, thread_name_prefix="headrace-batches")
+        self._waiting: dict[str, Batch] = {}
+        self._runs: dict[str, BatchRun] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.lines_ended = Counter[str]()
+        self._to_cancel = set[str]()
+        self._running_clients = Counter[str]()
+        self._resuming: asyncio.Task[None] | None = None
+
+    @property
+    def num_lines_running(self) -> int:
+        return self._seats.num_taken
+
+    def count(self) -> Counter[str]:
+        """Batches that are not over, by status. Any thread."""
+        runs, waiting = list(self._runs.values()), list(self._waiting.values())
+        return Counter(str(batch.status) for batch in (*(run.batch for run in runs), *waiting))
+
+    def start(self) -> None:
+        if self._storage.database.exists:
+            self._resuming = asyncio.create_task(self._resume())
+
+    async def create(
+        self,
+        client: str,
+        endpoint: str,
+        input_file_id: str,
+        window: tuple[str, int],
+        metadata: Mapping[str, str] | None,
+        output_expires_after_s: int | None,
+    ) -> Batch:
+        """window: as the client has said it, and in seconds. NotFound, InvalidRequest, RateLimited."""
+        file = await self._storage.files.find(input_file_id, client)
+        if file is None:
+            raise NotFound(f"No such File object: {input_file_id[:64]}", param="input_file_id")
+        if file.purpose != "batch":
+            raise InvalidRequest(f"The file's purpose is {file.purpose}, not batch.", param="input_file_id")
+        now_s = int(time.time())
+        batch = Batch(
+            f"batch_{secrets.token_hex(_ID_BYTES)}",
+            client,
+            endpoint,
+            input_file_id,
+            window[0],
+            now_s,
+            now_s + window[1],
+            new_file_id(),
+            new_file_id(),
+            output_expires_after_s,
+            metadata,
+        )
+        if await self._storage.database.run(lambda connection: num_unfinished(connection, client)) >= _MAX_UNFINISHED:
+            raise RateLimited(f"There are {_MAX_UNFINISHED} batches that have not ended, which is the limit.")
+        await self._storage.files.hold(input_file_id, client)
+        try:
+            await self._storage.database.run(lambda connection: insert_batch(connection, batch))
+        except BaseException:
+            self._storage.files.release(input_file_id)
+            raise
+        self._waiting[batch.batch_id] = batch
+        self._begin_next()
+        return batch
+
+    async def get(self, batch_id: str, client: str) -> Batch:
+        """NotFound if there is none, or if it is somebody else's."""
+        batch = await self._storage.database.run(lambda connection: find_batch(connection, batch_id, client))
+        if batch is None:
+            raise NotFound(f"No batch found with id '{batch_id[:64]}'.", param="batch_id")
+        return self._as_it_is(batch)
+
+    async def list(self, client: str, query: PageQuery) -> Page[Batch]:
+        page = await self._storage.database.run(lambda connection: list_batches(connection, client, query))
+        if page is None:
+            raise InvalidRequest("after is not the id of one of these batches.", param="after")
+        return Page([self._as_it_is(batch) for batch in page.items], page.has_more)
+
+    async def cancel(self, batch_id: str, client: str) -> Batch:
+        """As `get`; InvalidRequest if it is over."""
+        batch = await self.get(batch_id, client)
+        if batch.is_over:
+            raise InvalidRequest(f"Cannot cancel a batch with status '{batch.status}'.", param="batch_id")
+        if (run := self._runs.get(batch_id)) is not None:
+            return await run.cancel()
+        if batch_id in self._tasks:  # it is about to begin, or to begin anew
+            self._to_cancel.add(batch_id)
+            return batch.reaching(BatchStatus.CANCELLING, int(time.time()))
+        if self._waiting.pop(batch_id, None) is not None:
+            now_s = int(time.time())
+            batch = batch.reaching(BatchStatus.CANCELLING, now_s).reaching(
+                BatchStatus.CANCELLED, now_s, output_file_id=None, error_file_id=None
+            )
+            await self._save(batch)
+            self._storage.files.release(batch.input_file_id)
+        return batch
+
+    async def close(self) -> None:
+        """What has been answered is written first."""
+        tasks = [*self._tasks.values(), *([] if self._resuming is None else [self._resuming])]
+        self._waiting.clear()
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        self._thread.shutdown(wait=False)
+
+    def _as_it_is(self, batch: Batch) -> Batch:
+        run = self._runs.get(batch.batch_id)
+        return batch if run is None or batch.is_over else run.batch
+
+    async def _resume(self) -> None:
+        while True:
+            try:
+                left = await self._storage.database.run(unfinished_batches)
+                await self._in_thread(partial(self._sweep, {batch.batch_id for batch in left}))
+                break
+            except (StorageUnavailable, StorageFull) as fault:
+                _logger.warning("batches of an earlier run cannot be read yet: %s", fault)
+                await asyncio.sleep(_RETRY_S)
+        for batch in left:
+            if batch.batch_id in self._runs or batch.batch_id in self._waiting:
+                continue
+            try:
+                await self._storage.files.hold(batch.input_file_id, batch.client)
+            except NotFound:
+                await self._fail(batch, InputError("file_not_found", "The input file is gone."))
+                continue
+            self._waiting[batch.batch_id] = batch
+        self._begin_next()
+
+    def _sweep(self, unfinished: Set[str]) -> None:
+        """Folders of batches that are over."""
+        if self._folder.exists():
+            for folder in self._folder.iterdir():
+                if folder.name not in unfinished and folder.name not in self._runs:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    def _begin_next(self) -> None:
+        """As many as may run: of those that wait, one of the client that has the fewest running, in their order."""
+        while self._waiting and len(self._tasks) < _MAX_RUNNING:
+            batch = min(self._waiting.values(), key=self._num_running_of)
+            del self._waiting[batch.batch_id]
+            self._running_clients[batch.client] += 1
+            self._tasks[batch.batch_id] = asyncio.create_task(self._run(batch))
+
+    def _num_running_of(self, batch: Batch) -> int:
+        """Batches of its client that run."""
+        return self._running_clients[batch.client]
+
+    async def _run(self, batch: Batch) -> None:
+        """To its end, over faults of the disk."""
+        batch_id, client = batch.batch_id, batch.client
+        try:
+            while True:
+                try:
+                    await self._run_once(await self.get(batch_id, client))
+                    return
+                except (StorageUnavailable, StorageFull) as fault:
+                    _logger.warning("%s cannot go on yet: %s", batch_id, fault)
+                    await asyncio.sleep(_RETRY_S)
+        except Exception:  # a defect of ours: it costs this batch
+            _logger.exception("%s has failed", batch_id)
+            with suppress(StorageUnavailable, StorageFull):
+                await self._fail(batch, InputError("server_error", "The server had an error while it ran."))
+        finally:
+            del self._tasks[batch_id]
+            self._to_cancel.discard(batch_id)
+            self._running_clients.subtract((client,))
+            self._storage.files.release(batch.input_file_id)
+            self._begin_next()
+
+    async def _run_once(self, batch: Batch) -> None:
+        file = await self._storage.files.get(batch.input_file_id, batch.client)
+        run = BatchRun(
+            batch, file, self._storage, self._seats, self._ask, self._in_thread, self._save, self.lines_ended.update
+        )
+        self._runs[batch.batch_id] = run
+        try:
+            if batch.batch_id in self._to_cancel:
+                await run.cancel()
+            await run.run()
+        finally:
+            del self._runs[batch.batch_id]
+
+    async def _fail(self, batch: Batch, error: InputError) -> None:
+        await self._in_thread(partial(shutil.rmtree, self._folder / batch.batch_id, ignore_errors=True))
+        now_s = int(time.time())
+        await self._save(
+            batch.reaching(BatchStatus.FAILED, now_s, errors=(error,), output_file_id=None, error_file_id=None)
+        )
+
+    async def _save(self, batch: Batch) -> None:
+        await self._storage.database.run(lambda connection: update_batch(connection, batch))
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        def translated() -> T:
+            with self._storage.faults.translated():
+                return work()
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, translated)

@@ -1,0 +1,47 @@
+"""What is stored and what batches do, read at the moment of the scrape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+_BATCH_STATUSES = ("validating", "in_progress", "finalizing", "cancelling")
+_OUTCOMES = ("completed", "failed")
+
+
+class StoredState(NamedTuple):
+    """num_bytes, max_bytes: of files. batches: that have not ended, by status. num_lines_running: of these.
+    lines: since the start, by outcome."""
+
+    num_bytes: int
+    max_bytes: int
+    batches: Mapping[str, int]
+    num_lines_running: int
+    lines: Mapping[str, int]
+
+
+class StoredStateGauges:
+    """A Prometheus collector. read: called from whatever thread scrapes."""
+
+    def __init__(self, read: Callable[[], StoredState]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        now = self._read()
+        yield _gauge("headrace_storage_bytes", "Bytes that files take, those included that are written.", now.num_bytes)
+        yield _gauge("headrace_storage_limit_bytes", "Bytes that files may take.", now.max_bytes)
+        batches = GaugeMetricFamily("headrace_batches", "Batches that have not ended.", labels=("status",))
+        for status in _BATCH_STATUSES:
+            batches.add_metric((status,), now.batches.get(status, 0))
+        yield batches
+        yield _gauge("headrace_batch_lines_running", "Lines of batches that run or wait.", now.num_lines_running)
+        lines = CounterMetricFamily("headrace_batch_lines", "Lines of batches with an answer.", labels=("outcome",))
+        for outcome in _OUTCOMES:
+            lines.add_metric((outcome,), now.lines.get(outcome, 0))
+        yield lines
+
+
+def _gauge(name: str, meaning: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, meaning, value=value)
