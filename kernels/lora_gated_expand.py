@@ -39,14 +39,17 @@ def lora_gated_expand_reference(shrunk: Tensor, token_slots: TokenSlots, tables:
 
 @dataclass(frozen=True, slots=True)
 class GatedExpandConfig:
-    """block_n: features of the output a program."""
+    """block_n: features of the output at once. num_strips: of so many features a program has, one after the other."""
 
     block_n: int
     num_warps: int
+    num_strips: int = 1
 
 
 def gated_expand_config(num_tokens: int) -> GatedExpandConfig:
-    return GatedExpandConfig(256, num_warps=4) if has_few_tokens(num_tokens) else GatedExpandConfig(64, num_warps=4)
+    if has_few_tokens(num_tokens):
+        return GatedExpandConfig(256, num_warps=8)
+    return GatedExpandConfig(64, num_warps=4, num_strips=4)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -69,10 +72,11 @@ def _lora_gated_expand_kernel(
     BLOCK_TOKENS: tl.constexpr,
     BLOCK_RANK: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    STRIPS: tl.constexpr,
     ALIGNMENT: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (strip, tile): BLOCK_N features of the output."""
+    """Program (group of strips, tile): features of the output."""
     start_dependents(PDL)
     slot, token = tile_tokens(tiles_ptr, tl.program_id(1), BLOCK_TOKENS)
     if (slot < 0) & (tl.program_id(1) > 0):
@@ -88,46 +92,48 @@ def _lora_gated_expand_kernel(
     gate_offset = tl.multiple_of(tl.load(gate_offset_ptrs, mask=is_first, other=0), ALIGNMENT)
     up_offset = tl.multiple_of(tl.load(up_offset_ptrs, mask=is_first, other=0), ALIGNMENT)
 
-    feature = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    is_feature = feature < num_features
-    is_out = is_token[:, None] & is_feature[None, :]
-    y_ptrs = y_ptr + token[:, None] * 2 * num_features + feature[None, :]
-    out_ptrs = out_ptr + token[:, None] * num_features + feature[None, :]
+    y_row_ptrs = y_ptr + token[:, None] * 2 * num_features
+    out_row_ptrs = out_ptr + token[:, None] * num_features
     gate_shrunk_ptrs = shrunk_ptr + (token * 2 * max_rank)[:, None] + rank_of_block[None, :]
     up_shrunk_ptrs = gate_shrunk_ptrs + max_rank
-    feature_ptrs = pool_ptr + feature
+    is_gate, is_up = rank_of_block < gate_rank, rank_of_block < up_rank
     wait_for_inputs(PDL)
 
-    gate = tl.load(y_ptrs, mask=is_out, other=0.0).to(tl.float32)
-    up = tl.load(y_ptrs + num_features, mask=is_out, other=0.0).to(tl.float32)
-    if (gate_rank > 0) | (up_rank > 0):
-        is_gate, is_up = rank_of_block < gate_rank, rank_of_block < up_rank
-        gate_shrunk = tl.load(gate_shrunk_ptrs, mask=is_token[:, None] & is_gate[None, :], other=0.0)
-        up_shrunk = tl.load(up_shrunk_ptrs, mask=is_token[:, None] & is_up[None, :], other=0.0)
-        gate += expanded(
-            gate_shrunk,
-            gate_offset,
-            gate_rank,
-            gate_offset_ptrs,
-            gate_shrunk_ptrs,
-            is_token,
-            feature_ptrs,
-            is_feature,
-            ALIGNMENT,
-        )
-        up += expanded(
-            up_shrunk,
-            up_offset,
-            up_rank,
-            up_offset_ptrs,
-            up_shrunk_ptrs,
-            is_token,
-            feature_ptrs,
-            is_feature,
-            ALIGNMENT,
-        )
-    out = gate / (1 + tl.exp(-gate)) * up
-    tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=is_out)
+    gate_shrunk = tl.load(gate_shrunk_ptrs, mask=is_token[:, None] & is_gate[None, :], other=0.0)
+    up_shrunk = tl.load(up_shrunk_ptrs, mask=is_token[:, None] & is_up[None, :], other=0.0)
+    for strip in tl.static_range(STRIPS):
+        feature = (tl.program_id(0) * STRIPS + strip) * BLOCK_N + tl.arange(0, BLOCK_N)
+        is_feature = feature < num_features
+        is_out = is_token[:, None] & is_feature[None, :]
+        gate = tl.load(y_row_ptrs + feature[None, :], mask=is_out, other=0.0).to(tl.float32)
+        up = tl.load(y_row_ptrs + num_features + feature[None, :], mask=is_out, other=0.0).to(tl.float32)
+        feature_ptrs = pool_ptr + feature
+        if gate_rank > 0:
+            gate += expanded(
+                gate_shrunk,
+                gate_offset,
+                gate_rank,
+                gate_offset_ptrs,
+                gate_shrunk_ptrs,
+                is_token,
+                feature_ptrs,
+                is_feature,
+                ALIGNMENT,
+            )
+        if up_rank > 0:
+            up += expanded(
+                up_shrunk,
+                up_offset,
+                up_rank,
+                up_offset_ptrs,
+                up_shrunk_ptrs,
+                is_token,
+                feature_ptrs,
+                is_feature,
+                ALIGNMENT,
+            )
+        out = gate / (1 + tl.exp(-gate)) * up
+        tl.store(out_row_ptrs + feature[None, :], out.to(out_ptr.dtype.element_ty), mask=is_out)
 
 
 def lora_gated_expand_triton(
@@ -142,7 +148,8 @@ def lora_gated_expand_triton(
     tiles, config = tiles_of(token_slots), config or gated_expand_config(num_tokens)
     out = torch.empty((num_tokens, num_features), dtype=y.dtype, device=y.device)
     if out.numel():
-        _lora_gated_expand_kernel[triton.cdiv(num_features, config.block_n), len(tiles)](
+        num_groups = triton.cdiv(num_features, config.block_n * config.num_strips)
+        _lora_gated_expand_kernel[num_groups, len(tiles)](
             shrunk,
             tiles,
             tables.pool,
@@ -158,6 +165,7 @@ def lora_gated_expand_triton(
             BLOCK_TOKENS=tiles.shape[1] - 1,
             BLOCK_RANK=BLOCK_RANK,
             BLOCK_N=config.block_n,
+            STRIPS=config.num_strips,
             ALIGNMENT=known_alignment(tables),
             num_warps=config.num_warps,
             **dependent_launch(y.device),

@@ -62,10 +62,15 @@ class ShrinkConfig:
 
 def shrink_config(num_tokens: int, num_parts: int) -> ShrinkConfig:
     """Few tokens: a part a program and many splits, as there are few programs else. Many: x is what there is to read,
-    so all parts at once."""
+    so all parts at once.
+
+    On one H200 (torch 2.11, triton 3.6) for Llama-8B's qkv, of rank 16, us: 1 row 4.0, 64 rows of 1, 8 and 64 adapters
+    5.2, 5.8 and 16.6, 256 rows of 256 adapters 46.6. With tiles of 256 and 4 warps 3.7, 4.6, 5.1, 19.8 and 67.6. 2048
+    rows of 8 adapters 22.4; with 8 splits 33, as one program merges them all.
+    """
     if has_few_tokens(num_tokens):
-        return ShrinkConfig(1, 256, num_warps=4, num_stages=2, min_size=512, max_splits=16)
-    return ShrinkConfig(triton.next_power_of_2(num_parts), 128, num_warps=8, num_stages=3, min_size=512, max_splits=8)
+        return ShrinkConfig(1, 128, num_warps=2, num_stages=4, min_size=512, max_splits=16)
+    return ShrinkConfig(triton.next_power_of_2(num_parts), 128, num_warps=8, num_stages=3, min_size=1024, max_splits=4)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_parts"])

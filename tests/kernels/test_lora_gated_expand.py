@@ -86,6 +86,6 @@ def test_a_whole_models_shape(tokens, lane):
     for slot in range(1, 17):
         case.add(slot, 16, 64)
     slots = torch.randint(17, (tokens,)).tolist()
-    shrunk, y = random_shrunk(case, slots), torch.randn(tokens, 28672).bfloat16()
+    shrunk, y = random_shrunk(case, slots).bfloat16(), torch.randn(tokens, 28672).bfloat16()
     tables = case.tables(17, strewn=False, alignment=8, device=lane.device)
     assert_close(run(lane, shrunk, slots, tables, y), gated(case, shrunk, slots, y))

@@ -160,8 +160,9 @@ def test_norm_linear(num_rows, num_features, gated, monkeypatch, tmp_path):
     assert compiled.ptx.index("ld.global") < compiled.ptx.index("cp.async.cg.shared.global")
 
 
-SHRUNK_LOADS = 64 * 16 // 128 * 4
-"""Of what the shrink has left, a thread's of two parts, first ranks and others: by the rank's mask one by one."""
+SHRUNK_LOADS = 64 * 16 // 128 * 2 * 5
+"""Of what the shrink has left, a thread's of two parts, first ranks and those behind them in four strips: by the rank's
+mask one by one."""
 
 
 def lora_launches(num_tokens, size, out_features, monkeypatch):
