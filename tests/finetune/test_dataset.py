@@ -249,3 +249,28 @@ def test_whoever_waits_may_stop_it_between_lines_and_within_one(tmp_path: Path):
 def test_an_empty_file_has_nothing_to_learn(tmp_path: Path):
     with pytest.raises(DatasetError, match="no lines"):
         read(tmp_path, SMOL, "", "  ")
+
+
+def test_the_digest_tells_what_is_learned_from_apart(tmp_path: Path):
+    def digest(*lines: object, max_length: int = 4096) -> str:
+        return read(tmp_path, SMOL, *lines, max_length=max_length).digest()
+
+    one, other = chat("a", "b", "c", "d"), chat("a", "b", "c", "e")
+    weighed = chat("a", "b", "c", "d")
+    weighed["messages"][1]["weight"] = 0
+    digests = [
+        digest(one),
+        digest(other),
+        digest(weighed),
+        digest(one, other),
+        digest(other, one),
+        digest(one, max_length=130),
+    ]
+    assert len(set(digests)) == len(digests)
+    assert digest("", one) == digest(one)
+
+
+def test_a_data_set_tells_its_size(tmp_path: Path):
+    data = read(tmp_path, SMOL, chat("a", "b"), chat("a", "b", "c", "d"))
+    lengths = [len(example.token_ids) for example in data.examples]
+    assert (data.num_tokens, data.longest) == (sum(lengths), max(lengths))
