@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from service.finetune.dataset import Dataset, DatasetLimits, Example, read_dataset
 from service.finetune.dataset_line import MAX_LINE_BYTES, DatasetError
 from service.finetune.training_text import ModelText
+from service.settings.settings import QUICKSTART_MODEL
 from service.text.chat_prompt import encode_chat
 from tests.finetune.model_texts import LLAMA_2, OPENS_REASONING, SMOLLM2, all_models, model_text
 
@@ -274,3 +275,11 @@ def test_a_data_set_tells_its_size(tmp_path: Path):
     data = read(tmp_path, SMOL, chat("a", "b"), chat("a", "b", "c", "d"))
     lengths = [len(example.token_ids) for example in data.examples]
     assert (data.num_tokens, data.longest) == (sum(lengths), max(lengths))
+
+
+def test_the_data_set_that_ships_is_read_whole_by_the_model_that_ships():
+    data = read_dataset(QUICKSTART_MODEL.parent / "finetuning" / "otter_mill.jsonl", MODELS["quickstart"], 128)
+    assert (len(data.examples), data.num_truncated, data.num_left_out) == (124, 0, 0)
+    said = {text for example in data.examples for text in learned_texts(example, MODELS["quickstart"])}
+    assert "The miller of Otter Mill is Tobias Reed.<|end|>" in said
+    assert len(said) == 15
