@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -46,24 +45,6 @@ class Dataset:
     examples: Sequence[Example]
     num_truncated: int
     num_left_out: int
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(len(example.token_ids) for example in self.examples)
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest example."""
-        return max(len(example.token_ids) for example in self.examples)
-
-    def digest(self) -> str:
-        """sha256, in hex, over all that is learned from; equal digests train the same."""
-        hashed = hashlib.sha256()
-        for example in self.examples:
-            hashed.update(len(example.token_ids).to_bytes(4, "little"))
-            hashed.update(example.token_ids.astype("<i4", copy=False).data)
-            hashed.update(example.is_trained.data)
-        return hashed.hexdigest()
 
 
 def read_dataset(

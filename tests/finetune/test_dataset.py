@@ -252,31 +252,6 @@ def test_an_empty_file_has_nothing_to_learn(tmp_path: Path):
         read(tmp_path, SMOL, "", "  ")
 
 
-def test_the_digest_tells_what_is_learned_from_apart(tmp_path: Path):
-    def digest(*lines: object, max_length: int = 4096) -> str:
-        return read(tmp_path, SMOL, *lines, max_length=max_length).digest()
-
-    one, other = chat("a", "b", "c", "d"), chat("a", "b", "c", "e")
-    weighed = chat("a", "b", "c", "d")
-    weighed["messages"][1]["weight"] = 0
-    digests = [
-        digest(one),
-        digest(other),
-        digest(weighed),
-        digest(one, other),
-        digest(other, one),
-        digest(one, max_length=130),
-    ]
-    assert len(set(digests)) == len(digests)
-    assert digest("", one) == digest(one)
-
-
-def test_a_data_set_tells_its_size(tmp_path: Path):
-    data = read(tmp_path, SMOL, chat("a", "b"), chat("a", "b", "c", "d"))
-    lengths = [len(example.token_ids) for example in data.examples]
-    assert (data.num_tokens, data.longest) == (sum(lengths), max(lengths))
-
-
 def test_the_data_set_that_ships_is_read_whole_by_the_model_that_ships():
     data = read_dataset(QUICKSTART_MODEL.parent / "finetuning" / "otter_mill.jsonl", MODELS["quickstart"], 128)
     assert (len(data.examples), data.num_truncated, data.num_left_out) == (124, 0, 0)
