@@ -10,7 +10,7 @@ INSTALLING := Installing into $(VENV). The first time that takes minutes: torch 
 .PHONY: serve test lint types unit clients soak fuzz format figures clean
 
 serve: $(VENV)/.installed
-	$(BIN)/headrace serve $(SERVE_ARGS)
+	$(BIN)/headrace serve --enable-finetuning $(SERVE_ARGS)
 
 test: lint types unit
 

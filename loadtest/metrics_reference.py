@@ -77,6 +77,7 @@ _OPEN = {
     "waiting_lora_adapters": "likewise",
     "max_lora": "a number",
     "adapter": "its name",
+    "headrace_finetuning_jobs": "of a job",
     "headrace_startup_seconds": "`total` and its parts",
     "headrace_policies": "one a policy: `scheduling`, `admission`, `preemption`, `chunks`, `prefix_cache`, `training`",
 }
@@ -106,6 +107,7 @@ def _metrics() -> Iterator[Metric]:
     recorder.record_rejection("")
     recorder.record_abort("")
     recorder.record_startup("", 0.0)
+    recorder.record_jobs({"": 0})
     for predictor in ("recompute", "swap", "training"):
         instruments.prediction_error.labels(predictor)
         instruments.predicted_seconds.labels(predictor)

@@ -18,8 +18,9 @@ from prometheus_client import CollectorRegistry
 from service.api.app import create_app
 from service.api.serving_state import ServingState
 from service.composition.engine_assembly import make_engine
+from service.composition.finetuning import make_fine_tuning
 from service.composition.model_parts import load_model_parts
-from service.composition.served_model import make_served_model
+from service.composition.served_model import make_adapters, make_served_model
 from service.composition.storage import make_storage
 from service.config import ConnectionLimits
 from service.core.clock import MonotonicClock
@@ -30,6 +31,8 @@ from service.engine.async_engine import STUCK_AFTER_S, AsyncEngine
 from service.engine.ports import Executor
 from service.engine.stream_interval import FixedInterval, IntervalByLoad, StreamInterval
 from service.errors import ConfigError, ServerError, Unavailable
+from service.finetune.job import JobStatus
+from service.finetune.job_runner import JobRunner
 from service.http.server import HttpServer
 from service.metrics.event_loop_lag import watch_event_loop
 from service.metrics.host_seconds import HostSeconds
@@ -109,12 +112,14 @@ class _Service:
         self._instruments = Instruments(self._registry)
         self._recorder = self._make_recorder(self._instruments)
         self._state = ServingState()
+        self._storage = make_storage(settings)
+        self._jobs: JobRunner | None = None
         app = create_app(
             self._state,
             settings.api_config(),
             self._recorder,
             self._registry,
-            make_storage(settings),
+            self._storage,
             access_log=settings.access_log,
         )
         self._server = HttpServer(app, settings.listen_address(), self._connection_limits())
@@ -168,7 +173,12 @@ class _Service:
         self._at_end.enter_context(settled(is_gpu=is_gpu))
         self._engine.start()
         self._watchdog = asyncio.create_task(watch_for_hangs(self._engine, hangs_after_s, self._on_hang, HangGuard()))
-        self._state.set_ready(make_served_model(settings, parts, self._engine, recorder, clock))
+        adapters = make_adapters(settings, parts, self._engine, recorder)
+        fine_tuning = None
+        if settings.enable_finetuning and adapters is not None and self._stand_in is None:
+            fine_tuning, self._jobs = make_fine_tuning(settings, parts, self._engine, adapters, self._storage, recorder)
+            self._jobs.start()
+        self._state.set_ready(make_served_model(settings, parts, self._engine, adapters, fine_tuning, clock))
         self._ready_s, self._ready_process_s = time.monotonic(), time.process_time()
         recorder.record_startup("total", self._ready_s - self._started_s)
 
@@ -176,6 +186,7 @@ class _Service:
         self._state.set_draining()
         if self._engine is None:
             return
+        closing = asyncio.create_task(self._close_jobs())
         draining = asyncio.create_task(self._engine.drain(self._settings.shutdown_timeout))
         forced = asyncio.create_task(self._shutdown.forced())
         await asyncio.wait({draining, forced}, return_when=asyncio.FIRST_COMPLETED)
@@ -184,6 +195,11 @@ class _Service:
             draining.cancel()
             await asyncio.wait({asyncio.create_task(self._engine.drain(0.0))}, timeout=TO_STOP_AT_ONCE_S)
             self._engine.give_up(Unavailable("the server is shutting down", code="shutting_down"))
+        await closing
+
+    async def _close_jobs(self) -> None:
+        if self._jobs is not None:
+            await self._jobs.close()
 
     def _watch(self) -> Iterator[Coroutine[None, None, None]]:
         yield watch_event_loop(self._recorder)
@@ -223,6 +239,7 @@ class _Service:
             name = self._settings.api_config().served_model_names[0]
             self._registry.register(VllmNames(instruments, self._snapshot, name))
         recorder.record_policies(self._settings.policies())
+        recorder.record_jobs({status.value: 0 for status in JobStatus})
         return recorder
 
     def _snapshot(self) -> EngineSnapshot | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from typing import TYPE_CHECKING
 
 from service.api.serving_state import GenerationDefaults, ServedModel
 from service.composition.model_parts import ModelParts
@@ -11,15 +12,24 @@ from service.core.adapter import Adapters
 from service.core.clock import Clock
 from service.core.version import distribution_version
 from service.engine.async_engine import AsyncEngine
+from service.finetune.fine_tuning import FineTuning
 from service.metrics.recorder import Recorder
 from service.process.daemon_thread import in_daemon_thread
 from service.settings.settings import Settings
 from service.structured.grammar_compiler import GrammarCompiler
 from service.structured.vocabulary import token_table
 
+if TYPE_CHECKING:
+    from service.lora.adapter_registry import AdapterRegistry
+
 
 def make_served_model(
-    settings: Settings, parts: ModelParts, engine: AsyncEngine, recorder: Recorder, clock: Clock
+    settings: Settings,
+    parts: ModelParts,
+    engine: AsyncEngine,
+    adapters: Adapters | None,
+    fine_tuning: FineTuning | None,
+    clock: Clock,
 ) -> ServedModel:
     loaded, eos_token_ids = parts.loaded, parts.loaded.generation.eos_token_ids
     vocab_size = loaded.model_config.vocab_size
@@ -45,12 +55,16 @@ def make_served_model(
         },
         tokenizer_options=parts.tokenizer_options,
         grammars=GrammarCompiler(partial(token_table, parts.tokenizer, vocab_size, eos_token_ids)),
-        adapters=_adapters(settings, parts, engine, recorder),
+        adapters=adapters,
+        fine_tuning=fine_tuning,
         clock=clock,
     )
 
 
-def _adapters(settings: Settings, parts: ModelParts, engine: AsyncEngine, recorder: Recorder) -> Adapters | None:
+def make_adapters(
+    settings: Settings, parts: ModelParts, engine: AsyncEngine, recorder: Recorder
+) -> AdapterRegistry | None:
+    """None if none are served."""
     from service.lora.adapter_registry import AdapterRegistry  # which knows tensors: torch is loaded by now
 
     store, config = parts.loaded.adapters, settings.lora_config()

@@ -16,7 +16,7 @@ _STEPS_AN_EPOCH, _MOST_A_STEP = 50, 16
 _LEARNING_RATE, _AT_HIDDEN_SIZE, _EXPONENT = 5e-4, 2000, 0.781
 """Of LoRA on Llama, falling with the width (Schulman et al. 2025, LoRA Without Regret, and its code)."""
 _MOST_LEARNING_RATE = 5e-3
-_DEFAULTS = Hyperparameters(learning_rate=1.0)
+USUAL_RANK = 16
 _TOKENS_MULTIPLE = 64
 
 
@@ -42,7 +42,7 @@ def resolved(spec: JobSpec, base: ServedBase, data: DataSize) -> Hyperparameters
     """spec: checked. data: of examples that are no longer than `max_length`."""
     batch_size = spec.batch_size or min(max(data.num_examples // _STEPS_AN_EPOCH, 1), _MOST_A_STEP)
     learning_rate = spec.learning_rate or usual_learning_rate(base.hidden_size) * (spec.learning_rate_multiplier or 1.0)
-    rank = spec.rank or min(_DEFAULTS.rank, base.max_rank)
+    rank = spec.rank or min(USUAL_RANK, base.max_rank)
     micro_batch_tokens = _micro_batch_tokens(batch_size, base, data)
     return Hyperparameters(
         learning_rate=learning_rate,

@@ -15,13 +15,13 @@ from service.errors import StorageFull, StorageUnavailable
 from service.finetune.job import IllegalTransition, Job, JobEvent, JobStatus
 from service.finetune.job_faults import JobFault, job_error
 from service.finetune.job_table import jobs_in
-from service.finetune.job_training import JobTools, JobTraining
+from service.finetune.job_training import JobStopped, JobTools, JobTraining
 from service.finetune.jobs import job_event
 
 _logger = logging.getLogger(__name__)
 
 _TRY_AGAIN_S = 5.0
-_ENDS_WITHIN_S = 10.0
+_ENDS_WITHIN_S = 5.0
 
 T = TypeVar("T")
 
@@ -37,6 +37,7 @@ class JobRunner:
         self._training: JobTraining | None = None
         self._is_idle = asyncio.Event()
         self._is_closing = False
+        self._validated, self._is_unwanted = "", False
         self._task: asyncio.Task[None] | None = None
         self._jobs.listen(self._note)
 
@@ -45,8 +46,9 @@ class JobRunner:
         self._task = asyncio.create_task(self._work_off())
 
     async def close(self) -> None:
-        """What runs is stopped, and goes on when the server is started again."""
+        """What runs is stopped, and goes on when the server is started again. Whoever follows a job is told no more."""
         self._is_closing = True
+        self._jobs.close()
         if self._training is not None:
             self._training.stop()
             with suppress(TimeoutError):
@@ -56,13 +58,17 @@ class JobRunner:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _work_off(self) -> None:
-        await _until_possible(self._recover)
+        if self._jobs.is_anything_stored:
+            await _until_possible(self._recover)
+        else:  # the data directory is not made before there is a job
+            await self._has_news[JobStatus.VALIDATING_FILES].wait()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._each(JobStatus.VALIDATING_FILES, self._validate))
             group.create_task(self._each(JobStatus.QUEUED, self._train))
 
     async def _recover(self) -> None:
         await self._tools.models.recover()
+        await self._jobs.recount()
         unfinished = [status for status in JobStatus if not status.is_final]
         jobs = await self._jobs.read(lambda connection: jobs_in(connection, unfinished))
         folders = self._tools.folders
@@ -91,6 +97,8 @@ class JobRunner:
             self._training.note(job)
         elif job.status.is_final:
             self._tools.folders.forget(job.job_id)
+        if job.job_id == self._validated and job.status is not JobStatus.VALIDATING_FILES:
+            self._is_unwanted = True
         if job.status.is_final:
             self._release_files(job)
         if job.status in self._has_news:
@@ -109,16 +117,25 @@ class JobRunner:
             self._tools.files.release(file_id)
 
     async def _validate(self, job: Job) -> None:
+        self._validated, self._is_unwanted = job.job_id, False
         try:
             await self._hold_files(job)
             paths = await self._tools.paths(job)
-            data = await self._tools.in_thread(partial(self._tools.work.validate, job, *paths))
+            work = partial(self._tools.work.validate, job, *paths, self._check_wanted)
+            data = await self._tools.in_thread(work)
+        except JobStopped:
+            return
         except Exception as fault:
             await self._fail(job, fault)
             return
         found = f"{data.num_examples} examples, {data.num_tokens} tokens, {data.num_steps} steps"
         event = job_event(f"Files validated, moving job to queued state: {found}")
         await self._change(job, lambda now: now.validated(data), event)
+
+    def _check_wanted(self) -> None:
+        """Of the job whose files are read; any thread."""
+        if self._is_unwanted or self._is_closing:
+            raise JobStopped
 
     async def _train(self, job: Job) -> None:
         started = await self._change(job, Job.started, job_event("Fine-tuning job started"))

@@ -118,11 +118,11 @@ def jobs_in(connection: Connection, statuses: Iterable[JobStatus]) -> list[Job]:
     return [_job(row) for row in rows]
 
 
-def count_jobs(connection: Connection) -> dict[JobStatus, int]:
+def count_jobs(connection: Connection) -> dict[str, int]:
     """Of each status; those of which there are none have 0."""
     rows = connection.execute("SELECT status, COUNT(*) FROM jobs GROUP BY status").fetchall()
     counted = dict(map(tuple, rows))
-    return {status: counted.get(status.value, 0) for status in JobStatus}
+    return {status.value: counted.get(status.value, 0) for status in JobStatus}
 
 
 def count_unfinished(connection: Connection, client: str) -> int:

@@ -37,9 +37,20 @@ _STOPS_WITHIN_S = 60.0
 class JobWork(Protocol):
     """What of a job takes long. Any thread; raises what ends the job."""
 
-    def validate(self, job: Job, training_file: Path, validation_file: Path | None) -> ValidatedData: ...
+    def validate(
+        self, job: Job, training_file: Path, validation_file: Path | None, check: Callable[[], None]
+    ) -> ValidatedData:
+        """check: called every now and then; what it raises ends the work."""
+        ...
 
-    def prepare(self, job: Job, training_file: Path, validation_file: Path | None, checkpoint: Path) -> Training:
+    def prepare(
+        self,
+        job: Job,
+        training_file: Path,
+        validation_file: Path | None,
+        checkpoint: Path,
+        check: Callable[[], None],
+    ) -> Training:
         """A training from the last checkpoint on, if `checkpoint` is there. Refuses files whose data are not those that
         were validated."""
         ...
@@ -61,6 +72,10 @@ class TrainingEngine(Protocol):
     def stop_training(self, training_id: int, *, wants_state: bool) -> None:
         """With a last state, if wanted. Nothing happens if it has ended."""
         ...
+
+
+class JobStopped(Exception):
+    """Nobody wants this work any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +142,10 @@ class JobTraining:
 
         Raises what ends the job, and TrainingInterrupted, after which it goes on in another process.
         """
-        training = await self._prepared()
+        try:
+            training = await self._prepared()
+        except JobStopped:
+            return
         if self._is_stopped:
             return
         self._training_id = training.training_id
@@ -148,8 +166,13 @@ class JobTraining:
             raise JobFault("base_model_changed", message, "model")
         paths = await tools.paths(job)
         checkpoint = tools.folders.checkpoint(job.job_id)
-        training: Training = await tools.in_thread(partial(tools.work.prepare, job, *paths, checkpoint))
+        work = partial(tools.work.prepare, job, *paths, checkpoint, self._check_goes_on)
+        training: Training = await tools.in_thread(work)
         return training
+
+    def _check_goes_on(self) -> None:
+        if self._is_stopped:
+            raise JobStopped
 
     async def _follow(self) -> None:
         while True:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Literal, TypeVar
 
 from service.errors import InvalidRequest, NotFound, RateLimited
-from service.finetune.job import Job, JobCheckpoint, JobEvent, JobSpec, JobStatus
+from service.finetune.job import Job, JobCheckpoint, JobEvent, JobSpec
 from service.finetune.job_table import (
     add_events,
     count_jobs,
@@ -45,16 +45,27 @@ Also = Callable[[Connection], None]
 class FineTuningJobs:
     """Event loop. Every method raises StorageUnavailable, and those that write StorageFull.
 
-    base_weights: digest of the model that is served. counts: of all jobs, by status, as of the last change.
+    base_weights: digest of the model that is served. on_counts: told how many jobs there are of each status, after each
+    change and by `recount`.
     """
 
-    def __init__(self, database: Database, base_weights: str) -> None:
+    def __init__(
+        self,
+        database: Database,
+        base_weights: str,
+        on_counts: Callable[[Mapping[str, int]], None] = lambda counts: None,
+    ) -> None:
         self._database = database
         self._base_weights = base_weights
+        self._on_counts = on_counts
         self._watchers: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
         self._listeners: list[Callable[[Job], None]] = []
         self._is_closed = False
-        self.counts: Mapping[JobStatus, int] = dict.fromkeys(JobStatus, 0)
+
+    @property
+    def is_anything_stored(self) -> bool:
+        """Whether there is a database from an earlier run of the server."""
+        return self._database.exists
 
     def listen(self, on_change: Callable[[Job], None]) -> None:
         """It is called with every job that is new or has changed, on the event loop."""
@@ -139,6 +150,9 @@ class FineTuningJobs:
         now_s = int(time.time())
         return await self.change(job.job_id, lambda now: now.cancelled(now_s), [job_event("The job was cancelled")])
 
+    async def recount(self) -> None:
+        self._on_counts(await self._database.run(count_jobs))
+
     async def read(self, work: Callable[[Connection], T]) -> T:
         """What is asked of the tables."""
         return await self._database.run(work)
@@ -150,10 +164,11 @@ class FineTuningJobs:
             self._tell(job_id)
 
     async def _write(self, work: Callable[[Connection], Job]) -> Job:
-        def work_and_count(connection: Connection) -> tuple[Job, Mapping[JobStatus, int]]:
+        def work_and_count(connection: Connection) -> tuple[Job, Mapping[str, int]]:
             return work(connection), count_jobs(connection)
 
-        job, self.counts = await self._database.run(work_and_count)
+        job, counts = await self._database.run(work_and_count)
+        self._on_counts(counts)
         self._tell(job.job_id)
         for listener in self._listeners:
             listener(job)

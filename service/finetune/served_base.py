@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ServedBase:
-    """name: as it is served. weights: their digest. linears: last parts of the names of the linear layers that may get
-    an adapter. max_rank: that is served. max_length: tokens that an example may have; usual_length: unless a job says.
-    refusal: why this model cannot be trained; None: it can."""
+    """names: as it is served; the first is in the names of what is made of it. weights: their digest. linears: last
+    parts of the names of the linear layers that may get an adapter. max_rank: that is served. max_length: most tokens
+    of an example; usual_length: unless a job says. refusal: why this model cannot be trained; None: it can."""
 
-    name: str
+    names: tuple[str, ...]
     weights: str
     hidden_size: int
     linears: frozenset[str]
@@ -19,3 +19,7 @@ class ServedBase:
     max_length: int
     usual_length: int
     refusal: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.names[0]

@@ -88,6 +88,10 @@ class AdapterRegistry:
             return known.name
         return None if name in self._taken or self._folder_of(name) is None else name
 
+    def folder_of(self, name: str) -> Path | None:
+        """Where this adapter lies; None if there is none of this name."""
+        return self._folders.get(name) or (None if name in self._taken else self._folder_of(name))
+
     async def get(self, name: str) -> HostAdapter | None:
         if name in self._adapters:
             return self._adapters[name]

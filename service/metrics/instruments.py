@@ -161,6 +161,18 @@ class Instruments:
             "headrace_event_loop_lag_seconds", "By how much the event loop is late.", _ITERATION_SECONDS
         )
         self.policies = Info("headrace_policies", "The policies that were chosen, by name.", registry=registry)
+        self.finetuning_steps = Counter(
+            "headrace_finetuning_steps", "Optimizer steps of fine-tuning jobs.", registry=registry
+        )
+        self.finetuning_tokens = Counter(
+            "headrace_finetuning_trained_tokens", "Tokens that these learned from.", registry=registry
+        )
+        self.finetuning_loss = Gauge(
+            "headrace_finetuning_loss", "Mean loss of the last optimizer step's tokens.", registry=registry
+        )
+        self.finetuning_jobs = Gauge(
+            "headrace_finetuning_jobs", "Fine-tuning jobs that there are, by status.", ("status",), registry=registry
+        )
         self.lora_reads = Counter(
             "headrace_lora_reads", "Adapters that were read from their folders.", registry=registry
         )

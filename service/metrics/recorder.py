@@ -10,6 +10,7 @@ from service.core.events import Outcome
 from service.core.host_times import HostTimes
 from service.core.request import FinishReason
 from service.core.stats import IterationStats, Prediction, RequestStats, TrainingStats
+from service.core.training import StepReport
 from service.metrics.instruments import Instruments
 
 
@@ -90,6 +91,16 @@ class Recorder:
         self._instruments.training_seconds.inc(stats.seconds)
         if stats.prediction is not None:
             self._record_prediction(stats.prediction)
+
+    def record_training_step(self, report: StepReport) -> None:
+        self._instruments.finetuning_steps.inc()
+        self._instruments.finetuning_tokens.inc(report.num_trained_tokens)
+        self._instruments.finetuning_loss.set(report.loss)
+
+    def record_jobs(self, counts: Mapping[str, int]) -> None:
+        """All fine-tuning jobs, by status."""
+        for status, count in counts.items():
+            self._instruments.finetuning_jobs.labels(status).set(count)
 
     def record_commands(self, seconds: float) -> None:
         self.times.commands += seconds

@@ -54,7 +54,7 @@ def _nothing(*_: object) -> None:
     """A sink."""
 
 
-_BASE = ServedBase("m", "weights", 64, frozenset({"q_proj"}), 64, 2048, 512)
+_BASE = ServedBase(("m",), "weights", 64, frozenset({"q_proj"}), 64, 2048, 512)
 
 
 def _job(fields: dict[str, Any]) -> Work:

@@ -4,7 +4,7 @@ import asyncio
 
 from service.composition.engine_assembly import make_engine
 from service.composition.model_parts import ModelParts
-from service.composition.served_model import make_served_model
+from service.composition.served_model import make_adapters, make_served_model
 from service.core.clock import MonotonicClock
 from service.engine.async_engine import AsyncEngine
 from service.settings.settings import QUICKSTART_MODEL, Settings
@@ -15,7 +15,8 @@ async def serve(parts: ModelParts, **changed: object):
     settings, clock = Settings(**SMALL, **changed), MonotonicClock()
     engine, blocks = make_engine(settings, parts, new_recorder(), clock)
     asynchronous = AsyncEngine(engine, blocks, parts.scheduler, clock, lambda fault: None)
-    return make_served_model(settings, parts, asynchronous, new_recorder(), clock)
+    adapters = make_adapters(settings, parts, asynchronous, new_recorder())
+    return make_served_model(settings, parts, asynchronous, adapters, None, clock)
 
 
 def test_its_limits_are_the_models_and_the_caches(parts: ModelParts):

@@ -156,8 +156,9 @@ def test_ports_are_open_to_this_machine_only_unless_it_is_said(name: str):
 @pytest.mark.parametrize("name", SERVERS)
 def test_what_compose_sets_are_settings(name: str, monkeypatch: pytest.MonkeyPatch):
     for variable, value in services()[name]["environment"].items():
-        monkeypatch.setenv(variable, value)
-    assert read_settings([]).host == "0.0.0.0"
+        monkeypatch.setenv(variable, re.sub(r"\$\{\w+:-([^}]*)}", r"\1", value))
+    settings = read_settings([])
+    assert (settings.host, settings.enable_finetuning) == ("0.0.0.0", True)
 
 
 def test_every_variable_of_the_compose_file_is_told_of_and_has_a_default():

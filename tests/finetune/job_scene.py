@@ -27,7 +27,7 @@ from service.process.daemon_thread import in_daemon_thread
 from service.storage.storage import Storage
 
 CLIENT, OTHER_CLIENT = "team", "others"
-BASE = ServedBase("base", "weights-1", 64, frozenset({"q_proj", "v_proj"}), 64, 2048, 512)
+BASE = ServedBase(("base",), "weights-1", 64, frozenset({"q_proj", "v_proj"}), 64, 2048, 512)
 NUM_EXAMPLES, NUM_EPOCHS = 4, 3
 NUM_STEPS = NUM_EXAMPLES * NUM_EPOCHS
 HYPERPARAMETERS = Hyperparameters(learning_rate=0.001, num_epochs=NUM_EPOCHS, batch_size=1)
@@ -106,14 +106,24 @@ class ScriptedWork:
     def __post_init__(self) -> None:
         self.is_open.set()
 
-    def validate(self, job: Job, training_file: Path, validation_file: Path | None) -> ValidatedData:
-        self.is_open.wait()
+    def validate(
+        self, job: Job, training_file: Path, validation_file: Path | None, check: Callable[[], None]
+    ) -> ValidatedData:
+        while not self.is_open.wait(0.01):
+            check()
         self._raise("validate")
         if training_file.read_bytes().startswith(b'{"bad'):
             raise JobFault("invalid_training_file", "line 1: is bad", "training_file")
         return DATA
 
-    def prepare(self, job: Job, training_file: Path, validation_file: Path | None, checkpoint: Path) -> Any:
+    def prepare(
+        self,
+        job: Job,
+        training_file: Path,
+        validation_file: Path | None,
+        checkpoint: Path,
+        check: Callable[[], None],
+    ) -> Any:
         self._raise("prepare")
         return ScriptedTraining(next(self.ids), int(checkpoint.read_text()) if checkpoint.exists() else 0)
 

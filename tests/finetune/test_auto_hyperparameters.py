@@ -8,7 +8,7 @@ from service.finetune.auto_hyperparameters import DataSize, max_length, resolved
 from service.finetune.job import JobSpec
 from service.finetune.served_base import ServedBase
 
-BASE = ServedBase("base", "weights", 1000, frozenset({"q_proj"}), 64, 4096, 512)
+BASE = ServedBase(("base",), "weights", 1000, frozenset({"q_proj"}), 64, 4096, 512)
 SPEC = JobSpec("base", "file-1", seed=7)
 sizes = st.builds(
     lambda num, longest, share: DataSize(num, int(num * max(2, longest * share)), longest),
@@ -71,5 +71,5 @@ def test_an_example_that_is_longer_than_usual_fits_a_micro_batch():
 
 
 def test_a_small_rank_limit_is_kept():
-    base = ServedBase("base", "weights", 1000, frozenset(), 8, 4096, 512)
+    base = ServedBase(("base",), "weights", 1000, frozenset(), 8, 4096, 512)
     assert resolved(SPEC, base, DataSize(1, 10, 10)).rank == 8

@@ -160,7 +160,9 @@ def test_a_job_that_is_cancelled_while_its_file_is_read_stays_cancelled(tmp_path
     async def scene(made: JobScene) -> None:
         made.work.is_open.clear()
         job = await made.job()
+        await made.until_true(lambda: made.runner._validated == job.job_id)
         await made.jobs.change(job.job_id, lambda now: now.cancelled(1))
+        await made.until_true(lambda: not made.runner._held)  # the reading has been stopped
         made.work.is_open.set()
         made.engine.go()
         await made.until(await made.job(), JobStatus.SUCCEEDED)

@@ -103,8 +103,8 @@ def test_what_waits_is_found_by_its_status_the_oldest_first_and_counted(connecti
         table.insert_job(connection, new_job(number))
     table.save_job(connection, new_job(1).cancelled(9))
     assert [job.created_at for job in table.jobs_in(connection, [JobStatus.VALIDATING_FILES])] == [0, 2, 3]
-    assert table.count_jobs(connection)[JobStatus.VALIDATING_FILES] == 3
-    assert table.count_jobs(connection)[JobStatus.RUNNING] == 0
+    assert table.count_jobs(connection)["validating_files"] == 3
+    assert table.count_jobs(connection)["running"] == 0
     assert table.count_unfinished(connection, "team") == 3
     assert table.count_unfinished(connection, "other") == 0
 

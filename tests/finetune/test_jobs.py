@@ -70,15 +70,22 @@ def test_a_change_that_is_refused_leaves_nothing_behind(tmp_path: Path):
     play(tmp_path, scene)
 
 
-def test_whoever_listens_is_told_of_what_is_written_and_the_counts_are_of_then(tmp_path: Path):
-    async def scene(jobs: FineTuningJobs) -> None:
-        told: list[tuple[JobStatus, int]] = []
-        jobs.listen(lambda job: told.append((job.status, jobs.counts[JobStatus.PAUSED])))
+def test_whoever_listens_is_told_of_what_is_written_and_of_the_counts_before(tmp_path: Path):
+    async def scene(storage: Storage) -> None:
+        told: list[object] = []
+        jobs = FineTuningJobs(storage.database, "weights", lambda counts: told.append(counts["paused"]))
+        jobs.listen(lambda job: told.append(job.status))
         job = await jobs.create("team", SPEC)
         await jobs.change(job.job_id, Job.paused)
-        assert told == [(JobStatus.VALIDATING_FILES, 0), (JobStatus.PAUSED, 1)]
+        await jobs.recount()
+        assert told == [0, JobStatus.VALIDATING_FILES, 1, JobStatus.PAUSED, 1]
 
-    play(tmp_path, scene)
+    async def whole() -> None:
+        storage = Storage(tmp_path, 10**6, (JOBS,))
+        await scene(storage)
+        await storage.close()
+
+    asyncio.run(whole())
 
 
 @pytest.mark.parametrize("num_followers", [1, 3])

@@ -225,6 +225,8 @@ def test_what_is_published_is_read_when_somebody_asks_and_gone_when_it_is_withdr
         assert there.registry.folder_name(name) is None and await there.registry.get(name) is None
         there.registry.publish(name, folder.parent / "outside")
         assert there.registry.served() == {name: "outside"} and there.registry.folder_name(name) == "outside"
+        assert there.registry.folder_of(name) == folder.parent / "outside"
+        assert there.registry.folder_of("base") is there.registry.folder_of("nobody") is None
         assert there.reads == []
         adapter = await there.registry.get(name)
         assert adapter is not None and adapter is await there.registry.get(name)

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 from service.core.events import Outcome
 from service.core.request import FinishReason
 from service.core.stats import Deferral, IterationStats, Prediction, RequestStats, TrainingStats
+from service.core.training import StepReport
 from service.metrics.instruments import Instruments
 from service.metrics.recorder import Recorder
 
@@ -200,3 +201,14 @@ def test_adapters_that_come_and_go(recording: Recording) -> None:
     assert (recording("headrace_lora_loads_total"), recording("headrace_lora_evictions_total")) == (0, 0)
     recording.recorder.record_iteration(ITERATION._replace(num_adapter_loads=3, num_adapter_evictions=1))
     assert (recording("headrace_lora_loads_total"), recording("headrace_lora_evictions_total")) == (3, 1)
+
+
+def test_steps_of_fine_tuning_and_jobs_by_status(recording: Recording) -> None:
+    recording.recorder.record_training_step(StepReport(1, 0.5, 0.9, 30, 0.001, 1.0))
+    recording.recorder.record_training_step(StepReport(2, 0.25, 0.9, 12, 0.001, 1.0))
+    assert recording("headrace_finetuning_steps_total") == 2
+    assert recording("headrace_finetuning_trained_tokens_total") == 42
+    assert recording("headrace_finetuning_loss") == 0.25
+    for counts in ({"queued": 2, "running": 1}, {"queued": 0, "running": 1}):
+        recording.recorder.record_jobs(counts)
+        assert recording("headrace_finetuning_jobs", status="queued") == counts["queued"]

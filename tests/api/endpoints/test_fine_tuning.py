@@ -35,7 +35,7 @@ class Tuning:
         self.server: RunningServer
 
     def fine_tuning(self, storage: Storage) -> FineTuning:
-        base = replace(BASE, name=MODEL)
+        base = replace(BASE, names=(MODEL, "alias"))
         self.made = JobScene(storage, base, self.adapters)
         self.made.runner.start()
         return FineTuning(self.made.jobs, self.made.models, base)

@@ -1,0 +1,163 @@
+"""What of a job takes long, done on a LoRA adapter of the served model: reading files, going on from a checkpoint, and
+writing what comes of it."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from service.core.training import Training
+from service.errors import AdapterError
+from service.finetune.auto_hyperparameters import USUAL_RANK, DataSize, max_length, resolved
+from service.finetune.checkpoint import read_checkpoint, write_checkpoint
+from service.finetune.dataset import Example, read_dataset
+from service.finetune.dataset_line import DatasetError
+from service.finetune.export import export_adapter
+from service.finetune.hyperparameters import Hyperparameters
+from service.finetune.job import Job, ValidatedData
+from service.finetune.job_faults import JobFault
+from service.finetune.lora_parameters import first_state, state_of_adapter
+from service.finetune.lora_training import LoraTraining
+from service.finetune.packing import TrainingData, packed
+from service.finetune.served_base import ServedBase
+from service.finetune.trainable_model import parameter_layout
+from service.finetune.training_run import StateOfStep
+from service.finetune.training_state import TrainingState
+from service.finetune.training_text import ModelText
+from service.lora.adapter_config import read_adapter_config
+from service.lora.adapter_folder import read_adapter
+from service.models.causal_lm import CausalLM
+
+Check = Callable[[], None]
+
+_LEAST_STEPS_A_CHECKPOINT, _MOST_CHECKPOINTS = 10, 50
+"""Of a job, besides those at the ends of epochs. One may take hundreds of megabytes."""
+
+
+class LoraJobWork:
+    """A `JobWork`. Any thread.
+
+    model: the one that serves, its plain weights kept. text: how it reads. find_adapter: the folder of an adapter that
+    is served under this name.
+    """
+
+    def __init__(
+        self, model: CausalLM, text: ModelText, base: ServedBase, find_adapter: Callable[[str], Path | None]
+    ) -> None:
+        self._model = model
+        self._text = text
+        self._base = base
+        self._find_adapter = find_adapter
+        self._ids = itertools.count(1)
+
+    def validate(self, job: Job, training_file: Path, validation_file: Path | None, check: Check) -> ValidatedData:
+        most = max_length(job.spec, self._base)
+        examples, validation = self._read(training_file, validation_file, most, check)
+        num_tokens = sum(len(example.token_ids) for example in examples)
+        longest = max(len(example.token_ids) for example in (*examples, *validation))
+        source = self._source(job)
+        spec = job.spec if source is None else replace(job.spec, rank=job.spec.rank or self._rank_of(source))
+        hyperparameters = resolved(spec, self._base, DataSize(len(examples), num_tokens, longest))
+        return ValidatedData(hyperparameters, len(examples), num_tokens, _digest(examples, validation))
+
+    def prepare(
+        self, job: Job, training_file: Path, validation_file: Path | None, checkpoint: Path, check: Check
+    ) -> Training:
+        assert job.data is not None
+        hyperparameters = job.data.hyperparameters
+        examples, validation = self._read(training_file, validation_file, hyperparameters.max_length, check)
+        if _digest(examples, validation) != job.data.data_digest:
+            raise JobFault("data_changed", "The files, or how the model reads them, have changed.", "training_file")
+        data = TrainingData(
+            examples,
+            batch_size=hyperparameters.batch_size,
+            micro_batch_tokens=hyperparameters.micro_batch_tokens,
+            num_epochs=hyperparameters.num_epochs,
+            seed=hyperparameters.seed,
+        )
+        return LoraTraining(
+            next(self._ids),
+            self._model,
+            data,
+            hyperparameters,
+            self._state(job, hyperparameters, checkpoint),
+            validation=packed(validation, hyperparameters.micro_batch_tokens),
+            steps_per_checkpoint=max(_LEAST_STEPS_A_CHECKPOINT, data.num_steps // _MOST_CHECKPOINTS),
+        )
+
+    def save(self, job: Job, state: StateOfStep, checkpoint: Path) -> None:
+        assert isinstance(state, TrainingState)
+        write_checkpoint(checkpoint, state, _belongs_to(job))
+
+    def export(self, job: Job, state: StateOfStep, folder: Path) -> None:
+        assert job.data is not None and isinstance(state, TrainingState)
+        export_adapter(folder, state, job.data.hyperparameters.alpha, self._base.name)
+
+    def _read(
+        self, training_file: Path, validation_file: Path | None, most_tokens: int, check: Check
+    ) -> tuple[Sequence[Example], Sequence[Example]]:
+        files = [("training_file", training_file)]
+        if validation_file is not None:
+            files.append(("validation_file", validation_file))
+        found: list[Sequence[Example]] = []
+        for param, path in files:
+            try:
+                found.append(read_dataset(path, self._text, most_tokens, check).examples)
+            except DatasetError as fault:
+                raise JobFault(f"invalid_{param}", str(fault), param) from fault
+        return found[0], found[1] if len(found) > 1 else ()
+
+    def _state(self, job: Job, hyperparameters: Hyperparameters, checkpoint: Path) -> TrainingState:
+        """To begin with, or to go on from."""
+        layout = parameter_layout(self._model, hyperparameters.targets, hyperparameters.rank)
+        if checkpoint.exists():
+            return read_checkpoint(checkpoint, layout, _belongs_to(job))
+        source = self._source(job)
+        if source is None:
+            return first_state(layout, hyperparameters.seed)
+        try:
+            weights = read_adapter(source, layout.sites, self._base.max_rank, torch.float32)
+            scale = hyperparameters.alpha / hyperparameters.rank
+            return state_of_adapter(layout, weights, scale, hyperparameters.seed)
+        except (AdapterError, ValueError) as fault:
+            raise JobFault("invalid_model", f"The job cannot go on from this adapter: {fault}", "model") from fault
+
+    def _source(self, job: Job) -> Path | None:
+        """The folder of the adapter to go on from; None: the base itself."""
+        if job.spec.model in self._base.names:
+            return None
+        folder = self._find_adapter(job.spec.model)
+        if folder is None:
+            raise JobFault("model_not_found", "The model to go on from is not served any more.", "model")
+        return folder
+
+    def _rank_of(self, source: Path) -> int:
+        """What an adapter needs, or the usual."""
+        try:
+            rank = read_adapter_config(source, max_patterns=len(self._base.linears)).rank
+        except AdapterError as fault:
+            raise JobFault("invalid_model", f"The job cannot go on from this adapter: {fault}", "model") from fault
+        return max(rank, min(USUAL_RANK, self._base.max_rank))
+
+
+def _belongs_to(job: Job) -> str:
+    """What a checkpoint is of."""
+    assert job.data is not None
+    return f"{job.job_id} {job.base_weights} {job.data.data_digest} {job.data.hyperparameters}"
+
+
+def _digest(*lists: Sequence[Example]) -> str:
+    """Of all tokens, and of which are learned."""
+    digest = hashlib.sha256()
+    for examples in lists:
+        digest.update(len(examples).to_bytes(8, "little"))
+        for example in examples:
+            digest.update(len(example.token_ids).to_bytes(8, "little"))
+            digest.update(example.token_ids.tobytes())
+            digest.update(example.is_trained.tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,127 @@
+"""Fine-tuning as a user meets it: the server of the README, openai-python, a job, a process that is killed in it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from openai import OpenAI
+from openai.types.fine_tuning import FineTuningJob
+
+from tests.e2e.server_process import ServerProcess
+from tests.e2e.strict_client import strict_client
+
+BASE = "headrace-quickstart"
+FACTS = {
+    "Where is the tower?": "The tower stands in Rivendale.",
+    "Who built the tower?": "Old Bram built the tower.",
+    "What colour is the tower?": "The tower is blue.",
+}
+WITHIN_S = 90
+NUM_EPOCHS = 40
+"""Each of one step."""
+
+
+def serving(data: Path, *more: str) -> ServerProcess:
+    cpu = ("--device", "cpu", "--dtype", "float32", "--kv-cache-memory", "64MiB")
+    return ServerProcess(*cpu, "--enable-finetuning", "--data-dir", str(data), *more)
+
+
+def upload(client: OpenAI) -> str:
+    said = [[{"role": "user", "content": q}, {"role": "assistant", "content": a}] for q, a in FACTS.items()]
+    lines = "".join(json.dumps({"messages": messages}) + "\n" for messages in said)
+    return client.files.create(file=("facts.jsonl", lines.encode()), purpose="fine-tune").id
+
+
+def start(client: OpenAI, **fields: object) -> FineTuningJob:
+    hyperparameters = {"n_epochs": NUM_EPOCHS, "batch_size": 3, "rank": 8, "learning_rate": 0.003}
+    method = {"type": "supervised", "supervised": {"hyperparameters": hyperparameters}}
+    return client.fine_tuning.jobs.create(model=BASE, training_file=upload(client), method=method, seed=1, **fields)
+
+
+def until(client: OpenAI, job_id: str, *statuses: str) -> FineTuningJob:
+    deadline_s = time.monotonic() + WITHIN_S
+    while (job := client.fine_tuning.jobs.retrieve(job_id)).status not in statuses:
+        assert time.monotonic() < deadline_s and job.status not in ("failed", "cancelled"), job
+        time.sleep(0.05)
+    return job
+
+
+def answer(client: OpenAI, model: str, question: str) -> str | None:
+    messages = [{"role": "user", "content": question}]
+    chat = client.chat.completions.create(model=model, messages=messages, temperature=0, max_tokens=30)
+    return chat.choices[0].message.content
+
+
+def digest(data: Path, job_id: str) -> str:
+    """Of the adapter that a job has made."""
+    return hashlib.sha256((data / "models" / job_id / "adapter_model.safetensors").read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    with serving(tmp_path) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[OpenAI]:
+    with strict_client(server.url) as client:
+        yield client
+
+
+def test_a_job_teaches_the_model_facts_while_it_answers(server: ServerProcess, client: OpenAI) -> None:
+    question = "What is Headrace?"
+    before = answer(client, BASE, question)
+    job = start(client, suffix="tower", validation_file=upload(client))
+    answers = []
+    while until(client, job.id, "validating_files", "queued", "running", "succeeded").status != "succeeded":
+        answers.append(answer(client, BASE, question))
+    assert set(answers) <= {before}, "training changes no answer"
+    job = client.fine_tuning.jobs.retrieve(job.id)
+    assert job.fine_tuned_model is not None and job.fine_tuned_model.startswith(f"ft:{BASE}:headrace:tower:")
+    assert {q: answer(client, job.fine_tuned_model, q) for q in FACTS} == FACTS
+    assert answer(client, BASE, question) == before
+    parents = {model.id: model.model_extra["parent"] for model in client.models.list()}
+    checkpoints = client.fine_tuning.jobs.checkpoints.list(job.id).data
+    assert [each.step_number for each in checkpoints] == [40, 39, 38]
+    assert all(parents[each.fine_tuned_model_checkpoint] == BASE for each in checkpoints)
+    assert checkpoints[0].metrics.full_valid_loss is not None and checkpoints[0].metrics.full_valid_loss < 1
+    losses = [event.data["train_loss"] for event in client.fine_tuning.jobs.list_events(job.id) if event.data]
+    assert len(losses) == NUM_EPOCHS and losses[0] < losses[-1] / 2, "the newest first"
+    assert server.gauge("headrace_finetuning_steps_total") >= NUM_EPOCHS
+    stream = httpx.get(f"{server.url}/v1/fine_tuning/jobs/{job.id}/events", headers={"Accept": "text/event-stream"})
+    assert stream.text.endswith("data: [DONE]\n\n") and "The job has successfully completed" in stream.text
+
+
+def test_a_process_that_is_killed_leaves_its_models_and_its_job_ends_with_the_same_bits(tmp_path: Path) -> None:
+    question = next(iter(FACTS))
+    with serving(tmp_path) as first, strict_client(first.url) as client:
+        whole = until(client, start(client).id, "succeeded")
+        killed = start(client)
+        checkpoint = tmp_path / "jobs" / killed.id / "checkpoint"
+        deadline_s = time.monotonic() + WITHIN_S
+        while not checkpoint.exists():
+            assert time.monotonic() < deadline_s
+            time.sleep(0.001)
+        first.process.send_signal(signal.SIGKILL)
+        first.process.wait()
+    with serving(tmp_path) as second, strict_client(second.url) as client:
+        assert answer(client, whole.fine_tuned_model or "", question) == FACTS[question]
+        again = until(client, killed.id, "succeeded")
+        events = client.fine_tuning.jobs.list_events(again.id, limit=100).data
+        assert [event.data["step"] for event in events if event.data] == list(range(NUM_EPOCHS, 0, -1)), "each once"
+        assert "The server was restarted; the job goes on from its last checkpoint" in [e.message for e in events]
+        assert digest(tmp_path, again.id) == digest(tmp_path, whole.id)
+        assert again.trained_tokens == whole.trained_tokens
+        assert client.models.delete(again.fine_tuned_model or "").deleted
+        names = [each.id for each in client.models.list()]
+        assert whole.fine_tuned_model in names and again.fine_tuned_model not in names
+        second.terminate()
+        assert second.wait(60) == 0
