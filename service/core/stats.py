@@ -70,6 +70,8 @@ class IterationStats(NamedTuple):
     num_dropped, num_swapped: requests preempted while deciding, to be recomputed or to return from the host.
     prefix_queried_tokens, prefix_hit_tokens: prompt tokens that started with this iteration, and those of them that
     the prefix cache held. swapped_blocks: blocks whose transfer, either way, began.
+    num_arena_returns: KV blocks of a training that requests took back since the last iteration was decided, so many
+    times; num_micro_batches_lost: how many of these had a micro-batch under way.
     num_adapter_loads: adapters that were copied to the device for it. num_adapter_evictions: adapters that had to leave
     the device since the last iteration was decided, because slots or blocks were short.
     schedule_s, launch_s, wait_s, apply_s: host seconds spent deciding it, launching it, waiting for its result (which
@@ -102,6 +104,8 @@ class IterationStats(NamedTuple):
     num_adapter_loads: int = 0
     num_adapter_evictions: int = 0
     deferrals: tuple[Deferral, ...] = ()
+    num_arena_returns: int = 0
+    num_micro_batches_lost: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +175,7 @@ class EngineSnapshot(NamedTuple):
     waiting_tokens: tokens that the waiting requests still have to compute. distinct_waiting_tokens: those of a
     beginning that several of their prompts share counted once.
     kv_tokens: tokens that the used blocks hold; a shared block's tokens count once.
-    used_blocks: with those of adapters.
+    used_blocks: with those of adapters. arena_blocks: of the others, those that a training has; requests can have them.
     num_failed_in_a_row: iterations that have failed since the last one that gave some request something.
     """
 
@@ -187,3 +191,4 @@ class EngineSnapshot(NamedTuple):
     num_failed_in_a_row: int = 0
     distinct_waiting_tokens: int = 0
     adapters: AdapterUse = NO_ADAPTERS
+    arena_blocks: int = 0

@@ -37,15 +37,19 @@ class LiveTraining:
                 training.layer_steps_per_iteration,
                 training.layer_steps_left,
             )
-            self._executor.add_training(training)
+            num_blocks = self._executor.add_training(training)
         except Exception as fault:
             tell_end(listener, fault)
             return
         self._live = _Live(training_id, listener)
-        if training.is_over:
-            self._end(None)
+        try:
+            if not training.is_over:
+                self._turns.start(training_id, num_steps, left or num_steps, num_blocks)
+        except Exception as fault:
+            self._end(fault)
         else:
-            self._turns.start(training_id, num_steps, left or num_steps)
+            if training.is_over:
+                self._end(None)
 
     def apply(self, outcome: TrainingOutcome) -> None:
         """What came of the oldest share that runs; nothing happens if its training has ended."""

@@ -42,8 +42,9 @@ class TrainingExecutor(Protocol):
     """Carries on the trainings that plans have shares of. Called from the engine thread only, and for `remove_training`
     and `training_state` while no iteration runs, or the executor has failed."""
 
-    def add_training(self, training: Training) -> None:
-        """Plans may have shares of it from now on."""
+    def add_training(self, training: Training) -> int:
+        """Plans may have shares of it from now on. Returns how many KV blocks it needs, neighbours, whenever it
+        computes."""
         ...
 
     def remove_training(self, training_id: int) -> None:

@@ -156,6 +156,8 @@ class StepRecord:
             is_replayed=result.is_replayed,
             num_adapter_loads=tally.num_adapter_loads,
             num_adapter_evictions=tally.num_adapter_evictions,
+            num_arena_returns=tally.num_arena_returns,
+            num_micro_batches_lost=tally.num_micro_batches_lost,
             deferrals=tuple(tally.deferrals),
         )
 

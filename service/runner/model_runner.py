@@ -53,7 +53,7 @@ class ModelRunner:
         self.max_num_seqs = max_num_seqs
         self.storage = storage
         self.transfer = KvTransfer(storage, host_blocks or PlainHostBlocks(storage.layout, 0, pinned=False))
-        self.trainings = Trainings(device, self.transfer)
+        self.trainings = Trainings(storage, self.transfer)
         self._block_size = storage.layout.block_size
         max_blocks = min(-(-max_model_len // self._block_size), storage.num_blocks)
         # Twice as many as run at once: one that has ended is released after the iteration that still had it.

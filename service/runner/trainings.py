@@ -8,7 +8,8 @@ from typing import Protocol
 import torch
 
 from service.core.iteration_result import IterationResult
-from service.core.training import Training, TrainingOutcome, TrainingShare
+from service.core.training import Arena, Training, TrainingOutcome, TrainingShare
+from service.runner.kv_storage import KvStorage
 from service.runner.kv_transfer import KvTransfer
 
 
@@ -16,17 +17,24 @@ class Trainings:
     """The engine's TrainingExecutor (service/engine/ports.py). A training that has failed has no more shares, and is
     there until it is removed. Engine thread only."""
 
-    def __init__(self, device: torch.device, transfer: KvTransfer) -> None:
-        self._is_gpu = device.type == "cuda"
+    def __init__(self, storage: KvStorage, transfer: KvTransfer) -> None:
+        self._is_gpu = storage.blocks.is_cuda
+        self._storage = storage
         self._transfer = transfer
         self._trainings: dict[int, Training] = {}
+        self._arenas: dict[int, Arena | None] = {}  # that they know of
         self._failed: set[int] = set()
 
-    def add_training(self, training: Training) -> None:
+    def add_training(self, training: Training) -> int:
         self._trainings[training.training_id] = training
+        self._arenas[training.training_id] = None
+        num_bytes = training.num_arena_bytes
+        return self._storage.layout.num_blocks_to_lend(num_bytes) if num_bytes else 0
 
     def remove_training(self, training_id: int) -> None:
-        self._trainings.pop(training_id, None)
+        training = self._trainings.pop(training_id, None)
+        if training is not None and self._arenas.pop(training_id) is not None:
+            training.use_memory(None)  # which is others' from now on
         self._failed.discard(training_id)
 
     @torch.inference_mode()
@@ -44,6 +52,7 @@ class Trainings:
         training, num_steps = self._trainings[training_id], 0
         fault: Exception | None = None
         try:
+            self._use_arena(training, share.arena)
             num_steps = training.advance(share.num_layer_steps)
         except Exception as raised:
             fault = raised
@@ -52,6 +61,12 @@ class Trainings:
         left = 0 if fault is not None else training.layer_steps_left
         outcome = TrainingOutcome(training_id, num_steps, 0.0, left, fault=fault)
         return LaunchedShare(self, self._transfer, outcome, training, watch)
+
+    def _use_arena(self, training: Training, arena: Arena | None) -> None:
+        if arena != self._arenas[training.training_id]:
+            self._arenas[training.training_id] = arena
+            memory = None if arena is None else self._storage.memory_of(arena.block_ids, training.num_arena_bytes)
+            training.use_memory(memory)
 
     def note_failure(self, training_id: int) -> None:
         """What was launched of it has failed."""

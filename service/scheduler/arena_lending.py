@@ -9,6 +9,7 @@ from __future__ import annotations
 from service.core.clock import Clock
 from service.core.iteration_plan import BlockCopy
 from service.core.training import Arena
+from service.errors import ServerError
 from service.kvcache.block_manager import BlockManager
 from service.scheduler.decision_tally import DecisionTally
 
@@ -33,9 +34,14 @@ class ArenaLending:
         self._paused_until_s = 0.0
 
     def begin(self, num_blocks: int, steps_each: int) -> None:
-        """A training needs so many blocks whenever it computes, no more than there are; 0 if none. steps_each: layer
-        steps of one of its micro-batches."""
-        assert num_blocks <= self._blocks.pool.num_blocks
+        """A training needs so many blocks whenever it computes, 0 if none. steps_each: layer steps of one of its
+        micro-batches. Raises ServerError if there are not as many."""
+        num_there = self._blocks.pool.num_blocks
+        if num_blocks > num_there:
+            raise ServerError(
+                f"A micro-batch takes {num_blocks} KV blocks, and there are {num_there}: kv-cache-memory is too small.",
+                code="out_of_memory",
+            )
         self._num_blocks, self._steps_each = num_blocks, steps_each
         self._pause_s, self._paused_until_s = FIRST_PAUSE_S, 0.0
 

@@ -7,9 +7,9 @@ from service.core.iteration_plan import PENDING_TOKEN_ID, IterationPlan
 from service.core.iteration_result import FinishedTransfer
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
-from service.core.training import TrainingShare
 from service.kvcache.block_manager import BlockManager
 from service.prediction.recovery_ledger import RecoveryLedger
+from service.scheduler.arena_lending import ArenaLending
 from service.scheduler.block_growth import BlockGrowth, Shortage
 from service.scheduler.decision_tally import DecisionTally
 from service.scheduler.decode_batch import DecodeBatch
@@ -58,7 +58,7 @@ class IterationScheduler:
         self.batch = DecodeBatch(blocks)
         self.ledger = ledger
         self.history = history
-        self.training = TrainingTurns(policies.training)
+        self.training = TrainingTurns(policies.training, ArenaLending(blocks, clock))
         self._chunk_budget = policies.chunk_budget
         self._clock = clock
         self._tally = DecisionTally()
@@ -84,21 +84,28 @@ class IterationScheduler:
     def _schedule_with_training(self) -> IterationPlan:
         """As `schedule`; a training has iterations of its own."""
         training, pool, now_s = self.training, self.pool, self._clock.now_s()
-        share = training.next_share(pool, now_s)
-        if share is not None:
+        training.lending.note_return(self._tally)
+        plan = self._plan_training(training.num_next(pool, now_s), now_s)
+        if not plan.is_empty:
             if pool.waiting and not pool.running:
                 self._start.let_wait("deferral")
-            return self._begin_training(share)
+            return plan
         self._tally.deferrals += training.looks_at(pool, now_s)
         plan = self._schedule_requests()
         if plan.is_empty and not pool.running:
-            return self._begin_training(training.idle_share(now_s))
+            return self._plan_training(training.num_idle(pool), now_s)
         training.follow(plan)
         return plan
 
-    def _begin_training(self, share: TrainingShare) -> IterationPlan:
+    def _plan_training(self, num_layer_steps: int, now_s: float) -> IterationPlan:
+        """Empty if there are none, or no memory for them."""
+        if num_layer_steps and self.training.lending.lacks_memory:
+            self.batch.dissolve(self.pool.running)  # their blocks may be in its way
+        turn = self.training.take(num_layer_steps, now_s) if num_layer_steps else None
+        if turn is None:
+            return IterationPlan(())
         self._launched.begin(LaunchedGroups(None, []))
-        return IterationPlan((), training=share)
+        return IterationPlan((), turn.copies, training=turn.share)
 
     def _schedule_requests(self) -> IterationPlan:
         shortage = self._growth.shortage()
@@ -225,6 +232,7 @@ class IterationScheduler:
                     unfilled += len(block_ids) * blocks.block_size - sequence.num_computed_tokens
                     last_blocks.add(block_ids[-1])
         num_used = blocks.pool.num_used - blocks.swap_space.num_departing - blocks.adapter_slots.num_blocks
+        num_used -= blocks.arena.num_blocks
         return max(0, num_used * blocks.block_size - unfilled)
 
     def _make_room(self, shortage: Shortage, draft: PlanDraft) -> bool:

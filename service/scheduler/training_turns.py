@@ -7,10 +7,11 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration_plan import BlockCopy, IterationPlan
 from service.core.stats import Deferral, Prediction
 from service.core.training import TrainingOutcome, TrainingShare
 from service.prediction.layer_step_time import LayerStepTime
+from service.scheduler.arena_lending import ArenaLending
 from service.scheduler.deferred_batching import TrainingPolicy
 from service.scheduler.request_pool import RequestPool
 
@@ -29,6 +30,13 @@ class _Piece(NamedTuple):
     predicted_s: float | None
 
 
+class TrainingTurn(NamedTuple):
+    """What a plan has of a training, and the copies that make room for it."""
+
+    share: TrainingShare
+    copies: tuple[BlockCopy, ...]
+
+
 class TrainingTurns:
     """The one training that may run, if any. Engine thread only.
 
@@ -38,8 +46,9 @@ class TrainingTurns:
     is_runnable: whether there is a training.
     """
 
-    def __init__(self, policy: TrainingPolicy) -> None:
+    def __init__(self, policy: TrainingPolicy, lending: ArenaLending) -> None:
         self._policy = policy
+        self.lending = lending
         self._training_id = 0
         self._time = LayerStepTime(1)
         self._steps_per_iteration = self._num_steps = self._left = 1
@@ -49,9 +58,13 @@ class TrainingTurns:
         self._newest = -1  # of the requests that a decision has looked at, by their order of arrival
         self._deferred_until_s = self._since_s = -math.inf
 
-    def start(self, training_id: int, layer_steps_per_iteration: int, layer_steps_left: int) -> None:
-        """It may run from now on. layer_steps_left: of its iteration."""
+    def start(
+        self, training_id: int, layer_steps_per_iteration: int, layer_steps_left: int, num_blocks: int = 0
+    ) -> None:
+        """It may run from now on. layer_steps_left: of its iteration. num_blocks: KV blocks that it computes in. Raises
+        ServerError if there are not as many."""
         assert not self.is_runnable
+        self.lending.begin(num_blocks, layer_steps_per_iteration)
         self._training_id = training_id
         self._time = LayerStepTime(layer_steps_per_iteration)
         self._steps_per_iteration = self._num_steps = layer_steps_per_iteration
@@ -62,24 +75,44 @@ class TrainingTurns:
         """It runs no more."""
         self.is_runnable, self._slack_s = False, 0.0
         self._pieces.clear()
+        self.lending.end()
 
     @property
     def predicted_s(self) -> float | None:
         """What the oldest piece that runs is predicted to take; None if that is not known, or none runs."""
         return self._pieces[0].predicted_s if self._pieces else None
 
-    def next_share(self, pool: RequestPool, now_s: float) -> TrainingShare | None:
-        """The layer steps that come next, before any request, and are launched; None if requests go first."""
+    def num_next(self, pool: RequestPool, now_s: float) -> int:
+        """How many layer steps come next, before any request; 0: requests go first."""
+        if not self._has_memory(pool):
+            return 0
         if pool.running:
-            num_steps = 0 if _newest(pool) > self._newest else min(self._num_within(self._slack_s), self._piece())
-            return self._take(num_steps, now_s) if num_steps else None
+            return 0 if _newest(pool) > self._newest else min(self._num_within(self._slack_s), self._piece())
         if pool.waiting and self._admits(pool, now_s):
-            return None
-        return self.idle_share(now_s)
+            return 0
+        return self._piece()
 
-    def idle_share(self, now_s: float) -> TrainingShare:
-        """Those that come next where no request runs or can start."""
-        return self._take(self._piece(), now_s)
+    def num_idle(self, pool: RequestPool) -> int:
+        """How many come next where no request runs or can start; 0: there is no memory for any."""
+        return self._piece() if self._has_memory(pool) else 0
+
+    def take(self, num_steps: int, now_s: float) -> TrainingTurn | None:
+        """They are launched. None: there is no place for its memory, after all. While it `lending.lacks_memory`, nobody
+        may be in the decode batch."""
+        is_anew = self.lending.lacks_memory
+        copies = self.lending.borrow()
+        if copies is None:
+            return None
+        if is_anew:  # a micro-batch under way is done again
+            self._left = self._num_steps
+        start = self._num_steps - self._left
+        predicted_s = self._time.predicted_s(start, num_steps)
+        self._pieces.append(_Piece(start, num_steps, num_steps == self._left, predicted_s))
+        self._pass(num_steps)
+        self._slack_s -= predicted_s or 0.0
+        if self._since_s == -math.inf:
+            self._since_s = now_s
+        return TrainingTurn(TrainingShare(self._training_id, num_steps, self.lending.use(num_steps)), tuple(copies))
 
     def looks_at(self, pool: RequestPool, now_s: float) -> Iterator[Deferral]:
         """Requests are looked at next: what those who came since the last time have waited for the training."""
@@ -118,15 +151,8 @@ class TrainingTurns:
         self._deferred_until_s = now_s
         return False
 
-    def _take(self, num_steps: int, now_s: float) -> TrainingShare:
-        start = self._num_steps - self._left
-        predicted_s = self._time.predicted_s(start, num_steps)
-        self._pieces.append(_Piece(start, num_steps, num_steps == self._left, predicted_s))
-        self._pass(num_steps)
-        self._slack_s -= predicted_s or 0.0
-        if self._since_s == -math.inf:
-            self._since_s = now_s
-        return TrainingShare(self._training_id, num_steps)
+    def _has_memory(self, pool: RequestPool) -> bool:
+        return self.lending.may_use(is_idle=len(pool) == 0)
 
     def _note_position(self, piece: _Piece, left: int) -> None:
         """After this piece so many steps were left. They may be fewer than of other iterations, as where validation

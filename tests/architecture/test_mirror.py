@@ -103,6 +103,7 @@ WITHOUT_A_SUBJECT = {
     "tests/engine/test_random_histories.py": "the engine under dense random traffic and settings of every kind",
     "tests/engine/test_seeded_adapter_faults.py": "the tests of engine, scheduler and kvcache",
     "tests/engine/test_seeded_faults.py": "the tests of engine, scheduler and kvcache",
+    "tests/engine/test_seeded_training_faults.py": "the tests of engine, scheduler and kvcache",
     "tests/engine/test_small_scope.py": "every short history of three requests",
     "tests/kernels/test_sm90_compile.py": "what the compiler makes of the larger kernels",
     "tests/loadtest/scenarios/test_every_scenario.py": "all of loadtest/scenarios",

@@ -14,11 +14,11 @@ class FaultyExecutor(ToyExecutor):
     """Fails as a whole in the given launches and waits. Then no transfer is told of that was under way, as
     service/engine/ports.py has it. Gives no token for the sequences in `unlucky`, nor in place of `failing_ids`.
 
-    An iteration whose wait fails has loaded no adapter.
+    An iteration whose wait fails has loaded no adapter, and copied nothing.
 
-    moving: ids of sequences on the move, by the engine. users: of those that run with an adapter, by its id. hit: of
-    the moving, of the sequences that were in an iteration that failed, and of those that run with an adapter that it
-    should have loaded.
+    moving: ids of sequences on the move, by the engine. users: of those that run with an adapter, by its id. holders:
+    of those that have some of these blocks. hit: of the moving, of the sequences that were in an iteration that failed,
+    of those that run with an adapter that it should have loaded, and of those with blocks that it should have filled.
     """
 
     def __init__(
@@ -35,6 +35,7 @@ class FaultyExecutor(ToyExecutor):
         super().__init__(num_blocks, block_size, vocabulary, transfer_delay)
         self.moving: Callable[[], list[int]] = list
         self.users: Callable[[int], list[int]] = lambda adapter_id: []
+        self.holders: Callable[[set[int]], list[int]] = lambda block_ids: []
         self._num_abandoned = 0
         self._num_never_waited = 0
         self.failing_waits = failing_waits
@@ -58,7 +59,7 @@ class FaultyExecutor(ToyExecutor):
             plan = replace(plan, transfers=())
         is_failing = self.num_waited in self.failing_waits
         try:
-            result = super().execute(replace(plan, adapter_loads=()) if is_failing else plan)
+            result = super().execute(replace(plan, adapter_loads=(), copies=()) if is_failing else plan)
         except Exception:
             self._abandon(plan)
             raise
@@ -79,5 +80,6 @@ class FaultyExecutor(ToyExecutor):
         self.hit |= {item.sequence_id for item in plan.scheduled} | set(plan.decodes.sequence_ids.tolist())
         self.hit |= set(self.moving())
         self.hit.update(*(self.users(load.adapter_id) for load in plan.adapter_loads))
+        self.hit.update(self.holders({copy.destination for copy in plan.copies}))
         self._in_flight.clear()
         self._num_abandoned = self.num_launched

@@ -225,6 +225,10 @@ class Harness:
         groups = [g for g in self.scheduler.pool.running if g.request.adapter is not None]
         return [s.sequence_id for g in groups if g.request.adapter.adapter_id == adapter_id for s in g.sequences]
 
+    def sequences_with(self, block_ids: set[int]) -> list[int]:
+        """Ids of those on the device that have any of these blocks."""
+        return [i for i, table in self.blocks._tables.items() if not block_ids.isdisjoint(table.block_ids)]
+
     def step(self) -> None:
         self.clock.advance(0.01)
         self.engine.step()
@@ -282,7 +286,7 @@ class Harness:
         assert 0 <= pool.waiting_tokens.distinct <= pool.waiting_tokens.total
         arrivals = [g.arrival_order for g in ordered]
         assert arrivals == sorted(arrivals), "order of arrival"
-        num_used = self.blocks.pool.num_used - self.blocks.adapter_slots.num_blocks
+        num_used = self.blocks.pool.num_used - self.blocks.adapter_slots.num_blocks - self.blocks.arena.num_blocks
         assert 0 <= self.scheduler.num_cached_tokens() <= num_used * self.blocks.block_size
         held: set[int] = set()
         running_plans = [launched.plan for launched in self.engine._launched]
@@ -296,6 +300,8 @@ class Harness:
             assert self.blocks.swap_space.num_used == 0
         self._check_sharing()
         self._check_prefix_cache()
+        if not self.scheduler.training.is_runnable:
+            assert self.blocks.arena.lent is None, "a training that is over has no memory"
         if self.toy.plans:
             assert self.toy.plans[-1].num_scheduled_tokens <= self.max_num_batched_tokens
 
@@ -325,8 +331,9 @@ class Harness:
         cache, executor = self.blocks._prefix_cache, self.executor
         if not (isinstance(cache, ChainedPrefixCache) and isinstance(executor, ToyExecutor)):
             return
+        arriving = {c.destination: c.source for launched in self.engine._launched for c in launched.plan.copies}
         for entry in cache._entries.values():
-            held = [cell for block_id in entry.block_ids for cell in executor.block(block_id)]
+            held = [cell for block_id in entry.block_ids for cell in executor.block(arriving.get(block_id, block_id))]
             assert held[0] is not None, "an entry's blocks are computed"
             _, first, *weights = held[0]
             assert first % cache.tokens_per_entry == 0
@@ -343,6 +350,7 @@ class Harness:
         scheduler, pool, blocks = self.scheduler, self.scheduler.pool, self.blocks
         assert not self.engine.has_work
         assert blocks.pool.num_used - blocks.adapter_slots.num_blocks == blocks.swap_space.num_used == 0
+        assert blocks.arena.lent is None
         assert blocks.adapter_slots.num_pinned_blocks == 0
         assert not (pool.num_waiting_by_adapter or pool.num_running_by_adapter)
         assert not (pool.waiting or pool.running or pool.preempted or pool._members)

@@ -92,9 +92,10 @@ class ScriptedTrainings:
         self.live: dict[int, Training] = {}
         self._failed: set[int] = set()
 
-    def add_training(self, training: Training) -> None:
+    def add_training(self, training: Training) -> int:
         assert training.training_id not in self.live
         self.live[training.training_id] = training
+        return 0
 
     def remove_training(self, training_id: int) -> None:
         self.live.pop(training_id, None)

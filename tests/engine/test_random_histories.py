@@ -8,23 +8,40 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from math import inf
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.core.events import Outcome
+from service.core.iteration_plan import IterationPlan
 from service.core.request import Request
 from service.errors import ServerError
 from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
-from service.scheduler import chunk_budget, decode_batch
+from service.scheduler import arena_lending, chunk_budget, decode_batch
 from service.scheduler.chunk_budget import FixedBudget, InPieces
+from service.scheduler.deferred_batching import DeferredBatching
 from tests.engine.faulty_executor import FaultyExecutor
 from tests.engine.harness import VOCABULARY, Harness
 from tests.engine.test_engine import SometimesSwap
 from tests.engine.toy_grammar import ToyGrammar, ToyMasker
+from tests.engine.toy_training import STEP_S, ToyListener, ToyTraining, number_after
 
 MOST_STEPS = 20_000
+
+
+class SlackAtTimes:
+    """Nobody waits for a training, and it has some time between iterations or none."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+
+    def admits(self, waited_s: float, step_s: float) -> bool:
+        return True
+
+    def slack_s(self, plan: IterationPlan) -> float:
+        return self._chance.choice([0.0, 3 * STEP_S, 9 * STEP_S])
 
 
 class History:
@@ -54,6 +71,7 @@ class History:
             budget,
             chance.choice([0, 0, 1, 2]),
             executor=self.executor,
+            trainings=self.executor,
             prefix_cache=NoPrefixCache() if chance.random() < 0.1 else cache,
             policy=chance.choice(["fcfs", "fcfs", "priority", "fair", "shares"]),
             admission=admission,
@@ -64,14 +82,19 @@ class History:
             chunk_budget=chance.choice([FixedBudget, InPieces])(budget),
             overlap=chance.random() < 0.65,
             masker=ToyMasker(VOCABULARY),
+            training=chance.choice([SlackAtTimes(chance), DeferredBatching(chance.choice([0.0, 0.05, 1.0, inf]))]),
         )
         self.executor.moving = self.harness.blocks.swap_space.moving_sequence_ids
         self.executor.users = self.harness.running_with
+        self.executor.holders = self.harness.sequences_with
         digests = [None, None, "twins"]
         self._adapters = [
             self.harness.adapter(chance.randint(1, max(1, num_blocks // 3)), chance.choice(digests))
             for _ in range(chance.choice([0, 0, 1, 2, 3, 6]))
         ]
+        trains, most = chance.random() < 0.8, chance.choice([0, 1, *(max(1, num_blocks // n) for n in (4, 2, 1))])
+        self.training = ToyTraining(1, chance.randint(1, 40), chance.randint(1, 9), most) if trains else None
+        self.listener = ToyListener()
         self.members: dict[str, set[int]] = {}
         self.touched: set[tuple[str, int | None]] = set()
         self._beginnings = [[chance.randint(0, 2) for _ in range(4 * block_size + 3)] for _ in range(3)]
@@ -82,19 +105,24 @@ class History:
 
     def play(self) -> None:
         chance, engine = self.chance, self.harness.engine
+        for _ in range(chance.choice([0, 3])):
+            self._step()  # a training may begin
         for _ in range(chance.choice([10, 40, 80])):
             for _ in range(int(chance.expovariate(1 / self._num_arriving))):
                 self._arrive()
             self._cancel_or_stop()
             self._step()
         for _ in range(MOST_STEPS):
-            if not engine.has_work:
+            if not engine.has_work and (self.training is None or self.training.is_over):
                 return
             self._cancel_or_stop()
             self._step()
         raise AssertionError("the engine does not come to an end")
 
     def _step(self) -> None:
+        if self.training is not None and not self.training.is_over and not self.harness.scheduler.training.is_runnable:
+            self.training.training_id += 1
+            self.harness.engine.training.start(self.training, self.listener)  # it goes on, whatever ended it
         self.harness.step()
         groups = self.harness.scheduler.pool.groups()
         assert not (self.reserves and any(group.num_preemptions for group in groups))
@@ -169,6 +197,11 @@ class History:
 
     def check_end(self) -> None:
         harness = self.harness
+        if self.training is not None:
+            assert self.training.is_over
+            assert all(fault is None or isinstance(fault, ServerError) for fault in self.listener.ends)
+            steps_each = self.training.layer_steps_per_iteration
+            assert self.training.numbers[-1] == number_after(self.training.num_iterations, steps_each)
         assert set(harness.finals) == set(self.members), "every accepted request ends in one final event"
         for request_id, final in harness.finals.items():
             request, outcome = harness.requests[request_id], final.outcome
@@ -196,6 +229,9 @@ def test_whatever_happens_each_gets_its_own_tokens_and_nothing_is_left(seed: int
         patch.setattr(decode_batch, "LONGEST_RUN", longest_run)
         for name, tokens in (("PIECE", 6), ("USUAL_TOKENS", 12), ("DEEP_QUEUE", 2), ("FEW_A_DECODE", 2)):
             patch.setattr(chunk_budget, name, tokens)
+        patch.setattr(arena_lending, "FIRST_PAUSE_S", 0.02)
+        patch.setattr(arena_lending, "LONGEST_PAUSE_S", 0.1)
+        patch.setattr(arena_lending, "MOST_OCCUPIED", 0.5 + seed % 3 / 4)
         history = History(seed)
         history.play()
     history.check_end()

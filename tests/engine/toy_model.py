@@ -13,8 +13,10 @@ from service.core.adapter import AdapterLoad
 from service.core.iteration_plan import PENDING_TOKEN_ID, IterationPlan, ScheduledDecodes, ScheduledSequence, Transfer
 from service.core.iteration_result import FinishedTransfer, IterationResult, TokenLogprobs
 from service.core.sampling_params import SamplingParams
+from service.core.training import Arena, Training, TrainingOutcome, TrainingShare
 from tests.engine.late_executor import LateExecutor, LateIteration
 from tests.engine.toy_grammar import ToyGrammar
+from tests.engine.toy_training import STEP_S, ToyMemory, ToyTraining
 from tests.structured.masks import nearest_allowed
 
 Cell = tuple[int, int] | tuple[int, int, object]
@@ -130,6 +132,21 @@ class ToyExecutor(LateExecutor):
         self._adapter_slots: dict[int, int] = {}  # by row
         self.plans: list[IterationPlan] = []
         self._last_decodes: ScheduledDecodes | None = None
+        self._trainings: dict[int, ToyTraining] = {}
+        self._arenas: dict[int, Arena | None] = {}
+
+    def add_training(self, training: Training) -> int:
+        assert isinstance(training, ToyTraining)
+        self._trainings[training.training_id], self._arenas[training.training_id] = training, None
+        return training.num_arena_bytes
+
+    def remove_training(self, training_id: int) -> None:
+        training = self._trainings.pop(training_id, None)
+        if training is not None and self._arenas.pop(training_id) is not None:
+            training.use_memory(None)
+
+    def training_state(self, training_id: int) -> object:
+        return self._trainings[training_id].state()
 
     def launch(self, plan: IterationPlan) -> LateIteration:
         if plan.computes:
@@ -149,6 +166,8 @@ class ToyExecutor(LateExecutor):
             self._load(load)
         for copy in plan.copies:
             self._copy_block(self._slots, copy.source, self._slots, copy.destination)
+        if plan.training is not None:
+            return IterationResult((), self._finish_transfers(plan), training=self._train(plan.training))
         for item in plan.scheduled:
             self._write(item)
         token_ids = tuple(
@@ -169,6 +188,19 @@ class ToyExecutor(LateExecutor):
     def note_drawn(self, plan: IterationPlan, token_ids: Sequence[int]) -> None:
         drawing = [item.row for item in plan.scheduled for _ in item.samples]
         self._last_drawn.update(zip(drawing, token_ids, strict=True))
+
+    def _train(self, share: TrainingShare) -> TrainingOutcome:
+        training_id, arena = share.training_id, share.arena
+        training = self._trainings.get(training_id)
+        if training is None:
+            return TrainingOutcome(training_id, 0, 0.0, 0)
+        if arena != self._arenas[training_id]:
+            self._arenas[training_id] = arena
+            places = [] if arena is None else self._slots_of(tuple(arena.block_ids))
+            training.use_memory(ToyMemory(self._slots, places) if places else None)
+        done = training.advance(share.num_layer_steps)
+        news = training.take_news()
+        return TrainingOutcome(training_id, done, STEP_S * done, training.layer_steps_left, news, training.is_over)
 
     def _check_version(self, decodes: ScheduledDecodes) -> None:
         """An executor that goes on from the last plan of the same version does what this one says."""

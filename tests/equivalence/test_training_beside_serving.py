@@ -66,7 +66,7 @@ def serve(loaded: LoadedModel, policy: TrainingPolicy, training: LoraTraining | 
     these do change bits on a CPU. And the training until its end."""
     listener, chance, num_beside, num_between = NotingListener(), random.Random(7), 0, 0
     harness = Harness(
-        60,
+        240,
         executor=loaded.runner,
         trainings=loaded.runner.trainings,
         training=policy,

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from service.core.adapter import Adapter
 from service.core.iteration_plan import BlockCopy, Transfer
 from service.core.sequence import Sequence
+from service.kvcache.adapter_slots import AdapterSlots
 from service.kvcache.block_manager import BlockManager, Fit
 from service.kvcache.prefix_cache import ChainedPrefixCache
 from service.kvcache.training_arena import TrainingArena
@@ -250,6 +251,10 @@ def a_block_in_transfer_moved(patch: Patch) -> None:
     patch.setattr(BlockManager, "_costs_of_blocks", lambda self: [cost or 0 for cost in costs(self)])
 
 
+def a_running_adapter_moved(patch: Patch) -> None:
+    patch.setattr(AdapterSlots, "pinned_blocks", lambda self: [])
+
+
 def a_copy_not_made(patch: Patch) -> None:
     lend = BlockManager.lend_arena
     patch.setattr(BlockManager, "lend_arena", lambda self, n: (lend(self, n) or [])[1:])
@@ -267,7 +272,14 @@ def a_block_lent_and_free(patch: Patch) -> None:
 
 @pytest.mark.parametrize(
     "fault",
-    [a_table_not_told, a_prefix_left_behind, a_block_in_transfer_moved, a_copy_not_made, a_block_lent_and_free],
+    [
+        a_table_not_told,
+        a_prefix_left_behind,
+        a_block_in_transfer_moved,
+        a_running_adapter_moved,
+        a_copy_not_made,
+        a_block_lent_and_free,
+    ],
 )
 def test_a_fault_is_caught(fault, monkeypatch: Patch):
     fault(monkeypatch)

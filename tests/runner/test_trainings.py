@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from service.core.iteration_plan import BlockCopy, IterationPlan
-from service.core.training import StepReport, TrainingNews, TrainingOutcome, TrainingShare
+from service.core.training import Arena, StepReport, TrainingNews, TrainingOutcome, TrainingShare
 from service.runner.host_blocks import PlainHostBlocks
 from service.runner.kv_storage import KvLayout, KvStorage
 from service.runner.kv_transfer import KvTransfer
@@ -67,7 +67,7 @@ class SlowTraining:
 def trainings(request: pytest.FixtureRequest) -> Trainings:
     device = torch.device(request.param)
     storage = KvStorage(KvLayout(2, 4, 2, 8, torch.float32), 6, device)
-    return Trainings(device, KvTransfer(storage, PlainHostBlocks(storage.layout, 0, pinned=False)))
+    return Trainings(storage, KvTransfer(storage, PlainHostBlocks(storage.layout, 0, pinned=False)))
 
 
 def outcome_of(trainings: Trainings, num_layer_steps: int, training_id: int = 1) -> TrainingOutcome:
@@ -126,6 +126,40 @@ def test_of_two_each_gets_its_own_shares(trainings: Trainings):
     trainings.add_training(second)
     outcome_of(trainings, 2, training_id=2)
     assert (first.num_done, second.num_done) == (0, 2)
+
+
+class Remembering(SlowTraining):
+    """Every layer step counts up what is in its memory."""
+
+    num_arena_bytes = 1000
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memories: list[torch.Tensor | None] = []
+
+    def use_memory(self, memory: torch.Tensor | None) -> None:
+        self.memories.append(memory)
+
+    def advance(self, num_layer_steps: int) -> int:
+        memory = self.memories[-1]
+        assert memory is not None and memory.shape == (1000,)
+        memory += 1
+        return super().advance(num_layer_steps)
+
+
+def test_its_memory_lies_in_the_blocks_of_its_arena_and_is_told_once_a_loan(trainings: Trainings):
+    training, blocks = Remembering(), trainings._storage.blocks
+    num_blocks = trainings.add_training(training)
+    assert (num_blocks - 1) * trainings._storage.layout.block_bytes < 1000 <= num_blocks * blocks[0].nbytes
+    arenas = [Arena(1, 0, num_blocks), Arena(1, 0, num_blocks), Arena(2, 0, num_blocks), Arena(3, 4, num_blocks)]
+    for arena in arenas:
+        result = trainings.advance(TrainingShare(1, 1, arena)).wait()
+        assert result.training is not None and result.training.fault is None
+    assert len(training.memories) == 3
+    as_bytes = blocks.view(torch.uint8).view(len(blocks), -1)
+    assert int(as_bytes[:num_blocks].sum()) == 3000 and int(as_bytes[4:].sum()) == 1000
+    trainings.remove_training(1)
+    assert training.memories[-1] is None, "others have it from now on"
 
 
 def test_the_runner_makes_room_by_copies_before_it_trains(tmp_path):

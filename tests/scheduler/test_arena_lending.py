@@ -1,9 +1,18 @@
 from __future__ import annotations
 
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.core.events import Outcome
 from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import NoPrefixCache
 from service.scheduler.arena_lending import FIRST_PAUSE_S, LONGEST_PAUSE_S, ArenaLending
 from service.scheduler.decision_tally import DecisionTally
+from tests.engine.harness import VOCABULARY, Harness
+from tests.engine.toy_model import ToyExecutor
+from tests.engine.toy_training import ToyListener, ToyTraining
 from tests.manual_clock import ManualClock
 
 NUM_BLOCKS, WANTED, STEPS_EACH = 20, 8, 10
@@ -124,3 +133,51 @@ def test_while_there_is_no_place_it_is_not_looked_for_again_and_again():
     blocks.swap_space.finish_all()
     scene.clock.advance(FIRST_PAUSE_S)
     assert lending.may_use(is_idle=False) and lending.borrow() == []
+
+
+def request_plans(seed: int, num_blocks: int, wanted: int | None) -> tuple[list[object], int]:
+    """What a history's plans compute of requests, and preempt, where nobody waits for the training; and how often they
+    took its blocks."""
+    chance = random.Random(seed)
+    toy = ToyExecutor(num_blocks, 2, VOCABULARY)
+    harness = Harness(
+        num_blocks,
+        2,
+        max_num_seqs=6,
+        max_num_batched_tokens=20,
+        prefix_cache=NoPrefixCache(),
+        executor=toy,
+        trainings=toy,
+    )
+    training = None if wanted is None else ToyTraining(1, 10_000, STEPS_EACH, wanted)
+    if training is not None:
+        harness.engine.training.start(training, ToyListener())
+    for _ in range(80):
+        if chance.random() < 0.15:
+            prompt = tuple(range(chance.randint(1, 20)))
+            harness.add(
+                harness.request(prompt, chance.randint(1, 12), chance.choice([1, 1, 2]), seed=chance.randint(0, 9))
+            )
+        harness.step()
+    harness.engine.training.stop(1, wants_state=False)
+    harness.run()
+    for request_id, final in harness.finals.items():
+        harness.check_against_oracle(request_id, complete=final.outcome is Outcome.FINISHED)
+    computed = [
+        [(item.sequence_id, item.num_computed_tokens, len(item.token_ids)) for item in plan.scheduled]
+        for plan in toy.plans
+        if plan.training is None
+    ]
+    preemptions = [(s.num_dropped, s.num_swapped) for s in harness.sink.iterations]
+    return [*computed, *preemptions], sum(s.num_arena_returns for s in harness.sink.iterations)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), num_blocks=st.integers(8, 40), share=st.floats(0.1, 1.0))
+def test_no_request_is_queued_preempted_or_refused_for_a_trainings_memory(seed: int, num_blocks: int, share: float):
+    wanted = max(1, int(share * num_blocks))
+    assert request_plans(seed, num_blocks, wanted)[0] == request_plans(seed, num_blocks, None)[0]
+
+
+def test_these_histories_do_take_it_back():
+    assert sum(request_plans(seed, 16, 12)[1] for seed in range(10)) > 5

@@ -6,12 +6,17 @@ import pytest
 
 from service.core.stats import Prediction
 from service.core.training import TrainingOutcome, TrainingShare
+from service.errors import ServerError
 from service.kvcache.adapter_slots import AdapterSlots
+from service.kvcache.block_manager import BlockManager
 from service.kvcache.block_pool import BlockPool
+from service.kvcache.prefix_cache import NoPrefixCache
+from service.scheduler.arena_lending import ArenaLending
 from service.scheduler.deferred_batching import DeferredBatching
 from service.scheduler.fcfs import FirstComeFirstServed
 from service.scheduler.request_pool import RequestPool
 from service.scheduler.training_turns import PIECE_S, TrainingTurns
+from tests.manual_clock import ManualClock
 from tests.scheduler.training_play import TrainingPlay
 
 
@@ -19,19 +24,29 @@ def empty_pool() -> RequestPool:
     return RequestPool(FirstComeFirstServed(), 16, AdapterSlots(0, BlockPool(1)))
 
 
+def made_turns(num_blocks: int = 1) -> TrainingTurns:
+    return TrainingTurns(
+        DeferredBatching(0.0), ArenaLending(BlockManager(num_blocks, 1, NoPrefixCache()), ManualClock())
+    )
+
+
+def next_share(turns: TrainingTurns) -> TrainingShare:
+    turn = turns.take(turns.num_next(empty_pool(), 0.0), 0.0)
+    assert turn is not None
+    return turn.share
+
+
 class Turns:
     """Of a training whose layer steps take `step_s`, on an empty pool."""
 
     def __init__(self, num_steps: int, step_s: float = 0.001) -> None:
-        self.turns = TrainingTurns(DeferredBatching(0.0))
+        self.turns = made_turns()
         self.turns.start(7, num_steps, num_steps)
         self._num_steps, self._step_s = num_steps, step_s
         self._left = num_steps
 
     def take(self) -> TrainingShare:
-        share = self.turns.next_share(empty_pool(), 0.0)
-        assert share is not None
-        return share
+        return next_share(self.turns)
 
     def finish(self, share: TrainingShare, left: int | None = None) -> Prediction | None:
         """left: of the iteration, where the executor says something else."""
@@ -78,15 +93,13 @@ def test_what_the_executor_says_is_left_counts():
 def test_an_iteration_may_be_shorter_than_others(num_running: int):
     """Validation examples go forward only, in the steps of a training's forward pass; nobody says so beforehand."""
     forward_s, backward_s, usual, short = 0.001, 0.003, 8, 4
-    turns, left, running = TrainingTurns(DeferredBatching(0.0)), usual, list[TrainingShare]()
+    turns, left, running = made_turns(), usual, list[TrainingShare]()
     turns.start(7, usual, usual)
     kinds = iter([usual, usual, usual, short, short, usual] * 20)
     num_steps, errors = next(kinds), list[float]()
     for _ in range(400):
         while len(running) < num_running:
-            share = turns.next_share(empty_pool(), 0.0)
-            assert share is not None
-            running.append(share)
+            running.append(next_share(turns))
         share, seconds = running.pop(0), 0.0
         for _ in range(share.num_layer_steps):
             seconds += forward_s if num_steps - left < short else backward_s
@@ -124,6 +137,30 @@ def test_the_estimate_is_told_of_the_piece_that_runs():
     turns.play()
     turns.take()
     assert turns.turns.predicted_s == pytest.approx(0.004)
+
+
+def test_an_iteration_whose_memory_was_taken_back_is_planned_from_its_beginning():
+    turns = made_turns(num_blocks=8)
+    turns.start(7, 9, 9, num_blocks=8)
+    starts = []
+    for _ in range(4):
+        share = next_share(turns)
+        starts.append(turns._pieces[0].start)
+        assert share.arena is not None and share.arena.num_blocks == 8
+        turns.finish(TrainingOutcome(7, share.num_layer_steps, 0.001 * share.num_layer_steps, 9 - starts[-1] - 1))
+        if len(starts) == 2:
+            turns.lending._blocks.allocate(0, 1, [])
+            assert not turns.num_next(empty_pool(), 0.0) and not turns.num_idle(empty_pool())
+            turns.lending._blocks.free(0)
+    assert starts[0] == starts[2] == 0 < starts[3]
+
+
+def test_one_that_needs_more_blocks_than_there_are_cannot_start():
+    turns = made_turns(num_blocks=8)
+    with pytest.raises(ServerError, match=r"takes 9 KV blocks, and there are 8.*kv-cache-memory") as raised:
+        turns.start(7, 9, 9, num_blocks=9)
+    assert raised.value.code == "out_of_memory"
+    assert not turns.is_runnable
 
 
 @pytest.mark.parametrize("overlap", [False, True])
