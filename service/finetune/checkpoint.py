@@ -33,7 +33,7 @@ class CheckpointFault(JobFault):
     """A checkpoint cannot be gone on from; the message says why."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__("checkpoint_unusable", f"The job's checkpoint {reason}.")
+        super().__init__("damaged_checkpoint", f"The job's checkpoint {reason}.")
 
 
 def write_checkpoint(path: Path, state: TrainingState, belongs_to: str) -> None:

@@ -96,7 +96,7 @@ def test_no_damage_is_overlooked(path: Path, choice: st.DataObject):
     try:
         read = read_checkpoint(path, LAYOUT, MINE)
     except CheckpointFault as fault:
-        assert fault.error.code == "checkpoint_unusable"
+        assert fault.error.code == "damaged_checkpoint"
     else:
         assert same(read, a_state(3))  # a space of the header, or the like
 
