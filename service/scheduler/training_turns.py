@@ -20,6 +20,11 @@ PIECE_S = 4e-3
 for a plan, 0.1 to 0.2 ms, is then a few percent on a CPU, and passes beside the device on a GPU."""
 
 
+TRIED_AGAIN_AFTER_S = 10.0
+"""Where there is slack, but no layer step fits by the estimate, one is run so often all the same: an estimate that has
+become wrong would starve the training for ever. At 20 ms a token one gap in 500 is longer for it."""
+
+
 class _Piece(NamedTuple):
     """Layer steps start, start + 1, ... of an iteration. ends: the iteration, too. predicted_s: None where nothing was
     known."""
@@ -56,7 +61,7 @@ class TrainingTurns:
         self.is_runnable = False
         self._slack_s = 0.0
         self._newest = -1  # of the requests that a decision has looked at, by their order of arrival
-        self._deferred_until_s = self._since_s = -math.inf
+        self._deferred_until_s = self._since_s = self._taken_s = -math.inf
 
     def start(
         self, training_id: int, layer_steps_per_iteration: int, layer_steps_left: int, num_blocks: int = 0
@@ -87,7 +92,7 @@ class TrainingTurns:
         if not self._has_memory(pool):
             return 0
         if pool.running:
-            return 0 if _newest(pool) > self._newest else min(self._num_within(self._slack_s), self._piece())
+            return 0 if _newest(pool) > self._newest else self._num_beside(now_s)
         if pool.waiting and self._admits(pool, now_s):
             return 0
         return self._piece()
@@ -109,7 +114,8 @@ class TrainingTurns:
         predicted_s = self._time.predicted_s(start, num_steps)
         self._pieces.append(_Piece(start, num_steps, num_steps == self._left, predicted_s))
         self._pass(num_steps)
-        self._slack_s -= predicted_s or 0.0
+        self._slack_s = 0.0 if predicted_s is None else self._slack_s - predicted_s
+        self._taken_s = now_s
         if self._since_s == -math.inf:
             self._since_s = now_s
         return TrainingTurn(TrainingShare(self._training_id, num_steps, self.lending.use(num_steps)), tuple(copies))
@@ -168,6 +174,19 @@ class TrainingTurns:
         if self._left <= 0:
             self._num_steps = self._steps_per_iteration
             self._left += self._steps_per_iteration
+
+    def _num_beside(self, now_s: float) -> int:
+        """Layer steps before the next iteration of the requests that run."""
+        if self._slack_s <= 0.0:
+            return 0
+        num_steps = min(self._num_within(self._slack_s), self._piece())
+        is_overdue = self._predicted_next_s is None or now_s - self._taken_s >= TRIED_AGAIN_AFTER_S
+        return max(num_steps, int(is_overdue))
+
+    @property
+    def _predicted_next_s(self) -> float | None:
+        """Of one layer step."""
+        return self._time.predicted_s(self._num_steps - self._left, 1)
 
     def _piece(self) -> int:
         """Layer steps."""

@@ -10,6 +10,8 @@ from service.prediction.device_heat import DeviceHeat
 from service.prediction.iteration_time import IterationTime
 from service.prediction.workload import Workload
 from service.scheduler.interleaved_training import InterleavedTraining
+from service.scheduler.training_turns import TRIED_AGAIN_AFTER_S
+from tests.engine.scripted_training import ScriptedTraining
 from tests.scheduler.training_play import ITERATION_S, TrainingPlay
 
 EXACT = 1e-9
@@ -76,6 +78,33 @@ def test_a_training_gets_the_share_of_the_time_that_the_target_leaves():
     assert play.training is not None
     num_beside = sum(served.start_s < at_s < served.end_s for at_s in play.training.began_s)
     assert num_beside == pytest.approx(49 * 10, rel=0.05), "ten layer steps between two tokens"
+
+
+def test_a_training_that_never_met_an_empty_batch_gets_its_first_step_all_the_same():
+    """Nothing is known of its layer steps then."""
+    play = TrainingPlay(InterleavedTraining(KnownTime(), 0.03), [])
+    play.harness.add(play.harness.request((1, 2), 60))
+    play.harness.engine.step()
+    training = ScriptedTraining(play.clock, [0.004] * 10)
+    play.harness.engine.training.start(training, play.listener)
+    while not play.harness.finals:
+        play.harness.step()
+    assert training.num_done > 100
+
+
+def test_an_estimate_that_is_far_too_long_does_not_starve_the_training():
+    step_s = [0.5] + [0.004] * 9
+    play = TrainingPlay(InterleavedTraining(KnownTime(), 0.03), [])
+    play.harness.add(play.harness.request((1, 2), 150))
+    play.harness.engine.step()
+    training = ScriptedTraining(play.clock, step_s)
+    play.harness.engine.training.start(training, play.listener)
+    while not play.harness.finals:
+        play.harness.step()
+        play.clock.advance(0.2)
+    gaps = [gap_s for stats in play.harness.sink.iterations for gap_s, _ in stats.token_gaps]
+    assert sum(gap_s > 0.5 for gap_s in gaps) <= 1 + play.clock.now_s() / TRIED_AGAIN_AFTER_S
+    assert training.num_done >= 2
 
 
 def test_who_comes_is_before_the_layer_steps_that_are_left_of_the_slack():
