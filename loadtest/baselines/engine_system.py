@@ -13,6 +13,7 @@ from service.core.request import Request
 from service.core.sampling_params import BeamParams, SamplingParams
 from service.core.sequence_group import SequenceGroup
 from service.core.stats import RequestStats
+from service.core.training import Training, TrainingListener
 from service.engine.engine import Engine
 from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
@@ -22,7 +23,8 @@ from service.prediction.preemption_cost import PreemptionCost
 from service.prediction.recovery_ledger import RecoveryLedger
 from service.prediction.swap_time import SwapTime
 from service.scheduler.admission import Admission, OnDemandAdmission, fits_ever
-from service.scheduler.chunk_budget import FixedBudget
+from service.scheduler.chunk_budget import ChunkBudget, FixedBudget
+from service.scheduler.deferred_batching import DeferredBatching, TrainingPolicy
 from service.scheduler.fcfs import FirstComeFirstServed
 from service.scheduler.history import History
 from service.scheduler.iteration_scheduler import IterationScheduler
@@ -66,6 +68,7 @@ class EnginePolicies:
     max_num_seqs: below the executor's, None for all of them.
     ledger: of predictions, None for one that has learnt nothing yet.
     held_tokens: KV tokens that the running requests keep from others; None counts allocated blocks.
+    training: when a training computes. chunk_budget: None: all that an iteration may have.
     """
 
     admission: Admission
@@ -77,6 +80,8 @@ class EnginePolicies:
     max_num_seqs: int | None = None
     temperature: float = 0.0
     held_tokens: Callable[[Sequence[SequenceGroup]], int] | None = None
+    training: TrainingPolicy = field(default_factory=lambda: DeferredBatching(0.0))
+    chunk_budget: ChunkBudget | None = None
 
 
 class EngineSystem:
@@ -98,7 +103,8 @@ class EngineSystem:
                 policies.scheduling(self._blocks.swap_space),
                 policies.admission,
                 policies.preemption,
-                FixedBudget(pool.max_num_batched_tokens),
+                policies.chunk_budget or FixedBudget(pool.max_num_batched_tokens),
+                policies.training,
             ),
             policies.ledger or RecoveryLedger(unfitted_cost(pool)),
             History(),
@@ -106,7 +112,10 @@ class EngineSystem:
             max_num_seqs=self._max_num_seqs,
             max_preemptions=MAX_PREEMPTIONS,
         )
-        self._engine = Engine(self._scheduler, self._executor, self.log, pool.clock, overlap=pool.overlap)
+        self._engine = Engine(
+            self._scheduler, self._executor, self.log, pool.clock, overlap=pool.overlap, trainings=pool.trainings
+        )
+        self._training_id: int | None = None
         self._completions: list[Completion] = []
         self._num_sequences = 0
         self._batch_size = 0
@@ -134,6 +143,18 @@ class EngineSystem:
         if not fits_ever(made, self._blocks, self._max_num_seqs):
             raise ValueError(f"{self.name}: request {request.request_id} of {num_prompt} + {limit} tokens never fits")
         self._engine.requests.add(made)
+
+    def start_training(self, training: Training, listener: TrainingListener) -> None:
+        """Carry it on beside the requests, until `close`."""
+        self._training_id = training.training_id
+        self._engine.training.start(training, listener)
+
+    def train_alone(self, training: Training, listener: TrainingListener) -> None:
+        """Carry it to its end, without requests."""
+        self._engine.training.start(training, listener)
+        with self.clock.working():
+            while self._engine.has_work:
+                self._engine.step()
 
     def step(self) -> None:
         """See `ServingSystem`. Raises RuntimeError when a request fails."""
@@ -166,6 +187,8 @@ class EngineSystem:
 
     def close(self) -> None:
         """See `ServingSystem`."""
+        if self._training_id is not None:
+            self._engine.stop_training(self._training_id, wants_state=False)
         self._pool.executor.launch(IterationPlan((), released=tuple(range(self._num_sequences)))).wait()
 
     def _sampling(self, request: OfflineRequest, limit: int) -> SamplingParams:
@@ -231,4 +254,5 @@ def _completion(request_id: str, stats: RequestStats) -> Completion:
         stats.finished_s,
         stats.num_output_tokens,
         stats.num_preemptions,
+        stats.first_token_s,
     )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from loadtest.offline.work_clock import WorkClock
-from service.engine.ports import Executor
+from service.engine.ports import Executor, TrainingExecutor
 from service.prediction.iteration_time import PaddedSize
 
 
@@ -15,7 +15,8 @@ class KvPool:
     max_model_len: tokens that one sequence may have, which is what reserving the maximum reserves.
     max_num_seqs, max_num_batched_tokens: what the executor takes in one plan. vocab_size: ids are below it.
     num_spare_blocks: the executor's blocks after `num_blocks`, which no request gets.
-    overlap: whether an iteration is launched while another runs. padded_size: as `IterationTime` takes it.
+    overlap: whether an iteration is launched while another runs. padded_size: as `IterationTime` takes it. trainings:
+    the executor's, where it takes any.
     """
 
     executor: Executor
@@ -30,6 +31,7 @@ class KvPool:
     num_spare_blocks: int = 0
     overlap: bool = False
     padded_size: PaddedSize | None = None
+    trainings: TrainingExecutor | None = None
 
     @property
     def num_tokens(self) -> int:

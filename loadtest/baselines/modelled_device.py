@@ -12,6 +12,7 @@ stream of its own, one transfer after another. `_OTHER_S` is the rest of a step:
 import bisect
 from dataclasses import dataclass
 
+from loadtest.baselines.modelled_training import ModelledTime, ModelledTrainings
 from loadtest.offline.work_clock import WorkClock
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import FinishedTransfer, IterationResult
@@ -47,22 +48,12 @@ def swap_s(num_blocks: int, block_size: int) -> float:
     return num_blocks * block_size * _KV_TOKEN_BYTES / _SWAP_BYTES_PER_S
 
 
-@dataclass(slots=True)
-class ModelledTime:
-    """Seconds that have passed on the modelled device."""
-
-    seconds: float = 0.0
-
-    def now_s(self) -> float:
-        """A source for `WorkClock`."""
-        return self.seconds
-
-
 class ModelledDevice:
-    """The engine's Executor. An iteration ends when it is waited for."""
+    """The engine's Executor. An iteration ends when it is waited for. trainings: those that plans have shares of."""
 
     def __init__(self, block_size: int) -> None:
         self._time = ModelledTime()
+        self.trainings = ModelledTrainings(self._time)
         self._block_size = block_size
         self._transfers: list[tuple[float, FinishedTransfer]] = []
         self._stream_free_s = 0.0
@@ -81,12 +72,13 @@ class ModelledDevice:
             seconds = swap_s(len(transfer.device_blocks), self._block_size)
             self._stream_free_s = max(self._stream_free_s, self._time.seconds) + seconds
             self._transfers.append((self._stream_free_s, FinishedTransfer(transfer.transfer_id, seconds)))
+        outcome = None if plan.training is None else self.trainings.advance(plan.training)
         self._time.seconds += iteration_s(plan)
         if plan.awaits_transfer and self._transfers:
             self._time.seconds = max(self._time.seconds, self._transfers[0][0])
         finished = tuple(transfer for end_s, transfer in self._transfers if end_s <= self._time.seconds)
         self._transfers = [transfer for transfer in self._transfers if transfer[0] > self._time.seconds]
-        return IterationResult((_DRAWN_TOKEN_ID,) * plan.num_draws, finished)
+        return IterationResult((_DRAWN_TOKEN_ID,) * plan.num_draws, finished, training=outcome)
 
 
 @dataclass(slots=True)

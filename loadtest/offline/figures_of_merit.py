@@ -1,5 +1,6 @@
 """Figures of merit of a replay, as the papers define them. Times in seconds, lengths in tokens."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -40,6 +41,12 @@ def mean_weighted_turnaround(outcome: ReplayOutcome) -> float:
 def mean_batch_size(outcome: ReplayOutcome) -> float:
     """Sequences an iteration under full load: while requests wait. All iterations, if none ever waits."""
     return fmean(iteration.batch_size for iteration in _under_full_load(outcome.iterations))
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The least value that this share of them does not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered), max(1, math.ceil(share * len(ordered)))) - 1]
 
 
 def num_preemptions(outcome: ReplayOutcome) -> int:

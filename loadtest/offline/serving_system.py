@@ -25,7 +25,10 @@ class OfflineRequest:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """How a request went, in seconds on the replay's clock; `num_output_tokens` counts all of its answers."""
+    """How a request went, in seconds on the replay's clock; `num_output_tokens` counts all of its answers.
+
+    first_token_s: None for a system that does not tell.
+    """
 
     request_id: int
     arrival_s: float
@@ -33,6 +36,19 @@ class Completion:
     finished_s: float
     num_output_tokens: int
     num_preemptions: int = 0
+    first_token_s: float | None = None
+
+    @property
+    def time_to_first_token_s(self) -> float:
+        """From arrival. Of a system that tells."""
+        assert self.first_token_s is not None
+        return self.first_token_s - self.arrival_s
+
+    @property
+    def time_per_output_token_s(self) -> float:
+        """Between the first token and the last, of one answer. Of a system that tells."""
+        assert self.first_token_s is not None
+        return (self.finished_s - self.first_token_s) / max(1, self.num_output_tokens - 1)
 
     @property
     def latency_s(self) -> float:

@@ -11,12 +11,13 @@ import os
 import platform
 import time
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from loadtest.arrivals import PoissonArrivals
 from loadtest.baselines.engine_system import paged
 from loadtest.baselines.kv_pool import KvPool
 from loadtest.baselines.modelled_device import ModelledDevice
+from loadtest.baselines.modelled_training import ModelledTraining
 from loadtest.model_shapes import LLAMA_2_LAYERS, LLAMA_8B, kv_bytes_per_token, read_shape, shape_folder
 from loadtest.offline.replay import offline_requests, replay
 from loadtest.offline.serving_system import OfflineRequest
@@ -24,6 +25,10 @@ from loadtest.offline.work_clock import WorkClock
 from loadtest.random_streams import random_stream
 from loadtest.trace import with_arrivals
 from loadtest.workload import draw, named
+from service.core.training import Training
+
+if TYPE_CHECKING:
+    from service.models.causal_lm import CausalLM
 
 POOL_TOKENS = 49_152
 """KV memory of the comparisons in which memory is scarce: 6.4 GB of the Llama-8B shape, what a card of 24 GB has left
@@ -78,6 +83,8 @@ class Stage:
             os.environ.setdefault("OMP_NUM_THREADS", "1")  # so that CPU seconds are seconds of one core
         self._source = time.process_time if form.name == "small" else time.perf_counter
         self._loaded: KvPool | None = None
+        self._model: CausalLM | None = None
+        self._modelled: ModelledDevice | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -103,7 +110,7 @@ class Stage:
         """
         if not self.form.models_policies:
             return dataclasses.replace(self.model_pool(num_tokens, block_size, num_host_blocks), overlap=False)
-        device = ModelledDevice(block_size)
+        self._modelled = device = ModelledDevice(block_size)
         return KvPool(
             device,
             device.clock(),
@@ -115,6 +122,7 @@ class Stage:
             self.vocab_size,
             num_host_blocks,
             MAX_MODEL_LEN // block_size,
+            trainings=device.trainings,
         )
 
     def model_pool(self, num_tokens: int, block_size: int = 16, num_host_blocks: int = 0) -> KvPool:
@@ -137,6 +145,16 @@ class Stage:
         return dataclasses.replace(
             pool, num_blocks=num_blocks, num_host_blocks=num_host_blocks, num_spare_blocks=num_spare
         )
+
+    def new_training(self, num_iterations: int) -> Training:
+        """Of so many micro-batches, on what the last pool is on: the modelled device, or the model that was loaded."""
+        if self.form.models_policies:
+            assert self._modelled is not None
+            return ModelledTraining(self._modelled.trainings.time, num_iterations)
+        from loadtest.scenarios.real_training import new_training
+
+        assert self._model is not None
+        return new_training(self._model, num_iterations, self.vocab_size)
 
     def num_requests(self, full: int) -> int:
         """So many in the paper; fewer here."""
@@ -205,6 +223,7 @@ class Stage:
             )
         while loaded.idle_work.do_some():
             pass
+        self._model = loaded.model
         return KvPool(
             loaded.runner,
             WorkClock(self._source),
@@ -217,6 +236,7 @@ class Stage:
             loaded.num_host_blocks,
             padded_size=loaded.runner.padded_size,
             overlap=loaded.device != "cpu",
+            trainings=loaded.runner.trainings,
         )
 
 

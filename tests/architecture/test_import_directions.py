@@ -63,6 +63,8 @@ OURS = {
         "offline",
         "loadtest",
         "bench",
+        "finetune",
+        "models",
         "runner",
         "scheduler",
         "prediction",

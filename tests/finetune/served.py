@@ -23,12 +23,12 @@ from service.models.registry import build_model
 from service.models.weight_loader import load_weights
 
 
-def served_model(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> CausalLM:
+def served_model(folder: Path, dtype: torch.dtype = torch.float32) -> CausalLM:
     config = load_model_config(folder)
     model = build_model(config)
-    model.materialize(dtype, torch.device(device))
+    model.materialize(dtype, torch.device("cpu"))
     load_weights(model, folder)
-    model.build_positions(config.max_position_embeddings, torch.device(device))
+    model.build_positions(config.max_position_embeddings, torch.device("cpu"))
     model.settle()
     return model
 
