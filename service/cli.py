@@ -13,6 +13,7 @@ usage: headrace COMMAND ...
 commands:
   serve [MODEL]     start the service (the model that comes with Headrace if MODEL is left out)
   chat [URL]        chat with a running server, with batches of prompts behind the chat
+  batch FILE        answer a file of requests, with a running server or one of its own
   loadtest ...      send a workload to an OpenAI-compatible server and report its latencies
 
   headrace COMMAND --help tells a command's options. --version prints the version.
@@ -30,6 +31,8 @@ def main(arguments: list[str] | None = None) -> int:
             return _serve(rest)
         case "chat":
             return _chat(rest)
+        case "batch":
+            return _batch(rest)
         case "loadtest":
             _loadtest(rest)
         case "-h" | "--help" | "help":
@@ -73,6 +76,12 @@ def _chat(arguments: list[str]) -> int:
     from service.chat_client.command import main as chat_main
 
     return chat_main(arguments)
+
+
+def _batch(arguments: list[str]) -> int:
+    from service.chat_client.batch_command import main as batch_main
+
+    return batch_main(arguments)
 
 
 def _loadtest(arguments: list[str]) -> NoReturn:

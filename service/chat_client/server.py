@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Generator, Iterator, Mapping
+import uuid
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import chain
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 from service.chat_client.terminal import Piece
 
 _CONNECT_S = 10.0
+_PIECE_BYTES = 256 * 1024
 
 
 class Usage(NamedTuple):
@@ -25,6 +28,22 @@ class Ignored(NamedTuple):
     """Fields of a request that the server does not know and has left out."""
 
     names: str
+
+
+class BatchState(NamedTuple):
+    """A batch as the server tells of it. errors: for the user. file_ids: of its results."""
+
+    batch_id: str
+    status: str
+    num_lines: int
+    num_completed: int
+    num_failed: int
+    errors: list[str]
+    file_ids: list[str]
+
+    @property
+    def is_over(self) -> bool:
+        return self.status in ("completed", "failed", "expired", "cancelled")
 
 
 StreamEvent = Piece | Usage | Ignored
@@ -46,7 +65,7 @@ class Server:
         self._address = parts.hostname or "", parts.port
         self._connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._root = parts.path.rstrip("/").removesuffix("/v1")
-        self._headers = {"Content-Type": "application/json"}
+        self._headers = dict[str, str]()
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
 
@@ -74,17 +93,52 @@ class Server:
                 if data.startswith(b"{"):
                     yield from _events_of(json.loads(data))
 
+    def upload(self, lines: Iterable[bytes]) -> str:
+        """The id of a new file for a batch, sent as `lines` come; what they raise goes through."""
+        boundary = uuid.uuid4().hex
+        part = f'--{boundary}\r\nContent-Disposition: form-data; name="%s"%s\r\n\r\n'
+        head = part % ("purpose", "") + "batch\r\n" + part % ("file", '; filename="requests.jsonl"')
+        body = chain((head.encode(),), lines, (f"\r\n--{boundary}--\r\n".encode(),))
+        with self._call("POST", "/v1/files", body, f"multipart/form-data; boundary={boundary}") as answer:
+            return str(json.load(answer)["id"])
+
+    def create_batch(self, file_id: str, endpoint: str, window: str) -> BatchState:
+        request = {"input_file_id": file_id, "endpoint": endpoint, "completion_window": window}
+        with self._call("POST", "/v1/batches", request) as answer:
+            return _batch_state(json.load(answer))
+
+    def batch(self, batch_id: str) -> BatchState:
+        with self._call("GET", f"/v1/batches/{batch_id}") as answer:
+            return _batch_state(json.load(answer))
+
+    def cancel_batch(self, batch_id: str) -> BatchState:
+        """It ends soon."""
+        with self._call("POST", f"/v1/batches/{batch_id}/cancel", {}) as answer:
+            return _batch_state(json.load(answer))
+
+    def file_content(self, file_id: str) -> Iterator[bytes]:
+        """In pieces."""
+        with self._call("GET", f"/v1/files/{file_id}/content") as answer:
+            while piece := answer.read(_PIECE_BYTES):
+                yield piece
+
     @contextmanager
     def _call(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | Iterable[bytes] | None = None,
+        content_type: str = "application/json",
     ) -> Iterator[http.client.HTTPResponse]:
+        """body: an object, sent as JSON, or bytes as they are."""
         host, port = self._address
         connection = self._connect(host, port, timeout=_CONNECT_S)
         try:
             connection.connect()
             connection.sock.settimeout(None)  # an answer may take as long as it likes
-            text = None if body is None else json.dumps(body)
-            connection.request(method, self._root + path, text, self._headers)
+            content = json.dumps(body) if isinstance(body, Mapping) else body
+            headers = {**self._headers, "Content-Type": content_type}
+            connection.request(method, self._root + path, content, headers)
             with connection.getresponse() as answer:  # which has the socket, if the server closes it after the answer
                 if answer.status != http.client.OK:
                     raise _fault(answer)
@@ -116,6 +170,21 @@ def _events_of(chunk: Mapping[str, Any]) -> Iterator[Piece | Usage]:
             yield Piece(content)
     if usage := chunk.get("usage"):
         yield Usage(usage["prompt_tokens"], usage["completion_tokens"])
+
+
+def _batch_state(batch: Mapping[str, Any]) -> BatchState:
+    counts, errors = batch["request_counts"], (batch.get("errors") or {}).get("data") or ()
+    told = [(f"line {error['line']}: " if error.get("line") else "") + error["message"] for error in errors]
+    files = [batch.get(name) for name in ("output_file_id", "error_file_id")]
+    return BatchState(
+        batch["id"],
+        batch["status"],
+        counts["total"],
+        counts["completed"],
+        counts["failed"],
+        told,
+        [file_id for file_id in files if file_id],
+    )
 
 
 def _fault(answer: http.client.HTTPResponse) -> ServerFault:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_CHUNK_BYTES = 64 << 20
+_CHUNK_BYTES = 128 << 20
 """Of fp32 logits that are in memory at once."""
 
 

@@ -89,6 +89,13 @@ class Instruments:
             "headrace_training_layer_steps_total", "Layer steps of fine-tuning jobs: one layer, forward or backward."
         )
         self.training_seconds = counter("headrace_training_seconds_total", "Seconds that these took on the device.")
+        self.arena_returns = counter(
+            "headrace_training_arena_returns_total",
+            "How often requests took the KV blocks back that a fine-tuning job computed in.",
+        )
+        self.micro_batches_lost = counter(
+            "headrace_training_micro_batches_lost_total", "Micro-batches that were under way then, and are done again."
+        )
         self.deferrals = counter(
             "headrace_deferrals_total",
             "Requests that waited for a fine-tuning job, by cause: the deferral bound, or a piece that ran.",

@@ -39,6 +39,11 @@ class LiveGauges:
         yield _gauge("headrace_kv_blocks_used", "KV blocks in use.", now.used_blocks)
         yield _gauge("headrace_kv_blocks", "KV blocks that there are.", now.total_blocks)
         yield _gauge("headrace_kv_blocks_used_ratio", "Share of the KV blocks in use.", kv_usage(now))
+        yield _gauge(
+            "headrace_training_arena_blocks",
+            "KV blocks that a fine-tuning job computes in; requests can have them, so they do not count as used.",
+            now.arena_blocks,
+        )
         yield _gauge("headrace_kv_tokens", "Tokens in used KV blocks, those of a shared block once.", now.kv_tokens)
         token_ratio = _kv_token_ratio(now)
         yield _gauge(

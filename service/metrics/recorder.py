@@ -77,6 +77,9 @@ class Recorder:
         if stats.num_adapter_loads or stats.num_adapter_evictions:
             instruments.lora_loads.inc(stats.num_adapter_loads)
             instruments.lora_evictions.inc(stats.num_adapter_evictions)
+        if stats.num_arena_returns:
+            instruments.arena_returns.inc(stats.num_arena_returns)
+            instruments.micro_batches_lost.inc(stats.num_micro_batches_lost)
         for cause, deferred_s in stats.deferrals:
             deferrals, deferred_seconds = self._deferrals[cause]
             deferrals.inc()

@@ -27,6 +27,7 @@ WITHOUT_A_TWIN = {
     "service/batch_jobs/result_writer.py": "tests/batch_jobs/test_batch_jobs.py",
     "service/api/batch_calls.py": "tests/api/endpoints/test_batches.py",
     "service/protocol/batches.py": "tests/api/endpoints/test_batches.py",
+    "service/chat_client/own_server.py": "tests/chat_client/test_batch_command.py",
     "service/storage/file_table.py": "tests/storage/test_file_store.py",
     "service/storage/listing.py": "tests/storage/test_file_store.py",
     "service/storage/storage.py": "tests/storage/test_file_store.py",

@@ -23,12 +23,12 @@ from service.models.registry import build_model
 from service.models.weight_loader import load_weights
 
 
-def served_model(folder: Path, dtype: torch.dtype = torch.float32) -> CausalLM:
+def served_model(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> CausalLM:
     config = load_model_config(folder)
     model = build_model(config)
-    model.materialize(dtype, torch.device("cpu"))
+    model.materialize(dtype, torch.device(device))
     load_weights(model, folder)
-    model.build_positions(config.max_position_embeddings, torch.device("cpu"))
+    model.build_positions(config.max_position_embeddings, torch.device(device))
     model.settle()
     return model
 

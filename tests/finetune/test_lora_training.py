@@ -197,3 +197,36 @@ def test_a_token_that_the_model_has_not_is_refused(llama: CausalLM, fault: Calla
     fault(examples[0].token_ids)
     with pytest.raises(InvalidRequest, match="none of the model's 400"):
         completed(lora_training(llama, examples, CHOSEN))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
+def test_on_a_gpu_it_is_near_and_interrupted_bit_equal(family: str, model_folders: Mapping[str, Path]):
+    on_cpu = served_model(model_folders[family], torch.bfloat16)
+    model = served_model(model_folders[family], torch.bfloat16, "cuda")
+    expected = completed(lora_training(on_cpu, EXAMPLES, CHOSEN))[0]
+    reports, state = completed(lora_training(model, EXAMPLES, CHOSEN))
+    assert [report.loss for report in reports] == pytest.approx([report.loss for report in expected], rel=0.02)
+    training = lora_training(model, EXAMPLES, CHOSEN)
+    told: list[StepReport] = []
+    for _ in range(20):
+        training.advance(17)
+        told += training.take_news().reports
+        training.use_memory(torch.full((training.num_arena_bytes // 4,), math.nan, device="cuda").view(torch.uint8))
+    rest, interrupted = completed(training)
+    assert told + rest == reports
+    assert_same_bits(interrupted, state)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_nobody_waits_within_a_layer_step(model_folders: Mapping[str, Path]):
+    training = lora_training(served_model(model_folders["qwen3"], torch.bfloat16, "cuda"), EXAMPLES, CHOSEN)
+    for _ in range(3):  # kernels are compiled, memory is taken
+        training.advance(training.layer_steps_per_iteration)
+    training.take_news()
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        training.advance(4 * training.layer_steps_per_iteration)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert training.take_news().reports

@@ -16,6 +16,7 @@ BUSY = EngineSnapshot(
     kv_tokens=120,
     num_swapped=1,
     num_failed_in_a_row=7,
+    arena_blocks=6,
 )
 
 
@@ -36,6 +37,7 @@ def test_reads_the_engine() -> None:
         "headrace_kv_blocks_used": 10,
         "headrace_kv_blocks": 40,
         "headrace_kv_blocks_used_ratio": 0.25,
+        "headrace_training_arena_blocks": 6,
         "headrace_kv_tokens": 120,
         "headrace_kv_token_ratio": 0.75,
         "headrace_lora_slots": 0,

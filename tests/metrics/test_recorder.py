@@ -98,6 +98,12 @@ def test_layer_steps_and_the_error_of_their_estimate(recording: Recording) -> No
     assert recording("headrace_prediction_error_ratio_count", predictor="training") == 1
 
 
+def test_what_requests_take_back_of_a_training(recording: Recording) -> None:
+    recording.recorder.record_iteration(ITERATION._replace(num_arena_returns=2, num_micro_batches_lost=1))
+    assert recording("headrace_training_arena_returns_total") == 2
+    assert recording("headrace_training_micro_batches_lost_total") == 1
+
+
 def test_deferrals_by_their_cause(recording: Recording) -> None:
     deferrals = (Deferral("bound", 0.5), Deferral("piece", 0.01), Deferral("bound", 0.25))
     recording.recorder.record_iteration(ITERATION._replace(deferrals=deferrals))
