@@ -70,6 +70,11 @@ class AdapterLayout:
         return _ALIGNMENT_BYTES // self.dtype.itemsize
 
     @property
+    def most_numbers(self) -> int:
+        """Of A and B of an adapter that changes every site, with the highest rank."""
+        return self.max_rank * sum(site.in_features + site.out_features for site in self.sites.values())
+
+    @property
     def most_blocks(self) -> int:
         """Of an adapter that changes every site, with the highest rank."""
         end = 0

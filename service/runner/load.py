@@ -40,7 +40,7 @@ from service.runner.load_phases import LoadPhases
 from service.runner.memory_profile import GIBIBYTE, MemoryLedger, cpu_memory
 from service.runner.model_runner import ModelRunner
 from service.runner.warm_up import warm_up
-from service.runner.worst_case import AdapterSizes, StepSizes, choose_and_measure
+from service.runner.worst_case import AdapterSizes, StepSizes, choose_and_measure, training_bytes
 
 OnProgress = Callable[[str, int, int], None]
 """Called with (phase, bytes done, bytes in all), from any thread, one call at a time."""
@@ -122,7 +122,7 @@ def load_executor(
     layout = KvLayout.of(config, cache.block_size, dtype)
     adapters = None if lora is None else _adapter_layout(model, layout, lora.max_rank)
     if lora is not None and adapters is not None:
-        sizes = replace(sizes, adapters=_adapter_sizes(adapters, lora.num_slots))
+        sizes = replace(sizes, adapters=_adapter_sizes(adapters, lora))
     choices, memory = choose_and_measure(choose, model, layout, device, weights_bytes, cache, sizes, phases)
     if known is None:
         file.keep(choices)
@@ -225,9 +225,11 @@ def _adapter_layout(model: CausalLM, layout: KvLayout, max_rank: int) -> Adapter
     return AdapterLayout(sites, max_rank, layout.block_bytes // layout.dtype.itemsize, layout.dtype)
 
 
-def _adapter_sizes(layout: AdapterLayout, num_slots: int) -> AdapterSizes:
+def _adapter_sizes(layout: AdapterLayout, lora: LoraConfig) -> AdapterSizes:
+    num_slots = lora.num_slots
     table_bytes = AdapterTables.num_bytes(len(layout.sites), num_slots, layout.max_rank)
-    return AdapterSizes(num_slots, num_slots * layout.most_blocks, table_bytes)
+    of_training = training_bytes(layout) if lora.trains else 0
+    return AdapterSizes(num_slots, num_slots * layout.most_blocks, table_bytes, of_training)
 
 
 def _check_can_answer(

@@ -19,7 +19,9 @@ class MemoryLedger:
     total: of the device. weights: the parameters, once (a CPU may hold them in a second form). activations: peak of
     a worst-case iteration beyond what was held before it; 0 where it was not measured. graphs: CUDA graphs and their
     memory pool. tables: the block table and the penalties' token counts of all sequences. other: held by other
-    processes or outside torch's allocator. kv_cache: for the blocks.
+    processes or outside torch's allocator. kv_cache: for the blocks. training: what a fine-tuning job may hold for all
+    its time, trained weights and optimizer; its activations lie in blocks, and what a layer step needs besides is never
+    there together with an iteration's activations.
     """
 
     total_bytes: int
@@ -29,9 +31,12 @@ class MemoryLedger:
     tables_bytes: int
     other_bytes: int
     kv_cache_bytes: int
+    training_bytes: int = 0
 
     def __str__(self) -> str:
-        names = ("weights", "activations", "graphs", "tables", "other", "kv_cache")
+        names = ["weights", "activations", "graphs", "tables", "other", "kv_cache"]
+        if self.training_bytes:
+            names.insert(4, "training")
         parts = (f"{name.replace('_', ' ')} {getattr(self, f'{name}_bytes') / GIBIBYTE:.2f}" for name in names)
         return f"{', '.join(parts)} of {self.total_bytes / GIBIBYTE:.2f} GiB"
 
@@ -77,6 +82,7 @@ def profile_device(
     capture: Callable[[Sequence[Size]], None],
     graph_sizes: Sequence[Size],
     tables_bytes: int,
+    training_bytes: int = 0,
 ) -> MemoryLedger:
     """Run the worst case, capture some graphs, and give the blocks what is left of `memory_utilization` of the device.
 
@@ -87,9 +93,12 @@ def profile_device(
     activations = memory.peak_bytes(worst_case_iteration) - held
     other = memory.total_bytes - memory.free_bytes() - memory.reserved_bytes()
     graphs = _graph_bytes(memory, capture, graph_sizes)
-    measured = int(memory.total_bytes * memory_utilization) - held - activations - graphs - tables_bytes - other
+    reserved = held + activations + graphs + tables_bytes + training_bytes + other
+    measured = int(memory.total_bytes * memory_utilization) - reserved
     kv_cache = measured if memory_bytes is None else memory_bytes
-    return MemoryLedger(memory.total_bytes, weights_bytes, activations, graphs, tables_bytes, other, kv_cache)
+    return MemoryLedger(
+        memory.total_bytes, weights_bytes, activations, graphs, tables_bytes, other, kv_cache, training_bytes
+    )
 
 
 def _graph_bytes(memory: DeviceMemory, capture: Callable[[Sequence[Size]], None], sizes: Sequence[Size]) -> int:

@@ -12,6 +12,7 @@ from kernels.compile_ahead import compile_ahead
 from service.config import CacheConfig
 from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
+from service.lora.adapter_layout import AdapterLayout
 from service.models.causal_lm import CausalLM
 from service.runner.choices.step_choices import StepChoices
 from service.runner.cuda_memory import CudaMemory
@@ -27,11 +28,20 @@ from service.sampling.token_counts import TokenCounts
 
 @dataclass(frozen=True, slots=True)
 class AdapterSizes:
-    """most_blocks: of all slots' adapters together. table_bytes: what says where they are."""
+    """most_blocks: of all slots' adapters together. table_bytes: what says where they are. training_bytes: what training
+    the largest of them holds on the device, but for activations; 0 where none are trained."""
 
     num_slots: int = 0
     most_blocks: int = 0
     table_bytes: int = 0
+    training_bytes: int = 0
+
+
+def training_bytes(layout: AdapterLayout) -> int:
+    """What the training of the largest adapter holds on a device, but for activations: each number of A and B, its
+    gradient and AdamW's two moments of it in fp32, and a copy in the model's dtype if that is another."""
+    copied = 0 if layout.dtype is torch.float32 else layout.dtype.itemsize
+    return layout.most_numbers * (4 * torch.float32.itemsize + copied)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +127,7 @@ def choose_and_measure(
         worst_case.runner.capture_graphs,
         choices.graphs if not sizes.adapters.num_slots else [*choices.graphs, *choices.graphs],  # a second set
         _table_bytes(layout, sizes) + sizes.adapters.table_bytes,
+        sizes.adapters.training_bytes,
     )
     del worst_case
     gc.collect()  # the runner that was measured and its graphs know each other

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from service.runner.memory_profile import GIBIBYTE, MemoryLedger, cpu_memory, profile_cpu, profile_device
@@ -50,6 +52,7 @@ def test_the_ledger_reads_as_one_line():
     ledger = MemoryLedger(8 * GIBIBYTE, 2 * GIBIBYTE, GIBIBYTE // 4, GIBIBYTE // 2, GIBIBYTE // 8, 0, GIBIBYTE)
     text = "weights 2.00, activations 0.25, graphs 0.50, tables 0.12, other 0.00, kv cache 1.00 of 8.00 GiB"
     assert str(ledger) == text
+    assert "tables 0.12, training 2.00, other" in str(replace(ledger, training_bytes=2 * GIBIBYTE))
 
 
 class CountedMemory:
@@ -74,7 +77,7 @@ class CountedMemory:
         return 290
 
 
-def profile(memory, *, utilization=0.9, memory_bytes=None, graph_bytes=(), tables_bytes=0):
+def profile(memory, *, utilization=0.9, memory_bytes=None, graph_bytes=(), tables_bytes=0, training_bytes=0):
     """graph_bytes: what each graph takes of the device, those that are captured only."""
     sizes, left = list(range(len(graph_bytes))), list(graph_bytes)
     iterations = []
@@ -84,7 +87,15 @@ def profile(memory, *, utilization=0.9, memory_bytes=None, graph_bytes=(), table
         memory.taken += left.pop(0)
 
     ledger = profile_device(
-        memory, 77, utilization, memory_bytes, lambda: iterations.append(1), capture, sizes, tables_bytes
+        memory,
+        77,
+        utilization,
+        memory_bytes,
+        lambda: iterations.append(1),
+        capture,
+        sizes,
+        tables_bytes,
+        training_bytes,
     )
     assert iterations == [1]
     return ledger
@@ -93,6 +104,11 @@ def profile(memory, *, utilization=0.9, memory_bytes=None, graph_bytes=(), table
 def test_the_blocks_get_what_the_rest_leaves_of_the_share():
     ledger = profile(CountedMemory(), tables_bytes=7)
     assert ledger == MemoryLedger(1000, 77, 90, 0, 7, 100, 900 - 200 - 90 - 7 - 100)
+
+
+def test_what_a_training_may_hold_is_left_free():
+    ledger = profile(CountedMemory(), tables_bytes=7, training_bytes=30)
+    assert ledger == MemoryLedger(1000, 77, 90, 0, 7, 100, 900 - 200 - 90 - 7 - 30 - 100, 30)
 
 
 def test_the_first_graph_brings_the_pool_and_each_other_counts_as_the_second():

@@ -4,11 +4,17 @@ import pytest
 import torch
 
 from service.config import CacheConfig
+from service.finetune.adamw import AdamW
+from service.finetune.hyperparameters import Hyperparameters
+from service.finetune.lora_parameters import LoraParameters, first_state
+from service.finetune.training_state import ParameterLayout
+from service.lora.adapter_folder import AdapterSite
+from service.lora.adapter_layout import AdapterLayout
 from service.models.model_config import parse_model_config
 from service.models.registry import build_model
 from service.runner.kv_storage import KvLayout
 from service.runner.load_phases import LoadPhases
-from service.runner.worst_case import StepSizes, WorstCase, choose_and_measure
+from service.runner.worst_case import StepSizes, WorstCase, choose_and_measure, training_bytes
 from tests.models.test_model_config import FIELDS
 from tests.runner.choices.some_choices import some_choices
 
@@ -56,3 +62,16 @@ def test_a_cpu_is_asked_for_its_free_memory_alone():
     assert (choices, chosen) == (some_choices(), [None])
     assert list(phases.seconds) == ["choices"]
     assert (ledger.weights_bytes, ledger.activations_bytes, ledger.kv_cache_bytes) == (1000, 0, 12345)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_a_training_holds_is_known_before_there_is_one(dtype: torch.dtype):
+    """Every tensor that the trainer makes for its parameters and the optimizer."""
+    sites = {"q": AdapterSite(8, 6), "k": AdapterSite(8, 4)}
+    state = first_state(ParameterLayout(sites, rank=3), seed=0)
+    parameters = LoraParameters(state, dtype, CPU)
+    optimizer = AdamW(parameters, Hyperparameters(learning_rate=1e-3), state)
+    values = [value for made in (parameters, optimizer) for value in vars(made).values()]
+    tensors = {id(value): value for value in values if isinstance(value, torch.Tensor)}
+    held = sum(tensor.nbytes for tensor in tensors.values())
+    assert training_bytes(AdapterLayout(sites, 3, 64, dtype)) == held > 0
