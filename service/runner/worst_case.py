@@ -28,8 +28,8 @@ from service.sampling.token_counts import TokenCounts
 
 @dataclass(frozen=True, slots=True)
 class AdapterSizes:
-    """most_blocks: of all slots' adapters together. table_bytes: what says where they are. training_bytes: what training
-    the largest of them holds on the device, but for activations; 0 where none are trained."""
+    """most_blocks: of all slots' adapters together. table_bytes: what says where they are. training_bytes: what the
+    training of one holds on the device, but for activations; 0 where none are trained."""
 
     num_slots: int = 0
     most_blocks: int = 0
