@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import tempfile
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+_data_home = tempfile.TemporaryDirectory(prefix="headrace-tests-")
+atexit.register(_data_home.cleanup)
+os.environ["XDG_DATA_HOME"] = _data_home.name
+"""Servers that tests start keep their files here, not among the user's."""

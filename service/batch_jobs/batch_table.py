@@ -24,7 +24,14 @@ BATCHES = Schema(
 )
 
 
+MOST_KEPT = 10_000
+"""Batches; of more, the oldest that are over are forgotten."""
+
+
 def insert_batch(connection: Connection, batch: Batch) -> None:
+    connection.execute(
+        "DELETE FROM batches WHERE is_over AND number <= (SELECT max(number) FROM batches) - ?", (MOST_KEPT,)
+    )
     connection.execute(
         "INSERT INTO batches (batch_id, client, is_over, facts) VALUES (?, ?, ?, ?)",
         (batch.batch_id, batch.client, batch.is_over, batch.to_json().decode()),

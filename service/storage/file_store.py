@@ -66,6 +66,7 @@ class FileStore:
         have; StorageFull if they do not fit."""
         await self._open()
         await self._drop_expired()
+        self._budget.check_files()
         self._budget.check_room(num_bytes)
         file = StoredFile(new_file_id(), client, "", "", 0, int(time.time()))
         return Upload(file, self.path_of(file), self._budget, self.in_thread, self._insert)
@@ -95,7 +96,9 @@ class FileStore:
                 path.rename(self.path_of(file))
                 sync_folder(self._folder)
 
-        if not await self._database.run(insert):
+        if await self._database.run(insert):
+            self._budget.num_files += 1
+        else:
             self._budget.give_back(file.num_bytes)  # it was counted when the table was read
         await self.in_thread(move)
 
@@ -169,6 +172,7 @@ class FileStore:
                 files = await self._database.run(all_files)
                 await self.in_thread(lambda: self._sweep(files))
                 self._budget.note(sum(files.values()))
+                self._budget.num_files = len(files)
                 self._is_open = True
 
     def _sweep(self, files: dict[str, int]) -> None:
@@ -179,6 +183,7 @@ class FileStore:
 
     async def _insert(self, file: StoredFile) -> None:
         await self._database.run(lambda connection: insert_file(connection, file))
+        self._budget.num_files += 1
 
     def _is_expired(self, file: StoredFile) -> bool:
         return file.expires_at is not None and file.expires_at <= time.time() and file.file_id not in self._held
@@ -192,4 +197,5 @@ class FileStore:
     async def _delete(self, file: StoredFile) -> None:
         if await self._database.run(lambda connection: delete_file(connection, file.file_id)):
             self._budget.give_back(file.num_bytes)
+            self._budget.num_files -= 1
             await self.in_thread(lambda: self.path_of(file).unlink(missing_ok=True))

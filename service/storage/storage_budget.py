@@ -1,16 +1,21 @@
-"""How many bytes all that is stored may take."""
+"""How much all that is stored may take."""
 
 from __future__ import annotations
 
 from service.errors import StorageFull
 
+MAX_FILES = 100_000
+"""However small they are, each has a row, a name and a block on the disk."""
+
 
 class StorageBudget:
-    """Event loop. What is still being written counts, too."""
+    """Event loop. What is still being written counts, too, but among the files."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, max_files: int = MAX_FILES) -> None:
         self.max_bytes = max_bytes
         self.num_bytes = 0
+        self.num_files = 0
+        self._max_files = max_files
 
     def check_room(self, num_bytes: int) -> None:
         """StorageFull if so many more do not fit."""
@@ -19,6 +24,11 @@ class StorageBudget:
                 f"The server stores {self.num_bytes} bytes of {self.max_bytes} (--max-storage-gib); {num_bytes} more do"
                 " not fit. Delete files."
             )
+
+    def check_files(self) -> None:
+        """StorageFull if there may be no more files."""
+        if self.num_files >= self._max_files:
+            raise StorageFull(f"The server stores {self.num_files} files, which is the limit. Delete files.")
 
     def take(self, num_bytes: int) -> None:
         """As `check_room`, and they are taken."""

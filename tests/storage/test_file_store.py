@@ -84,6 +84,20 @@ def test_pages_have_every_file_once_in_order(tmp_path: Path, is_ascending: bool)
     with_storage(tmp_path, use)
 
 
+def test_files_are_counted_over_restarts(tmp_path: Path) -> None:
+    async def first(storage: Storage) -> None:
+        made = [await storage.files.add("ann", "batch", "a", b"") for _ in range(3)]
+        await storage.files.delete(made[0].file_id, "ann")
+        assert storage.budget.num_files == 2
+
+    async def second(storage: Storage) -> None:
+        await storage.files.list("ann", None, ALL)
+        assert storage.budget.num_files == 2
+
+    with_storage(tmp_path, first)
+    with_storage(tmp_path, second)
+
+
 def test_what_is_held_is_not_deleted(tmp_path: Path) -> None:
     async def use(storage: Storage) -> None:
         file = await storage.files.add("ann", "batch", "a", b"1")

@@ -15,3 +15,12 @@ def test_what_is_taken_is_never_more_than_there_is() -> None:
     budget.give_back(4)
     budget.take(4)
     assert budget.num_bytes == 10
+
+
+def test_there_are_no_more_files_than_may_be() -> None:
+    budget = StorageBudget(10, max_files=2)
+    budget.num_files = 1
+    budget.check_files()
+    budget.num_files = 2
+    with pytest.raises(StorageFull, match="2 files"):
+        budget.check_files()
