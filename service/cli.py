@@ -14,6 +14,7 @@ commands:
   serve [MODEL]     start the service (the model that comes with Headrace if MODEL is left out)
   chat [URL]        chat with a running server, with batches of prompts behind the chat
   batch FILE        answer a file of requests, with a running server or one of its own
+  finetune DATA     train a LoRA adapter on a file of examples, without a server
   loadtest ...      send a workload to an OpenAI-compatible server and report its latencies
 
   headrace COMMAND --help tells a command's options. --version prints the version.
@@ -26,6 +27,8 @@ def main(arguments: list[str] | None = None) -> int:
     command, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if arguments is None and command == "serve":
         _prepare_process()
+    elif arguments is None and command == "finetune":
+        _prepare_libraries()
     match command:
         case "serve":
             return _serve(rest)
@@ -33,6 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
             return _chat(rest)
         case "batch":
             return _batch(rest)
+        case "finetune":
+            return _finetune(rest)
         case "loadtest":
             _loadtest(rest)
         case "-h" | "--help" | "help":
@@ -56,6 +61,12 @@ def _prepare_process() -> None:
     open_standard_streams()
     restart_prepared()
     end_at_signals()
+
+
+def _prepare_libraries() -> None:
+    from service.process.environment import restart_prepared
+
+    restart_prepared()
 
 
 def _serve(arguments: list[str]) -> int:
@@ -82,6 +93,12 @@ def _batch(arguments: list[str]) -> int:
     from service.chat_client.batch_command import main as batch_main
 
     return batch_main(arguments)
+
+
+def _finetune(arguments: list[str]) -> int:
+    from service.composition.finetune_command import main as finetune_main
+
+    return finetune_main(arguments)
 
 
 def _loadtest(arguments: list[str]) -> NoReturn:
