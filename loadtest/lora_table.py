@@ -28,6 +28,8 @@ from loadtest.serving_rows import ANSWERS_LIKE_VLLMS, SEED, Row
 from loadtest.serving_table import measure, served
 from loadtest.table import aligned, format_figure
 
+SERVERS = ("resident", "evicting")
+
 TPOT, TTFT, RATE = "median_tpot_ms", "median_ttft_ms", "request_throughput"
 
 
@@ -74,6 +76,7 @@ def resident_rows(most: int) -> tuple[LoraRow, ...]:
         LoraRow("decode-64", 64, 64, TPOT, 1.35),
         LoraRow("decode-256", 256, 8, TPOT, 1.07),
         LoraRow("decode-256", 256, 256, TPOT, 1.65),
+        LoraRow("prefill", 300, 8, RATE, 0.93),
         LoraRow("orca", 1000, 8, RATE, 0.93),
         LoraRow("sharegpt", 1000, 8, RATE, 0.93),
     )
@@ -129,6 +132,7 @@ def main() -> None:
     parser.add_argument("--adapters", type=int, default=64)
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--rows", nargs="+", help="workloads; default: all")
+    parser.add_argument("--servers", nargs="+", choices=SERVERS, default=SERVERS, help="beside that without adapters")
     parser.add_argument("--processes", type=int, default=default_num_processes(), help="client processes")
     parser.add_argument("--python", default=sys.executable, help="the server's interpreter")
     parser.add_argument("--out", type=Path, default=Path("lora_table.jsonl"))
@@ -159,14 +163,17 @@ def _compared(args: argparse.Namespace, folder: Path) -> Iterator[tuple[LoraRow,
     def chosen(rows: Sequence[LoraRow]) -> list[LoraRow]:
         return [row for row in rows if not args.rows or row.workload in args.rows]
 
-    resident, evicting = chosen(resident_rows(args.adapters)), chosen(evicting_rows(args.adapters))
-    plain = list(dict.fromkeys(row.for_base().name for row in [*resident, *evicting]))
-    of_plain = [next(row for row in [*resident, *evicting] if row.name == name).for_base() for name in plain]
+    rows_of = {"resident": resident_rows(args.adapters), "evicting": evicting_rows(args.adapters)}
+    slots_of = {"resident": args.adapters, "evicting": max(1, args.adapters // 4)}
+    chosen_of = {server: chosen(rows_of[server]) for server in args.servers}
+    all_chosen = [row for rows in chosen_of.values() for row in rows]
+    plain = list(dict.fromkeys(row.name for row in all_chosen))
+    of_plain = [next(row for row in all_chosen if row.name == name).for_base() for name in plain]
     base = dict(zip(plain, measured(of_plain, "without", []), strict=True))
     lora = ["--lora-dir", str(folder), "--max-lora-rank", str(args.rank), "--max-cpu-loras", str(args.adapters)]
-    for rows, label, slots in ((resident, "resident", args.adapters), (evicting, "evicting", args.adapters // 4)):
+    for server, rows in chosen_of.items():
         if rows:
-            results = measured(rows, label, [*lora, "--max-loras", str(max(1, slots))])
+            results = measured(rows, server, [*lora, "--max-loras", str(slots_of[server])])
             for row, ours in zip(rows, results, strict=True):
                 yield row, base[row.name], ours
 
