@@ -14,7 +14,7 @@ from service.core.sequence import Sequence
 from service.kvcache.adapter_slots import AdapterSlots
 from service.kvcache.block_pool import BlockPool
 from service.kvcache.block_table import BlockTable
-from service.kvcache.contiguous_run import cheapest_run
+from service.kvcache.contiguous_run import OUT_OF_THE_QUESTION, cheapest_run
 from service.kvcache.prefix_cache import PrefixCache
 from service.kvcache.swap_space import SwapSpace
 from service.kvcache.training_arena import TrainingArena
@@ -296,7 +296,7 @@ class BlockManager:
             held[block_id] = 1
         for block_id in self.arena.held_blocks():
             assert block_id not in held, "a training shares its blocks with nobody"
-            assert not self._prefix_cache.knows(block_id), "nobody looks for anything there"
+            assert block_id not in self._prefix_cache.known_blocks(), "nobody looks for anything there"
             held[block_id] = 1
         self.swap_space.check_invariants()
         self.adapter_slots.check_invariants()
@@ -337,19 +337,17 @@ class BlockManager:
             self.arena.give_back()
             self.adapter_slots.free_blocks(count)
 
-    def _costs_of_blocks(self) -> list[int | None]:
-        """Of each, what it costs to lend it to a training: None if it cannot be had, since what transfers and running
-        adapters hold stays where it is."""
-        count, knows, in_use = self.pool.reference_count, self._prefix_cache.knows, self.pool.num_blocks
-        costs: list[int | None] = [
-            in_use if count(block_id) else int(knows(block_id)) for block_id in range(self.pool.num_blocks)
-        ]
-        for sequence_id in self.swap_space.moving_sequence_ids():
-            if sequence_id in self._tables:
-                for block_id in self._tables[sequence_id].block_ids:
-                    costs[block_id] = None
-        for block_id in (*self.swap_space.held_device_blocks(), *self.adapter_slots.pinned_blocks()):
-            costs[block_id] = None
+    def _costs_of_blocks(self) -> list[int]:
+        """Of each, what it costs to lend it to a training. What transfers and running adapters hold cannot be had: it
+        stays where it is."""
+        most = self.pool.num_blocks
+        costs = [most if is_used else 0 for is_used in self.pool.is_used()]
+        for block_id in self._prefix_cache.known_blocks():
+            costs[block_id] = costs[block_id] or 1
+        tables = [self._tables[i].block_ids for i in self.swap_space.moving_sequence_ids() if i in self._tables]
+        for block_ids in (*tables, self.swap_space.held_device_blocks(), self.adapter_slots.pinned_blocks()):
+            for block_id in block_ids:
+                costs[block_id] = OUT_OF_THE_QUESTION
         return costs
 
     def _move(self, moved: dict[int, int]) -> None:

@@ -31,6 +31,10 @@ class BlockPool:
         """How many block tables, or adapters, hold the block; 0 means that it is free."""
         return self._reference_counts[block_id]
 
+    def is_used(self) -> list[bool]:
+        """Of each block, whether anybody holds it."""
+        return [count > 0 for count in self._reference_counts]
+
     def allocate(self) -> int:
         """Take a free block with count 1. The caller has checked `num_free`."""
         block_id, _ = self._free.popitem(last=False)

@@ -10,7 +10,7 @@ A prompt's blocks are offered as they are computed, an answer's once it has ende
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from hashlib import sha256
 from typing import NamedTuple, Protocol
 
@@ -33,8 +33,8 @@ class PrefixCache(Protocol):
         """Full blocks of its first `num_tokens` tokens may be found from now on; known ones are passed over."""
         ...
 
-    def knows(self, block_id: int) -> bool:
-        """Whether what the block holds may be found."""
+    def known_blocks(self) -> Collection[int]:
+        """Those in which something may be found."""
         ...
 
     def move(self, moved: Mapping[int, int]) -> None:
@@ -103,8 +103,8 @@ class ChainedPrefixCache:
                     entry_of[block_id] = entry
         sequence.num_cached_blocks = end * count
 
-    def knows(self, block_id: int) -> bool:
-        return block_id in self._entry_of
+    def known_blocks(self) -> Collection[int]:
+        return self._entry_of.keys()
 
     def move(self, moved: Mapping[int, int]) -> None:
         touched = {entry.digest: entry for block_id in moved if (entry := self._entry_of.pop(block_id, None))}
@@ -158,8 +158,8 @@ class NoPrefixCache:
     def insert(self, sequence: Sequence, salt: str, block_ids: list[int], num_tokens: int) -> None:
         pass
 
-    def knows(self, block_id: int) -> bool:
-        return False
+    def known_blocks(self) -> Collection[int]:
+        return ()
 
     def move(self, moved: Mapping[int, int]) -> None:
         pass

@@ -12,6 +12,7 @@ from service.core.iteration_plan import BlockCopy, IterationPlan
 from service.core.training import Arena
 from service.engine.live_requests import LiveRequests
 from service.kvcache.block_manager import BlockManager
+from service.kvcache.contiguous_run import OUT_OF_THE_QUESTION
 from service.kvcache.prefix_cache import ChainedPrefixCache
 from service.kvcache.training_arena import TrainingArena
 from service.scheduler import arena_lending
@@ -171,7 +172,7 @@ def a_block_of_the_arena_given_to_a_sequence(patch: Patch) -> None:
 
 def blocks_on_the_way_are_moved(patch: Patch) -> None:
     costs = BlockManager._costs_of_blocks
-    patch.setattr(BlockManager, "_costs_of_blocks", lambda self: [cost or 0 for cost in costs(self)])
+    patch.setattr(BlockManager, "_costs_of_blocks", lambda self: [cost % OUT_OF_THE_QUESTION for cost in costs(self)])
 
 
 def an_arena_that_outlives_its_training(patch: Patch) -> None:
