@@ -183,7 +183,7 @@ def packed_attention_backward(
 ) -> AttentionGradients:
     if not _has_flash(query):
         return packed_attention_backward_reference(grad, query, key, value, out, lse, sequences, scale, window)
-    no_dropout = torch.zeros(2, dtype=torch.uint64, device=query.device)
+    no_dropout = torch.empty(2, dtype=torch.uint64, device=query.device)  # the state of a generator, which is not read
     with _deterministic():
         gradients = torch.ops.aten._flash_attention_backward(
             grad,

@@ -179,8 +179,9 @@ def _last_loss(training: Any) -> float:
 
 
 def _layer_step_ms(training: Any, num_layers: int, num_micro_batches: int, device: torch.device) -> Figures:
-    """Mean ms of a layer step forward, of the loss, of one backward and of a micro-batch's end, each waited for."""
-    kinds = ["forward"] * num_layers + ["loss"] + ["backward"] * num_layers + ["end"]
+    """Mean ms of a layer step forward, of a part of the loss, of one backward, of a micro-batch's end, each awaited."""
+    num_loss_steps = training.layer_steps_per_iteration - 2 * num_layers - 1
+    kinds = ["forward"] * num_layers + ["loss"] * num_loss_steps + ["backward"] * num_layers + ["end"]
     seconds = dict.fromkeys(kinds, 0.0)
     for kind in kinds * num_micro_batches:
         _synchronize(device)

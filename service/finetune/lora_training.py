@@ -1,9 +1,9 @@
 """A fine-tuning job's computation as a series of layer steps (FineInfer, section 2.4), which may stop after each.
 
-A *fine-tuning iteration* is one micro-batch: forward of each layer, the loss, backward of each layer, and the end,
-where the optimizer takes its step if the micro-batch was the step's last. After an epoch's last step the validation
-examples go forward. Activations live in memory that may be taken away at any layer step: the micro-batch is then done
-again, to the same bits.
+A *fine-tuning iteration* is one micro-batch: forward of each layer, the loss in parts that take about as long, backward
+of each layer, and the end, where the optimizer takes its step if the micro-batch was the step's last. After an epoch's
+last step the validation examples go forward. Activations live in memory that may be taken away at any layer step: the
+micro-batch is then done again, to the same bits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from service.finetune.lora_parameters import LoraParameters
 from service.finetune.packing import MicroBatch, OptimizerStep, TrainingData
 from service.finetune.token_loss import LossSums
 from service.finetune.trainable_model import check_trainable
-from service.finetune.trained_model import TrainedModel, activation_arena
+from service.finetune.trained_model import TrainedModel, activation_arena, rows_per_loss_step
 from service.finetune.training_state import TrainingState
 from service.models.causal_lm import CausalLM
 
@@ -89,7 +89,9 @@ class LoraTraining:
         self._num_tokens = hyperparameters.micro_batch_tokens
         self._num_layers = len(self._model.blocks)
         self.num_arena_bytes = activation_arena(self._model, state.layout).num_bytes(self._num_tokens)
-        self.layer_steps_per_iteration = 2 * self._num_layers + 2
+        self._rows_per_loss_step = rows_per_loss_step(self._model, self._num_tokens)
+        self._num_loss_steps = -(-self._num_tokens // self._rows_per_loss_step)
+        self.layer_steps_per_iteration = 2 * self._num_layers + self._num_loss_steps + 1
 
         self._there: _OnDevice | None = None
         self._memory: Tensor | None = None
@@ -121,7 +123,7 @@ class LoraTraining:
     @property
     def _num_layer_steps_of_next(self) -> int:
         if self._num_validated is not None:
-            return self._num_layers + 1
+            return self._num_layers + self._num_loss_steps
         return int(self._is_resumed_at_end) if self._current is None else self.layer_steps_per_iteration
 
     def use_memory(self, memory: Tensor | None) -> None:
@@ -188,14 +190,16 @@ class LoraTraining:
         for layer in range(self._num_layers):
             micro_batch.forward(layer)
             yield
-        sums = micro_batch.loss(1 / step.num_trained)
-        yield
+        for part in range(self._num_loss_steps):
+            micro_batch.loss(part, 1 / step.num_trained)
+            yield
         for layer in reversed(range(self._num_layers)):
             # Layers above were done before the memory was taken away: their part is in the gradients already.
             micro_batch.backward(layer, accumulates=layer < self._accumulated_from)
             self._accumulated_from = min(layer, self._accumulated_from)
             yield
-        self._sums = sums if self._sums is None else self._sums.add(sums)
+        assert micro_batch.sums is not None
+        self._sums = micro_batch.sums if self._sums is None else self._sums.add(micro_batch.sums)
         self._accumulated_from = self._num_layers
         self._micro_batch += 1
         if self._micro_batch == len(step.micro_batches):
@@ -221,8 +225,12 @@ class LoraTraining:
         for layer in range(self._num_layers):
             micro_batch.forward(layer)
             yield
-        sums = micro_batch.loss(None)
-        done = self._untold[-1]
+        for part in range(self._num_loss_steps):
+            micro_batch.loss(part, None)
+            if part < self._num_loss_steps - 1:
+                yield
+        done, sums = self._untold[-1], micro_batch.sums
+        assert sums is not None
         self._untold[-1] = done._replace(validation=sums if done.validation is None else done.validation.add(sums))
         assert self._num_validated is not None
         self._num_validated += 1
@@ -237,7 +245,7 @@ class LoraTraining:
             scale = self._hyperparameters.alpha / self._hyperparameters.rank
             self._there = _OnDevice(
                 parameters,
-                TrainedModel(self._model, parameters, scale),
+                TrainedModel(self._model, parameters, scale, self._rows_per_loss_step),
                 AdamW(parameters, self._hyperparameters, self._begin),
             )
         return self._there

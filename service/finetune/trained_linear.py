@@ -49,8 +49,9 @@ class TrainedLinear:
         """shrunk_grad [T, shrunk_size]."""
         shrunk_grad = y_grad.new_empty(y_grad.shape[0], self.shrunk_size)
         for part, grad_part in zip(self._parts, self._by_part(shrunk_grad), strict=True):
-            torch.mm(y_grad[:, part.columns], part.matrices.b, out=grad_part)
-        return shrunk_grad.mul_(self._scale)
+            y_part, b = y_grad[:, part.columns], part.matrices.b
+            torch.addmm(grad_part, y_part, b, beta=0, alpha=self._scale, out=grad_part)
+        return shrunk_grad
 
     def input_gradient(self, y_grad: Tensor, shrunk_grad: Tensor) -> Tensor:
         """x_grad."""

@@ -20,10 +20,14 @@ from service.models.llama import Llama
 
 
 class TrainedModel:
-    """scale: what the adapters' products are multiplied by. The model's weights are read as they lie."""
+    """scale: what the adapters' products are multiplied by. The model's weights are read as they lie.
 
-    def __init__(self, model: Llama, parameters: LoraParameters, scale: float) -> None:
+    rows_per_loss_step: trained tokens whose logits are computed in one layer step.
+    """
+
+    def __init__(self, model: Llama, parameters: LoraParameters, scale: float, rows_per_loss_step: int) -> None:
         self.model = model
+        self.rows_per_loss_step = rows_per_loss_step
         self.blocks = [
             TrainedBlock(block, name, parameters, scale)
             for block, name in zip(blocks_of(model), block_names(model), strict=True)
@@ -43,13 +47,17 @@ class TrainedModel:
 
 
 class ModelPass:
-    """One micro-batch: `forward` of each layer, the first one's first, then `loss`, then `backward` of each layer, the
-    last one's first. Nobody waits for the device."""
+    """One micro-batch: `forward` of each layer, the first one's first, then each part of `loss`, then `backward` of
+    each layer, the last one's first. Nobody waits for the device.
+
+    sums: of the parts of the loss so far; None before the first.
+    """
 
     def __init__(self, trained: TrainedModel, batch: BatchTensors, memory: Tensor) -> None:
         self._trained = trained
         self._batch = batch
         self._kept = trained.arena.activations(memory, batch.num_tokens)
+        self.sums: LossSums | None = None
 
     def forward(self, layer: int) -> None:
         layers = self._kept.layers
@@ -58,22 +66,36 @@ class ModelPass:
         following = layers[layer + 1].stream if layer + 1 < len(layers) else self._kept.stream
         self._trained.blocks[layer].forward(layers[layer], following, self._batch)
 
-    def loss(self, gradient_scale: float | None) -> LossSums:
-        """gradient_scale: the backward pass is of the losses' sum times this; None: there will be none."""
-        rows, model = self._batch.trained_rows, self._trained.model
+    def loss(self, part: int, gradient_scale: float | None) -> None:
+        """part: of the micro-batch's trained tokens, `rows_per_loss_step` in each, the first is 0; adds to `sums`.
+        gradient_scale: the backward pass is of the losses' sum times this; None: there will be none."""
+        num_rows, batch, model = self._trained.rows_per_loss_step, self._batch, self._trained.model
+        gradient = self._kept.gradient
+        if part == 0 and gradient_scale is not None:
+            gradient.zero_()
+        rows = batch.trained_rows[part * num_rows : (part + 1) * num_rows]
+        if not len(rows):
+            return
         stream, norm = self._kept.stream.index_select(0, rows), model.norm
-        normed = rms_norm(stream, norm.weight, norm.eps)
-        sums, normed_grad = token_loss(normed, self._batch.targets, model.head.plain_weight, gradient_scale)
+        normed, targets = rms_norm(stream, norm.weight, norm.eps), batch.targets[part * num_rows :][: len(rows)]
+        sums, normed_grad = token_loss(normed, targets, model.head.plain_weight, gradient_scale)
+        self.sums = sums if self.sums is None else self.sums.add(sums)
         if normed_grad is not None:
             _, stream_grad = rms_norm_backward(normed_grad, stream, norm.weight, norm.eps)
-            self._kept.gradient.zero_().index_copy_(0, rows, stream_grad)
-        return sums
+            gradient.index_copy_(0, rows, stream_grad)
 
     def backward(self, layer: int, *, accumulates: bool) -> None:
         """accumulates: add to the gradients of A and B."""
         kept, gradient = self._kept.layers[layer], self._kept.gradient
         block = self._trained.blocks[layer]
         block.backward(kept, gradient, self._batch, accumulates=accumulates, is_first=layer == 0)
+
+
+def rows_per_loss_step(model: Llama, num_tokens: int) -> int:
+    """So many that they take about as long as a layer does for all `num_tokens` of a micro-batch: the head is much
+    larger than a layer where the model is small."""
+    layer_size = sum(weight.numel() for weight in blocks_of(model)[0].parameters())
+    return max(1, min(num_tokens, num_tokens * layer_size // model.head.plain_weight.numel()))
 
 
 def activation_arena(model: Llama, layout: ParameterLayout) -> ActivationArena:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from service.core.training import StepReport
 from service.errors import InvalidRequest, TrainingDiverged
@@ -17,6 +18,7 @@ from service.finetune.lora_training import LoraTraining
 from service.finetune.packing import packed
 from service.finetune.training_state import TrainingState
 from service.models.causal_lm import CausalLM
+from tests.equivalence.hf_model import SMALL
 from tests.finetune.peft_training import PeftTraining
 from tests.finetune.served import completed, lora_training, random_examples, served_model
 
@@ -39,8 +41,17 @@ Undisturbed = tuple[list[StepReport], TrainingState]
 
 
 @pytest.fixture(scope="module")
-def llama(model_folders: Mapping[str, Path]) -> CausalLM:
-    return served_model(model_folders["llama"])
+def llama_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a head so large that the loss takes several layer steps."""
+    folder = tmp_path_factory.mktemp("llama")
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**{**SMALL, "vocab_size": 1600})).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def llama(llama_folder: Path) -> CausalLM:
+    return served_model(llama_folder)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +102,7 @@ def test_how_examples_are_packed_changes_nothing(llama: CausalLM):
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 25), st.sampled_from(["memory", "resume"])), max_size=12))
+@given(st.lists(st.tuples(st.integers(0, 40), st.sampled_from(["memory", "resume"])), max_size=12))
 def test_interrupted_is_bit_equal_to_undisturbed(
     llama: CausalLM, undisturbed: Undisturbed, interruptions: list[tuple[int, str]]
 ):
@@ -117,13 +128,13 @@ def test_advance_runs_as_many_layer_steps_as_it_is_told(llama: CausalLM):
     total = 0
     while training.layer_steps_left:
         left = training.layer_steps_left
-        assert left <= training.layer_steps_per_iteration == 6
+        assert left <= training.layer_steps_per_iteration == 2 * 2 + 4 + 1
         assert training.advance(1) == 1
         assert training.layer_steps_left == left - 1 or left == 1
         total += 1
     assert training.advance(5) == 0
     micro_batches = sum(len(step.micro_batches) for step in map(training._data.step, range(6)))
-    assert total == 6 * micro_batches + 2 * 3 * len(VALIDATION)
+    assert total == 9 * micro_batches + 2 * (2 + 4) * len(VALIDATION)
     assert not training.is_over, "the end was not told yet"
     training.take_news()
     assert training.is_over
@@ -156,13 +167,13 @@ def test_one_that_was_at_its_end_tells_it_again(llama: CausalLM, undisturbed: Un
 
 
 def test_validation_is_told_at_each_epochs_end_and_changes_nothing(
-    llama: CausalLM, model_folders: Mapping[str, Path], undisturbed: Undisturbed
+    llama: CausalLM, llama_folder: Path, undisturbed: Undisturbed
 ):
     reports, state = undisturbed
     assert [report.step for report in reports if report.valid_loss is not None] == [3, 6]
     without = lora_training(llama, FEW_EXAMPLES, FEW)
     assert_same_bits(completed(without)[1], state)
-    oracle = PeftTraining(model_folders["llama"], FEW, state.matrices())
+    oracle = PeftTraining(llama_folder, FEW, state.matrices())
     loss, accuracy = oracle.evaluate(EXAMPLES[10:16])
     assert reports[-1].valid_loss == pytest.approx(loss, rel=1e-5)
     assert reports[-1].valid_accuracy == pytest.approx(accuracy)
@@ -190,12 +201,12 @@ def test_learns_in_bf16(model_folders: Mapping[str, Path]):
 
 
 @pytest.mark.parametrize(
-    "fault", [lambda ids: ids.__setitem__(1, 400), lambda ids: ids.__setitem__(1, -1)], ids=["beyond", "below"]
+    "fault", [lambda ids: ids.__setitem__(1, 1600), lambda ids: ids.__setitem__(1, -1)], ids=["beyond", "below"]
 )
 def test_a_token_that_the_model_has_not_is_refused(llama: CausalLM, fault: Callable[..., None]):
     examples = random_examples(2, vocab_size=400, longest=9)
     fault(examples[0].token_ids)
-    with pytest.raises(InvalidRequest, match="none of the model's 400"):
+    with pytest.raises(InvalidRequest, match="none of the model's 1600"):
         completed(lora_training(llama, examples, CHOSEN))
 
 
