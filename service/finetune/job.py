@@ -93,12 +93,18 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True)
 class ValidatedData:
-    """What reading a job's files has told. data_digest: of all examples' tokens; a job goes on with the same only."""
+    """What reading a job's files has told. data_digest: of all examples' tokens; a job goes on with the same only.
+
+    num_truncated: of both files' examples, those that were cut at the end; num_left_out: of which nothing learned was
+    left by that, and which `num_examples` are without.
+    """
 
     hyperparameters: Hyperparameters
     num_examples: int
     num_tokens: int
     data_digest: str
+    num_truncated: int = 0
+    num_left_out: int = 0
 
     @property
     def num_steps(self) -> int:

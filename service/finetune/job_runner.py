@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from service.core.training import TrainingInterrupted
 from service.errors import StorageFull, StorageUnavailable
-from service.finetune.job import IllegalTransition, Job, JobEvent, JobStatus
+from service.finetune.job import IllegalTransition, Job, JobEvent, JobStatus, ValidatedData
 from service.finetune.job_faults import JobFault, job_error
 from service.finetune.job_table import jobs_in
 from service.finetune.job_training import JobStopped, JobTools, JobTraining
@@ -128,8 +128,7 @@ class JobRunner:
         except Exception as fault:
             await self._fail(job, fault)
             return
-        found = f"{data.num_examples} examples, {data.num_tokens} tokens, {data.num_steps} steps"
-        event = job_event(f"Files validated, moving job to queued state: {found}")
+        event = job_event(f"Files validated, moving job to queued state: {_found(data)}")
         await self._change(job, lambda now: now.validated(data), event)
 
     def _check_wanted(self) -> None:
@@ -170,6 +169,15 @@ class JobRunner:
             return await _until_possible(partial(self._jobs.change, job.job_id, change, [event]))
         except IllegalTransition:
             return None
+
+
+def _found(data: ValidatedData) -> str:
+    found = f"{data.num_examples} examples, {data.num_tokens} tokens, {data.num_steps} steps"
+    if data.num_truncated:
+        found += f"; {data.num_truncated} examples were cut at {data.hyperparameters.max_length} tokens"
+    if data.num_left_out:
+        found += f"; {data.num_left_out} were left out, which have nothing to learn before that"
+    return found
 
 
 async def _until_possible(work: Callable[[], Awaitable[T]]) -> T:

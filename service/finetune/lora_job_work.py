@@ -15,7 +15,7 @@ from service.core.training import Training
 from service.errors import AdapterError
 from service.finetune.auto_hyperparameters import USUAL_RANK, DataSize, max_length, resolved
 from service.finetune.checkpoint import read_checkpoint, write_checkpoint
-from service.finetune.dataset import Example, read_dataset
+from service.finetune.dataset import Dataset, Example, read_dataset
 from service.finetune.dataset_line import DatasetError
 from service.finetune.export import export_adapter
 from service.finetune.hyperparameters import Hyperparameters
@@ -57,20 +57,29 @@ class LoraJobWork:
 
     def validate(self, job: Job, training_file: Path, validation_file: Path | None, check: Check) -> ValidatedData:
         most = max_length(job.spec, self._base)
-        examples, validation = self._read(training_file, validation_file, most, check)
+        read = self._read(training_file, validation_file, most, check)
+        examples, validation = (data.examples for data in read)
         num_tokens = sum(len(example.token_ids) for example in examples)
         longest = max(len(example.token_ids) for example in (*examples, *validation))
         source = self._source(job)
         spec = job.spec if source is None else replace(job.spec, rank=job.spec.rank or self._rank_of(source))
         hyperparameters = resolved(spec, self._base, DataSize(len(examples), num_tokens, longest))
-        return ValidatedData(hyperparameters, len(examples), num_tokens, _digest(examples, validation))
+        return ValidatedData(
+            hyperparameters,
+            len(examples),
+            num_tokens,
+            _digest(examples, validation),
+            num_truncated=sum(data.num_truncated for data in read),
+            num_left_out=sum(data.num_left_out for data in read),
+        )
 
     def prepare(
         self, job: Job, training_file: Path, validation_file: Path | None, checkpoint: Path, check: Check
     ) -> Training:
         assert job.data is not None
         hyperparameters = job.data.hyperparameters
-        examples, validation = self._read(training_file, validation_file, hyperparameters.max_length, check)
+        read = self._read(training_file, validation_file, hyperparameters.max_length, check)
+        examples, validation = (data.examples for data in read)
         if _digest(examples, validation) != job.data.data_digest:
             raise JobFault("data_changed", "The files, or how the model reads them, have changed.", "training_file")
         data = TrainingData(
@@ -100,17 +109,18 @@ class LoraJobWork:
 
     def _read(
         self, training_file: Path, validation_file: Path | None, most_tokens: int, check: Check
-    ) -> tuple[Sequence[Example], Sequence[Example]]:
+    ) -> tuple[Dataset, Dataset]:
+        """Of both files; without the second it is empty."""
         files = [("training_file", training_file)]
         if validation_file is not None:
             files.append(("validation_file", validation_file))
-        found: list[Sequence[Example]] = []
+        found: list[Dataset] = []
         for param, path in files:
             try:
-                found.append(read_dataset(path, self._text, most_tokens, check).examples)
+                found.append(read_dataset(path, self._text, most_tokens, check))
             except DatasetError as fault:
                 raise JobFault(f"invalid_{param}", str(fault), param) from fault
-        return found[0], found[1] if len(found) > 1 else ()
+        return found[0], found[1] if len(found) > 1 else Dataset((), 0, 0)
 
     def _state(self, job: Job, hyperparameters: Hyperparameters, checkpoint: Path) -> TrainingState:
         """To begin with, or to go on from."""

@@ -13,7 +13,7 @@ from service.errors import InvalidRequest
 from service.finetune.job import Job, JobStatus
 from service.finetune.job_faults import JobFault
 from service.storage.listing import PageQuery
-from tests.finetune.job_scene import BASE, CLIENT, NUM_STEPS, JobScene, job_scene
+from tests.finetune.job_scene import BASE, CLIENT, DATA, NUM_STEPS, JobScene, job_scene
 
 Scene = Callable[[JobScene], Awaitable[None]]
 
@@ -46,6 +46,19 @@ def test_a_job_goes_from_its_file_to_a_model_that_is_served(tmp_path: Path):
             "The job has successfully completed",
         ]
         assert [report.step for report in made.reports] == list(range(1, NUM_STEPS + 1))
+
+    play(tmp_path, scene)
+
+
+def test_a_job_tells_what_was_cut_of_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    async def scene(made: JobScene) -> None:
+        monkeypatch.setattr(made.work, "validate", lambda *_: replace(DATA, num_truncated=3, num_left_out=1))
+        made.engine.go()
+        job = await made.until(await made.job(), JobStatus.SUCCEEDED)
+        assert (
+            "Files validated, moving job to queued state: 4 examples, 100 tokens, 12 steps; 3 examples were cut at 512 "
+            "tokens; 1 were left out, which have nothing to learn before that"
+        ) in await made.messages(job)
 
     play(tmp_path, scene)
 

@@ -188,3 +188,14 @@ def test_few_checkpoints_are_written_of_a_long_job(file: Path, tmp_path: Path):
 
 def _fields(hyperparameters: Hyperparameters) -> dict[str, object]:
     return {name: getattr(hyperparameters, name) for name in Hyperparameters.__slots__}
+
+
+def test_examples_that_were_cut_or_left_out_are_counted(tmp_path: Path):
+    long = {"prompt": "the tower is", "completion": " blue" * 200}
+    hopeless = {"prompt": "the tower is" * 200, "completion": " blue"}
+    file, other = tmp_path / "data.jsonl", tmp_path / "other.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in [*LINES, long, hopeless]))
+    other.write_text(json.dumps(long))
+    data = work().validate(new_job(), file, other, nobody)
+    assert (data.num_examples, data.num_truncated, data.num_left_out) == (6, 2, 1)
+    assert data.hyperparameters.max_length == 128
