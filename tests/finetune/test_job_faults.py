@@ -6,7 +6,7 @@ import logging
 import pytest
 import torch
 
-from service.errors import NotFound, StorageFull, StorageUnavailable
+from service.errors import NotFound, StorageFull, StorageUnavailable, TrainingDiverged
 from service.finetune.job_faults import JobFault, job_error
 
 
@@ -22,6 +22,7 @@ from service.finetune.job_faults import JobFault, job_error
         (OSError(errno.ENOSPC, "/secret/path"), "storage_full", None),
         (StorageUnavailable("busy"), "storage_unavailable", None),
         (NotFound("No such File object"), "file_not_found", "training_file"),
+        (TrainingDiverged("In step 3 the loss is nan"), "training_diverged", None),
         (MemoryError(), "out_of_memory", None),
         (torch.OutOfMemoryError("CUDA out of memory at 0x7f"), "out_of_memory", None),
     ],

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from service.errors import TrainingDiverged
 from service.finetune.hyperparameters import Hyperparameters
 from service.finetune.job import Job, JobSpec
-from service.finetune.job_faults import JobFault
+from service.finetune.job_faults import JobFault, job_error
 from service.finetune.job_training import JobStopped
 from service.finetune.lora_job_work import LoraJobWork
 from service.finetune.lora_training import LoraTraining
@@ -163,6 +164,13 @@ def test_one_may_go_on_from_an_adapter_also_under_another_scale(file: Path, tmp_
     small = replace(later.data, hyperparameters=replace(later.data.hyperparameters, rank=2))
     with pytest.raises(JobFault, match="rank"):
         prepared(replace(later, data=small), file, tmp_path / "none", adapters)
+
+
+def test_a_loss_that_is_no_number_is_the_jobs_fault(file: Path, tmp_path: Path):
+    job = queued(file, replace(SPEC, learning_rate=1e4))
+    with pytest.raises(TrainingDiverged) as fault:
+        run(prepared(job, file, tmp_path / "none"))
+    assert job_error(fault.value).code == "training_diverged"
 
 
 def test_other_names_of_the_base_are_the_base(file: Path, tmp_path: Path):
