@@ -16,7 +16,7 @@ from service.scheduler.deferred_batching import DeferredBatching
 
 NAME = "fineinfer_deferral"
 WORKLOAD = "fixed-512x32"
-BOUNDS_S = (0.0, 0.25, 0.5, 1.0, 2.0)
+BOUNDS_S = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0)
 RATES = (0.5, 1.0, 2.0, 4.0, 8.0)
 RATES_ON_A_DEVICE = (1.0, 4.0)
 _JOB_FIRST_SHARE = 0.25

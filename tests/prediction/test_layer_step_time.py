@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -30,6 +31,22 @@ def test_pieces_with_changing_borders_tell_the_steps_apart():
             start += num_steps
     assert [times.predicted_s(step, 1) for step in range(len(seconds))] == pytest.approx(seconds, rel=0.02)
     assert times.predicted_s(0, len(seconds)) == pytest.approx(sum(seconds), rel=0.01)
+
+
+def test_an_iteration_of_more_tokens_than_others_is_known_by_its_first_pieces():
+    usual_s = [0.005] * 6 + [0.01] * 7
+    chance, times, errors = random.Random(0), LayerStepTime(len(usual_s)), list[float]()
+    for iteration in range(200):
+        longer = math.exp(chance.gauss(0.0, 0.3))
+        for step, step_s in enumerate(usual_s):
+            if step == 4 and iteration > 20:
+                rest_s = times.predicted_s(step, len(usual_s))
+                assert rest_s is not None
+                errors.append(abs(rest_s / (longer * sum(usual_s[step:])) - 1))
+            times.observe(step, 1, longer * step_s)
+    assert sum(errors) / len(errors) < 0.06
+    whole_s = times.predicted_s(0, len(usual_s))
+    assert whole_s == pytest.approx(sum(usual_s), rel=0.3), "the next one is taken for a usual one"
 
 
 def test_it_follows_a_device_that_gets_slower_and_forgets_an_outlier():

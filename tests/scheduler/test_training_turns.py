@@ -110,7 +110,7 @@ def test_an_iteration_may_be_shorter_than_others(num_running: int):
         if prediction is not None:
             errors.append(abs(prediction.predicted_s / prediction.actual_s - 1))
     settled = errors[200:]
-    assert sum(error < 0.05 for error in settled) >= (0.95 if num_running == 1 else 0.7) * len(settled)
+    assert sum(error < 0.1 for error in settled) >= (0.9 if num_running == 1 else 0.7) * len(settled)
 
 
 def test_the_outcome_of_a_training_that_has_ended_changes_nothing():
