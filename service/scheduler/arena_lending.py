@@ -21,6 +21,10 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
 costs the copies of blocks that were in the way, prefixes that are found no more, and what was computed in it."""
 
 
+UNUSED_S = 10.0
+"""After which an arena is given back unasked: what requests had cached would have to go while it lies idle."""
+
+
 class ArenaLending:
     """For one training at a time. Engine thread only."""
 
@@ -32,6 +36,7 @@ class ArenaLending:
         self._num_steps: int | None = None  # planned in this loan; None without one
         self._pause_s = FIRST_PAUSE_S
         self._paused_until_s = 0.0
+        self._used_s = 0.0
 
     def begin(self, num_blocks: int, steps_each: int) -> None:
         """A training needs so many blocks whenever it computes, 0 if none. steps_each: layer steps of one of its
@@ -81,11 +86,18 @@ class ArenaLending:
         """So many are planned. Returns where they compute."""
         if self._num_steps is not None:
             self._num_steps += num_layer_steps
+            self._used_s = self._clock.now_s()
         return self._blocks.arena.lent
 
     def note_return(self, tally: DecisionTally) -> None:
-        """To be called before each decision: whether requests have taken the arena back since the last one."""
-        if self._num_steps is None or self._blocks.arena.lent is not None:
+        """To be called before each decision: whether requests have taken the arena back since the last one. One that
+        has not been used for long is given back."""
+        if self._num_steps is None:
+            return
+        if self._blocks.arena.lent is not None:
+            if self._clock.now_s() - self._used_s > UNUSED_S:
+                self._blocks.arena.give_back()
+                self._num_steps = None
             return
         tally.num_arena_returns += 1
         tally.num_micro_batches_lost += self._num_steps % self._steps_each > 0

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from service.core.events import Outcome
 from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import NoPrefixCache
-from service.scheduler.arena_lending import FIRST_PAUSE_S, LONGEST_PAUSE_S, ArenaLending
+from service.scheduler.arena_lending import FIRST_PAUSE_S, LONGEST_PAUSE_S, UNUSED_S, ArenaLending
 from service.scheduler.decision_tally import DecisionTally
 from tests.engine.harness import VOCABULARY, Harness
 from tests.engine.toy_model import ToyExecutor
@@ -108,6 +108,20 @@ def test_returns_are_counted_and_those_that_cost_a_micro_batch():
     scene.lending.note_return(scene.tally)
     assert scene.tally.num_arena_returns == 4, "the training gave it back itself"
     assert scene.blocks.pool.num_used == 0
+
+
+def test_an_arena_that_is_not_used_for_long_is_given_back_and_costs_no_pause():
+    scene = Scene()
+    scene.lending.borrow()
+    for _ in range(3):
+        scene.lending.use(1)
+        scene.clock.advance(UNUSED_S)
+        scene.lending.note_return(scene.tally)
+        assert scene.blocks.arena.lent is not None
+    scene.clock.advance(0.1)
+    scene.lending.note_return(scene.tally)
+    assert scene.blocks.pool.num_used == 0
+    assert (scene.tally.num_arena_returns, scene.may_use()) == (0, True)
 
 
 def test_what_is_planned_is_told_where():
