@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
@@ -59,7 +59,7 @@ class JobRunner:
 
     async def _work_off(self) -> None:
         if self._jobs.is_anything_stored:
-            await _until_possible(self._recover)
+            await self._recover()
         else:  # the data directory is not made before there is a job
             await self._has_news[JobStatus.VALIDATING_FILES].wait()
         async with asyncio.TaskGroup() as group:
@@ -67,29 +67,36 @@ class JobRunner:
             group.create_task(self._each(JobStatus.QUEUED, self._train))
 
     async def _recover(self) -> None:
-        await self._tools.models.recover()
-        await self._jobs.recount()
+        await _until_possible(self._tools.models.recover)
+        await _until_possible(self._jobs.recount)
         unfinished = [status for status in JobStatus if not status.is_final]
-        jobs = await self._jobs.read(lambda connection: jobs_in(connection, unfinished))
+        jobs = await self._jobs_in(unfinished)
         folders = self._tools.folders
         folders.adopt(await self._tools.in_thread(partial(folders.sweep, [job.job_id for job in jobs])))
         for job in jobs:
             with suppress(JobFault):  # it will meet it itself
-                await self._hold_files(job)
+                await _until_possible(partial(self._hold_files, job))
             if job.status is JobStatus.RUNNING:
                 message = "The server was restarted; the job goes on from its last checkpoint"
-                await self._jobs.change(job.job_id, Job.interrupted, [job_event(message, "warn")])
+                await self._change(job, Job.interrupted, job_event(message, "warn"))
 
     async def _each(self, status: JobStatus, carry_on: Callable[[Job], Awaitable[None]]) -> None:
         """One job of this status after the other."""
         news = self._has_news[status]
         while not self._is_closing:
             news.clear()
-            look = partial(self._jobs.read, lambda connection: jobs_in(connection, [status]))
-            if waiting := await _until_possible(look):
-                await carry_on(waiting[0])
-            else:
-                await news.wait()
+            try:
+                if waiting := await self._jobs_in([status]):
+                    await carry_on(waiting[0])
+                    continue
+            except Exception:  # a defect of ours is not to be the end of all jobs
+                _logger.exception("a fine-tuning job could not be carried on")
+                await asyncio.sleep(_TRY_AGAIN_S)
+                continue
+            await news.wait()
+
+    async def _jobs_in(self, statuses: Sequence[JobStatus]) -> list[Job]:
+        return await _until_possible(partial(self._jobs.read, lambda connection: jobs_in(connection, statuses)))
 
     def _note(self, job: Job) -> None:
         """A job is new, or has changed."""

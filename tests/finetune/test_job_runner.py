@@ -211,6 +211,26 @@ def test_after_a_restart_models_are_there_and_jobs_go_on(tmp_path: Path):
     play(tmp_path, after)
 
 
+def test_a_defect_of_ours_is_not_the_end_of_all_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("service.finetune.job_runner._TRY_AGAIN_S", 0.01)
+
+    async def scene(made: JobScene) -> None:
+        failures, fail = [KeyError("defect"), KeyError("defect")], made.runner._fail
+
+        async def failing(*arguments: object) -> None:
+            if failures:
+                raise failures.pop()
+            await fail(*arguments)
+
+        monkeypatch.setattr(made.runner, "_fail", failing)
+        made.engine.go()
+        await made.until(await made.job(b'{"bad": 1}'), JobStatus.FAILED)
+        await made.until(await made.job(), JobStatus.SUCCEEDED)
+        assert not failures
+
+    play(tmp_path, scene)
+
+
 def test_an_engine_that_ends_ends_no_job(tmp_path: Path):
     async def before(made: JobScene) -> None:
         made.engine.fault, made.engine.fault_at = TrainingInterrupted("the engine has ended"), 6
