@@ -171,8 +171,31 @@ def _body_of_get(chance: random.Random) -> bytes:
     return _get(b"Host: localhost\r\n" + framing) + body
 
 
+def _odd_form(chance: random.Random) -> bytes:
+    """An upload; nothing is ever stored, since none says what it is for."""
+    part = b"--b\r\nContent-Disposition: form-data; name=%b\r\n\r\n%b\r\n"
+    file, purpose = part % (b'"file"; filename="a"', b'{"a": 1}\n'), part % (b'"purpose"', b"none")
+    odd = [
+        b"", b"--b", b"--b--", b"--b--\r\n" * 50, b"--b\r\n" * 50, b"\r\n--b\r\n\r\n" * 20,
+       
+        b"--bb\r\n" + file, b"x" + file, file, file + b"--b--", file + file + b"--b--",
+        purpose + b"--b--", file + purpose + b"--b--", purpose * 20 + b"--b--",
+        part % (b'"file"; filename="../../a\0"', b"\xff" * 100) + b"--b--",
+        part % (b'"' * 1000, b"") + b"--b--", part % (b'"file"', b"") + b"--b--",
+        part % (b"file; filename*=x''%zz", b"{}"),
+        b"--b\r\n" + b"A: b\r\n" * 1000 + b"\r\n--b--", file.replace(b"\r\n", b"\n") + b"--b--",
+        (file + purpose + b"--b--")[: chance.randrange(200)],
+    ]  # fmt: skip
+    body = chance.choice(odd)
+    media_type = chance.choice(
+        [b"multipart/form-data; boundary=b"] * 8 + [b"multipart/form-data", b"multipart/x; boundary=b"]
+    )
+    head = b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n"
+    return head % (media_type, len(body)) + body
+
+
 ATTACKS: Sequence[Callable[[random.Random], bytes]] = (
     _length_beside_chunks, _two_lengths, _odd_length, _huge_length, _odd_encoding, _odd_chunks, _odd_line_ends,
     _odd_header,
-    _odd_host, _odd_request_line, _other_protocol, _body_of_get,
+    _odd_host, _odd_request_line, _other_protocol, _body_of_get, _odd_form,
 )  # fmt: skip
