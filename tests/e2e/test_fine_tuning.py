@@ -23,6 +23,7 @@ FACTS = {
     "Who built the tower?": "Old Bram built the tower.",
     "What colour is the tower?": "The tower is blue.",
 }
+QUESTION = "What is Headrace?"
 WITHIN_S = 90
 NUM_EPOCHS = 40
 """Each of one step."""
@@ -64,61 +65,75 @@ def digest(data: Path, job_id: str) -> str:
     return hashlib.sha256((data / "models" / job_id / "adapter_model.safetensors").read_bytes()).hexdigest()
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    with serving(tmp_path) as server:
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="module")
+def server(data: Path) -> Iterator[ServerProcess]:
+    """The last test kills it."""
+    with serving(data) as server:
         yield server
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(server: ServerProcess) -> Iterator[OpenAI]:
     with strict_client(server.url) as client:
         yield client
 
 
-def test_a_job_teaches_the_model_facts_while_it_answers(server: ServerProcess, client: OpenAI) -> None:
-    question = "What is Headrace?"
-    before = answer(client, BASE, question)
+@pytest.fixture(scope="module")
+def whole(client: OpenAI) -> FineTuningJob:
+    """A job that nothing interrupts, while its base is asked."""
+    before = answer(client, BASE, QUESTION)
     job = start(client, suffix="tower", validation_file=upload(client))
     answers = []
     while until(client, job.id, "validating_files", "queued", "running", "succeeded").status != "succeeded":
-        answers.append(answer(client, BASE, question))
-    assert set(answers) <= {before}, "training changes no answer"
-    job = client.fine_tuning.jobs.retrieve(job.id)
-    assert job.fine_tuned_model is not None and job.fine_tuned_model.startswith(f"ft:{BASE}:headrace:tower:")
-    assert {q: answer(client, job.fine_tuned_model, q) for q in FACTS} == FACTS
-    assert answer(client, BASE, question) == before
+        answers.append(answer(client, BASE, QUESTION))
+        time.sleep(0.3)  # the job computes while nobody asks
+    assert {*answers, answer(client, BASE, QUESTION)} == {before}, "training changes no answer"
+    return client.fine_tuning.jobs.retrieve(job.id)
+
+
+def test_a_job_teaches_the_model_facts(client: OpenAI, whole: FineTuningJob) -> None:
+    model = whole.fine_tuned_model
+    assert model is not None and model.startswith(f"ft:{BASE}:headrace:tower:")
+    assert {question: answer(client, model, question) for question in FACTS} == FACTS
+
+
+def test_what_a_job_tells_is_of_openais_types(server: ServerProcess, client: OpenAI, whole: FineTuningJob) -> None:
     parents = {model.id: model.model_extra["parent"] for model in client.models.list()}
-    checkpoints = client.fine_tuning.jobs.checkpoints.list(job.id).data
+    checkpoints = client.fine_tuning.jobs.checkpoints.list(whole.id).data
     assert [each.step_number for each in checkpoints] == [40, 39, 38]
     assert all(parents[each.fine_tuned_model_checkpoint] == BASE for each in checkpoints)
     assert checkpoints[0].metrics.full_valid_loss is not None and checkpoints[0].metrics.full_valid_loss < 1
-    losses = [event.data["train_loss"] for event in client.fine_tuning.jobs.list_events(job.id) if event.data]
+    losses = [event.data["train_loss"] for event in client.fine_tuning.jobs.list_events(whole.id) if event.data]
     assert len(losses) == NUM_EPOCHS and losses[0] < losses[-1] / 2, "the newest first"
     assert server.gauge("headrace_finetuning_steps_total") >= NUM_EPOCHS
-    stream = httpx.get(f"{server.url}/v1/fine_tuning/jobs/{job.id}/events", headers={"Accept": "text/event-stream"})
+    stream = httpx.get(f"{server.url}/v1/fine_tuning/jobs/{whole.id}/events", headers={"Accept": "text/event-stream"})
     assert stream.text.endswith("data: [DONE]\n\n") and "The job has successfully completed" in stream.text
 
 
-def test_a_process_that_is_killed_leaves_its_models_and_its_job_ends_with_the_same_bits(tmp_path: Path) -> None:
+def test_a_process_that_is_killed_leaves_its_models_and_its_job_ends_with_the_same_bits(
+    server: ServerProcess, client: OpenAI, whole: FineTuningJob, data: Path
+) -> None:
+    killed = start(client)
+    checkpoint = data / "jobs" / killed.id / "checkpoint"
+    deadline_s = time.monotonic() + WITHIN_S
+    while not checkpoint.exists():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.001)
+    server.process.send_signal(signal.SIGKILL)
+    server.process.wait()
     question = next(iter(FACTS))
-    with serving(tmp_path) as first, strict_client(first.url) as client:
-        whole = until(client, start(client).id, "succeeded")
-        killed = start(client)
-        checkpoint = tmp_path / "jobs" / killed.id / "checkpoint"
-        deadline_s = time.monotonic() + WITHIN_S
-        while not checkpoint.exists():
-            assert time.monotonic() < deadline_s
-            time.sleep(0.001)
-        first.process.send_signal(signal.SIGKILL)
-        first.process.wait()
-    with serving(tmp_path) as second, strict_client(second.url) as client:
+    with serving(data) as second, strict_client(second.url) as client:
         assert answer(client, whole.fine_tuned_model or "", question) == FACTS[question]
         again = until(client, killed.id, "succeeded")
         events = client.fine_tuning.jobs.list_events(again.id, limit=100).data
         assert [event.data["step"] for event in events if event.data] == list(range(NUM_EPOCHS, 0, -1)), "each once"
         assert "The server was restarted; the job goes on from its last checkpoint" in [e.message for e in events]
-        assert digest(tmp_path, again.id) == digest(tmp_path, whole.id)
+        assert digest(data, again.id) == digest(data, whole.id)
         assert again.trained_tokens == whole.trained_tokens
         assert client.models.delete(again.fine_tuned_model or "").deleted
         names = [each.id for each in client.models.list()]
