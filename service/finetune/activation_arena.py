@@ -2,7 +2,7 @@
 
 Kept are, per token and layer, only what a backward pass through frozen weights needs and what is dear to compute anew:
 the stream before the block and before its MLP, packed queries, keys and values, attention's output with its
-log-sum-exp, gate and up, and what the adapters' A made of the inputs. Norms, rotation and activation are recomputed.
+log-sum-exp, gate and up, and what the adapters' A made of the inputs. Norms and activation are recomputed.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _ALIGNMENT = 256  # bytes, of every tensor's beginning
 class LayerActivations(NamedTuple):
     """Of T tokens in one layer, in the model's dtype but for lse.
 
-    stream [T, hidden_size]: what goes into the block. qkv [T, (H + 2 K) * D]: before head norms and rotation. attended
-    [T, H * D]; lse [H, T] fp32. mlp_stream [T, hidden_size]: what goes into the MLP's norm. gate_up [T, 2 I].
-    *_shrunk [T, rank * trained parts]: x A^T of the linear of that name.
+    stream [T, hidden_size]: what goes into the block. qkv [T, (H + 2 K) * D]: turned; where heads have norms, before
+    these. attended [T, H * D]; lse [H, T] fp32. mlp_stream [T, hidden_size]: what goes into the MLP's norm. gate_up
+    [T, 2 I]. *_shrunk [T, rank * trained parts]: x A^T of the linear of that name.
     """
 
     stream: Tensor

@@ -107,7 +107,7 @@ class TrainedBlock:
         heads_shape = (-1, self._num_heads, self._head_dim)
         grads = packed_attention_backward(
             attended_grad.view(heads_shape),
-            *self._rotated(kept.qkv, batch),
+            *self._rotated_again(kept.qkv, batch),
             kept.attended.view(heads_shape),
             kept.lse,
             batch.sequences,
@@ -115,8 +115,7 @@ class TrainedBlock:
             self._window,
         )
         heads = torch.cat(grads, dim=1)
-        first_value = self._num_heads + self._num_kv_heads
-        rotary_embedding(heads[:, :first_value], batch.cos, batch.back_sin)
+        rotary_embedding(heads[:, : self._first_value], batch.cos, batch.back_sin)
         if self._head_norms is not None:
             before = kept.qkv.view(heads.shape)
             for norm, place in zip(self._head_norms, self._normed_heads, strict=True):
@@ -124,19 +123,34 @@ class TrainedBlock:
         return heads.flatten(1)
 
     def _rotated(self, qkv: Tensor, batch: BatchTensors) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value heads as attention takes them, of the packed projection, which stays as it is."""
-        heads = qkv.view(qkv.shape[0], -1, self._head_dim).clone()
+        """Query, key and value heads as attention takes them, of the packed projection. That is turned itself; but with
+        head norms it stays as it is, since their gradient needs it."""
+        heads = qkv.view(qkv.shape[0], -1, self._head_dim)
         if self._head_norms is not None:
+            heads = heads.clone()
             for norm, place in zip(self._head_norms, self._normed_heads, strict=True):
                 heads[:, place] = rms_norm(heads[:, place], norm.weight, norm.eps)
-        first_value = self._num_heads + self._num_kv_heads
-        rotary_embedding(heads[:, :first_value], batch.cos, batch.sin)
-        return heads[:, : self._num_heads], heads[:, self._num_heads : first_value], heads[:, first_value:]
+        rotary_embedding(heads[:, : self._first_value], batch.cos, batch.sin)
+        return self._split(heads)
+
+    def _rotated_again(self, qkv: Tensor, batch: BatchTensors) -> tuple[Tensor, Tensor, Tensor]:
+        """What `_rotated` has given in the forward pass."""
+        if self._head_norms is not None:
+            return self._rotated(qkv, batch)
+        return self._split(qkv.view(qkv.shape[0], -1, self._head_dim))
+
+    def _split(self, heads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        first_key, first_value = self._num_heads, self._first_value
+        return heads[:, :first_key], heads[:, first_key:first_value], heads[:, first_value:]
+
+    @property
+    def _first_value(self) -> int:
+        return self._num_heads + self._num_kv_heads
 
     @property
     def _normed_heads(self) -> tuple[slice, slice]:
         """Places of query and key heads."""
-        return slice(0, self._num_heads), slice(self._num_heads, self._num_heads + self._num_kv_heads)
+        return slice(0, self._num_heads), slice(self._num_heads, self._first_value)
 
 
 def _head_norms(attention: LlamaAttention) -> tuple[RMSNorm, RMSNorm] | None:
