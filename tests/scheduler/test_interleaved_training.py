@@ -78,6 +78,8 @@ def test_a_training_gets_the_share_of_the_time_that_the_target_leaves():
     assert play.training is not None
     num_beside = sum(served.start_s < at_s < served.end_s for at_s in play.training.began_s)
     assert num_beside == pytest.approx(49 * 10, rel=0.05), "ten layer steps between two tokens"
+    gaps = [gap_s for stats in play.harness.sink.iterations for gap_s, _ in stats.token_gaps]
+    assert sorted(gaps)[len(gaps) // 2] == pytest.approx(0.03), "the time between tokens is told with what lay between"
 
 
 def test_a_training_that_never_met_an_empty_batch_gets_its_first_step_all_the_same():

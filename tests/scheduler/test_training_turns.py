@@ -12,11 +12,12 @@ from service.kvcache.block_manager import BlockManager
 from service.kvcache.block_pool import BlockPool
 from service.kvcache.prefix_cache import NoPrefixCache
 from service.scheduler.arena_lending import ArenaLending
-from service.scheduler.deferred_batching import DeferredBatching
+from service.scheduler.deferred_batching import DeferredBatching, TrainingPolicy
 from service.scheduler.fcfs import FirstComeFirstServed
 from service.scheduler.request_pool import RequestPool
 from service.scheduler.training_turns import PIECE_S, TrainingTurns
 from tests.manual_clock import ManualClock
+from tests.scheduler.test_request_pool import make_group
 from tests.scheduler.training_play import TrainingPlay
 
 
@@ -24,10 +25,9 @@ def empty_pool() -> RequestPool:
     return RequestPool(FirstComeFirstServed(), 16, AdapterSlots(0, BlockPool(1)))
 
 
-def made_turns(num_blocks: int = 1) -> TrainingTurns:
-    return TrainingTurns(
-        DeferredBatching(0.0), ArenaLending(BlockManager(num_blocks, 1, NoPrefixCache()), ManualClock())
-    )
+def made_turns(num_blocks: int = 1, policy: TrainingPolicy | None = None) -> TrainingTurns:
+    lending = ArenaLending(BlockManager(num_blocks, 1, NoPrefixCache()), ManualClock())
+    return TrainingTurns(policy or DeferredBatching(0.0), lending)
 
 
 def next_share(turns: TrainingTurns) -> TrainingShare:
@@ -39,8 +39,8 @@ def next_share(turns: TrainingTurns) -> TrainingShare:
 class Turns:
     """Of a training whose layer steps take `step_s`, on an empty pool."""
 
-    def __init__(self, num_steps: int, step_s: float = 0.001) -> None:
-        self.turns = made_turns()
+    def __init__(self, num_steps: int, step_s: float = 0.001, policy: TrainingPolicy | None = None) -> None:
+        self.turns = made_turns(policy=policy)
         self.turns.start(7, num_steps, num_steps)
         self._num_steps, self._step_s = num_steps, step_s
         self._left = num_steps
@@ -79,6 +79,29 @@ def test_pieces_that_overlap_go_on_from_each_other():
     predictions = [turns.finish(share) for share in shares]
     assert predictions == [Prediction("training", pytest.approx(0.004), pytest.approx(0.004))] * 4
     assert turns.play() == 1
+
+
+class AskedPolicy(DeferredBatching):
+    """Lets everybody wait, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__(math.inf)
+        self.asked: list[tuple[float, float]] = []
+
+    def admits(self, waited_s: float, step_s: float) -> bool:
+        self.asked.append((waited_s, step_s))
+        return super().admits(waited_s, step_s)
+
+
+def test_what_is_left_of_an_iteration_begins_with_the_pieces_that_run():
+    policy, pool = AskedPolicy(), empty_pool()
+    turns = Turns(12, policy=policy)
+    turns.play()
+    pool.add(make_group("waits"))
+    for now_s in (1.0, 2.0, 3.0, 4.0):
+        assert turns.turns.take(turns.turns.num_next(pool, now_s), now_s) is not None
+    assert [waited_s for waited_s, _ in policy.asked] == [1.0, 2.0, 3.0, 4.0]
+    assert [step_s for _, step_s in policy.asked] == pytest.approx([0.011, 0.011, 0.011, 0.023])
 
 
 def test_what_the_executor_says_is_left_counts():
