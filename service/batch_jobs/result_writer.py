@@ -45,12 +45,15 @@ class ResultWriter:
         self._warning = RareWarning(_logger, "results of a batch cannot be stored yet: %s (times: %d)")
 
     def put(self, result: LineResult) -> None:
-        """To be written soon."""
+        """To be written soon. Raises what an earlier one has failed with, if that was no fault of the disk."""
         self._unwritten.append(result)
         self._num_unwritten_bytes += _size(result)
         if self._num_unwritten_bytes > _MOST_UNWRITTEN_BYTES:
             self._has_room.clear()
-        if self._writing is None or self._writing.done():
+        if self._writing is not None and self._writing.done():
+            self._writing.result()
+            self._writing = None
+        if self._writing is None:
             self._writing = asyncio.create_task(self._write())
 
     async def wait_for_room(self) -> None:
@@ -58,9 +61,10 @@ class ResultWriter:
         await self._has_room.wait()
 
     async def flush(self) -> None:
-        """Until all is written."""
-        while self._writing is not None and not self._writing.done():
+        """Until all is written. Raises as `put`."""
+        if self._writing is not None:
             await asyncio.wait((self._writing,))
+            self._writing.result()
 
     async def _write(self) -> None:
         while self._unwritten:

@@ -18,7 +18,7 @@ import pytest
 from service.batch_jobs import batch_jobs, result_writer
 from service.batch_jobs.batch import Batch, BatchStatus
 from service.batch_jobs.batch_jobs import BatchJobs
-from service.batch_jobs.batch_output import Answer
+from service.batch_jobs.batch_output import Answer, BatchOutput
 from service.storage.database import FILE_NAME
 from service.storage.listing import PageQuery
 from service.storage.storage import Storage
@@ -181,6 +181,21 @@ def test_a_fault_of_ours_costs_one_batch(tmp_path: Path) -> None:
         assert bad.errors[0].code == "server_error"
 
     with_jobs(tmp_path, use, ask)
+
+
+def test_results_that_cannot_be_put_down_fail_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It must not be told to be complete without them."""
+
+    def broken(output: BatchOutput, results: object) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(BatchOutput, "lines_of", broken)
+
+    async def use(storage: Storage, jobs: BatchJobs) -> None:
+        batch = await ended(jobs, (await begin(storage, jobs, lines(range(5)))).batch_id)
+        assert (batch.status, batch.errors[0].code) == (BatchStatus.FAILED, "server_error")
+
+    with_jobs(tmp_path, use)
 
 
 def test_an_input_that_is_gone_after_a_restart_fails_its_batch(tmp_path: Path) -> None:
