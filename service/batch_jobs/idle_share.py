@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 QUIET_S = 1.0
 """So long after the last request of others has ended they are thought to come again."""
-_DOUBLING_S = 0.1
+_DOUBLING_S = 0.05
 """When it is quiet, the share doubles as often, so that whoever comes at its beginning meets few prompts of ours."""
 _SPARE_SHARE = 32
 """One seat in so many stays free, for whoever comes first after a quiet time."""
