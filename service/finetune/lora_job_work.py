@@ -35,8 +35,9 @@ from service.models.causal_lm import CausalLM
 
 Check = Callable[[], None]
 
-_LEAST_STEPS_A_CHECKPOINT, _MOST_CHECKPOINTS = 10, 50
-"""Of a job, besides those at the ends of epochs. One may take hundreds of megabytes."""
+_LEAST_STEPS_A_CHECKPOINT, _MOST_CHECKPOINTS, _MOST_BYTES_A_STEP = 10, 50, 5_000_000
+"""Of a job, besides those at the ends of epochs. One may take hundreds of megabytes; what is written is bounded."""
+_BYTES_A_PARAMETER = 12
 
 
 class LoraJobWork:
@@ -89,14 +90,15 @@ class LoraJobWork:
             num_epochs=hyperparameters.num_epochs,
             seed=hyperparameters.seed,
         )
+        state = self._state(job, hyperparameters, checkpoint)
         return LoraTraining(
             next(self._ids),
             self._model,
             data,
             hyperparameters,
-            self._state(job, hyperparameters, checkpoint),
+            state,
             validation=packed(validation, hyperparameters.micro_batch_tokens),
-            steps_per_checkpoint=max(_LEAST_STEPS_A_CHECKPOINT, data.num_steps // _MOST_CHECKPOINTS),
+            steps_per_checkpoint=steps_per_checkpoint(data.num_steps, state.layout.num_parameters),
         )
 
     def save(self, job: Job, state: StateOfStep, checkpoint: Path) -> None:
@@ -153,6 +155,11 @@ class LoraJobWork:
         except AdapterError as fault:
             raise JobFault("invalid_model", f"The job cannot go on from this adapter: {fault}", "model") from fault
         return max(rank, min(USUAL_RANK, self._base.max_rank))
+
+
+def steps_per_checkpoint(num_steps: int, num_parameters: int) -> int:
+    by_bytes = num_parameters * _BYTES_A_PARAMETER // _MOST_BYTES_A_STEP
+    return max(_LEAST_STEPS_A_CHECKPOINT, num_steps // _MOST_CHECKPOINTS, by_bytes)
 
 
 def _belongs_to(job: Job) -> str:

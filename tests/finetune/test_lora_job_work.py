@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from service.errors import TrainingDiverged
-from service.finetune.hyperparameters import Hyperparameters
 from service.finetune.job import Job, JobSpec
 from service.finetune.job_faults import JobFault, job_error
 from service.finetune.job_training import JobStopped
-from service.finetune.lora_job_work import LoraJobWork
+from service.finetune.lora_job_work import LoraJobWork, steps_per_checkpoint
 from service.finetune.lora_training import LoraTraining
 from service.finetune.served_base import ServedBase
 from service.finetune.training_state import TrainingState
@@ -186,16 +187,12 @@ def test_reading_stops_when_nobody_wants_it_any_more(file: Path):
         work().validate(new_job(), file, None, stop)
 
 
-def test_few_checkpoints_are_written_of_a_long_job(file: Path, tmp_path: Path):
-    job = queued(file)
-    assert job.data is not None
-    long = Hyperparameters(**{**_fields(job.data.hyperparameters), "num_epochs": 50, "batch_size": 1})
-    training = prepared(replace(job, data=replace(job.data, hyperparameters=long)), file, tmp_path / "none")
-    assert training._steps_per_checkpoint == 10
-
-
-def _fields(hyperparameters: Hyperparameters) -> dict[str, object]:
-    return {name: getattr(hyperparameters, name) for name in Hyperparameters.__slots__}
+@given(num_steps=st.integers(1, 10**6), num_parameters=st.integers(1, 10**9))
+def test_few_checkpoints_are_written_of_a_long_job_and_few_bytes_of_a_large_model(num_steps: int, num_parameters: int):
+    every = steps_per_checkpoint(num_steps, num_parameters)
+    assert every >= 10
+    assert num_steps // every <= 100
+    assert num_parameters * 12 / (every + 1) <= 5_000_000
 
 
 def test_examples_that_were_cut_or_left_out_are_counted(tmp_path: Path):
