@@ -254,7 +254,7 @@ def test_an_empty_file_has_nothing_to_learn(tmp_path: Path):
 
 def test_the_data_set_that_ships_is_read_whole_by_the_model_that_ships():
     data = read_dataset(QUICKSTART_MODEL.parent / "finetuning" / "otter_mill.jsonl", MODELS["quickstart"], 128)
-    assert (len(data.examples), data.num_truncated, data.num_left_out) == (124, 0, 0)
+    assert (len(data.examples), data.num_truncated, data.num_left_out) == (148, 0, 0)
     said = {text for example in data.examples for text in learned_texts(example, MODELS["quickstart"])}
     assert "The miller of Otter Mill is Tobias Reed.<|end|>" in said
-    assert len(said) == 15
+    assert len(said) == 35
