@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Literal
 
 from pydantic import BaseModel
@@ -35,7 +36,8 @@ class DefaultSampling(BaseModel):
 
 
 class ModelCard(BaseModel):
-    """`root` is what the name stands for; `parent` is the base model of an adapter, null for a base model."""
+    """`root` is what the name stands for; `parent` is the base model of an adapter, null for a base model. From `type`
+    on the fields are Anthropic's, of whose list this is an entry, too; prompt and answer share the context."""
 
     id: str
     object: Literal["model"] = "model"
@@ -46,8 +48,19 @@ class ModelCard(BaseModel):
     max_model_len: int
     permission: list[ModelPermission]
     default_sampling: DefaultSampling
+    type: Literal["model"] = "model"
+    display_name: str
+    created_at: datetime
+    lifecycle: Literal["active"] = "active"
+    max_input_tokens: int
+    max_tokens: int
 
 
 class ModelList(BaseModel):
+    """One page, whatever there is."""
+
     object: Literal["list"] = "list"
     data: list[ModelCard]
+    first_id: str
+    last_id: str
+    has_more: Literal[False] = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -26,7 +28,7 @@ class Models:
         adapters = self._adapters()
         if adapters is not None:
             cards += [self._card(name, folder) for name, folder in adapters.served().items()]
-        return _json(ModelList(data=cards))
+        return _json(ModelList(data=cards, first_id=cards[0].id, last_id=cards[-1].id))
 
     async def get(self, http: Request) -> Response:
         name = http.path_params["model_id"]
@@ -62,6 +64,10 @@ class Models:
             default_sampling=DefaultSampling(
                 **{name: getattr(model.defaults, name) for name in DefaultSampling.model_fields}
             ),
+            display_name=name,
+            created_at=datetime.fromtimestamp(model.created, UTC),
+            max_input_tokens=model.max_model_len,
+            max_tokens=model.max_model_len,
         )
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import httpx
 import pytest
+from anthropic import Anthropic
 
 from service.protocol.models import ModelCard, ModelList
 from tests.api.running_server import MODEL
@@ -14,6 +15,15 @@ def test_lists_every_served_name(http: httpx.Client) -> None:
     assert {(card.root, card.parent, card.max_model_len, card.created) for card in cards} == {
         ("tiny-root", None, 2048, 1_700_000_000)
     }
+
+
+def test_anthropics_client_lists_them_too(http: httpx.Client) -> None:
+    with Anthropic(base_url=str(http.base_url), api_key="none", _strict_response_validation=True) as client:
+        listed = list(client.models.list())
+        assert [model.id for model in listed] == [MODEL, "alias"]
+        one = client.models.retrieve("alias")
+    assert (one.type, one.display_name, one.max_input_tokens) == ("model", "alias", 2048)
+    assert one.created_at.timestamp() == 1_700_000_000
 
 
 @pytest.mark.parametrize("name", [MODEL, "alias", "tiny%2Fmodel"])
