@@ -1,0 +1,67 @@
+"""Tensor parallelism: the ranks that compute every layer together, each with its part of every weight.
+
+Megatron-LM (Shoeybi et al. 2019), which is ORCA's intra-layer parallelism: of each pair of products the first is
+divided by its outputs (query, key and value by heads; gate and up), the second by its inputs, and what the ranks get of
+the second is summed. So a block costs two sums over the ranks, and nothing else is exchanged.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class TensorParallel(Protocol):
+    """A rank's place among `size`, and what they exchange.
+
+    All ranks call the same methods in the same order, with tensors of the same shape and dtype; whoever does not, hangs
+    the others. One thread at a time. Raises what torch.distributed raises where a rank is gone.
+    """
+
+    @property
+    def rank(self) -> int:
+        """From 0."""
+        ...
+
+    @property
+    def size(self) -> int: ...
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum of all ranks' x, of its shape and dtype and with the same bits on every rank. x is given up: it may
+        be overwritten, and the sum may lie in it."""
+        ...
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """[size, *x.shape]: every rank's x, in the order of ranks. x is kept."""
+        ...
+
+    def least(self, number: int) -> int:
+        """The least of all ranks' numbers. At start: it waits for the slowest."""
+        ...
+
+    def of_first(self, text: str) -> str:
+        """Rank 0's text; that of the others is not looked at. At start, likewise."""
+        ...
+
+
+class Alone:
+    """The one rank of a model that is not divided."""
+
+    rank = 0
+    size = 1
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        return x[None]
+
+    def least(self, number: int) -> int:
+        return number
+
+    def of_first(self, text: str) -> str:
+        return text
+
+
+ALONE = Alone()

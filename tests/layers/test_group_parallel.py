@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from service.layers.group_parallel import sum_in_order
+from tests.ranks import Ranks
+
+
+def values(rank: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(5, 7, generator=torch.Generator().manual_seed(rank)).to(dtype)
+
+
+def sums(parallel, dtype):
+    return parallel.all_reduce(values(parallel.rank, dtype)), parallel.all_reduce(torch.empty(0, 7, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_sum_is_the_same_everywhere_bit_for_bit(two_ranks: Ranks, dtype):
+    want = (values(0, dtype).float() + values(1, dtype).float()).to(dtype)
+    for total, of_nothing in two_ranks.run(sums, dtype):
+        assert total.dtype is dtype
+        assert torch.equal(total, want)
+        assert of_nothing.shape == (0, 7)
+
+
+def test_sums_are_made_in_fp32_in_the_order_of_ranks_and_rounded_once():
+    parts = torch.tensor([[1.0], [2**-8], [2**-8], [-1.0]])
+    assert sum_in_order(parts.bfloat16()).item() == 2**-7, "in bf16 both small ones would be lost"
+    parts = torch.tensor([[1e8], [1.0], [-1e8]])
+    assert sum_in_order(parts).item() == ((parts[0] + parts[1]) + parts[2]).item()
+
+
+def gathered(parallel):
+    x = values(parallel.rank, torch.bfloat16)
+    columns = parallel.all_gather(x[:, 2:4])  # not contiguous
+    return parallel.all_gather(torch.tensor([parallel.rank])), columns, x
+
+
+def test_what_is_gathered_is_in_the_order_of_ranks(two_ranks: Ranks):
+    answers = two_ranks.run(gathered)
+    for ranks, columns, _ in answers:
+        assert ranks.tolist() == [[0], [1]]
+        assert torch.equal(columns, torch.stack([x[:, 2:4] for *_, x in answers]))
+
+
+def agreed(parallel, numbers, texts):
+    return parallel.rank, parallel.size, parallel.least(numbers[parallel.rank]), parallel.of_first(texts[parallel.rank])
+
+
+@pytest.mark.parametrize("text", ["", "ä text\n", "x" * 100_000])
+def test_ranks_agree_on_the_least_number_and_on_the_first_ones_text(two_ranks: Ranks, text):
+    for rank, answer in enumerate(two_ranks.run(agreed, (2**40 + 1, 2**40), (text, "another"))):
+        assert answer == (rank, 2, 2**40, text)
