@@ -183,6 +183,12 @@ class _Service:
         recorder.record_startup("total", self._ready_s - self._started_s)
 
     async def _drain(self) -> None:
+        if self._engine is not None and self._settings.shutdown_delay:
+            self._state.announce_end()
+            logger.info("requests are still taken for %g s: balancers hear of the end", self._settings.shutdown_delay)
+            forced = asyncio.create_task(self._shutdown.forced())  # at a fault it is, already
+            await asyncio.wait({forced}, timeout=self._settings.shutdown_delay)
+            forced.cancel()
         self._state.set_draining()
         if self._engine is None:
             return

@@ -5,7 +5,8 @@ The app listens while the model loads. What `main.py` does, all on the event-loo
 - it makes `state = ServingState()` (phase `loading`), gives it to `create_app` and starts listening;
 - it loads the model in another thread, starts the engine, then calls `state.set_ready(ServedModel(...))`;
 - when loading fails, it calls `state.set_failed()`;
-- at SIGTERM it calls `state.set_draining()`: new requests are refused, running ones go on. Those that still run when
+- at SIGTERM it calls `state.announce_end()` if balancers are given time to hear of it, and requests are still taken;
+- then it calls `state.set_draining()`: new requests are refused, running ones go on. Those that still run when
   time is up fail in the engine, and their streams end with an error event and [DONE].
 """
 
@@ -95,6 +96,7 @@ class ServingState:
 
     def __init__(self) -> None:
         self.phase = Phase.LOADING
+        self._end_is_near = False
         self._model: ServedModel | None = None
 
     @property
@@ -106,6 +108,15 @@ class ServingState:
         assert self.phase is Phase.LOADING
         self._model = model
         self.phase = Phase.READY
+
+    def announce_end(self) -> None:
+        """No balancer should send requests here any more; what comes all the same is still taken."""
+        self._end_is_near = True
+
+    @property
+    def wants_requests(self) -> bool:
+        """Whether a balancer should send requests here."""
+        return self.phase is Phase.READY and not self._end_is_near
 
     def set_draining(self) -> None:
         """From any phase; there is no way back."""

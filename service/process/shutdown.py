@@ -66,7 +66,7 @@ class Shutdown:
     def _on_signal(self, number: int) -> None:
         name = signal.Signals(number).name
         if not self._requested.is_set():
-            logger.info("%s: no new requests; running ones may finish", name)
+            logger.info("%s: ending in order; running requests may finish", name)
             self._requested.set()
         elif number != signal.SIGHUP and not self._is_ending_at_once:
             logger.warning("%s again: ending at once", name)

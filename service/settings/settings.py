@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import ByteSize, Field, FiniteFloat, JsonValue, field_validator, model_validator
+from pydantic import ByteSize, Field, FiniteFloat, JsonValue, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliPositionalArg,
     EnvSettingsSource,
-    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
@@ -32,6 +30,7 @@ from service.config import (
 )
 from service.errors import ConfigError
 from service.settings.api_key_file import read_api_keys
+from service.settings.lists import AdapterFolders, HostNames, Keys, Names
 from service.settings.service_links import is_service_link
 
 ENV_PREFIX = "HEADRACE_"
@@ -41,7 +40,6 @@ QUICKSTART_ADAPTERS = Path(__file__).parents[1] / "quickstart" / "adapters"
 MOST_LOGPROBS = 128
 """Most probable tokens that the executor tells at one place (service/sampling/logprobs.py)."""
 SECRETS = frozenset({"api_key", "admin_api_key"})
-_HOST_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
 class Settings(BaseSettings):
@@ -68,7 +66,7 @@ class Settings(BaseSettings):
     default_chat_template_kwargs: dict[str, JsonValue] = Field(
         {}, description='variables of the chat template for requests that do not set them: {"enable_thinking": false}'
     )
-    served_model_name: Annotated[tuple[str, ...], NoDecode] = Field(
+    served_model_name: Names = Field(
         (), description="names that clients may use, comma-separated; the first one is in the answers"
     )
     load_format: Literal["auto", "pt", "dummy"] = Field(
@@ -86,13 +84,13 @@ class Settings(BaseSettings):
     uds: Path | None = Field(None, description="Unix socket to listen on, instead of host and port")
     ssl_certfile: Path | None = Field(None, description="certificate chain (PEM); with it, only HTTPS is served")
     ssl_keyfile: Path | None = Field(None, description="its private key (PEM), if not in the same file")
-    api_key: Annotated[tuple[str, ...], NoDecode] = Field(
+    api_key: Keys = Field(
         (), description="accepted bearer keys, comma-separated, each KEY or NAME:KEY; open to all if left out"
     )
     api_key_file: Path | None = Field(
         None, description="file with accepted bearer keys, one a line, each KEY or NAME:KEY; read at the start"
     )
-    admin_api_key: Annotated[tuple[str, ...], NoDecode] = Field(
+    admin_api_key: Keys = Field(
         (), description="bearer keys of operators, comma-separated, each KEY or NAME:KEY; no admin routes if left out"
     )
     admin_api_key_file: Path | None = Field(
@@ -102,12 +100,12 @@ class Settings(BaseSettings):
         None, ge=1, description="requests of one key that run or wait at most; beyond, 429; no limit if left out"
     )
     guard_metrics: bool = Field(False, description="/metrics asks for a key too")
-    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
+    allowed_hosts: HostNames = Field(
         (),
         description="names to be called by besides localhost and addresses, comma-separated; * for all, which it is by"
         " default with keys or beyond loopback",
     )
-    allowed_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+    allowed_origins: Names = Field(
         (), description="origins whose pages may call from a browser, comma-separated; * for all; none if left out"
     )
     strict_params: bool = Field(False, description="refuse unknown request fields instead of naming them in a header")
@@ -134,6 +132,12 @@ class Settings(BaseSettings):
     )
     responses_store_size: ByteSize = Field(
         ByteSize(256 * 1024**2), gt=0, description="memory of the responses that are kept; the oldest go first"
+    )
+    shutdown_delay: FiniteFloat = Field(
+        0.0,
+        ge=0,
+        description="seconds after SIGTERM in which /ready is 503 and new requests are still taken, so that a balancer"
+        " can hear of it; shutdown-timeout begins behind them",
     )
     shutdown_timeout: FiniteFloat = Field(30.0, ge=0, description="seconds that running requests have after SIGTERM")
     metrics_compat: Literal["vllm", "none"] = Field("vllm", description="also export the vllm:* metric names")
@@ -216,7 +220,7 @@ class Settings(BaseSettings):
     prefix_cache_scope: Literal["key", "all"] = Field(
         "key", description="who shares them: requests of one API key (of its name, if it has one), or all"
     )
-    lora_modules: tuple[str, ...] = Field((), description="LoRA adapters served by name: NAME=FOLDER, with commas")
+    lora_modules: AdapterFolders = Field((), description="LoRA adapters served by name: NAME=FOLDER, with commas")
     lora_dir: Path | None = Field(
         None, description="folder of LoRA adapters; each is served by its folder's name when a request asks for it"
     )
@@ -244,49 +248,6 @@ class Settings(BaseSettings):
 
     _keys_of_file: tuple[str, ...] = ()
     _admin_keys_of_file: tuple[str, ...] = ()
-
-    @field_validator(
-        "served_model_name",
-        "api_key",
-        "admin_api_key",
-        "allowed_hosts",
-        "allowed_origins",
-        "lora_modules",
-        mode="before",
-    )
-    @classmethod
-    def _split_list(cls, value: object) -> object:
-        if not isinstance(value, str | list | tuple):
-            return value
-        parts = value.split(",") if isinstance(value, str) else [p for v in value for p in str(v).split(",")]
-        stripped = tuple(part.strip() for part in parts if part.strip())
-        if not stripped and value not in ((), []):
-            raise ValueError("holds nothing; leave it out instead")
-        return stripped
-
-    @field_validator("api_key", "admin_api_key")
-    @classmethod
-    def _check_keys(cls, keys: tuple[str, ...]) -> tuple[str, ...]:
-        if any(not entry.rpartition(":")[2] for entry in keys):
-            raise ValueError("a key is empty; NAME:KEY has it behind the colon")
-        return keys
-
-    @field_validator("lora_modules")
-    @classmethod
-    def _check_modules(cls, modules: tuple[str, ...]) -> tuple[str, ...]:
-        names = [module.partition("=")[0] for module in modules]
-        if wrong := [module for module in modules if not all(module.partition("="))]:
-            raise ValueError(f"{wrong[0]!r} is not NAME=FOLDER")
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"{twice[0]!r} names two adapters")
-        return modules
-
-    @field_validator("allowed_hosts")
-    @classmethod
-    def _check_hosts(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        if wrong := [name for name in names if name != "*" and not _HOST_NAME.fullmatch(name)]:
-            raise ValueError(f"{wrong[0]!r} is no name of a host, without scheme and port, nor *.NAME")
-        return names
 
     @model_validator(mode="after")
     def _read_key_files(self) -> Settings:

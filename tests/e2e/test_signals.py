@@ -54,7 +54,7 @@ def test_a_second_sigterm_ends_at_once_what_never_returns_and_its_stream_is_told
             assert time.monotonic() < deadline_s
             time.sleep(0.01)
         server.terminate()
-        server.wait_for_line("SIGTERM: no new requests")
+        server.wait_for_line("SIGTERM: ending in order")
         server.terminate()
         started_s = time.monotonic()
         assert server.process.wait(20) == 0

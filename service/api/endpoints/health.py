@@ -29,8 +29,10 @@ class Health:
         return _answer(503, {"status": ailment.status, "reason": ailment.reason})
 
     async def ready(self, http: Request) -> Response:
-        """503 while loading or draining; what the engine does is /health's question."""
-        return _answer(200 if self._state.phase is Phase.READY else 503, {"status": self._state.phase})
+        """503 while loading or draining, and while the end is announced; what the engine does is /health's question."""
+        if self._state.wants_requests:
+            return _answer(200, {"status": Phase.READY})
+        return _answer(503, {"status": Phase.DRAINING if self._state.phase is Phase.READY else self._state.phase})
 
 
 def _answer(status: int, body: Mapping[str, str]) -> Response:

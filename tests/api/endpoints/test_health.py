@@ -35,6 +35,10 @@ def test_loading_ready_draining() -> None:
         assert http.get("/health").status_code == http.get("/ready").status_code == 200
         assert http.post(COMPLETIONS, json=completion()).status_code == 200
 
+        server.on_loop(server.state.announce_end)
+        assert (http.get("/ready").status_code, http.get("/ready").json()) == (503, {"status": "draining"})
+        assert http.get("/health").status_code == http.post(COMPLETIONS, json=completion()).status_code == 200
+
         server.on_loop(server.state.set_draining)
         assert http.get("/ready").status_code == http.get("/health").status_code == 503
         assert http.get("/ready").json() == {"status": "draining"}
