@@ -70,11 +70,13 @@ def _prepare_libraries() -> None:
 
 
 def _serve(arguments: list[str]) -> int:
+    from service.composition.start_checks import check_model_source
     from service.errors import ConfigError
     from service.settings.reader import read_settings
 
     try:
         settings = read_settings(arguments)
+        check_model_source(settings.model_source())
     except ConfigError as fault:
         print(f"headrace serve: {fault}", file=sys.stderr)
         return 2

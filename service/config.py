@@ -97,7 +97,8 @@ class SchedulerConfig:
 class ApiConfig:
     """The HTTP surface and its limits (sizes in bytes, times in seconds).
 
-    served_model_names: the names clients may use; the first is the one in answers.
+    served_model_names: the names clients may use; the first is the one in answers. model_aliases: names that requests
+    may use, too, but that are told to nobody: the path of the folder that is served.
     api_keys: accepted bearer keys, each as KEY or NAME:KEY; none means that the API is open. Keys of one name are one
     client's.
     serves_adapters: whether other names may be those of LoRA adapters.
@@ -129,6 +130,7 @@ class ApiConfig:
     prefix_cache_scope: Literal["key", "all"] = "key"
     max_requests_per_key: int | None = None
     serves_adapters: bool = False
+    model_aliases: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ("*",)
     allowed_origins: tuple[str, ...] = ()
     strict_params: bool = False

@@ -15,7 +15,7 @@ from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
 from service.errors import ConfigError
 from service.metrics.recorder import Recorder
-from service.models.model_folder import resolve_model_folder
+from service.models.model_folder import resolve_model_folder, resolve_tokenizer_folder
 from service.prediction.calibration import calibrate
 from service.prediction.iteration_time import IterationTime
 from service.prediction.preemption_cost import PreemptionCost
@@ -51,6 +51,9 @@ class ModelParts:
 
 def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock) -> ModelParts:
     """Takes seconds to minutes, in any thread; the phases go to the recorder. Raises ModelLoadError, ConfigError."""
+    source = settings.model_source()
+    folder = resolve_model_folder(source.model, source.revision, source.load_format)
+    text_folder = folder if source.tokenizer is None else resolve_tokenizer_folder(source.tokenizer)
     started_s = time.monotonic()
     # Not imported above: torch takes seconds, and HTTP already answers 503 meanwhile.
     from service.runner.device import choose_device, memory_bytes
@@ -59,9 +62,6 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock) -> Mo
     from service.runner.model_size import ModelSize
 
     recorder.record_startup("imports", time.monotonic() - started_s)
-    source = settings.model_source()
-    folder = resolve_model_folder(source.model, source.revision, torch_format=source.load_format == "pt")
-    text_folder = folder if source.tokenizer is None else resolve_model_folder(source.tokenizer, None, "tokenizer")
     template = load_chat_template(text_folder, source.chat_template)
     _check_template_options(template, settings.default_chat_template_kwargs)
     device = choose_device(source.device)

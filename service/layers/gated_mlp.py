@@ -10,10 +10,10 @@ from torch import Tensor
 
 from kernels.gelu_and_mul import gelu_and_mul
 from kernels.silu_and_mul import silu_and_mul
+from service.layers.activation import Activation
 from service.layers.layer import Layer
 from service.layers.linear import Linear, Product
 from service.layers.linear_method import Normed
-from service.layers.mlp import Activation
 
 _FUNCTIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = MappingProxyType(
     {

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor
 
+from service.layers.activation import Activation
 from service.layers.layer import Layer
 from service.layers.linear import Linear
-
-Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
-"""gelu_tanh is GELU by its approximation with tanh, as GPT-2 has it; gelu the exact one."""
 
 _FUNCTIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = MappingProxyType(
     {"relu": F.relu, "gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "silu": F.silu}

@@ -16,9 +16,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from service.errors import ModelLoadError
+from service.models.checkpoint_files import TORCH_SUFFIX, check_fetched
 
-TORCH_SUFFIX = ".bin"
-_LFS_POINTER = b"version https://git-lfs.github.com/"
 _DTYPE_NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 
 
@@ -59,17 +58,8 @@ def _opened(file: Path) -> safe_open:
     try:
         return safe_open(file, framework="pt", device="cpu")
     except (OSError, SafetensorError) as fault:
-        raise ModelLoadError(f"{file.name}: is not a readable safetensors file: {_reason(file, fault)}") from fault
-
-
-def _reason(file: Path, fault: Exception) -> str:
-    """A repository that was cloned without Git LFS holds a few lines of text in the place of each large file."""
-    try:
-        with file.open("rb") as opened:
-            is_pointer = opened.read(len(_LFS_POINTER)) == _LFS_POINTER
-    except OSError:
-        is_pointer = False
-    return "it only points to a file in Git LFS, which `git lfs pull` fetches" if is_pointer else str(fault)
+        check_fetched(file)
+        raise ModelLoadError(f"{file.name}: is not a readable safetensors file: {fault}") from fault
 
 
 def _torch_tensors(file: Path) -> Mapping[str, Tensor]:
@@ -79,7 +69,8 @@ def _torch_tensors(file: Path) -> Mapping[str, Tensor]:
         except RuntimeError:  # before torch 1.6 the format could not be mapped into memory
             tensors = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as fault:  # a broken pickle may end in almost any of them
-        raise ModelLoadError(f"{file.name}: is not a readable torch checkpoint: {_reason(file, fault)}") from fault
+        check_fetched(file)
+        raise ModelLoadError(f"{file.name}: is not a readable torch checkpoint: {fault}") from fault
     if not isinstance(tensors, Mapping) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
         raise ModelLoadError(f"{file.name}: is not a map of names to tensors")
     return tensors

@@ -12,8 +12,8 @@ from types import MappingProxyType
 from typing import Literal
 
 from service.errors import ModelLoadError
-from service.layers.mlp import Activation
-from service.layers.rotary import DynamicScaling, RopeConfig
+from service.layers.activation import Activation
+from service.layers.rope_config import DynamicScaling, RopeConfig
 from service.models.config_fields import ConfigFields, read_json, token_ids
 from service.models.rope_scaling import parse_rope
 from service.models.sliding_windows import parse_sliding_windows
@@ -92,8 +92,7 @@ def parse_model_config(fields: Mapping[str, object]) -> ModelConfig:
     """config.json's fields, checked. Raises ModelLoadError naming the field."""
     checked = ConfigFields(fields, "config.json")
     architecture = _architecture(checked)
-    if checked.get("quantization_config") is not None:
-        raise ModelLoadError("config.json: quantization_config is set; quantized checkpoints are not served")
+    _check_quantization(checked)
     return _FAMILIES[architecture](architecture, checked)
 
 
@@ -223,6 +222,17 @@ _FAMILIES: Mapping[str, Callable[[str, ConfigFields], ModelConfig]] = MappingPro
         "GPT2LMHeadModel": _gpt2,
     }
 )
+
+
+def _check_quantization(fields: ConfigFields) -> None:
+    written = fields.get("quantization_config")
+    if written is None:
+        return
+    method = written.get("quant_method") if isinstance(written, dict) else None
+    raise ModelLoadError(
+        f"config.json: quantization_config, quant_method {method!r}, is not served; serve the checkpoint that the"
+        " quantized one was made from"
+    )
 
 
 def _architecture(fields: ConfigFields) -> str:

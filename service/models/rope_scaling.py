@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from service.errors import ModelLoadError
-from service.layers.rotary import (
+from service.layers.rope_config import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,

@@ -17,19 +17,12 @@ from torch import Tensor
 from service.errors import ModelLoadError
 from service.models.causal_lm import CausalLM
 from service.models.checkpoint_file import StoredTensor, read_header, read_tensors
-from service.models.config_fields import read_json
+from service.models.checkpoint_files import checkpoint_files, some_of
 
 OnProgress = Callable[[int, int], None]
 """Called with (bytes read so far, bytes in all), from any thread, one call at a time."""
 
-_SAFETENSORS, _TORCH = "model.safetensors", "pytorch_model.bin"
-"""A folder's single file in either format; an index has the name of the file that it stands for."""
-_HOW_TO_UNPICKLE = (
-    "Weights are read as safetensors only, unless load-format is pt: then pytorch_model.bin is read, a pickle, which"
-    " should be one of somebody whom you trust"
-)
 _FLOAT_DTYPES = frozenset({"BF16", "F16", "F32"})
-_MAX_NAMED = 8  # faults of one kind that an error message names
 _NUM_THREADS = 4  # files read at a time
 
 
@@ -54,26 +47,9 @@ def load_weights(
             reading.result()
 
 
-def checkpoint_files(folder: Path, torch_format: bool = False) -> list[Path]:
-    """The files with a folder's weights: those of its index, or the single one. Raises ModelLoadError."""
-    single = _TORCH if torch_format else _SAFETENSORS
-    index = folder / f"{single}.index.json"
-    if index.exists():
-        files = _indexed_files(index)
-    elif (folder / single).exists():
-        files = [folder / single]
-    else:
-        hint = "" if torch_format else f". {_HOW_TO_UNPICKLE}"
-        raise ModelLoadError(f"no weights in the model folder: neither {single} nor an index of it{hint}")
-    wrong = [file.name for file in files if file.suffix != Path(single).suffix]
-    if wrong:
-        raise ModelLoadError(f"{index.name}: not {Path(single).suffix} files: {_some(wrong)}")
-    return files
-
-
 def non_finite_weights(folder: Path) -> str:
     """Names of a checkpoint's tensors that hold NaN or infinity, the first few; empty if none does. Reads all of it."""
-    return _some(
+    return some_of(
         [
             name
             for file in checkpoint_files(folder)
@@ -81,17 +57,6 @@ def non_finite_weights(folder: Path) -> str:
             if not tensor.isfinite().all()
         ]
     )
-
-
-def _indexed_files(index: Path) -> list[Path]:
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, Mapping) or not all(isinstance(v, str) for v in weight_map.values()):
-        raise ModelLoadError(f"{index.name}: weight_map is missing or not a map of names to files")
-    files = [index.parent / name for name in sorted(set(weight_map.values()))]
-    missing = [file.name for file in files if not file.exists()]
-    if missing:
-        raise ModelLoadError(f"{index.name}: not in the model folder: {_some(missing)}")
-    return files
 
 
 def _with_prefix(written: Mapping[str, StoredTensor], prefix: str, known: AbstractSet[str]) -> dict[str, StoredTensor]:
@@ -111,7 +76,7 @@ def _check(wanted: Mapping[str, Tensor], stored: Mapping[str, StoredTensor], ign
     misshapen = [f"{name} {got.shape} instead of {shape}" for name, got, shape in known if got.shape != shape]
     mistyped = [f"{name} {got.dtype}" for name, got, _ in known if got.dtype not in _FLOAT_DTYPES]
     faults = [
-        f"{what}: {_some(names)}"
+        f"{what}: {some_of(names)}"
         for what, names in (
             ("missing", missing),
             ("not part of this architecture", extra),
@@ -122,11 +87,6 @@ def _check(wanted: Mapping[str, Tensor], stored: Mapping[str, StoredTensor], ign
     ]
     if faults:
         raise ModelLoadError("weights do not fit the model. " + "; ".join(faults))
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:_MAX_NAMED])
-    return f"{shown} and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else shown
 
 
 class _Progress:

@@ -32,6 +32,7 @@ from service.errors import ConfigError
 from service.settings.api_key_file import read_api_keys
 from service.settings.lists import AdapterFolders, HostNames, Keys, Names
 from service.settings.service_links import is_service_link
+from service.settings.token_count import TokenCount
 
 ENV_PREFIX = "HEADRACE_"
 QUICKSTART_MODEL = Path(__file__).parents[1] / "quickstart" / "model"
@@ -76,7 +77,9 @@ class Settings(BaseSettings):
     )
     dtype: Literal["auto", "bfloat16", "float32"] = Field("auto", description="type of weights and KV cache")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto is the GPU if there is one")
-    max_model_len: int | None = Field(None, ge=2, description="context length in tokens; the model's own if left out")
+    max_model_len: TokenCount | None = Field(
+        None, ge=2, description="context length in tokens (8192, 8k, 8K); the model's own if left out"
+    )
     seed: int = Field(0, ge=0, lt=2**63, description="seed of dummy weights")
 
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on; 0.0.0.0 for all")
@@ -164,7 +167,7 @@ class Settings(BaseSettings):
         le=4096,
         description="sequences in one iteration at most (256; 512 or 1024 on a GPU with much memory)",
     )
-    max_num_batched_tokens: int | None = Field(
+    max_num_batched_tokens: TokenCount | None = Field(
         None,
         ge=2,
         description="tokens in one iteration at most (2048 on a GPU, 4096 if it has much memory, 512 on a CPU);"
@@ -206,7 +209,7 @@ class Settings(BaseSettings):
     )
     watermark: float = Field(0.01, ge=0, lt=1, description="share of KV blocks that admissions leave free")
     max_waiting_requests: int = Field(1024, ge=1, description="waiting requests at most; beyond, 503")
-    max_waiting_tokens: int | None = Field(
+    max_waiting_tokens: TokenCount | None = Field(
         None,
         ge=1,
         description="waiting prompt tokens at most, shared beginnings once; beyond, 503 (by the host's memory)",
@@ -389,6 +392,7 @@ class Settings(BaseSettings):
     def api_config(self) -> ApiConfig:
         return ApiConfig(
             served_model_names=self.served_model_name or (self.public_model_name(),),
+            model_aliases=self._model_aliases(),
             api_keys=self._keys(),
             admin_api_keys=self._admin_keys(),
             guard_metrics=self.guard_metrics,
@@ -442,6 +446,12 @@ class Settings(BaseSettings):
         """What clients may know of where the model comes from: a hub id, or a folder's name without its path."""
         folder = Path(self.model).expanduser()
         return folder.resolve().name if folder.is_dir() else self.model
+
+    def _model_aliases(self) -> tuple[str, ...]:
+        """A folder's path, as its owner wrote it: clients of servers that are called by it go on as they are. Not where
+        names are set."""
+        is_folder = not self.served_model_name and Path(self.model).expanduser().is_dir()
+        return (self.model, self.model.rstrip("/")) if is_folder else ()
 
     def non_default(self) -> dict[str, str]:
         """Settings that differ from their defaults, as text, secrets hidden."""

@@ -55,6 +55,7 @@ from tests.text import tiny_tokenizers
 Result = TypeVar("Result")
 
 MODEL = "tiny/model"
+FOLDER = "/models/tiny"
 END_ID = 2
 ENDS = frozenset({END_ID})
 BLOCK_SIZE = 4
@@ -71,7 +72,7 @@ class Scene:
     tokenizer it has. adapters: four of them at once.
     """
 
-    config: ApiConfig = field(default_factory=lambda: ApiConfig(served_model_names=(MODEL, "alias")))
+    config: ApiConfig = field(default_factory=lambda: ApiConfig((MODEL, "alias"), model_aliases=(FOLDER,)))
     scheduler: SchedulerConfig = SCHEDULER
     num_blocks: int = 4096
     finds_prefixes: bool = False

@@ -36,6 +36,8 @@ WITHOUT_A_TWIN = {
     "service/api/answers/fine_tuning_objects.py": "tests/api/endpoints/test_fine_tuning.py",
     "service/finetune/fine_tuning.py": "values only",
     "service/finetune/served_base.py": "values only",
+    "service/layers/activation.py": "names only",
+    "service/layers/rope_config.py": "values only; tests/layers/test_rotary.py",
     "service/core/grammar.py": "Protocols and values only",
     "service/core/iteration_result.py": "values only",
     "service/core/sampling_params.py": "values only",

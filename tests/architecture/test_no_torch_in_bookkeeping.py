@@ -32,6 +32,11 @@ def test_a_models_files_are_found_without_loading_it():
     assert modules_after("import service.models.model_folder").isdisjoint(HEAVY)
 
 
+def test_a_model_folder_is_checked_without_torch():
+    loaded = modules_after("import service.composition.start_checks, service.settings.reader")
+    assert loaded.isdisjoint(HEAVY - {"pydantic"})
+
+
 def test_nothing_of_the_service_loads_transformers():
     loaded = modules_after("import service.main, service.runner.load")
     assert "torch" in loaded

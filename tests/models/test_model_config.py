@@ -6,7 +6,7 @@ import pytest
 from transformers import GPT2Config, LlamaConfig, MistralConfig, OPTConfig, Qwen2Config, Qwen3Config
 
 from service.errors import ModelLoadError
-from service.layers.rotary import LinearScaling
+from service.layers.rope_config import LinearScaling
 from service.models.model_config import load_model_config, parse_model_config
 
 FIELDS = {

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from service.errors import ModelLoadError
-from service.layers.rotary import DynamicScaling, LinearScaling, Llama3Scaling, YarnScaling
+from service.layers.rope_config import DynamicScaling, LinearScaling, Llama3Scaling, YarnScaling
 from service.models.config_fields import ConfigFields
 from service.models.rope_scaling import parse_rope
 

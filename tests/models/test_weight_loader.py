@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from service.errors import ModelLoadError
 from service.models.model_config import load_model_config
 from service.models.registry import build_model
-from service.models.weight_loader import checkpoint_files, load_weights
+from service.models.weight_loader import load_weights
 from tests.models.checkpoints import gpt2, llama, mistral, opt, oracle, qwen2, qwen3
 
 
@@ -179,27 +179,6 @@ def test_counts_what_it_does_not_name(tmp_path):
 
     with pytest.raises(ModelLoadError, match="and 12 more"):
         loaded(rewritten(llama(tmp_path), spoil))
-
-
-def test_a_missing_shard_is_named(tmp_path):
-    folder = llama(tmp_path)
-    shard(folder, 3)
-    (folder / "model-1.safetensors").unlink()
-    with pytest.raises(ModelLoadError, match=r"model-1\.safetensors"):
-        checkpoint_files(folder)
-
-
-def test_a_folder_without_safetensors(tmp_path):
-    with pytest.raises(ModelLoadError, match=r"no weights .* neither model\.safetensors nor an index"):
-        checkpoint_files(tmp_path)
-    with pytest.raises(ModelLoadError, match=r"no weights .* neither pytorch_model\.bin nor an index of it$"):
-        checkpoint_files(tmp_path, torch_format=True)
-
-
-def test_a_broken_index(tmp_path):
-    (tmp_path / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(ModelLoadError, match="weight_map"):
-        checkpoint_files(tmp_path)
 
 
 def test_a_file_that_is_no_safetensors_is_named(tmp_path):

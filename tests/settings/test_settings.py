@@ -65,6 +65,12 @@ def test_a_folders_path_is_not_told_to_clients(tmp_path: Path):
     assert read_settings([f"{folder}/"]).api_config().served_model_names == ("some-model",)
 
 
+def test_a_folders_path_is_an_alias_unless_names_are_set(tmp_path: Path):
+    assert read_settings([f"{tmp_path}/"]).api_config().model_aliases == (f"{tmp_path}/", str(tmp_path))
+    assert read_settings([str(tmp_path), "--served-model-name", "a"]).api_config().model_aliases == ()
+    assert read_settings(["org/model"]).api_config().model_aliases == ()
+
+
 def test_served_names():
     assert read_settings(["org/model"]).api_config().served_model_names == ("org/model",)
     assert read_settings(["org/model", "--served-model-name", "a,b"]).api_config().served_model_names == ("a", "b")

@@ -121,21 +121,26 @@ def check_call(
 
 def check_name(name: str, model: ServedModel, config: ApiConfig) -> None:
     """As `check_model`; the name may be that of an adapter, too, which has its model's tokenizer and template."""
-    if model.adapters is None or name in config.served_model_names or model.adapters.folder_name(name) is None:
+    if model.adapters is None or is_model_name(name, config) or model.adapters.folder_name(name) is None:
         check_model(name, config)
 
 
 async def find_adapter(name: str | None, model: ServedModel, config: ApiConfig) -> Adapter | None:
     """The adapter that a call asks for by the name of its model, read if need be; None if there is none of this name.
     Raises AdapterError."""
-    if name is None or model.adapters is None or name in config.served_model_names:
+    if name is None or model.adapters is None or is_model_name(name, config):
         return None
     return await model.adapters.get(name)
 
 
+def is_model_name(name: str, config: ApiConfig) -> bool:
+    """Whether it is a name of the model itself, rather than of an adapter or of nothing."""
+    return name in config.served_model_names or name in config.model_aliases
+
+
 def check_model(name: str, config: ApiConfig) -> None:
     """ModelNotFound, which says what there is, if no model is served under this name."""
-    if name not in config.served_model_names:
+    if not is_model_name(name, config):
         there_is = ", ".join(quote(each) for each in config.served_model_names[:_MAX_NAMES_TOLD])
         raise ModelNotFound(f"The model {quote(name)} does not exist; this server has {there_is}.", param="model")
 

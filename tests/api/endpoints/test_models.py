@@ -3,9 +3,10 @@ from __future__ import annotations
 import httpx
 import pytest
 from anthropic import Anthropic
+from openai import NotFoundError, OpenAI
 
 from service.protocol.models import ModelCard, ModelList
-from tests.api.running_server import MODEL
+from tests.api.running_server import FOLDER, MODEL
 from tests.api.wire import error_of
 
 
@@ -24,6 +25,17 @@ def test_anthropics_client_lists_them_too(http: httpx.Client) -> None:
         one = client.models.retrieve("alias")
     assert (one.type, one.display_name, one.max_input_tokens) == ("model", "alias", 2048)
     assert one.created_at.timestamp() == 1_700_000_000
+
+
+def test_the_path_that_is_served_is_a_name_too_but_nobody_is_told_of_it(http: httpx.Client) -> None:
+    client = OpenAI(base_url=f"{http.base_url}/v1", api_key="none", _strict_response_validation=True)
+    assert client.models.retrieve(FOLDER).root == "tiny-root"
+    answer = client.completions.create(model=FOLDER, prompt="hi", max_tokens=2)
+    assert answer.model == MODEL
+    assert FOLDER not in {model.id for model in client.models.list()}
+    with pytest.raises(NotFoundError) as refused:
+        client.completions.create(model="/models/other", prompt="hi")
+    assert FOLDER not in str(refused.value)
 
 
 @pytest.mark.parametrize("name", [MODEL, "alias", "tiny%2Fmodel"])

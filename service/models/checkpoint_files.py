@@ -1,0 +1,66 @@
+"""Which files of a model folder hold its weights. Without torch: a folder is looked at before torch is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from service.errors import ModelLoadError
+from service.models.config_fields import read_json
+
+TORCH_SUFFIX = ".bin"
+
+_SAFETENSORS, _TORCH = "model.safetensors", "pytorch_model.bin"
+"""A folder's single file in either format; an index has the name of the file that it stands for."""
+_HOW_TO_UNPICKLE = (
+    "Weights are read as safetensors only, unless load-format is pt: then pytorch_model.bin is read, a pickle, which"
+    " should be one of somebody whom you trust"
+)
+_LFS_POINTER = b"version https://git-lfs.github.com/"
+_MAX_NAMED = 8  # faults of one kind that an error message names
+
+
+def checkpoint_files(folder: Path, torch_format: bool = False) -> list[Path]:
+    """The files with a folder's weights: those of its index, or the single one. Raises ModelLoadError."""
+    single = _TORCH if torch_format else _SAFETENSORS
+    index = folder / f"{single}.index.json"
+    if index.exists():
+        files = _indexed_files(index)
+    elif (folder / single).exists():
+        files = [folder / single]
+    else:
+        hint = "" if torch_format else f". {_HOW_TO_UNPICKLE}"
+        raise ModelLoadError(f"no weights in the model folder: neither {single} nor an index of it{hint}")
+    wrong = [file.name for file in files if file.suffix != Path(single).suffix]
+    if wrong:
+        raise ModelLoadError(f"{index.name}: not {Path(single).suffix} files: {some_of(wrong)}")
+    return files
+
+
+def check_fetched(file: Path) -> None:
+    """ModelLoadError if it is a text of Git LFS: a repository that was cloned without it holds a few lines in the place
+    of each large file."""
+    try:
+        with file.open("rb") as opened:
+            is_pointer = opened.read(len(_LFS_POINTER)) == _LFS_POINTER
+    except OSError as fault:
+        raise ModelLoadError(f"{file.name}: cannot be read: {fault.strerror}") from fault
+    if is_pointer:
+        raise ModelLoadError(f"{file.name}: it only points to a file in Git LFS, which `git lfs pull` fetches")
+
+
+def some_of(names: Sequence[str]) -> str:
+    """The first few, and how many more there are."""
+    shown = ", ".join(names[:_MAX_NAMED])
+    return f"{shown} and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else shown
+
+
+def _indexed_files(index: Path) -> list[Path]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, Mapping) or not all(isinstance(v, str) for v in weight_map.values()):
+        raise ModelLoadError(f"{index.name}: weight_map is missing or not a map of names to files")
+    files = [index.parent / name for name in sorted(set(weight_map.values()))]
+    missing = [file.name for file in files if not file.exists()]
+    if missing:
+        raise ModelLoadError(f"{index.name}: not in the model folder: {some_of(missing)}")
+    return files

@@ -1,0 +1,49 @@
+"""What can be told of a model folder in milliseconds, without torch: that it cannot be served, why, and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from service.errors import ModelLoadError
+from service.models.checkpoint_files import check_fetched, checkpoint_files
+from service.models.config_fields import read_json
+from service.models.model_config import load_model_config
+
+GGUF = "*.gguf"
+NOT_GGUF = "which is llama.cpp's format; serve the folder or hub id, with safetensors, that it was made from"
+
+
+def check_model_folder(folder: Path, *, torch_format: bool = False) -> None:
+    """Whether it is a model that is served, with its weights. Reads config.json, the index and the first bytes of each
+    checkpoint file. torch_format: its weights are wanted in torch's own format. Raises ModelLoadError."""
+    check_config(folder)
+    try:
+        files = checkpoint_files(folder, torch_format)
+    except ModelLoadError:
+        _check_kind(folder)
+        raise
+    for file in files:
+        check_fetched(file)
+
+
+def check_config(folder: Path) -> None:
+    """As `check_model_folder`, before there are weights. Raises ModelLoadError."""
+    if not (folder / "config.json").is_file():
+        _check_kind(folder)
+        raise ModelLoadError(
+            f"model: there is no config.json in {str(folder)!r}; give the folder that holds config.json, the tokenizer"
+            " and *.safetensors"
+        )
+    load_model_config(folder)
+
+
+def _check_kind(folder: Path) -> None:
+    """ModelLoadError if a folder that is no model is something else that is known."""
+    if (folder / "adapter_config.json").is_file():
+        base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
+        of_base = repr(base) if isinstance(base, str) and base else "its base model"
+        raise ModelLoadError(
+            f"model: {str(folder)!r} is a LoRA adapter; serve {of_base} with --lora-modules NAME={folder}"
+        )
+    if any(folder.glob(GGUF)):
+        raise ModelLoadError(f"model: {str(folder)!r} holds GGUF, {NOT_GGUF}")

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from service.composition.start_checks import check_model_source
+from service.errors import ModelLoadError
+from service.settings.settings import QUICKSTART_MODEL, Settings
+
+ROOT = Path(__file__).parents[2]
+SERVE = """
+import sys, time
+from service.cli import main
+status = main(["serve", *sys.argv[1:]])
+print(status, "torch" in sys.modules, time.process_time() < 1)
+"""
+
+
+def test_what_is_served_passes():
+    check_model_source(Settings().model_source())
+    check_model_source(Settings(model="some/model").model_source())
+
+
+def test_dummy_weights_need_no_files(tmp_path: Path):
+    (tmp_path / "config.json").write_text((QUICKSTART_MODEL / "config.json").read_text())
+    check_model_source(Settings(model=str(tmp_path), load_format="dummy").model_source())
+    with pytest.raises(ModelLoadError, match="no weights"):
+        check_model_source(Settings(model=str(tmp_path)).model_source())
+
+
+def test_the_tokenizers_folder_is_looked_for():
+    with pytest.raises(ModelLoadError, match=r"tokenizer: '\./nowhere' is neither"):
+        check_model_source(Settings(tokenizer="./nowhere").model_source())
+
+
+@pytest.mark.parametrize("kind", ["gguf file", "adapter"])
+def test_the_command_says_so_in_one_line_within_a_second_and_without_torch(kind: str, tmp_path: Path):
+    model = tmp_path / "model.gguf"
+    if kind == "adapter":
+        model = tmp_path
+        (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "some/base"}))
+    else:
+        model.write_bytes(b"GGUF")
+    done = subprocess.run([sys.executable, "-c", SERVE, str(model)], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.split() == ["2", "False", "True"]
+    assert done.stderr.startswith("headrace serve: model: ")
+    assert done.stderr.count("\n") == 1
