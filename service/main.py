@@ -16,12 +16,14 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from service.api.app import create_app
+from service.api.request_log import log_exchange
 from service.api.serving_state import ServingState
 from service.composition.engine_assembly import make_engine
 from service.composition.finetuning import make_fine_tuning
 from service.composition.model_parts import load_model_parts
 from service.composition.served_model import make_adapters, make_served_model
 from service.composition.storage import make_storage
+from service.composition.tracing import make_spans
 from service.config import ConnectionLimits
 from service.core.clock import MonotonicClock
 from service.core.host_times import host_table
@@ -45,6 +47,7 @@ from service.metrics.vllm_names import VllmNames
 from service.process.daemon_thread import in_daemon_thread
 from service.process.early_signals import end_at_signals
 from service.process.interpreter import settled
+from service.process.log_format import make_formatter
 from service.process.log_writer import LogWriter
 from service.process.open_files import connections_allowed
 from service.process.shutdown import ExitStatus, Shutdown
@@ -63,9 +66,8 @@ def serve(settings: Settings, stand_in: Executor | None = None) -> int:
     stand_in: computes in the loaded model's place, for measurements of everything else.
     """
     with LogWriter() as log:
-        logging.basicConfig(
-            level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=[log]
-        )
+        log.setFormatter(make_formatter(settings.log_format, is_terminal=sys.stderr.isatty()))
+        logging.basicConfig(level=settings.log_level.upper(), handlers=[log])
         status = _run(settings, stand_in, log)
         end_at_signals(status)
     if threading.active_count() > 1:
@@ -120,7 +122,7 @@ class _Service:
             self._recorder,
             self._registry,
             self._storage,
-            access_log=settings.access_log,
+            watchers=[*([log_exchange] if settings.access_log else []), *make_spans(settings, self._clock, at_end)],
         )
         self._server = HttpServer(app, settings.listen_address(), self._connection_limits())
 

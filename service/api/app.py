@@ -40,6 +40,7 @@ from service.api.endpoints.tokenize import Tokenize
 from service.api.endpoints.tokenizer_info import TokenizerInfo
 from service.api.endpoints.traces import Traces
 from service.api.endpoints.version import Version
+from service.api.http_exchange import HttpWatcher
 from service.api.messages_errors import MESSAGES_PATH
 from service.api.middleware.allowed_hosts import AllowedHosts
 from service.api.middleware.bearer_auth import BearerAuth
@@ -70,12 +71,12 @@ def create_app(
     registry: CollectorRegistry,
     storage: Storage,
     *,
-    access_log: bool = False,
+    watchers: Sequence[HttpWatcher] = (),
 ) -> Starlette:
     """The ASGI app. It can serve at once; `state` says what (see `serving_state` for what `main.py` must do).
 
     recorder: the same object that the engine has as its StatsSink. registry: what /metrics shows; the gauges of what is
-    stored are put into it. storage: of files; the app closes it.
+    stored are put into it. storage: of files; the app closes it. watchers: are told of every answered request.
     The app's lifespan runs batches, and ends tokenizing threads and what is made in the background, nothing else: it
     neither starts nor stops the engine.
     Streams are not ended at SIGTERM by this app: they end when the engine ends their requests.
@@ -93,7 +94,7 @@ def create_app(
         routes=routes,
         middleware=[
             Middleware(RequestIds),
-            Middleware(HttpFacts, recorder=recorder, routes=templates, access_log=access_log),
+            Middleware(HttpFacts, recorder=recorder, routes=templates, watchers=watchers),
             *_cross_origin(config.allowed_origins),
             Middleware(ErrorBarrier, recorder=recorder),
             *([] if "*" in config.allowed_hosts else [Middleware(AllowedHosts, names=config.allowed_hosts)]),

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
 from service.api.call_head import CallHead
 from service.core.events import FinalEvent, Outcome
-from service.core.request import Request
+from service.core.request import FinishReason, Request
 from service.core.stats import RequestStats
 from service.protocol.trace import ChunkTrace, PreemptionTrace, PromptTrace, RequestTrace, TraceOutcome, WaitTrace
 
@@ -36,7 +36,9 @@ class CallTrace:
 
     def __init__(self, head: CallHead, model: str, requests: Sequence[Request], grammar_s: float | None = None) -> None:
         self.head = head
-        self._model = model
+        self.model = model
+        self.adapter = next((r.adapter.name for r in requests if r.adapter is not None), None)
+        self.finish_reasons: Counter[FinishReason] = Counter()
         self._grammar_s = grammar_s
         self._prompts = [
             _Prompt(r.request_id, r.num_prompt_tokens, r.sampling.n, r.sampling.max_tokens) for r in requests
@@ -49,6 +51,28 @@ class CallTrace:
     def running_ids(self) -> list[str]:
         """The requests of the prompts that have not ended."""
         return [prompt.request_id for index, prompt in enumerate(self._prompts) if index not in self._ends]
+
+    @property
+    def num_prompts(self) -> int:
+        return len(self._prompts)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(prompt.num_tokens for prompt in self._prompts)
+
+    @property
+    def ended(self) -> list[tuple[int, RequestStats]]:
+        """The prompts whose end is known: index and stats. Of one that was left by its client there is none."""
+        return [(index, end.stats) for index, end in self._ends.items() if end is not None]
+
+    @property
+    def outcome(self) -> TraceOutcome:
+        """The worst of its prompts'."""
+        return _worst([self._outcome(index) for index in range(len(self._prompts))])
+
+    def note_finish(self, reason: FinishReason) -> None:
+        """One of its choices is complete."""
+        self.finish_reasons[reason] += 1
 
     def note_end(self, prompt_index: int, event: FinalEvent | None) -> None:
         """The prompt's request has ended; None: we stopped listening, and it is being aborted."""
@@ -80,16 +104,24 @@ class CallTrace:
             id=self.head.call_id,
             request_id=self.head.request_id,
             created=self.head.created,
-            model=self._model,
-            outcome=_worst(prompts),
+            model=self.model,
+            adapter=self.adapter,
+            outcome=self.outcome,
+            finish_reasons={reason.value: count for reason, count in self.finish_reasons.items()},
             prompts=prompts,
         )
+
+    def _outcome(self, index: int) -> TraceOutcome:
+        if index not in self._ends:
+            return "running"
+        end = self._ends[index]
+        return "aborted" if end is None else end.outcome.value
 
     def _show_prompt(self, index: int) -> PromptTrace:
         known = self._prompts[index]
         prompt = PromptTrace(
             index=index,
-            outcome="running" if index not in self._ends else "aborted",
+            outcome=self._outcome(index),
             prompt_tokens=known.num_tokens,
             n=known.n,
             max_tokens=known.max_tokens,
@@ -97,7 +129,6 @@ class CallTrace:
         )
         end = self._ends.get(index)
         if end is not None:
-            prompt.outcome = end.outcome.value
             _add_stats(prompt, end.stats)
         elif index in self._so_far:
             _add_stats(prompt, self._so_far[index])
@@ -130,8 +161,7 @@ def _keys(head: CallHead) -> set[tuple[str, str]]:
     return {(head.client, each) for each in (head.call_id, head.request_id) if each}
 
 
-def _worst(prompts: Sequence[PromptTrace]) -> TraceOutcome:
-    outcomes = {prompt.outcome for prompt in prompts}
+def _worst(outcomes: Sequence[TraceOutcome]) -> TraceOutcome:
     order: tuple[TraceOutcome, ...] = ("failed", "aborted", "running", "finished")
     return next(outcome for outcome in order if outcome in outcomes)
 

@@ -144,6 +144,13 @@ class RequestStats:
         return self.e2e_s / self.num_output_tokens if self.num_output_tokens else None
 
     @property
+    def time_per_output_token_s(self) -> float | None:
+        """Mean seconds between two tokens of a choice; None with fewer than two. The choices' tokens come side by
+        side."""
+        steps = self.num_output_tokens / self.n - 1
+        return None if self.first_token_s is None or steps <= 0 else (self.finished_s - self.first_token_s) / steps
+
+    @property
     def weighted_turnaround(self) -> float | None:
         """End-to-end seconds divided by the seconds since its first iteration (AdaptiveLLM, section 4.4); 1 if it never
         waited. None if it never ran."""

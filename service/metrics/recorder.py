@@ -160,9 +160,8 @@ class Recorder:
         instruments.decode.observe(decode_s)
         if stats.first_scheduled_s is not None:
             instruments.prefill.observe(first_token_s - stats.first_scheduled_s)
-        steps = stats.num_output_tokens / stats.n - 1  # the choices' tokens come side by side
-        if steps > 0:
-            instruments.time_per_output_token.observe(decode_s / steps)
+        if (seconds := stats.time_per_output_token_s) is not None:
+            instruments.time_per_output_token.observe(seconds)
 
     def record_http(self, route: str, method: str, status: int, seconds: float) -> None:
         """`route` is a template, never a path."""

@@ -71,12 +71,15 @@ class PromptTrace(BaseModel):
 
 
 class RequestTrace(BaseModel):
-    """`id` is the id in the call's answer, `request_id` its `X-Request-Id`."""
+    """`id` is the id in the call's answer, `request_id` its `X-Request-Id`. finish_reasons: how many of its choices
+    have ended by which reason."""
 
     id: str
     request_id: str
     object: Literal["request.trace"] = "request.trace"
     created: int
     model: str
+    adapter: str | None = None
     outcome: TraceOutcome
+    finish_reasons: dict[str, int] = {}
     prompts: list[PromptTrace]

@@ -155,7 +155,14 @@ class Settings(BaseSettings):
         ge=2,
         description="seconds of an iteration after which the process ends itself (60 on a GPU, 600 on a CPU)",
     )
-    access_log: bool = Field(False, description="log a line per request")
+    access_log: bool = Field(False, description="log a line per request, without what was said in it")
+    log_format: Literal["auto", "text", "json"] = Field(
+        "auto",
+        description="of the log's lines; auto: text, but for those of requests, which are JSON unless on a terminal",
+    )
+    otlp_endpoint: str | None = Field(
+        None, description="URL of an OpenTelemetry collector that gets a trace of each request; needs the extra otel"
+    )
     log_load_every: FiniteFloat = Field(
         10.0, ge=0, description="seconds between lines that tell the load, while there is any; 0: none"
     )

@@ -7,7 +7,7 @@ import contextlib
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import TypeVar
 from prometheus_client import CollectorRegistry
 
 from service.api.app import create_app
+from service.api.http_exchange import HttpWatcher
 from service.api.serving_state import GenerationDefaults, ServedModel, ServingState
 from service.composition.storage import SCHEMAS
 from service.config import ApiConfig, ConnectionLimits, ListenAddress, SchedulerConfig
@@ -83,7 +84,7 @@ class Scene:
     defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     ready: bool = True
-    access_log: bool = False
+    watchers: Sequence[HttpWatcher] = ()
     adapters: Adapters | None = None
     storage_bytes: int = 10_000_000
     fine_tuning: Callable[[Storage], FineTuning] | None = None
@@ -198,7 +199,7 @@ class RunningServer:
             self.recorder,
             self.registry,
             self.storage,
-            access_log=self.scene.access_log,
+            watchers=self.scene.watchers,
         )
         self._http = HttpServer(app, ListenAddress(), self.scene.limits)
         self.base_url = self._http.bind()

@@ -10,6 +10,7 @@ from starlette.requests import Request
 
 from service.api.call_head import call_head
 from service.api.random_ids import RandomIds
+from service.api.request_log import log_exchange
 from tests.api.running_server import Scene, running
 from tests.api.wire import CHAT, COMPLETIONS, chat, completion, error_of
 
@@ -33,7 +34,7 @@ def test_answer_header_log_and_trace_speak_of_one_request(
     headers = {"X-Request-Id": "mine"} if given in ("header", "both") else {}
     body = {**body, "request_id": "bodys" if given == "both" else "mine"} if given in ("body", "both") else body
     caplog.set_level(logging.INFO, "headrace.access")
-    with running(Scene(access_log=True)) as server, httpx.Client(base_url=server.base_url) as http:
+    with running(Scene(watchers=[log_exchange])) as server, httpx.Client(base_url=server.base_url) as http:
         answer = http.post(path, json=body, headers=headers)
         call_id, request_id = answer.json()["id"], answer.headers["x-request-id"]
         if given == "nothing":

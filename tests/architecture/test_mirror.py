@@ -14,6 +14,8 @@ WITHOUT_A_TWIN = {
     "service/main.py": "tests/e2e/test_serve.py starts the whole service",
     "service/engine/ports.py": "Protocols only",
     "service/api/context.py": "values only",
+    "service/api/http_exchange.py": "values; tests/api/test_request_log.py has what they are for",
+    "service/core/log_fields.py": "a name only",
     "service/api/answers/answer_form.py": "a Protocol only",
     "service/api/calls/chat_call.py": "tests/api/endpoints/test_chat_completions.py",
     "service/api/calls/response_history.py": "tests/api/endpoints/test_stored_responses.py",

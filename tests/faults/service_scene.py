@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import httpx
 
+from service.api.request_log import log_exchange
 from service.process.log_writer import LogWriter
 from tests.api.running_server import END_ID, RunningServer, Scene
 from tests.api.wire import CHAT, COMPLETIONS, chat, completion
@@ -85,7 +86,7 @@ class ServiceScene:
     """A running server, and the clients' side of the scene. Deaths of the engine are kept."""
 
     def __init__(self) -> None:
-        self.server = RunningServer(Scene(chat_template=tiny_tokenizers.TOOL_TEMPLATE, access_log=True))
+        self.server = RunningServer(Scene(chat_template=tiny_tokenizers.TOOL_TEMPLATE, watchers=[log_exchange]))
         self._num_played = 0
         self.server.start()
         self.server.play(_script(self.server))

@@ -17,6 +17,7 @@ from service.api.calls.prepared_call import PreparedCall, build_requests
 from service.api.context import ApiContext
 from service.api.disconnect import ClientGone, run_unless_disconnected
 from service.api.error_responses import nobody_there
+from service.api.http_exchange import note_call
 
 
 async def submit(call: PreparedCall, context: ApiContext) -> Generation:
@@ -35,6 +36,7 @@ async def submit(call: PreparedCall, context: ApiContext) -> Generation:
         checked.stops,
         call.make_output,
         note_end=trace.note_end,
+        note_finish=trace.note_finish,
         skip_special_tokens=checked.skip_special_tokens,
         num_returned=checked.sampling.num_returned,
     )
@@ -54,6 +56,7 @@ async def respond(
     context: ApiContext,
 ) -> Response:
     """The answer to a call that has been submitted. The generation is closed at its end, or if it cannot begin."""
+    note_call(http.scope["state"], context.traces.get(call.head.call_id, call.head.client))
     try:
         form, headers = make_form(call, generation), ignored_header(call.checked.ignored)
         if not call.checked.stream:

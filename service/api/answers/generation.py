@@ -50,6 +50,7 @@ class Generation:
 
     make_output: makes what tells a choice's output apart; None: it is all content.
     note_end(prompt index, event): called once a prompt, when its request ends; event None: `close` aborted it.
+    note_finish(reason): called once a choice, when it is complete.
     num_returned: `collect` shows so many choices of each prompt, the best by their mean logprob; None: all of them.
     error: what one of the requests has failed with, or Unavailable if the server has aborted one; then the others are
         of no use. None again after `close`.
@@ -65,11 +66,13 @@ class Generation:
         make_output: Callable[[], ChatOutput] | None = None,
         note_end: Callable[[int, FinalEvent | None], None] = lambda prompt_index, event: None,
         *,
+        note_finish: Callable[[FinishReason], None] = lambda reason: None,
         skip_special_tokens: bool = True,
         num_returned: int | None = None,
     ) -> None:
         self._engine = engine
         self._note_end = note_end
+        self._note_finish = note_finish
         self._counts_reasoning = make_output is not None
         self._requests = requests
         self._num_returned = num_returned
@@ -240,6 +243,8 @@ class Generation:
         text = choice.push(tokens)
         last = tokens[-1]
         ended_by_engine = isinstance(last, TokenEvent) and last.finish_reason is not None
+        if choice.finish_reason is not None:
+            self._note_finish(choice.finish_reason)
         stopped_by_text = choice.finish_reason is not None and not ended_by_engine
         if stopped_by_text and prompt_index in self._streams:
             self._engine.stop_choice(request.request_id, choice_index)
@@ -251,6 +256,7 @@ class Generation:
         for choice in self._choices:
             if choice.prompt_index == prompt_index and self.error is None:
                 choice.finish_empty()
+                self._note_finish(FinishReason.LENGTH)
                 pieces.append(choice.take(""))
         return pieces
 

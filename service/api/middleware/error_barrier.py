@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.disconnect import ClientGone
 from service.api.error_responses import error_response, from_starlette, internal_error, nobody_there
+from service.api.http_exchange import note_error
 from service.api.scope import http_only
 from service.errors import Overloaded, RequestError
 from service.metrics.recorder import Recorder
@@ -54,6 +55,8 @@ class ErrorBarrier:
 
     async def _refuse(self, refusal: RequestError, scope: Scope, receive: Receive, send: Send | None) -> None:
         """send: None if the answer has begun."""
-        self._recorder.record_rejection(refusal.code or refusal.error_type)
+        code = refusal.code or refusal.error_type
+        self._recorder.record_rejection(code)
+        note_error(scope["state"], code)
         if send is not None:
             await error_response(refusal, scope)(scope, receive, send)

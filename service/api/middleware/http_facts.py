@@ -1,34 +1,34 @@
-"""What was asked and answered: metrics by route and status, and the access log."""
+"""What was asked and answered: metrics by route and status, and what others keep of it."""
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.scope import client_of, http_only
+from service.api.http_exchange import PROBES, HttpExchange, HttpWatcher
+from service.api.scope import http_only
 from service.metrics.recorder import Recorder
-
-_access_logger = logging.getLogger("headrace.access")
 
 _UNKNOWN_ROUTE = "unknown"
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
 class HttpFacts:
-    """Counts answers by route template and status, and writes the access log if there is to be one.
+    """Counts answers by route template and status, and tells the watchers of those that no probe asked for.
 
     routes: endpoint -> template. A request that no route matched counts as `unknown`.
     """
 
-    def __init__(self, app: ASGIApp, recorder: Recorder, routes: Mapping[Any, str], access_log: bool) -> None:
+    def __init__(
+        self, app: ASGIApp, recorder: Recorder, routes: Mapping[Any, str], watchers: Sequence[HttpWatcher]
+    ) -> None:
         self._app = app
         self._recorder = recorder
         self._routes = routes
-        self._access_log = access_log
+        self._watchers = watchers
 
     @http_only
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -50,8 +50,8 @@ class HttpFacts:
         route = self._routes.get(scope.get("endpoint"), _UNKNOWN_ROUTE)
         method = scope["method"] if scope["method"] in _METHODS else "other"
         self._recorder.record_http(route, method, status, seconds)
-        if self._access_log:
-            request_id = scope["state"]["request_id"]
-            client, call_id = client_of(scope) or "-", scope["state"].get("call_id", "-")
-            line = "%s %s %d %.1f ms %s %s %s"
-            _access_logger.info(line, method, route, status, seconds * 1000, request_id, client, call_id)
+        if self._watchers and route not in PROBES:
+            began_ns = time.time_ns() - int(seconds * 1e9)
+            exchange = HttpExchange(route, method, status, began_ns, seconds, scope["headers"], scope["state"])
+            for watch in self._watchers:
+                watch(exchange)

@@ -20,6 +20,7 @@ from service.api.middleware.body_limits import BodyLimits
 from service.api.middleware.error_barrier import ErrorBarrier
 from service.api.middleware.http_facts import HttpFacts
 from service.api.middleware.request_ids import RequestIds
+from service.api.request_log import log_exchange
 from service.errors import RequestError
 from tests.api.running_server import RunningServer
 from tests.api.wire import COMPLETIONS, completion, error_of
@@ -40,7 +41,7 @@ def test_a_surprise_is_a_500_that_says_nothing(server: RunningServer, caplog: py
         routes=[Route("/fail", _fail)],
         middleware=[
             Middleware(RequestIds),
-            Middleware(HttpFacts, recorder=server.recorder, routes={_fail: "/fail"}, access_log=True),
+            Middleware(HttpFacts, recorder=server.recorder, routes={_fail: "/fail"}, watchers=[log_exchange]),
             Middleware(ErrorBarrier, recorder=server.recorder),
             Middleware(BodyLimits, max_bytes=10, timeout_s=1, budget=BodyBudget(10), on_end=print),
         ],
