@@ -94,7 +94,7 @@ def _of_http(exchange: HttpExchange) -> dict[str, str | int]:
 
 
 def _of_call(route: str, call: CallSummary) -> dict[str, str | int | float | list[str]]:
-    facts = {
+    facts: dict[str, str | int | float | list[str] | None] = {
         "gen_ai.operation.name": _OPERATIONS.get(route, "text_completion"),
         "gen_ai.provider.name": "headrace",
         "gen_ai.request.model": call.model,
