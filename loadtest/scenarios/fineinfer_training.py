@@ -18,6 +18,7 @@ ENDLESS = 10_000_000
 """Fine-tuning iterations."""
 
 _LEAST_REQUESTS = 8
+_ITERATIONS_ALONE = 8
 _MODELLED_FACTOR = 20.0
 _REAL_FACTOR = 8.0
 """Seconds that a rate lasts, as multiples of the form's."""
@@ -106,9 +107,13 @@ def run_beside(
 
 
 def alone_rate(stage: Stage, pool: KvPool) -> float:
-    """Tokens a second of a job without any request."""
-    training, listener = stage.new_training(4), JobClock(pool.clock)
-    system = EngineSystem("a training alone", pool, EnginePolicies(on_demand(pool)))
-    began_s = pool.clock.now_s()
-    system.train_alone(training, listener)
-    return 4 * TOKENS_PER_ITERATION / (pool.clock.now_s() - began_s)
+    """Tokens a second of a job without any request, and without its first iteration, which compiles kernels."""
+
+    def seconds(num_iterations: int) -> float:
+        system = EngineSystem("a training alone", pool, EnginePolicies(on_demand(pool)))
+        began_s = pool.clock.now_s()
+        system.train_alone(stage.new_training(num_iterations), JobClock(pool.clock))
+        return pool.clock.now_s() - began_s
+
+    seconds(1)
+    return _ITERATIONS_ALONE * TOKENS_PER_ITERATION / seconds(_ITERATIONS_ALONE)

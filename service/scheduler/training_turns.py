@@ -20,9 +20,10 @@ PIECE_S = 4e-3
 for a plan, 0.1 to 0.2 ms, is then a few percent on a CPU, and passes beside the device on a GPU."""
 
 
-TRIED_AGAIN_AFTER_S = 10.0
+TRIED_AGAIN_AFTER_S, FIRST_TRIED_AFTER_S = 10.0, 0.25
 """Where there is slack, but no layer step fits by the estimate, one is run so often all the same: an estimate that has
-become wrong would starve the training for ever. At 20 ms a token one gap in 500 is longer for it."""
+become wrong would starve the training for ever. At 20 ms a token one gap in 500 is longer for it. Sooner while the next
+layer step has run once at most, which says little: that is so twice in a training for each."""
 
 
 class _Piece(NamedTuple):
@@ -180,13 +181,9 @@ class TrainingTurns:
         if self._slack_s <= 0.0:
             return 0
         num_steps = min(self._num_within(self._slack_s), self._piece())
-        is_overdue = self._predicted_next_s is None or now_s - self._taken_s >= TRIED_AGAIN_AFTER_S
+        is_known = self._time.is_known(self._num_steps - self._left)
+        is_overdue = now_s - self._taken_s >= (TRIED_AGAIN_AFTER_S if is_known else FIRST_TRIED_AFTER_S)
         return max(num_steps, int(is_overdue))
-
-    @property
-    def _predicted_next_s(self) -> float | None:
-        """Of one layer step."""
-        return self._time.predicted_s(self._num_steps - self._left, 1)
 
     def _piece(self) -> int:
         """Layer steps."""

@@ -22,6 +22,7 @@ class ScriptedTraining:
     """Iterations of layer steps that cost `step_s`, each with an optimizer step at its end.
 
     fails_at: the number, from 0 on, of the layer step that raises. done: the numbers of those that were run.
+    first_run_s: what they cost in the first iteration, if it is something else.
     """
 
     num_arena_bytes = 0
@@ -34,9 +35,11 @@ class ScriptedTraining:
         fails_at: int | None = None,
         training_id: int = 1,
         fails_in: str = "advance",
+        first_run_s: Sequence[float] | None = None,
     ) -> None:
         self._clock = clock
         self._step_s = tuple(step_s)
+        self._first_run_s = self._step_s if first_run_s is None else tuple(first_run_s)
         self._num_steps = len(self._step_s) * num_iterations
         self._fails_at = fails_at
         self._fails_in = fails_in
@@ -67,7 +70,8 @@ class ScriptedTraining:
             if self.num_done == self._fails_at and self._fails_in == "advance":
                 raise FloatingPointError("the loss is not finite")
             self.began_s.append(self._clock.now_s())
-            self._clock.advance(self._step_s[self.num_done % len(self._step_s)])
+            step_s = self._step_s if self.num_done >= len(self._step_s) else self._first_run_s
+            self._clock.advance(step_s[self.num_done % len(step_s)])
             self.num_done += 1
         return num_steps
 

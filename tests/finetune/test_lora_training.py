@@ -230,6 +230,7 @@ def test_on_a_gpu_it_is_near_and_interrupted_bit_equal(family: str, model_folder
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_on_a_gpu_nobody_waits_within_a_layer_step(model_folders: Mapping[str, Path]):
     training = lora_training(served_model(model_folders["qwen3"], torch.bfloat16, "cuda"), EXAMPLES, CHOSEN)
     for _ in range(3):  # kernels are compiled, memory is taken

@@ -20,6 +20,22 @@ def test_the_first_piece_tells_of_all_steps():
     assert times.predicted_s(1, 3) == pytest.approx(0.3)
 
 
+@pytest.mark.parametrize("slow", [0, 2, 5])
+def test_a_first_run_that_compiles_kernels_says_nothing_of_the_next(slow: int):
+    times = LayerStepTime(6)
+    for iteration in range(2):
+        for step in range(6):
+            times.observe(step, 1, 0.5 if (step, iteration) == (slow, 0) else 0.004)
+    assert [times.predicted_s(step, 1) for step in range(6)] == pytest.approx([0.004] * 6)
+
+
+def test_a_step_that_never_ran_is_taken_for_the_shortest():
+    times = LayerStepTime(4)
+    times.observe(0, 1, 0.5)
+    times.observe(1, 1, 0.004)
+    assert times.predicted_s(2, 2) == pytest.approx(0.008)
+
+
 def test_pieces_with_changing_borders_tell_the_steps_apart():
     seconds = [0.001] * 8 + [0.009] + [0.002] * 8 + [0.02]
     chance, times = random.Random(0), LayerStepTime(len(seconds))
