@@ -12,6 +12,7 @@ usage: headrace COMMAND ...
 
 commands:
   serve [MODEL]     start the service (the model that comes with Headrace if MODEL is left out)
+  doctor [MODEL]    look at this machine and this model as `serve` would use them, and say what to mend
   chat [URL]        chat with a running server, with batches of prompts behind the chat
   batch FILE        answer a file of requests, with a running server or one of its own
   finetune DATA     train a LoRA adapter on a file of examples, without a server
@@ -32,6 +33,8 @@ def main(arguments: list[str] | None = None) -> int:
     match command:
         case "serve":
             return _serve(rest)
+        case "doctor":
+            return _doctor(rest)
         case "chat":
             return _chat(rest)
         case "batch":
@@ -83,6 +86,12 @@ def _serve(arguments: list[str]) -> int:
     from service.main import serve
 
     return serve(settings)
+
+
+def _doctor(arguments: list[str]) -> int:
+    from service.doctor.command import main as doctor_main
+
+    return doctor_main(arguments)
 
 
 def _chat(arguments: list[str]) -> int:

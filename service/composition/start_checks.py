@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from service.config import ModelSource
+from service.models.context_length import context_length
 from service.models.folder_checks import check_config, check_model_folder
+from service.models.model_config import load_model_config
 from service.models.model_folder import local_folder
+from service.text.chat_template import check_template_file, load_chat_template
 
 
 def check_model_source(source: ModelSource) -> None:
@@ -14,5 +17,10 @@ def check_model_source(source: ModelSource) -> None:
         check_config(folder)
     elif folder is not None:
         check_model_folder(folder, torch_format=source.load_format == "pt")
-    if source.tokenizer is not None:
-        local_folder(source.tokenizer, None, "tokenizer")
+    text_folder = folder if source.tokenizer is None else local_folder(source.tokenizer, None, "tokenizer")
+    if folder is not None:
+        context_length(load_model_config(folder), source.max_model_len)
+    if text_folder is not None:
+        load_chat_template(text_folder, source.chat_template)
+    elif source.chat_template is not None:
+        check_template_file(source.chat_template)

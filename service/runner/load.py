@@ -16,6 +16,7 @@ from service.lora.adapter_folder import AdapterSite
 from service.lora.adapter_layout import AdapterLayout
 from service.lora.adapter_store import AdapterStore
 from service.models.causal_lm import CausalLM
+from service.models.context_length import context_length
 from service.models.dummy_weights import fill_with_dummy_weights
 from service.models.generation_config import GenerationConfig, load_generation_config
 from service.models.model_config import ModelConfig, load_model_config
@@ -101,7 +102,7 @@ def load_executor(
     file = ChoicesFile(choices_file)
     config = load_model_config(folder)
     generation = load_generation_config(folder, config)
-    max_model_len = _max_model_len(source, config)
+    max_model_len = context_length(config, source.max_model_len)
     device = choose_device(source.device)
     num_threads = use_cores(device)
     requested = source.dtype if file.kept is None or source.dtype != "auto" else file.kept.made_for.dtype
@@ -262,18 +263,6 @@ def _phase(name: str, on_progress: OnProgress | None) -> Callable[[int, int], No
     if on_progress is None:
         return None
     return lambda done, total: on_progress(name, done, total)
-
-
-def _max_model_len(source: ModelSource, config: ModelConfig) -> int:
-    if config.longest_context < 2:
-        raise ModelLoadError("config.json: the model's own context is 1; a prompt and an answer need 2 tokens")
-    if source.max_model_len is None:
-        return config.max_position_embeddings
-    if source.max_model_len > config.longest_context:
-        raise ModelLoadError(
-            f"max-model-len: {source.max_model_len} exceeds the model's own context of {config.longest_context}"
-        )
-    return source.max_model_len
 
 
 def _check_weights_fit(weights_bytes: int, device: torch.device) -> None:

@@ -135,14 +135,19 @@ def load_chat_template(folder: Path, file: Path | None = None) -> ChatTemplate |
     """
     config = read_tokenizer_config(folder)
     if file is not None:
-        if not file.is_file():
-            raise ModelLoadError(f"chat-template: {file} is not a file")
+        check_template_file(file)
         return ChatTemplate(_read_text(file), config.special_tokens)
     beside = folder / "chat_template.jinja"
     if beside.is_file():
         return ChatTemplate(_read_text(beside), config.special_tokens)
     source = _source_in(config.options.get("chat_template"))
     return None if source is None else ChatTemplate(source, config.special_tokens)
+
+
+def check_template_file(file: Path) -> None:
+    """Of the setting `chat-template`. Raises ModelLoadError."""
+    if not file.is_file():
+        raise ModelLoadError(f"chat-template: {file} is not a file")
 
 
 def _roles_compared(template: jinja2.nodes.Template) -> frozenset[str]:

@@ -37,6 +37,25 @@ def test_the_tokenizers_folder_is_looked_for():
         check_model_source(Settings(tokenizer="./nowhere").model_source())
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"max_model_len": 10**6}, "max-model-len: 1000000 exceeds"),
+        ({"chat_template": Path("nowhere.jinja")}, "chat-template: nowhere.jinja is not a file"),
+        ({"chat_template": Path("nowhere.jinja"), "model": "some/model"}, "chat-template: nowhere.jinja is not a file"),
+    ],
+)
+def test_a_length_and_a_template_are_looked_at(wrong: dict[str, object], said: str):
+    with pytest.raises(ModelLoadError, match=said):
+        check_model_source(Settings(**wrong).model_source())
+
+
+def test_a_template_that_is_none_is_refused_before_anything_is_loaded(tmp_path: Path):
+    (tmp_path / "broken.jinja").write_text("{% for %}")
+    with pytest.raises(ModelLoadError, match="chat template, line 1"):
+        check_model_source(Settings(chat_template=tmp_path / "broken.jinja").model_source())
+
+
 @pytest.mark.parametrize("kind", ["gguf file", "adapter"])
 def test_the_command_says_so_in_one_line_within_a_second_and_without_torch(kind: str, tmp_path: Path):
     model = tmp_path / "model.gguf"

@@ -1,0 +1,115 @@
+"""The model: whether it is served, how much memory it takes, how many sequences fit beside it, how it speaks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from service.composition.start_checks import check_model_source
+from service.doctor.finding import Finding, fault, ok, warning
+from service.errors import ConfigError
+from service.models.context_length import context_length
+from service.models.model_config import ModelConfig, load_model_config
+from service.models.model_folder import local_folder
+from service.settings.settings import QUICKSTART_NAME, Settings
+
+_GIBIBYTE = 1 << 30
+
+
+def check_model(settings: Settings) -> Iterator[Finding]:
+    source = settings.model_source()
+    try:
+        check_model_source(source)
+        folder = local_folder(source.model, source.revision)
+        if folder is None:
+            yield _hub_model(source.model, source.revision)
+            return
+        config = load_model_config(folder)
+        shown = QUICKSTART_NAME if settings.model == QUICKSTART_NAME else str(folder)
+        yield ok(
+            "model", f"{shown}: {config.architecture}, {config.num_layers} layers, {config.vocab_size} tokens known"
+        )
+        yield from _check_room(settings, folder, config)
+        yield from _check_text(settings, folder)
+    except ConfigError as error:
+        yield fault("model", str(error), "see the message; docs/troubleshooting.md has more on models that do not load")
+
+
+def _hub_model(model: str, revision: str | None) -> Finding:
+    from huggingface_hub import try_to_load_from_cache
+
+    if isinstance(try_to_load_from_cache(model, "config.json", revision=revision), str):
+        return ok("model", f"{model} is in the Hugging Face cache; a start looks up whether all of it is")
+    found = f"{model} is not in the Hugging Face cache"
+    return warning("model", found, "the start downloads it; without a network, give a local folder")
+
+
+class Room(NamedTuple):
+    """weights_bytes, kv_token_bytes: of the model. free_bytes: of the device, before it is loaded. kv_bytes: what is
+    left for the KV cache, by the settings; less than what a start measures, since activations and graphs come off."""
+
+    device: str
+    weights_bytes: int
+    kv_token_bytes: int
+    free_bytes: int
+    kv_bytes: int
+
+
+def room_for(settings: Settings, folder: Path) -> Room:
+    """Raises ModelLoadError."""
+    import torch
+
+    from service.runner.device import choose_device
+    from service.runner.memory_profile import cpu_memory, profile_cpu
+    from service.runner.model_size import ModelSize
+
+    source, wanted = settings.model_source(), settings.cache_config().memory_bytes
+    device = choose_device(source.device)
+    size = ModelSize.of(source, folder, device)
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        usable = int(settings.gpu_memory_utilization * total) - (total - free) - size.weights_bytes
+        kv_bytes = usable if wanted is None else wanted
+    else:
+        free = cpu_memory()[1]
+        kv_bytes = profile_cpu(size.weights_bytes, wanted).kv_cache_bytes
+    return Room(device.type, size.weights_bytes, size.kv_token_bytes, free, kv_bytes)
+
+
+def _check_room(settings: Settings, folder: Path, config: ModelConfig) -> Iterator[Finding]:
+    room = room_for(settings, folder)
+    weights = f"weights take {room.weights_bytes / _GIBIBYTE:.2f} GiB"
+    if room.weights_bytes > room.free_bytes:
+        found = f"{weights}, and {room.free_bytes / _GIBIBYTE:.2f} GiB of the {room.device}'s memory are free"
+        yield fault("weights", found, "free some, or serve a smaller or a quantized model")
+        return
+    yield ok("weights", f"{weights} of {room.free_bytes / _GIBIBYTE:.2f} GiB that are free")
+    length = context_length(config, settings.max_model_len)
+    tokens = max(0, room.kv_bytes) // room.kv_token_bytes
+    found = f"about {max(0, room.kv_bytes) / _GIBIBYTE:.2f} GiB, {tokens} tokens of {room.kv_token_bytes} bytes:"
+    found += f" {tokens // length} sequences of the full context of {length}"
+    if tokens < settings.block_size:
+        mend = "raise --gpu-memory-utilization or --kv-cache-memory, or serve a smaller model"
+        yield fault("kv cache", found, mend)
+    elif tokens < length:
+        mend = f"the longest request that fits has {tokens} tokens; say so by --max-model-len, or make room"
+        yield warning("kv cache", found, mend)
+    else:
+        yield ok("kv cache", found)
+
+
+def _check_text(settings: Settings, folder: Path) -> Iterator[Finding]:
+    from service.text.chat_template import load_chat_template
+    from service.text.tokenizer import Tokenizer
+
+    source = settings.model_source()
+    text_folder = folder if source.tokenizer is None else local_folder(source.tokenizer, None, "tokenizer") or folder
+    if settings.load_format == "dummy" and not (text_folder / "tokenizer.json").is_file():
+        yield ok("tokenizer", "a made-up one, of dummy weights")
+    else:
+        yield ok("tokenizer", f"{Tokenizer.from_folder(text_folder).num_tokens} tokens")
+    if load_chat_template(text_folder, source.chat_template) is None:
+        yield warning("chat template", "none, so chat is refused", "give one by --chat-template, or serve a chat model")
+    else:
+        yield ok("chat template", "there is one")
