@@ -10,6 +10,11 @@ ROOT = Path(__file__).parents[2]
 WITHOUT_A_TWIN = {
     "service/config.py": "values only",
     "service/doctor/finding.py": "values only",
+    "service/distributed/mask_messages.py": "tests/distributed/test_told_executor.py",
+    "service/distributed/plan_follower.py": "tests/distributed/test_told_executor.py",
+    "service/distributed/rank_life.py": "tests/distributed/test_rank_processes.py",
+    "service/distributed/rank_task.py": "values only",
+    "service/distributed/worker.py": "tests/distributed/test_rank_processes.py runs it",
     "service/errors.py": "values only; tests/api/test_error_responses.py reads every class",
     "service/__main__.py": "tests/test_cli.py runs it",
     "service/main.py": "tests/e2e/test_serve.py starts the whole service",

@@ -1,0 +1,118 @@
+"""What every rank but the first does all the time: takes rank 0's plans, in order, and carries its part of them out."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+
+from service.core.iteration_plan import IterationPlan
+from service.core.iteration_result import IterationResult
+from service.distributed.control_ring import Message, MessageKind, RingReader
+from service.distributed.mask_messages import HeardMasks
+from service.distributed.plan_codec import PlanDecoder
+from service.distributed.rank_status import Fact, RankStatuses
+from service.engine.ports import Executor, PendingIteration
+
+logger = logging.getLogger(__name__)
+
+IDLE_LOOK_S = 1.0
+_BUSY_LOOK_S = 0.0002
+"""Between two looks whether the device has computed what was launched."""
+
+
+class PlanFollower:
+    """It decides nothing, and waits for no result: what its device has computed is noted when it is there.
+
+    executor: this rank's part. on_idle: called at most once in IDLE_LOOK_S, where no message came for as long.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        reader: RingReader,
+        executor: Executor,
+        statuses: RankStatuses,
+        on_idle: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._rank = rank
+        self._reader = reader
+        self._executor = executor
+        self._statuses = statuses
+        self._on_idle = on_idle
+        self._decoder = PlanDecoder(lambda rows: HeardMasks(rows, self._take))
+        self._launched: deque[PendingIteration] = deque()
+        self._num_launched = self._num_done = 0
+
+    def follow(self) -> None:
+        """Until the process ends. Raises what makes it useless: a damaged message, not a plan's fault."""
+        while True:
+            self.follow_one()
+
+    def follow_one(self) -> None:
+        """Take the next message and do what it says."""
+        message = self._take()
+        if message.kind is MessageKind.PLAN:
+            started_ns = time.monotonic_ns()
+            self._launch(self._decoder.decode(message.payload))
+            self._statuses.add(self._rank, Fact.BUSY_NS, time.monotonic_ns() - started_ns)
+        # Else masks that nobody has waited for: their plan had failed before.
+
+    def _launch(self, plan: IterationPlan) -> None:
+        self._num_launched += 1
+        try:
+            pending = self._executor.launch(plan)
+        except Exception as fault:
+            pending = _Failed(fault)
+        self._launched.append(pending)
+        self.note_done()
+
+    def _take(self) -> Message:
+        """The next message. Meanwhile what has been computed is noted."""
+        started_ns = time.monotonic_ns()
+        while (message := self._reader.take(_BUSY_LOOK_S if self._launched else IDLE_LOOK_S)) is None:
+            self.note_done()
+            if not self._launched:
+                self._on_idle()
+        now_ns = time.monotonic_ns()
+        # Without the time in which this rank was busy and did not look.
+        self._note_message(now_ns - max(started_ns, message.written_ns))
+        self._statuses.add(self._rank, Fact.WAITING_NS, now_ns - started_ns)
+        return message
+
+    def _note_message(self, latency_ns: int) -> None:
+        self._statuses.add(self._rank, Fact.MESSAGES, 1)
+        self._statuses.add(self._rank, Fact.LATENCY_NS, latency_ns)
+        if latency_ns > self._statuses.get(self._rank, Fact.MAX_LATENCY_NS):
+            self._statuses.set(self._rank, Fact.MAX_LATENCY_NS, latency_ns)
+
+    def note_done(self) -> None:
+        """Plans are done in the order of their launches."""
+        while self._launched and self._launched[0].is_done():
+            self._num_done += 1
+            try:
+                self._note_result(self._launched.popleft().wait())
+            except Exception:
+                logger.exception("plan %d failed", self._num_done)
+                self._statuses.add(self._rank, Fact.PLANS_FAILED, 1)
+                self._statuses.set(self._rank, Fact.LAST_FAILED, self._num_done)
+            self._statuses.set(self._rank, Fact.PLANS_DONE, self._num_done)
+
+    def _note_result(self, result: IterationResult) -> None:
+        if result.finished_transfers:
+            latest = max(each.transfer_id for each in result.finished_transfers)
+            self._statuses.set(self._rank, Fact.TRANSFERS_FINISHED, latest + 1)
+
+
+class _Failed:
+    """A launch that failed."""
+
+    def __init__(self, fault: Exception) -> None:
+        self._fault = fault
+
+    def is_done(self) -> bool:
+        return True
+
+    def wait(self) -> IterationResult:
+        raise self._fault

@@ -1,0 +1,53 @@
+"""Which device a rank computes on, and which cores are near it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from service.errors import ConfigError
+from service.runner.device import choose_device
+
+_PCI = Path("/sys/bus/pci/devices")
+
+
+def rank_device(requested: Literal["auto", "cpu", "cuda"], rank: int, num_ranks: int) -> torch.device:
+    """A GPU of its own, in the order of CUDA_VISIBLE_DEVICES, which is the calling thread's device from now on; or the
+    CPU that all share. Raises ConfigError where there are fewer GPUs than ranks."""
+    device = choose_device(requested)
+    if device.type != "cuda":
+        return device
+    if torch.cuda.device_count() < num_ranks:
+        raise ConfigError(
+            f"tensor-parallel-size: {num_ranks} ranks need a GPU each, {torch.cuda.device_count()} can be seen "
+            "(see CUDA_VISIBLE_DEVICES)"
+        )
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def stay_near(device: torch.device, pci: Path = _PCI) -> None:
+    """Have this process run on the cores of the GPU's own NUMA node, as far as it may: what it launches and copies goes
+    the shortest way. Nothing happens where the system does not tell them."""
+    if device.type != "cuda":
+        return
+    facts: Any = torch.cuda.get_device_properties(device)
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        address = f"{facts.pci_domain_id:04x}:{facts.pci_bus_id:02x}:{facts.pci_device_id:02x}.0"
+        near = cores_of((pci / address / "local_cpulist").read_text()) & os.sched_getaffinity(0)
+        if near:
+            os.sched_setaffinity(0, near)
+
+
+def cores_of(listed: str) -> set[int]:
+    """ "0-3,8" -> {0, 1, 2, 3, 8}, as the kernel lists cores."""
+    cores = set[int]()
+    for part in listed.strip().split(","):
+        first, _, last = part.partition("-")
+        cores.update(range(int(first), int(last or first) + 1))
+    return cores

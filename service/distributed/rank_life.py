@@ -1,0 +1,52 @@
+"""How a rank's process lives: it ends with rank 0, whatever that ends by, and for no other reason of others."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+from multiprocessing.connection import Connection
+
+from service.distributed.rank_status import Fact, RankStatuses
+
+_SIGN_EVERY_S = 0.1
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent(parent: int) -> None:
+    """From now on the kernel kills this process with its parent."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # which has ended before
+        os._exit(0)
+
+
+def leave_signals_to_parent() -> None:
+    """A terminal, or a service manager, sends them to every process: rank 0 drains, and then ends this one."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
+class LifeSigns:
+    """A thread: signs of life for rank 0, until the lifeline is let go of; then it ends the process, at once, whatever
+    the others do."""
+
+    def __init__(self, rank: int, lifeline: Connection, statuses: RankStatuses) -> None:
+        self._rank = rank
+        self._lifeline = lifeline
+        self._statuses = statuses
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="life signs", daemon=True).start()
+
+    def _run(self) -> None:
+        while not self._is_let_go():
+            self._statuses.add(self._rank, Fact.HEARTBEAT, 1)
+        os._exit(0)
+
+    def _is_let_go(self) -> bool:
+        """After a while; rank 0 says nothing more."""
+        try:
+            return self._lifeline.poll(_SIGN_EVERY_S)
+        except OSError:
+            return True

@@ -1,0 +1,118 @@
+"""The processes of all ranks but the first, as rank 0 starts, tells and ends them.
+
+None outlives rank 0, however that ends. Each has asked the kernel to be killed with its parent, and sees its lifeline,
+a socket that only the parent holds, come to its end. To end them in order is to let go of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+
+from service.distributed.control_ring import RingPlace, RingWriter
+from service.distributed.rank_status import RankStatuses
+from service.distributed.rank_task import Inherited, RankFault, RankReady, RankTask
+
+WORKER = ("-m", "service.distributed.worker")
+ENDS_WITHIN_S = 3.0
+"""Then it is killed."""
+
+_LOOK_EVERY_S = 0.01
+
+
+class RankProcesses:
+    """num_ranks: rank 0 among them. worker: the interpreter's arguments for a rank's process; the descriptor of its
+    lifeline comes behind them. environment: what it has besides this process's.
+
+    To be started on the main thread: the kernel kills a child with the thread that made it.
+    """
+
+    def __init__(
+        self, num_ranks: int, worker: Sequence[str] = WORKER, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.num_ranks = num_ranks
+        place, memory = RingPlace.make(num_ranks - 1), RankStatuses.make_memory(num_ranks)
+        self._meeting_point = os.memfd_create("headrace-meeting-point")
+        self.statuses = RankStatuses(memory, num_ranks)
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._lifelines: list[Connection] = []
+        for rank in range(1, num_ranks):
+            self._start(rank, place, memory, worker, environment)
+        self.writer = RingWriter(place, self.is_alive)
+        self._place = place
+        os.close(memory)
+
+    def _start(
+        self,
+        rank: int,
+        place: RingPlace,
+        memory: int,
+        worker: Sequence[str],
+        environment: Mapping[str, str] | None,
+    ) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._processes.append(
+                subprocess.Popen(
+                    [sys.executable, *worker, str(theirs.fileno())],
+                    pass_fds=(theirs.fileno(), memory, self._meeting_point, *place.descriptors),
+                    stdin=subprocess.DEVNULL,
+                    env=None if environment is None else {**os.environ, **environment},
+                )
+            )
+        lifeline = Connection(ours.detach())
+        lifeline.send(Inherited(rank, self.num_ranks, os.getpid(), place, memory, self._meeting_point))
+        self._lifelines.append(lifeline)
+
+    @property
+    def meeting_point(self) -> str:
+        """The path, in this process, of a file in memory that all ranks share."""
+        return f"/proc/self/fd/{self._meeting_point}"
+
+    def pid(self, rank: int) -> int:
+        return self._processes[rank - 1].pid
+
+    def exit_status(self, rank: int) -> int | None:
+        """None while it runs; minus the signal that ended it."""
+        return self._processes[rank - 1].poll()
+
+    def is_alive(self, rank: int) -> bool:
+        return self.exit_status(rank) is None
+
+    def tell(self, task: RankTask) -> None:
+        """Raises OSError if one is gone."""
+        for lifeline in self._lifelines:
+            lifeline.send(task)
+
+    def heard(self, rank: int, within_s: float = 0.0) -> RankReady | RankFault | None:
+        """What the rank has said next, each word once; None if it says nothing for so long, or is gone."""
+        lifeline = self._lifelines[rank - 1]
+        with contextlib.suppress(OSError, EOFError):
+            if lifeline.poll(within_s):
+                word: RankReady | RankFault = lifeline.recv()
+                return word
+        return None
+
+    def kill(self) -> None:
+        """All of them, now."""
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGKILL)
+
+    def close(self, within_s: float = ENDS_WITHIN_S) -> None:
+        """Returns once all have ended: in order, or killed after that time. May be called again."""
+        for lifeline in self._lifelines:
+            lifeline.close()
+        deadline_s = time.monotonic() + within_s
+        while any(process.poll() is None for process in self._processes) and time.monotonic() < deadline_s:
+            time.sleep(_LOOK_EVERY_S)
+        self.kill()
+        for process in self._processes:
+            process.wait()

@@ -1,0 +1,56 @@
+"""What each rank tells of itself, in shared memory: numbers that one process writes and rank 0 reads, at any time."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from enum import IntEnum, auto
+
+_WORD = 8
+_WORDS = 32  # of a rank
+
+
+class Fact(IntEnum):
+    """HEARTBEAT: grows as long as the process runs. PLANS_DONE: plans that were carried out, or failed. PLANS_FAILED:
+    of these; LAST_FAILED: the number of the latest of them, the first plan is 1. TRANSFERS_FINISHED: the highest
+    transfer_id so far, plus 1. MESSAGES, LATENCY_NS, MAX_LATENCY_NS: control messages taken; from written to taken, of
+    them all and the longest. BUSY_NS: from taking plans to having launched them. WAITING_NS: for messages.
+    MEMORY_BYTES: of the device, that this process's allocator has taken. KV_BYTES: of its part of the KV blocks."""
+
+    HEARTBEAT = 0
+    PLANS_DONE = auto()
+    PLANS_FAILED = auto()
+    LAST_FAILED = auto()
+    TRANSFERS_FINISHED = auto()
+    MESSAGES = auto()
+    LATENCY_NS = auto()
+    MAX_LATENCY_NS = auto()
+    BUSY_NS = auto()
+    WAITING_NS = auto()
+    MEMORY_BYTES = auto()
+    KV_BYTES = auto()
+
+
+class RankStatuses:
+    """memory: descriptor of the shared pages. Each fact has one writer; a reader may be a moment late."""
+
+    def __init__(self, memory: int, num_ranks: int) -> None:
+        self._pages = mmap.mmap(memory, num_ranks * _WORDS * _WORD)
+        self._words = memoryview(self._pages).cast("q")
+        self.num_ranks = num_ranks
+
+    @staticmethod
+    def make_memory(num_ranks: int) -> int:
+        memory = os.memfd_create("headrace-ranks")
+        os.ftruncate(memory, num_ranks * _WORDS * _WORD)
+        return memory
+
+    def get(self, rank: int, fact: Fact) -> int:
+        return self._words[rank * _WORDS + fact]
+
+    def set(self, rank: int, fact: Fact, value: int) -> None:
+        self._words[rank * _WORDS + fact] = value
+
+    def add(self, rank: int, fact: Fact, amount: int) -> None:
+        """By the one who writes this rank's facts."""
+        self._words[rank * _WORDS + fact] += amount

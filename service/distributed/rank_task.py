@@ -1,0 +1,60 @@
+"""What rank 0 and another rank tell each other at start, and what the other one has made of it. Values only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from service.config import CacheConfig, ModelSource
+from service.distributed.control_ring import RingPlace
+from service.engine.ports import Executor
+
+
+@dataclass(frozen=True, slots=True)
+class Inherited:
+    """What a rank's process inherits: descriptors of the control ring, the ranks' facts and the file in which they
+    meet. parent: rank 0's process id. The first word over its lifeline; the next one is its task."""
+
+    rank: int
+    num_ranks: int
+    parent: int
+    ring: RingPlace
+    statuses: int
+    meeting_point: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankTask:
+    """As the arguments of `load_executor` (service/runner/load.py)."""
+
+    source: ModelSource
+    folder: Path
+    cache: CacheConfig
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    enforce_eager: bool
+    log_level: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankReady:
+    """The rank has loaded its part and takes plans."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankFault:
+    """The rank could not be started. message: for people."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankModel:
+    """executor: of this rank's part. kv_bytes: its part of all KV blocks. memory_bytes: what this process's allocator
+    has of the device by now; any thread. spins_s: how long it looks for the next message before it sleeps."""
+
+    executor: Executor
+    kv_bytes: int
+    memory_bytes: Callable[[], int]
+    spins_s: float

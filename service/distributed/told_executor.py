@@ -1,0 +1,135 @@
+"""The engine's executor where several ranks compute: it tells them each plan, does its own part, answers for all."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+
+from service.core.iteration_plan import IterationPlan
+from service.core.iteration_result import FinishedTransfer, IterationResult
+from service.distributed.control_ring import MessageKind, ReaderStalled, RingWriter
+from service.distributed.mask_messages import ToldMasks
+from service.distributed.plan_codec import PlanEncoder
+from service.distributed.rank_loss import RankLoss
+from service.distributed.rank_status import Fact, RankStatuses
+from service.engine.ports import Executor, PendingIteration
+
+logger = logging.getLogger(__name__)
+
+AGREES_WITHIN_S = 2.0
+"""A plan that fails on rank 0 fails on the others at the same place, about then."""
+
+_LOOK_EVERY_S = 0.0005
+
+
+class ToldExecutor:
+    """An Executor. local: rank 0's own part. Engine thread only.
+
+    A plan is told before rank 0 begins it: so the others have it while their devices still compute the one before.
+    Nobody waits for their results but rank 0's own. It waits for them in two cases only: a transfer has finished once
+    every rank's has, and a plan that fails must fail on all, or their states differ from then on: then the ranks are
+    lost.
+    """
+
+    def __init__(self, local: Executor, writer: RingWriter, statuses: RankStatuses, loss: RankLoss) -> None:
+        self._local = local
+        self._writer = writer
+        self._statuses = statuses
+        self._others = range(1, statuses.num_ranks)
+        self._loss = loss
+        self._encoder = PlanEncoder()
+        self._num_plans = 0
+        self._last_failed = 0
+        self._held: dict[int, FinishedTransfer] = {}
+
+    def launch(self, plan: IterationPlan) -> PendingIteration:
+        self._check()
+        self._num_plans = number = self._num_plans + 1
+        masks = None if plan.masks is None else ToldMasks(plan.masks, self._writer)
+        try:
+            self._writer.write(MessageKind.PLAN, self._encoder.encode(plan))
+        except ReaderStalled as fault:
+            self._loss.declare(str(fault))
+            raise
+        try:
+            pending = self._local.launch(plan if masks is None else replace(plan, masks=masks))
+        except BaseException:
+            self._settle(masks)
+            self.failed(number)
+            raise
+        self._settle(masks)
+        return _ToldIteration(pending, number, self, awaits_transfer=plan.awaits_transfer)
+
+    def completed(self, number: int, result: IterationResult, *, awaits_transfer: bool) -> IterationResult:
+        """Plan `number` is computed. Its result, with the transfers that have finished on every rank."""
+        self._statuses.set(0, Fact.PLANS_DONE, number)
+        if not (result.finished_transfers or self._held):
+            return result
+        self._held |= {each.transfer_id: each for each in result.finished_transfers}
+        finished = self._take_finished()
+        while awaits_transfer and not finished and self._held:
+            self._loss.check()
+            time.sleep(_LOOK_EVERY_S)
+            finished = self._take_finished()
+        return replace(result, finished_transfers=finished)
+
+    def failed(self, number: int) -> None:
+        """Plan `number` has failed here. Returns once it has on every rank, or the ranks are lost."""
+        self._held.clear()
+        self._last_failed = number
+        self._statuses.set(0, Fact.LAST_FAILED, number)
+        self._statuses.set(0, Fact.PLANS_DONE, number)
+        deadline_s = time.monotonic() + AGREES_WITHIN_S
+        while any(self._statuses.get(rank, Fact.PLANS_DONE) < number for rank in self._others):
+            if self._loss.reason is not None:
+                return
+            if time.monotonic() > deadline_s:
+                break
+            time.sleep(_LOOK_EVERY_S)
+        differing = [rank for rank in self._others if self._statuses.get(rank, Fact.LAST_FAILED) < number]
+        if differing:
+            self._loss.declare(f"an iteration failed on rank 0, but not on rank {differing[0]}")
+
+    def _settle(self, masks: ToldMasks | None) -> None:
+        if masks is not None:
+            try:
+                masks.settle()
+            except ReaderStalled as fault:
+                self._loss.declare(str(fault))
+
+    def _check(self) -> None:
+        """Raises if the ranks are lost; or another failed where rank 0 did not, for then they are."""
+        self._loss.check()
+        for rank in self._others:
+            failed = self._statuses.get(rank, Fact.LAST_FAILED)
+            if self._last_failed < failed <= self._statuses.get(0, Fact.PLANS_DONE):
+                self._loss.declare(f"an iteration failed on rank {rank}, but not on rank 0")
+                self._loss.check()
+
+    def _take_finished(self) -> tuple[FinishedTransfer, ...]:
+        """Their ids grow, and each rank finishes them in order."""
+        finished_by_all = min(self._statuses.get(rank, Fact.TRANSFERS_FINISHED) for rank in self._others)
+        done = [transfer_id for transfer_id in self._held if transfer_id < finished_by_all]
+        return tuple(self._held.pop(transfer_id) for transfer_id in done)
+
+
+class _ToldIteration:
+    """Rank 0's part of an iteration that all ranks compute."""
+
+    def __init__(
+        self, pending: PendingIteration, number: int, executor: ToldExecutor, *, awaits_transfer: bool
+    ) -> None:
+        self._pending = pending
+        self._number = number
+        self._executor = executor
+        self._awaits_transfer = awaits_transfer
+        self.is_done = pending.is_done
+
+    def wait(self) -> IterationResult:
+        try:
+            result = self._pending.wait()
+        except BaseException:
+            self._executor.failed(self._number)
+            raise
+        return self._executor.completed(self._number, result, awaits_transfer=self._awaits_transfer)

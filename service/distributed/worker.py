@@ -1,0 +1,61 @@
+"""The process of every rank but the first: `python -m service.distributed.worker`, which rank 0 starts.
+
+It knows nothing of HTTP, and decides nothing. What it computes by comes from rank 0: at start by its lifeline and by
+what the ranks agree on while they load (`TensorParallel.of_first`, `least`), then by plans through the control ring.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+
+from service.distributed.control_ring import RingReader
+from service.distributed.plan_follower import PlanFollower
+from service.distributed.rank_life import LifeSigns, end_with_parent, leave_signals_to_parent
+from service.distributed.rank_status import Fact, RankStatuses
+from service.distributed.rank_task import Inherited, RankFault, RankModel, RankReady, RankTask
+from service.errors import ConfigError
+
+logger = logging.getLogger("headrace")
+
+Load = Callable[[Inherited, RankTask], RankModel]
+
+
+def main(lifeline: Connection, prepare: Callable[[], Load]) -> int:
+    """Returns where it cannot go on; otherwise the process ends with its parent.
+
+    prepare: imports what loads the model, while rank 0 finds out what there is to load.
+    """
+    inherited: Inherited = lifeline.recv()
+    end_with_parent(inherited.parent)
+    leave_signals_to_parent()
+    load = prepare()
+    try:
+        task: RankTask = lifeline.recv()
+    except EOFError:  # rank 0 has ended before
+        return 0
+    rank = inherited.rank
+    logging.basicConfig(
+        level=task.log_level.upper(), format=f"%(asctime)s %(levelname)s rank {rank}, %(name)s: %(message)s"
+    )
+    statuses = RankStatuses(inherited.statuses, inherited.num_ranks)
+    LifeSigns(rank, lifeline, statuses).start()
+    try:
+        loaded = load(inherited, task)
+        statuses.set(rank, Fact.KV_BYTES, loaded.kv_bytes)
+
+        def tell_memory() -> None:
+            statuses.set(rank, Fact.MEMORY_BYTES, loaded.memory_bytes())
+
+        tell_memory()
+        reader = RingReader(inherited.ring, rank, loaded.spins_s)
+        follower = PlanFollower(rank, reader, loaded.executor, statuses, on_idle=tell_memory)
+        lifeline.send(RankReady())
+        follower.follow()
+    except ConfigError as fault:
+        lifeline.send(RankFault(str(fault)))
+    except Exception as fault:
+        logger.critical("this rank has failed", exc_info=True)
+        lifeline.send(RankFault(f"{type(fault).__name__}: {fault}"))
+    return 1

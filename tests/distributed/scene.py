@@ -1,0 +1,99 @@
+"""Ranks as threads of one process: a control ring, and on each of them an executor that the test chooses."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from service.core.iteration_plan import IterationPlan
+from service.core.iteration_result import IterationResult
+from service.distributed.control_ring import RingPlace, RingReader, RingWriter
+from service.distributed.plan_follower import PlanFollower
+from service.distributed.rank_loss import RankLoss
+from service.distributed.rank_status import Fact, RankStatuses
+from service.distributed.told_executor import ToldExecutor
+from service.engine.ports import Executor, PendingIteration
+
+
+@dataclass
+class Done:
+    """An iteration that is computed. fault: or that failed."""
+
+    result: IterationResult = field(default_factory=lambda: IterationResult(()))
+    fault: Exception | None = None
+    done: threading.Event | None = None
+
+    def is_done(self) -> bool:
+        return self.done is None or self.done.is_set()
+
+    def wait(self) -> IterationResult:
+        if self.done is not None:
+            assert self.done.wait(30)
+        if self.fault is not None:
+            raise self.fault
+        return self.result
+
+
+class Scripted:
+    """launch(plan) is `behave(number, plan)`, the first plan is 1."""
+
+    def __init__(self, behave: Callable[[int, IterationPlan], PendingIteration] = lambda number, plan: Done()) -> None:
+        self._behave = behave
+        self.plans: list[IterationPlan] = []
+
+    def launch(self, plan: IterationPlan) -> PendingIteration:
+        self.plans.append(plan)
+        return self._behave(len(self.plans), plan)
+
+
+class Scene:
+    """executors: of every rank. A context manager; follows from its beginning to its end."""
+
+    def __init__(self, *executors: Executor) -> None:
+        self._place = RingPlace.make(len(executors) - 1)
+        memory = RankStatuses.make_memory(len(executors))
+        self.statuses = RankStatuses(memory, len(executors))
+        os.close(memory)
+        self.losses: list[str] = []
+        self.loss = RankLoss(self.losses.append)
+        self.executor = ToldExecutor(executors[0], RingWriter(self._place), self.statuses, self.loss)
+        self._stopping = False
+        self._faults: list[BaseException] = []
+        self._threads = [
+            threading.Thread(target=self._follow, args=(rank, executor))
+            for rank, executor in enumerate(executors[1:], 1)
+        ]
+
+    def _follow(self, rank: int, executor: Executor) -> None:
+        reader = RingReader(self._place, rank)
+        follower = PlanFollower(rank, reader, executor, self.statuses)
+        try:
+            while not self._stopping:
+                if reader.has_message:
+                    follower.follow_one()
+                else:
+                    follower.note_done()
+                    time.sleep(0.0005)
+        except BaseException as fault:
+            self._faults.append(fault)
+
+    def wait_for(self, rank: int, fact: Fact, at_least: int) -> None:
+        deadline_s = time.monotonic() + 20
+        while self.statuses.get(rank, fact) < at_least:
+            assert time.monotonic() < deadline_s, (rank, fact, self.statuses.get(rank, fact), self._faults)
+            time.sleep(0.001)
+
+    def __enter__(self) -> Scene:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stopping = True
+        for thread in self._threads:
+            thread.join(30)
+        self._place.close()
+        assert not self._faults, self._faults

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from service.distributed.rank_device import cores_of, rank_device, stay_near
+from service.errors import ConfigError
+
+
+def test_on_a_cpu_all_ranks_share_it():
+    assert [rank_device("cpu", rank, 4) for rank in range(4)] == [torch.device("cpu")] * 4
+    before = os.sched_getaffinity(0)
+    stay_near(torch.device("cpu"))
+    assert os.sched_getaffinity(0) == before
+
+
+def test_each_rank_has_the_gpu_of_its_number_and_too_few_are_refused_with_the_numbers(monkeypatch: pytest.MonkeyPatch):
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    assert [rank_device("auto", rank, 2) for rank in range(2)] == [torch.device("cuda", 0), torch.device("cuda", 1)]
+    assert chosen == [torch.device("cuda", 0), torch.device("cuda", 1)]
+    with pytest.raises(ConfigError, match=r"tensor-parallel-size: 4 ranks .* 2 can be seen \(see CUDA_VISIBLE_DEVICES"):
+        rank_device("cuda", 0, 4)
+
+
+@pytest.mark.parametrize(("listed", "cores"), [("0-3,8\n", {0, 1, 2, 3, 8}), ("5", {5}), ("0-1,4-5", {0, 1, 4, 5})])
+def test_cores_as_the_kernel_lists_them(listed: str, cores: set[int]):
+    assert cores_of(listed) == cores
+
+
+@pytest.mark.parametrize("listed", ["0-4095", "", None, "4090-4095"])
+def test_a_rank_stays_on_cores_that_it_may_use(listed: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Whatever the system tells, or does not: these lists leave it where it was."""
+    facts = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x1B, pci_device_id=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: chosen.append(cores))
+    chosen: list[set[int]] = []
+    if listed is not None:
+        (tmp_path / "0000:1b:00.0").mkdir()
+        (tmp_path / "0000:1b:00.0/local_cpulist").write_text(listed)
+    stay_near(torch.device("cuda", 0), tmp_path)
+    assert all(cores == os.sched_getaffinity(0) for cores in chosen)
+    assert len(chosen) == (listed == "0-4095")
