@@ -13,6 +13,8 @@ rows of it):
         block_table          [R, M]        int32, last stride 1; entries past a sequence's last block are not used
         context_lens         [S]           int32: cached tokens, the query's own included; 0 marks a padding row
         rows                 [S]           int64: the sequence's row of the table; None where that is s itself
+    sinks                    [H]           a score of each head that takes its share of the softmax and has no value
+                                           (gpt-oss), query's dtype, contiguous; None: there is none
     out                      [S, H, D]     query's dtype, contiguous; written in place; padding rows hold anything
 
 P from 1 (TokenAttention) up; any G; in the kernel D and K up to 256, and scale > 0. Cells at or past context_lens[s],
@@ -42,7 +44,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.attention_config import DecodeConfig, decode_config, num_multiprocessors
-from kernels.capped_attention import capped_attention
 from kernels.cpu_loops import loops_for
 from kernels.decode_groups import (
     DecodeGroup,
@@ -52,6 +53,7 @@ from kernels.decode_groups import (
     pays_to_attend_many,
     similar_rows,
 )
+from kernels.dense_attention import dense_attention
 from kernels.dependent_launch import dependent_launch, start_dependents, wait_for_inputs
 from kernels.optional_triton import tl, triton
 from kernels.paged_tensors import check_paged_tensors
@@ -121,6 +123,7 @@ def paged_attention_decode_reference(
     out: Tensor,
     sliding_window: int | None = None,
     logit_softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> None:
     for group in batch.groups:
         if group.longest == 0:
@@ -134,9 +137,10 @@ def paged_attention_decode_reference(
             cell = torch.arange(hidden.shape[-1], device=query.device)
             outside_window = cell < batch.context_lens[group.rows, None, None, None] - sliding_window
             hidden = hidden | outside_window
-        if logit_softcap is not None:
+        if logit_softcap is not None or sinks is not None:
             keys, values = gather_group(key_cache, group), gather_group(value_cache, group)
-            attended = capped_attention(grouped, keys, values, ~hidden, scale, logit_softcap)
+            of_heads = None if sinks is None else sinks.view(num_kv_heads, -1)
+            attended = dense_attention(grouped, keys, values, ~hidden, scale, logit_softcap, of_heads)
         elif query.dtype is not torch.float32 and pays_to_attend_many(grouped, group):
             attended = attend_many(grouped, key_cache, value_cache, group, scale, outside_window)
         else:
@@ -163,6 +167,7 @@ def _paged_attention_decode_kernel(
     arrivals_ptr,
     partial_ptr,  # [items, H, D] fp32: what each split would give alone
     lse_ptr,  # [items, H] fp32: log2 of its sum of exponentials
+    sinks_ptr,
     out_ptr,
     query_stride_seq,
     block_rows,  # from a block to the next in the caches, in rows of HEAD_DIM elements: 32 bits hold any row's number
@@ -173,6 +178,7 @@ def _paged_attention_decode_kernel(
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     MAX_KV_HEADS: tl.constexpr,
     BLOCK_G: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -238,6 +244,9 @@ def _paged_attention_decode_kernel(
         total = total * decay + tl.sum(weights, 1)
         acc = tl.dot(weights.to(values.dtype), values, acc * decay[:, None], input_precision="tf32x3")
         highest = higher
+    if HAS_SINKS and num_splits == 1:  # else it joins once, where the splits do
+        sink = tl.load(sinks_ptr + head, mask=row < GROUP, other=float("-inf")).to(tl.float32)
+        total += tl.exp2(sink * 1.4426950408889634 - highest)
     acc = acc / total[:, None]
 
     num_heads: tl.constexpr = NUM_KV_HEADS * GROUP
@@ -285,6 +294,10 @@ def _paged_attention_decode_kernel(
         total = total * decay + tl.sum(weights, 0)
         acc = acc * decay[:, None] + tl.sum(weights[:, :, None] * partial, 0)
         highest = higher
+    if HAS_SINKS:
+        sink = tl.load(sinks_ptr + head, mask=row < GROUP, other=float("-inf")).to(tl.float32)
+        known = tl.where(highest > float("-inf"), highest, 0)
+        total += tl.exp2(sink * 1.4426950408889634 - known)
     acc = acc / tl.where(total > 0, total, 1)[:, None]
     tl.store(out_row_ptr + row_offset, acc.to(out_ptr.dtype.element_ty), mask=is_row)
 
@@ -298,6 +311,7 @@ def paged_attention_decode_triton(
     out: Tensor,
     sliding_window: int | None = None,
     logit_softcap: float | None = None,
+    sinks: Tensor | None = None,
     config: DecodeConfig | None = None,
 ) -> None:
     """On CUDA tensors, or on any in Triton's interpreter. `config` is for measuring: None takes the table's."""
@@ -306,6 +320,7 @@ def paged_attention_decode_triton(
     check_paged_tensors(query, key_cache, value_cache, batch.block_size, out)
     assert batch.context_lens.shape == (num_seqs,)
     assert num_kv_heads <= _MAX_KV_HEADS and scale > 0 and (sliding_window is None or sliding_window > 0)
+    assert sinks is None or (sinks.shape == (num_heads,) and sinks.is_contiguous())
     if num_seqs == 0:
         return
     config = config or decode_config(head_dim, query.dtype, num_seqs * num_kv_heads)
@@ -327,6 +342,7 @@ def paged_attention_decode_triton(
         splits.arrivals,
         partial,
         lse,
+        query if sinks is None else sinks,
         out,
         query.stride(0),
         key_cache.stride(0) // head_dim,
@@ -337,6 +353,7 @@ def paged_attention_decode_triton(
         HEAD_DIM=head_dim,
         BLOCK_SIZE=batch.block_size,
         SOFTCAP=logit_softcap or 0.0,
+        HAS_SINKS=sinks is not None,
         MAX_KV_HEADS=_MAX_KV_HEADS,
         BLOCK_G=max(16, merge_g),
         BLOCK_D=block_d,
@@ -361,11 +378,12 @@ def paged_attention_decode(
     out: Tensor,
     sliding_window: int | None = None,
     logit_softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> None:
     loops = loops_for(query)
-    if loops is not None and logit_softcap is None and loops.takes_head_dim(query.shape[2]):
+    if loops is not None and logit_softcap is None and sinks is None and loops.takes_head_dim(query.shape[2]):
         table, lens = batch.block_table, batch.context_lens
         loops.paged_attention_decode(query, key_cache, value_cache, table, lens, batch.rows, scale, out, sliding_window)
         return
     attend = paged_attention_decode_triton if query.is_cuda else paged_attention_decode_reference
-    attend(query, key_cache, value_cache, batch, scale, out, sliding_window, logit_softcap)
+    attend(query, key_cache, value_cache, batch, scale, out, sliding_window, logit_softcap, sinks)

@@ -17,6 +17,8 @@ Tensors (T query tokens, S sequences, H query heads, K kv heads, D head dim, B b
         context_lens         [S]           int32, >= the sequence's query rows
         rows                 [S]           int64: the sequence's row of the table; None where that is s itself
         max_query_len        host int, >= every sequence's query rows (bounds the launch)
+    sinks                    [H]           a score of each head that takes its share of the softmax and has no value
+                                           (gpt-oss), query's dtype, contiguous; None: there is none
     out                      [T, H, D]     query's dtype, contiguous; written in place, but not in others' rows
 
 P from 1 up; any G; in the kernel D up to 256, and scale > 0. Cells at or past context_lens[s] do not count: they may
@@ -42,8 +44,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.attention_config import PrefillConfig, num_multiprocessors, prefill_config
-from kernels.capped_attention import capped_attention
 from kernels.cpu_loops import loops_for
+from kernels.dense_attention import dense_attention
 from kernels.optional_triton import tl, triton
 from kernels.paged_tensors import check_paged_tensors
 from kernels.prefill_sequences import (
@@ -105,6 +107,7 @@ def paged_attention_prefill_reference(
     out: Tensor,
     sliding_window: int | None = None,
     logit_softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> None:
     group = query.shape[1] // key_cache.shape[2]
     for sequence in batch.sequences:
@@ -115,9 +118,10 @@ def paged_attention_prefill_reference(
         if sliding_window is not None and sliding_window < sequence.context_len:
             mask = visible_cells(rows.shape[2], sequence.context_len, sliding_window, query.device)
         is_windowed = mask is not sequence.mask
-        if logit_softcap is None and not is_windowed and pays_to_keep_scores(rows, sequence.context_len):
+        is_dense = logit_softcap is not None or sinks is not None
+        if not is_dense and not is_windowed and pays_to_keep_scores(rows, sequence.context_len):
             attended = attend_by_scores(rows, keys, values, sequence.hidden, scale)
-        elif logit_softcap is None:
+        elif not is_dense:
             attended = F.scaled_dot_product_attention(
                 rows, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
             )
@@ -125,7 +129,8 @@ def paged_attention_prefill_reference(
             if mask is None:
                 mask = visible_cells(rows.shape[2], sequence.context_len, None, query.device)
             keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
-            attended = capped_attention(rows, keys, values, mask, scale, logit_softcap)
+            of_heads = None if sinks is None else sinks[:, None]
+            attended = dense_attention(rows, keys, values, mask, scale, logit_softcap, of_heads)
         out[sequence.rows] = attended[0].transpose(0, 1)
 
 
@@ -216,6 +221,7 @@ def _paged_attention_prefill_kernel(
     rows_ptr,
     query_starts_ptr,
     context_lens_ptr,
+    sinks_ptr,
     out_ptr,
     num_seqs,
     query_stride_token,
@@ -228,6 +234,7 @@ def _paged_attention_prefill_kernel(
     BLOCK_SIZE: tl.constexpr,
     SLIDING_WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_KV: tl.constexpr,
@@ -305,6 +312,9 @@ def _paged_attention_prefill_kernel(
             SLIDING_WINDOW, SOFTCAP, BLOCK_D, BLOCK_KV, MASKED=True,
         )  # fmt: skip
 
+    if HAS_SINKS:
+        sink = tl.load(sinks_ptr + head).to(tl.float32)
+        total += tl.exp2(sink * 1.4426950408889634 - highest)
     acc = acc / total[:, None]
     out_offset = (token.to(tl.int64) * (NUM_KV_HEADS * GROUP) + head) * HEAD_DIM
     tl.store(out_ptr + out_offset[:, None] + dim[None, :], acc.to(out_ptr.dtype.element_ty), mask=is_row)
@@ -319,6 +329,7 @@ def paged_attention_prefill_triton(
     out: Tensor,
     sliding_window: int | None = None,
     logit_softcap: float | None = None,
+    sinks: Tensor | None = None,
     config: PrefillConfig | None = None,
 ) -> None:
     """On CUDA tensors, or on any in Triton's interpreter. `config` is for measuring: None takes the table's."""
@@ -327,6 +338,7 @@ def paged_attention_prefill_triton(
     num_seqs = batch.context_lens.shape[0]
     check_paged_tensors(query, key_cache, value_cache, batch.block_size, out)
     assert scale > 0 and (sliding_window is None or sliding_window > 0)
+    assert sinks is None or (sinks.shape == (num_heads,) and sinks.is_contiguous())
     if num_tokens == 0 or num_seqs == 0:
         return
     group = num_heads // num_kv_heads
@@ -346,6 +358,7 @@ def paged_attention_prefill_triton(
         batch.rows,
         batch.query_starts,
         batch.context_lens,
+        query if sinks is None else sinks,
         out,
         num_seqs,
         query.stride(0),
@@ -358,6 +371,7 @@ def paged_attention_prefill_triton(
         BLOCK_SIZE=batch.block_size,
         SLIDING_WINDOW=sliding_window or 0,
         SOFTCAP=logit_softcap or 0.0,
+        HAS_SINKS=sinks is not None,
         BLOCK_M=block_m,
         BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
         BLOCK_KV=config.block_kv,
@@ -377,9 +391,10 @@ def paged_attention_prefill(
     out: Tensor,
     sliding_window: int | None = None,
     logit_softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> None:
     loops = loops_for(query)
-    if loops is not None and logit_softcap is None and loops.takes_head_dim(query.shape[2]):
+    if loops is not None and logit_softcap is None and sinks is None and loops.takes_head_dim(query.shape[2]):
         loops.paged_attention_prefill(
             query,
             key_cache,
@@ -395,4 +410,4 @@ def paged_attention_prefill(
         )
         return
     attend = paged_attention_prefill_triton if query.is_cuda else paged_attention_prefill_reference
-    attend(query, key_cache, value_cache, batch, scale, out, sliding_window, logit_softcap)
+    attend(query, key_cache, value_cache, batch, scale, out, sliding_window, logit_softcap, sinks)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kernels.mxfp4 import GROUP
 from loadtest.bench.device_limits import DeviceLimits
 from service.models.model_config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCosts:
-    """matrix_bytes: weights that every step reads in full; tables of which it looks up a few rows are left out.
+    """matrix_bytes: weights that a step reads, if it has rows for all experts; tables of which it looks up a few rows
+    are left out. expert_bytes: of all experts among them. expert_share: of the experts that a token goes to.
 
     token_flops: matrix products of one token, the output head aside; head_flops: those of one row of logits.
     pair_flops: attention of one query token with one key token, all layers.
@@ -24,6 +27,8 @@ class ModelCosts:
     pair_flops: int
     kv_token_bytes: int
     windows: tuple[int | None, ...]
+    expert_bytes: int = 0
+    expert_share: float = 1.0
 
     @classmethod
     def of(cls, config: ModelConfig, weights_bytes: int, kv_token_bytes: int, itemsize: int) -> ModelCosts:
@@ -33,18 +38,27 @@ class ModelCosts:
         if config.rope is None:
             looked_up += config.max_position_embeddings * config.hidden_size
         matrix_bytes = weights_bytes - looked_up * itemsize
+        expert_elements, expert_bytes, expert_share = _experts(config, itemsize)
+        of_all_tokens = (matrix_bytes - expert_bytes) // itemsize - embedding_size
         return cls(
             matrix_bytes=matrix_bytes,
-            token_flops=2 * (matrix_bytes // itemsize - embedding_size),
+            token_flops=2 * (of_all_tokens + round(expert_share * expert_elements)),
             head_flops=2 * embedding_size,
             pair_flops=4 * config.num_heads * config.head_dim * config.num_layers,
             kv_token_bytes=kv_token_bytes,
             windows=config.sliding_windows,
+            expert_bytes=expert_bytes,
+            expert_share=expert_share,
         )
+
+    def read_bytes(self, num_rows: float) -> float:
+        """Of the weights, by a step of so many tokens, each of which goes to experts of its own choice."""
+        unread = self.expert_bytes * math.pow(1 - self.expert_share, num_rows)
+        return self.matrix_bytes - unread
 
     def decode_step_s(self, limits: DeviceLimits, batch_size: int, context_len: float) -> float:
         """One token for each of `batch_size` sequences with `context_len` tokens."""
-        weights_s = self.matrix_bytes / limits.bytes_per_s
+        weights_s = self.read_bytes(batch_size) / limits.bytes_per_s
         products_s = batch_size * (self.token_flops + self.head_flops) / limits.flops_per_s
         return max(weights_s, products_s) + batch_size * self.seen_tokens(context_len) * self.kv_token_s(limits)
 
@@ -60,7 +74,7 @@ class ModelCosts:
         )
         num_decoded = sum(output - 1 for _, output in lengths)
         num_steps = max(max(output - 1 for _, output in lengths), -(-num_decoded // max_num_seqs))
-        weights_s = num_steps * self.matrix_bytes / limits.bytes_per_s
+        weights_s = num_steps * self.read_bytes(num_decoded / num_steps) / limits.bytes_per_s if num_steps else 0.0
         products_s = num_decoded * (self.token_flops + self.head_flops) / limits.flops_per_s
         seen = sum((output - 1) * self.seen_tokens(prompt + output / 2) for prompt, output in lengths)
         return prompt_flops / limits.flops_per_s + max(weights_s, products_s) + seen * self.kv_token_s(limits)
@@ -68,3 +82,14 @@ class ModelCosts:
     def seen_tokens(self, context_len: float) -> float:
         """How many tokens of a context a layer sees, on average over the layers."""
         return sum(min(context_len, window or context_len) for window in self.windows) / len(self.windows)
+
+
+def _experts(config: ModelConfig, itemsize: int) -> tuple[int, int, float]:
+    """Elements of all experts' matrices, their bytes, and the share of the experts that a token goes to."""
+    experts = config.experts
+    if experts is None:
+        return 0, 0, 1.0
+    per_layer = experts.num_experts * 3 * experts.intermediate_size * config.hidden_size
+    elements = sum(experts.layers) * per_layer
+    num_bytes = elements // 2 + elements // GROUP if experts.is_mxfp4 else elements * itemsize
+    return elements, num_bytes, experts.top_k / experts.num_experts

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from service.errors import InvalidRequest
 from service.finetune.training_state import ParameterLayout
+from service.layers.gated_mlp import GatedMlp
 from service.layers.linear import NamedLinear
+from service.layers.mixture_of_experts import MixtureOfExperts
 from service.lora.adapter_folder import AdapterSite
 from service.models.causal_lm import CausalLM
 from service.models.llama import Llama, LlamaBlock
@@ -20,7 +22,12 @@ def check_trainable(model: CausalLM) -> Llama:
         raise InvalidRequest(
             f"{type(model).__name__} models cannot be trained; {_TRAINED_FAMILIES}, can", param="model"
         )
-    if not all(block.mlp.is_silu for block in blocks_of(model)):
+    mlps = [block.mlp for block in blocks_of(model)]
+    if any(isinstance(mlp, MixtureOfExperts) for mlp in mlps):
+        raise InvalidRequest(
+            f"models with a mixture of experts cannot be trained; {_TRAINED_FAMILIES}, can", param="model"
+        )
+    if not all(isinstance(mlp, GatedMlp) and mlp.is_silu for mlp in mlps):
         raise InvalidRequest(
             f"this model's activation is not SiLU, so it cannot be trained; {_TRAINED_FAMILIES}, can", param="model"
         )

@@ -20,6 +20,7 @@ from service.finetune.batch_tensors import BatchTensors
 from service.finetune.lora_parameters import LoraParameters
 from service.finetune.trained_linear import TrainedLinear
 from service.finetune.training_state import ParameterLayout
+from service.layers.gated_mlp import GatedMlp
 from service.layers.rms_norm import RMSNorm
 from service.models.llama import LlamaAttention, LlamaBlock
 from service.models.qwen3 import Qwen3Attention
@@ -162,13 +163,14 @@ def layer_shape(block: LlamaBlock, name: str, layout: ParameterLayout) -> LayerS
     qkv, output, gate_up, down = (
         layout.rank * sum(part in layout.sites for part in linear.below(name).names) for linear in block.linears()
     )
-    attention = block.attention
+    attention, mlp = block.attention, block.mlp
+    assert isinstance(mlp, GatedMlp), "mixtures of experts are not trained"
     return LayerShape(
         hidden_size=attention.qkv.in_features,
         qkv_size=sum(attention.qkv.out_features),
         attended_size=attention.output.in_features,
         num_heads=attention.num_heads,
-        intermediate_size=block.mlp.down.in_features,
+        intermediate_size=mlp.down.in_features,
         qkv_rank=qkv,
         output_rank=output,
         gate_up_rank=gate_up,

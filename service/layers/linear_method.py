@@ -99,7 +99,7 @@ class PlainMethod:
         self._bias = bias
 
     def multiply(self, x: Normed, *, is_beside: bool = False) -> Tensor:
-        return F.linear(_divided(x), self._weight, self._bias)
+        return F.linear(divided(x), self._weight, self._bias)
 
     def add_and_norm(self, x: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> None:
         return None
@@ -150,7 +150,7 @@ class PackedMethod:
         return self.packed.form
 
     def multiply(self, x: Normed, *, is_beside: bool = False) -> Tensor:
-        return self.packed(_divided(x), self._bias)
+        return self.packed(divided(x), self._bias)
 
     def add_and_norm(self, x: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> None:
         return None
@@ -159,5 +159,5 @@ class PackedMethod:
         return None
 
 
-def _divided(x: Normed) -> Tensor:
+def divided(x: Normed) -> Tensor:
     return x.divided() if isinstance(x, DeferredNorm) else x

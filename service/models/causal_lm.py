@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from service.layers.add_norm_fusion import AddNormFusion
 from service.layers.attention import AttentionInputs, LayerCache
 from service.layers.layer import Layer
 from service.layers.linear import NamedLinear
+from service.layers.mixture_of_experts import MixtureOfExperts
 from service.layers.projection import Projection
 from service.layers.rotary import RotaryEmbedding
 
@@ -50,9 +51,26 @@ class CausalLM(Layer, ABC):
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """By the exact name of each tensor in a checkpoint the part of a parameter that it is to be copied to."""
 
+    def checkpoint_places(self, stored: Collection[str]) -> dict[str, Tensor]:
+        """`checkpoint_tensors` for a checkpoint with tensors of these names: by these where they differ from the
+        model's own, which remain for what is missing. Raises ModelLoadError for one whose form is not read."""
+        own = self.checkpoint_tensors()
+        prefix = self.optional_prefix
+        short = {
+            prefix + name: name
+            for name in stored
+            if name not in own and prefix + name in own and prefix + name not in stored
+        }
+        return {short.get(name, name): tensor for name, tensor in own.items()}
+
     @abstractmethod
     def ignored_checkpoint_names(self) -> frozenset[str]:
         """Names of tensors that a checkpoint may hold although the model does not need them."""
+
+    def ignores(self, name: str) -> bool:
+        """Whether a checkpoint may hold a tensor of this name that the model does not need."""
+        ignored = self.ignored_checkpoint_names()
+        return name in ignored or self.optional_prefix + name in ignored
 
     def add_norm_fusions(self) -> Sequence[AddNormFusion]:
         """The places where add and norm may be fused with the products around them; () to compute them one by one."""
@@ -64,14 +82,27 @@ class CausalLM(Layer, ABC):
         return ""
 
     def materialize(self, dtype: torch.dtype, device: torch.device) -> None:
-        """Give the parameters memory; their values are undefined.
+        """Give the parameters memory; their values are undefined. Those that are no floats keep their dtype.
 
         Not by `to_empty`: to ask whether a tensor is a fake one, torch imports sympy for it, 1.7 s of a start.
         """
         for module in self.modules():
             for name, shape_of in module.named_parameters(recurse=False):
-                values = torch.empty(shape_of.shape, dtype=dtype, device=device)
+                own_dtype = dtype if shape_of.is_floating_point() else shape_of.dtype
+                values = torch.empty(shape_of.shape, dtype=own_dtype, device=device)
                 module.register_parameter(name, nn.Parameter(values, requires_grad=shape_of.requires_grad))
+
+    def weights_bytes(self, dtype: torch.dtype, device: torch.device) -> int:
+        """What the weights take on a device, at most. On a CPU packed numbers of four bits will not stay packed."""
+        of_bytes = 2 * dtype.itemsize if device.type == "cpu" else 1
+        tensors = self.checkpoint_tensors().values()
+        return sum(t.numel() * (dtype.itemsize if t.is_floating_point() else of_bytes) for t in tensors)
+
+    def dequantize(self, dtype: torch.dtype) -> None:
+        """Give up forms of weights that only a GPU has kernels for; once they are written."""
+        for module in self.modules():
+            if isinstance(module, MixtureOfExperts):
+                module.dequantize(dtype)
 
     def build_positions(self, num_positions: int, device: torch.device) -> None:
         """Make the tables of positions below `num_positions`."""

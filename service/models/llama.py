@@ -6,7 +6,7 @@ query, key and value.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from service.layers.gated_mlp import GatedMlp
 from service.layers.layer import Layer
 from service.layers.linear import Linear, NamedLinear, Product, linear_tensors
 from service.layers.linear_method import Normed
+from service.layers.mixture_of_experts import USUAL_NAMES, ExpertNames, MixtureOfExperts
 from service.layers.rms_norm import ResidualRMSNorm
 from service.layers.rotary import RotaryEmbedding
 from service.models.causal_lm import CausalLM
@@ -31,6 +32,7 @@ class LlamaAttention(Layer):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
+        self.sinks: nn.Parameter | None = None
         self.num_heads, self.head_dim = config.num_heads, config.head_dim
         self.scale = config.head_dim**-0.5
         self.sliding_window = config.sliding_windows[layer]
@@ -42,7 +44,8 @@ class LlamaAttention(Layer):
         projected = self.qkv(x)
         heads = projected.view(projected.shape[0], -1, self.head_dim)
         self.rotate_and_cache(heads, cos, sin, cache, inputs.slots)
-        attended = paged_attention(heads[:, : self.num_heads], cache, inputs, self.scale, self.sliding_window)
+        queries = heads[:, : self.num_heads]
+        attended = paged_attention(queries, cache, inputs, self.scale, self.sliding_window, sinks=self.sinks)
         return Product(self.output, attended)
 
     def rotate_and_cache(self, heads: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache, slots: CacheSlots) -> None:
@@ -55,14 +58,21 @@ class LlamaAttention(Layer):
 
 
 class LlamaBlock(Layer):
-    """(x, residual) -> (x, residual): what the block adds to the stream, and the stream before it."""
+    """(x, residual) -> (x, residual): what the block adds to the stream, and the stream before it.
 
-    def __init__(self, config: ModelConfig, attention: LlamaAttention) -> None:
+    experts: their names, where the layer has a mixture of them; None: it has an MLP.
+    """
+
+    def __init__(self, config: ModelConfig, attention: LlamaAttention, experts: ExpertNames | None) -> None:
         super().__init__()
         self.attention_norm = ResidualRMSNorm(config.hidden_size, config.norm_eps)
         self.attention = attention
         self.mlp_norm = ResidualRMSNorm(config.hidden_size, config.norm_eps)
-        self.mlp = GatedMlp(config.hidden_size, config.intermediate_size, config.activation, bias=config.mlp_bias)
+        self.mlp: GatedMlp | MixtureOfExperts
+        if experts is None or config.experts is None:
+            self.mlp = GatedMlp(config.hidden_size, config.intermediate_size, config.activation, bias=config.mlp_bias)
+        else:
+            self.mlp = MixtureOfExperts(config.hidden_size, config.experts, experts)
 
     def forward(
         self,
@@ -72,17 +82,23 @@ class LlamaBlock(Layer):
         sin: Tensor,
         cache: LayerCache,
         inputs: AttentionInputs,
-    ) -> tuple[Product, Tensor]:
+    ) -> tuple[Product | Tensor, Tensor]:
         normed, residual = self.attention_norm(x, residual)
         attended = self.attention(normed, cos, sin, cache, inputs)
         normed, residual = self.mlp_norm(attended, inputs.narrow(residual))
         return self.mlp(normed), residual
 
     def linears(self) -> Sequence[NamedLinear]:
+        """Those of attention alone where the layer has experts: no adapter changes a router or an expert."""
         qkv = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-        return (
+        attention = (
             NamedLinear(qkv, self.attention.qkv, reads_rows=False),
             NamedLinear(("self_attn.o_proj",), self.attention.output),
+        )
+        if isinstance(self.mlp, MixtureOfExperts):
+            return attention
+        return (
+            *attention,
             NamedLinear(("mlp.gate_proj", "mlp.up_proj"), self.mlp.gate_up),
             NamedLinear(("mlp.down_proj",), self.mlp.down),
         )
@@ -93,20 +109,29 @@ class LlamaBlock(Layer):
             "post_attention_layernorm.weight": self.mlp_norm.weight.detach(),
             **self.attention.norm_tensors(),
             **linear_tensors(self.linears()),
+            **(self.mlp.checkpoint_tensors() if isinstance(self.mlp, MixtureOfExperts) else {}),
         }
 
 
 class Llama(CausalLM):
-    """attention: makes one layer's; architectures that differ in it alone are this class."""
+    """attention: makes one layer's; architectures that differ in it alone are this class. experts: the names of those
+    that config.json speaks of."""
 
     def __init__(
-        self, config: ModelConfig, attention: Callable[[ModelConfig, int], LlamaAttention] = LlamaAttention
+        self,
+        config: ModelConfig,
+        attention: Callable[[ModelConfig, int], LlamaAttention] = LlamaAttention,
+        experts: ExpertNames = USUAL_NAMES,
     ) -> None:
         super().__init__()
         self.embedding = TokenEmbedding(config.vocab_size, config.hidden_size)
         assert config.rope is not None
         self.rotary = RotaryEmbedding(config.rope)
-        self.blocks = nn.ModuleList(LlamaBlock(config, attention(config, i)) for i in range(config.num_layers))
+        has_experts = config.experts.layers if config.experts is not None else (False,) * config.num_layers
+        self.blocks = nn.ModuleList(
+            LlamaBlock(config, attention(config, i), experts if has_experts[i] else None)
+            for i in range(config.num_layers)
+        )
         self.norm = ResidualRMSNorm(config.hidden_size, config.norm_eps)
         tied = self.embedding if config.tie_word_embeddings else None
         self.head = OutputHead(config.vocab_size, config.hidden_size, tied)
@@ -123,18 +148,23 @@ class Llama(CausalLM):
         for block, cache, inputs in zip(self.blocks, caches, attention.by_layer(len(self.blocks)), strict=True):
             x, residual = block(x, residual, cos, sin, cache, inputs)
         # Not with the product at once: of the normed rows some are chosen before the head multiplies them.
-        hidden, _ = self.norm(x.value(), residual)
+        hidden, _ = self.norm(x.value() if isinstance(x, Product) else x, residual)
         return hidden
 
     def add_norm_fusions(self) -> Sequence[AddNormFusion]:
+        """A mixture of experts stands in none: its sum is no product, and its router is not its only reader."""
         blocks = [block for block in self.blocks if isinstance(block, LlamaBlock)]
-        return (
-            *(AddNormFusion(block.attention.output, block.mlp_norm, block.mlp.gate) for block in blocks),
-            *(
-                AddNormFusion(block.mlp.down, then.attention_norm, then.attention.qkv)
-                for block, then in pairwise(blocks)
-            ),
-        )
+        into_mlp = [
+            AddNormFusion(block.attention.output, block.mlp_norm, block.mlp.gate)
+            for block in blocks
+            if isinstance(block.mlp, GatedMlp)
+        ]
+        into_attention = [
+            AddNormFusion(block.mlp.down, then.attention_norm, then.attention.qkv)
+            for block, then in pairwise(blocks)
+            if isinstance(block.mlp, GatedMlp)
+        ]
+        return (*into_mlp, *into_attention)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return self.head(hidden)
@@ -153,6 +183,18 @@ class Llama(CausalLM):
             assert isinstance(block, LlamaBlock)
             table |= {f"model.layers.{i}.{name}": part for name, part in block.checkpoint_tensors().items()}
         return table
+
+    def checkpoint_places(self, stored: Collection[str]) -> dict[str, Tensor]:
+        """Besides, all experts' weights may stand in one tensor."""
+        places = super().checkpoint_places(stored)
+        for i, block in enumerate(self.blocks):
+            if isinstance(block, LlamaBlock) and isinstance(block.mlp, MixtureOfExperts):
+                for name, (tensor, replaced) in block.mlp.substitutes().items():
+                    if (full := f"model.layers.{i}.{name}") in stored:
+                        places[full] = tensor
+                        for other in replaced:
+                            del places[f"model.layers.{i}.{other}"]
+        return places
 
     def ignored_checkpoint_names(self) -> frozenset[str]:
         """Frequency tables that early checkpoints hold, and a tied head that was saved all the same."""

@@ -13,8 +13,10 @@ from typing import Literal
 
 from service.errors import ModelLoadError
 from service.layers.activation import Activation
+from service.layers.experts_config import ExpertsConfig
 from service.layers.rope_config import DynamicScaling, RopeConfig
 from service.models.config_fields import ConfigFields, read_json, token_ids
+from service.models.expert_fields import parse_experts
 from service.models.rope_scaling import parse_rope
 from service.models.sliding_windows import parse_sliding_windows
 
@@ -33,6 +35,16 @@ _ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
 )
 
 
+_ATTENTION_BIASES: Mapping[str, bool] = MappingProxyType(
+    {"LlamaForCausalLM": False, "Qwen3ForCausalLM": False, "Qwen3MoeForCausalLM": False, "GptOssForCausalLM": True}
+)
+"""What `attention_bias` is where it is not written, of the families that read it."""
+
+_COARSE_NORMS = frozenset({"MixtralForCausalLM", "GptOssForCausalLM"})
+_ROPE_BASES: Mapping[str, float] = MappingProxyType({"MixtralForCausalLM": 1e6, "GptOssForCausalLM": 150_000.0})
+"""Where config.json says nothing, as transformers has it."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """A decoder-only Transformer's shape. Sizes in elements, lengths in tokens.
@@ -46,6 +58,7 @@ class ModelConfig:
     rope: None where positions are learned.
     max_position_embeddings: the model's own context length.
     qkv_bias, output_bias: of attention's projections. mlp_bias: of both of the MLP's.
+    experts: of the layers that have them in an MLP's place; None: no layer has.
     checkpoint_dtype: of the weights on disk, by config.json; float32 if it does not say.
     eos_token_ids, bos_token_id: as config.json has them; generation_config.json may say otherwise.
     """
@@ -73,6 +86,7 @@ class ModelConfig:
     checkpoint_dtype: CheckpointDtype
     eos_token_ids: frozenset[int]
     bos_token_id: int | None
+    experts: ExpertsConfig | None = None
 
     @property
     def longest_context(self) -> int:
@@ -92,45 +106,52 @@ def parse_model_config(fields: Mapping[str, object]) -> ModelConfig:
     """config.json's fields, checked. Raises ModelLoadError naming the field."""
     checked = ConfigFields(fields, "config.json")
     architecture = _architecture(checked)
-    _check_quantization(checked)
+    _check_quantization(architecture, checked)
     return _FAMILIES[architecture](architecture, checked)
 
 
 def _llama_family(architecture: str, fields: ConfigFields) -> ModelConfig:
-    """Llama, Mistral, Qwen2 and Qwen3: rotary positions, grouped queries, RMSNorm, a gated MLP."""
+    """Llama, Mistral, Qwen2 and Qwen3: rotary positions, grouped queries, RMSNorm, a gated MLP. Mixtral, Qwen2-MoE,
+    Qwen3-MoE and gpt-oss: experts in the MLP's place."""
     hidden_size, num_layers = fields.size("hidden_size"), fields.size("num_hidden_layers")
     num_heads, num_kv_heads, head_dim = _grouped_heads(architecture, fields)
     activation = _activation(fields, "hidden_act", "silu")
     if activation == "relu":
         raise ModelLoadError("config.json: hidden_act 'relu' is not served in a gated MLP")
+    experts = parse_experts(architecture, fields, num_layers)
+    if experts is not None and activation != "silu":
+        raise ModelLoadError(f"config.json: hidden_act {activation!r} is not served in a mixture of experts, only silu")
     max_positions = fields.size("max_position_embeddings", 2048)
-    # Of Mistral and Qwen2, transformers reads no such field.
-    biases = architecture in {"LlamaForCausalLM", "Qwen3ForCausalLM"} and fields.flag("attention_bias")
+    # Of the other families, transformers reads no such field.
+    biases = architecture in _ATTENTION_BIASES and fields.flag("attention_bias", _ATTENTION_BIASES[architecture])
 
     return ModelConfig(
         architecture=architecture,
         vocab_size=fields.size("vocab_size"),
         hidden_size=hidden_size,
         embedding_size=hidden_size,
-        intermediate_size=fields.size("intermediate_size"),
+        intermediate_size=fields.size("intermediate_size", None if experts is None else experts.intermediate_size),
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         sliding_windows=parse_sliding_windows(architecture, fields, num_layers),
         activation=activation,
-        norm_eps=fields.number("rms_norm_eps", 1e-6),
+        norm_eps=fields.number("rms_norm_eps", 1e-5 if architecture in _COARSE_NORMS else 1e-6),
         norms_first=True,
         has_final_norm=True,
-        rope=parse_rope(fields, head_dim, max_positions),
+        rope=parse_rope(fields, head_dim, max_positions, _ROPE_BASES.get(architecture, 10_000.0)),
         max_position_embeddings=max_positions,
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
-        qkv_bias=biases or architecture == "Qwen2ForCausalLM",
+        qkv_bias=biases
+        or architecture == "Qwen2ForCausalLM"
+        or (architecture == "Qwen2MoeForCausalLM" and fields.flag("qkv_bias", True)),
         output_bias=biases,
         mlp_bias=architecture == "LlamaForCausalLM" and fields.flag("mlp_bias"),
         checkpoint_dtype=_checkpoint_dtype(fields),
         eos_token_ids=token_ids(fields.get("eos_token_id")),
         bos_token_id=min(token_ids(fields.get("bos_token_id")), default=None),
+        experts=experts,
     )
 
 
@@ -142,7 +163,8 @@ def _grouped_heads(architecture: str, fields: ConfigFields) -> tuple[int, int, i
         raise ModelLoadError(
             f"config.json: num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}"
         )
-    default = 128 if architecture == "Qwen3ForCausalLM" else max(1, fields.size("hidden_size") // num_heads)
+    share = max(1, fields.size("hidden_size") // num_heads)
+    default = {"Qwen3ForCausalLM": 128, "GptOssForCausalLM": 64}.get(architecture, share)
     head_dim = fields.size("head_dim", default)
     if head_dim % 2:
         raise ModelLoadError(f"config.json: head_dim {head_dim} is odd; rotary embedding turns pairs")
@@ -218,17 +240,23 @@ _FAMILIES: Mapping[str, Callable[[str, ConfigFields], ModelConfig]] = MappingPro
         "MistralForCausalLM": _llama_family,
         "Qwen2ForCausalLM": _llama_family,
         "Qwen3ForCausalLM": _llama_family,
+        "MixtralForCausalLM": _llama_family,
+        "Qwen2MoeForCausalLM": _llama_family,
+        "Qwen3MoeForCausalLM": _llama_family,
+        "GptOssForCausalLM": _llama_family,
         "OPTForCausalLM": _opt,
         "GPT2LMHeadModel": _gpt2,
     }
 )
 
 
-def _check_quantization(fields: ConfigFields) -> None:
+def _check_quantization(architecture: str, fields: ConfigFields) -> None:
     written = fields.get("quantization_config")
     if written is None:
         return
     method = written.get("quant_method") if isinstance(written, dict) else None
+    if architecture == "GptOssForCausalLM" and method == "mxfp4":
+        return
     raise ModelLoadError(
         f"config.json: quantization_config, quant_method {method!r}, is not served; serve the checkpoint that the"
         " quantized one was made from"

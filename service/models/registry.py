@@ -9,7 +9,9 @@ import torch
 
 from service.models.causal_lm import CausalLM
 from service.models.gpt2 import Gpt2
+from service.models.gpt_oss import GptOss
 from service.models.llama import Llama
+from service.models.mixtral import Mixtral
 from service.models.model_config import ModelConfig
 from service.models.opt import Opt
 from service.models.qwen3 import Qwen3
@@ -20,11 +22,16 @@ ARCHITECTURES: Mapping[str, Callable[[ModelConfig], CausalLM]] = MappingProxyTyp
         "MistralForCausalLM": Llama,
         "Qwen2ForCausalLM": Llama,
         "Qwen3ForCausalLM": Qwen3,
+        "MixtralForCausalLM": Mixtral,
+        "Qwen2MoeForCausalLM": Llama,
+        "Qwen3MoeForCausalLM": Qwen3,
+        "GptOssForCausalLM": GptOss,
         "OPTForCausalLM": Opt,
         "GPT2LMHeadModel": Gpt2,
     }
 )
-"""All that model_config.py reads. Mistral is Llama with a sliding window, Qwen2 is Llama with biases of q, k and v."""
+"""All that model_config.py reads. Mistral is Llama with a sliding window, Qwen2 is Llama with biases of q, k and v.
+Qwen2-MoE and Qwen3-MoE differ from Qwen2 and Qwen3 in what config.json says of experts."""
 
 
 def build_model(config: ModelConfig) -> CausalLM:

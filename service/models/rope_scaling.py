@@ -16,8 +16,9 @@ from service.layers.rope_config import (
 from service.models.config_fields import ConfigFields
 
 
-def parse_rope(fields: ConfigFields, head_dim: int, max_positions: int) -> RopeConfig:
-    """Rotary positions of all layers. Raises ModelLoadError for a scaling, or a field of one, that is not served."""
+def parse_rope(fields: ConfigFields, head_dim: int, max_positions: int, usual_theta: float = 10_000.0) -> RopeConfig:
+    """Rotary positions of all layers. usual_theta: where none is written. Raises ModelLoadError for a scaling, or a
+    field of one, that is not served."""
     name = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
     given = fields.get(name) or {}
     if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):
@@ -25,7 +26,7 @@ def parse_rope(fields: ConfigFields, head_dim: int, max_positions: int) -> RopeC
     own = ConfigFields(given, f"{fields.source}: {name}")
     if own.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0)) != 1.0:
         raise ModelLoadError(f"{own.source}: partial_rotary_factor other than 1 is not served")
-    theta = own.number("rope_theta", fields.number("rope_theta", 10_000.0))
+    theta = own.number("rope_theta", fields.number("rope_theta", usual_theta))
     written = own.size("original_max_position_embeddings", max_positions)
     trained = fields.size("original_max_position_embeddings", written)
     return RopeConfig(theta, head_dim, _scaling(own, trained, max_positions))

@@ -10,7 +10,9 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 def parse_sliding_windows(architecture: str, fields: ConfigFields, num_layers: int) -> tuple[int | None, ...]:
     """Mistral: every layer, of 4096 tokens unless the file says otherwise (null for none). Qwen2 and Qwen3: from
-    layer `max_window_layers` on, if `use_sliding_window`. `layer_types`, where written, names each layer's kind.
+    layer `max_window_layers` on, if `use_sliding_window`; Qwen3-MoE then all. Mixtral: all, if a window is written.
+    gpt-oss: every other layer, the first among them, of 128 tokens. `layer_types`, where written, names each layer's
+    kind.
     """
     window, first_layer = None, 0
     if architecture == "MistralForCausalLM":
@@ -19,10 +21,18 @@ def parse_sliding_windows(architecture: str, fields: ConfigFields, num_layers: i
     elif architecture in {"Qwen2ForCausalLM", "Qwen3ForCausalLM"}:
         if fields.flag("use_sliding_window"):
             window, first_layer = fields.size("sliding_window", 4096), fields.count("max_window_layers", 28)
+    elif architecture == "Qwen3MoeForCausalLM":
+        window = fields.size("sliding_window", 4096) if fields.flag("use_sliding_window") else None
+    elif architecture == "MixtralForCausalLM":
+        window = None if fields.get("sliding_window") is None else fields.size("sliding_window")
+    elif architecture == "GptOssForCausalLM":
+        window = fields.size("sliding_window", 128)
     else:
         fields.require("use_sliding_window", False)
     windows = (None,) * min(first_layer, num_layers) + (window,) * max(0, num_layers - first_layer)
     kinds = fields.get("layer_types")
+    if kinds is None and architecture == "GptOssForCausalLM":
+        return tuple(None if layer % 2 else window for layer in range(num_layers))
     if kinds is None:
         return windows
     known = [kind for kind in kinds if kind in (_FULL, _SLIDING)] if isinstance(kinds, list) else []

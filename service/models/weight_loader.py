@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,6 +22,7 @@ OnProgress = Callable[[int, int], None]
 """Called with (bytes read so far, bytes in all), from any thread, one call at a time."""
 
 _FLOAT_DTYPES = frozenset({"BF16", "F16", "F32"})
+_BYTE_DTYPES = frozenset({"U8"})
 _NUM_THREADS = 4  # files read at a time
 
 
@@ -34,10 +34,9 @@ def load_weights(
     torch_format: reads torch's own files instead of safetensors; without it nothing is ever unpickled. Raises
     ModelLoadError naming files or weights; the model is then useless.
     """
-    wanted, ignored = model.checkpoint_tensors(), model.ignored_checkpoint_names()
-    written = {entry.name: entry for file in checkpoint_files(folder, torch_format) for entry in read_header(file)}
-    stored = _with_prefix(written, model.optional_prefix, wanted.keys() | ignored)
-    _check(wanted, stored, ignored)
+    stored = {entry.name: entry for file in checkpoint_files(folder, torch_format) for entry in read_header(file)}
+    wanted = model.checkpoint_places(stored)
+    _check(wanted, stored, model.ignores)
     progress = _Progress(sum(t.numel() * t.element_size() for t in wanted.values()), on_progress)
     by_file: dict[Path, dict[str, Tensor]] = {}
     for name, destination in wanted.items():
@@ -59,22 +58,14 @@ def non_finite_weights(folder: Path) -> str:
     )
 
 
-def _with_prefix(written: Mapping[str, StoredTensor], prefix: str, known: AbstractSet[str]) -> dict[str, StoredTensor]:
-    """The files' tensors by the names that the model knows them by: a prefix may have been left out."""
-
-    def full(name: str) -> str:
-        is_short = name not in known and prefix + name in known and prefix + name not in written
-        return prefix + name if is_short else name
-
-    return {full(name): entry for name, entry in written.items()}
-
-
-def _check(wanted: Mapping[str, Tensor], stored: Mapping[str, StoredTensor], ignored: frozenset[str]) -> None:
+def _check(wanted: Mapping[str, Tensor], stored: Mapping[str, StoredTensor], ignores: Callable[[str], bool]) -> None:
     missing = [name for name in wanted if name not in stored]
-    extra = [name for name in stored if name not in wanted and name not in ignored]
+    extra = [name for name in stored if name not in wanted and not ignores(name)]
     known = [(name, stored[name], tuple(wanted[name].shape)) for name in wanted if name in stored]
     misshapen = [f"{name} {got.shape} instead of {shape}" for name, got, shape in known if got.shape != shape]
-    mistyped = [f"{name} {got.dtype}" for name, got, _ in known if got.dtype not in _FLOAT_DTYPES]
+    misread = [(name, got.dtype) for name, got, _ in known if got.dtype not in _dtypes_for(wanted[name])]
+    mistyped = [f"{name} {dtype}" for name, dtype in misread if wanted[name].is_floating_point()]
+    not_bytes = [f"{name} {dtype}" for name, dtype in misread if not wanted[name].is_floating_point()]
     faults = [
         f"{what}: {some_of(names)}"
         for what, names in (
@@ -82,11 +73,17 @@ def _check(wanted: Mapping[str, Tensor], stored: Mapping[str, StoredTensor], ign
             ("not part of this architecture", extra),
             ("of another shape", misshapen),
             ("neither bf16, fp16 nor fp32", mistyped),
+            ("not uint8", not_bytes),
         )
         if names
     ]
     if faults:
         raise ModelLoadError("weights do not fit the model. " + "; ".join(faults))
+
+
+def _dtypes_for(tensor: Tensor) -> frozenset[str]:
+    """Of what may be read into it, as safetensors spells them."""
+    return _FLOAT_DTYPES if tensor.is_floating_point() else _BYTE_DTYPES
 
 
 class _Progress:

@@ -182,7 +182,7 @@ def _load_weights(
     on_progress: OnProgress | None,
 ) -> int:
     """Give the model its weights on the device, and its positions; returns the weights' bytes."""
-    weights_bytes = sum(t.numel() * dtype.itemsize for t in model.checkpoint_tensors().values())
+    weights_bytes = model.weights_bytes(dtype, device)
     _check_weights_fit(weights_bytes, device)
     model.materialize(dtype, device)
     phases.end("device")
@@ -190,6 +190,8 @@ def _load_weights(
         fill_with_dummy_weights(model, source.seed)
     else:
         load_weights(model, folder, _phase("weights", on_progress), torch_format=source.load_format == "pt")
+    if device.type == "cpu":
+        model.dequantize(dtype)
     phases.end("weights")
     model.build_positions(max_model_len, device)
     return weights_bytes

@@ -25,5 +25,4 @@ class ModelSize(NamedTuple):
         """The model's size as it would be on the device. Raises ModelLoadError naming the file or field."""
         config = load_model_config(folder)
         dtype = choose_dtype(source.dtype, device, config.checkpoint_dtype)
-        weights = build_model(config).checkpoint_tensors().values()
-        return cls(sum(t.numel() for t in weights) * dtype.itemsize, KvLayout.of(config, 1, dtype).block_bytes)
+        return cls(build_model(config).weights_bytes(dtype, device), KvLayout.of(config, 1, dtype).block_bytes)

@@ -45,6 +45,7 @@ WITHOUT_A_TWIN = {
     "service/finetune/fine_tuning.py": "values only",
     "service/finetune/served_base.py": "values only",
     "service/layers/activation.py": "names only",
+    "service/layers/experts_config.py": "values only",
     "service/layers/rope_config.py": "values only; tests/layers/test_rotary.py",
     "service/core/grammar.py": "Protocols and values only",
     "service/core/iteration_result.py": "values only",

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from service.errors import InvalidRequest
 from service.finetune.trainable_model import check_trainable, parameter_layout
@@ -21,6 +21,13 @@ def test_a_family_without_a_backward_pass_is_refused_by_name(model_folders: Mapp
 def test_another_activation_is_refused(tmp_path: Path):
     LlamaForCausalLM(LlamaConfig(**SMALL, hidden_act="gelu")).save_pretrained(tmp_path)
     with pytest.raises(InvalidRequest, match="is not SiLU"):
+        check_trainable(served_model(tmp_path))
+
+
+def test_a_mixture_of_experts_is_refused(tmp_path: Path):
+    config = MixtralConfig(**SMALL, num_local_experts=4)
+    MixtralForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(InvalidRequest, match="mixture of experts cannot be trained; Llama, Mistral"):
         check_trainable(served_model(tmp_path))
 
 

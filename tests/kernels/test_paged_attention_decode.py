@@ -108,6 +108,20 @@ def test_soft_cap(sliding_window, lane, dtype):
         assert_close(got[row], scores.softmax(-1) @ values)
 
 
+@pytest.mark.parametrize(("lane", "dtype"), VARIANTS)
+@pytest.mark.parametrize("sliding_window", [None, 40])
+def test_sinks_take_their_share_once_however_a_sequence_is_split(sliding_window, lane, dtype):
+    """One that decides, one that counts for nothing, and one between."""
+    case, scale = paged_case([1, 7, 600], 16, 1, 8, dtype), 0.5
+    query, sinks = torch.randn(3, 3, 8).to(dtype), torch.tensor([30.0, -30.0, 1.5]).to(dtype)
+    got = run(lane, case, query, scale, sliding_window=sliding_window, sinks=lane.put(sinks))
+    for row, (keys, values) in enumerate(zip(case.keys, case.values, strict=True)):
+        keys, values = (x[-sliding_window:, 0].double() if sliding_window else x[:, 0].double() for x in (keys, values))
+        scores = query[row].double() @ keys.T * scale
+        weights = torch.cat((scores, sinks.double()[:, None]), dim=1).softmax(-1)[:, :-1]
+        assert_close(got[row], weights @ values)
+
+
 @pytest.mark.parametrize(("lane", "dtype"), EXACT)
 def test_takes_the_queries_of_a_packed_projection(lane, dtype):
     case = paged_case([9, 40], 16, 2, 8, dtype)

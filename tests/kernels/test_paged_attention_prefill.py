@@ -117,6 +117,22 @@ def test_soft_cap(sliding_window, lane, dtype):
         assert_close(got[i], scores.softmax(-1) @ values)
 
 
+@pytest.mark.parametrize(("lane", "dtype"), VARIANTS)
+@pytest.mark.parametrize("sliding_window", [None, 40])
+def test_sinks_take_their_share(sliding_window, lane, dtype):
+    scale, count, context_len = 0.5, 30, 170
+    case = paged_case([context_len], 16, 1, 8, dtype)
+    query, sinks = torch.randn(count, 3, 8).to(dtype), torch.tensor([30.0, -30.0, 1.5]).to(dtype)
+    got = run(lane, case, query, [count], scale, sliding_window=sliding_window, sinks=lane.put(sinks))
+    for i in range(count):
+        stop = context_len - count + i + 1
+        first = max(0, stop - sliding_window) if sliding_window else 0
+        keys, values = (x[0][first:stop, 0].double() for x in (case.keys, case.values))
+        scores = query[i].double() @ keys.T * scale
+        weights = torch.cat((scores, sinks.double()[:, None]), dim=1).softmax(-1)[:, :-1]
+        assert_close(got[i], weights @ values)
+
+
 @pytest.mark.parametrize(("lane", "dtype"), EXACT)
 def test_takes_the_queries_of_a_packed_projection(lane, dtype):
     case = paged_case([9, 40], 16, 2, 8, dtype)

@@ -8,6 +8,9 @@ import os
 import pytest
 import torch
 
+from kernels import expert_blocks, split_kv
+from kernels import experts_down as down
+from kernels import experts_gate_up as gate_up
 from kernels import gated_linear as gated
 from kernels import linear_add_norm as before
 from kernels import lora_expand as expand
@@ -17,7 +20,7 @@ from kernels import norm_linear as behind
 from kernels import paged_attention_decode as decode
 from kernels import paged_attention_prefill as prefill
 from kernels import skinny_linear as skinny
-from kernels import split_kv
+from kernels.grouped_product import ExpertWeight, grouped_config
 from tests.kernels.lora_case import LoraCase, token_slots
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -197,3 +200,31 @@ def test_lora(num_tokens, size, out_features, monkeypatch, tmp_path):
         assert compiled.ptx.index("ld.global") < compiled.ptx.index("griddepcontrol.wait")
         assert compiled.ptx.index("griddepcontrol.wait") < compiled.ptx.index("st.global")
         assert compiled.registers * 32 * launch.options["num_warps"] <= REGISTERS
+
+
+def of_experts(num_tokens, num_features, size, is_mxfp4):
+    """(weight, blocks, config) as of 128 experts, 8 of a token; here are 2, and each token has one."""
+    config = grouped_config(num_tokens * 8, 128, is_quantized=is_mxfp4)
+    if is_mxfp4:
+        shapes = (2, num_features, size // 2), (2, num_features, size // 32)
+        weight = ExpertWeight(*(torch.empty(shape, dtype=torch.uint8) for shape in shapes))
+    else:
+        weight = ExpertWeight(torch.empty(2, num_features, size, dtype=torch.bfloat16))
+    experts = torch.zeros(num_tokens, 1, dtype=torch.int32)
+    return weight, expert_blocks.expert_blocks_reference(experts, 2, config.block_m), config
+
+
+@pytest.mark.parametrize(("num_tokens", "is_mxfp4"), [(1, False), (1, True), (512, True), (8192, False)])
+def test_experts(num_tokens, is_mxfp4, monkeypatch, tmp_path):
+    for module, name in ((gate_up, "_experts_gate_up_kernel"), (down, "_experts_down_kernel")):
+        monkeypatch.setattr(module, name, LaunchRecorder(getattr(module, name)))
+    monkeypatch.setattr(down, "_sum_pairs_kernel", LaunchRecorder(down._sum_pairs_kernel))
+    x, routing = torch.empty(num_tokens, 2048, dtype=torch.bfloat16), torch.empty(num_tokens, 1)
+    weight, blocks, config = of_experts(num_tokens, 2 * 768, 2048, is_mxfp4)
+    gated_up = gate_up.experts_gate_up_triton(x, weight, blocks, config, is_interleaved=is_mxfp4)
+    weight, blocks, config = of_experts(num_tokens, 2048, 768, is_mxfp4)
+    down.experts_down_triton(gated_up, weight, blocks, routing, config)
+    for recorder in (gate_up._experts_gate_up_kernel, down._experts_down_kernel):
+        compiled = compile_for_sm90(with_pdl(recorder.launches[0]), tmp_path)
+        assert "wgmma.mma_async" in compiled.ptx
+        check(compiled)

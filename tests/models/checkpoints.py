@@ -10,17 +10,25 @@ from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     OPTConfig,
     OPTForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 SMALL: dict[str, Any] = {
@@ -54,6 +62,33 @@ def mistral(folder: Path, **changes: Any) -> Path:
 
 def qwen2(folder: Path, **changes: Any) -> Path:
     return _save(Qwen2ForCausalLM(Qwen2Config(**{**SMALL, **changes})), folder)
+
+
+def mixtral(folder: Path, **changes: Any) -> Path:
+    return _save(MixtralForCausalLM(MixtralConfig(**{"num_local_experts": 5, **SMALL, **changes})), folder)
+
+
+def qwen2_moe(folder: Path, **changes: Any) -> Path:
+    sizes = {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 40, "num_experts": 6}
+    return _save(Qwen2MoeForCausalLM(Qwen2MoeConfig(**{**sizes, **SMALL, **changes})), folder)
+
+
+def qwen3_moe(folder: Path, **changes: Any) -> Path:
+    sizes = {"head_dim": 24, "moe_intermediate_size": 24, "num_experts": 10, "num_experts_per_tok": 3}
+    return _save(Qwen3MoeForCausalLM(Qwen3MoeConfig(**{**sizes, **SMALL, **changes})), folder)
+
+
+def gpt_oss(folder: Path, **changes: Any) -> Path:
+    """With a window far shorter than the prompts of the tests, and a YaRN that begins to stretch within them."""
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": 150_000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 128,
+        "truncate": False,
+    }
+    sizes = {"head_dim": 24, "num_local_experts": 6, "sliding_window": 21, "rope_parameters": rope}
+    return _save(GptOssForCausalLM(GptOssConfig(**{**sizes, **SMALL, **changes})), folder)
 
 
 def opt(folder: Path, **changes: Any) -> Path:

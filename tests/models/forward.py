@@ -26,6 +26,7 @@ def logits(folder: Path, tokens: list[int], choice: LinearChoice | None = None) 
     model = build_model(config)
     model.materialize(torch.float32, torch.device("cpu"))
     load_weights(model, folder)
+    model.dequantize(torch.float32)
     model.build_positions(config.max_position_embeddings, torch.device("cpu"))
     if choice is None:
         for projection in model.projections:

@@ -34,8 +34,9 @@ def test_life_of_a_model(name, tied):
     for projection in model.projections:
         projection.pack(WeightForm.ONEDNN)
     model.settle()
-    packed = [m for m in model.modules() if isinstance(m, Linear) and isinstance(m.method, PackedMethod)]
-    assert len(packed) == (8 if can_pack(torch.bfloat16) else 0)
+    linears = [m for m in model.modules() if isinstance(m, Linear)]
+    assert len(linears) >= 6
+    assert all(isinstance(m.method, PackedMethod) == can_pack(torch.bfloat16) for m in linears)
 
 
 def test_giving_the_parameters_memory_does_not_import_a_computer_algebra_system():

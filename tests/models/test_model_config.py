@@ -3,7 +3,18 @@ from __future__ import annotations
 import json
 
 import pytest
-from transformers import GPT2Config, LlamaConfig, MistralConfig, OPTConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    GPT2Config,
+    GptOssConfig,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    OPTConfig,
+    Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from service.errors import ModelLoadError
 from service.layers.rope_config import LinearScaling
@@ -26,11 +37,16 @@ OPT_FIELDS = {
     "num_attention_heads": 4,
 }
 GPT2_FIELDS = {"architectures": ["GPT2LMHeadModel"], "vocab_size": 300, "n_embd": 64, "n_layer": 2, "n_head": 4}
+MOE_FIELDS = {**FIELDS, "num_experts": 5, "num_local_experts": 5, "moe_intermediate_size": 32, "num_experts_per_tok": 2}
 LEAST_FIELDS = {
     "LlamaForCausalLM": FIELDS,
     "MistralForCausalLM": {**FIELDS, "architectures": ["MistralForCausalLM"]},
     "Qwen2ForCausalLM": {**FIELDS, "architectures": ["Qwen2ForCausalLM"]},
     "Qwen3ForCausalLM": {**FIELDS, "architectures": ["Qwen3ForCausalLM"]},
+    "MixtralForCausalLM": {**MOE_FIELDS, "architectures": ["MixtralForCausalLM"]},
+    "Qwen2MoeForCausalLM": {**MOE_FIELDS, "architectures": ["Qwen2MoeForCausalLM"]},
+    "Qwen3MoeForCausalLM": {**MOE_FIELDS, "architectures": ["Qwen3MoeForCausalLM"]},
+    "GptOssForCausalLM": {**MOE_FIELDS, "architectures": ["GptOssForCausalLM"]},
     "OPTForCausalLM": OPT_FIELDS,
     "GPT2LMHeadModel": GPT2_FIELDS,
 }
@@ -52,7 +68,12 @@ def test_the_least_that_a_config_may_say():
     assert config.eos_token_ids == frozenset()
 
 
-@pytest.mark.parametrize("make", [LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config])
+MAKERS = [
+    LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, MixtralConfig, Qwen2MoeConfig, Qwen3MoeConfig, GptOssConfig,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", MAKERS)
 def test_reads_what_transformers_writes(make, tmp_path):
     theirs = make(
         hidden_size=96,
@@ -71,6 +92,10 @@ def test_reads_what_transformers_writes(make, tmp_path):
     assert config.architecture == theirs.architectures[0]
     assert (config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim) == (96, 6, 3, 20)
     assert config.intermediate_size == theirs.intermediate_size
+    if (num_experts := getattr(theirs, "num_experts", None)) is not None:
+        sizes = config.experts.num_experts, config.experts.top_k, config.experts.intermediate_size
+        size = getattr(theirs, "moe_intermediate_size", theirs.intermediate_size)
+        assert sizes == (num_experts, theirs.num_experts_per_tok, size)
     assert config.norm_eps == theirs.rms_norm_eps
     assert (config.rope.theta, config.rope.scaling) == (5e5, LinearScaling(2.0))
     assert config.tie_word_embeddings
@@ -118,6 +143,10 @@ def test_every_architecture_has_its_least_config(name):
         ("Qwen3ForCausalLM", True, True),
         ("MistralForCausalLM", False, False),
         ("Qwen2ForCausalLM", True, False),
+        ("MixtralForCausalLM", False, False),
+        ("Qwen2MoeForCausalLM", True, False),
+        ("Qwen3MoeForCausalLM", True, True),
+        ("GptOssForCausalLM", True, True),
     ],
 )
 def test_attention_bias_is_read_of_those_whose_transformers_reads_it(name, qkv_bias, output_bias):

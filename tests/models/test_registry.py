@@ -3,7 +3,9 @@ from __future__ import annotations
 import pytest
 
 from service.models.gpt2 import Gpt2
+from service.models.gpt_oss import GptOss
 from service.models.llama import Llama
+from service.models.mixtral import Mixtral
 from service.models.model_config import parse_model_config
 from service.models.opt import Opt
 from service.models.qwen3 import Qwen3
@@ -15,6 +17,10 @@ CLASSES = {
     "MistralForCausalLM": Llama,
     "Qwen2ForCausalLM": Llama,
     "Qwen3ForCausalLM": Qwen3,
+    "MixtralForCausalLM": Mixtral,
+    "Qwen2MoeForCausalLM": Llama,
+    "Qwen3MoeForCausalLM": Qwen3,
+    "GptOssForCausalLM": GptOss,
     "OPTForCausalLM": Opt,
     "GPT2LMHeadModel": Gpt2,
 }

@@ -7,6 +7,7 @@ import pytest
 from loadtest.bench.device_limits import DeviceLimits
 from loadtest.bench.model_limits import ModelCosts
 from service.layers.linear import Linear
+from service.layers.mixture_of_experts import MixtureOfExperts
 from service.models.model_config import parse_model_config
 from service.models.registry import build_model
 from tests.models.test_model_config import LEAST_FIELDS
@@ -19,6 +20,19 @@ LLAMA_8B = {
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
     "vocab_size": 128256,
+}
+QWEN3_30B_A3B = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "hidden_size": 2048,
+    "head_dim": 128,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "vocab_size": 151936,
 }
 H200 = DeviceLimits("H200", 4.25e12, 690e12)
 
@@ -36,13 +50,25 @@ def test_matrices_are_what_every_step_multiplies_by(name, tied):
     fields = {**LEAST_FIELDS[name], "tie_word_embeddings": tied}
     model, config = build_model(parse_model_config(fields)), parse_model_config(fields)
     linears = sum(m.weight.numel() for m in model.modules() if isinstance(m, Linear))
+    mixtures = [m for m in model.modules() if isinstance(m, MixtureOfExperts)]
+    experts = sum(m.gate_up.numel() + m.down.numel() for m in mixtures)
+    chosen = sum((m.gate_up.numel() + m.down.numel()) * m.config.top_k // m.config.num_experts for m in mixtures)
     head = config.vocab_size * config.embedding_size
     costs = costs_of(fields)
-    vectors = sum(p.numel() for p in model.parameters() if p.dim() == 1)
+    vectors = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 1 or name.endswith("_bias"))
     two_rows = 2e-3  # OPT's positions begin at row 2
-    assert costs.matrix_bytes == pytest.approx(2 * (linears + head + vectors), rel=two_rows)
+    assert costs.matrix_bytes == pytest.approx(2 * (linears + experts + head + vectors), rel=two_rows)
     assert costs.head_flops == 2 * head
-    assert costs.token_flops == pytest.approx(2 * (linears + vectors), rel=two_rows)
+    assert costs.token_flops == pytest.approx(2 * (linears + chosen + vectors), rel=two_rows)
+
+
+def test_a_token_reads_the_experts_that_it_goes_to_and_a_batch_all_of_them():
+    """Qwen3-30B-A3B by hand: 3.1e9 of 30.2e9 parameters beside the embedding are one token's."""
+    costs = costs_of(QWEN3_30B_A3B)
+    assert costs.matrix_bytes == pytest.approx(60.4e9, rel=1e-2)
+    assert costs.read_bytes(1) == pytest.approx(6.1e9, rel=1e-2)
+    assert costs.read_bytes(1000) == pytest.approx(costs.matrix_bytes, rel=1e-9)
+    assert costs.token_flops + costs.head_flops == pytest.approx(costs.read_bytes(1), rel=1e-2)
 
 
 def test_llama_8b_on_one_h200():

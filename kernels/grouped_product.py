@@ -1,0 +1,149 @@
+"""Products of a mixture of experts: each block of rows times its own expert's weight, all in one launch.
+
+What kernels/experts_gate_up.py and kernels/experts_down.py have in common: the weights' forms, the loop over K, and how
+a launch is cut. Rows come in the blocks of kernels/expert_blocks.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, no_type_check
+
+import torch
+from torch import Tensor
+
+from kernels.mxfp4 import GROUP, dequantize_mxfp4, mxfp4_values
+from kernels.optional_triton import tl, triton
+
+_MOST_LEFT_ROWS = 32
+_MAX_REGISTERS = 255
+"""Told to the compiler: see kernels/skinny_linear.py."""
+
+
+class ExpertWeight(NamedTuple):
+    """The weights of all experts (E of them, N output features, K input features), contiguous.
+
+    values: [E, N, K] in the dtype of the rows; with scales MXFP4 (kernels/mxfp4.py), [E, N, K / 2] uint8.
+    scales: None, or [E, N, K / 32] uint8. bias: None, or [E, N] in the dtype of the rows.
+    """
+
+    values: Tensor
+    scales: Tensor | None = None
+    bias: Tensor | None = None
+
+    @property
+    def num_inputs(self) -> int:
+        return self.values.shape[2] * (1 if self.scales is None else 2)
+
+    def of_expert(self, expert: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        """(weight [N, K], bias [N] or None), for the references."""
+        bias = None if self.bias is None else self.bias[expert]
+        if self.scales is None:
+            return self.values[expert], bias
+        return dequantize_mxfp4(self.values[expert], self.scales[expert], dtype), bias
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedConfig:
+    """block_m: rows of a block. block_n: output features of a program, for gate and up together. block_k: input
+    features a stage."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+def grouped_config(num_pairs: int, num_experts: int, *, is_quantized: bool = False) -> GroupedConfig:
+    """By the pairs that an expert has on average. Few: the weights' bytes decide, so blocks are as small as a product
+    on matrix units may be. Many: blocks that use a weight's tile for as many rows as they can.
+
+    Not swept here yet (`python -m loadtest.moe_layer --sweep`): the first row is what others found best on an H200 for
+    128 experts of 768 at up to 16 tokens; the others are usual tiles of dense products that compile without spilling.
+    Numbers of four bits are widened in registers: 128 rows of x beside them would not fit.
+    """
+    per_expert = num_pairs / num_experts
+    if per_expert <= 16:
+        return GroupedConfig(16, 64, 128, num_warps=4, num_stages=4)
+    if per_expert <= 48:
+        return GroupedConfig(32, 128, 64, num_warps=4, num_stages=4)
+    if per_expert <= 128 or is_quantized:
+        return GroupedConfig(64, 128, 64, num_warps=4, num_stages=3)
+    return GroupedConfig(128, 128, 64, num_warps=8, num_stages=3)
+
+
+@triton.jit
+@no_type_check
+def grouped_product(
+    x_ptr,
+    x_row,  # [BLOCK_M]
+    is_row,
+    x_stride_row,
+    values_ptr,
+    scales_ptr,
+    expert,
+    weight_row,  # [BLOCK_N]: of the expert
+    is_feature,
+    num_weight_rows,
+    size,
+    GROUP_SIZE: tl.constexpr,  # of a scale; 0: there are none
+    BLOCK_K: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
+    WEIGHT_IS_LEFT: tl.constexpr,
+):
+    """[BLOCK_M, BLOCK_N] fp32: these rows of x times these rows of the expert's weight. WEIGHT_IS_LEFT: for few rows,
+    as the left side of a product wants full tiles."""
+    BLOCK_M: tl.constexpr = x_row.shape[0]
+    BLOCK_N: tl.constexpr = weight_row.shape[0]
+    k = tl.arange(0, BLOCK_K)
+    x_ptrs = x_ptr + x_row.to(tl.int64)[:, None] * x_stride_row + k[None, :]
+    row = expert.to(tl.int64) * num_weight_rows + weight_row
+    acc = tl.zeros([BLOCK_N, BLOCK_M] if WEIGHT_IS_LEFT else [BLOCK_M, BLOCK_N], tl.float32)
+    for start in tl.range(0, size, BLOCK_K, num_stages=NUM_STAGES):
+        is_k = (start + k < size)[None, :]
+        x = tl.load(x_ptrs + start, mask=is_row[:, None] & is_k, other=0.0)
+        if GROUP_SIZE > 0:
+            byte = start // 2 + tl.arange(0, BLOCK_K // 2)
+            group = start // GROUP_SIZE + tl.arange(0, BLOCK_K // GROUP_SIZE)
+            is_byte = is_feature[:, None] & (byte < size // 2)[None, :]
+            is_group = is_feature[:, None] & (group < size // GROUP_SIZE)[None, :]
+            numbers = tl.load(values_ptr + row[:, None] * (size // 2) + byte[None, :], mask=is_byte, other=0)
+            scales = tl.load(scales_ptr + row[:, None] * (size // GROUP_SIZE) + group[None, :], mask=is_group, other=0)
+            weight = mxfp4_values(numbers, scales, GROUP_SIZE).to(x.dtype)
+        else:
+            weight_ptrs = values_ptr + row[:, None] * size + (start + k)[None, :]
+            weight = tl.load(weight_ptrs, mask=is_feature[:, None] & is_k, other=0.0)
+        if WEIGHT_IS_LEFT:
+            acc = tl.dot(weight, tl.trans(x), acc, input_precision="ieee")
+        else:
+            acc = tl.dot(x, tl.trans(weight), acc, input_precision="ieee")
+    if WEIGHT_IS_LEFT:
+        acc = tl.trans(acc)
+    return acc
+
+
+def grouped_launch(x: Tensor, weight: ExpertWeight, config: GroupedConfig, block_m: int) -> dict[str, Any]:
+    """What the kernels around `grouped_product` are launched with, but for the device's own. Checks the contract."""
+    num_experts, _, _ = weight.values.shape
+    assert x.stride(1) == 1 and weight.values.is_contiguous() and x.shape[1] == weight.num_inputs
+    assert config.block_m == block_m, "blocks are made by the same configuration"
+    if weight.scales is None:
+        assert weight.values.dtype == x.dtype
+    else:
+        assert weight.values.dtype == weight.scales.dtype == torch.uint8 and weight.scales.is_contiguous()
+        assert weight.num_inputs % GROUP == 0 and config.block_k % GROUP == 0
+    if weight.bias is not None:
+        assert weight.bias.shape == (num_experts, weight.values.shape[1]) and weight.bias.is_contiguous()
+    return {
+        "GROUP_SIZE": 0 if weight.scales is None else GROUP,
+        "HAS_BIAS": weight.bias is not None,
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        # fp32 is for tests and the tiniest of models: a stage of it is as large with half the features.
+        "BLOCK_K": config.block_k if x.itemsize <= 2 else max(GROUP, config.block_k // 2),
+        "NUM_STAGES": config.num_stages,
+        "WEIGHT_IS_LEFT": config.block_m <= _MOST_LEFT_ROWS,
+        "num_warps": config.num_warps,
+        "maxnreg": _MAX_REGISTERS,
+    }

@@ -1,0 +1,27 @@
+"""gpt-oss (OpenAI 2025): experts in every layer, attention with sinks, every other layer under a window."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from service.layers.mixture_of_experts import ExpertNames
+from service.models.llama import Llama, LlamaAttention
+from service.models.model_config import ModelConfig
+
+_NAMES = ExpertNames(router="mlp.router", is_stacked=True)
+
+
+class GptOssAttention(LlamaAttention):
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        self.sinks = nn.Parameter(torch.empty(config.num_heads), requires_grad=False)
+
+    def norm_tensors(self) -> dict[str, Tensor]:
+        assert self.sinks is not None
+        return {"self_attn.sinks": self.sinks.detach()}
+
+
+class GptOss(Llama):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config, GptOssAttention, _NAMES)

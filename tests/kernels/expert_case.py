@@ -1,0 +1,71 @@
+"""Random experts, and what a mixture of them gives by its formula, pair by pair in fp64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.expert_blocks import ExpertBlocks, expert_blocks, expert_blocks_triton
+from kernels.grouped_product import ExpertWeight, GroupedConfig
+from kernels.mxfp4 import GROUP, dequantize_mxfp4
+from tests.kernels.lanes import Lane
+
+SMALL_TILES = GroupedConfig(16, 32, 64, num_warps=4, num_stages=2)
+WIDE_TILES = GroupedConfig(64, 64, 64, num_warps=4, num_stages=2)
+
+
+@dataclass(frozen=True)
+class ExpertCase:
+    """weight: on the lane's device. exact: [E, N, K] fp64, what it means. bias [E, N] fp64; zeros where there is
+    none."""
+
+    weight: ExpertWeight
+    exact: Tensor
+    bias: Tensor
+    experts: Tensor
+    blocks: ExpertBlocks
+
+
+def expert_case(
+    lane: Lane,
+    num_tokens: int,
+    num_features: int,
+    size: int,
+    config: GroupedConfig,
+    *,
+    num_experts: int = 6,
+    top_k: int = 2,
+    has_bias: bool = False,
+    is_mxfp4: bool = False,
+) -> ExpertCase:
+    dtype = torch.float32 if lane.name == "interpret" else torch.bfloat16
+    scales = None
+    if is_mxfp4:
+        values = torch.randint(0, 256, (num_experts, num_features, size // 2), dtype=torch.uint8)
+        scales = torch.randint(118, 124, (num_experts, num_features, size // GROUP), dtype=torch.uint8)
+        exact = dequantize_mxfp4(values, scales, torch.float64)
+        scales = lane.put(scales)
+    else:
+        values = (torch.randn(num_experts, num_features, size) * size**-0.5).to(dtype)
+        exact = values.double()
+    bias = torch.randn(num_experts, num_features).to(dtype) if has_bias else None
+    weight = ExpertWeight(lane.put(values), scales, None if bias is None else lane.put(bias))
+    chosen = [torch.randperm(num_experts - 1)[:top_k] for _ in range(num_tokens)]  # the last expert gets nothing
+    experts = lane.put(torch.stack(chosen).int() if chosen else torch.empty(0, top_k, dtype=torch.int32))
+    blocks = lane(expert_blocks, expert_blocks_triton)(experts, num_experts, config.block_m)
+    exact_bias = torch.zeros(num_experts, num_features).double() if bias is None else bias.double()
+    return ExpertCase(weight, exact.to(lane.device), exact_bias.to(lane.device), experts, blocks)
+
+
+def rows(lane: Lane, num_rows: int, size: int) -> Tensor:
+    """In bf16, except where Triton's interpreter would have to multiply it, which it cannot."""
+    values = torch.randn(num_rows, size)
+    return lane.put(values if lane.name == "interpret" else values.bfloat16())
+
+
+def products(case: ExpertCase, x: Tensor) -> Tensor:
+    """[T * k, N] fp64. x [T * k, K]: a row a pair."""
+    experts = case.experts.flatten().long()
+    return torch.einsum("pk,pnk->pn", x.double(), case.exact[experts]) + case.bias[experts]

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.experts_down import experts_down, experts_down_triton
+from tests.kernels.expert_case import SMALL_TILES, WIDE_TILES, expert_case, products, rows
+from tests.kernels.lanes import LANES
+from tests.kernels.tolerances import assert_close
+
+
+def naive(case, x, routing):
+    weighted = products(case, x) * routing.flatten()[:, None].double()
+    return weighted.unflatten(0, routing.shape).sum(1)
+
+
+@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("config", [SMALL_TILES, WIDE_TILES], ids=["weight left", "weight right"])
+@pytest.mark.parametrize("form", ["plain", "bias", "mxfp4"])
+@pytest.mark.parametrize(("num_tokens", "features", "size"), [(0, 16, 32), (1, 17, 64), (40, 70, 96)])
+def test_follows_the_formula(num_tokens, features, size, form, config, lane):
+    options = {"has_bias": form == "bias", "is_mxfp4": form == "mxfp4"}
+    case = expert_case(lane, num_tokens, features, size, config, **options)
+    x, routing = rows(lane, 2 * num_tokens, size), lane.put(torch.rand(num_tokens, 2))
+    got = lane(experts_down, experts_down_triton)(x, case.weight, case.blocks, routing, config)
+    assert_close(got, naive(case, x, routing))
+
+
+@pytest.mark.parametrize("lane", LANES[1:])
+def test_a_row_does_not_depend_on_the_others(lane):
+    case, x, routing = expert_case(lane, 30, 48, 64, SMALL_TILES), rows(lane, 60, 64), lane.put(torch.rand(30, 2))
+    op = lane(experts_down, experts_down_triton)
+    together = op(x, case.weight, case.blocks, routing, SMALL_TILES)
+    x[2:] = float("nan")
+    assert torch.equal(op(x, case.weight, case.blocks, routing, SMALL_TILES)[:1], together[:1])

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.grouped_product import ExpertWeight, GroupedConfig, grouped_config, grouped_launch
+
+
+def test_blocks_grow_with_the_rows_of_an_expert():
+    sizes = [grouped_config(num_pairs, 128).block_m for num_pairs in (1, 8, 2048, 4096, 8192, 16384, 65536)]
+    assert sizes == sorted(sizes) and sizes[0] == 16 and sizes[-1] == 128
+
+
+@pytest.mark.parametrize(
+    ("x_size", "weight", "block_m"),
+    [
+        (64, ExpertWeight(torch.zeros(2, 8, 32)), 16),  # another size
+        (32, ExpertWeight(torch.zeros(2, 8, 32).double()), 16),  # another dtype
+        (32, ExpertWeight(torch.zeros(2, 8, 32)), 32),  # blocks made by another configuration
+        (32, ExpertWeight(torch.zeros(2, 8, 32), bias=torch.zeros(8)), 16),
+    ],
+)
+def test_what_does_not_fit_is_not_launched(x_size, weight, block_m):
+    with pytest.raises(AssertionError):
+        grouped_launch(torch.zeros(1, x_size), weight, GroupedConfig(16, 32, 32, 4, 2), block_m)
