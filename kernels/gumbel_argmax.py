@@ -41,21 +41,28 @@ _CHUNK = 1024  # tokens that draw their noise in one program
 
 
 def gumbel_argmax_reference(x: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    """Few tokens can win as a rule; noise is then made for those alone."""
+    return best_score_reference(x, seeds, positions)[1]
+
+
+def best_score_reference(x: Tensor, seeds: Tensor, positions: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
+    """(score, place in x) of each row's best; x's tokens are those from `first` on. Few tokens can win as a rule; noise
+    is then made for those alone."""
     can_win = x > -_GUMBEL_SPAN
     if 4 * int(can_win.sum()) > x.numel():
         num_rows = max(1, _DENSE_NOISE // x.shape[-1])
         parts = zip(*(torch.split(t, num_rows) for t in (x, seeds, positions)), strict=True)
-        return torch.cat([(part + dense_gumbel(part, *keys)).argmax(-1) for part, *keys in parts])
-    row, token = can_win.nonzero().unbind(-1)
+        best = [(part + dense_gumbel(part, seed, position, first)).max(-1) for part, seed, position in parts]
+        return torch.cat([score for score, _ in best]), torch.cat([place for _, place in best])
+    row, place = can_win.nonzero().unbind(-1)
     scores = torch.full_like(x, -math.inf)
-    scores[row, token] = x[row, token] + _gumbel_of(token, seeds[row], positions[row])
-    return scores.argmax(-1)
+    scores[row, place] = x[row, place] + _gumbel_of(first + place, seeds[row], positions[row])
+    score, best_place = scores.max(-1)
+    return score, best_place
 
 
-def dense_gumbel(x: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    """[N, V]: g of every token."""
-    counter = torch.arange(-(-x.shape[-1] // 4), device=x.device)
+def dense_gumbel(x: Tensor, seeds: Tensor, positions: Tensor, first: int = 0) -> Tensor:
+    """[N, V]: g of every token from `first` on, a multiple of 4."""
+    counter = first // 4 + torch.arange(-(-x.shape[-1] // 4), device=x.device)
     words = torch.stack(_words(counter, seeds[:, None], positions[:, None]), dim=-1)
     return _gumbel(words.view(x.shape[0], -1)[:, : x.shape[-1]])
 
@@ -76,7 +83,8 @@ def _gumbel(words: Tensor) -> Tensor:
 
 
 @triton.jit(
-    do_not_specialize_on_alignment=["temperature_ptr", "seeds_ptr", "positions_ptr", "largest_ptr", "border_ptr"]
+    do_not_specialize=["first_counter"],
+    do_not_specialize_on_alignment=["temperature_ptr", "seeds_ptr", "positions_ptr", "largest_ptr", "border_ptr"],
 )
 @no_type_check
 def _gumbel_argmax_kernel(
@@ -93,6 +101,7 @@ def _gumbel_argmax_kernel(
     size,
     num_groups,
     num_chunks,
+    first_counter,
     GUMBEL_SPAN: tl.constexpr,
     GROUP: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -120,7 +129,7 @@ def _gumbel_argmax_kernel(
     logits = tl.load(logits_ptr + row * stride_row + token, mask=token < size, other=float("-inf")).to(tl.float32)
     x = (logits - largest) * scale
     seed, position = tl.load(seeds_ptr + row), tl.load(positions_ptr + row)
-    counter = (chunk * (CHUNK // 4) + tl.arange(0, CHUNK // 4)).to(tl.uint32)
+    counter = (first_counter + chunk * (CHUNK // 4) + tl.arange(0, CHUNK // 4)).to(tl.uint32)
     zero = (position & 0).to(tl.uint32)
     w0, w1, w2, w3 = philox_words(
         counter,
@@ -147,8 +156,11 @@ def gumbel_argmax_triton(
     temperature: Tensor,
     seeds: Tensor,
     positions: Tensor,
+    first: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """On CUDA tensors, or on any in Triton's interpreter. All but logits are contiguous."""
+    """On CUDA tensors, or on any in Triton's interpreter. All but logits are contiguous. first: the id of the first
+    token, a multiple of 4, where the logits are not those of the whole vocabulary; the tokens returned are counted from
+    it."""
     num_rows, size = logits.shape
     num_chunks = triton.cdiv(size, _CHUNK)
     assert logits.stride(-1) == 1 and maxima.is_contiguous() and maxima.shape[1] == triton.cdiv(size, GROUP)
@@ -170,6 +182,7 @@ def gumbel_argmax_triton(
         size,
         maxima.shape[1],
         num_chunks,
+        first // 4,
         GUMBEL_SPAN=_GUMBEL_SPAN,
         GROUP=GROUP,
         CHUNK=_CHUNK,

@@ -7,23 +7,48 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from service.layers.layer import Layer
-from service.layers.projection import Projection
+from service.layers.projection import Projection, shape_name
+from service.layers.shard import Shard, vocab_share, vocab_share_size
+from service.layers.tensor_parallel import TensorParallel
 
 _HEAD_NAME = "lm_head.weight"
 """The name that a head with a weight of its own has in the checkpoints of every family."""
 
 
 class TokenEmbedding(Layer):
-    """token_ids [T] int64 -> [T, hidden_size]. weight [vocab_size, hidden_size]."""
+    """token_ids [T] int64 -> [T, hidden_size]. weight [vocab_size, hidden_size].
+
+    ids: whose rows this rank has, the others being zeros that it adds to the ranks' sum; rows behind them are padding,
+    which holds anything and is never read.
+    """
 
     weight: nn.Parameter
 
     def __init__(self, vocab_size: int, hidden_size: int) -> None:
         super().__init__()
+        self.ids = range(vocab_size)
+        self._vocab_size = vocab_size
+        self._parallel: TensorParallel | None = None
         self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size), requires_grad=False)
 
+    def shard(self, parallel: TensorParallel) -> None:
+        self.ids, self._parallel = vocab_share(self._vocab_size, parallel), parallel
+        self.weight = _vocab_weight(self.weight, self._vocab_size, parallel)
+
     def forward(self, token_ids: Tensor) -> Tensor:
-        return self.weight.index_select(0, token_ids)
+        if self._parallel is None:
+            return self.weight.index_select(0, token_ids)
+        last = len(self.ids) - 1
+        rows = token_ids - self.ids.start
+        x = self.weight.index_select(0, rows.clamp(0, last))
+        x.masked_fill_(((rows < 0) | (rows > last))[:, None], 0)
+        return self._parallel.all_reduce(x)
+
+    def checkpoint_tensors(self, name: str) -> dict[str, Tensor]:
+        return {name: self.weight.detach()[: len(self.ids)]}
+
+    def checkpoint_shards(self, name: str) -> dict[str, Shard]:
+        return {} if self._parallel is None else {name: Shard(0, self._vocab_size, (self.ids,))}
 
 
 class PositionEmbedding(Layer):
@@ -48,12 +73,16 @@ class OutputHead(Projection):
 
     Tied to `embedding`, or with a weight of its own (embedding None). The embedding is not a submodule here, so
     its weight appears once among a model's parameters. It keeps its plain weight when the head's is packed.
+
+    ids: whose logits this rank computes, the first ones of each row; those behind them are padding and hold anything.
     """
 
     weight: nn.Parameter | None
 
     def __init__(self, vocab_size: int, hidden_size: int, embedding: TokenEmbedding | None) -> None:
         super().__init__(vocab_size, hidden_size)
+        self.ids = range(vocab_size)
+        self.vocab_size = vocab_size
         self._tied = (embedding,)
         own = nn.Parameter(torch.empty(vocab_size, hidden_size), requires_grad=False)
         self.weight = own if embedding is None else None
@@ -61,7 +90,18 @@ class OutputHead(Projection):
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """Nothing when tied."""
-        return {} if self.weight is None else {_HEAD_NAME: self.weight.detach()}
+        return {} if self.weight is None else {_HEAD_NAME: self.weight.detach()[: len(self.ids)]}
+
+    def checkpoint_shards(self) -> dict[str, Shard]:
+        is_whole = self.weight is None or len(self.ids) == self.vocab_size
+        return {} if is_whole else {_HEAD_NAME: Shard(0, self.vocab_size, (self.ids,))}
+
+    def shard(self, parallel: TensorParallel) -> None:
+        self.ids = vocab_share(self.vocab_size, parallel)
+        hidden_size = self.plain_weight.shape[1]
+        self.shape_name = shape_name(vocab_share_size(self.vocab_size, parallel.size), hidden_size)
+        if self.weight is not None:
+            self.weight = _vocab_weight(self.weight, self.vocab_size, parallel)
 
     def ignored_checkpoint_names(self) -> frozenset[str]:
         """A tied head that was saved all the same."""
@@ -76,3 +116,9 @@ class OutputHead(Projection):
 
     def _give_up_plain_weight(self) -> None:
         self.weight = None
+
+
+def _vocab_weight(whole: Tensor, vocab_size: int, parallel: TensorParallel) -> nn.Parameter:
+    """Of the same number of rows on every rank: kernels are chosen by a weight's shape, and for all ranks at once."""
+    size = vocab_share_size(vocab_size, parallel.size)
+    return nn.Parameter(whole.new_empty(size, whole.shape[1]), requires_grad=False)

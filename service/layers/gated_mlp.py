@@ -14,6 +14,8 @@ from service.layers.activation import Activation
 from service.layers.layer import Layer
 from service.layers.linear import Linear, Product
 from service.layers.linear_method import Normed
+from service.layers.shard import even_share
+from service.layers.tensor_parallel import TensorParallel
 
 _FUNCTIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
@@ -38,6 +40,12 @@ class GatedMlp(Layer):
 
     def forward(self, x: Normed) -> Product:
         return Product(self.down, self.gate(x))
+
+    def shard(self, parallel: TensorParallel) -> None:
+        size = self.down.in_features
+        kept = even_share(size, parallel)
+        self.gate_up.shard_outputs(kept, range(size + kept.start, size + kept.stop))
+        self.down.shard_inputs(kept, parallel)
 
     def gate(self, x: Normed) -> Tensor:
         """[T, intermediate_size]: all before `down`."""

@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import nn
 
+from service.layers.tensor_parallel import TensorParallel
+
 
 class Layer(nn.Module):
     """An nn.Module that is called without ceremony: `layer(x)` is `layer.forward(x)`, so hooks do not fire.
@@ -18,6 +20,10 @@ class Layer(nn.Module):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.__call__ = cls.forward  # type: ignore[method-assign]  # that is what this class is for
+
+    def shard(self, parallel: TensorParallel) -> None:
+        """Become this rank's part, before there is memory. A layer that does not say how is whole on every rank, and
+        each computes all of it."""
 
     def settle(self) -> None:
         """Weights and submodules stay as they are from here on: let Python find them as plain attributes."""

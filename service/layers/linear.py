@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from service.layers.projection import Projection
+from service.layers.projection import Projection, shape_name
+from service.layers.shard import Shard, local
+from service.layers.tensor_parallel import TensorParallel
 
 
 class Product(NamedTuple):
@@ -35,6 +37,34 @@ class Linear(Projection):
         self.out_features = out_features
         self.weight = nn.Parameter(torch.empty(sum(out_features), in_features), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(sum(out_features)), requires_grad=False) if bias else None
+        self._weight_shards: tuple[Shard, ...] = ()
+        self._bias_shards: tuple[Shard, ...] = ()
+
+    def shard_outputs(self, *kept: range) -> None:
+        """Have these of the merged matrix's outputs alone, of each part some. Before there is memory."""
+        firsts = _starts(self.out_features)
+        parts = [local(kept, first, size) for first, size in zip(firsts, self.out_features, strict=True)]
+        self._weight_shards = tuple(Shard(0, size, part) for size, part in zip(self.out_features, parts, strict=True))
+        self._bias_shards = self._weight_shards if self.bias is not None else ()
+        self.out_features = tuple(sum(map(len, part)) for part in parts)
+        self._become(sum(self.out_features), self.in_features)
+
+    def shard_inputs(self, kept: range, parallel: TensorParallel) -> None:
+        """Have these of the inputs alone, and sum the products over the ranks. The first one adds the bias. Before
+        there is memory."""
+        self._weight_shards = tuple(Shard(1, self.in_features, (kept,)) for _ in self.out_features)
+        if self.bias is not None and parallel.rank > 0:
+            self._bias_shards = tuple(Shard(0, size, ()) for size in self.out_features)
+            self.bias = None
+        self._summed_over = parallel
+        self.in_features = len(kept)
+        self._become(sum(self.out_features), self.in_features)
+
+    def _become(self, out_features: int, in_features: int) -> None:
+        self.shape_name = shape_name(out_features, in_features)
+        self.weight = nn.Parameter(self.weight.new_empty(out_features, in_features), requires_grad=False)
+        if self.bias is not None:
+            self.bias = nn.Parameter(self.weight.new_empty(out_features), requires_grad=False)
 
     @property
     def plain_weight(self) -> Tensor:
@@ -48,7 +78,17 @@ class Linear(Projection):
         if self.bias is not None:
             parts = torch.split(self.bias.detach(), list(self.out_features))
             tensors |= {f"{name}.bias": part for name, part in zip(names, parts, strict=True)}
+        elif self._bias_shards:  # another rank adds it
+            tensors |= {f"{name}.bias": self.weight.new_empty(0) for name in names}
         return tensors
+
+    def checkpoint_shards(self, *names: str) -> dict[str, Shard]:
+        """Of those of `checkpoint_tensors` that are parts of stored ones, which part."""
+        return {
+            f"{name}.{kind}": shard
+            for kind, shards in (("weight", self._weight_shards), ("bias", self._bias_shards))
+            for name, shard in zip(names, shards, strict=False)
+        }
 
     def _give_up_plain_weight(self) -> None:
         del self.weight
@@ -68,6 +108,13 @@ class NamedLinear(NamedTuple):
     def below(self, prefix: str) -> NamedLinear:
         """The same by longer names."""
         return self._replace(names=tuple(prefix + name for name in self.names))
+
+
+def _starts(sizes: Iterable[int]) -> Iterator[int]:
+    start = 0
+    for size in sizes:
+        yield start
+        start += size
 
 
 def linear_tensors(linears: Iterable[NamedLinear]) -> dict[str, Tensor]:

@@ -12,6 +12,8 @@ from torch import Tensor
 from service.layers.activation import Activation
 from service.layers.layer import Layer
 from service.layers.linear import Linear
+from service.layers.shard import even_share
+from service.layers.tensor_parallel import TensorParallel
 
 _FUNCTIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = MappingProxyType(
     {"relu": F.relu, "gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "silu": F.silu}
@@ -26,6 +28,11 @@ class Mlp(Layer):
         self.up = Linear(hidden_size, intermediate_size, bias=bias)
         self.activate = _FUNCTIONS[activation]
         self.down = Linear(intermediate_size, hidden_size, bias=bias)
+
+    def shard(self, parallel: TensorParallel) -> None:
+        kept = even_share(self.down.in_features, parallel)
+        self.up.shard_outputs(kept)
+        self.down.shard_inputs(kept, parallel)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(self.activate(self.up(x)))

@@ -21,6 +21,8 @@ from service.layers.linear_method import (
     PlainMethod,
 )
 from service.layers.packed_weight import WeightForm, pack_weight
+from service.layers.summed_method import SummedMethod
+from service.layers.tensor_parallel import TensorParallel
 
 LinearChoices = Mapping[str, LinearChoice]
 """By `Projection.shape_name`: weights of one shape are multiplied by in one way."""
@@ -29,15 +31,17 @@ LinearChoices = Mapping[str, LinearChoice]
 class Projection(Layer, ABC):
     """x [T, in_features] -> x W^T + b [T, out_features]. Until `use` or `pack`, by the plain weight as it is.
 
-    shape_name: of the weight, as OUTxIN.
+    shape_name: of the weight, as OUTxIN; of a rank's part of it, if it is divided.
     """
 
     bias: nn.Parameter | None
 
     def __init__(self, out_features: int, in_features: int) -> None:
         super().__init__()
-        self.shape_name = f"{out_features}x{in_features}"
+        self.shape_name = shape_name(out_features, in_features)
         self._method: LinearMethod | None = None
+        self._own_method: LinearMethod | None = None
+        self._summed_over: TensorParallel | None = None
         self._keeps_plain_weight = False
 
     def forward(self, x: Normed) -> Tensor:
@@ -45,7 +49,15 @@ class Projection(Layer, ABC):
 
     @property
     def method(self) -> LinearMethod:
-        return self._method or PlainMethod(self.plain_weight, self.bias)
+        return self._method or self._summed(self.own_method)
+
+    @property
+    def own_method(self) -> LinearMethod:
+        """Without what other ranks add."""
+        return self._own_method or PlainMethod(self.plain_weight, self.bias)
+
+    def own_product(self, x: Normed) -> Tensor:
+        return self.own_method.multiply(x)
 
     @property
     @abstractmethod
@@ -58,11 +70,12 @@ class Projection(Layer, ABC):
 
     def use(self, method: LinearMethod) -> None:
         """Multiply by this method from now on; it holds the weight that `plain_weight` is now."""
-        self._method = method
+        self._own_method = method
+        self._method = self._summed(method)
 
     def extend(self, around: Callable[[LinearMethod], LinearMethod]) -> None:
         """Multiply from now on by a method around the present one."""
-        self.use(around(self.method))
+        self.use(around(self.own_method))
 
     def pack(self, form: WeightForm) -> WeightForm:
         """Take this form of the weight, or what a CPU has of it, and give up the plain one unless it is kept: the
@@ -74,8 +87,15 @@ class Projection(Layer, ABC):
                 self._give_up_plain_weight()
         return WeightForm.PLAIN if packed is None else packed.form
 
+    def _summed(self, method: LinearMethod) -> LinearMethod:
+        return method if self._summed_over is None else SummedMethod(method, self._summed_over)
+
     @abstractmethod
     def _give_up_plain_weight(self) -> None: ...
+
+
+def shape_name(out_features: int, in_features: int) -> str:
+    return f"{out_features}x{in_features}"
 
 
 def use_choices(projections: Iterable[Projection], choices: LinearChoices, device: torch.device) -> None:

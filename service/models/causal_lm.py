@@ -10,20 +10,27 @@ from torch import Tensor, nn
 
 from service.layers.add_norm_fusion import AddNormFusion
 from service.layers.attention import AttentionInputs, LayerCache
+from service.layers.embedding import OutputHead, TokenEmbedding
 from service.layers.layer import Layer
 from service.layers.linear import NamedLinear
 from service.layers.mixture_of_experts import MixtureOfExperts
 from service.layers.projection import Projection
 from service.layers.rotary import RotaryEmbedding
+from service.layers.shard import Shard
+from service.layers.tensor_parallel import ALONE, TensorParallel
 
 
 class CausalLM(Layer, ABC):
     """Token ids to hidden states to logits, over a paged KV cache, for a flat batch of T tokens.
 
-    Its life: constructed (on the meta device, so without memory) -> `materialize` -> weights written through
-    `checkpoint_tensors` -> `build_positions` -> each of `projections` has got its method -> `settle` -> forward. A
-    projection without one multiplies by its plain weight.
+    Its life: constructed (on the meta device, so without memory) -> `shard` if several ranks compute it ->
+    `materialize` -> weights written through `checkpoint_tensors` -> `build_positions` -> each of `projections` has got
+    its method -> `settle` -> forward. A projection without one multiplies by its plain weight.
     """
+
+    embedding: TokenEmbedding
+    head: OutputHead
+    parallel: TensorParallel = ALONE
 
     @abstractmethod
     def forward(
@@ -41,7 +48,8 @@ class CausalLM(Layer, ABC):
 
     @abstractmethod
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """hidden [N, hidden_size]: rows of what `forward` returned. Returns [N, vocab_size]."""
+        """hidden [N, hidden_size]: rows of what `forward` returned. Returns [N, vocab_size], or of one rank of several
+        those of its own ids (`OutputHead.ids`), and padding behind them."""
 
     @abstractmethod
     def block_linears(self) -> Sequence[Sequence[NamedLinear]]:
@@ -72,14 +80,33 @@ class CausalLM(Layer, ABC):
         ignored = self.ignored_checkpoint_names()
         return name in ignored or self.optional_prefix + name in ignored
 
+    def checkpoint_shards(self) -> dict[str, Shard]:
+        """Of those of `checkpoint_tensors` that are parts of stored tensors, which part; of others there is none."""
+        shards = self.embedding.checkpoint_shards(self.embedding_name) | self.head.checkpoint_shards()
+        for linears in self.block_linears():
+            for names, linear, _ in linears:
+                shards |= linear.checkpoint_shards(*names)
+        return shards
+
     def add_norm_fusions(self) -> Sequence[AddNormFusion]:
         """The places where add and norm may be fused with the products around them; () to compute them one by one."""
         return ()
 
     @property
+    def embedding_name(self) -> str:
+        """In a checkpoint."""
+        return "model.embed_tokens.weight"
+
+    @property
     def optional_prefix(self) -> str:
         """A prefix of the names that a checkpoint may leave out of all of them, as one without an output head does."""
         return ""
+
+    def shard(self, parallel: TensorParallel) -> None:
+        self.parallel = parallel
+        for module in self.modules():
+            if isinstance(module, Layer) and module is not self:
+                module.shard(parallel)
 
     def materialize(self, dtype: torch.dtype, device: torch.device) -> None:
         """Give the parameters memory; their values are undefined. Those that are no floats keep their dtype.

@@ -7,7 +7,6 @@ only where a setting asks for it (`weight_loader.py`): ways out of that unpickle
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from service.errors import ModelLoadError
+from service.layers.shard import Shard
 from service.models.checkpoint_files import TORCH_SUFFIX, check_fetched
 
 _DTYPE_NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
@@ -43,15 +43,30 @@ def read_header(file: Path) -> Iterator[StoredTensor]:
             yield StoredTensor(file, name, tuple(part.get_shape()), part.get_dtype())
 
 
-def read_tensors(file: Path, names: AbstractSet[str]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of these names, in the order in which they lie in the file."""
+def read_tensors(file: Path, parts: Mapping[str, Shard | None]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of these names, or these parts of them, in the order in which they lie in the file. Of safetensors
+    nothing else is read; what is a part of each row is read row by row, out of the system's pages."""
     if file.suffix == TORCH_SUFFIX:
-        yield from ((name, tensor) for name, tensor in _torch_tensors(file).items() if name in names)
+        for name, tensor in _torch_tensors(file).items():
+            if name in parts:
+                yield name, _part_of(tensor, parts[name])
         return
     with _opened(file) as tensors:
         for name in tensors.offset_keys():
-            if name in names:
-                yield name, tensors.get_tensor(name)
+            if name in parts:
+                shard = parts[name]
+                yield name, tensors.get_tensor(name) if shard is None else _read_part(tensors, name, shard)
+
+
+def _part_of(tensor: Tensor, shard: Shard | None) -> Tensor:
+    return tensor if shard is None else shard.of(tensor)
+
+
+def _read_part(tensors: safe_open, name: str, shard: Shard) -> Tensor:
+    stored = tensors.get_slice(name)  # type: ignore[no-untyped-call]  # of safetensors
+    before = (slice(None),) * shard.dim
+    pieces = [stored[(*before, slice(each.start, each.stop))] for each in shard.ranges]
+    return torch.cat(pieces, shard.dim) if len(pieces) != 1 else pieces[0]
 
 
 def _opened(file: Path) -> safe_open:

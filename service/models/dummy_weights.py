@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
+from service.layers.shard import Shard
 from service.models.causal_lm import CausalLM
 
 _STD = 0.02
@@ -14,19 +16,34 @@ def fill_with_dummy_weights(model: CausalLM, seed: int) -> None:
     """Normal values of mean 0 and standard deviation 0.02, reproducible on one kind of device; norms are ones.
 
     Numbers of four bits are drawn evenly. Norms are the one-dimensional weights: at 0.02 they would fade every
-    activation to nothing.
+    activation to nothing. A rank's values are its part of those that one rank would have, so that the tokens are the
+    same: it makes all of them, a tensor at a time.
     """
-    generators: dict[torch.device, torch.Generator] = {}
+    shards = model.checkpoint_shards()
+    device = next(model.parameters()).device
+    generator = torch.Generator(device).manual_seed(seed)
     for name, tensor in model.checkpoint_tensors().items():
         if tensor.dim() == 1 and name.endswith(".weight"):
             tensor.fill_(1.0)
-            continue
-        if name.endswith("_scales"):
+        elif name.endswith("_scales"):
             tensor.fill_(_MXFP4_SCALE)
-            continue
-        if tensor.device not in generators:
-            generators[tensor.device] = torch.Generator(tensor.device).manual_seed(seed)
-        if tensor.is_floating_point():
-            tensor.normal_(0.0, _STD, generator=generators[tensor.device])
+        elif name not in shards:
+            _draw(tensor, generator)
         else:
-            tensor.random_(0, 256, generator=generators[tensor.device])
+            whole = _draw(_whole_like(tensor, shards[name], device), generator)
+            if tensor.numel():
+                tensor.copy_(shards[name].of(whole))
+
+
+def _draw(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    if tensor.is_floating_point():
+        return tensor.normal_(0.0, _STD, generator=generator)
+    return tensor.random_(0, 256, generator=generator)
+
+
+def _whole_like(part: Tensor, shard: Shard, device: torch.device) -> Tensor:
+    """Laid out as the part is: in which order values are made goes by that."""
+    shape, dtype = shard.whole_shape(part.shape), part.dtype
+    if part.dim() == 2 and part.stride(0) < part.stride(1):
+        return torch.empty(shape[::-1], dtype=dtype, device=device).T
+    return torch.empty(shape, dtype=dtype, device=device)

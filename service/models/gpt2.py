@@ -12,6 +12,7 @@ from service.layers.layer import Layer
 from service.layers.layer_norm import ResidualLayerNorm
 from service.layers.linear import NamedLinear, linear_tensors
 from service.layers.mlp import Mlp
+from service.layers.shard import Shard
 from service.models.causal_lm import CausalLM
 from service.models.model_config import ModelConfig
 from service.models.multi_head_attention import MultiHeadAttention
@@ -83,7 +84,7 @@ class Gpt2(CausalLM):
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         table = {
-            "transformer.wte.weight": self.embedding.weight.detach(),
+            **self.embedding.checkpoint_tensors(self.embedding_name),
             "transformer.wpe.weight": self.positions.weight.detach(),
             **self.norm.checkpoint_tensors("transformer.ln_f"),
             **self.head.checkpoint_tensors(),
@@ -92,6 +93,18 @@ class Gpt2(CausalLM):
             assert isinstance(block, Gpt2Block)
             table |= {f"transformer.h.{i}.{name}": part for name, part in block.checkpoint_tensors().items()}
         return table
+
+    def checkpoint_shards(self) -> dict[str, Shard]:
+        shards = super().checkpoint_shards()
+        for linears in self.block_linears():
+            for name in (f"{name}.weight" for names, *_ in linears for name in names):
+                if name in shards:
+                    shards[name] = shards[name].transposed()
+        return shards
+
+    @property
+    def embedding_name(self) -> str:
+        return "transformer.wte.weight"
 
     @property
     def optional_prefix(self) -> str:

@@ -23,6 +23,8 @@ from service.layers.linear_method import Normed
 from service.layers.mixture_of_experts import USUAL_NAMES, ExpertNames, MixtureOfExperts
 from service.layers.rms_norm import ResidualRMSNorm
 from service.layers.rotary import RotaryEmbedding
+from service.layers.tensor_parallel import TensorParallel
+from service.models.attention_shard import shard_attention
 from service.models.causal_lm import CausalLM
 from service.models.model_config import ModelConfig
 
@@ -51,6 +53,10 @@ class LlamaAttention(Layer):
     def rotate_and_cache(self, heads: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache, slots: CacheSlots) -> None:
         """heads [T, num_heads + 2 * num_kv_heads, head_dim], queries and keys turned in place; keys and values kept."""
         rotary_and_cache(heads, cos, sin, *cache, slots)
+
+    def shard(self, parallel: TensorParallel) -> None:
+        num_kv_heads = (sum(self.qkv.out_features) // self.head_dim - self.num_heads) // 2
+        self.num_heads = shard_attention(self.qkv, self.output, self.num_heads, num_kv_heads, self.head_dim, parallel)
 
     def norm_tensors(self) -> dict[str, Tensor]:
         """By their names in a checkpoint, the parameters that are no linear's."""
@@ -153,6 +159,8 @@ class Llama(CausalLM):
 
     def add_norm_fusions(self) -> Sequence[AddNormFusion]:
         """A mixture of experts stands in none: its sum is no product, and its router is not its only reader."""
+        if self.parallel.size > 1:
+            return ()  # between the product and the norm comes a sum over the ranks
         blocks = [block for block in self.blocks if isinstance(block, LlamaBlock)]
         into_mlp = [
             AddNormFusion(block.attention.output, block.mlp_norm, block.mlp.gate)
@@ -175,7 +183,7 @@ class Llama(CausalLM):
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         table = {
-            "model.embed_tokens.weight": self.embedding.weight.detach(),
+            **self.embedding.checkpoint_tensors(self.embedding_name),
             "model.norm.weight": self.norm.weight.detach(),
             **self.head.checkpoint_tensors(),
         }

@@ -8,6 +8,8 @@ from kernels.reshape_and_cache import reshape_and_cache
 from service.layers.attention import AttentionInputs, LayerCache, paged_attention
 from service.layers.layer import Layer
 from service.layers.linear import Linear
+from service.layers.tensor_parallel import TensorParallel
+from service.models.attention_shard import shard_attention
 from service.models.model_config import ModelConfig
 
 
@@ -25,6 +27,10 @@ class MultiHeadAttention(Layer):
         self.scale = config.head_dim**-0.5
         self.qkv = Linear(config.hidden_size, *qkv_features, bias=config.qkv_bias)
         self.output = Linear(config.hidden_size, config.hidden_size, bias=config.output_bias)
+
+    def shard(self, parallel: TensorParallel) -> None:
+        num_heads = self.num_heads
+        self.num_heads = shard_attention(self.qkv, self.output, num_heads, num_heads, self.head_dim, parallel)
 
     def forward(self, x: Tensor, cache: LayerCache, inputs: AttentionInputs) -> Tensor:
         query, key, value = self.qkv(x).view(x.shape[0], 3, self.num_heads, self.head_dim).unbind(1)

@@ -107,7 +107,7 @@ class Opt(CausalLM):
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         table = {
-            "model.decoder.embed_tokens.weight": self.embedding.weight.detach(),
+            **self.embedding.checkpoint_tensors(self.embedding_name),
             "model.decoder.embed_positions.weight": self.positions.weight.detach(),
         }
         if self.project_in is not None and self.project_out is not None:
@@ -120,6 +120,10 @@ class Opt(CausalLM):
             assert isinstance(block, OptBlock)
             table |= {f"model.decoder.layers.{i}.{name}": part for name, part in block.checkpoint_tensors().items()}
         return table
+
+    @property
+    def embedding_name(self) -> str:
+        return "model.decoder.embed_tokens.weight"
 
     @property
     def optional_prefix(self) -> str:

@@ -7,6 +7,9 @@ from types import MappingProxyType
 
 import torch
 
+from service.errors import ConfigError
+from service.layers.shard import vocab_share_size
+from service.layers.tensor_parallel import ALONE, TensorParallel
 from service.models.causal_lm import CausalLM
 from service.models.gpt2 import Gpt2
 from service.models.gpt_oss import GptOss
@@ -34,7 +37,29 @@ ARCHITECTURES: Mapping[str, Callable[[ModelConfig], CausalLM]] = MappingProxyTyp
 Qwen2-MoE and Qwen3-MoE differ from Qwen2 and Qwen3 in what config.json says of experts."""
 
 
-def build_model(config: ModelConfig) -> CausalLM:
-    """The architecture without memory (on the meta device)."""
+def build_model(config: ModelConfig, parallel: TensorParallel = ALONE) -> CausalLM:
+    """The architecture, or this rank's part of it, without memory (on the meta device). Raises ConfigError if the ranks
+    cannot share it, with the numbers."""
     with torch.device("meta"):
-        return ARCHITECTURES[config.architecture](config)
+        model = ARCHITECTURES[config.architecture](config)
+        if parallel.size > 1:
+            check_divides(config, parallel.size)
+            model.shard(parallel)
+        return model
+
+
+def check_divides(config: ModelConfig, num_ranks: int) -> None:
+    """Raises ConfigError naming what so many ranks cannot share."""
+    faults = [
+        f"{name} {size}"
+        for name, size in (("attention heads", config.num_heads), ("MLP inner size", config.intermediate_size))
+        if size % num_ranks
+    ]
+    if config.num_kv_heads % num_ranks and num_ranks % config.num_kv_heads:
+        faults.append(f"key-value heads {config.num_kv_heads}, nor the other way round")
+    if config.vocab_size <= (num_ranks - 1) * vocab_share_size(config.vocab_size, num_ranks):
+        faults.append(f"vocabulary {config.vocab_size}, at least 16 ids a rank")
+    if config.experts is not None:
+        raise ConfigError("tensor-parallel-size: a mixture of experts is served by one rank only")
+    if faults:
+        raise ConfigError(f"tensor-parallel-size: {num_ranks} does not divide the model's {'; '.join(faults)}")

@@ -10,10 +10,12 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 from torch import Tensor
 
 from service.errors import ModelLoadError
+from service.layers.shard import Shard
 from service.models.causal_lm import CausalLM
 from service.models.checkpoint_file import StoredTensor, read_header, read_tensors
 from service.models.checkpoint_files import checkpoint_files, some_of
@@ -35,12 +37,14 @@ def load_weights(
     ModelLoadError naming files or weights; the model is then useless.
     """
     stored = {entry.name: entry for file in checkpoint_files(folder, torch_format) for entry in read_header(file)}
-    wanted = model.checkpoint_places(stored)
-    _check(wanted, stored, model.ignores)
+    wanted, shards = model.checkpoint_places(stored), _by_stored_name(model)
+    _check(wanted, shards, stored, model.ignores)
     progress = _Progress(sum(t.numel() * t.element_size() for t in wanted.values()), on_progress)
-    by_file: dict[Path, dict[str, Tensor]] = {}
+    by_file: dict[Path, dict[str, _Destination]] = {}
     for name, destination in wanted.items():
-        by_file.setdefault(stored[name].file, {})[stored[name].name] = destination
+        if destination.numel():
+            there = _Destination(destination, shards.get(name))
+            by_file.setdefault(stored[name].file, {})[stored[name].name] = there
     with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="weights") as pool:
         for reading in [pool.submit(_read_file, file, parts, progress) for file, parts in by_file.items()]:
             reading.result()
@@ -52,16 +56,31 @@ def non_finite_weights(folder: Path) -> str:
         [
             name
             for file in checkpoint_files(folder)
-            for name, tensor in read_tensors(file, {entry.name for entry in read_header(file)})
+            for name, tensor in read_tensors(file, {entry.name: None for entry in read_header(file)})
             if not tensor.isfinite().all()
         ]
     )
 
 
-def _check(wanted: Mapping[str, Tensor], stored: Mapping[str, StoredTensor], ignores: Callable[[str], bool]) -> None:
+def _by_stored_name(model: CausalLM) -> dict[str, Shard]:
+    """The prefix may be left out."""
+    shards = model.checkpoint_shards()
+    return shards | {name.removeprefix(model.optional_prefix): shard for name, shard in shards.items()}
+
+
+def _check(
+    wanted: Mapping[str, Tensor],
+    shards: Mapping[str, Shard],
+    stored: Mapping[str, StoredTensor],
+    ignores: Callable[[str], bool],
+) -> None:
+    shapes = {
+        name: shards[name].whole_shape(tensor.shape) if name in shards else tuple(tensor.shape)
+        for name, tensor in wanted.items()
+    }
     missing = [name for name in wanted if name not in stored]
     extra = [name for name in stored if name not in wanted and not ignores(name)]
-    known = [(name, stored[name], tuple(wanted[name].shape)) for name in wanted if name in stored]
+    known = [(name, stored[name], shape) for name, shape in shapes.items() if name in stored]
     misshapen = [f"{name} {got.shape} instead of {shape}" for name, got, shape in known if got.shape != shape]
     misread = [(name, got.dtype) for name, got, _ in known if got.dtype not in _dtypes_for(wanted[name])]
     mistyped = [f"{name} {dtype}" for name, dtype in misread if wanted[name].is_floating_point()]
@@ -102,8 +121,15 @@ class _Progress:
                 self._on_progress(self._read_bytes, self._total_bytes)
 
 
-def _read_file(file: Path, parts: Mapping[str, Tensor], progress: _Progress) -> None:
-    for name, tensor in read_tensors(file, parts.keys()):
-        destination = parts[name]
+class _Destination(NamedTuple):
+    """Where a stored tensor goes, or the part of it that this rank has."""
+
+    tensor: Tensor
+    shard: Shard | None
+
+
+def _read_file(file: Path, parts: Mapping[str, _Destination], progress: _Progress) -> None:
+    for name, tensor in read_tensors(file, {name: part.shard for name, part in parts.items()}):
+        destination = parts[name].tensor
         destination.copy_(tensor)
         progress.add(destination.numel() * destination.element_size())

@@ -33,11 +33,12 @@ from service.runner.selective_batching import FlatBatch
 from service.runner.sequence_rows import DeviceBlockTable, SequenceRows
 from service.runner.staging import StagingTurn
 from service.sampling.sampler import sample
+from service.sampling.vocab_shard import VocabShard
 
 
 class StepOutputs(NamedTuple):
-    """token_ids [N] int64, drawn from logits [N, vocab_size]. A graph's are overwritten by the next replay of any, and
-    end in what padding drew."""
+    """token_ids [N] int64, drawn from logits [N, vocab_size], of which these are a rank's (`CausalLM.compute_logits`).
+    A graph's are overwritten by the next replay of any, and end in what padding drew."""
 
     token_ids: Tensor
     logits: Tensor
@@ -46,10 +47,13 @@ class StepOutputs(NamedTuple):
 class GraphStep:
     """In two parts, because a graph of many tokens holds the first alone."""
 
-    def __init__(self, model: CausalLM, forward_pass: ForwardPass, drawn: DrawnIds) -> None:
+    def __init__(
+        self, model: CausalLM, forward_pass: ForwardPass, drawn: DrawnIds, shard: VocabShard | None = None
+    ) -> None:
         self._model = model
         self._forward_pass = forward_pass
         self._drawn = drawn
+        self._shard = shard
 
     def hidden(self, inputs: StepInputs) -> Tensor:
         """The hidden states [N, hidden_size] of the rows that draw."""
@@ -61,7 +65,7 @@ class GraphStep:
         """What is left, for the first `num_draws` of these rows."""
         num_rows = rows_of_logits(num_draws, len(hidden))
         logits = self._model.compute_logits(hidden[:num_rows])[:num_draws]
-        token_ids = sample(logits, inputs.sampling.part(0, num_draws))
+        token_ids = sample(logits, inputs.sampling.part(0, num_draws), shard=self._shard)
         self._drawn.note(inputs.draw_rows[:num_draws], token_ids)
         return StepOutputs(token_ids, logits)
 

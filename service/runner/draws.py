@@ -17,6 +17,7 @@ from service.runner.halving import in_halves
 from service.runner.selective_batching import FlatBatch
 from service.runner.staging import to_device
 from service.sampling.sampler import Drawn, SamplingBatch, SamplingExtras, draw, sample
+from service.sampling.vocab_shard import VocabShard
 
 LogitsOf = Callable[[int, int], Tensor]
 """(first, stop) of a batch's `logit_rows` -> their logits [stop - first, vocab_size], which the caller may overwrite.
@@ -26,16 +27,22 @@ ExtrasOf = Callable[[], SamplingExtras | None]
 """The extras of all draws. Called after the logits have been launched, because it may wait for masks."""
 
 
-def draw_all(batch: FlatBatch, logits_of: LogitsOf, parameters: SamplingBatch, extras_of: ExtrasOf) -> Drawn:
+def draw_all(
+    batch: FlatBatch,
+    logits_of: LogitsOf,
+    parameters: SamplingBatch,
+    extras_of: ExtrasOf,
+    shard: VocabShard | None = None,
+) -> Drawn:
     """One id for each of the batch's N draws, N > 0. parameters: of the N draws. One row's logits may serve several
-    draws (the n choices of a prompt)."""
+    draws (the n choices of a prompt). shard: whose the logits are, where several ranks draw."""
     row_of = np.repeat(np.arange(len(batch.logit_rows)), batch.samples_per_row)
 
     def compute(first: int, stop: int) -> Drawn:
         logits = _logits(row_of[first:stop], logits_of)
-        return _draw(logits, parameters, extras_of(), first, stop)
+        return _draw(logits, parameters, extras_of(), first, stop, shard)
 
-    drawn = in_halves(len(row_of), "draws", compute)
+    drawn = in_halves(len(row_of), "draws", compute, may_cut=shard is None)
     return drawn[0] if len(drawn) == 1 else _joined(drawn)
 
 
@@ -48,11 +55,20 @@ def _logits(rows: Int64Array, logits_of: LogitsOf) -> Tensor:
     return logits.index_select(0, to_device({"rows": rows - first}, logits.device)["rows"])
 
 
-def _draw(logits: Tensor, parameters: SamplingBatch, extras: SamplingExtras | None, first: int, stop: int) -> Drawn:
+def _draw(
+    logits: Tensor,
+    parameters: SamplingBatch,
+    extras: SamplingExtras | None,
+    first: int,
+    stop: int,
+    shard: VocabShard | None,
+) -> Drawn:
     if stop - first < len(parameters):
         parameters = parameters.part(first, stop)
         extras = None if extras is None else extras.part(first, stop)
-    return Drawn(sample(logits, parameters)) if extras is None else draw(logits, parameters, extras)
+    if extras is None:
+        return Drawn(sample(logits, parameters, shard=shard))
+    return draw(logits, parameters, extras, shard)
 
 
 def _joined(drawn: list[Drawn]) -> Drawn:

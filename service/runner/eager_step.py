@@ -18,10 +18,12 @@ from service.runner.forward_pass import ForwardPass
 from service.runner.launched_iteration import Outputs
 from service.runner.logprobs import DrawLogprobs, score_prompts
 from service.runner.sampling_rows import SamplingRows
+from service.runner.selective_batching import FlatBatch
 from service.runner.sequence_rows import SequenceRows
 from service.runner.staging import PendingTokenIds, to_device
 from service.runner.step_ways import Step
 from service.sampling.sampler import SamplingBatch, SamplingExtras, TokenBitmask
+from service.sampling.vocab_shard import VocabShard
 
 
 class EagerStep:
@@ -36,6 +38,7 @@ class EagerStep:
         drawn: DrawnIds,
         vocab_size: int,
         device: torch.device,
+        shard: VocabShard | None,
     ) -> None:
         self._model = model
         self._forward_pass = forward_pass
@@ -44,6 +47,7 @@ class EagerStep:
         self._drawn = drawn
         self._vocab_size = vocab_size
         self._device = device
+        self._shard = shard
 
     def takes(self, step: Step) -> bool:
         return True
@@ -54,7 +58,7 @@ class EagerStep:
             return self.draw_from(self._forward_pass.of_logit_rows(planned, batch, tensors), step, tensors)
         hidden = self._forward_pass.of_all_tokens(planned, batch, tensors)
         prompt_logprobs = score_prompts(
-            step.plan.scheduled, batch, hidden, self._model.compute_logits, self._vocab_size, self._device
+            step.plan.scheduled, batch, hidden, self._whole_logits, self._vocab_size, self._device
         )
         outputs = self.draw_from(hidden.index_select(0, tensors["logit_rows"]), step, tensors)
         return replace(outputs, prompt_logprobs=prompt_logprobs)
@@ -77,6 +81,10 @@ class EagerStep:
             return Outputs(PendingTokenIds(tensors["token_ids"], 0, step.turn))
         return self.draw(lambda first, stop: self._model.compute_logits(hidden[first:stop]), step, tensors)
 
+    def _whole_logits(self, hidden: Tensor) -> Tensor:
+        logits = self._model.compute_logits(hidden)
+        return logits if self._shard is None else self._shard.whole(logits)
+
     def draw(self, logits_of: LogitsOf, step: Step, tensors: Mapping[str, Tensor]) -> Outputs:
         """All draws of the batch, at least one. tensors: by `begin`."""
         batch, asked = step.batch, list[int | None]()
@@ -86,10 +94,16 @@ class EagerStep:
         extras_of = cache(partial(with_grammar_masks, extras, step.plan.masks, self._device))
         of_draws = {name: tensors[name] for name in batch.draws}
         parameters = SamplingBatch(of_draws, is_greedy=not batch.draws["temperature"].any())
-        drawn = draw_all(batch, logits_of, parameters, extras_of)
+        if self._shard is not None:
+            parameters = replace(parameters, is_unfiltered=_is_unfiltered(batch))
+        drawn = draw_all(batch, logits_of, parameters, extras_of, self._shard)
         self._drawn.note(tensors["draw_rows"], drawn.token_ids)
         logprobs = None if drawn.logprobs is None else DrawLogprobs(drawn.logprobs, asked)
         return Outputs(PendingTokenIds(drawn.token_ids, batch.num_draws, step.turn), logprobs)
+
+
+def _is_unfiltered(batch: FlatBatch) -> bool:
+    return not batch.draws["top_k"].any() and bool((batch.draws["top_p"] >= 1).all())
 
 
 def with_grammar_masks(

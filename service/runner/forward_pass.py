@@ -37,6 +37,7 @@ class ForwardPass:
     def __init__(self, model: CausalLM, storage: KvStorage, rows: SequenceRows, device: torch.device) -> None:
         self.adapter_step = AdapterStep()
         self._model = model
+        self._may_cut = model.parallel.size == 1
         self._storage = storage
         self._rows = rows
         self._device = device
@@ -99,7 +100,7 @@ class ForwardPass:
                 whole = hidden.new_empty(batch.num_tokens, hidden.shape[1])
             return whole.index_copy_(0, there["places"], hidden)
 
-        computed = in_halves(batch.num_tokens, "tokens", compute)
+        computed = in_halves(batch.num_tokens, "tokens", compute, may_cut=self._may_cut)
         return computed[0], len(computed) == 1
 
 

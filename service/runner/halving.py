@@ -14,11 +14,12 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def in_halves(num: int, what: str, compute: Callable[[int, int], T]) -> list[T]:
+def in_halves(num: int, what: str, compute: Callable[[int, int], T], *, may_cut: bool = True) -> list[T]:
     """What `compute` gives for (0, num), or, where memory runs out, for its halves from the first to the last, halved
     again where they do not fit either. what: of which there are `num`, for the log.
 
-    Raises OutOfMemoryError if there is none for a single one. Nothing may depend on the cut.
+    Raises OutOfMemoryError if there is none for a single one. Nothing may depend on the cut. may_cut: False where other
+    ranks compute it too: none may decide by itself to go another way.
     """
     waiting, computed = deque([(0, num)]), list[T]()
     while waiting:
@@ -27,7 +28,7 @@ def in_halves(num: int, what: str, compute: Callable[[int, int], T]) -> list[T]:
             computed.append(compute(first, stop))
             continue
         except torch.OutOfMemoryError:
-            if stop - first == 1:
+            if stop - first == 1 or not may_cut:
                 raise
         # Not in the `except`, which holds what the failed attempt has allocated.
         logger.warning("no memory for %d %s at once: they are computed in parts", stop - first, what)

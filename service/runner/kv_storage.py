@@ -28,7 +28,8 @@ _MOST_COPIES = 65535
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """The shape of one block: [num_layers, 2, block_size, num_kv_heads, head_dim] of `dtype`."""
+    """The shape of one block: [num_layers, 2, block_size, num_kv_heads, head_dim] of `dtype`. num_kv_heads: of a rank,
+    where several have a part of every block."""
 
     num_layers: int
     block_size: int
@@ -37,8 +38,9 @@ class KvLayout:
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, config: ModelConfig, block_size: int, dtype: torch.dtype) -> KvLayout:
-        return cls(config.num_layers, block_size, config.num_kv_heads, config.head_dim, dtype)
+    def of(cls, config: ModelConfig, block_size: int, dtype: torch.dtype, num_ranks: int = 1) -> KvLayout:
+        num_kv_heads = max(1, config.num_kv_heads // num_ranks)
+        return cls(config.num_layers, block_size, num_kv_heads, config.head_dim, dtype)
 
     @property
     def shape(self) -> tuple[int, ...]:

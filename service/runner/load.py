@@ -12,6 +12,7 @@ import torch
 
 from service.config import CacheConfig, LoraConfig, ModelSource
 from service.errors import ConfigError, ModelLoadError
+from service.layers.tensor_parallel import ALONE, TensorParallel
 from service.lora.adapter_folder import AdapterSite
 from service.lora.adapter_layout import AdapterLayout
 from service.lora.adapter_store import AdapterStore
@@ -91,12 +92,15 @@ def load_executor(
     choices_file: Path | None = None,
     timer: Timer | None = None,
     lora: LoraConfig | None = None,
+    parallel: TensorParallel = ALONE,
 ) -> LoadedModel:
     """Load, size the cache, warm up. Raises ModelLoadError or ConfigError naming the file, field or setting.
 
     enforce_eager: no CUDA graphs, and on a CPU no recorded steps. choices_file: the choices of an earlier start, to be
     used without any timing; written if it is not there yet. timer: what is chosen by; the device's own if left out.
-    lora: None: no adapters are served.
+    lora: None: no adapters are served. parallel: the ranks that compute the model together, which all call this alike
+    (choices_file is rank 0's, which chooses for all) and carry out the same plans afterwards. Each has its part of the
+    weights and of every block, and as many blocks as the others.
     """
     phases = LoadPhases()
     file = ChoicesFile(choices_file)
@@ -105,36 +109,33 @@ def load_executor(
     max_model_len = context_length(config, source.max_model_len)
     device = choose_device(source.device)
     num_threads = use_cores(device)
-    requested = source.dtype if file.kept is None or source.dtype != "auto" else file.kept.made_for.dtype
     timer = timer or timer_of(device)
-    dtype = choose_dtype(requested, device, config.checkpoint_dtype, timer)
+    dtype = _chosen_dtype(source, file, device, config, timer, parallel)
     if device.type == "cpu":
         keep_freed_memory()
     graphs = graph_sizes(max_num_seqs, max_num_batched_tokens) if device.type == "cuda" and not enforce_eager else []
     sizes = StepSizes(max_num_seqs, max_num_batched_tokens, max_model_len, config.vocab_size, graphs)
-    model = _built(config, lora)
+    model = _built(config, lora, parallel)
     made_for = MadeFor.of(
         model, config.architecture, device, dtype, max_num_seqs, max_num_batched_tokens, enforce_eager=enforce_eager
     )
     known = file.fitting(made_for, graphs)
     weights_bytes = _load_weights(model, source, folder, dtype, device, max_model_len, phases, on_progress)
-    in_two_forms = _fits_twice(weights_bytes, device)
-    choose = partial(choose_steps, model, made_for, known, device, graphs, timer, in_two_forms=in_two_forms)
-    layout = KvLayout.of(config, cache.block_size, dtype)
+    twice = _fits_twice(weights_bytes, device)
+    choose = partial(choose_steps, model, made_for, known, device, graphs, timer, in_two_forms=twice)
+    layout = KvLayout.of(config, cache.block_size, dtype, parallel.size)
     adapters = None if lora is None else _adapter_layout(model, layout, lora.max_rank)
     if lora is not None and adapters is not None:
         sizes = replace(sizes, adapters=_adapter_sizes(adapters, lora))
     choices, memory = choose_and_measure(choose, model, layout, device, weights_bytes, cache, sizes, phases)
     if known is None:
         file.keep(choices)
-    num_blocks = _num_blocks(memory, layout, sizes)
-    _check_cache_fits(layout, cache, num_blocks, device)
-    storage = KvStorage(layout, num_blocks, device)
-    host_blocks = _host_blocks(layout, cache, num_blocks, pinned=device.type == "cuda")
-    store = None if adapters is None else AdapterStore(adapters, pinned=device.type == "cuda")
+    num_blocks = _num_blocks(memory, layout, sizes, parallel)
+    host_blocks = _host_blocks(layout, cache, num_blocks, device, parallel.size)
+    storage, store = KvStorage(layout, num_blocks, device), _store(adapters, device)
     tables = None if store is None else AdapterTables(model.block_linears(), storage, store, sizes.adapters.num_slots)
     runner = ModelRunner(model, storage, device, max_num_seqs, max_model_len, config.vocab_size, host_blocks, tables)
-    if device.type == "cpu" and not enforce_eager:
+    if device.type == "cpu" and not enforce_eager and parallel.size == 1:
         runner.record_steps()
     phases.end("cache")
     warm_up(runner)
@@ -144,7 +145,7 @@ def load_executor(
         runner=runner,
         model=model,
         choices=choices,
-        idle_work=_capture_graphs(runner, choices, phases, all_at_once=choices_file is not None),
+        idle_work=_capture_graphs(runner, choices, phases, all_at_once=choices_file is not None or parallel.size > 1),
         model_config=config,
         generation=generation,
         max_model_len=max_model_len,
@@ -162,9 +163,28 @@ def load_executor(
     )
 
 
-def _built(config: ModelConfig, lora: LoraConfig | None) -> CausalLM:
+def _chosen_dtype(
+    source: ModelSource,
+    file: ChoicesFile,
+    device: torch.device,
+    config: ModelConfig,
+    timer: Timer,
+    parallel: TensorParallel,
+) -> torch.dtype:
+    """Rank 0 chooses."""
+    if parallel.rank > 0:
+        return torch.bfloat16 if parallel.of_first("") == "bfloat16" else torch.float32
+    requested = source.dtype if file.kept is None or source.dtype != "auto" else file.kept.made_for.dtype
+    dtype = choose_dtype(requested, device, config.checkpoint_dtype, timer)
+    parallel.of_first("bfloat16" if dtype is torch.bfloat16 else "float32")
+    return dtype
+
+
+def _built(config: ModelConfig, lora: LoraConfig | None, parallel: TensorParallel) -> CausalLM:
     """Where adapters are trained, a CPU is to keep the plain weights beside those that it packs."""
-    model = build_model(config)
+    if lora is not None and parallel.size > 1:
+        raise ConfigError("tensor-parallel-size: adapters are served by one rank only (see enable-lora)")
+    model = build_model(config, parallel)
     if lora is not None and lora.trains:
         for projection in model.projections:
             projection.keep_plain_weight()
@@ -183,7 +203,7 @@ def _load_weights(
 ) -> int:
     """Give the model its weights on the device, and its positions; returns the weights' bytes."""
     weights_bytes = model.weights_bytes(dtype, device)
-    _check_weights_fit(weights_bytes, device)
+    _check_weights_fit(weights_bytes, device, model.parallel.size)
     model.materialize(dtype, device)
     phases.end("device")
     if source.load_format == "dummy":
@@ -199,7 +219,8 @@ def _load_weights(
 
 def _capture_graphs(runner: ModelRunner, choices: StepChoices, phases: LoadPhases, *, all_at_once: bool) -> IdleWorks:
     """Capture what the first requests need; the graphs that they can do without, and those of steps with adapters.
-    all_at_once: they can do without none, since equal steps are to round alike from the first one on (`StepChoices`).
+    all_at_once: they can do without none, since equal steps are to round alike from the first one on (`StepChoices`),
+    or no rank captures by itself.
     """
     if not choices.graphs:
         return IdleWorks(())
@@ -228,6 +249,10 @@ def _adapter_layout(model: CausalLM, layout: KvLayout, max_rank: int) -> Adapter
     return AdapterLayout(sites, max_rank, layout.block_bytes // layout.dtype.itemsize, layout.dtype)
 
 
+def _store(adapters: AdapterLayout | None, device: torch.device) -> AdapterStore | None:
+    return None if adapters is None else AdapterStore(adapters, pinned=device.type == "cuda")
+
+
 def _adapter_sizes(layout: AdapterLayout, lora: LoraConfig) -> AdapterSizes:
     num_slots = lora.num_slots
     table_bytes = AdapterTables.num_bytes(len(layout.sites), num_slots, layout.max_rank)
@@ -247,14 +272,18 @@ def _check_can_answer(
     raise ModelLoadError(f"model: it gives no finite logits, so it could answer nothing: {why}")
 
 
-def _host_blocks(layout: KvLayout, cache: CacheConfig, num_blocks: int, *, pinned: bool) -> HostBlocks:
+def _host_blocks(
+    layout: KvLayout, cache: CacheConfig, num_blocks: int, device: torch.device, num_ranks: int
+) -> HostBlocks:
+    """Raises ConfigError if the host has no room for them, and for the device's blocks where those are its own."""
+    _check_cache_fits(layout, cache, num_blocks, device, num_ranks)
     kind = _kind_of_host_blocks(cache)
-    return kind(layout, _num_host_blocks(layout, cache, num_blocks), pinned=pinned)
+    return kind(layout, _num_host_blocks(layout, cache, num_blocks, num_ranks), pinned=device.type == "cuda")
 
 
-def _num_host_blocks(layout: KvLayout, cache: CacheConfig, num_blocks: int) -> int:
-    """How many blocks the swap space holds, but no more than the device has."""
-    return min(cache.swap_bytes // _kind_of_host_blocks(cache).block_bytes(layout), num_blocks)
+def _num_host_blocks(layout: KvLayout, cache: CacheConfig, num_blocks: int, num_ranks: int) -> int:
+    """How many blocks the swap space of all ranks holds, but no more than the device has."""
+    return min(cache.swap_bytes // num_ranks // _kind_of_host_blocks(cache).block_bytes(layout), num_blocks)
 
 
 def _kind_of_host_blocks(cache: CacheConfig) -> type[PlainHostBlocks] | type[Fp8HostBlocks]:
@@ -267,9 +296,9 @@ def _phase(name: str, on_progress: OnProgress | None) -> Callable[[int, int], No
     return lambda done, total: on_progress(name, done, total)
 
 
-def _check_weights_fit(weights_bytes: int, device: torch.device) -> None:
+def _check_weights_fit(weights_bytes: int, device: torch.device, num_ranks: int) -> None:
     """Before the memory is taken: a CPU's may be promised and then not be there, which ends the process unheard."""
-    free = cpu_memory()[1] if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+    free = cpu_memory()[1] // num_ranks if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
     if weights_bytes > free:
         raise ModelLoadError(
             f"model: its weights take {weights_bytes / GIBIBYTE:.1f} GiB, {free / GIBIBYTE:.1f} GiB of the {device}'s "
@@ -277,11 +306,14 @@ def _check_weights_fit(weights_bytes: int, device: torch.device) -> None:
         )
 
 
-def _check_cache_fits(layout: KvLayout, cache: CacheConfig, num_blocks: int, device: torch.device) -> None:
+def _check_cache_fits(
+    layout: KvLayout, cache: CacheConfig, num_blocks: int, device: torch.device, num_ranks: int
+) -> None:
     """As `_check_weights_fit`, but for the blocks that live in the host's memory."""
-    swap_bytes = _num_host_blocks(layout, cache, num_blocks) * _kind_of_host_blocks(cache).block_bytes(layout)
+    num_host_blocks = _num_host_blocks(layout, cache, num_blocks, num_ranks)
+    swap_bytes = num_host_blocks * _kind_of_host_blocks(cache).block_bytes(layout)
     cache_bytes = num_blocks * layout.block_bytes if device.type == "cpu" else 0
-    free = cpu_memory()[1]
+    free = cpu_memory()[1] // num_ranks
     if cache_bytes + swap_bytes > free:
         name = "kv-cache-memory" if cache_bytes else "swap-space"
         raise ConfigError(
@@ -295,11 +327,11 @@ def _fits_twice(weights_bytes: int, device: torch.device) -> bool:
     return device.type == "cpu" and weights_bytes <= cpu_memory()[1] // 4
 
 
-def _num_blocks(memory: MemoryLedger, layout: KvLayout, sizes: StepSizes) -> int:
-    """How many blocks the memory holds, but no more than the sequences of one iteration, and the adapters in all slots,
-    can ever fill."""
+def _num_blocks(memory: MemoryLedger, layout: KvLayout, sizes: StepSizes, parallel: TensorParallel) -> int:
+    """How many blocks the memory of every rank holds, but no more than the sequences of one iteration, and the adapters
+    in all slots, can ever fill."""
     usable = sizes.max_num_seqs * -(-sizes.max_model_len // layout.block_size) + sizes.adapters.most_blocks
-    num_blocks = min(memory.kv_cache_bytes // layout.block_bytes, usable)
+    num_blocks = parallel.least(min(memory.kv_cache_bytes // layout.block_bytes, usable))
     if num_blocks < 1:
         raise ConfigError(
             f"kv-cache-memory: {max(0, memory.kv_cache_bytes)} bytes are there for it, one block of "

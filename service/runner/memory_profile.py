@@ -41,10 +41,11 @@ class MemoryLedger:
         return f"{', '.join(parts)} of {self.total_bytes / GIBIBYTE:.2f} GiB"
 
 
-def profile_cpu(weights_bytes: int, memory_bytes: int | None) -> MemoryLedger:
-    """A quarter of what is free, at most 4 GiB, unless `memory_bytes` says how much."""
+def profile_cpu(weights_bytes: int, memory_bytes: int | None, num_ranks: int = 1) -> MemoryLedger:
+    """A quarter of what is free, at most 4 GiB, and of that its part for each of the ranks of this machine; unless
+    `memory_bytes` says how much a rank may have."""
     total, available = cpu_memory()
-    kv_cache = memory_bytes if memory_bytes is not None else min(available // 4, 4 * GIBIBYTE)
+    kv_cache = memory_bytes if memory_bytes is not None else min(available // 4, 4 * GIBIBYTE) // num_ranks
     return MemoryLedger(total, weights_bytes, 0, 0, 0, max(0, total - available - weights_bytes), kv_cache)
 
 

@@ -28,6 +28,7 @@ from service.runner.sequence_rows import DeviceBlockTable, SequenceRows
 from service.runner.staging import StagingTurns
 from service.runner.step_ways import Step, StepWay
 from service.runner.trainings import LaunchedShare, Trainings
+from service.sampling.vocab_shard import VocabShard
 
 
 class ModelRunner:
@@ -64,10 +65,13 @@ class ModelRunner:
             adapters.install(self._forward_pass.adapter_step)
         self._sampling_rows = SamplingRows(self._rows, vocab_size, device)
         drawn = DrawnIds(self._rows.num_rows, device)
-        self._graph_step = GraphStep(model, self._forward_pass, drawn)
+        shard = _vocab_shard(model)
+        self._graph_step = GraphStep(model, self._forward_pass, drawn, shard)
         self._graphs: StepGraphs | None = None
         self._adapter_graphs: StepGraphs | None = None
-        self._eager = EagerStep(model, self._forward_pass, self._rows, self._sampling_rows, drawn, vocab_size, device)
+        self._eager = EagerStep(
+            model, self._forward_pass, self._rows, self._sampling_rows, drawn, vocab_size, device, shard
+        )
         self._ways: Sequence[StepWay] = (self._eager,)
         self._turns = StagingTurns(device)
 
@@ -153,3 +157,9 @@ class ModelRunner:
         num_adapters = self.adapters.num_slots if adapters and self.adapters is not None else 0
         inputs = GraphInputs(size, table.tensor, self._block_size, self._rows.columns, num_adapters)
         self._graph_step.whole(inputs.step)
+
+
+def _vocab_shard(model: CausalLM) -> VocabShard | None:
+    """None if one rank has all logits."""
+    parallel, head = model.parallel, model.head
+    return None if parallel.size == 1 else VocabShard(head.ids, head.vocab_size, parallel.all_gather)

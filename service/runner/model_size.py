@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from service.config import ModelSource
+from service.layers.tensor_parallel import ALONE, TensorParallel
 from service.models.model_config import load_model_config
 from service.models.registry import build_model
 from service.runner.choices.number_format import choose_dtype
@@ -15,14 +16,16 @@ from service.runner.kv_storage import KvLayout
 
 
 class ModelSize(NamedTuple):
-    """Bytes of all weights, and of one token's keys and values."""
+    """Bytes of all weights, and of one token's keys and values; of a rank, where several divide them."""
 
     weights_bytes: int
     kv_token_bytes: int
 
     @classmethod
-    def of(cls, source: ModelSource, folder: Path, device: torch.device) -> ModelSize:
-        """The model's size as it would be on the device. Raises ModelLoadError naming the file or field."""
+    def of(cls, source: ModelSource, folder: Path, device: torch.device, parallel: TensorParallel = ALONE) -> ModelSize:
+        """The model's size as it would be on the device. Raises ModelLoadError naming the file or field, or as
+        `build_model` does."""
         config = load_model_config(folder)
         dtype = choose_dtype(source.dtype, device, config.checkpoint_dtype)
-        return cls(build_model(config).weights_bytes(dtype, device), KvLayout.of(config, 1, dtype).block_bytes)
+        layout = KvLayout.of(config, 1, dtype, parallel.size)
+        return cls(build_model(config, parallel).weights_bytes(dtype, device), layout.block_bytes)

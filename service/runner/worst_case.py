@@ -112,9 +112,10 @@ def choose_and_measure(
     if device.type == "cpu":
         choices = choose(lambda: None)
         phases.end("choices")
-        return choices, profile_cpu(weights_bytes, cache.memory_bytes)
+        return choices, profile_cpu(weights_bytes, cache.memory_bytes, model.parallel.size)
     worst_case = WorstCase(model, layout, device, sizes)
-    choices = choose(worst_case.launch_kernels)
+    # What runs the whole model runs on all ranks together; the first one's timings do not.
+    choices = choose(worst_case.launch_kernels if model.parallel.size == 1 else lambda: None)
     phases.end("choices")
     compile_ahead(worst_case.launch_kernels)
     phases.end("kernels")

@@ -12,7 +12,7 @@ What no draw of the batch asks for costs nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -22,6 +22,7 @@ from kernels.apply_token_bitmask import apply_token_bitmask
 from kernels.greedy_tokens import greedy_tokens
 from kernels.sample_tokens import sample_tokens
 from kernels.token_logprobs import TokenLogprobs, token_logprobs
+from service.sampling.vocab_shard import VocabShard
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +33,19 @@ class SamplingBatch:
     seeds, sample_positions int64: key the draw; the position is the new token's index in its sequence. What
     SamplingExtras needs besides: min_p, repetition_penalty, presence_penalty, frequency_penalty fp32.
     is_greedy: every temperature is 0, known on the host, so that nothing else need be looked at.
+    is_unfiltered: likewise, no draw has top-k or top-p; False where the host does not know.
     """
 
     columns: Mapping[str, Tensor]
     is_greedy: bool
+    is_unfiltered: bool = False
 
     def __len__(self) -> int:
         return len(self.columns["seeds"])
 
     def part(self, first: int, stop: int) -> SamplingBatch:
         """Of those draws alone; if they are the first ones, in the same memory."""
-        return SamplingBatch({name: _part(c, first, stop) for name, c in self.columns.items()}, self.is_greedy)
+        return replace(self, columns={name: _part(c, first, stop) for name, c in self.columns.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +121,16 @@ class Drawn:
     logprobs: TokenLogprobs | None = None
 
 
-def sample(logits: Tensor, batch: SamplingBatch, *, has_min_p: bool = False) -> Tensor:
+def sample(logits: Tensor, batch: SamplingBatch, *, has_min_p: bool = False, shard: VocabShard | None = None) -> Tensor:
     """logits [N, vocab_size] -> ids [N] int64; -1 where a row's logits are not finite.
 
-    A draw depends on its row, its parameters, its seed and its position, never on its neighbours.
+    A draw depends on its row, its parameters, its seed and its position, never on its neighbours. shard: whose the
+    logits are; None: those of all ids. The others' are asked for where a filter needs them.
     """
+    if shard is not None:
+        if batch.is_greedy or (batch.is_unfiltered and not has_min_p):
+            return shard.sample(logits, batch.columns, is_greedy=batch.is_greedy)
+        logits = shard.whole(logits)
     if batch.is_greedy:
         return greedy_tokens(logits)
     columns = batch.columns
@@ -137,8 +145,10 @@ def sample(logits: Tensor, batch: SamplingBatch, *, has_min_p: bool = False) -> 
     )
 
 
-def draw(logits: Tensor, batch: SamplingBatch, extras: SamplingExtras) -> Drawn:
+def draw(logits: Tensor, batch: SamplingBatch, extras: SamplingExtras, shard: VocabShard | None = None) -> Drawn:
     """As `sample`, with all that can be asked for. Writes `logits` if something changes them."""
+    if shard is not None and (extras.changes_logits or extras.num_top is not None):
+        logits, shard = shard.whole(logits), None
     raw = logits.clone() if extras.num_top is not None and extras.changes_logits else logits
     if (penalties := extras.penalties) is not None:
         apply_penalties(
@@ -153,7 +163,7 @@ def draw(logits: Tensor, batch: SamplingBatch, extras: SamplingExtras) -> Drawn:
         apply_logit_bias(logits, bias.rows, bias.token_ids, bias.values)
     for mask in extras.bitmasks:
         apply_token_bitmask(logits, mask.bitmask, mask.mask_rows)
-    token_ids = sample(logits, batch, has_min_p=extras.has_min_p)
+    token_ids = sample(logits, batch, has_min_p=extras.has_min_p, shard=shard)
     if extras.num_top is None:
         return Drawn(token_ids)
     return Drawn(token_ids, token_logprobs(raw, token_ids, extras.num_top))

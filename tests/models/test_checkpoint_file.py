@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from service.errors import ModelLoadError
+from service.layers.shard import Shard
 from service.models.checkpoint_file import read_header, read_tensors
 
 
@@ -46,9 +47,19 @@ def test_header_and_tensors(save, tmp_path):
     assert {name: entry.shape for name, entry in header.items()} == {"a": (5,), "b": (3, 4), "c": (2,), "d": (2,)}
     assert [header[name].dtype for name in "abc"] == ["F32", "BF16", "F16"]
     assert header["d"].dtype not in {"F32", "BF16", "F16"}
-    got = dict(read_tensors(file, {"a", "b", "absent"}))
+    got = dict(read_tensors(file, dict.fromkeys(("a", "b", "absent"))))
     assert set(got) == {"a", "b"}
     assert all(torch.equal(tensor, made[name]) for name, tensor in got.items())
+
+
+@pytest.mark.parametrize("save", WAYS)
+def test_parts_of_tensors(save, tmp_path):
+    made = {"b": torch.randn(6, 8).bfloat16(), "a": torch.randn(5)}
+    file = save(tmp_path, made)
+    for shard in (Shard(0, 6, (range(1, 3), range(5, 6))), Shard(1, 8, (range(2, 7),)), Shard(1, 8, (range(8),))):
+        got = dict(read_tensors(file, {"b": shard, "a": Shard(0, 5, (range(3, 5),))}))
+        assert torch.equal(got["b"], shard.of(made["b"]))
+        assert torch.equal(got["a"], made["a"][3:])
 
 
 class Harmful:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
 from service.models.dummy_weights import fill_with_dummy_weights
 from service.models.model_config import parse_model_config
 from service.models.registry import build_model
+from tests.layers.test_shard import ranks
 from tests.models.test_model_config import FIELDS, GPT2_FIELDS
 
 
@@ -39,3 +41,20 @@ def test_layer_norms_have_weights_of_one_and_biases():
     assert (table["transformer.h.1.ln_2.weight"] == 1).all()
     assert (table["transformer.h.1.ln_2.bias"] != 0).any()
     assert abs(float(table["transformer.wpe.weight"].std()) - 0.02) < 1e-3
+
+
+@pytest.mark.parametrize("fields", [{**FIELDS, "attention_bias": True}, GPT2_FIELDS], ids=["llama", "gpt2"])
+def test_a_ranks_values_are_its_part_of_what_one_rank_would_have(fields):
+    def filled(*rank):
+        model = build_model(parse_model_config(fields), *rank)
+        model.materialize(torch.float32, torch.device("cpu"))
+        fill_with_dummy_weights(model, 5)
+        return model
+
+    want = filled().checkpoint_tensors()
+    for rank in ranks(2):
+        model = filled(rank)
+        shards = model.checkpoint_shards()
+        for name, part in model.checkpoint_tensors().items():
+            if part.numel():
+                assert torch.equal(part, shards[name].of(want[name]) if name in shards else want[name]), name

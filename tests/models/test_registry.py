@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from service.errors import ConfigError
 from service.models.gpt2 import Gpt2
 from service.models.gpt_oss import GptOss
 from service.models.llama import Llama
@@ -10,7 +11,8 @@ from service.models.model_config import parse_model_config
 from service.models.opt import Opt
 from service.models.qwen3 import Qwen3
 from service.models.registry import ARCHITECTURES, build_model
-from tests.models.test_model_config import LEAST_FIELDS
+from tests.layers.test_shard import ranks
+from tests.models.test_model_config import FIELDS, LEAST_FIELDS
 
 CLASSES = {
     "LlamaForCausalLM": Llama,
@@ -31,3 +33,54 @@ def test_builds_without_memory(name):
     model = build_model(parse_model_config(LEAST_FIELDS[name]))
     assert type(model) is CLASSES[name]
     assert all(parameter.is_meta for parameter in model.parameters())
+
+
+DENSE = [name for name in ARCHITECTURES if parse_model_config(LEAST_FIELDS[name]).experts is None]
+
+
+@pytest.mark.parametrize("name", sorted(set(ARCHITECTURES) - set(DENSE)))
+def test_experts_are_not_divided(name):
+    with pytest.raises(ConfigError, match="tensor-parallel-size: a mixture of experts is served by one rank only"):
+        build_model(parse_model_config(LEAST_FIELDS[name]), ranks(2)[0])
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_ranks_hold_equal_parts_and_together_the_whole(name):
+    """Rank by rank the same shapes, so that what is chosen for one's weights is for all."""
+    config = parse_model_config({**LEAST_FIELDS[name], "tie_word_embeddings": False})
+    whole = build_model(config)
+    models = [build_model(config, rank) for rank in ranks(2)]
+    names = [[each.shape_name for each in model.projections] for model in models]
+    assert names[0] == names[1]
+    for mine, of_whole in zip(models[0].projections, whole.projections, strict=True):
+        assert mine.shape_name != of_whole.shape_name, "no matrix is whole"
+    assert all(parameter.is_meta for model in models for parameter in model.parameters())
+    tensors = [(model.checkpoint_tensors(), model.checkpoint_shards()) for model in models]
+    for stored, tensor in whole.checkpoint_tensors().items():
+        for table, shards in tensors:
+            part = table[stored]
+            assert (shards[stored].whole_shape(part.shape) if stored in shards else part.shape) == tensor.shape
+        if stored in tensors[0][1]:
+            held = [i for _, shards in tensors for each in shards[stored].ranges for i in each]
+            assert sorted(held) == list(range(tensors[0][1][stored].size))
+
+
+@pytest.mark.parametrize(
+    ("changes", "size", "message"),
+    [
+        (
+            {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 4},
+            4,
+            "heads 6; key-value heads 3",
+        ),
+        ({"num_attention_heads": 12, "num_key_value_heads": 3, "head_dim": 4}, 2, "key-value heads 3"),
+        ({"intermediate_size": 99}, 2, "MLP inner size 99"),
+        ({"vocab_size": 20}, 4, "vocabulary 20, at least 16 ids a rank"),
+    ],
+)
+def test_what_does_not_divide_is_refused_with_the_numbers(changes, size, message):
+    config = parse_model_config({**FIELDS, **changes})
+    build_model(config)
+    for rank in ranks(size):
+        with pytest.raises(ConfigError, match=f"tensor-parallel-size: {size} does not divide the model's .*{message}"):
+            build_model(config, rank)

@@ -7,14 +7,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from service.errors import ModelLoadError
+from service.layers.tensor_parallel import ALONE
+from service.models import checkpoint_file
 from service.models.model_config import load_model_config
 from service.models.registry import build_model
 from service.models.weight_loader import load_weights
+from tests.layers.test_shard import ranks
 from tests.models.checkpoints import gpt2, llama, mistral, opt, oracle, qwen2, qwen3
 
 
-def loaded(folder, dtype=torch.float32, on_progress=None, torch_format=False):
-    model = build_model(load_model_config(folder))
+def loaded(folder, dtype=torch.float32, on_progress=None, torch_format=False, parallel=ALONE):
+    model = build_model(load_model_config(folder), parallel)
     model.materialize(dtype, torch.device("cpu"))
     for parameter in model.parameters():
         parameter.data.fill_(float("nan"))
@@ -186,3 +189,76 @@ def test_a_file_that_is_no_safetensors_is_named(tmp_path):
     (folder / "model.safetensors").write_bytes(b"not weights")
     with pytest.raises(ModelLoadError, match=r"model\.safetensors: is not a readable safetensors file"):
         loaded(folder)
+
+
+class CountedSlice:
+    def __init__(self, part, count):
+        self._part, self._count = part, count
+
+    def __getitem__(self, index):
+        return self._count(self._part[index])
+
+
+class CountedFile:
+    """A safetensors file that counts what it gives away of its tensors."""
+
+    def __init__(self, opened, num_bytes):
+        self._opened, self._num_bytes = opened, num_bytes
+
+    def __enter__(self):
+        self._opened.__enter__()
+        return self
+
+    def __exit__(self, *fault):
+        return self._opened.__exit__(*fault)
+
+    def offset_keys(self):
+        return self._opened.offset_keys()
+
+    def get_tensor(self, name):
+        return self._count(self._opened.get_tensor(name))
+
+    def get_slice(self, name):
+        return CountedSlice(self._opened.get_slice(name), self._count)
+
+    def _count(self, tensor):
+        self._num_bytes.append(tensor.nbytes)
+        return tensor
+
+
+def test_the_ranks_parts_are_checked_by_the_whole_tensors_shape(tmp_path):
+    def shorten(tensors):
+        tensors["model.layers.0.mlp.down_proj.weight"] = torch.zeros(64, 48)
+
+    with pytest.raises(ModelLoadError, match=r"down_proj\.weight \(64, 48\) instead of \(64, 96\)"):
+        loaded(rewritten(llama(tmp_path), shorten), parallel=ranks(2)[0])
+
+
+@pytest.mark.parametrize("save", [llama, qwen2, qwen3, opt, gpt2])
+@pytest.mark.parametrize("size", [2, 4])
+def test_each_rank_reads_its_part_of_every_tensor_and_no_more(save, size, tmp_path, monkeypatch):
+    """Together they read what is divided once, and what is not (norms, positions, kv heads of which there are fewer
+    than ranks) each for itself."""
+    biases = {"attention_bias": True} if save in {llama, qwen3} else {}
+    folder = save(tmp_path, tie_word_embeddings=save is gpt2, **biases)
+    stored = load_file(folder / "model.safetensors")
+    num_read = []
+    for rank in ranks(size):
+        with monkeypatch.context() as patched:
+            headers = list(checkpoint_file.read_header(folder / "model.safetensors"))
+            patched.setattr("service.models.weight_loader.read_header", lambda _, headers=headers: headers)
+            opened = checkpoint_file._opened
+            patched.setattr(checkpoint_file, "_opened", lambda file, o=opened: CountedFile(o(file), num_read))
+            model = loaded(folder, parallel=rank)
+        table, shards = model.checkpoint_tensors(), model.checkpoint_shards()
+        for name, part in table.items():
+            if part.numel():
+                assert torch.equal(part, shards[name].of(stored[name]) if name in shards else stored[name]), name
+        own = {name: part for name, part in table.items() if part.numel()}
+        assert sum(num_read) == sum(part.nbytes for part in own.values())
+        assert max(part.numel() / stored[name].numel() for name, part in own.items() if name in shards) < 0.67
+        num_read.clear()
+        divided = {
+            name for name in own if stored[name].dim() == 2 and "embed_positions" not in name and "wpe" not in name
+        }
+        assert divided <= shards.keys(), "every matrix is divided"

@@ -36,3 +36,9 @@ def test_what_fits_is_computed_once():
 def test_one_that_does_not_fit_is_a_fault():
     with pytest.raises(torch.OutOfMemoryError):
         in_halves(3, "things", limited(0, []))
+
+
+def test_what_others_compute_too_is_not_cut():
+    with pytest.raises(torch.OutOfMemoryError):
+        in_halves(4, "things", limited(3, calls := []), may_cut=False)
+    assert calls == [(0, 4)]

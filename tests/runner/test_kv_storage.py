@@ -24,6 +24,15 @@ def test_one_block_is_one_piece_of_so_many_bytes():
     assert keys[0].is_contiguous()
 
 
+def test_ranks_share_a_blocks_heads_and_none_is_without_one():
+    whole = KvLayout.of(CONFIG, 4, torch.bfloat16).block_bytes
+    assert [KvLayout.of(CONFIG, 4, torch.bfloat16, size).block_bytes for size in (1, 2, 4)] == [
+        whole,
+        whole // 2,
+        whole // 2,
+    ]
+
+
 def test_layers_are_views_that_do_not_overlap():
     kv = storage()
     assert len(kv.layers) == 2

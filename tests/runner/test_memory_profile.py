@@ -46,6 +46,7 @@ def test_the_cache_gets_a_quarter_but_no_more_than_4_gib():
 
 def test_what_was_given_is_taken():
     assert profile_cpu(1000, 12345).kv_cache_bytes == 12345
+    assert profile_cpu(1000, 12345, num_ranks=2).kv_cache_bytes == 12345, "of each rank"
 
 
 def test_the_ledger_reads_as_one_line():

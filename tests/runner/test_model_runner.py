@@ -114,7 +114,7 @@ def test_bf16_differs_only_between_near_ties(save, device, tmp_path, monkeypatch
     monkeypatch.setattr(
         loaded.runner, "_ways", loaded.runner._ways[-1:]
     )  # graphs do not call what is put in its place here
-    monkeypatch.setattr(draws, "sample", lambda logits, batch: (seen.append(logits), logits.argmax(-1))[1])
+    monkeypatch.setattr(draws, "sample", lambda logits, batch, **_: (seen.append(logits), logits.argmax(-1))[1])
     for prompt, made in zip(prompts, ours, strict=True):
         want = generate(theirs, prompt, NUM_TOKENS)
         at = next((i for i in range(NUM_TOKENS) if made[i] != want[i]), None)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import torch
 
 from service.runner.model_size import ModelSize
+from tests.layers.test_shard import ranks
 from tests.models.checkpoints import llama
 from tests.runner.loading import load, source
 
@@ -13,3 +14,12 @@ def test_the_size_is_known_before_loading(tmp_path):
     size = ModelSize.of(source(folder), folder, torch.device("cpu"))
     assert size.weights_bytes == loaded.memory.weights_bytes
     assert size.kv_token_bytes * 16 == loaded.block_bytes
+
+
+def test_each_ranks_size(tmp_path):
+    folder = llama(tmp_path)
+    whole = ModelSize.of(source(folder), folder, torch.device("cpu"))
+    parts = [ModelSize.of(source(folder), folder, torch.device("cpu"), rank) for rank in ranks(2)]
+    norms = 5 * 64 * 4
+    assert sum(part.weights_bytes for part in parts) == whole.weights_bytes + norms
+    assert [2 * part.kv_token_bytes for part in parts] == [whole.kv_token_bytes] * 2

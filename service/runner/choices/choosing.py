@@ -35,8 +35,12 @@ def choose_steps(
     candidates: sizes of CUDA graphs, none without them. also_launch: on a GPU, called once if there are timings; may
     use the model and is launched for nothing but to compile its kernels beside those that are timed
     (kernels/compile_ahead.py). in_two_forms: on a CPU there is memory for a second form of the weights. Raises
-    ConfigError if this machine cannot do what is known.
+    ConfigError if this machine cannot do what is known. Of several ranks the first one chooses for all, and the others
+    wait for it.
     """
+    parallel = model.parallel
+    if parallel.rank > 0:
+        known = StepChoices.from_json(parallel.of_first("").encode())
     if known is not None:
         use_choices(model.projections, known.linears, device)
         choices = known
@@ -44,6 +48,8 @@ def choose_steps(
         choices = _timed_on_gpu(model, made_for, device, candidates, timer, also_launch)
     else:
         choices = StepChoices(made_for, choose_forms(model.projections, timer, in_two_forms=in_two_forms), ())
+    if parallel.rank == 0 and parallel.size > 1:
+        parallel.of_first(choices.to_json())
     model.settle()
     return choices
 

@@ -43,7 +43,8 @@ def _products(
     products, num_bytes = list[tuple[Callable[[Tensor], Tensor], Tensor]](), 0
     for projection in projections:
         if isinstance(projection, Linear) and num_bytes < _TIMED_BYTES:
-            products.append((gates.get(id(projection), projection), projection.plain_weight))
+            product = gates.get(id(projection), projection.own_product)
+            products.append((product, projection.plain_weight))
             num_bytes += projection.plain_weight.nbytes
     return products
 

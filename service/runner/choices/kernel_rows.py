@@ -65,7 +65,7 @@ def choose_kernels(
 
 
 def _method(projection: Projection) -> KernelMethod:
-    method = projection.method
+    method = projection.own_method
     assert isinstance(method, KernelMethod)
     return method
 

@@ -31,7 +31,7 @@ def choose_forms(projections: Sequence[Projection], timer: Timer, *, in_two_form
     """
     for projection in projections:
         projection.pack(WeightForm.BOTH if in_two_forms else WeightForm.ONEDNN)
-    methods = [projection.method for projection in projections]
+    methods = [projection.own_method for projection in projections]
     packed = [method.packed for method in methods if isinstance(method, PackedMethod)]
     both = [weight for weight in packed if weight.form is WeightForm.BOTH]
     form = _fastest(both, timer)

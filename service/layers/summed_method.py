@@ -1,0 +1,34 @@
+"""How a projection multiplies that has some of the weight's inputs: what the ranks get is summed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from service.layers.linear_method import LinearChoice, LinearMethod, Normed
+from service.layers.tensor_parallel import TensorParallel
+
+
+@dataclass(frozen=True, slots=True)
+class SummedMethod:
+    """A LinearMethod. An epilogue needs the whole sum, so none is fused with the product.
+
+    base: of this rank's inputs; the bias is added by one rank alone.
+    """
+
+    base: LinearMethod
+    parallel: TensorParallel
+
+    @property
+    def choice(self) -> LinearChoice:
+        return self.base.choice
+
+    def multiply(self, x: Normed, *, is_beside: bool = False) -> Tensor:
+        return self.parallel.all_reduce(self.base.multiply(x, is_beside=is_beside))
+
+    def add_and_norm(self, x: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> None:
+        return None
+
+    def silu_and_mul(self, x: Normed) -> None:
+        return None

@@ -1,0 +1,70 @@
+"""What ranks of tests do: the whole engine on each, over its part of the model, in step with the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from service.config import CacheConfig
+from service.core.iteration_result import TokenLogprobs
+from service.layers.tensor_parallel import TensorParallel
+from service.runner.load import LoadedModel, load_executor
+from tests.engine.harness import Harness
+from tests.runner.loading import source
+
+BLOCK_SIZE = 8
+MAX_NUM_SEQS = 12
+BUDGET = 48
+"""Tokens an iteration: longer prompts are computed in several, beside decodes."""
+
+
+class Asked(NamedTuple):
+    prompt: tuple[int, ...]
+    sampling: dict[str, Any]
+
+
+class Answered(NamedTuple):
+    tokens: dict[tuple[str, int], list[int]]
+    logprobs: dict[tuple[str, int], list[TokenLogprobs]]
+    prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]]
+    num_preemptions: int
+    num_blocks: int
+    block_bytes: int
+
+
+def load(parallel: TensorParallel, folder: Path, **how: Any) -> LoadedModel:
+    cache = CacheConfig(BLOCK_SIZE, 0.5, 4 << 20, swap_bytes=1 << 20)
+    return load_executor(source(folder, **how), folder, cache, MAX_NUM_SEQS, BUDGET, parallel=parallel)
+
+
+def answer(
+    parallel: TensorParallel, folder: Path, asked: list[Asked], max_tokens: int, num_blocks: int | None = None
+) -> Answered:
+    """All of these requests at once. num_blocks: fewer than there are, so that some are preempted."""
+    loaded = load(parallel, folder)
+    harness = Harness(
+        num_blocks or loaded.num_blocks,
+        BLOCK_SIZE,
+        MAX_NUM_SEQS,
+        BUDGET,
+        executor=loaded.runner,
+        num_host_blocks=loaded.num_host_blocks,
+    )
+    for prompt, sampling in asked:
+        assert harness.add(harness.request(prompt, max_tokens, **sampling))
+    harness.run()
+    assert len(harness.finals) == len(asked)
+    return Answered(
+        dict(harness.tokens),
+        dict(harness.logprobs),
+        harness.prompt_logprobs,
+        sum(stats.num_preemptions for stats, *_ in harness.sink.requests),
+        loaded.num_blocks,
+        loaded.block_bytes,
+    )
+
+
+def agreed(parallel: TensorParallel, folder: Path, dtype: str) -> tuple[Any, ...]:
+    """Each rank chooses by its own timer, if it chooses."""
+    loaded = load(parallel, folder, dtype=dtype)
+    return loaded.dtype, loaded.choices, loaded.num_blocks, loaded.num_host_blocks, loaded.block_bytes

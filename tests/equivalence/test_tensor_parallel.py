@@ -1,0 +1,133 @@
+"""A model divided over ranks answers as one rank does: the same tokens in fp32, and log probabilities that agree.
+
+Each rank runs the whole engine here, in step with the others; with one engine for all ranks tests/distributed does it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from service.layers.tensor_parallel import ALONE
+from tests.equivalence.rank_work import Answered, Asked, agreed, answer
+from tests.models.checkpoints import gpt2, llama, mistral, opt, qwen2, qwen3
+from tests.ranks import Ranks
+
+FAMILIES = {
+    "llama": partial(llama, attention_bias=True, mlp_bias=True),
+    "llama, tied": partial(llama, tie_word_embeddings=True, num_key_value_heads=1),
+    "mistral": mistral,
+    "qwen2": qwen2,
+    "qwen3": partial(qwen3, attention_bias=True, tie_word_embeddings=True),
+    "opt": opt,
+    "opt, norms last": partial(opt, do_layer_norm_before=False, word_embed_proj_dim=48),
+    "gpt2": gpt2,
+}
+MAX_TOKENS = 6
+ATOL = 2e-4
+"""Of log probabilities: sums of fp32 in another order."""
+_VOCAB_SIZE = 301
+
+
+def prompts(count: int, longest: int = 70) -> list[tuple[int, ...]]:
+    chance = random.Random(5)
+    lengths = [1, longest, *(chance.randint(1, longest) for _ in range(count - 2))]
+    return [tuple(chance.randrange(_VOCAB_SIZE) for _ in range(length)) for length in lengths]
+
+
+GREEDY = {"temperature": 0.0}
+SAMPLED = {"temperature": 0.9}
+ALL_KINDS = (
+    {"temperature": 0.0, "num_logprobs": 4},
+    {"temperature": 0.0, "num_prompt_logprobs": 2},
+    {"temperature": 0.7, "top_p": 0.8, "n": 2},
+    {"temperature": 1.2, "top_k": 9},
+    {"temperature": 1.0, "min_p": 0.05},
+    {"temperature": 0.0, "repetition_penalty": 1.4, "frequency_penalty": 0.3},
+    {"temperature": 0.8, "logit_bias": ((7, 5.0), (300, 4.0)), "num_logprobs": 0},
+    {"temperature": 1.0, "allowed_token_ids": (3, 150, 170, 299)},
+    SAMPLED,
+    GREEDY,
+)
+
+
+def requests_of(kinds) -> list[Asked]:
+    """As many as there are places in a batch, of these kinds in turn."""
+    return [
+        Asked(prompt, {"seed": 10 + i, **kinds[i % len(kinds)]}) for i, prompt in enumerate(prompts(max(6, len(kinds))))
+    ]
+
+
+def check_same(alone: Answered, of_ranks: list[Answered]) -> None:
+    for each in of_ranks:
+        assert each.tokens == alone.tokens
+        for mine, others in zip(of_ranks[0], each, strict=True):
+            assert mine == others, "bit for bit, on every rank"
+        assert each.logprobs.keys() == alone.logprobs.keys()
+        for key, logprobs in alone.logprobs.items():
+            for want, got in zip(logprobs, each.logprobs[key], strict=True):
+                check_near(want, got)
+        for key, scores in alone.prompt_logprobs.items():
+            for want, got in zip(scores, each.prompt_logprobs[key], strict=True):
+                check_near(want, got)
+
+
+def check_near(want, got) -> None:
+    assert got.chosen == pytest.approx(want.chosen, abs=ATOL)
+    assert [token for token, _ in got.top] == [token for token, _ in want.top]
+    assert [value for _, value in got.top] == pytest.approx([value for _, value in want.top], abs=ATOL)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return FAMILIES[request.param](tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def four_ranks() -> Iterator[Ranks]:
+    ranks = Ranks(4)
+    yield ranks
+    ranks.stop()
+
+
+def check_each_kind(ranks: Ranks, folder: Path) -> None:
+    for kinds in ((GREEDY,), (SAMPLED, GREEDY), ALL_KINDS):
+        asked = requests_of(kinds)
+        check_same(answer(ALONE, folder, asked, MAX_TOKENS), ranks.run(answer, folder, asked, MAX_TOKENS))
+
+
+def test_two_ranks_answer_as_one(two_ranks: Ranks, folder: Path):
+    check_each_kind(two_ranks, folder)
+
+
+@pytest.mark.load
+def test_four_ranks_answer_as_one(four_ranks: Ranks, folder: Path):
+    check_each_kind(four_ranks, folder)
+
+
+@pytest.fixture(scope="module")
+def some_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return llama(tmp_path_factory.mktemp("llama"))
+
+
+def test_preempted_swapped_and_resumed_they_answer_as_one(two_ranks: Ranks, some_llama: Path):
+    asked = requests_of((GREEDY, SAMPLED))
+    alone = answer(ALONE, some_llama, asked, 12)
+    of_ranks = two_ranks.run(answer, some_llama, asked, 12, 12)
+    assert all(each.num_preemptions > 0 for each in of_ranks)
+    assert [each.tokens for each in of_ranks] == [alone.tokens] * 2
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+def test_ranks_agree_on_choices_and_share_the_blocks(two_ranks: Ranks, some_llama: Path, dtype):
+    first, second = two_ranks.run(agreed, some_llama, dtype)
+    alone = agreed(ALONE, some_llama, dtype)
+    assert first == second
+    *_, num_blocks, num_host_blocks, block_bytes = first
+    assert 2 * block_bytes == alone[-1]
+    assert num_host_blocks == alone[-2], "the swap space is the host's, whoever shares it"
+    assert num_blocks == alone[-3], "of as many bytes each a rank has twice the blocks, up to what sequences can fill"
