@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 import orjson
 
 from service.errors import InvalidRequest, UnsupportedParameter
 from service.protocol.chat import CalledFunction, ChatMessage, ContentPart, ToolCall
+from service.text.call_arguments import arguments_object
 from service.text.chat_template import ChatTemplate
 
 UNSUPPORTED_FIELDS = frozenset({"audio", "refusal"})
@@ -37,7 +37,10 @@ def template_messages(
     messages: Sequence[ChatMessage], template: ChatTemplate, max_arguments_characters: int
 ) -> list[dict[str, object]]:
     """The messages as templates expect them: text parts are one text, a line each; the arguments of tool calls are
-    objects, not text. InvalidRequest if they cannot be, or are longer than `max_arguments_characters`. Any thread.
+    objects, not text. InvalidRequest if they are longer than `max_arguments_characters`. Any thread.
+
+    Arguments that max_tokens cut, or that the model did not write as JSON, are what `arguments_object` makes of them: they
+    come with every later turn, so a refusal would end the conversation.
 
     The role `developer` is today's name of `system`; templates that do not know it get the old name. `function` is the
     old name of `tool`; templates that do not know it get today's.
@@ -83,14 +86,9 @@ def _template_call(call: ToolCall, where: str, max_characters: int) -> dict[str,
     param = f"{where}.function.arguments"
     if len(_arguments_text(call.function)) > max_characters:
         raise InvalidRequest(f"{param} may have at most {max_characters} characters.", param=param)
-    arguments: object = call.function.arguments
+    arguments = call.function.arguments
     if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            arguments = None
-    if not isinstance(arguments, dict):
-        raise InvalidRequest(f"{param} must be a JSON object, or its text.", param=param)
+        arguments = arguments_object(arguments, keeps_cut_text=True)
     named = {} if call.id is None else {"id": call.id}
     return {**named, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 

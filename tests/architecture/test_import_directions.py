@@ -86,7 +86,7 @@ THIRD_PARTY = {
     "http": {"uvicorn", "httptools", "orjson", "starlette"},
     "process": {"orjson"},
     "protocol": {"pydantic"},
-    "text": {"tokenizers", "jinja2", "orjson"},
+    "text": {"tokenizers", "jinja2", "orjson", "pydantic_core"},
     "metrics": {"prometheus_client"},
     "api": {"starlette", "sse_starlette", "pydantic", "pydantic_core", "orjson", "prometheus_client", "opentelemetry"},
     "engine": set(),

@@ -111,6 +111,18 @@ class Place(BaseModel):
     city: str
 
 
+@pytest.mark.parametrize("max_output_tokens", [58, 64, 142])
+def test_a_call_that_was_cut_can_be_said_back(client: OpenAI, max_output_tokens: int) -> None:
+    response = ask(client, max_output_tokens=max_output_tokens)
+    assert response.status == "incomplete"
+    kinds = {"function_call": "function_call_output", "custom_tool_call": "custom_tool_call_output"}
+    calls = [item for item in response.output if item.type in kinds]
+    assert calls
+    results = [{"type": kinds[call.type], "call_id": call.call_id, "output": "It is cut."} for call in calls]
+    asked = {"type": "message", "role": "user", "content": "Oslo?"}
+    assert ask(client, input=[asked, *(item.model_dump() for item in response.output), *results]).output_text
+
+
 def test_structured_output_is_parsed(server: RunningServer, client: OpenAI) -> None:
     server.say('{"city": "Oslo"}')
     response = client.responses.parse(model=MODEL, input="Where?", text_format=Place)

@@ -103,3 +103,14 @@ def test_what_was_said_can_be_said_back(server: RunningServer, client: OpenAI) -
     ):
         answer = client.chat.completions.create(model=MODEL, messages=[*QUESTION, reply, *results], tools=TOOLS)
         assert answer.choices[0].finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize("max_tokens", [59, 62, 68, 133])
+def test_a_call_that_was_cut_can_be_said_back(client: OpenAI, max_tokens: int) -> None:
+    """By max_tokens: its arguments are no whole JSON, and every later turn brings them along."""
+    choice = ask(client, max_tokens=max_tokens).choices[0]
+    assert choice.finish_reason == "length"
+    said, calls = choice.message.model_dump(), choice.message.tool_calls or []
+    results = [{"role": "tool", "tool_call_id": call.id, "content": "The arguments are cut."} for call in calls]
+    answer = client.chat.completions.create(model=MODEL, messages=[*QUESTION, said, *results], tools=TOOLS)
+    assert answer.choices[0].finish_reason == "tool_calls"

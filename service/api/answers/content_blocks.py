@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import orjson
-from pydantic_core import from_json
 
 from service.protocol.messages import TextBlock, ThinkingBlock, ToolUseBlock
+from service.text.call_arguments import arguments_object
 from service.text.chat_output import OutputDelta, ReasoningDelta, merged
 from service.text.tool_calls import CallDelta, TextDelta
 
@@ -106,12 +106,5 @@ def whole_blocks(
 
 
 def _tool_use(call: CallDelta, call_id: str) -> ToolUseBlock:
-    """Of arguments that were cut, what is complete, as the clients read a stream; what is no JSON at all is left as it
-    is, where Anthropic's documentation says."""
-    try:
-        arguments = from_json(call.arguments or "{}", allow_partial=True)
-    except ValueError:
-        arguments = None
-    if not isinstance(arguments, dict):
-        arguments = {"INVALID_JSON": call.arguments}
+    arguments = arguments_object(call.arguments, keeps_cut_text=False)
     return ToolUseBlock(id=call_id, name=call.name or "", input=arguments)

@@ -76,7 +76,7 @@ async def chat_prompt_ids(
     chat: CheckedChat, model: ServedModel, context: ApiContext, receive: Receive, *, must_fit: bool
 ) -> list[int]:
     """Ids of the rendered prompt; InvalidRequest with the template's words if it refuses, or if the arguments of a call
-    are not what they must be. See `TextPool.run_prompt`.
+    are too long. See `TextPool.run_prompt`.
 
     must_fit: as of PromptBound, whose checks come before the messages are rendered, before they are tokenized, and
     while they are.
