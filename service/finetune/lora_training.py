@@ -25,6 +25,7 @@ from service.finetune.token_loss import LossSums
 from service.finetune.trainable_model import check_trainable
 from service.finetune.trained_model import TrainedModel, activation_arena, rows_per_loss_step
 from service.finetune.training_state import TrainingState
+from service.finetune.training_threads import threads_for
 from service.models.causal_lm import CausalLM
 
 
@@ -133,6 +134,11 @@ class LoraTraining:
 
     @torch.inference_mode()
     def advance(self, num_layer_steps: int) -> int:
+        norm = self._model.norm.weight
+        with threads_for(self._num_tokens, norm.numel(), norm.device):
+            return self._advance(num_layer_steps)
+
+    def _advance(self, num_layer_steps: int) -> int:
         done = 0
         while done < num_layer_steps and not self._is_computed:
             if self._iteration is None:
