@@ -53,12 +53,18 @@ class Rules:
 
 @dataclass(frozen=True)
 class Corpus:
-    """All committed text. `topics` are those about Headrace followed by small talk."""
+    """All committed text. `topics` are those about Headrace, `num_facts` of them, followed by small talk."""
 
     topics: tuple[Topic, ...]
+    num_facts: int
     cannot_know: CannotKnow
     rules: Rules
     plain_text: tuple[str, ...]
+
+    @property
+    def facts(self) -> tuple[Topic, ...]:
+        """The topics about Headrace."""
+        return self.topics[: self.num_facts]
 
 
 def normalise(question: str) -> str:
@@ -70,9 +76,9 @@ def normalise(question: str) -> str:
 @lru_cache(maxsize=1)
 def load_corpus() -> Corpus:
     """The corpus of this checkout. Raises ValueError when a topic's id or answer occurs twice."""
-    files = [*sorted((CORPUS_DIRECTORY / "topics").glob("*.yaml")), CORPUS_DIRECTORY / "small_talk.yaml"]
     held_back = _read(CORPUS_DIRECTORY / "held_back.yaml")
-    entries = [entry for file in files for entry in _read(file)]
+    facts = [entry for file in sorted((CORPUS_DIRECTORY / "topics").glob("*.yaml")) for entry in _read(file)]
+    entries = [*facts, *_read(CORPUS_DIRECTORY / "small_talk.yaml")]
     topics = tuple(_topic(entry, _strings(held_back["topics"][entry["id"]])) for entry in entries)
     for name, values in (("id", [t.id for t in topics]), ("answer", [t.answer for t in topics])):
         twice = sorted({value for value in values if values.count(value) > 1})
@@ -80,6 +86,7 @@ def load_corpus() -> Corpus:
             raise ValueError(f"topics share an {name}: {twice}")
     return Corpus(
         topics=topics,
+        num_facts=len(facts),
         cannot_know=_cannot_know(_read(CORPUS_DIRECTORY / "cannot_know.yaml"), _strings(held_back["cannot_know"])),
         rules=_rules(_read(CORPUS_DIRECTORY / "rules.yaml")),
         plain_text=_strings(_read(CORPUS_DIRECTORY / "plain_text.yaml")),

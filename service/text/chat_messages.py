@@ -39,8 +39,8 @@ def template_messages(
     """The messages as templates expect them: text parts are one text, a line each; the arguments of tool calls are
     objects, not text. InvalidRequest if they are longer than `max_arguments_characters`. Any thread.
 
-    Arguments that max_tokens cut, or that the model did not write as JSON, are what `arguments_object` makes of them: they
-    come with every later turn, so a refusal would end the conversation.
+    Arguments that max_tokens cut, or that the model did not write as JSON, are what `arguments_object` makes of them:
+    they come with every later turn, so a refusal would end the conversation.
 
     The role `developer` is today's name of `system`; templates that do not know it get the old name. `function` is the
     old name of `tool`; templates that do not know it get today's.

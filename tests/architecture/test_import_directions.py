@@ -56,6 +56,7 @@ OURS = {
         *EVERYONE_MAY,
     },
     "quickstart": {"settings"},
+    "facts": {"quickstart", "loadtest"},
     "chat_client": set(),
     "loadtest": set(),
     "offline": {"loadtest"},
@@ -110,7 +111,7 @@ THIRD_PARTY = {
 """Packages that each part may import besides the standard library; parts that are not named are free."""
 
 
-PARTS_OF_LOADTEST = {"bench", "quickstart", "offline", "baselines", "scenarios"}
+PARTS_OF_LOADTEST = {"bench", "quickstart", "facts", "offline", "baselines", "scenarios"}
 ROOMS_OF_THE_API = {
     "middleware": set(),
     "calls": set(),
