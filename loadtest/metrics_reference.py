@@ -17,6 +17,7 @@ from service.metrics.host_seconds import HostSeconds
 from service.metrics.instruments import Instruments
 from service.metrics.live_gauges import LiveGauges
 from service.metrics.log_loss import LogLoss
+from service.metrics.process_state import ProcessState
 from service.metrics.recorder import Recorder
 from service.metrics.stored_state import StoredState, StoredStateGauges
 from service.metrics.vllm_names import VllmNames
@@ -55,12 +56,17 @@ The same observations under the names that vLLM's dashboards, autoscalers and th
 name) and `engine="0"`.
 """
 
+_PROCESS = """\
+As every Prometheus client has them; on Linux only.
+"""
+
 _SECTIONS = {
     "headrace_batch_size": ("Present state", ""),
     "headrace_iteration_batch_size": ("Iterations", ""),
     "headrace_requests": ("Requests", _NORMALIZED),
     "headrace_http_requests": ("HTTP and process", ""),
     "headrace_storage_bytes": ("Storage and batches", ""),
+    "process_virtual_memory_bytes": ("The process", _PROCESS),
     "vllm:num_requests_running": ("vLLM's names", _VLLM),
 }
 """Each begins with this metric, in the order of registration, and says this first."""
@@ -77,6 +83,7 @@ _OPEN = {
     "waiting_lora_adapters": "likewise",
     "max_lora": "a number",
     "adapter": "its name",
+    "model": "the first served name",
     "headrace_finetuning_jobs": "of a job",
     "headrace_startup_seconds": "`total` and its parts",
     "headrace_policies": "one a policy: `scheduling`, `admission`, `preemption`, `chunks`, `prefix_cache`, `training`",
@@ -115,6 +122,7 @@ def _metrics() -> Iterator[Metric]:
     registry.register(HostSeconds(recorder.times))
     registry.register(LogLoss(lambda: 0))
     registry.register(StoredStateGauges(lambda: StoredState(0, 0, {}, 0, {})))
+    registry.register(ProcessState())
     registry.register(VllmNames(instruments, lambda: serves_adapters, ""))
     return iter(registry.collect())
 

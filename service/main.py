@@ -42,6 +42,7 @@ from service.metrics.instruments import Instruments
 from service.metrics.live_gauges import LiveGauges
 from service.metrics.load_log import LoadLog, log_load
 from service.metrics.log_loss import LogLoss
+from service.metrics.process_state import ProcessState
 from service.metrics.recorder import Recorder
 from service.metrics.vllm_names import VllmNames
 from service.process.daemon_thread import in_daemon_thread
@@ -240,11 +241,12 @@ class _Service:
         return replace(wanted, max_connections=allowed)
 
     def _make_recorder(self, instruments: Instruments) -> Recorder:
-        recorder = Recorder(instruments)
+        name = self._settings.api_config().served_model_names[0]
+        recorder = Recorder(instruments, name)
+        self._registry.register(ProcessState())
         self._registry.register(HostSeconds(recorder.times))
         self._registry.register(LiveGauges(self._snapshot))
         if self._settings.metrics_compat == "vllm":
-            name = self._settings.api_config().served_model_names[0]
             self._registry.register(VllmNames(instruments, self._snapshot, name))
         recorder.record_policies(self._settings.policies())
         recorder.record_jobs({status.value: 0 for status in JobStatus})

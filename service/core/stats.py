@@ -114,7 +114,7 @@ class RequestStats:
 
     preemptions: the last few of `num_preemptions`. waits, chunks: the last few (core/request_journal.py); num_chunks
     counts all chunks. num_iterations: how many iterations computed a part of it. num_tokens_of_longest: output tokens
-    of its longest choice.
+    of its longest choice. adapter: its name; empty for the model as it is.
     """
 
     num_prompt_tokens: int
@@ -133,6 +133,7 @@ class RequestStats:
     num_chunks: int = 0
     num_iterations: int = 0
     num_tokens_of_longest: int = 0
+    adapter: str = ""
 
     @property
     def e2e_s(self) -> float:

@@ -202,6 +202,7 @@ def stats_of_lost(request: Request, now_s: float) -> RequestStats:
         first_token_s=None,
         finished_s=now_s,
         num_preemptions=0,
+        adapter=_adapter_name(request),
     )
 
 
@@ -233,4 +234,9 @@ def _request_stats(group: SequenceGroup, finished_s: float) -> RequestStats:
         num_chunks=journal.num_chunks,
         num_iterations=journal.num_iterations(longest),
         num_tokens_of_longest=longest,
+        adapter=_adapter_name(request),
     )
+
+
+def _adapter_name(request: Request) -> str:
+    return "" if request.adapter is None else request.adapter.name

@@ -120,6 +120,16 @@ class Instruments:
     def _make_those_of_requests(self) -> None:
         plain, counter = self._plain, self._counter
         self.requests = counter("headrace_requests_total", "Requests ended, by reason.", ("reason",))
+        self.model_requests = counter(
+            "headrace_model_requests_total",
+            "Requests ended, by model and adapter; an empty adapter is the model as it is.",
+            ("model", "adapter"),
+        )
+        self.model_tokens = counter(
+            "headrace_model_tokens_total",
+            "Tokens of these: of their prompts, found in the prefix cache or not, and generated.",
+            ("model", "adapter", "kind"),
+        )
         self.normalized_latency = plain(
             "headrace_normalized_latency_seconds", "End-to-end seconds per output token.", _TOKEN_SECONDS
         )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
-from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
 
@@ -22,6 +23,7 @@ class PlainHistogram(Collector):
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
+        self._series = HistogramSeries(self, name, meaning, {})
 
     def observe(self, value: float, count: int = 1) -> None:
         """So many observations of `value`."""
@@ -33,13 +35,46 @@ class PlainHistogram(Collector):
         """Of all observations."""
         return self._sum
 
-    def buckets(self) -> list[tuple[str, int]]:
-        """Each bound, and how many observations were no larger."""
-        bounds = [*map(_spelled, self._bounds), "+Inf"]
-        return [*zip(bounds, accumulate(self._counts), strict=True)]
+    @property
+    def bounds(self) -> list[str]:
+        """As labels have them, the infinite one last."""
+        return [*map(_spelled, self._bounds), "+Inf"]
+
+    @property
+    def num_up_to(self) -> list[int]:
+        """Of each bound, how many observations were no larger."""
+        return [*accumulate(self._counts)]
+
+    def shown_as(self, name: str, labels: Mapping[str, str]) -> HistogramSeries:
+        """The same observations under another name, or with labels."""
+        return HistogramSeries(self, name, self._meaning, labels)
 
     def collect(self) -> Iterator[Metric]:
-        yield HistogramMetricFamily(self._name, self._meaning, buckets=self.buckets(), sum_value=self._sum)
+        yield self._series.metric()
+
+
+class HistogramSeries:
+    """What a histogram is called where it is shown. Its labels are made once: a scrape adds the values alone."""
+
+    def __init__(self, histogram: PlainHistogram, name: str, meaning: str, labels: Mapping[str, str]) -> None:
+        self._histogram = histogram
+        self._name = name
+        self._meaning = meaning
+        self._labels = dict(labels)
+        self._of_buckets = [{**labels, "le": bound} for bound in histogram.bounds]
+
+    def metric(self) -> Metric:
+        metric = Metric(self._name, self._meaning, "histogram")
+        metric.samples = self.samples()
+        return metric
+
+    def samples(self) -> list[Sample]:
+        """The buckets, their number and the sum."""
+        name, counts = f"{self._name}_bucket", self._histogram.num_up_to
+        found = [Sample(name, labels, count) for labels, count in zip(self._of_buckets, counts, strict=True)]
+        found.append(Sample(f"{self._name}_count", self._labels, counts[-1]))
+        found.append(Sample(f"{self._name}_sum", self._labels, self._histogram.sum))
+        return found
 
 
 class PlainHistograms(Collector):
@@ -48,18 +83,17 @@ class PlainHistograms(Collector):
     def __init__(self, name: str, meaning: str, bounds: Sequence[float], label: str, values: Sequence[str]) -> None:
         self._name = name
         self._meaning = meaning
-        self._label = label
         self._by_value = {value: PlainHistogram(name, meaning, bounds) for value in values}
+        self._series = [each.shown_as(name, {label: value}) for value, each in self._by_value.items()]
 
     def labels(self, value: str) -> PlainHistogram:
         """The one of this value."""
         return self._by_value[value]
 
     def collect(self) -> Iterator[Metric]:
-        family = HistogramMetricFamily(self._name, self._meaning, labels=[self._label])
-        for value, histogram in self._by_value.items():
-            family.add_metric([value], histogram.buckets(), histogram.sum)
-        yield family
+        metric = Metric(self._name, self._meaning, "histogram")
+        metric.samples = [sample for series in self._series for sample in series.samples()]
+        yield metric
 
 
 def _spelled(bound: float) -> str:

@@ -12,16 +12,21 @@ from service.core.request import FinishReason
 from service.core.stats import IterationStats, Prediction, RequestStats, TrainingStats
 from service.core.training import StepReport
 from service.metrics.instruments import Instruments
+from service.metrics.live_gauges import MOST_ADAPTERS, OTHER_ADAPTERS
 
 
 class Recorder:
     """The engine's StatsSink, and the HTTP surface's, each from its own thread; never raises on facts.
 
     Label children are bound once: an observation costs half of what it costs with `labels()`.
+    model_name: the label of what is counted by model.
     """
 
-    def __init__(self, instruments: Instruments) -> None:
+    def __init__(self, instruments: Instruments, model_name: str = "") -> None:
         self._instruments = instruments
+        self._model_name = model_name
+        self._by_adapter: dict[str, tuple[Counter, Counter, Counter]] = {}
+        self._of_adapter("")
         self.times = HostTimes()
         self.num_generated = 0
         self._schedule_s = instruments.iteration_seconds.labels("schedule")
@@ -112,6 +117,10 @@ class Recorder:
         """Latencies are those of requests that finished; an aborted one only counts as ended and as tokens."""
         self._ended[_end_reason(outcome, finish_reasons)].inc()
         self._cached.inc(stats.num_cached_tokens)
+        requests, prompt_tokens, generated_tokens = self._of_adapter(stats.adapter)
+        requests.inc()
+        prompt_tokens.inc(stats.num_prompt_tokens)
+        generated_tokens.inc(stats.num_output_tokens)
         if outcome is not Outcome.FINISHED:
             return
         instruments = self._instruments
@@ -131,6 +140,18 @@ class Recorder:
             instruments.inference.observe(stats.finished_s - stats.first_scheduled_s)
         if stats.first_token_s is not None:
             self._record_tokens_in_time(stats, stats.first_token_s)
+
+    def _of_adapter(self, adapter: str) -> tuple[Counter, Counter, Counter]:
+        """Requests, prompt tokens and generated tokens. The first MOST_ADAPTERS have series of their own."""
+        bound = self._by_adapter.get(adapter)
+        if bound is None and len(self._by_adapter) > MOST_ADAPTERS:
+            adapter = OTHER_ADAPTERS
+            bound = self._by_adapter.get(adapter)
+        if bound is None:
+            labels, of = (self._model_name, adapter), self._instruments
+            prompt, generated = of.model_tokens.labels(*labels, "prompt"), of.model_tokens.labels(*labels, "generated")
+            bound = self._by_adapter[adapter] = (of.model_requests.labels(*labels), prompt, generated)
+        return bound
 
     def _record_prompts(self, stats: IterationStats) -> None:
         self._prompt.inc(stats.prompt_tokens)

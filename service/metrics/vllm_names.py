@@ -6,12 +6,12 @@ import time
 from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
 
 from service.core.stats import AdapterUse, EngineSnapshot
 from service.metrics.counter_total import counter_total
 from service.metrics.instruments import Instruments
 from service.metrics.live_gauges import ReadSnapshot, kv_usage
+from service.metrics.plain_histogram import PlainHistogram
 
 _ENGINE = "0"
 
@@ -26,11 +26,12 @@ class VllmNames:
         self._instruments = instruments
         self._read_snapshot = read_snapshot
         self._labels = {"model_name": model_name, "engine": _ENGINE}
+        self._histograms = [source.shown_as(name, self._labels) for name, source in _histograms(instruments).items()]
 
     def collect(self) -> Iterator[Metric]:
         yield from self._gauges(self._read_snapshot() or EngineSnapshot())
         yield from self._counters()
-        yield from self._histograms()
+        yield from [series.metric() for series in self._histograms]
 
     def _gauges(self, now: EngineSnapshot) -> Iterator[Metric]:
         yield self._gauge("vllm:num_requests_running", "Requests that are running.", now.num_running)
@@ -65,24 +66,6 @@ class VllmNames:
         yield self._counter("vllm:prefix_cache_hits", "Tokens found in the prefix cache.", hit)
         yield self._requests_ended()
 
-    def _histograms(self) -> Iterator[Metric]:
-        of = self._instruments
-        yield self._copy("vllm:iteration_tokens_total", of.iteration_tokens)
-        yield self._copy("vllm:time_to_first_token_seconds", of.time_to_first_token)
-        yield self._copy("vllm:inter_token_latency_seconds", of.inter_token_latency)
-        yield self._copy("vllm:request_time_per_output_token_seconds", of.time_per_output_token)
-        yield self._copy("vllm:e2e_request_latency_seconds", of.e2e)
-        yield self._copy("vllm:request_queue_time_seconds", of.queue)
-        yield self._copy("vllm:request_prefill_time_seconds", of.prefill)
-        yield self._copy("vllm:request_decode_time_seconds", of.decode)
-        yield self._copy("vllm:request_inference_time_seconds", of.inference)
-        yield self._copy("vllm:request_prompt_tokens", of.prompt_tokens)
-        yield self._copy("vllm:request_generation_tokens", of.output_tokens)
-        yield self._copy("vllm:request_max_num_generation_tokens", of.longest_output_tokens)
-        yield self._copy("vllm:request_params_max_tokens", of.max_tokens)
-        yield self._copy("vllm:request_params_n", of.choices)
-        yield self._copy("vllm:request_num_preemptions", of.request_preemptions)
-
     def _gauge(self, name: str, meaning: str, value: float, labels: Mapping[str, str] | None = None) -> Metric:
         metric = Metric(name, meaning, "gauge")
         metric.add_sample(name, {**self._labels, **(labels or {})}, value)
@@ -109,10 +92,22 @@ class VllmNames:
             metric.add_sample("vllm:request_success_total", labels, sample.value)
         return metric
 
-    def _copy(self, name: str, source: Collector) -> Metric:
-        (original,) = source.collect()
-        metric = Metric(name, original.documentation, "histogram")
-        for sample in original.samples:
-            suffix = sample.name.removeprefix(original.name)
-            metric.add_sample(name + suffix, {**self._labels, **sample.labels}, sample.value)
-        return metric
+
+def _histograms(of: Instruments) -> dict[str, PlainHistogram]:
+    return {
+        "vllm:iteration_tokens_total": of.iteration_tokens,
+        "vllm:time_to_first_token_seconds": of.time_to_first_token,
+        "vllm:inter_token_latency_seconds": of.inter_token_latency,
+        "vllm:request_time_per_output_token_seconds": of.time_per_output_token,
+        "vllm:e2e_request_latency_seconds": of.e2e,
+        "vllm:request_queue_time_seconds": of.queue,
+        "vllm:request_prefill_time_seconds": of.prefill,
+        "vllm:request_decode_time_seconds": of.decode,
+        "vllm:request_inference_time_seconds": of.inference,
+        "vllm:request_prompt_tokens": of.prompt_tokens,
+        "vllm:request_generation_tokens": of.output_tokens,
+        "vllm:request_max_num_generation_tokens": of.longest_output_tokens,
+        "vllm:request_params_max_tokens": of.max_tokens,
+        "vllm:request_params_n": of.choices,
+        "vllm:request_num_preemptions": of.request_preemptions,
+    }

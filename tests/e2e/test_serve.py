@@ -76,6 +76,7 @@ def test_start_up_says_what_is_served(server: ServerProcess):
     assert "sequences of the full context of 4096 tokens" in log
     assert httpx.get(f"{server.url}/ready").status_code == 200
     assert httpx.get(f"{server.url}/health").status_code == 200
+    assert server.gauge("process_resident_memory_bytes") > 1e6
 
 
 def test_completions_with_several_prompts_and_seeded_choices(client: openai.OpenAI):

@@ -10,7 +10,9 @@ from service.core.request import FinishReason
 from service.core.stats import Deferral, IterationStats, Prediction, RequestStats, TrainingStats
 from service.core.training import StepReport
 from service.metrics.instruments import Instruments
+from service.metrics.live_gauges import MOST_ADAPTERS, OTHER_ADAPTERS
 from service.metrics.recorder import Recorder
+from tests.api.test_call_summary import stats
 
 ITERATION = IterationStats(
     batch_size=3,
@@ -218,3 +220,23 @@ def test_steps_of_fine_tuning_and_jobs_by_status(recording: Recording) -> None:
     for counts in ({"queued": 2, "running": 1}, {"queued": 0, "running": 1}):
         recording.recorder.record_jobs(counts)
         assert recording("headrace_finetuning_jobs", status="queued") == counts["queued"]
+
+
+def test_counts_by_model_and_adapter_and_only_so_many_adapters_by_name() -> None:
+    registry = CollectorRegistry()
+    recorder = Recorder(Instruments(registry), "base")
+
+    def value(name: str, adapter: str, **labels: str) -> float | None:
+        return registry.get_sample_value(name, {"model": "base", "adapter": adapter, **labels})
+
+    assert value("headrace_model_requests_total", "") == 0, "dashboards see it from the start"
+    for i in range(MOST_ADAPTERS + 8):
+        recorder.record_request(stats(adapter=f"a{i}"), Outcome.FINISHED, ())
+    recorder.record_request(stats(adapter="a0"), Outcome.ABORTED, ())
+    one = stats()
+    assert value("headrace_model_requests_total", "a0") == 2
+    assert value("headrace_model_tokens_total", "a0", kind="prompt") == 2 * one.num_prompt_tokens
+    assert value("headrace_model_requests_total", f"a{MOST_ADAPTERS - 1}") == 1
+    assert value("headrace_model_requests_total", f"a{MOST_ADAPTERS}") is None
+    assert value("headrace_model_requests_total", OTHER_ADAPTERS) == 8
+    assert value("headrace_model_tokens_total", OTHER_ADAPTERS, kind="generated") == 8 * one.num_output_tokens

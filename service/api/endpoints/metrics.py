@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 from starlette.responses import Response
+
+from service.metrics.text_format import TextFormat
 
 
 class Metrics:
     """Text format 0.0.4, whatever the scraper accepts: from OpenMetrics it would store `vllm:x` as `vllm_x`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
+        self._text = TextFormat(registry)
 
     async def get(self, http: Request) -> Response:
-        return Response(
-            generate_latest(self._registry), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-        )
+        return Response(self._text.render(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})

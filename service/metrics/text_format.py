@@ -1,0 +1,67 @@
+"""The registry in Prometheus's text format 0.0.4, several times as fast as the library writes it.
+
+What a series is called does not change, so everything of a line but its value is kept from one scrape to the next. The
+library checks and escapes each name and label anew, on the event loop, where streams wait meanwhile; a test compares
+every byte with what it writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.utils import floatToGoString
+
+_MOST_KEPT = 4096
+"""Lines; a server has fewer than 1,000 series at a time, but those of adapters come and go."""
+
+_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+_HELP_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n"})
+_SPELLED: Mapping[float, str] = {float(value): f"{value}.0" for value in range(1000)}
+
+
+class TextFormat:
+    """Of one registry. One thread at a time."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._series: dict[tuple[str, ...], str] = {}
+        self._heads: dict[str, str] = {}
+
+    def render(self) -> bytes:
+        """As `prometheus_client.generate_latest`, of names that need no quotes; zero has no sign."""
+        if len(self._series) > _MOST_KEPT:
+            self._series.clear()
+        return "".join([piece for metric in self._registry.collect() for piece in self._metric(metric)]).encode()
+
+    def _metric(self, metric: Metric) -> Iterator[str]:
+        head = self._heads.get(metric.name)
+        if head is None:
+            head = self._heads[metric.name] = _head(metric)
+        yield head
+        known = self._series
+        for sample in metric.samples:
+            key = (sample.name, *sample.labels.values())
+            series = known.get(key)
+            if series is None:
+                series = known[key] = _series(sample.name, sample.labels)
+            yield f"{series}{_value(sample.value)}\n"
+
+
+def _head(metric: Metric) -> str:
+    """Meaning and type. In this format a counter's name ends like its series', and an info is a gauge."""
+    name = metric.name + {"counter": "_total", "info": "_info"}.get(metric.type, "")
+    kind = {"info": "gauge", "unknown": "untyped"}.get(metric.type, metric.type)
+    return f"# HELP {name} {metric.documentation.translate(_HELP_ESCAPES)}\n# TYPE {name} {kind}\n"
+
+
+def _series(name: str, labels: Mapping[str, str]) -> str:
+    if not labels:
+        return f"{name} "
+    inside = ",".join(f'{label}="{value.translate(_ESCAPES)}"' for label, value in sorted(labels.items()))
+    return f"{name}{{{inside}}} "
+
+
+def _value(value: float) -> str:
+    return _SPELLED.get(value) or str(floatToGoString(value))  # type: ignore[no-untyped-call]  # of the library
