@@ -29,7 +29,7 @@ from torch import Tensor
 from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.optional_triton import tl, triton
 
-_PAIRS_AT_ONCE = 2048
+_FEW_PAIRS, _MANY_PAIRS = 256, 2048  # that a program looks at together; no third, as each is a kernel to compile
 
 
 class ExpertRows(NamedTuple):
@@ -144,7 +144,7 @@ def expert_blocks_triton(experts: Tensor, num_experts: int, block_m: int) -> Exp
             num_blocks,
             NUM_EXPERTS=num_experts,
             BLOCK_M=block_m,
-            BLOCK_PAIRS=min(_PAIRS_AT_ONCE, triton.next_power_of_2(num_pairs)),
+            BLOCK_PAIRS=_FEW_PAIRS if num_pairs <= _FEW_PAIRS else _MANY_PAIRS,
             BINS=triton.next_power_of_2(num_experts + 1),
             num_warps=4,
             **dependent_launch(experts.device),

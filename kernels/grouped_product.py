@@ -55,22 +55,34 @@ class GroupedConfig:
     num_stages: int
 
 
-def grouped_config(num_pairs: int, num_experts: int, *, is_quantized: bool = False) -> GroupedConfig:
-    """By the pairs that an expert has on average. Few: the weights' bytes decide, so blocks are as small as a product
-    on matrix units may be. Many: blocks that use a weight's tile for as many rows as they can.
+_MORE = float("inf")
+_PLAIN = (
+    (16, GroupedConfig(16, 64, 128, num_warps=4, num_stages=4)),
+    (48, GroupedConfig(32, 128, 64, num_warps=4, num_stages=4)),
+    (128, GroupedConfig(64, 128, 64, num_warps=4, num_stages=3)),
+    (_MORE, GroupedConfig(128, 128, 64, num_warps=8, num_stages=3)),
+)
+_QUANTIZED = (*_PLAIN[:2], (_MORE, _PLAIN[2][1]))
+"""Up to so many pairs of an expert on average. Few: the weights' bytes decide, so blocks are as small as a product on
+matrix units may be. Many: blocks that use a weight's tile for as many rows as they can.
 
-    Not swept here yet (`python -m loadtest.moe_layer --sweep`): the first row is what others found best on an H200 for
-    128 experts of 768 at up to 16 tokens; the others are usual tiles of dense products that compile without spilling.
-    Numbers of four bits are widened in registers: 128 rows of x beside them would not fit.
-    """
-    per_expert = num_pairs / num_experts
-    if per_expert <= 16:
-        return GroupedConfig(16, 64, 128, num_warps=4, num_stages=4)
-    if per_expert <= 48:
-        return GroupedConfig(32, 128, 64, num_warps=4, num_stages=4)
-    if per_expert <= 128 or is_quantized:
-        return GroupedConfig(64, 128, 64, num_warps=4, num_stages=3)
-    return GroupedConfig(128, 128, 64, num_warps=8, num_stages=3)
+Not swept here yet (`python -m loadtest.bench.expert_layers --sweep`): the first row is what others found best on an
+H200 for 128 experts of 768 at up to 16 tokens; the others are usual tiles of dense products, as far as they compile
+without spilling.
+Numbers of four bits are widened in registers: 128 rows of x beside them would not fit.
+"""
+
+
+def grouped_config(num_pairs: int, num_experts: int, *, is_quantized: bool = False) -> GroupedConfig:
+    table = _QUANTIZED if is_quantized else _PLAIN
+    return next(config for most, config in table if num_pairs <= most * num_experts)
+
+
+def tokens_of_each_config(num_experts: int, top_k: int) -> list[int]:
+    """The fewest tokens for which `grouped_config` answers otherwise than for fewer: so that each of its kernels can be
+    compiled before it is needed."""
+    bounds = [int(most) * num_experts for most, _ in _PLAIN[:-1]]
+    return [1, *(bound // top_k + 1 for bound in bounds)]
 
 
 @triton.jit

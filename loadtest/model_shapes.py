@@ -12,6 +12,8 @@ _NUM_SPECIAL_IDS = 300
 
 LLAMA_8B = "llama-8b"
 QWEN3_06B = "qwen3-0.6b"
+QWEN3_30B_A3B = "qwen3-30b-a3b"
+GPT_OSS_20B = "gpt-oss-20b"
 LLAMA_135M = "llama-135m"
 LLAMA_2_LAYERS = "llama-2-layers"
 """For CPUs: an iteration costs about the same whatever is in it, as a decode on a GPU does."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from kernels.expert_blocks import expert_blocks
 from kernels.experts_down import experts_down
 from kernels.experts_gate_up import Clamp, experts_gate_up
-from kernels.grouped_product import ExpertWeight, grouped_config
+from kernels.grouped_product import ExpertWeight, grouped_config, tokens_of_each_config
 from kernels.mxfp4 import GROUP, dequantize_mxfp4
 from kernels.route_to_experts import route_to_experts
 from service.layers.experts_config import ExpertsConfig
@@ -99,6 +99,11 @@ class MixtureOfExperts(Layer):
         if self.shared is None or self.shared_gate is None:
             return out
         return out + torch.sigmoid(self.shared_gate(rows)) * self.shared(rows).value()
+
+    @property
+    def rows_of_each_kernel(self) -> list[int]:
+        """Numbers of rows that between them launch every kernel that any number does."""
+        return tokens_of_each_config(self.config.num_experts, self.config.top_k)
 
     def dequantize(self, dtype: torch.dtype) -> None:
         """Give up MXFP4 for plain weights: for a device that has no kernel for it."""

@@ -131,6 +131,12 @@ class CausalLM(Layer, ABC):
             if isinstance(module, MixtureOfExperts):
                 module.dequantize(dtype)
 
+    @property
+    def rows_of_each_kernel(self) -> Sequence[int]:
+        """Numbers of rows, besides the usual ones, that launch kernels of their own; in rising order."""
+        mixtures = [module for module in self.modules() if isinstance(module, MixtureOfExperts)]
+        return sorted({rows for mixture in mixtures for rows in mixture.rows_of_each_kernel})
+
     def build_positions(self, num_positions: int, device: torch.device) -> None:
         """Make the tables of positions below `num_positions`."""
         for module in self.modules():

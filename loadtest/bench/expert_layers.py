@@ -1,0 +1,219 @@
+"""`python -m loadtest.bench.expert_layers`: one mixture of experts by itself, beside torch's own grouped products and
+the device's limits. Under a minute on one GPU.
+
+The limit: the bytes of all experts that rows went to, or the operations of all pairs, whichever takes longer; routing,
+sorting, activation and sum are in the measured time. torch's way, for bf16 weights: sort, gather, `_grouped_mm`, SiLU,
+`_grouped_mm`, weigh, `index_add_`.
+
+`--sweep` times many configurations of both products, best first: the source of kernels/grouped_product.py. Minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import product
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.compile_ahead import compile_ahead
+from kernels.expert_blocks import expert_blocks
+from kernels.experts_down import experts_down
+from kernels.experts_gate_up import experts_gate_up
+from kernels.grouped_product import ExpertWeight, GroupedConfig
+from kernels.optional_triton import triton
+from kernels.route_to_experts import route_to_experts
+from loadtest.bench.device_limits import DeviceLimits, measure_device
+from loadtest.bench.launch_timing import bench_device, seconds_of_launch
+from loadtest.bench.report import print_json, print_table
+from loadtest.model_shapes import GPT_OSS_20B, QWEN3_30B_A3B, read_shape
+from service.layers.experts_config import ExpertsConfig
+from service.layers.mixture_of_experts import USUAL_NAMES, ExpertNames, MixtureOfExperts
+from service.models.model_config import parse_model_config
+
+ROWS = (1, 16, 64, 256, 2048)
+CPU_ROWS = (1, 16)
+SHAPES = (QWEN3_30B_A3B, GPT_OSS_20B)
+DTYPE = torch.bfloat16
+_SHARED_BYTES = 220 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertResult:
+    """Of one layer. limit_s: bytes or operations. torch_s: by torch's grouped products; None where it has none."""
+
+    shape: str
+    num_rows: int
+    seconds: float
+    limit_s: float
+    torch_s: float | None
+
+
+class ExpertWork:
+    """Some rows for a layer with random weights. Logits of a random router are as even as those of a trained one."""
+
+    def __init__(self, layer: MixtureOfExperts, num_rows: int) -> None:
+        self.layer = layer
+        self.x = torch.randn(num_rows, layer.router.in_features, device=bench_device()).to(DTYPE)
+
+    @torch.inference_mode()
+    def routes(self) -> tuple[Tensor, Tensor]:
+        return route_to_experts(self.layer.router(self.x), self.layer.config.top_k, True)
+
+    def limit_s(self, limits: DeviceLimits) -> float:
+        config, parameters = self.layer.config, [p for n, p in self.layer.named_parameters() if "router" not in n]
+        num_used = len(self.routes()[0].unique())
+        num_bytes = num_used * sum(p.nbytes for p in parameters) / config.num_experts + 2 * self.x.nbytes
+        num_pairs = self.x.shape[0] * config.top_k
+        flops = num_pairs * 6 * config.intermediate_size * self.x.shape[1]
+        return max(num_bytes / limits.bytes_per_s, flops / limits.flops_per_s)
+
+    def compute_by_torch(self) -> Tensor:
+        """As transformers does with `experts_implementation="grouped_mm"`."""
+        layer, config = self.layer, self.layer.config
+        weights, experts = layer.router(self.x).float().softmax(-1).topk(config.top_k, dim=-1)
+        weights = weights / weights.sum(-1, keepdim=True)
+        order = experts.flatten().argsort(stable=True)
+        bounds = torch.searchsorted(experts.flatten()[order], torch.arange(config.num_experts, device=order.device) + 1)
+        tokens, ends = order // config.top_k, bounds.int()
+        gate_up = torch._grouped_mm(self.x[tokens], layer.gate_up.transpose(1, 2), offs=ends)
+        gate, up = gate_up.chunk(2, dim=-1)
+        pairs = torch._grouped_mm(F.silu(gate) * up, layer.down.transpose(1, 2), offs=ends)
+        weighted = (pairs * weights.flatten()[order, None]).to(DTYPE)
+        return torch.zeros_like(self.x).index_add_(0, tokens, weighted)
+
+
+def make_layer(hidden_size: int, config: ExpertsConfig, names: ExpertNames) -> MixtureOfExperts:
+    with torch.device(bench_device()):
+        layer = MixtureOfExperts(hidden_size, config, names)
+    for name, parameter in layer.named_parameters():
+        if name.endswith("_scales"):
+            parameter.fill_(120)
+        elif parameter.is_floating_point():
+            parameter.data = torch.empty(parameter.shape, dtype=DTYPE, device=bench_device()).normal_(0, 0.02)
+        else:
+            parameter.random_(0, 256)
+    if bench_device().type == "cpu":
+        layer.dequantize(DTYPE)
+    return layer
+
+
+def layer_of(shape: str) -> MixtureOfExperts:
+    config = parse_model_config(read_shape(shape))
+    assert config.experts is not None
+    names = ExpertNames(router="mlp.router", is_stacked=True) if config.experts.has_bias else USUAL_NAMES
+    return make_layer(config.hidden_size, config.experts, names)
+
+
+@torch.inference_mode()
+def measure(name: str, layer: MixtureOfExperts, num_rows: int, limits: DeviceLimits) -> ExpertResult:
+    works = [ExpertWork(layer, num_rows) for _ in range(4)]  # each goes to experts of its own, not in the cache
+    seconds = seconds_of_launch([partial(work.layer, work.x) for work in works])
+    is_plain = not layer.names.is_stacked
+    by_torch = seconds_of_launch([work.compute_by_torch for work in works]) if is_plain else None
+    limit_s = sum(work.limit_s(limits) for work in works) / len(works)
+    return ExpertResult(name, num_rows, seconds, limit_s, by_torch)
+
+
+def print_results(results: Sequence[ExpertResult]) -> None:
+    rows = [
+        [
+            result.shape,
+            str(result.num_rows),
+            f"{result.seconds * 1e6:.1f}",
+            f"{result.limit_s * 1e6:.1f}",
+            f"{100 * result.limit_s / result.seconds:.0f} %",
+            "" if result.torch_s is None else f"{result.torch_s * 1e6:.1f}",
+        ]
+        for result in results
+    ]
+    print_table(["mixture of experts", "rows", "us", "limit", "of the limit", "torch's"], rows)
+
+
+def configs() -> list[GroupedConfig]:
+    """Those whose stages fit into a multiprocessor's shared memory."""
+    sizes = product((16, 32, 64, 128), (32, 64, 128, 256), (64, 128, 256), (4, 8), (2, 3, 4, 5))
+    made = [GroupedConfig(*each) for each in sizes]
+    return [
+        c
+        for c in made
+        if (c.block_m + c.block_n) * c.block_k * DTYPE.itemsize * c.num_stages <= _SHARED_BYTES
+        and 2048 <= c.block_m * c.block_n <= 16384 * (c.num_warps // 4)
+        and (c.num_warps == 4 or c.block_m * c.block_n >= 8192)
+    ]
+
+
+@torch.inference_mode()
+def sweep(name: str, layer: MixtureOfExperts, num_rows: int) -> None:
+    work = ExpertWork(layer, num_rows)
+    experts, routing = work.routes()
+    gate_up = ExpertWeight(layer.gate_up, layer.gate_up_scales, layer.gate_up_bias)
+    down = ExpertWeight(layer.down, layer.down_scales, layer.down_bias)
+    is_interleaved, clamp = layer.names.is_stacked, layer.clamp
+    average = num_rows * layer.config.top_k / layer.config.num_experts
+    wanted = [c for c in configs() if c.block_m == 16 or c.block_m <= 2 * average]
+
+    def launch_up(config: GroupedConfig) -> Tensor:
+        blocks_of = blocks[config.block_m]
+        return experts_gate_up(work.x, gate_up, blocks_of, config, is_interleaved=is_interleaved, clamp=clamp)
+
+    def launch_down(config: GroupedConfig) -> Tensor:
+        return experts_down(gated, down, blocks[config.block_m], routing, config)
+
+    blocks = {m: expert_blocks(experts, layer.config.num_experts, m) for m in {c.block_m for c in wanted}}
+    gated = launch_up(wanted[0])
+    for product_name, launch in (("gate_up", launch_up), ("down", launch_down)):
+        compile_ahead(partial(_launch_all, launch, wanted))
+        want, timed = launch(wanted[0]).float(), list[tuple[float, GroupedConfig]]()
+        for config in wanted:
+            try:
+                got = launch(config)
+                timed.append((seconds_of_launch([partial(launch, config)] * 4), config))
+            except (triton.errors.TritonError, RuntimeError) as error:
+                print(config, error)
+                continue
+            if not (got.float() - want).norm() < 2e-2 * want.norm():
+                print("WRONG", config)
+        best = sorted(timed, key=lambda each: each[0])[:6]
+        print(f"{name}, {num_rows} rows, {product_name}:")
+        for seconds, config in best:
+            print(f"  {seconds * 1e6:8.1f} us  {config}", flush=True)
+
+
+def _launch_all(launch: Callable[[GroupedConfig], Tensor], wanted: Sequence[GroupedConfig]) -> None:
+    for config in wanted:
+        try:
+            launch(config)
+        except (triton.errors.TritonError, RuntimeError):  # told again when it is timed
+            continue
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="One mixture of experts by itself.")
+    parser.add_argument("--shape", choices=SHAPES, action="append")
+    parser.add_argument("--rows", type=int, action="append")
+    parser.add_argument("--sweep", action="store_true", help="time configurations instead")
+    arguments = parser.parse_args()
+    rows = arguments.rows or (ROWS if bench_device().type == "cuda" else CPU_ROWS)
+    limits = measure_device(str(bench_device()), "bfloat16")
+    print(f"{limits}; torch {torch.__version__}, bf16\n", flush=True)
+    results = list[ExpertResult]()
+    for shape in arguments.shape or SHAPES:
+        layer = layer_of(shape)
+        for num_rows in rows:
+            if arguments.sweep:
+                sweep(shape, layer, num_rows)
+            else:
+                results.append(measure(shape, layer, num_rows, limits))
+        del layer
+    if results:
+        print_results(results)
+        print_json({"bench": "expert_layers", "limits": asdict(limits), "layers": [asdict(each) for each in results]})
+
+
+if __name__ == "__main__":
+    main()
