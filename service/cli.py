@@ -17,6 +17,7 @@ commands:
   batch FILE        answer a file of requests, with a running server or one of its own
   finetune DATA     train a LoRA adapter on a file of examples, without a server
   loadtest ...      send a workload to an OpenAI-compatible server and report its latencies
+  parity [MODEL]    compare a model's answers here with transformers', and write a page about it
 
   headrace COMMAND --help tells a command's options. --version prints the version.
   Without HTTP a model and the kernels are measured by `python -m loadtest.bench`.
@@ -42,7 +43,9 @@ def main(arguments: list[str] | None = None) -> int:
         case "finetune":
             return _finetune(rest)
         case "loadtest":
-            _loadtest(rest)
+            _run_beside("loadtest", rest)
+        case "parity":
+            _run_beside("loadtest.parity", rest)
         case "-h" | "--help" | "help":
             print(USAGE, end="")
             return 0
@@ -112,10 +115,10 @@ def _finetune(arguments: list[str]) -> int:
     return finetune_main(arguments)
 
 
-def _loadtest(arguments: list[str]) -> NoReturn:
+def _run_beside(package: str, arguments: list[str]) -> NoReturn:
     """What stands beside the service runs as itself: nothing here imports it."""
     import runpy
 
     sys.argv[1:] = arguments
-    runpy.run_module("loadtest", run_name="__main__")
+    runpy.run_module(package, run_name="__main__")
     sys.exit()

@@ -1,0 +1,1 @@
+"""Whether a model answers here as transformers' `generate` answers: `headrace parity MODEL`."""
