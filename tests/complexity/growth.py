@@ -47,31 +47,27 @@ def cpu_s(work: Work) -> float:
 
 MOST_GROWTH = 9.0
 """Of four times the input: 4 is linear, 16 quadratic. 3 a doubling leaves room for n log n and for caches."""
-_ATTEMPTS = 5
+_ATTEMPTS = 15
 """A busy machine can slow down one measurement; it cannot make a quadratic one linear."""
 
 
-def least_growth(row: WorstInput) -> float:
-    """How many times as long four times the size takes: of some attempts the least, or the first that is linear."""
-    least = growth(row)
-    for _ in range(_ATTEMPTS - 1):
-        if least < MOST_GROWTH:
-            break
-        least = min(least, growth(row))
-    return least
+def least_growth(row: WorstInput, factor: int = 4) -> float:
+    """How many times as long `factor` times the size takes, of the quickest of some measurements each: as soon as that
+    is linear, of all attempts otherwise.
 
-
-def growth(row: WorstInput, factor: int = 4, repeats: int = 3) -> float:
-    """How many times as long `factor` times the size takes, of the quickest of some measurements each.
-
-    They take turns, so that a slow moment of the machine meets both.
+    They take turns, so that a slow moment of the machine meets both. The larger warms the caches for the smaller, which
+    is measured twice: one that is slow by chance would hide a growth.
     """
     small, large = list[float](), list[float]()
+    ratio = 0.0
     with _without_gc():
-        for _ in range(repeats):
-            small.append(cpu_s(row.make(row.size)))
+        for _ in range(_ATTEMPTS):
             large.append(cpu_s(row.make(row.size * factor)))
-    return min(large) / max(min(small), _CLOCK_S)
+            small += [cpu_s(row.make(row.size)) for _ in range(2)]
+            ratio = min(large) / max(min(small), _CLOCK_S)
+            if ratio < MOST_GROWTH:
+                break
+    return ratio
 
 
 def held_s(work: Work) -> tuple[float, float]:
