@@ -7,6 +7,7 @@ from functools import partial
 from typing import Protocol
 
 from loadtest.quickstart.chat_format import CHAT_TEMPLATE
+from service.text.call_arguments import arguments_object
 from service.text.chat_output import ChatOutput
 from service.text.chat_prompt import encode_chat
 from service.text.chat_template import ChatTemplate
@@ -163,6 +164,11 @@ def _told_of_tools(n: int) -> Work:
     return lambda: with_tools_as_text(messages, [{"function": function}] * n)
 
 
+def _cut_arguments(piece: str, n: int) -> Work:
+    text = ('{"x":"' if piece.startswith("\\") else "{") + piece * n
+    return lambda: arguments_object(text, keeps_cut_text=True)
+
+
 def _one_argument(text: str) -> Work:
     """A character at a time, and all at once."""
 
@@ -205,6 +211,17 @@ TEXT_INPUTS = [
         16_000,
         4 * MOST_TOKENS,
         "stream",
+    ),
+    *(
+        WorstInput(
+            f"arguments of a call that were cut: {name}",
+            ("text/call_arguments.py",),
+            partial(_cut_arguments, piece),
+            20_000,
+            _BODY // len(piece),
+            "pool",
+        )
+        for name, piece in {"keys": '"x":1,', "escapes": "\\ud83d", "objects in objects": '{"x":'}.items()
     ),
     WorstInput(
         "one string as arguments: escapes",
