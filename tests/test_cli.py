@@ -46,6 +46,12 @@ def test_a_commands_own_help():
     assert "--max-num-batched-tokens" in done.stdout
 
 
+def test_parity_runs_beside_the_service():
+    command = [sys.executable, "-m", "service", "parity", "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "usage: headrace parity" in shown.stdout
+
+
 def test_loadtest_runs_the_load_generator():
     command = [sys.executable, "-m", "service", "loadtest"]
     assert "sharegpt" in subprocess.run([*command, "workloads"], capture_output=True, text=True, check=True).stdout

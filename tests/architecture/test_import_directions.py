@@ -161,6 +161,7 @@ def test_imports_point_one_way(file: Path):
     if part in {None, "main", "composition"} or file in {
         ROOT / "loadtest/host_server.py",
         ROOT / "loadtest/compare_peft.py",
+        ROOT / "loadtest/parity/command.py",
         ROOT / "loadtest/finetune_quality.py",
         ROOT / "loadtest/deciding_cost.py",
         ROOT / "loadtest/frame_cost.py",

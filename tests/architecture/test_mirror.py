@@ -57,6 +57,8 @@ WITHOUT_A_TWIN = {
     "service/scheduler/decision_tally.py": "values only",
     "service/scheduler/scheduler_policies.py": "values only",
     "loadtest/bench/__main__.py": "tests/loadtest/bench/test_cli.py runs it",
+    "loadtest/parity/__main__.py": "tests/test_cli.py runs it",
+    "loadtest/parity/headrace_side.py": "tests/loadtest/parity/test_command.py runs it",
     "loadtest/__main__.py": "tests/loadtest/test_cli.py runs it",
     "loadtest/facts/__main__.py": "a measurement of half an hour; its parts have tests",
     "loadtest/host_benchmark.py": "a benchmark",

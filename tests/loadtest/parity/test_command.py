@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.parity.__main__ import main
+from loadtest.parity.command import main
 
 
 def test_the_quickstart_model_answers_as_transformers_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
