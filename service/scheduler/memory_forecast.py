@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager, Fit
 from service.scheduler.history import History
-from service.scheduler.memory_need import num_blocks_at_most, num_blocks_to_start
+from service.scheduler.memory_need import num_blocks_at_most, num_blocks_to_start, num_shared_tokens
 
 
 class ReserveAdmission:
@@ -44,18 +45,24 @@ class ForecastAdmission:
     def fit(
         self, group: SequenceGroup, prefix: list[int], blocks: BlockManager, running: Sequence[SequenceGroup]
     ) -> Fit:
-        peak = peak_num_tokens(pair for other in (*running, group) for pair in self._lengths(other))
+        block_size = blocks.block_size
+        peak = peak_num_tokens(pair for other in (*running, group) for pair in self._lengths(other, block_size))
         slots = blocks.adapter_slots
         of_adapters = slots.num_pinned_blocks + slots.num_blocks_to_pin(group.request.adapter)
-        if running and peak > (blocks.pool.num_blocks - of_adapters) * blocks.block_size:
+        if running and peak > (blocks.pool.num_blocks - of_adapters) * block_size:
             return Fit.LATER
         return blocks.fit(num_blocks_to_start(group, prefix, blocks))
 
-    def _lengths(self, group: SequenceGroup) -> list[tuple[int, int]]:
-        """(tokens now, tokens to come) of each live choice."""
+    def _lengths(self, group: SequenceGroup, block_size: int) -> list[tuple[int, int]]:
+        """(tokens now, tokens to come) of each live choice. What they share counts as the one's that ends last."""
         likely, max_tokens = self._history.likely_output_length(), group.request.sampling.max_tokens
         expected = max_tokens if likely is None else min(likely, max_tokens)
-        return [(s.num_tokens, max(1, expected - s.num_output_tokens)) for s in group.live]
+        lengths = [(s.num_tokens, max(1, expected - s.num_output_tokens)) for s in group.live]
+        if len(lengths) == 1:
+            return lengths
+        lengths.sort(key=itemgetter(1), reverse=True)
+        shared = num_shared_tokens(group.request, block_size)
+        return lengths[:1] + [(num_now - shared, num_to_come) for num_now, num_to_come in lengths[1:]]
 
 
 def peak_num_tokens(sequences: Iterable[tuple[int, int]]) -> int:

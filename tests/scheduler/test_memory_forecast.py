@@ -143,3 +143,14 @@ def test_reserving_never_preempts_whatever_adapters_come_and_go(overlap: bool):
     assert num_preemptions(harness) == 0
     for request_id in harness.requests:
         harness.check_against_oracle(request_id)
+
+
+@pytest.mark.parametrize(("num_blocks", "answer"), [(11, "OK"), (10, "LATER")])
+@pytest.mark.parametrize("make", [ReserveAdmission, lambda: ForecastAdmission(History())], ids=["reserve", "forecast"])
+def test_what_choices_share_counts_once(make: Callable[[], Admission], num_blocks: int, answer: str):
+    """In blocks of 2: three choices of 4 + 4 tokens, 2 blocks for all and 2 for each, and one of 2 + 4 tokens, 3."""
+    harness = Harness(num_blocks, block_size=2)
+    harness.engine.requests.add(harness.request((1, 2, 3, 4), 4, 3))
+    harness.engine.requests.add(harness.request((1, 2), 4))
+    running, waiting = harness.scheduler.pool.groups()
+    assert make().fit(waiting, [], harness.blocks, [running]).name == answer
