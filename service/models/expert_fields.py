@@ -30,6 +30,8 @@ def parse_experts(architecture: str, fields: ConfigFields, num_layers: int) -> E
                 shared_size=fields.size("shared_expert_intermediate_size", 5632) if is_qwen2 else None,
             )
         case "OlmoeForCausalLM":
+            if (clip := fields.get("clip_qkv")) is not None:
+                raise ModelLoadError(f"{fields.source}: clip_qkv {clip!r} is not served, only null")
             config = ExpertsConfig(
                 layers=(True,) * num_layers,
                 num_experts=fields.size("num_experts", 64),

@@ -36,11 +36,17 @@ _ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
 
 
 _ATTENTION_BIASES: Mapping[str, bool] = MappingProxyType(
-    {"LlamaForCausalLM": False, "Qwen3ForCausalLM": False, "Qwen3MoeForCausalLM": False, "GptOssForCausalLM": True}
+    {
+        "LlamaForCausalLM": False,
+        "Qwen3ForCausalLM": False,
+        "Qwen3MoeForCausalLM": False,
+        "GptOssForCausalLM": True,
+        "OlmoeForCausalLM": False,
+    }
 )
 """What `attention_bias` is where it is not written, of the families that read it."""
 
-_COARSE_NORMS = frozenset({"MixtralForCausalLM", "GptOssForCausalLM"})
+_COARSE_NORMS = frozenset({"MixtralForCausalLM", "GptOssForCausalLM", "OlmoeForCausalLM"})
 _ROPE_BASES: Mapping[str, float] = MappingProxyType({"MixtralForCausalLM": 1e6, "GptOssForCausalLM": 150_000.0})
 """Where config.json says nothing, as transformers has it."""
 
@@ -112,7 +118,7 @@ def parse_model_config(fields: Mapping[str, object]) -> ModelConfig:
 
 def _llama_family(architecture: str, fields: ConfigFields) -> ModelConfig:
     """Llama, Mistral, Qwen2 and Qwen3: rotary positions, grouped queries, RMSNorm, a gated MLP. Mixtral, Qwen2-MoE,
-    Qwen3-MoE and gpt-oss: experts in the MLP's place."""
+    Qwen3-MoE, OLMoE and gpt-oss: experts in the MLP's place."""
     hidden_size, num_layers = fields.size("hidden_size"), fields.size("num_hidden_layers")
     num_heads, num_kv_heads, head_dim = _grouped_heads(architecture, fields)
     activation = _activation(fields, "hidden_act", "silu")
@@ -244,6 +250,7 @@ _FAMILIES: Mapping[str, Callable[[str, ConfigFields], ModelConfig]] = MappingPro
         "Qwen2MoeForCausalLM": _llama_family,
         "Qwen3MoeForCausalLM": _llama_family,
         "GptOssForCausalLM": _llama_family,
+        "OlmoeForCausalLM": _llama_family,
         "OPTForCausalLM": _opt,
         "GPT2LMHeadModel": _gpt2,
     }

@@ -16,6 +16,7 @@ from service.models.gpt_oss import GptOss
 from service.models.llama import Llama
 from service.models.mixtral import Mixtral
 from service.models.model_config import ModelConfig
+from service.models.olmoe import Olmoe
 from service.models.opt import Opt
 from service.models.qwen3 import Qwen3
 
@@ -29,6 +30,7 @@ ARCHITECTURES: Mapping[str, Callable[[ModelConfig], CausalLM]] = MappingProxyTyp
         "Qwen2MoeForCausalLM": Llama,
         "Qwen3MoeForCausalLM": Qwen3,
         "GptOssForCausalLM": GptOss,
+        "OlmoeForCausalLM": Olmoe,
         "OPTForCausalLM": Opt,
         "GPT2LMHeadModel": Gpt2,
     }

@@ -18,6 +18,8 @@ from transformers import (
     MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
     OPTConfig,
     OPTForCausalLM,
     PreTrainedModel,
@@ -89,6 +91,11 @@ def gpt_oss(folder: Path, **changes: Any) -> Path:
     }
     sizes = {"head_dim": 24, "num_local_experts": 6, "sliding_window": 21, "rope_parameters": rope}
     return _save(GptOssForCausalLM(GptOssConfig(**{**sizes, **SMALL, **changes})), folder)
+
+
+def olmoe(folder: Path, **changes: Any) -> Path:
+    sizes = {"num_experts": 6, "num_experts_per_tok": 2, "pad_token_id": None}
+    return _save(OlmoeForCausalLM(OlmoeConfig(**{**sizes, **SMALL, **changes})), folder)
 
 
 def opt(folder: Path, **changes: Any) -> Path:

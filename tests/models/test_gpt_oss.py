@@ -7,8 +7,9 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from kernels.mxfp4 import GROUP, dequantize_mxfp4
+from kernels.mxfp4 import GROUP
 from tests.models.checkpoints import gpt_oss, logits_of, oracle
 from tests.models.forward import logits
 
@@ -28,7 +29,7 @@ def test_logits_equal_those_of_transformers(changes, tmp_path):
 
 
 def test_experts_of_four_bits_mean_what_they_mean_when_written_out(tmp_path):
-    """The same numbers as MXFP4, and as the floats that they are."""
+    """The same numbers as MXFP4, and as the floats that transformers makes of them."""
     plain, packed = gpt_oss(tmp_path / "plain"), tmp_path / "packed"
     packed.mkdir()
     floats, bits = load_file(plain / "model.safetensors"), {}
@@ -36,7 +37,7 @@ def test_experts_of_four_bits_mean_what_they_mean_when_written_out(tmp_path):
         num_experts, size, features = floats[name].shape
         blocks = torch.randint(0, 256, (num_experts, features, size // GROUP, GROUP // 2), dtype=torch.uint8)
         scales = torch.randint(121, 126, (num_experts, features, size // GROUP), dtype=torch.uint8)
-        floats[name] = dequantize_mxfp4(blocks.flatten(2), scales, torch.float32).transpose(1, 2).contiguous()
+        floats[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).contiguous()
         bits |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
     save_file(floats, plain / "model.safetensors", {"format": "pt"})
     save_file(bits | {n: t for n, t in floats.items() if f"{n}_blocks" not in bits}, packed / "model.safetensors")

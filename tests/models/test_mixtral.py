@@ -8,8 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from service.models.model_config import parse_model_config
+from service.models.registry import build_model
 from tests.models.checkpoints import logits_of, mixtral, oracle, qwen2_moe, qwen3_moe
 from tests.models.forward import logits
+from tests.models.test_model_config import LEAST_FIELDS
 
 VARIANTS = {
     "Mixtral": (mixtral, {}),
@@ -26,6 +29,14 @@ def test_logits_equal_those_of_transformers(save, changes, tmp_path):
     folder = save(tmp_path, **changes)
     tokens = torch.randint(0, 301, (200,)).tolist()
     torch.testing.assert_close(logits(folder, tokens), logits_of(oracle(folder), tokens), atol=2e-4, rtol=2e-4)
+
+
+def test_adapters_change_attention_alone():
+    for name in ("MixtralForCausalLM", "Qwen2MoeForCausalLM", "GptOssForCausalLM"):
+        model = build_model(parse_model_config(LEAST_FIELDS[name]))
+        changed = {part for block in model.block_linears() for linear in block for part in linear.names}
+        kinds = {part.partition("layers.")[2].partition(".")[2] for part in changed}
+        assert kinds == {f"self_attn.{each}_proj" for each in "qkvo"}
 
 
 @pytest.mark.parametrize("save", [mixtral, qwen3_moe])

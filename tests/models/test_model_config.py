@@ -9,6 +9,7 @@ from transformers import (
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
+    OlmoeConfig,
     OPTConfig,
     Qwen2Config,
     Qwen2MoeConfig,
@@ -47,6 +48,7 @@ LEAST_FIELDS = {
     "Qwen2MoeForCausalLM": {**MOE_FIELDS, "architectures": ["Qwen2MoeForCausalLM"]},
     "Qwen3MoeForCausalLM": {**MOE_FIELDS, "architectures": ["Qwen3MoeForCausalLM"]},
     "GptOssForCausalLM": {**MOE_FIELDS, "architectures": ["GptOssForCausalLM"]},
+    "OlmoeForCausalLM": {**MOE_FIELDS, "architectures": ["OlmoeForCausalLM"]},
     "OPTForCausalLM": OPT_FIELDS,
     "GPT2LMHeadModel": GPT2_FIELDS,
 }
@@ -70,6 +72,7 @@ def test_the_least_that_a_config_may_say():
 
 MAKERS = [
     LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, MixtralConfig, Qwen2MoeConfig, Qwen3MoeConfig, GptOssConfig,
+    OlmoeConfig,
 ]  # fmt: skip
 
 

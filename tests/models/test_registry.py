@@ -8,6 +8,7 @@ from service.models.gpt_oss import GptOss
 from service.models.llama import Llama
 from service.models.mixtral import Mixtral
 from service.models.model_config import parse_model_config
+from service.models.olmoe import Olmoe
 from service.models.opt import Opt
 from service.models.qwen3 import Qwen3
 from service.models.registry import ARCHITECTURES, build_model
@@ -23,6 +24,7 @@ CLASSES = {
     "Qwen2MoeForCausalLM": Llama,
     "Qwen3MoeForCausalLM": Qwen3,
     "GptOssForCausalLM": GptOss,
+    "OlmoeForCausalLM": Olmoe,
     "OPTForCausalLM": Opt,
     "GPT2LMHeadModel": Gpt2,
 }
