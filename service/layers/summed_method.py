@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from service.layers.linear_method import LinearChoice, LinearMethod, Normed
+from service.layers.linear_method import AddedAndNormed, LinearChoice, LinearMethod, Normed
 from service.layers.tensor_parallel import TensorParallel
 
 
 @dataclass(frozen=True, slots=True)
 class SummedMethod:
-    """A LinearMethod. An epilogue needs the whole sum, so none is fused with the product.
+    """A LinearMethod. An epilogue needs the whole sum, so it is fused with that or with nothing.
 
     base: of this rank's inputs; the bias is added by one rank alone.
     """
@@ -27,8 +27,8 @@ class SummedMethod:
     def multiply(self, x: Normed, *, is_beside: bool = False) -> Tensor:
         return self.parallel.all_reduce(self.base.multiply(x, is_beside=is_beside))
 
-    def add_and_norm(self, x: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> None:
-        return None
+    def add_and_norm(self, x: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> AddedAndNormed:
+        return self.parallel.all_reduce_add_norm(self.base.multiply(x), residual, norm_weight, eps)
 
     def silu_and_mul(self, x: Normed) -> None:
         return None

@@ -11,6 +11,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from kernels.rms_norm import add_rms_norm
+
 
 class TensorParallel(Protocol):
     """A rank's place among `size`, and what they exchange.
@@ -30,6 +32,11 @@ class TensorParallel(Protocol):
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of all ranks' x, of its shape and dtype and with the same bits on every rank. x is given up: it may
         be overwritten, and the sum may lie in it."""
+        ...
+
+    def all_reduce_add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """What kernels/rms_norm.py's add_rms_norm makes of the sum of all ranks' x, [T, C]: (norm, sum with residual).
+        x and residual are given up."""
         ...
 
     def all_gather(self, x: Tensor) -> Tensor:
@@ -53,6 +60,9 @@ class Alone:
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x
+
+    def all_reduce_add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        return add_rms_norm(x, residual, weight, eps)
 
     def all_gather(self, x: Tensor) -> Tensor:
         return x[None]

@@ -160,7 +160,7 @@ class Llama(CausalLM):
     def add_norm_fusions(self) -> Sequence[AddNormFusion]:
         """A mixture of experts stands in none: its sum is no product, and its router is not its only reader."""
         if self.parallel.size > 1:
-            return ()  # between the product and the norm comes a sum over the ranks
+            return ()  # a sum over the ranks is fused with the norm, and that not with the next product
         blocks = [block for block in self.blocks if isinstance(block, LlamaBlock)]
         into_mlp = [
             AddNormFusion(block.attention.output, block.mlp_norm, block.mlp.gate)

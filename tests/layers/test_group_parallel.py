@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from service.layers.group_parallel import sum_in_order
+from kernels.rms_norm import add_rms_norm_reference
 from tests.ranks import Ranks
 
 
@@ -24,11 +24,16 @@ def test_a_sum_is_the_same_everywhere_bit_for_bit(two_ranks: Ranks, dtype):
         assert of_nothing.shape == (0, 7)
 
 
-def test_sums_are_made_in_fp32_in_the_order_of_ranks_and_rounded_once():
-    parts = torch.tensor([[1.0], [2**-8], [2**-8], [-1.0]])
-    assert sum_in_order(parts.bfloat16()).item() == 2**-7, "in bf16 both small ones would be lost"
-    parts = torch.tensor([[1e8], [1.0], [-1e8]])
-    assert sum_in_order(parts).item() == ((parts[0] + parts[1]) + parts[2]).item()
+def normed(parallel):
+    residual, weight = values(7, torch.float32), values(8, torch.float32)[0]
+    return parallel.all_reduce_add_norm(values(parallel.rank, torch.float32), residual, weight, 1e-5)
+
+
+def test_a_sum_is_added_and_normed_as_one_ranks(two_ranks: Ranks):
+    total = values(0, torch.float32) + values(1, torch.float32)
+    want = add_rms_norm_reference(total, values(7, torch.float32), values(8, torch.float32)[0], 1e-5)
+    for got in two_ranks.run(normed):
+        torch.testing.assert_close(got, want)
 
 
 def gathered(parallel):

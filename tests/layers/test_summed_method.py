@@ -3,6 +3,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from kernels.rms_norm import add_rms_norm_reference
 from service.layers.linear import Linear
 from service.layers.linear_method import PlainMethod
 from service.layers.packed_weight import WeightForm
@@ -33,21 +34,24 @@ def summed(parallel, form):
         linear.extend(lambda method: method)
         after = linear(part)
     method = linear.method
-    assert method.add_and_norm(part, before, bias, 1e-5) is None
+    with torch.inference_mode():
+        normed = method.add_and_norm(part, x[:, :7].clone(), bias, 1e-5)
     assert method.silu_and_mul(part) is None
-    return before, after, isinstance(linear.own_method, SummedMethod), linear.bias is None
+    return before, after, isinstance(linear.own_method, SummedMethod), linear.bias is None, normed
 
 
 def test_the_ranks_products_are_summed_once_and_the_bias_is_added_once(two_ranks: Ranks):
     x, weight, bias = whole()
     for form in (None, WeightForm.ONEDNN):
         answers = two_ranks.run(summed, form)
-        for before, after, own_is_summed, _ in answers:
+        want_normed = add_rms_norm_reference(answers[0][0], x[:, :7], bias, 1e-5)
+        for before, after, own_is_summed, _, normed in answers:
             torch.testing.assert_close(before, F.linear(x, weight, bias), atol=1e-5, rtol=1e-5)
             assert torch.equal(before, answers[0][0])
             assert torch.equal(after, before), "extended, it is summed as before"
             assert not own_is_summed
-        assert [without for *_, without in answers] == [False, True]
+            torch.testing.assert_close(normed, want_normed)
+        assert [without for *_, without, _ in answers] == [False, True]
 
 
 def test_what_was_chosen_is_the_own_products():

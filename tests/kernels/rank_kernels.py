@@ -1,0 +1,74 @@
+"""What two processes do with kernels that exchange: on two GPUs, or in Triton's interpreter over memory that they share
+(a file). Without pytest, which they need not import."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from kernels.one_shot_all_reduce import one_shot_add_rms_norm, one_shot_all_reduce
+from kernels.symmetric_memory import SymmetricMemory
+from kernels.two_shot_all_reduce import two_shot_all_reduce
+
+CAPACITY = 1 << 20
+
+
+def shared_memory(parallel, folder: Path) -> SymmetricMemory:
+    """Of the interpreter's lane."""
+    num_bytes = SymmetricMemory.num_bytes(parallel.size, CAPACITY)
+    files = [folder / f"rank-{rank}" for rank in range(parallel.size)]
+    mapped = [torch.from_file(str(file), shared=True, size=num_bytes, dtype=torch.uint8) for file in files]
+    parallel.least(0)  # all files are there
+    addresses = [each.data_ptr() for each in mapped]
+    return SymmetricMemory.at(addresses, parallel.rank, CAPACITY, torch.device("cpu"), mapped)
+
+
+def part(case: int, rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(10 * case + rank)).to(dtype)
+
+
+def residual_and_weight(case: int, shape: tuple[int, int], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(case + 1000)
+    return torch.randn(shape, generator=generator).to(dtype), torch.randn(shape[1:], generator=generator).to(dtype)
+
+
+def summed(parallel, memory: SymmetricMemory, device: torch.device, cases) -> list:
+    """Of each case (kind, shape, dtype) the result. One launch follows another without a pause."""
+    results = []
+    for number, (kind, shape, dtype) in enumerate(cases):
+        x = part(number, parallel.rank, shape, dtype).to(device)
+        if kind == "normed":
+            residual, weight = (each.to(device) for each in residual_and_weight(number, shape, dtype))
+            results.append(one_shot_add_rms_norm(x, residual, weight, 1e-5, memory))
+        else:
+            results.append({"one": one_shot_all_reduce, "two": two_shot_all_reduce}[kind](x, memory))
+    return [tuple(t.cpu() for t in each) if isinstance(each, tuple) else each.cpu() for each in results]
+
+
+def interpreted(parallel, folder: Path, cases):
+    memory = shared_memory(parallel, folder)
+    return summed(parallel, memory, torch.device("cpu"), cases), memory.steps.tolist()
+
+
+def on_gpus(parallel, cases, num_replays: int):
+    """The cases launch by launch, then in a CUDA graph that is replayed, then launch by launch again."""
+    import torch.distributed as dist
+
+    device = torch.device("cuda", parallel.rank)
+    torch.cuda.set_device(device)
+    group = dist.new_group(backend="nccl", device_id=device)
+    memory = SymmetricMemory.of_group(group, CAPACITY, device)
+    first = summed(parallel, memory, device, cases)
+    inputs = [part(number, parallel.rank, shape, dtype).to(device) for number, (_, shape, dtype) in enumerate(cases)]
+    pairs = [(kind, x) for (kind, *_), x in zip(cases, inputs, strict=True) if kind != "normed"]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outs = [{"one": one_shot_all_reduce, "two": two_shot_all_reduce}[kind](x, memory) for kind, x in pairs]
+    for _ in range(num_replays):
+        graph.replay()
+    torch.cuda.synchronize()
+    replayed = [out.cpu() for out in outs]
+    again = summed(parallel, memory, device, cases)
+    dist.destroy_process_group(group)
+    return first, replayed, again
