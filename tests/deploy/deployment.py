@@ -46,7 +46,7 @@ def alert_expressions() -> dict[str, str]:
 
 
 def scaling_expressions() -> dict[str, str]:
-    triggers = read_yaml(KUBERNETES / "autoscaling.yaml")["spec"]["triggers"]
+    triggers = read_yaml(KUBERNETES / "components" / "keda" / "scaled-object.yaml")["spec"]["triggers"]
     return {f"autoscaling {i}": trigger["metadata"]["query"] for i, trigger in enumerate(triggers)}
 
 

@@ -100,6 +100,19 @@ def test_grafana_finds_prometheus():
     assert source["url"] == f"http://prometheus:{port_of(services()['prometheus'])}"
 
 
+def test_nobody_can_log_in_to_grafana_by_a_password_that_is_known():
+    environment = services()["grafana"]["environment"]
+    assert environment["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == "true"
+    assert not [name for name in environment if "PASSWORD" in name]
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_server_may_write_to_its_volumes_only(name: str):
+    service = services()[name]
+    assert (service["read_only"], service["tmpfs"], service["cap_drop"]) == (True, ["/tmp"], ["ALL"])
+    assert service["security_opt"] == ["no-new-privileges:true"]
+
+
 def test_grafana_finds_its_files():
     grafana = services()["grafana"]
     mounted = volumes_of(grafana)
