@@ -43,6 +43,11 @@ def parse_experts(architecture: str, fields: ConfigFields, num_layers: int) -> E
             config = _gpt_oss_experts(fields, num_layers)
         case _:
             return None
+    if fields.get("quantization_config") is not None and not config.is_mxfp4:
+        raise ModelLoadError(
+            f"{fields.source}: quantization_config is set; of quantized experts only gpt-oss's MXFP4 are served, so"
+            " serve the checkpoint that the quantized one was made from"
+        )
     if config.top_k > config.num_experts:
         raise ModelLoadError(
             f"{fields.source}: num_experts_per_tok {config.top_k} exceeds the number of experts, {config.num_experts}"
@@ -52,7 +57,8 @@ def parse_experts(architecture: str, fields: ConfigFields, num_layers: int) -> E
 
 def _gpt_oss_experts(fields: ConfigFields, num_layers: int) -> ExpertsConfig:
     size, hidden_size = fields.size("intermediate_size", 2880), fields.size("hidden_size", 2880)
-    is_mxfp4 = fields.get("quantization_config") is not None
+    quantization = fields.get("quantization_config")
+    is_mxfp4 = isinstance(quantization, dict) and quantization.get("quant_method") == "mxfp4"
     if is_mxfp4 and (size % _MXFP4_GROUP or hidden_size % _MXFP4_GROUP):
         raise ModelLoadError(
             f"{fields.source}: hidden_size {hidden_size} or intermediate_size {size} is no multiple of {_MXFP4_GROUP},"

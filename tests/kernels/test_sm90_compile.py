@@ -56,31 +56,33 @@ def with_pdl(launch):
     return Launch(launch.kernel, launch.grid, launch.args, {"enable_fp_fusion": True, **launch.options, "PDL": True})
 
 
-def launch_of_decode(monkeypatch, num_seqs, num_heads, num_kv_heads, head_dim, sliding_window=None):
+def launch_of_decode(monkeypatch, num_seqs, num_heads, num_kv_heads, head_dim, sliding_window=None, has_sinks=False):
     recorder = LaunchRecorder(decode._paged_attention_decode_kernel)
     monkeypatch.setattr(decode, "_paged_attention_decode_kernel", recorder)
     monkeypatch.setattr(split_kv, "_split_items_kernel", LaunchRecorder(split_kv._split_items_kernel))
     query, cache, out = tensors(num_seqs, num_heads, num_kv_heads, head_dim)
     batch = decode.decode_batch(int32(0).expand(num_seqs, 1), int32(*[16] * num_seqs), 16)
-    decode.paged_attention_decode_triton(query, cache, cache, batch, 0.1, out, sliding_window)
+    sinks = query[0, :, 0].contiguous() if has_sinks else None
+    decode.paged_attention_decode_triton(query, cache, cache, batch, 0.1, out, sliding_window, sinks=sinks)
     return recorder.launches[0]
 
 
 @pytest.mark.parametrize(
-    ("num_seqs", "num_heads", "num_kv_heads", "head_dim", "sliding_window"),
+    ("num_seqs", "num_heads", "num_kv_heads", "head_dim", "sliding_window", "has_sinks"),
     [
-        (1, 32, 8, 128, None),
-        (5, 32, 8, 128, None),
-        (128, 32, 8, 128, None),
-        (192, 32, 8, 128, None),
-        (1, 8, 4, 256, None),
-        (5, 32, 8, 128, 4096),
-        (5, 32, 32, 80, None),
+        (1, 32, 8, 128, None, False),
+        (5, 32, 8, 128, None, False),
+        (128, 32, 8, 128, None, False),
+        (192, 32, 8, 128, None, False),
+        (1, 8, 4, 256, None, False),
+        (5, 32, 8, 128, 4096, False),
+        (5, 32, 32, 80, None, False),
+        (5, 64, 8, 64, 128, True),
     ],
-    ids=["one", "a few", "many", "many more", "wide heads", "a window", "heads of 80"],
+    ids=["one", "a few", "many", "many more", "wide heads", "a window", "heads of 80", "gpt-oss"],
 )
-def test_decode(num_seqs, num_heads, num_kv_heads, head_dim, sliding_window, monkeypatch, tmp_path):
-    launch = launch_of_decode(monkeypatch, num_seqs, num_heads, num_kv_heads, head_dim, sliding_window)
+def test_decode(num_seqs, num_heads, num_kv_heads, head_dim, sliding_window, has_sinks, monkeypatch, tmp_path):
+    launch = launch_of_decode(monkeypatch, num_seqs, num_heads, num_kv_heads, head_dim, sliding_window, has_sinks)
     compiled = compile_for_sm90(with_pdl(launch), tmp_path)
     assert "mma.sync" in compiled.ptx
     check(compiled)
@@ -94,22 +96,24 @@ def test_decode_looks_up_its_item_before_it_waits(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "num_heads", "num_kv_heads", "head_dim", "sliding_window"),
+    ("num_tokens", "num_heads", "num_kv_heads", "head_dim", "sliding_window", "has_sinks"),
     [
-        (16, 32, 8, 128, None),
-        (128, 32, 8, 128, None),
-        (16, 8, 4, 256, None),
-        (128, 32, 32, 80, None),
-        (16, 32, 8, 128, 4096),
+        (16, 32, 8, 128, None, False),
+        (128, 32, 8, 128, None, False),
+        (16, 8, 4, 256, None, False),
+        (128, 32, 32, 80, None, False),
+        (16, 32, 8, 128, 4096, False),
+        (128, 64, 8, 64, 128, True),
     ],
-    ids=["few rows", "many rows", "wide heads", "heads of 80", "a window"],
+    ids=["few rows", "many rows", "wide heads", "heads of 80", "a window", "gpt-oss"],
 )
-def test_prefill(num_tokens, num_heads, num_kv_heads, head_dim, sliding_window, monkeypatch, tmp_path):
+def test_prefill(num_tokens, num_heads, num_kv_heads, head_dim, sliding_window, has_sinks, monkeypatch, tmp_path):
     recorder = LaunchRecorder(prefill._paged_attention_prefill_kernel)
     monkeypatch.setattr(prefill, "_paged_attention_prefill_kernel", recorder)
     query, cache, out = tensors(num_tokens, num_heads, num_kv_heads, head_dim)
     batch = prefill.prefill_batch(int32(0)[None], int32(0, num_tokens), int32(num_tokens), num_tokens, 16)
-    prefill.paged_attention_prefill_triton(query, cache, cache, batch, 0.1, out, sliding_window)
+    sinks = query[0, :, 0].contiguous() if has_sinks else None
+    prefill.paged_attention_prefill_triton(query, cache, cache, batch, 0.1, out, sliding_window, sinks=sinks)
     compiled = compile_for_sm90(recorder.launches[0], tmp_path)
     assert "wgmma.mma_async" in compiled.ptx
     assert "mma.sync" not in compiled.ptx

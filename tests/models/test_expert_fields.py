@@ -6,6 +6,8 @@ from service.errors import ModelLoadError
 from service.models.config_fields import ConfigFields
 from service.models.expert_fields import parse_experts
 
+MXFP4 = {"quant_method": "mxfp4"}
+
 
 def parsed(architecture, num_layers=4, **fields):
     return parse_experts(architecture, ConfigFields(fields, "config.json"), num_layers)
@@ -19,7 +21,7 @@ def test_what_is_not_written_is_as_transformers_has_it():
     mixtral, qwen3 = parsed("MixtralForCausalLM"), parsed("Qwen3MoeForCausalLM")
     assert (mixtral.num_experts, mixtral.top_k, mixtral.intermediate_size, mixtral.renormalizes) == (8, 2, 14336, True)
     assert (qwen3.num_experts, qwen3.top_k, qwen3.intermediate_size, qwen3.renormalizes) == (128, 8, 768, False)
-    gpt_oss = parsed("GptOssForCausalLM", quantization_config={"quant_method": "mxfp4"})
+    gpt_oss = parsed("GptOssForCausalLM", quantization_config=MXFP4)
     assert (gpt_oss.clamp_limit, gpt_oss.clamp_alpha) == (7.0, 1.702) and gpt_oss.has_bias and gpt_oss.is_mxfp4
 
 
@@ -39,7 +41,9 @@ def test_both_names_of_the_number_of_experts(name):
     [
         ("MixtralForCausalLM", {"num_experts_per_tok": 9}, "num_experts_per_tok 9 exceeds the number of experts, 8"),
         ("Qwen3MoeForCausalLM", {"mlp_only_layers": "1"}, "mlp_only_layers must be a list"),
-        ("GptOssForCausalLM", {"hidden_size": 40, "quantization_config": {}}, "hidden_size 40 or intermediate_size"),
+        ("GptOssForCausalLM", {"hidden_size": 40, "quantization_config": MXFP4}, "hidden_size 40 or intermediate_size"),
+        ("Qwen3MoeForCausalLM", {"quantization_config": {"quant_method": "fp8"}}, "only gpt-oss's MXFP4 are served"),
+        ("GptOssForCausalLM", {"quantization_config": {"quant_method": "awq"}}, "only gpt-oss's MXFP4 are served"),
     ],
 )
 def test_what_cannot_be_is_refused(architecture, fields, message):
