@@ -22,6 +22,8 @@ FUNCTIONS: list[dict[str, Any]] = [{"name": "now"}, {"name": "rain", "parameters
 TOOLS = [{"type": "function", "function": function} for function in FUNCTIONS]
 RAIN = '<tool_call>\n{"name": "rain", "arguments": {"city": "Oslo"}}\n</tool_call>'
 CALLED = {"name": "rain", "arguments": '{"city": "Oslo"}'}
+TOO_LONG = "a" * (256 * 1024 + 1)
+"""The arguments of a call."""
 ASKED = {"role": "user", "content": "hi"}
 
 
@@ -176,7 +178,7 @@ def test_a_template_that_knows_the_old_role_gets_it() -> None:
         ({"functions": [{"description": "a"}]}, "functions[0].name"),
         ({"messages": [{**ASKED, "function_call": CALLED}]}, "messages[0].function_call"),
         (
-            {"messages": [ASKED, {"role": "assistant", "function_call": {"name": "f", "arguments": "["}}]},
+            {"messages": [ASKED, {"role": "assistant", "function_call": {"name": "f", "arguments": TOO_LONG}}]},
             "messages[1].function_call.arguments",
         ),
         (

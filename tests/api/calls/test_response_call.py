@@ -18,6 +18,8 @@ from tests.text import tiny_tokenizers
 RESPONSES = "/v1/responses"
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}}
 FUNCTION = {"type": "function", "name": "rain", "parameters": CITY}
+TOO_LONG = "a" * (256 * 1024 + 1)
+"""The arguments of a call."""
 HI = {"role": "user", "content": "hi"}
 
 
@@ -118,7 +120,7 @@ def test_truncation_drops_what_does_not_fit(able: RunningServer) -> None:
         ({"tool_choice": "required"}, "tool_choice", None),
         ({"tool_choice": {"type": "function", "name": "snow"}, "tools": [FUNCTION]}, "tool_choice", None),
         (
-            {"input": [HI, {"type": "function_call", "call_id": "c", "name": "f", "arguments": "[]"}]},
+            {"input": [HI, {"type": "function_call", "call_id": "c", "name": "f", "arguments": TOO_LONG}]},
             "input[1].arguments",
             None,
         ),
