@@ -156,6 +156,7 @@ class ApiConfig:
     max_logit_bias: int = 1024
     max_bad_words: int = 128
     max_allowed_token_ids: int = 65_536
+    max_logprob_token_ids: int = 128
     max_messages: int = 8192
     max_arguments_characters: int = 256 * 1024
     max_tools: int = 128

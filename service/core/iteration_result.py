@@ -25,7 +25,8 @@ class TokenLogprobs(NamedTuple):
     """Log probabilities at one position, by the model alone: before penalties, masks and temperature.
 
     chosen: of the token that is there. top: (id, logprob) of the most probable tokens, the best first, as many as
-    were asked for. rank: 1 for the most probable; known of prompt tokens only.
+    were asked for, or of the tokens that were asked for, in that order. rank: 1 for the most probable; known of prompt
+    tokens only.
     """
 
     chosen: float

@@ -42,6 +42,7 @@ class SamplingParams:
     bad_words: sequences of ids that must not be generated; none is empty.
     min_tokens: tokens generated before a stop_token_id may be drawn.
     num_logprobs: log probabilities of each drawn token and of this many most probable ones; None: not wanted.
+    logprob_token_ids: instead of the most probable tokens these are told, in this order; num_logprobs is how many.
     num_prompt_logprobs: the same of the prompt's tokens. The prefix cache is then not asked.
 
     beam: then nothing is drawn, and n of its beams, at most width, are the choices. num_logprobs is then at least
@@ -68,6 +69,7 @@ class SamplingParams:
     min_tokens: int = 0
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] = ()
     beam: BeamParams | None = None
 
     @property

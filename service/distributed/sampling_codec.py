@@ -73,6 +73,7 @@ FIELDS = {
     "min_tokens": _INTEGER,
     "num_logprobs": _INTEGER,
     "num_prompt_logprobs": _INTEGER,
+    "logprob_token_ids": _Field(IntegerWriter.many, IntegerReader.many),
     "beam": _Field(_write_beam, _read_beam),
 }
 """Every field of SamplingParams, in an order that both sides share. None is a default, so it needs no sign."""

@@ -117,6 +117,7 @@ class GenerationFields(SamplingFields):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    logprob_token_ids: TokenIds | None = None
     prompt_logprobs: Annotated[Whole | None, bounds(-1, 20)] = None
     skip_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[Whole | None, bounds(-1)] = None

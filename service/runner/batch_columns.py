@@ -75,8 +75,9 @@ class BatchColumns:
 
 
 def _num_logprobs(item: ScheduledSequence) -> int:
+    """Of the most probable tokens; 0 also where others are asked for."""
     num = item.sampling.num_logprobs
-    return -1 if num is None else num
+    return -1 if num is None else 0 if item.sampling.logprob_token_ids else num
 
 
 BATCH_COLUMNS = BatchColumns(

@@ -74,4 +74,9 @@ def _draw(
 def _joined(drawn: list[Drawn]) -> Drawn:
     token_ids = torch.cat([part.token_ids for part in drawn])
     logprobs = [part.logprobs for part in drawn if part.logprobs is not None]
-    return Drawn(token_ids, TokenLogprobs(*map(torch.cat, zip(*logprobs, strict=True))) if logprobs else None)
+    asked = [part.asked_logprobs for part in drawn if part.asked_logprobs is not None]
+    return Drawn(
+        token_ids,
+        TokenLogprobs(*map(torch.cat, zip(*logprobs, strict=True))) if logprobs else None,
+        torch.cat(asked) if asked else None,
+    )

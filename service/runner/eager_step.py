@@ -88,9 +88,10 @@ class EagerStep:
     def draw(self, logits_of: LogitsOf, step: Step, tensors: Mapping[str, Tensor]) -> Outputs:
         """All draws of the batch, at least one. tensors: by `begin`."""
         batch, asked = step.batch, list[int | None]()
-        extras = None
+        extras, asked_tokens = None, dict[int, tuple[int, ...]]()
         if not batch.is_plain:
-            extras, asked = self._sampling_rows.extras(batch)
+            asked_tokens = self._sampling_rows.asked_tokens(batch)
+            extras, asked = self._sampling_rows.extras(batch, asked_tokens)
         extras_of = cache(partial(with_grammar_masks, extras, step.plan.masks, self._device))
         of_draws = {name: tensors[name] for name in batch.draws}
         parameters = SamplingBatch(of_draws, is_greedy=not batch.draws["temperature"].any())
@@ -98,7 +99,9 @@ class EagerStep:
             parameters = replace(parameters, is_unfiltered=_is_unfiltered(batch))
         drawn = draw_all(batch, logits_of, parameters, extras_of, self._shard)
         self._drawn.note(tensors["draw_rows"], drawn.token_ids)
-        logprobs = None if drawn.logprobs is None else DrawLogprobs(drawn.logprobs, asked)
+        logprobs = None
+        if drawn.logprobs is not None:
+            logprobs = DrawLogprobs(drawn.logprobs, asked, asked_tokens, drawn.asked_logprobs)
         return Outputs(PendingTokenIds(drawn.token_ids, batch.num_draws, step.turn), logprobs)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
+from types import MappingProxyType
 from typing import cast
 
 import numpy as np
@@ -19,15 +20,33 @@ from service.sampling.logprobs import num_top_for, score
 
 
 class DrawLogprobs:
-    """The logprobs of N draws. asked: of each, how many of the most probable tokens it wants; None: no logprobs."""
+    """The logprobs of N draws. asked: of each, how many of the most probable tokens it wants; None: no logprobs.
 
-    def __init__(self, logprobs: kernel.TokenLogprobs, asked: Sequence[int | None]) -> None:
+    asked_tokens: draw -> the tokens that it wants instead, in order of the draws; asked_logprobs: a row for each.
+    """
+
+    def __init__(
+        self,
+        logprobs: kernel.TokenLogprobs,
+        asked: Sequence[int | None],
+        asked_tokens: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
+        asked_logprobs: Tensor | None = None,
+    ) -> None:
         self._copy = AsyncCopy(*logprobs)
         self._asked = asked
+        self._asked_tokens = asked_tokens
+        self._copy_of_asked = None if asked_logprobs is None else AsyncCopy(asked_logprobs)
 
     def wait(self) -> tuple[TokenLogprobs | None, ...]:
         """As in IterationResult."""
-        return _plain(self._copy.wait(), self._asked)
+        entries = list(_plain(self._copy.wait(), self._asked))
+        if self._copy_of_asked is not None:
+            (rows,) = (tensor.tolist() for tensor in self._copy_of_asked.wait())
+            for (draw, ids), values in zip(self._asked_tokens.items(), rows, strict=True):
+                entry = entries[draw]
+                assert entry is not None
+                entries[draw] = entry._replace(top=tuple(zip(ids, values, strict=False)))  # values: padded
+        return tuple(entries)
 
 
 class PromptLogprobs:

@@ -26,7 +26,7 @@ from service.runner.selective_batching import FlatBatch
 from service.runner.sequence_rows import SequenceRows
 from service.runner.staging import to_device
 from service.sampling.logprobs import num_top_for
-from service.sampling.sampler import LogitBias, Penalties, SamplingExtras, TokenBitmask
+from service.sampling.sampler import AskedTokens, LogitBias, Penalties, SamplingExtras, TokenBitmask
 from service.sampling.token_counts import TokenCounts
 
 logger = logging.getLogger(__name__)
@@ -72,6 +72,7 @@ class SamplingRows:
         self._slots = np.full(0, -1)
         self._num_prompt_tokens = np.zeros(0, np.int64)
         self._restricts = np.zeros(0, np.bool_)
+        self._asks_for_tokens = np.zeros(0, np.bool_)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -108,8 +109,18 @@ class SamplingRows:
             there = to_device(arrays, self._device)
             self._counts.note_one_each(there["slots"], token_ids.index_select(0, there["places"]))
 
-    def extras(self, batch: FlatBatch) -> tuple[SamplingExtras, list[int | None]]:
-        """What the draws ask for, and the number of top logprobs that each wants. After `update`."""
+    def asked_tokens(self, batch: FlatBatch) -> dict[int, tuple[int, ...]]:
+        """Draw -> the tokens whose logprobs it wants instead of the most probable ones, in order of the draws. After
+        `update`."""
+        rows = batch.draw_rows
+        (draws,) = (self._sequence_rows["asks_more"][rows] & self._asks_for_tokens[rows]).nonzero()
+        return {draw: self._rows[rows[draw]].sampling.logprob_token_ids for draw in draws.tolist()}
+
+    def extras(
+        self, batch: FlatBatch, asked_tokens: Mapping[int, tuple[int, ...]]
+    ) -> tuple[SamplingExtras, list[int | None]]:
+        """What the draws ask for, and the number of top logprobs that each wants. After `update`. asked_tokens: by the
+        method of this name."""
         rows = batch.draw_rows
         asks, asked = self._sequence_rows["asks_more"][rows], self._sequence_rows["num_logprobs"][rows]
         arrays: dict[str, Array] = {}
@@ -119,6 +130,9 @@ class SamplingRows:
         restrictions = _Restrictions(batch.num_draws)
         for draw in (asks & self._restricts[rows]).nonzero()[0].tolist():
             self._restrict(restrictions, draw, self._rows[rows[draw]], int(batch.draws["sample_positions"][draw]))
+        if asked_tokens:
+            arrays["asked_rows"] = np.fromiter(asked_tokens, np.int64)
+            arrays["asked_ids"] = _padded(list(asked_tokens.values()))
         there = to_device(arrays | restrictions.arrays(), self._device)
         extras = SamplingExtras(
             Penalties(self._counts.table, there["slots"]) if "slots" in there else None,
@@ -126,6 +140,7 @@ class SamplingRows:
             restrictions.bitmasks(there),
             bool(batch.draws["min_p"].any()),
             num_top_for(int(asked.max()), self._vocab_size) if (asked >= 0).any() else None,
+            AskedTokens(there["asked_rows"], there["asked_ids"]) if asked_tokens else None,
         )
         return extras, [None if num < 0 else num for num in asked.tolist()]
 
@@ -141,6 +156,7 @@ class SamplingRows:
         self._slots[item.row] = row.slot
         self._num_prompt_tokens[item.row] = row.num_prompt_tokens
         self._restricts[item.row] = row.restricts
+        self._asks_for_tokens[item.row] = bool(row.sampling.logprob_token_ids)
 
     def _reserve(self, num_rows: int) -> None:
         added = num_rows - len(self._slots)
@@ -148,6 +164,7 @@ class SamplingRows:
             self._slots = np.append(self._slots, np.full(added, -1))
             self._num_prompt_tokens = np.append(self._num_prompt_tokens, np.zeros(added, np.int64))
             self._restricts = np.append(self._restricts, np.zeros(added, np.bool_))
+            self._asks_for_tokens = np.append(self._asks_for_tokens, np.zeros(added, np.bool_))
 
     def _restrict(self, restrictions: _Restrictions, draw: int, row: SamplingRow, num_tokens: int) -> None:
         """A fault at one draw fails that draw, and with it its request alone."""
@@ -241,6 +258,14 @@ class _Restrictions:
     def bitmasks(self, there: Mapping[str, Tensor]) -> tuple[TokenBitmask, ...]:
         """there: `arrays` on the device."""
         return (TokenBitmask(torch.stack([*self._masks.values()]), there["mask_rows"]),) if self._masks else ()
+
+
+def _padded(rows: Sequence[tuple[int, ...]]) -> npt.NDArray[np.int64]:
+    """[rows, longest], filled up with token 0."""
+    padded = np.zeros((len(rows), max(map(len, rows))), np.int64)
+    for at, row in enumerate(rows):
+        padded[at, : len(row)] = row
+    return padded
 
 
 def _forbidden_now(row: SamplingRow, num_tokens: int) -> list[int]:

@@ -31,6 +31,12 @@ class Scores:
     ranks: Tensor
 
 
+def asked_logprobs(logits: Tensor, rows: Tensor, token_ids: Tensor) -> Tensor:
+    """logits [N, vocab_size]; rows [M] int64, of which token_ids [M, K] int64 are asked -> [M, K] fp32."""
+    pieces = zip(torch.split(rows, _SCORED_AT_ONCE), torch.split(token_ids, _SCORED_AT_ONCE), strict=True)
+    return torch.cat([logits.index_select(0, some).float().log_softmax(-1).gather(-1, ids) for some, ids in pieces])
+
+
 def score(hidden: Tensor, targets: Tensor, compute_logits: Callable[[Tensor], Tensor], num_top: int) -> Scores:
     """hidden [M, hidden_size], targets [M] int64: how probable each target is after its row. At least one row.
 

@@ -22,6 +22,7 @@ from kernels.apply_token_bitmask import apply_token_bitmask
 from kernels.greedy_tokens import greedy_tokens
 from kernels.sample_tokens import sample_tokens
 from kernels.token_logprobs import TokenLogprobs, token_logprobs
+from service.sampling.logprobs import asked_logprobs
 from service.sampling.vocab_shard import VocabShard
 
 
@@ -74,11 +75,25 @@ class TokenBitmask:
 
 
 @dataclass(frozen=True, slots=True)
+class AskedTokens:
+    """rows [M] int64, ascending; token_ids [M, K] int64: whose log probabilities those draws ask for."""
+
+    rows: Tensor
+    token_ids: Tensor
+
+    def part(self, first: int, stop: int) -> AskedTokens | None:
+        """Of those draws alone; None where none of them asks. Waits for the device."""
+        is_part = (self.rows >= first) & (self.rows < stop)
+        return AskedTokens(self.rows[is_part] - first, self.token_ids[is_part]) if is_part.any() else None
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingExtras:
     """What some of N draws ask for beyond `SamplingBatch`; None where none does.
 
     has_min_p: some draw has one. bitmasks are applied one after the other.
-    num_top: logprobs of the drawn tokens and of this many most probable ones.
+    num_top: logprobs of the drawn tokens and of this many most probable ones. asked: of these tokens; then num_top is
+    not None.
     """
 
     penalties: Penalties | None = None
@@ -86,9 +101,10 @@ class SamplingExtras:
     bitmasks: tuple[TokenBitmask, ...] = ()
     has_min_p: bool = False
     num_top: int | None = None
+    asked: AskedTokens | None = None
 
     def part(self, first: int, stop: int) -> SamplingExtras:
-        """Of those draws alone. Waits for the device if there is a bias."""
+        """Of those draws alone. Waits for the device if there is a bias, or tokens are asked for."""
         penalties, bias = self.penalties, self.bias
         if penalties is not None:
             penalties = Penalties(penalties.token_counts, _part(penalties.slots, first, stop))
@@ -101,6 +117,7 @@ class SamplingExtras:
             tuple(TokenBitmask(mask.bitmask, _part(mask.mask_rows, first, stop)) for mask in self.bitmasks),
             self.has_min_p,
             self.num_top,
+            None if self.asked is None else self.asked.part(first, stop),
         )
 
     @property
@@ -115,10 +132,12 @@ def _part(of_draws: Tensor, first: int, stop: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """token_ids [N] int64; logprobs (fp32, of N rows) if some draw asked for them."""
+    """token_ids [N] int64; logprobs (fp32, of N rows) if some draw asked for them. asked_logprobs [M, K]: of
+    `AskedTokens`."""
 
     token_ids: Tensor
     logprobs: TokenLogprobs | None = None
+    asked_logprobs: Tensor | None = None
 
 
 def sample(logits: Tensor, batch: SamplingBatch, *, has_min_p: bool = False, shard: VocabShard | None = None) -> Tensor:
@@ -166,4 +185,5 @@ def draw(logits: Tensor, batch: SamplingBatch, extras: SamplingExtras, shard: Vo
     token_ids = sample(logits, batch, has_min_p=extras.has_min_p, shard=shard)
     if extras.num_top is None:
         return Drawn(token_ids)
-    return Drawn(token_ids, token_logprobs(raw, token_ids, extras.num_top))
+    asked = None if extras.asked is None else asked_logprobs(raw, extras.asked.rows, extras.asked.token_ids)
+    return Drawn(token_ids, token_logprobs(raw, token_ids, extras.num_top), asked)

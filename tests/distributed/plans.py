@@ -52,6 +52,7 @@ SAMPLING = st.builds(
     min_tokens=COUNTS,
     num_logprobs=st.none() | COUNTS,
     num_prompt_logprobs=st.none() | COUNTS,
+    logprob_token_ids=tuples(IDS),
     beam=st.none() | BEAMS,
 ) | st.builds(SamplingParams, max_tokens=COUNTS)
 

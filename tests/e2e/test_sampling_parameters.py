@@ -90,6 +90,52 @@ def test_chat_logprobs_are_the_models(strict: OpenAI, oracle: Any, tokenizer: To
         assert place[str(int(row.argmax()))]["rank"] == 1
 
 
+def test_the_logprobs_of_given_tokens(strict: OpenAI, lenient: OpenAI, oracle: Any) -> None:
+    """At each step, in the order in which they were asked for, whatever a neighbour in the batch wants."""
+    given = [700, 3, 44]
+    extra: Any = {"return_token_ids": True, "return_tokens_as_token_ids": True, "logprob_token_ids": given}
+    common: Any = {"model": MODEL, "temperature": 1.2, "seed": 5, "max_tokens": 8, "n": 2}
+    chat = strict.chat.completions.create(messages=QUESTION, logprobs=True, extra_body=extra, **common)
+    prompt = (chat.model_extra or {})["prompt_token_ids"]
+    text = strict.completions.create(prompt=prompt, logprobs=1, extra_body=extra, **common)
+    chunks = lenient.completions.create(prompt=prompt, logprobs=1, extra_body=extra, stream=True, **common)
+    streamed: dict[int, list[Any]] = {0: [], 1: []}
+    for chunk in chunks:
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.logprobs.top_logprobs if choice.logprobs else []
+    for choice, same in zip(chat.choices, text.choices, strict=True):
+        output = (choice.model_extra or {})["token_ids"]
+        rows = logprobs_of(oracle, prompt + output)[len(prompt) - 1 :]
+        assert choice.logprobs is not None and choice.logprobs.content is not None and same.logprobs is not None
+        for entry, token, row in zip(choice.logprobs.content, output, rows, strict=True):
+            assert entry.logprob == pytest.approx(float(row[token]), abs=1e-3)
+            assert [top.token for top in entry.top_logprobs] == [f"token_id:{each}" for each in given]
+            assert [top.logprob for top in entry.top_logprobs] == pytest.approx(row[given].tolist(), abs=1e-3)
+        told = [
+            {**{top.token: top.logprob for top in entry.top_logprobs}, entry.token: entry.logprob}
+            for entry in choice.logprobs.content
+        ]
+        assert same.logprobs.top_logprobs == told == streamed[choice.index]
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"logprob_token_ids": [3]}, "logprob_token_ids"),
+        ({"logprob_token_ids": [10**6], "logprobs": 0}, "logprob_token_ids"),
+        ({"logprob_token_ids": [-1], "logprobs": 0}, "logprob_token_ids"),
+        ({"logprob_token_ids": [3] * 129, "logprobs": 0}, "logprob_token_ids"),
+        ({"logprob_token_ids": [3], "logprobs": 0, "echo": True}, "echo"),
+        ({"logprob_token_ids": [3], "logprobs": 0, "use_beam_search": True, "n": 2}, "logprob_token_ids"),
+    ],
+    ids=["no logprobs", "no token", "negative", "too many", "echo", "beams"],
+)
+def test_given_tokens_are_refused_where_they_mean_nothing(lenient: OpenAI, asked: Any, param: str) -> None:
+    with pytest.raises(BadRequestError) as refusal:
+        lenient.completions.create(model=MODEL, prompt="Hello", extra_body=asked)
+    assert refusal.value.param == param
+
+
 @pytest.mark.parametrize("max_tokens", [0, 6])
 def test_echo_with_logprobs_scores_a_prompt(lenient: OpenAI, oracle: Any, max_tokens: int) -> None:
     answer = lenient.completions.create(

@@ -22,6 +22,7 @@ KINDS = [
     {"logit_bias": ((3, 4.0), (9, -2.0))},
     {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.2},
     {"num_logprobs": 3},
+    {"num_logprobs": 2, "logprob_token_ids": (7, 300)},
     {"allowed_token_ids": tuple(range(40, 90))},
     {"logit_bias": ((5, 3.0),), "num_logprobs": 0, "temperature": 0.0},
 ]

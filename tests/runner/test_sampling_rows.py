@@ -35,7 +35,7 @@ class Stage:
         ids = batch.tokens["token_ids"]
         ids[batch.token_starts[: len(token_ids)]] = token_ids
         self.sampling.update(shares, columns, batch, torch.from_numpy(ids))
-        return self.sampling.extras(batch)
+        return self.sampling.extras(batch, self.sampling.asked_tokens(batch))
 
     def release(self, sequence_id):
         self.sampling.release(sequence_id % 7 + 1)

@@ -31,6 +31,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "logit_bias": ({},),
     "bad_words": ([],),
     "allowed_token_ids": (),
+    "logprob_token_ids": ([],),
     "best_of": (),
 }
 """Fields that draws heed -> the values, besides null, at which they ask for nothing."""

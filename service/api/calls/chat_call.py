@@ -13,7 +13,7 @@ from service.api.calls.legacy_functions import legacy_names, with_tools
 from service.api.calls.output_form import compile_form
 from service.api.calls.prepared_call import CallPrompts, PreparedCall
 from service.api.calls.prompt_ids import truncated
-from service.api.calls.token_checks import check_num_logprobs
+from service.api.calls.token_checks import check_asked_tokens, check_num_logprobs
 from service.api.calls.tools import output_form
 from service.api.calls.unknown_fields import unknown_fields
 from service.api.calls.validation import check_call, find_adapter
@@ -110,5 +110,5 @@ def _check_top_logprobs(fields: ChatRequest, config: ApiConfig) -> int | None:
     if not fields.logprobs:
         if num_top:
             raise InvalidRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
-        return None
-    return num_top or 0
+        return check_asked_tokens(fields.logprob_token_ids, None, "logprobs to be true")
+    return check_asked_tokens(fields.logprob_token_ids, num_top or 0, "logprobs")

@@ -11,7 +11,7 @@ from service.api.call_head import CallHead
 from service.api.calls.output_form import compile_form
 from service.api.calls.prepared_call import CallPrompts, PreparedCall
 from service.api.calls.prompt_ids import PromptBound, checked_by, text_ids, truncated, undivided
-from service.api.calls.token_checks import check_num_logprobs, check_token_ids
+from service.api.calls.token_checks import check_asked_tokens, check_num_logprobs, check_token_ids
 from service.api.calls.validation import CheckedCall, check_call, find_adapter
 from service.api.context import ApiContext
 from service.api.serving_state import GenerationDefaults, ServedModel
@@ -98,6 +98,9 @@ def _check(
     fields: CompletionRequest, config: ApiConfig, defaults: GenerationDefaults, adapter: Adapter | None
 ) -> CheckedCall:
     logprobs = check_num_logprobs("logprobs", fields.logprobs, config.max_logprobs)
+    logprobs = check_asked_tokens(fields.logprob_token_ids, logprobs, "logprobs")
+    if fields.logprob_token_ids and fields.echo:
+        raise InvalidRequest("logprob_token_ids is for tokens that are generated, not for echo.", param="echo")
     least = 0 if fields.echo or fields.prompt_logprobs is not None else 1
     return check_call(fields, config, defaults, logprobs=logprobs, least_max_tokens=least, adapter=adapter)
 

@@ -18,6 +18,7 @@ def check_members(body: Mapping[str, Any], config: ApiConfig) -> None:
     _check("logit_bias", body.get("logit_bias"), dict, config.max_logit_bias, "tokens")
     _check("stop_token_ids", body.get("stop_token_ids"), list, config.max_stop_token_ids, "ids")
     _check("allowed_token_ids", body.get("allowed_token_ids"), list, config.max_allowed_token_ids, "ids")
+    _check("logprob_token_ids", body.get("logprob_token_ids"), list, config.max_logprob_token_ids, "ids")
     _check_prompts(body.get("prompt"), config.max_prompts_per_call)
     _check("tools", body.get("tools"), list, config.max_tools, "tools")
     _check("functions", body.get("functions"), list, config.max_tools, "functions")

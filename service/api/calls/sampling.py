@@ -32,7 +32,8 @@ class CheckedSampling:
 
     n: choices that are generated; num_returned: the best of them that are shown. seed: None when the client gave none.
     by_name: parameters of SamplingParams that are the same on the wire. beam: the choices are the best beams instead of
-    draws. num_logprobs: of each drawn token. Ids are in the vocabulary only once `sampling_maker` has looked.
+    draws. num_logprobs: of each drawn token; logprob_token_ids: or of these instead. Ids are in the vocabulary only
+    once `sampling_maker` has looked.
     """
 
     n: int
@@ -43,6 +44,7 @@ class CheckedSampling:
     bad_words: tuple[str, ...]
     allowed_token_ids: tuple[int, ...] | None
     num_logprobs: int | None
+    logprob_token_ids: tuple[int, ...]
     beam: BeamParams | None
 
     @property
@@ -73,7 +75,16 @@ def check_sampling(
         by_name = {"temperature": 0.0}
     num_logprobs = 0 if logprobs is None and n > num_returned else logprobs  # the best choices are found by them
     return CheckedSampling(
-        n, num_returned, fields.seed, by_name, logit_bias, bad_words, allowed_token_ids, num_logprobs, beam
+        n=n,
+        num_returned=num_returned,
+        seed=fields.seed,
+        by_name=by_name,
+        logit_bias=logit_bias,
+        bad_words=bad_words,
+        allowed_token_ids=allowed_token_ids,
+        num_logprobs=num_logprobs,
+        logprob_token_ids=tuple(fields.logprob_token_ids or ()),
+        beam=beam,
     )
 
 
@@ -87,6 +98,7 @@ def sampling_maker(
     """
     check_token_ids([token_id for token_id, _ in sampling.logit_bias], model.vocab_size, "logit_bias")
     check_token_ids(sampling.allowed_token_ids or (), model.vocab_size, "allowed_token_ids")
+    check_token_ids(sampling.logprob_token_ids, model.vocab_size, "logprob_token_ids")
     by_name = dict(sampling.by_name)
     if by_name.get("top_k", 0) >= model.vocab_size:
         by_name["top_k"] = 0
@@ -108,6 +120,7 @@ def sampling_maker(
             allowed_token_ids=sampling.allowed_token_ids,
             num_logprobs=num_logprobs,
             num_prompt_logprobs=num_prompt_logprobs,
+            logprob_token_ids=sampling.logprob_token_ids,
             beam=sampling.beam,
             **by_name,
         )

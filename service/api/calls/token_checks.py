@@ -26,6 +26,14 @@ def check_num_logprobs(param: str, value: int | None, most: int) -> int | None:
     return most if value == -1 else value
 
 
+def check_asked_tokens(asked: Sequence[int] | None, logprobs: int | None, param: str) -> int | None:
+    """How many tokens are told beside each: those that are asked for by `logprob_token_ids`, instead of the most
+    probable ones. logprobs: by `check_num_logprobs`; None: none are wanted. param: what would ask for them."""
+    if asked and logprobs is None:
+        raise InvalidRequest(f"logprob_token_ids needs {param}.", param="logprob_token_ids")
+    return len(asked) if asked else logprobs
+
+
 def check_token_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> None:
     """Ids that a client wrote itself must be in the vocabulary."""
     for start in range(0, len(token_ids), _IDS_AT_ONCE):

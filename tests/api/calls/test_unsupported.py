@@ -29,7 +29,6 @@ ASKING = {
     "guided_json_object": True,
     "stop_regex": ["a+"],
     "custom_logit_processor": "x",
-    "logprob_token_ids": [5],
     "lora_path": "x",
     "ec_transfer_params": {"x": 1},
 }
