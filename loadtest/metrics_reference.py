@@ -12,12 +12,13 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
-from service.core.stats import AdapterUse, EngineSnapshot
+from service.core.stats import AdapterUse, EngineSnapshot, RankFacts
 from service.metrics.host_seconds import HostSeconds
 from service.metrics.instruments import Instruments
 from service.metrics.live_gauges import LiveGauges
 from service.metrics.log_loss import LogLoss
 from service.metrics.process_state import ProcessState
+from service.metrics.rank_metrics import RankMetrics
 from service.metrics.recorder import Recorder
 from service.metrics.stored_state import StoredState, StoredStateGauges
 from service.metrics.vllm_names import VllmNames
@@ -50,6 +51,10 @@ turnaround** (AdaptiveLLM) is arrival to end divided by first iteration to end: 
 the whole.
 """
 
+_RANKS = """\
+Of the other ranks: rank 0 is the process that answers here. Where one rank computes there is `headrace_ranks` alone.
+"""
+
 _VLLM = """\
 The same observations under the names that vLLM's dashboards, autoscalers and the Kubernetes inference gateway read.
 `--metrics-compat none` leaves them out. Every series has the labels `model_name` (the first served
@@ -62,6 +67,7 @@ As every Prometheus client has them; on Linux only.
 
 _SECTIONS = {
     "headrace_batch_size": ("Present state", ""),
+    "headrace_ranks": ("Ranks", _RANKS),
     "headrace_iteration_batch_size": ("Iterations", ""),
     "headrace_requests": ("Requests", _NORMALIZED),
     "headrace_http_requests": ("HTTP and process", ""),
@@ -84,6 +90,7 @@ _OPEN = {
     "max_lora": "a number",
     "adapter": "its name",
     "model": "the first served name",
+    "rank": "from 1",
     "headrace_finetuning_jobs": "of a job",
     "headrace_startup_seconds": "`total` and its parts",
     "headrace_policies": "one a policy: `scheduling`, `admission`, `preemption`, `chunks`, `prefix_cache`, `training`",
@@ -108,6 +115,7 @@ def _metrics() -> Iterator[Metric]:
     registry = CollectorRegistry()
     serves_adapters = EngineSnapshot(adapters=AdapterUse(1, 1, 1, {"": 1}, {"": 1}))
     registry.register(LiveGauges(lambda: serves_adapters))
+    registry.register(RankMetrics(lambda: [RankFacts(1, *(0,) * 7)]))
     instruments = Instruments(registry)
     recorder = Recorder(instruments)
     recorder.record_http("", "", 200, 0.0)

@@ -74,6 +74,18 @@ class LoraConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ParallelConfig:
+    """tensor_size: ranks that compute every layer together (ORCA's intra-layer parallelism), each on a device and in a
+    process of its own; 1: this process alone."""
+
+    tensor_size: int = 1
+
+    @property
+    def num_ranks(self) -> int:
+        return self.tensor_size
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """max_num_seqs: sequences in one iteration at most (ORCA's max batch size).
 

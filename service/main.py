@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 import uvloop
@@ -21,6 +21,7 @@ from service.api.serving_state import ServingState
 from service.composition.engine_assembly import make_engine
 from service.composition.finetuning import make_fine_tuning
 from service.composition.model_parts import load_model_parts
+from service.composition.ranks import make_ranks
 from service.composition.served_model import make_adapters, make_served_model
 from service.composition.storage import make_storage
 from service.composition.tracing import make_spans
@@ -43,6 +44,7 @@ from service.metrics.live_gauges import LiveGauges
 from service.metrics.load_log import LoadLog, log_load
 from service.metrics.log_loss import LogLoss
 from service.metrics.process_state import ProcessState
+from service.metrics.rank_metrics import RankMetrics
 from service.metrics.recorder import Recorder
 from service.metrics.vllm_names import VllmNames
 from service.process.daemon_thread import in_daemon_thread
@@ -111,6 +113,7 @@ class _Service:
         self._engine: AsyncEngine | None = None
         self._watchdog: asyncio.Task[None] | None = None
         self._registry = CollectorRegistry()
+        self._ranks = make_ranks(settings.parallel_config())
         self._registry.register(LogLoss(num_log_lines_lost))
         self._instruments = Instruments(self._registry)
         self._recorder = self._make_recorder(self._instruments)
@@ -129,6 +132,7 @@ class _Service:
 
     async def run(self) -> int:
         self._shutdown.listen()
+        self._start_ranks()
         url = self._server.bind()
         serving = asyncio.create_task(self._server.serve_forever())
         serving.add_done_callback(lambda _: self._on_server_end())
@@ -155,7 +159,7 @@ class _Service:
     async def _load(self) -> None:
         settings, recorder, clock = self._settings, self._recorder, self._clock
         try:
-            parts = await in_daemon_thread(lambda: load_model_parts(settings, recorder, clock), "load")
+            parts = await in_daemon_thread(lambda: load_model_parts(settings, recorder, clock, self._ranks), "load")
         except BaseException:
             self._state.set_failed()
             raise
@@ -184,6 +188,17 @@ class _Service:
         self._state.set_ready(make_served_model(settings, parts, self._engine, adapters, fine_tuning, clock))
         self._ready_s, self._ready_process_s = time.monotonic(), time.process_time()
         recorder.record_startup("total", self._ready_s - self._started_s)
+
+    def _start_ranks(self) -> None:
+        """On the main thread, with which they end. They are told to when this one has drained, and its loop ended."""
+        loop = asyncio.get_running_loop()
+
+        def tell(reason: str) -> None:
+            with suppress(RuntimeError):  # the loop is closed: the process ends already
+                loop.call_soon_threadsafe(self._on_rank_lost, reason)
+
+        self._at_end.callback(self._ranks.close)
+        self._ranks.start(tell)
 
     async def _drain(self) -> None:
         if self._engine is not None and self._settings.shutdown_delay:
@@ -223,6 +238,12 @@ class _Service:
         self._state.set_failed()
         self._shutdown.fail(f"the engine has stopped: {fault}")
 
+    def _on_rank_lost(self, reason: str) -> None:
+        self._state.set_failed()
+        if self._engine is not None:
+            self._engine.give_up(ServerError("a device of this server is lost"))
+        self._shutdown.fail(reason)
+
     def _on_hang(self, seconds: float) -> None:
         assert self._engine is not None
         self._state.set_failed()
@@ -246,6 +267,7 @@ class _Service:
         self._registry.register(ProcessState())
         self._registry.register(HostSeconds(recorder.times))
         self._registry.register(LiveGauges(self._snapshot))
+        self._registry.register(RankMetrics(self._ranks.facts))
         if self._settings.metrics_compat == "vllm":
             self._registry.register(VllmNames(instruments, self._snapshot, name))
         recorder.record_policies(self._settings.policies())

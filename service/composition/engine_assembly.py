@@ -60,7 +60,7 @@ def make_engine(
     masker = TokenBitmask(config.max_num_seqs, loaded.model_config.vocab_size, loaded.generation.eos_token_ids)
     engine = Engine(
         scheduler,
-        stand_in or loaded.runner,
+        stand_in or parts.executor,
         recorder,
         clock,
         overlap=overlap,

@@ -8,11 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from service.composition.ranks import ONE_RANK, Ranks
 from service.composition.scheduler_defaults import NUM_SEQS, default_budget, default_num_seqs, default_waiting_tokens
 from service.config import SchedulerConfig
 from service.core.clock import Clock
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
+from service.distributed.rank_task import RankTask
+from service.engine.ports import Executor
 from service.errors import ConfigError
 from service.metrics.recorder import Recorder
 from service.models.model_folder import resolve_model_folder, resolve_tokenizer_folder
@@ -29,6 +32,7 @@ from service.text.tokenizer import Tokenizer
 from service.text.tokenizer_config import read_tokenizer_config
 
 if TYPE_CHECKING:
+    from service.layers.tensor_parallel import TensorParallel
     from service.lora.adapter_store import HostAdapter
     from service.runner.load import LoadedModel
 
@@ -37,10 +41,12 @@ logger = logging.getLogger("headrace")
 
 @dataclass(frozen=True, slots=True)
 class ModelParts:
-    """template: None if the model has no chat template. cost: the predictors, calibrated if a policy needs it.
-    adapters: those of the start, by name. tokenizer_options: the fields of tokenizer_config.json."""
+    """executor: of plans, on all ranks. template: None if the model has no chat template. cost: the predictors,
+    calibrated if a policy needs it. adapters: those of the start, by name. tokenizer_options: the fields of
+    tokenizer_config.json."""
 
     loaded: LoadedModel
+    executor: Executor
     tokenizer: Tokenizer
     template: ChatTemplate | None
     scheduler: SchedulerConfig
@@ -49,13 +55,17 @@ class ModelParts:
     tokenizer_options: Mapping[str, object]
 
 
-def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock) -> ModelParts:
-    """Takes seconds to minutes, in any thread; the phases go to the recorder. Raises ModelLoadError, ConfigError."""
+def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock, ranks: Ranks = ONE_RANK) -> ModelParts:
+    """Takes seconds to minutes, in any thread; the phases go to the recorder. Raises ModelLoadError, ConfigError.
+
+    ranks: that compute together, started already.
+    """
     source = settings.model_source()
     folder = resolve_model_folder(source.model, source.revision, source.load_format)
     text_folder = folder if source.tokenizer is None else resolve_tokenizer_folder(source.tokenizer)
     started_s = time.monotonic()
     # Not imported above: torch takes seconds, and HTTP already answers 503 meanwhile.
+    from service.layers.tensor_parallel import Planned
     from service.runner.device import choose_device, memory_bytes
     from service.runner.load import load_executor
     from service.runner.memory_profile import cpu_memory
@@ -67,23 +77,39 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock) -> Mo
     device = choose_device(source.device)
     is_gpu, device_bytes = device.type == "cuda", memory_bytes(device)
     cache = settings.cache_config()
+    planned = Planned(settings.tensor_parallel_size)
     scheduler = settings.scheduler_config(
-        default_num_seqs(device_bytes, *ModelSize.of(source, folder, device), cache) if is_gpu else NUM_SEQS,
+        default_num_seqs(device_bytes, *ModelSize.of(source, folder, device, planned), cache) if is_gpu else NUM_SEQS,
         default_budget(device_bytes, is_gpu=is_gpu),
         default_waiting_tokens(cpu_memory()[0]),
     )
     started_s = time.monotonic()
-    loaded = load_executor(
+    task = RankTask(
         source,
         folder,
         cache,
         scheduler.max_num_seqs,
         scheduler.max_num_batched_tokens,
-        _ProgressLog(),
-        enforce_eager=settings.enforce_eager,
-        choices_file=settings.choices,
-        lora=settings.lora_config(),
+        settings.enforce_eager,
+        settings.log_level,
     )
+
+    def load(parallel: TensorParallel) -> LoadedModel:
+        return load_executor(
+            source,
+            folder,
+            cache,
+            scheduler.max_num_seqs,
+            scheduler.max_num_batched_tokens,
+            _ProgressLog(),
+            enforce_eager=settings.enforce_eager,
+            choices_file=settings.choices,
+            lora=settings.lora_config(),
+            parallel=parallel,
+        )
+
+    loaded = ranks.load(task, load)
+    executor = ranks.executor(loaded.runner)
     recorder.record_startup("model", time.monotonic() - started_s)
     for phase, seconds in loaded.phases.items():
         recorder.record_startup(phase, seconds)
@@ -93,9 +119,9 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock) -> Mo
         tokenizer = dummy_tokenizer(loaded.model_config.vocab_size)
     else:
         tokenizer = Tokenizer.from_folder(text_folder)
-    cost = _make_cost(settings, loaded, scheduler, recorder, clock)
+    cost = _make_cost(settings, loaded, executor, scheduler, recorder, clock)
     options = read_tokenizer_config(text_folder).options
-    return ModelParts(loaded, tokenizer, template, scheduler, cost, _read_adapters(settings, loaded), options)
+    return ModelParts(loaded, executor, tokenizer, template, scheduler, cost, _read_adapters(settings, loaded), options)
 
 
 def _read_adapters(settings: Settings, loaded: LoadedModel) -> dict[str, HostAdapter]:
@@ -114,7 +140,12 @@ def _check_template_options(template: ChatTemplate | None, options: Mapping[str,
 
 
 def _make_cost(
-    settings: Settings, loaded: LoadedModel, scheduler: SchedulerConfig, recorder: Recorder, clock: Clock
+    settings: Settings,
+    loaded: LoadedModel,
+    executor: Executor,
+    scheduler: SchedulerConfig,
+    recorder: Recorder,
+    clock: Clock,
 ) -> PreemptionCost:
     """The predictors; timed now if something depends on them from the first request on, else learnt on the way."""
     iteration_time, swap_time = IterationTime(loaded.runner.padded_size), SwapTime()
@@ -122,7 +153,7 @@ def _make_cost(
         started_s = time.monotonic()
 
         def execute(plan: IterationPlan) -> IterationResult:
-            return loaded.runner.launch(plan).wait()
+            return executor.launch(plan).wait()
 
         num_blocks, num_host_blocks = loaded.num_blocks, loaded.num_host_blocks
         calibrate_transfers(execute, swap_time, clock, num_blocks=num_blocks, num_host_blocks=num_host_blocks)

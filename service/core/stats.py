@@ -200,3 +200,21 @@ class EngineSnapshot(NamedTuple):
     distinct_waiting_tokens: int = 0
     adapters: AdapterUse = NO_ADAPTERS
     arena_blocks: int = 0
+
+
+class RankFacts(NamedTuple):
+    """What a rank tells of itself, since its start.
+
+    memory_bytes: of a GPU, that its process's allocator has taken. kv_bytes: its part of the KV cache. num_messages,
+    latency_s, max_latency_s: control messages that it took; from writing to taking them all, and the longest, without
+    the time in which the rank was busy. busy_s: its host carried out plans. waiting_s: it waited for one.
+    """
+
+    rank: int
+    memory_bytes: int
+    kv_bytes: int
+    num_messages: int
+    latency_s: float
+    max_latency_s: float
+    busy_s: float
+    waiting_s: float

@@ -7,6 +7,7 @@ what the ranks agree on while they load (`TensorParallel.of_first`, `least`), th
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
@@ -59,3 +60,13 @@ def main(lifeline: Connection, prepare: Callable[[], Load]) -> int:
         logger.critical("this rank has failed", exc_info=True)
         lifeline.send(RankFault(f"{type(fault).__name__}: {fault}"))
     return 1
+
+
+def _import_torch() -> Load:
+    from service.distributed.rank_model import load_rank
+
+    return load_rank
+
+
+if __name__ == "__main__":
+    sys.exit(main(Connection(int(sys.argv[1])), _import_torch))

@@ -20,7 +20,7 @@ _GIBIBYTE = 1 << 30
 def check_model(settings: Settings) -> Iterator[Finding]:
     source = settings.model_source()
     try:
-        check_model_source(source)
+        check_model_source(source, settings.tensor_parallel_size)
         folder = local_folder(source.model, source.revision)
         if folder is None:
             yield _hub_model(source.model, source.revision)
@@ -60,13 +60,14 @@ def room_for(settings: Settings, folder: Path) -> Room:
     """Raises ModelLoadError."""
     import torch
 
+    from service.layers.tensor_parallel import Planned
     from service.runner.device import choose_device
     from service.runner.memory_profile import cpu_memory, profile_cpu
     from service.runner.model_size import ModelSize
 
     source, wanted = settings.model_source(), settings.cache_config().memory_bytes
     device = choose_device(source.device)
-    size = ModelSize.of(source, folder, device)
+    size = ModelSize.of(source, folder, device, Planned(settings.tensor_parallel_size))
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         usable = int(settings.gpu_memory_utilization * total) - (total - free) - size.weights_bytes

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from service.layers.layer import Layer
 from service.layers.projection import Projection, shape_name
-from service.layers.shard import Shard, vocab_share, vocab_share_size
+from service.layers.shard import Shard, vocab_share
 from service.layers.tensor_parallel import TensorParallel
+from service.layers.vocab_division import vocab_share_size
 
 _HEAD_NAME = "lm_head.weight"
 """The name that a head with a weight of its own has in the checkpoints of every family."""

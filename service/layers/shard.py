@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 
 from service.layers.tensor_parallel import TensorParallel
-
-_VOCAB_ALIGNMENT = 16
-"""Of a rank's first id: four ids get their noise together (kernels/gumbel_argmax.py), and a GPU reads rows of logits
-best that begin at such multiples."""
+from service.layers.vocab_division import vocab_share_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +55,8 @@ def kv_head_share(num_kv_heads: int, parallel: TensorParallel) -> range:
     return range(first, first + 1)
 
 
-def vocab_share_size(vocab_size: int, num_ranks: int) -> int:
-    """Ids of every rank but the last one, which may have fewer; its weights have as many rows all the same."""
-    return -(-vocab_size // (num_ranks * _VOCAB_ALIGNMENT)) * _VOCAB_ALIGNMENT
-
-
 def vocab_share(vocab_size: int, parallel: TensorParallel) -> range:
-    """This rank's ids, one at least: fewer are refused before (service/models/registry.py)."""
+    """This rank's ids, one at least: fewer are refused before (service/models/rank_division.py)."""
     size = vocab_share_size(vocab_size, parallel.size)
     return range(size * parallel.rank, min(size * (parallel.rank + 1), vocab_size))
 

@@ -75,3 +75,10 @@ class Alone:
 
 
 ALONE = Alone()
+
+
+class Planned(Alone):
+    """The first of `size` ranks that are not there: nothing is computed by it, but what it would hold is counted."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size

@@ -7,8 +7,6 @@ from types import MappingProxyType
 
 import torch
 
-from service.errors import ConfigError
-from service.layers.shard import vocab_share_size
 from service.layers.tensor_parallel import ALONE, TensorParallel
 from service.models.causal_lm import CausalLM
 from service.models.gpt2 import Gpt2
@@ -19,6 +17,7 @@ from service.models.model_config import ModelConfig
 from service.models.olmoe import Olmoe
 from service.models.opt import Opt
 from service.models.qwen3 import Qwen3
+from service.models.rank_division import check_divides
 
 ARCHITECTURES: Mapping[str, Callable[[ModelConfig], CausalLM]] = MappingProxyType(
     {
@@ -48,20 +47,3 @@ def build_model(config: ModelConfig, parallel: TensorParallel = ALONE) -> Causal
             check_divides(config, parallel.size)
             model.shard(parallel)
         return model
-
-
-def check_divides(config: ModelConfig, num_ranks: int) -> None:
-    """Raises ConfigError naming what so many ranks cannot share."""
-    faults = [
-        f"{name} {size}"
-        for name, size in (("attention heads", config.num_heads), ("MLP inner size", config.intermediate_size))
-        if size % num_ranks
-    ]
-    if config.num_kv_heads % num_ranks and num_ranks % config.num_kv_heads:
-        faults.append(f"key-value heads {config.num_kv_heads}, nor the other way round")
-    if config.vocab_size <= (num_ranks - 1) * vocab_share_size(config.vocab_size, num_ranks):
-        faults.append(f"vocabulary {config.vocab_size}, at least 16 ids a rank")
-    if config.experts is not None:
-        raise ConfigError("tensor-parallel-size: a mixture of experts is served by one rank only")
-    if faults:
-        raise ConfigError(f"tensor-parallel-size: {num_ranks} does not divide the model's {'; '.join(faults)}")

@@ -24,14 +24,15 @@ def memory_bytes(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else 0
 
 
-def use_cores(device: torch.device) -> int:
-    """Let torch use as many threads as this process has cores; returns how many.
+def use_cores(device: torch.device, num_ranks: int = 1) -> int:
+    """Let torch use as many threads as this process has cores, or its share of them where several ranks compute here;
+    returns how many.
 
     Torch itself counts the machine's cores, also where a container may use fewer, and threads that have to share a
     core wait for each other in every operation. OMP_NUM_THREADS, when set, is left in charge.
     """
     if device.type == "cpu" and not os.environ.get("OMP_NUM_THREADS"):
-        torch.set_num_threads(available_cores())
+        torch.set_num_threads(max(1, available_cores() // num_ranks))
     return torch.get_num_threads()
 
 

@@ -108,7 +108,7 @@ def load_executor(
     generation = load_generation_config(folder, config)
     max_model_len = context_length(config, source.max_model_len)
     device = choose_device(source.device)
-    num_threads = use_cores(device)
+    num_threads = use_cores(device, parallel.size)
     timer = timer or timer_of(device)
     dtype = _chosen_dtype(source, file, device, config, timer, parallel)
     if device.type == "cpu":

@@ -26,6 +26,7 @@ from service.config import (
     ListenAddress,
     LoraConfig,
     ModelSource,
+    ParallelConfig,
     SchedulerConfig,
 )
 from service.errors import ConfigError
@@ -77,6 +78,9 @@ class Settings(BaseSettings):
     )
     dtype: Literal["auto", "bfloat16", "float32"] = Field("auto", description="type of weights and KV cache")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto is the GPU if there is one")
+    tensor_parallel_size: int = Field(
+        1, ge=1, le=64, description="GPUs that compute every layer together, each with its part of the weights"
+    )
     max_model_len: TokenCount | None = Field(
         None, ge=2, description="context length in tokens (8192, 8k, 8K); the model's own if left out"
     )
@@ -290,6 +294,13 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _check_ranks(self) -> Settings:
+        if self.tensor_parallel_size > 1 and self.lora_config() is not None:
+            names = "lora-modules, lora-dir and enable-finetuning"
+            raise ValueError(f"tensor-parallel-size {self.tensor_parallel_size}: {names} need one rank, for now")
+        return self
+
+    @model_validator(mode="after")
     def _check_body_bytes(self) -> Settings:
         if self.max_total_body_bytes < self.max_body_bytes:
             raise ValueError("max-total-body-bytes must be at least max-body-bytes")
@@ -362,6 +373,9 @@ class Settings(BaseSettings):
             self.max_cpu_loras,
             trains=self.enable_finetuning,
         )
+
+    def parallel_config(self) -> ParallelConfig:
+        return ParallelConfig(self.tensor_parallel_size)
 
     def scheduler_config(
         self, default_num_seqs: int, default_num_batched_tokens: int, default_waiting_tokens: int

@@ -18,7 +18,7 @@ OURS = {
     "errors": set(),
     "settings": {"config", "errors"},
     "cli": {"composition", "core", "errors", "settings", "main", "process", "chat_client", "doctor"},
-    "doctor": {"composition", "settings", "models", "runner", "text", "process", *EVERYONE_MAY},
+    "doctor": {"composition", "settings", "models", "layers", "runner", "text", "process", *EVERYONE_MAY},
     "__main__": {"cli"},
     "http": EVERYONE_MAY,
     "process": {"core", "engine", "errors"},

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from service.composition.start_checks import check_model_source
-from service.errors import ModelLoadError
+from service.errors import ConfigError, ModelLoadError
 from service.settings.settings import QUICKSTART_MODEL, Settings
 
 ROOT = Path(__file__).parents[2]
@@ -68,3 +68,10 @@ def test_the_command_says_so_in_one_line_within_a_second_and_without_torch(kind:
     assert done.stdout.split() == ["2", "False", "True"]
     assert done.stderr.startswith("headrace serve: model: ")
     assert done.stderr.count("\n") == 1
+
+
+def test_ranks_that_cannot_share_the_model_are_refused_with_the_numbers():
+    source = Settings().model_source()
+    check_model_source(source, 2)
+    with pytest.raises(ConfigError, match="tensor-parallel-size: 3 does not divide the model's attention heads"):
+        check_model_source(source, 3)

@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from service.layers.shard import Shard, even_share, kv_head_share, local, vocab_share, vocab_share_size
+from service.layers.shard import Shard, even_share, kv_head_share, local, vocab_share
 from service.layers.tensor_parallel import Alone
+from service.layers.vocab_division import vocab_share_size
 
 
 class Rank(Alone):

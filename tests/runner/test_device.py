@@ -40,6 +40,7 @@ def test_threads_are_the_cores_unless_the_environment_says_otherwise(monkeypatch
     try:
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
         assert use_cores(CPU) == available_cores()
+        assert [use_cores(CPU, num_ranks) for num_ranks in (available_cores(), 1000)] == [1, 1]
         torch.set_num_threads(1)
         monkeypatch.setenv("OMP_NUM_THREADS", "1")
         assert use_cores(CPU) == 1

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from service.config import ParallelConfig
 from service.errors import ConfigError
 from service.settings.reader import read_settings
 from service.settings.settings import QUICKSTART_MODEL, QUICKSTART_NAME, Settings
@@ -217,3 +218,12 @@ def test_responses_are_kept_if_the_operator_says_so() -> None:
     sized = read_settings(["--responses-store", "--responses-store-size", "1GiB"]).api_config()
     assert sized.responses_store_bytes == 2**30
     assert read_settings(["--responses-store-size", "1GiB"]).api_config().responses_store_bytes == 0
+
+
+def test_several_ranks_serve_no_adapters_and_train_none():
+    assert read_settings([]).parallel_config().num_ranks == 1
+    settings = read_settings(["--tensor-parallel-size", "4"])
+    assert settings.parallel_config() == ParallelConfig(4)
+    for others in (["--lora-dir", "there"], ["--lora-modules", "a=b"], ["--enable-finetuning"]):
+        with pytest.raises(ConfigError, match=r"tensor-parallel-size 2: lora-modules, lora-dir .* one rank"):
+            read_settings(["--tensor-parallel-size", "2", *others])

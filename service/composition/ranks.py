@@ -1,0 +1,158 @@
+"""The ranks that compute together, from their start to their end; and the one rank that needs nothing of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from service.config import ParallelConfig
+from service.core.stats import RankFacts
+from service.distributed.rank_loss import RankLoss
+from service.distributed.rank_processes import WORKER, RankProcesses
+from service.distributed.rank_status import Fact
+from service.distributed.rank_task import RankTask
+from service.distributed.rank_watch import LOOK_EVERY_S, RankWatch
+from service.distributed.told_executor import ToldExecutor
+from service.engine.ports import Executor
+from service.errors import ConfigError, ModelLoadError, ServerError
+
+if TYPE_CHECKING:
+    from service.layers.tensor_parallel import TensorParallel
+    from service.runner.load import LoadedModel
+
+logger = logging.getLogger("headrace")
+
+LOST_IS_KNOWN_WITHIN_S = 10 * LOOK_EVERY_S
+"""Where a rank has ended, rank 0's next exchange with it fails; why it has ended is known a moment later."""
+
+
+class Ranks(Protocol):
+    """Whoever has called `start` calls `close` in the end, whatever happened between them."""
+
+    def start(self, on_loss: Callable[[str], None]) -> None:
+        """On the process's main thread. on_loss(reason): called once if nothing can be computed any more, from any
+        thread."""
+        ...
+
+    def load(self, task: RankTask, load: Callable[[TensorParallel], LoadedModel]) -> LoadedModel:
+        """Have every rank load its part, this one by `load`; returns once all can compute. In any thread. Raises what
+        `load` raises, and ModelLoadError with a rank's own words if that one could not."""
+        ...
+
+    def executor(self, local: Executor) -> Executor:
+        """Of plans, on all ranks; local: of this one's part. After `load`."""
+        ...
+
+    def facts(self) -> Sequence[RankFacts]:
+        """Of each rank but this one. Any thread."""
+        ...
+
+    def close(self) -> None:
+        """Returns once no other rank runs any more."""
+        ...
+
+
+class OneRank:
+    """This process computes alone."""
+
+    def start(self, on_loss: Callable[[str], None]) -> None:
+        pass
+
+    def load(self, task: RankTask, load: Callable[[TensorParallel], LoadedModel]) -> LoadedModel:
+        from service.layers.tensor_parallel import ALONE  # which brings torch: loaded by now
+
+        return load(ALONE)
+
+    def executor(self, local: Executor) -> Executor:
+        return local
+
+    def facts(self) -> Sequence[RankFacts]:
+        return ()
+
+    def close(self) -> None:
+        pass
+
+
+ONE_RANK = OneRank()
+
+
+class SeveralRanks:
+    """This process is rank 0 of several. worker: as RankProcesses takes it."""
+
+    def __init__(self, config: ParallelConfig, worker: Sequence[str] = WORKER) -> None:
+        self._num_ranks = config.num_ranks
+        self._worker = worker
+        self._processes: RankProcesses | None = None
+        self._watch: RankWatch | None = None
+        self._loss: RankLoss | None = None
+
+    def start(self, on_loss: Callable[[str], None]) -> None:
+        self._processes = RankProcesses(self._num_ranks, self._worker)
+        pids = [self._processes.pid(rank) for rank in range(1, self._num_ranks)]
+        logger.info("rank 0 of %d is this process; the others are %s", self._num_ranks, ", ".join(map(str, pids)))
+        self._loss = RankLoss(lambda reason: self._lose(on_loss, reason))
+        self._watch = RankWatch(self._processes, self._loss)
+        self._watch.start()
+
+    def load(self, task: RankTask, load: Callable[[TensorParallel], LoadedModel]) -> LoadedModel:
+        from service.distributed.process_groups import join_ranks  # which bring torch: loaded by now
+        from service.distributed.rank_device import rank_device
+
+        assert self._processes is not None and self._watch is not None and self._loss is not None
+        try:
+            device = rank_device(task.source.device, 0, self._num_ranks)
+            self._processes.tell(task)
+            loaded = load(join_ranks(0, self._num_ranks, self._processes.meeting_point, device))
+            self._watch.wait_until_ready()
+        except ConfigError:
+            raise
+        except (OSError, RuntimeError, ServerError) as fault:
+            # Of torch.distributed, perhaps, where another rank has ended.
+            deadline_s = time.monotonic() + LOST_IS_KNOWN_WITHIN_S
+            while self._loss.reason is None and time.monotonic() < deadline_s:
+                time.sleep(LOOK_EVERY_S)
+            if self._loss.reason is None:
+                raise
+            raise ModelLoadError(self._loss.reason) from fault
+        return loaded
+
+    def executor(self, local: Executor) -> Executor:
+        assert self._processes is not None and self._loss is not None
+        return ToldExecutor(local, self._processes.writer, self._processes.statuses, self._loss)
+
+    def facts(self) -> Sequence[RankFacts]:
+        if self._processes is None:
+            return ()
+        get = self._processes.statuses.get
+        return tuple(
+            RankFacts(
+                rank,
+                memory_bytes=get(rank, Fact.MEMORY_BYTES),
+                kv_bytes=get(rank, Fact.KV_BYTES),
+                num_messages=get(rank, Fact.MESSAGES),
+                latency_s=get(rank, Fact.LATENCY_NS) / 1e9,
+                max_latency_s=get(rank, Fact.MAX_LATENCY_NS) / 1e9,
+                busy_s=get(rank, Fact.BUSY_NS) / 1e9,
+                waiting_s=get(rank, Fact.WAITING_NS) / 1e9,
+            )
+            for rank in range(1, self._num_ranks)
+        )
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
+        if self._processes is not None:
+            self._processes.close()
+
+    def _lose(self, on_loss: Callable[[str], None], reason: str) -> None:
+        """The others cannot go on without the one, nor may they keep this process waiting in an exchange."""
+        assert self._processes is not None
+        on_loss(reason)
+        self._processes.kill()
+
+
+def make_ranks(config: ParallelConfig) -> Ranks:
+    """Nothing is started yet."""
+    return ONE_RANK if config.num_ranks == 1 else SeveralRanks(config)

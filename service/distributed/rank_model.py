@@ -1,0 +1,38 @@
+"""A rank's part of the model, loaded as every rank loads its own: the same code in the same order, on all of them."""
+
+from __future__ import annotations
+
+import torch
+
+from service.distributed.process_groups import join_ranks
+from service.distributed.rank_device import rank_device, stay_near
+from service.distributed.rank_task import Inherited, RankModel, RankTask
+from service.runner.load import load_executor
+
+SPINS_S = 0.02
+"""Longer than from one message to the next while there is work. On a CPU the cores that would spin compute."""
+
+
+def load_rank(inherited: Inherited, task: RankTask) -> RankModel:
+    """Raises ConfigError or ModelLoadError as `load_executor` does, and what torch raises where another rank is
+    gone."""
+    rank, num_ranks = inherited.rank, inherited.num_ranks
+    device = rank_device(task.source.device, rank, num_ranks)
+    stay_near(device)
+    parallel = join_ranks(rank, num_ranks, f"/proc/self/fd/{inherited.meeting_point}", device)
+    loaded = load_executor(
+        task.source,
+        task.folder,
+        task.cache,
+        task.max_num_seqs,
+        task.max_num_batched_tokens,
+        enforce_eager=task.enforce_eager,
+        parallel=parallel,
+    )
+    spins_s = SPINS_S if device.type == "cuda" else 0.0
+    return RankModel(loaded.runner, loaded.memory.kv_cache_bytes, lambda: reserved_bytes(device), spins_s)
+
+
+def reserved_bytes(device: torch.device) -> int:
+    """What this process's allocator has taken of a GPU; 0 on a CPU."""
+    return int(torch.cuda.memory_reserved(device)) if device.type == "cuda" else 0

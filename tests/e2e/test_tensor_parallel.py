@@ -1,0 +1,175 @@
+"""`--tensor-parallel-size 2` on a CPU, from outside: two processes answer as one does, and end together."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from tests.distributed.test_rank_processes import comes_true, is_running, stop
+from tests.e2e.server_process import ServerProcess
+from tests.e2e.test_full_cache import CALLS, FLAGS, NUM_CLIENTS
+from tests.e2e.test_hasty_threads import events, said, whole
+
+TWO_RANKS = (*FLAGS, "--kv-cache-memory", "564KiB", "--tensor-parallel-size", "2")
+"""As many blocks as one rank has with FLAGS, each of half the size."""
+
+ROOMY = "--dtype float32 --device cpu --kv-cache-memory 16MiB --tensor-parallel-size 2".split()
+
+LONG = {"model": "headrace-quickstart", "prompt": "x", "max_tokens": 1500, "ignore_eos": True}
+LOST_WITHIN_S = 10.0
+
+
+def others(server: ServerProcess) -> list[int]:
+    """Process ids of the ranks that are not the server's own."""
+    (line,) = (line for line in server.log if "rank 0 of 2 is this process" in line)
+    return [int(pid) for pid in re.findall(r"\d+", line.split("the others are")[1])]
+
+
+def metrics(server: ServerProcess) -> Counter[str]:
+    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    return Counter({line.split()[0]: float(line.split()[1]) for line in lines if not line.startswith("#")})
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with ServerProcess(*TWO_RANKS) as server:
+        yield server
+
+
+def test_every_parameter_gets_the_tokens_that_one_process_gives_in_a_cache_that_is_too_small(server: ServerProcess):
+    """Chat and completions, streams, n, beams, grammars, logprobs, penalties, the prefix cache, prompts in chunks and
+    preemption by swapping, each beside all others: as one process answers each alone, in fp32."""
+    with ServerProcess(*FLAGS) as alone, httpx.Client(base_url=alone.url, timeout=60) as http:
+        expected = [said(whole(http, path, body)["choices"]) for path, body in CALLS]
+    order = list(range(len(CALLS)))
+    random.Random(0).shuffle(order)
+
+    def ask(number: int) -> None:
+        path, body = CALLS[number]
+        if number % 2:
+            choices = [choice for event in events(http, path, body) for choice in event["choices"]]
+        else:
+            choices = whole(http, path, body)["choices"]
+        assert said(choices) == expected[number], body
+
+    with httpx.Client(base_url=server.url, timeout=120) as http, ThreadPoolExecutor(NUM_CLIENTS) as pool:
+        list(pool.map(ask, order))
+    told = metrics(server)
+    assert all(told[f'headrace_preemptions_total{{kind="{kind}"}}'] > 0 for kind in ("recompute", "swap"))
+    assert told["headrace_prefix_cache_hit_tokens_total"] > 0
+    assert told["headrace_ranks"] == 2
+    assert told['headrace_rank_control_messages_total{rank="1"}'] > told['headrace_iterations_total{launch="kernels"}']
+    assert told['headrace_rank_kv_bytes{rank="1"}'] > 0
+    server.wait_for_gauge("headrace_kv_blocks_used", 0)
+
+
+def test_a_client_that_leaves_frees_what_it_held(server: ServerProcess):
+    with (
+        pytest.raises(httpx.ReadTimeout),
+        httpx.stream("POST", f"{server.url}/v1/completions", json={**LONG, "stream": True}, timeout=1.0) as response,
+    ):
+        for _ in response.iter_bytes():
+            raise httpx.ReadTimeout("the client has lost interest")
+    server.wait_for_gauge("headrace_kv_blocks_used", 0)
+
+
+def test_sigterm_lets_the_running_request_finish_and_ends_every_rank(server: ServerProcess):
+    """The last one of this server. A terminal sends the signal to each process, which is no reason for the others."""
+    answers = Answers(server, 1, {**LONG, "max_tokens": 100})
+    server.wait_for_gauge("headrace_requests_running", 1)
+    for pid in others(server):
+        os.kill(pid, signal.SIGTERM)
+    server.terminate()
+    assert server.wait(30) == 0
+    (lines,) = answers.lines()
+    assert lines[-1] == "data: [DONE]"
+    assert '"finish_reason":"length"' in lines[-2]
+    assert not any(map(is_running, others(server)))
+
+
+class Answers:
+    """What streams got, line by line, until they ended: `num` of them, in threads."""
+
+    def __init__(self, server: ServerProcess, num: int, body: dict[str, object]) -> None:
+        self._lines: list[list[str]] = [[] for _ in range(num)]
+        self._threads = [
+            threading.Thread(target=self._read, args=(f"{server.url}/v1/completions", {**body, "stream": True}, lines))
+            for lines in self._lines
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _read(self, url: str, body: dict[str, object], lines: list[str]) -> None:
+        with httpx.stream("POST", url, json=body, timeout=60) as response:
+            for line in response.iter_lines():
+                if line:
+                    lines.append(line)
+
+    def lines(self) -> list[list[str]]:
+        """Once all have ended."""
+        for thread in self._threads:
+            thread.join(60)
+        return self._lines
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_a_lost_rank_ends_each_request_in_one_error_and_the_process_with_status_1_in_time(how: str):
+    with ServerProcess(*ROOMY) as server:
+        (other,) = others(server)
+        answers = Answers(server, 4, LONG)
+        server.wait_for_gauge("headrace_requests_running", 4)
+        lost_s = time.monotonic()
+        if how == "killed":
+            os.kill(other, signal.SIGKILL)
+        else:
+            stop(other)
+        unhealthy = comes_true(lambda: not is_healthy(server), LOST_WITHIN_S)
+        assert server.wait(30) == 1
+        assert time.monotonic() - lost_s < LOST_WITHIN_S
+        assert unhealthy
+        for lines in answers.lines():
+            assert [line for line in lines if "error" in line] == [lines[-2]]
+            assert lines[-1] == "data: [DONE]"
+        assert not is_running(other)
+    told = {"killed": "rank 1 has ended by SIGKILL", "stopped": "rank 1 gives no sign of life"}
+    assert told[how] in "".join(server.log)
+
+
+def is_healthy(server: ServerProcess) -> bool:
+    try:
+        return httpx.get(f"{server.url}/health", timeout=2).status_code == 200
+    except httpx.HTTPError:  # it has ended
+        return False
+
+
+def test_no_rank_is_left_where_the_first_is_killed_while_all_load():
+    with ServerProcess(*TWO_RANKS, wait_until_ready=False) as server:
+        server.wait_for_line("rank 0 of 2 is this process")
+        (other,) = others(server)
+        assert is_running(other)
+        server.process.kill()
+        assert comes_true(lambda: not is_running(other), LOST_WITHIN_S)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--tensor-parallel-size", "3"), "tensor-parallel-size: 3 does not divide the model's"),
+        (("--tensor-parallel-size", "2", "--lora-dir", "."), "tensor-parallel-size 2: lora-modules, lora-dir"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_loaded(arguments: tuple[str, ...], words: str):
+    with ServerProcess("--device", "cpu", *arguments, wait_until_ready=False) as server:
+        assert server.wait(60) in (1, 2)
+    assert words in "".join(server.log)
+    assert "rank 0 of" not in "".join(server.log)

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from service.core.stats import RankFacts
+from service.metrics.rank_metrics import RankMetrics
+
+
+def shown(*facts: RankFacts) -> dict[str, float]:
+    registry = CollectorRegistry()
+    registry.register(RankMetrics(lambda: facts))
+    lines = [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+
+def test_one_rank_has_nothing_to_tell_of_others():
+    assert shown() == {"headrace_ranks": 1}
+
+
+def test_every_fact_of_every_other_rank_is_shown_under_its_number():
+    ranks = [RankFacts(rank, *(100.0 * rank + number for number in range(1, 8))) for rank in (1, 2)]
+    values = shown(*ranks)
+    assert values.pop("headrace_ranks") == 3
+    assert sorted(values.values()) == sorted(value for facts in ranks for value in facts[1:])
+    assert values['headrace_rank_memory_bytes{rank="2"}'] == 201
+    assert values['headrace_rank_control_latency_seconds_total{rank="1"}'] == 104
