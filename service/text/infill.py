@@ -3,34 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from enum import Enum, auto
 from functools import partial
 
 from service.text.any_of import AnyOf
 from service.text.tokenizer import Tokenizer
 
-_PREFIX, _SUFFIX = 0, 1
-_FORMS: tuple[tuple[str | int, ...], ...] = (
-    ("<|fim_prefix|>", _PREFIX, "<|fim_suffix|>", _SUFFIX, "<|fim_middle|>"),  # Qwen2.5-Coder, CodeGemma
-    ("<fim_prefix>", _PREFIX, "<fim_suffix>", _SUFFIX, "<fim_middle>"),  # StarCoder 1 and 2, Granite Code
-    ("<｜fim▁begin｜>", _PREFIX, "<｜fim▁hole｜>", _SUFFIX, "<｜fim▁end｜>"),  # noqa: RUF001 - DeepSeek-Coder spells so
-    ("[SUFFIX]", _SUFFIX, "[PREFIX]", _PREFIX),  # Codestral
+
+class Part(Enum):
+    """A text of the request in its place. CONTINUED: a tokenizer that puts a space before each text puts none here."""
+
+    PREFIX = auto()
+    SUFFIX = auto()
+    CONTINUED_SUFFIX = auto()
+
+
+_FORMS: tuple[tuple[str | Part, ...], ...] = (
+    ("<|fim_prefix|>", Part.PREFIX, "<|fim_suffix|>", Part.SUFFIX, "<|fim_middle|>"),  # Qwen2.5-Coder, CodeGemma
+    ("<fim_prefix>", Part.PREFIX, "<fim_suffix>", Part.SUFFIX, "<fim_middle>"),  # StarCoder 1 and 2, Granite Code
+    ("<fim-prefix>", Part.PREFIX, "<fim-suffix>", Part.SUFFIX, "<fim-middle>"),  # SantaCoder
+    ("<｜fim▁begin｜>", Part.PREFIX, "<｜fim▁hole｜>", Part.SUFFIX, "<｜fim▁end｜>"),  # noqa: RUF001 - DeepSeek-Coder spells so
+    ("<[fim-suffix]>", Part.SUFFIX, "<[fim-prefix]>", Part.PREFIX, "<[fim-middle]>"),  # Seed-Coder
+    ("▁<PRE>", Part.PREFIX, "▁<SUF>", Part.CONTINUED_SUFFIX, "▁<MID>"),  # CodeLlama
+    ("[SUFFIX]", Part.SUFFIX, "[PREFIX]", Part.PREFIX),  # Codestral
 )
+_ENDS = ("▁<EOT>", "<|endoftext|>", "<|file_separator|>", "<|file_sep|>", "<file_sep>", "<|fim_pad|>", "<fim_pad>")
+"""What these models write behind a middle. Not all are among the tokens at which a chat's turn ends."""
 _CUT = "\udfff"
 """In no text that came as UTF-8."""
+_BEFORE = "\ue000"
+"""In no vocabulary: a byte-fallback tokenizer spells it by three bytes, which never become one token with others."""
 
 
 class Infill:
     """Made by `infill_of`. Any thread."""
 
-    def __init__(self, tokenizer: Tokenizer, form: tuple[str | int, ...]) -> None:
+    def __init__(self, tokenizer: Tokenizer, form: tuple[str | Part, ...]) -> None:
         self._tokenizer = tokenizer
         self._form = form
+        self._before = [] if tokenizer.token_bytes is not None else self._ids(_BEFORE)
         self._marks = AnyOf(
             [
                 *(tokenizer.added_tokens[i] for i in tokenizer.special_ids),
-                *(each for each in form if isinstance(each, str)),
+                *(spelled for each in form if isinstance(each, str) for spelled in (each, each.replace("▁", " "))),
             ]
         )
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens at which the middle ends: those that these models write there, and their marks."""
+        marks = (each for each in self._form if isinstance(each, str))
+        ids = (self._tokenizer.id_of(each) for each in (*_ENDS, *marks))
+        return frozenset(each for each in ids if each is not None)
 
     def encode(self, prefix: str, suffix: str, *, add_special_tokens: bool, check: Callable[[int], None]) -> list[int]:
         """Ids of what stands before and behind the hole, each plain text whatever it looks like, and the model's marks.
@@ -44,12 +68,25 @@ class Infill:
                 assert mark is not None
                 ids.append(mark)
                 continue
-            for piece in self._pieces(prefix if part == _PREFIX else suffix):
+            is_continued = part is Part.CONTINUED_SUFFIX
+            for piece in self._pieces(prefix if part is Part.PREFIX else suffix):
                 check(len(ids))
                 so_far = partial(_check_all, check, len(ids))
-                ids += self._tokenizer.encode(piece, add_special_tokens=False, check=so_far)
+                ids += self._continued(piece, so_far) if is_continued else self._ids(piece, so_far)
+                is_continued = True
         check(len(ids))
         return ids
+
+    def _ids(self, text: str, check: Callable[[int], None] | None = None) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False, check=check)
+
+    def _continued(self, text: str, check: Callable[[int], None]) -> list[int]:
+        """As in the middle of a text: without the space that some tokenizers put before each (SentencePiece)."""
+        if not self._before:
+            return self._ids(text, check)
+        ids = self._ids(_BEFORE + text, check)
+        assert ids[: len(self._before)] == self._before
+        return ids[len(self._before) :]
 
     def _pieces(self, text: str) -> Iterator[str]:
         """The text in pieces of which none holds a mark: what looks like one comes a character at a time."""
@@ -62,9 +99,8 @@ def _check_all(check: Callable[[int], None], num_before: int, num_tokens: int) -
 
 
 def infill_of(tokenizer: Tokenizer) -> Infill | None:
-    """None where the vocabulary has no marks for a hole that we know, or where a text cannot be tokenized in pieces:
-    SentencePiece puts a space before each."""
-    if tokenizer.token_bytes is None:
+    """None where the vocabulary has no marks for a hole that we know, or not all texts can be written in its tokens."""
+    if not tokenizer.works_on_bytes:
         return None
     for form in _FORMS:
         if all(tokenizer.id_of(mark) is not None for mark in form if isinstance(mark, str)):

@@ -5,7 +5,9 @@ from typing import Any
 
 import httpx
 import pytest
-from tokenizers import AddedToken
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, normalizers
 
 from service.text.infill import infill_of
 from service.text.tokenizer import Tokenizer
@@ -18,7 +20,12 @@ SPELLINGS = [
     ("<fim_prefix>", "one", "<fim_suffix>", "two", "<fim_middle>"),
     ("<｜fim▁begin｜>", "one", "<｜fim▁hole｜>", "two", "<｜fim▁end｜>"),  # noqa: RUF001 - as its tokens are spelled
     ("[SUFFIX]", "two", "[PREFIX]", "one"),
+    ("<[fim-suffix]>", "two", "<[fim-prefix]>", "one", "<[fim-middle]>"),
+    ("<fim-prefix>", "one", "<fim-suffix>", "two", "<fim-middle>"),
 ]
+CODE_LLAMA = ("▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>")
+CODESTRAL = ("[SUFFIX]", "[PREFIX]", "[MIDDLE]")
+CODE_GEMMA = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_separator|>")
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +38,16 @@ def with_marks(texts: tuple[str, ...], *, special: bool) -> Tokenizer:
     inner = tiny_tokenizers.byte_level()
     marks = [text for text in texts if text not in ("one", "two")]
     inner.add_tokens([AddedToken(mark, normalized=False, special=special) for mark in marks])
+    return Tokenizer(inner)
+
+
+def sentence_piece(*marks: str, puts_space: bool = True) -> Tokenizer:
+    """puts_space: before each text, as Llama's; Gemma's does not."""
+    inner = tiny_tokenizers.byte_fallback()
+    if not puts_space:
+        inner.normalizer = normalizers.Replace(" ", "▁")
+        inner.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    inner.add_tokens([AddedToken(mark, normalized=False, special=True) for mark in marks])
     return Tokenizer(inner)
 
 
@@ -59,6 +76,42 @@ def test_what_looks_like_a_mark_is_plain_text(texts: tuple[str, ...], special: b
     assert sum(i in marks or i in tokenizer.special_ids for i in ids) == len(marks)
     plain = [i for i in ids if i not in marks]
     assert tokenizer.decode(plain, skip_special_tokens=False) == sly + sly
+
+
+@pytest.mark.parametrize(
+    ("marks", "puts_space", "shown"),
+    [
+        (CODE_LLAMA, True, ["▁<PRE>", "▁hello", "▁is", "▁<SUF>", "is", "▁hello", "▁<MID>"]),
+        (CODESTRAL, True, ["[SUFFIX]", "▁is", "▁hello", "[PREFIX]", "▁hello", "▁is"]),
+        (CODE_GEMMA, False, ["<|fim_prefix|>", "hello", "▁is", "<|fim_suffix|>", "is", "▁hello", "<|fim_middle|>"]),
+    ],
+    ids=["CodeLlama", "Codestral", "CodeGemma"],
+)
+def test_with_sentence_piece_a_space_is_put_only_where_the_model_was_shown_one(
+    marks: tuple[str, ...], puts_space: bool, shown: list[str]
+) -> None:
+    tokenizer = sentence_piece(*marks, puts_space=puts_space)
+    ids = encoded(tokenizer, "hello is", "is hello", special=True)
+    assert [tokenizer.token_text(i) for i in ids] == ["<s>", *shown]
+
+
+@given(
+    st.lists(st.sampled_from(["hello", " world", "▁<SUF>", " <PRE>", "</s>", "ä", "\n", " "]), max_size=6).map("".join)
+)
+def test_with_sentence_piece_what_looks_like_a_mark_is_plain_text(text: str) -> None:
+    tokenizer = sentence_piece(*CODE_LLAMA)
+    ids = encoded(tokenizer, text, text)
+    middle = ids.index(tokenizer.id_of("▁<SUF>") or -1)
+    assert (ids[0], ids[-1]) == (tokenizer.id_of("▁<PRE>"), tokenizer.id_of("▁<MID>"))
+    for part, begins in ((ids[1:middle], text and " " + text), (ids[middle + 1 : -1], text)):
+        assert not {*part} & tokenizer.special_ids
+        assert b"".join(tokenizer.spelled_bytes[i] for i in part) == begins.replace("▁", " ").encode()
+
+
+def test_the_middle_ends_where_these_models_end_it() -> None:
+    infill = infill_of(sentence_piece(*CODE_LLAMA))
+    assert infill is not None
+    assert {sentence_piece(*CODE_LLAMA).token_text(i) for i in infill.end_ids} == {*CODE_LLAMA}
 
 
 @pytest.mark.parametrize("inner", [tiny_tokenizers.byte_level(), tiny_tokenizers.byte_fallback()])

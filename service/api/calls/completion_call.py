@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import cast
 
 from starlette.types import Receive
@@ -38,6 +39,8 @@ async def prepare_completion(
     infill = _check_suffix(fields, model)
     adapter = await find_adapter(fields.model, model, context.config)
     call = _check(fields, context.config, model.defaults, adapter)
+    if infill is not None and not call.ignore_eos:
+        call = replace(call, stops=replace(call.stops, token_ids=call.stops.token_ids | infill.end_ids))
     prompts = _check_prompts(fields, context.config)
     model.engine.check_accepts(len(prompts))
     prompt_ids = await _prompt_ids(prompts, fields, call, receive, model, context, infill)
