@@ -25,7 +25,8 @@ class ModelSource:
     model: a local folder or a hub id. load_format: `auto` reads safetensors, `pt` torch's own format, `dummy` makes
     seeded random weights from config.json alone.
     dtype: `auto` picks per device. device: `auto` is cuda where there is one, else cpu.
-    max_model_len: context length in tokens; None takes the model's own.
+    max_model_len: context length in tokens; None takes the model's own. implementation: whose modules compute it: ours,
+    transformers', or (`auto`) transformers' where we have none.
     """
 
     model: str
@@ -37,6 +38,7 @@ class ModelSource:
     device: Literal["auto", "cpu", "cuda"]
     max_model_len: int | None
     seed: int
+    implementation: Literal["auto", "native", "transformers"] = "auto"
 
 
 @dataclass(frozen=True, slots=True)

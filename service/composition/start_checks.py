@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from service.config import ModelSource
+from service.errors import ConfigError
+from service.models.config_fields import read_json
 from service.models.context_length import context_length
 from service.models.folder_checks import check_config, check_model_folder
-from service.models.model_config import load_model_config
+from service.models.implementation import ONE_RANK, choose_implementation
+from service.models.model_config import parse_model_config
 from service.models.model_folder import local_folder
 from service.models.rank_division import check_divides
 from service.text.chat_template import check_template_file, load_chat_template
@@ -16,14 +19,18 @@ def check_model_source(source: ModelSource, num_ranks: int = 1) -> None:
     turn out so."""
     folder = local_folder(source.model, source.revision)
     if folder is not None and source.load_format == "dummy":
-        check_config(folder)
+        check_config(folder, source.implementation)
     elif folder is not None:
-        check_model_folder(folder, torch_format=source.load_format == "pt")
+        check_model_folder(folder, source.implementation, torch_format=source.load_format == "pt")
     text_folder = folder if source.tokenizer is None else local_folder(source.tokenizer, None, "tokenizer")
     if folder is not None:
-        config = load_model_config(folder)
-        context_length(config, source.max_model_len)
-        check_divides(config, num_ranks)
+        fields = read_json(folder / "config.json")
+        if choose_implementation(fields, source.implementation) == "native":
+            config = parse_model_config(fields)
+            context_length(config, source.max_model_len)
+            check_divides(config, num_ranks)
+        elif num_ranks > 1:
+            raise ConfigError(ONE_RANK)
     if text_folder is not None:
         load_chat_template(text_folder, source.chat_template)
     elif source.chat_template is not None:

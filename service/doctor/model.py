@@ -9,7 +9,9 @@ from typing import NamedTuple
 from service.composition.start_checks import check_model_source
 from service.doctor.finding import Finding, fault, ok, warning
 from service.errors import ConfigError
+from service.models.config_fields import read_json
 from service.models.context_length import context_length
+from service.models.implementation import choose_implementation
 from service.models.model_config import ModelConfig, load_model_config
 from service.models.model_folder import local_folder
 from service.settings.settings import QUICKSTART_NAME, Settings
@@ -25,7 +27,7 @@ def check_model(settings: Settings) -> Iterator[Finding]:
         if folder is None:
             yield _hub_model(source.model, source.revision)
             return
-        config = load_model_config(folder)
+        config = config_of(settings, folder)
         shown = QUICKSTART_NAME if settings.model == QUICKSTART_NAME else str(folder)
         yield ok(
             "model", f"{shown}: {config.architecture}, {config.num_layers} layers, {config.vocab_size} tokens known"
@@ -34,6 +36,16 @@ def check_model(settings: Settings) -> Iterator[Finding]:
         yield from _check_text(settings, folder)
     except ConfigError as error:
         yield fault("model", str(error), "see the message; docs/troubleshooting.md has more on models that do not load")
+
+
+def config_of(settings: Settings, folder: Path) -> ModelConfig:
+    """Raises ModelLoadError. Of a model that transformers' modules compute, it takes seconds."""
+    wanted = settings.model_source().implementation
+    if choose_implementation(read_json(folder / "config.json"), wanted) == "native":
+        return load_model_config(folder)
+    from service.models.registry import open_model
+
+    return open_model(folder, wanted).config
 
 
 def _hub_model(model: str, revision: str | None) -> Finding:

@@ -80,20 +80,24 @@ def paged_attention(
     inputs: AttentionInputs,
     scale: float,
     sliding_window: int | None = None,
+    logit_softcap: float | None = None,
     *,
     sinks: Tensor | None = None,
 ) -> Tensor:
     """query [T, num_heads, head_dim], keys and values already in the cache -> [N, num_heads * head_dim].
 
     sliding_window: how many tokens a query sees, its own included; None: all. The blocks of tokens that no query sees
-    any more stay with their sequence. sinks [num_heads]: a score of each head that takes its share of the softmax and
-    has no value (gpt-oss). Decodes and prompts are two launches: their best kernels differ.
+    any more stay with their sequence. logit_softcap: of the scores (Gemma 2). sinks [num_heads]: a score of each head
+    that takes its share of the softmax and has no value (gpt-oss). Decodes and prompts are two launches: their best
+    kernels differ.
     """
     query = inputs.narrow(query)
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if inputs.decode is not None:
         end = inputs.decode.context_lens.shape[0]
-        paged_attention_decode(query[:end], *cache, inputs.decode, scale, out[:end], sliding_window, sinks=sinks)
+        rows = query[:end], *cache, inputs.decode, scale, out[:end]
+        paged_attention_decode(*rows, sliding_window, logit_softcap, sinks=sinks)
     if inputs.prefill is not None:
-        paged_attention_prefill(query, *cache, inputs.prefill, scale, out, sliding_window, sinks=sinks)
+        rows_of_prompts = query, *cache, inputs.prefill, scale, out
+        paged_attention_prefill(*rows_of_prompts, sliding_window, logit_softcap, sinks=sinks)
     return out.flatten(1)

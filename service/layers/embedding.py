@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,8 +14,14 @@ from service.layers.shard import Shard, vocab_share
 from service.layers.tensor_parallel import TensorParallel
 from service.layers.vocab_division import vocab_share_size
 
-_HEAD_NAME = "lm_head.weight"
-"""The name that a head with a weight of its own has in the checkpoints of every family."""
+_HEAD_NAME, _BIAS_NAME = "lm_head.weight", "lm_head.bias"
+"""The names that a head with a weight of its own has in the checkpoints of every family."""
+
+
+class HoldsWeight(Protocol):
+    """weight [vocab_size, hidden_size]."""
+
+    weight: nn.Parameter
 
 
 class TokenEmbedding(Layer):
@@ -80,24 +88,26 @@ class OutputHead(Projection):
 
     weight: nn.Parameter | None
 
-    def __init__(self, vocab_size: int, hidden_size: int, embedding: TokenEmbedding | None) -> None:
+    def __init__(self, vocab_size: int, hidden_size: int, embedding: HoldsWeight | None, *, bias: bool = False) -> None:
         super().__init__(vocab_size, hidden_size)
         self.ids = range(vocab_size)
         self.vocab_size = vocab_size
         self._tied = (embedding,)
         own = nn.Parameter(torch.empty(vocab_size, hidden_size), requires_grad=False)
         self.weight = own if embedding is None else None
-        self.bias = None
+        self.bias = nn.Parameter(torch.empty(vocab_size), requires_grad=False) if bias else None
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
-        """Nothing when tied."""
-        return {} if self.weight is None else {_HEAD_NAME: self.weight.detach()[: len(self.ids)]}
+        """The weight unless it is tied, and the bias if there is one."""
+        weight = {} if self.weight is None else {_HEAD_NAME: self.weight.detach()[: len(self.ids)]}
+        return weight if self.bias is None else {**weight, _BIAS_NAME: self.bias.detach()}
 
     def checkpoint_shards(self) -> dict[str, Shard]:
         is_whole = self.weight is None or len(self.ids) == self.vocab_size
         return {} if is_whole else {_HEAD_NAME: Shard(0, self.vocab_size, (self.ids,))}
 
     def shard(self, parallel: TensorParallel) -> None:
+        assert self.bias is None, "of the models that ranks share none has one"
         self.ids = vocab_share(self.vocab_size, parallel)
         hidden_size = self.plain_weight.shape[1]
         self.shape_name = shape_name(vocab_share_size(self.vocab_size, parallel.size), hidden_size)

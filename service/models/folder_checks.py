@@ -7,16 +7,18 @@ from pathlib import Path
 from service.errors import ModelLoadError
 from service.models.checkpoint_files import check_fetched, checkpoint_files
 from service.models.config_fields import read_json
-from service.models.model_config import load_model_config
+from service.models.implementation import WantedImplementation, choose_implementation
 
 GGUF = "*.gguf"
 NOT_GGUF = "which is llama.cpp's format; serve the folder or hub id, with safetensors, that it was made from"
 
 
-def check_model_folder(folder: Path, *, torch_format: bool = False) -> None:
+def check_model_folder(
+    folder: Path, implementation: WantedImplementation = "auto", *, torch_format: bool = False
+) -> None:
     """Whether it is a model that is served, with its weights. Reads config.json, the index and the first bytes of each
     checkpoint file. torch_format: its weights are wanted in torch's own format. Raises ModelLoadError."""
-    check_config(folder)
+    check_config(folder, implementation)
     try:
         files = checkpoint_files(folder, torch_format)
     except ModelLoadError:
@@ -26,7 +28,7 @@ def check_model_folder(folder: Path, *, torch_format: bool = False) -> None:
         check_fetched(file)
 
 
-def check_config(folder: Path) -> None:
+def check_config(folder: Path, implementation: WantedImplementation = "auto") -> None:
     """As `check_model_folder`, before there are weights. Raises ModelLoadError."""
     if not (folder / "config.json").is_file():
         _check_kind(folder)
@@ -34,7 +36,7 @@ def check_config(folder: Path) -> None:
             f"model: there is no config.json in {str(folder)!r}; give the folder that holds config.json, the tokenizer"
             " and *.safetensors"
         )
-    load_model_config(folder)
+    choose_implementation(read_json(folder / "config.json"), implementation)
 
 
 def _check_kind(folder: Path) -> None:

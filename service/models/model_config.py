@@ -111,8 +111,10 @@ def load_model_config(folder: Path) -> ModelConfig:
 def parse_model_config(fields: Mapping[str, object]) -> ModelConfig:
     """config.json's fields, checked. Raises ModelLoadError naming the field."""
     checked = ConfigFields(fields, "config.json")
-    architecture = _architecture(checked)
-    _check_quantization(architecture, checked)
+    architecture = architecture_of(fields)
+    if architecture not in _FAMILIES:
+        raise ModelLoadError(f"config.json: architecture {architecture!r} is not served; known: {', '.join(_FAMILIES)}")
+    check_quantization(architecture, fields)
     return _FAMILIES[architecture](architecture, checked)
 
 
@@ -257,7 +259,13 @@ _FAMILIES: Mapping[str, Callable[[str, ConfigFields], ModelConfig]] = MappingPro
 )
 
 
-def _check_quantization(architecture: str, fields: ConfigFields) -> None:
+def is_native(architecture: str) -> bool:
+    """Whether there is a file of ours for it."""
+    return architecture in _FAMILIES
+
+
+def check_quantization(architecture: str, fields: Mapping[str, object]) -> None:
+    """ModelLoadError if the checkpoint is quantized in a way that is not served."""
     written = fields.get("quantization_config")
     if written is None:
         return
@@ -270,12 +278,11 @@ def _check_quantization(architecture: str, fields: ConfigFields) -> None:
     )
 
 
-def _architecture(fields: ConfigFields) -> str:
+def architecture_of(fields: Mapping[str, object]) -> str:
+    """As config.json names it. Raises ModelLoadError if it does not."""
     names = fields.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise ModelLoadError("config.json: architectures is missing or not a list of names")
-    if names[0] not in _FAMILIES:
-        raise ModelLoadError(f"config.json: architecture {names[0]!r} is not served; known: {', '.join(_FAMILIES)}")
     return names[0]
 
 

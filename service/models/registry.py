@@ -1,19 +1,24 @@
-"""Architecture name -> class: an explicit table."""
+"""Architecture name -> class: an explicit table; what is not in it, transformers' modules may compute."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 
+from service.errors import ConfigError
 from service.layers.tensor_parallel import ALONE, TensorParallel
 from service.models.causal_lm import CausalLM
+from service.models.config_fields import read_json
 from service.models.gpt2 import Gpt2
 from service.models.gpt_oss import GptOss
+from service.models.implementation import ONE_RANK, WantedImplementation, choose_implementation
 from service.models.llama import Llama
 from service.models.mixtral import Mixtral
-from service.models.model_config import ModelConfig
+from service.models.model_config import ModelConfig, parse_model_config
 from service.models.olmoe import Olmoe
 from service.models.opt import Opt
 from service.models.qwen3 import Qwen3
@@ -36,6 +41,28 @@ ARCHITECTURES: Mapping[str, Callable[[ModelConfig], CausalLM]] = MappingProxyTyp
 )
 """All that model_config.py reads. Mistral is Llama with a sliding window, Qwen2 is Llama with biases of q, k and v.
 Qwen2-MoE and Qwen3-MoE differ from Qwen2 and Qwen3 in what config.json says of experts."""
+
+
+class OpenedModel(NamedTuple):
+    """model: without memory (on the meta device)."""
+
+    config: ModelConfig
+    model: CausalLM
+
+
+def open_model(folder: Path, wanted: WantedImplementation = "auto", parallel: TensorParallel = ALONE) -> OpenedModel:
+    """By the folder's config.json. Raises ModelLoadError naming the field, or what is not served; ConfigError as
+    `build_model` does."""
+    fields = read_json(folder / "config.json")
+    if choose_implementation(fields, wanted) == "native":
+        config = parse_model_config(fields)
+        return OpenedModel(config, build_model(config, parallel))
+    if parallel.size > 1:
+        raise ConfigError(ONE_RANK)
+    # Not imported above: it takes seconds, and transformers is an optional dependency.
+    from service.models.transformers_backend.build import build_with_transformers
+
+    return OpenedModel(*build_with_transformers(folder))
 
 
 def build_model(config: ModelConfig, parallel: TensorParallel = ALONE) -> CausalLM:

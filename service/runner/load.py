@@ -20,8 +20,8 @@ from service.models.causal_lm import CausalLM
 from service.models.context_length import context_length
 from service.models.dummy_weights import fill_with_dummy_weights
 from service.models.generation_config import GenerationConfig, load_generation_config
-from service.models.model_config import ModelConfig, load_model_config
-from service.models.registry import build_model
+from service.models.model_config import ModelConfig
+from service.models.registry import OpenedModel, open_model
 from service.models.weight_loader import load_weights, non_finite_weights
 from service.models.weights_revision import weights_revision
 from service.runner.adapter_tables import AdapterTables
@@ -104,7 +104,7 @@ def load_executor(
     """
     phases = LoadPhases()
     file = ChoicesFile(choices_file)
-    config = load_model_config(folder)
+    config, model = _opened(source, folder, lora, parallel)
     generation = load_generation_config(folder, config)
     max_model_len = context_length(config, source.max_model_len)
     device = choose_device(source.device)
@@ -115,7 +115,6 @@ def load_executor(
         keep_freed_memory()
     graphs = graph_sizes(max_num_seqs, max_num_batched_tokens) if device.type == "cuda" and not enforce_eager else []
     sizes = StepSizes(max_num_seqs, max_num_batched_tokens, max_model_len, config.vocab_size, graphs)
-    model = _built(config, lora, parallel)
     made_for = MadeFor.of(
         model, config.architecture, device, dtype, max_num_seqs, max_num_batched_tokens, enforce_eager=enforce_eager
     )
@@ -180,15 +179,15 @@ def _chosen_dtype(
     return dtype
 
 
-def _built(config: ModelConfig, lora: LoraConfig | None, parallel: TensorParallel) -> CausalLM:
+def _opened(source: ModelSource, folder: Path, lora: LoraConfig | None, parallel: TensorParallel) -> OpenedModel:
     """Where adapters are trained, a CPU is to keep the plain weights beside those that it packs."""
     if lora is not None and parallel.size > 1:
         raise ConfigError("tensor-parallel-size: adapters are served by one rank only (see enable-lora)")
-    model = build_model(config, parallel)
+    opened = open_model(folder, source.implementation, parallel)
     if lora is not None and lora.trains:
-        for projection in model.projections:
+        for projection in opened.model.projections:
             projection.keep_plain_weight()
-    return model
+    return opened
 
 
 def _load_weights(

@@ -9,8 +9,7 @@ import torch
 
 from service.config import ModelSource
 from service.layers.tensor_parallel import ALONE, TensorParallel
-from service.models.model_config import load_model_config
-from service.models.registry import build_model
+from service.models.registry import open_model
 from service.runner.choices.number_format import choose_dtype
 from service.runner.kv_storage import KvLayout
 
@@ -24,8 +23,8 @@ class ModelSize(NamedTuple):
     @classmethod
     def of(cls, source: ModelSource, folder: Path, device: torch.device, parallel: TensorParallel = ALONE) -> ModelSize:
         """The model's size as it would be on the device. Raises ModelLoadError naming the file or field, or as
-        `build_model` does."""
-        config = load_model_config(folder)
+        `open_model` does."""
+        config, model = open_model(folder, source.implementation, parallel)
         dtype = choose_dtype(source.dtype, device, config.checkpoint_dtype)
         layout = KvLayout.of(config, 1, dtype, parallel.size)
-        return cls(build_model(config, parallel).weights_bytes(dtype, device), layout.block_bytes)
+        return cls(model.weights_bytes(dtype, device), layout.block_bytes)

@@ -76,6 +76,11 @@ class Settings(BaseSettings):
         description="auto reads safetensors; pt torch's own files, pickles of somebody you trust; dummy makes random"
         " weights",
     )
+    model_impl: Literal["auto", "native", "transformers"] = Field(
+        "auto",
+        description="whose modules compute the model: native ones, transformers', or auto: transformers' where there"
+        " are no native ones",
+    )
     dtype: Literal["auto", "bfloat16", "float32"] = Field("auto", description="type of weights and KV cache")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto is the GPU if there is one")
     tensor_parallel_size: int = Field(
@@ -351,6 +356,7 @@ class Settings(BaseSettings):
             device=self.device,
             max_model_len=self.max_model_len,
             seed=self.seed,
+            implementation=self.model_impl,
         )
 
     def cache_config(self) -> CacheConfig:

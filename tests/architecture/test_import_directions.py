@@ -99,7 +99,7 @@ THIRD_PARTY = {
     "batch_jobs": {"orjson"},
     "distributed": {"torch", "numpy"},
     "runner": {"torch", "numpy", "pydantic", "pydantic_core"},
-    "models": {"torch", "safetensors", "numpy", "huggingface_hub"},
+    "models": {"torch", "safetensors", "numpy", "huggingface_hub", "transformers"},
     "lora": {"torch", "numpy", "pydantic_core"},
     "finetune": {"torch", "numpy", "safetensors", "orjson", "pydantic"},
     "layers": {"torch"},

@@ -7,23 +7,30 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kernels.paged_attention_decode import decode_batch
 from kernels.paged_attention_prefill import prefill_batch
 from kernels.reshape_and_cache import cache_slots
 from service.layers.attention import AttentionInputs, LayerCache
 from service.layers.linear_method import LinearChoice
 from service.layers.packed_weight import WeightForm
 from service.layers.projection import use_choices
-from service.models.model_config import load_model_config
-from service.models.registry import build_model
+from service.models.implementation import WantedImplementation
+from service.models.registry import open_model
 from service.models.weight_loader import load_weights
 
 BLOCK_SIZE = 16
 
 
-def logits(folder: Path, tokens: list[int], choice: LinearChoice | None = None) -> Tensor:
-    """[len(tokens), vocab_size] in fp32 on the CPU. choice: of all products; None: packed."""
-    config = load_model_config(folder)
-    model = build_model(config)
+def logits(
+    folder: Path,
+    tokens: list[int],
+    choice: LinearChoice | None = None,
+    implementation: WantedImplementation = "native",
+    rows: Tensor | None = None,
+) -> Tensor:
+    """[len(tokens), vocab_size] in fp32 on the CPU; [len(rows), vocab_size] if only these are read. choice: of all
+    products; None: packed."""
+    config, model = open_model(folder, implementation)
     model.materialize(torch.float32, torch.device("cpu"))
     load_weights(model, folder)
     model.dequantize(torch.float32)
@@ -48,5 +55,8 @@ def logits(folder: Path, tokens: list[int], choice: LinearChoice | None = None) 
         BLOCK_SIZE,
     )
     inputs = AttentionInputs(cache_slots(positions, BLOCK_SIZE), None, batch)
+    if rows is not None:
+        table = torch.arange(num_blocks, dtype=torch.int32).expand(len(rows), -1)
+        inputs = inputs.read_at(rows, decode_batch(table, (rows + 1).int(), BLOCK_SIZE))
     with torch.inference_mode():
         return model.compute_logits(model(torch.tensor(tokens), positions, caches, inputs))

@@ -1,0 +1,35 @@
+"""Whose modules compute a model: told from its config.json, without torch."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from typing import Literal
+
+from service.errors import ModelLoadError
+from service.models.model_config import architecture_of, check_quantization, is_native, parse_model_config
+
+WantedImplementation = Literal["auto", "native", "transformers"]
+Implementation = Literal["native", "transformers"]
+
+ONE_RANK = "tensor-parallel-size: transformers' modules (see model-impl) are served by one rank only"
+_GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+"""How transformers names what generates text."""
+
+
+def choose_implementation(fields: Mapping[str, object], wanted: WantedImplementation) -> Implementation:
+    """By config.json's fields; auto: transformers' where there is no file of ours, for what generates text. Raises
+    ModelLoadError naming the field that is not served; of transformers' modules more may turn out when they are built.
+    """
+    architecture = architecture_of(fields)
+    is_generator = architecture.endswith(_GENERATORS)
+    if wanted == "native" or (wanted == "auto" and (is_native(architecture) or not is_generator)):
+        parse_model_config(fields)
+        return "native"
+    check_quantization(architecture, fields)
+    if importlib.util.find_spec("transformers") is None:
+        raise ModelLoadError(
+            f"config.json: architecture {architecture!r} is served by transformers' modules, which are not installed:"
+            " pip install 'headrace[transformers]'"
+        )
+    return "transformers"

@@ -1,0 +1,118 @@
+"""Attention as transformers' modules call it, answered by ours: what `AttentionInterface.register` is for.
+
+Every module of every model reaches the one registered function. Which step is being computed it asks the module, for
+not all models hand further arguments down to their layers: all modules of one model hold its `CurrentStep`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from kernels.reshape_and_cache import reshape_and_cache
+from service.layers.attention import AttentionInputs, LayerCache, paged_attention
+
+IMPLEMENTATION = "headrace"
+"""The name by which transformers' configurations ask for it."""
+
+_ATTRIBUTE = "headrace_step"
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """What a layer asks for. query [1, H, T, D], key [1, K, T, D], value [1, K, T, V], V <= D.
+
+    window: tokens that a query sees, its own included; None: all. softcap: of the scores; None: none. sinks: [H], the
+    scores of a cell without a value; None: none. mask: of the model's own making. others: arguments that are not known
+    here, by their names.
+    """
+
+    module: nn.Module
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scale: float
+    window: int | None
+    softcap: float | None
+    sinks: Tensor | None
+    mask: Tensor | None
+    others: Mapping[str, object]
+
+
+class AttentionStep(Protocol):
+    def attend(self, call: AttentionCall) -> Tensor:
+        """[1, T, H, V]. Called once a layer, in the layers' order."""
+        ...
+
+
+class CurrentStep:
+    """Of one model: what answers the calls of its layers while it computes, on the thread that does."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._step: AttentionStep | None = None
+        for module in model.modules():
+            setattr(module, _ATTRIBUTE, self)
+
+    @contextmanager
+    def answered_by(self, step: AttentionStep) -> Iterator[None]:
+        self._step = step
+        try:
+            yield
+        finally:
+            self._step = None
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        assert self._step is not None
+        return self._step.attend(call)
+
+
+class PagedStep:
+    """One step of one model: its tokens' keys and values go to the cache, its queries look at all that is there."""
+
+    def __init__(self, caches: Sequence[LayerCache], inputs: AttentionInputs) -> None:
+        self._caches = iter(caches)
+        self._inputs = inputs
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        cache = next(self._caches)
+        head_dim, value_dim = call.query.shape[-1], call.value.shape[-1]
+        value = call.value if value_dim == head_dim else F.pad(call.value, (0, head_dim - value_dim))
+        reshape_and_cache(_rows(call.key), _rows(value), *cache, self._inputs.slots)
+        query = _rows(call.query)
+        attended = paged_attention(query, cache, self._inputs, call.scale, call.window, call.softcap, sinks=call.sinks)
+        return attended.view(1, *query.shape)[..., :value_dim]
+
+
+def register_attention() -> None:
+    """Have transformers know the function. May be called again."""
+    AttentionInterface.register(IMPLEMENTATION, _attend)
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **others: object,
+) -> tuple[Tensor, None]:
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    call = AttentionCall(module, query, key, value, scale, sliding_window, softcap, s_aux, attention_mask, others)
+    step: CurrentStep = getattr(module, _ATTRIBUTE)
+    return step.attend(call), None
+
+
+def _rows(heads: Tensor) -> Tensor:
+    """[1, heads, T, dim] -> [T, heads, dim], as the kernels want them: the last two dims dense."""
+    rows = heads[0].transpose(0, 1)
+    return rows if rows.stride()[1:] == (rows.shape[2], 1) else rows.contiguous()

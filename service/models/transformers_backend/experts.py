@@ -1,0 +1,52 @@
+"""Mixtures of experts as transformers' modules call them, answered by our kernels: what `ExpertsInterface.register` is
+for. Experts of an unusual form are computed by transformers' own function."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+from transformers.integrations.moe import ExpertsInterface, _default_apply_gate, grouped_mm_experts_forward
+
+from kernels.expert_blocks import expert_blocks
+from kernels.experts_down import experts_down
+from kernels.experts_gate_up import experts_gate_up
+from kernels.grouped_product import ExpertWeight, grouped_config
+from service.models.transformers_backend.attention import IMPLEMENTATION
+
+_UNUSUAL = ("has_bias", "is_transposed", "has_post_expert_norm")
+_USUAL = ("has_gate", "is_concatenated")
+
+
+def register_experts() -> None:
+    """Have transformers know the function. May be called again."""
+    ExpertsInterface.register(IMPLEMENTATION, _experts)
+
+
+def _experts(module: nn.Module, x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
+    """x [T, hidden_size], of each token the experts and their weights [T, k] -> [T, hidden_size]. On the meta device
+    there is no product of groups in every dtype."""
+    if x.is_meta:
+        return x.new_empty(x.shape)
+    if not is_computed_here(module):
+        return grouped_mm_experts_forward(module, x, expert_ids, weights)
+    gate_up, down = cast(Tensor, module.gate_up_proj), cast(Tensor, module.down_proj)
+    num_experts = gate_up.shape[0]
+    tiles = grouped_config(expert_ids.numel(), num_experts)
+    blocks = expert_blocks(expert_ids.int().contiguous(), num_experts, tiles.block_m)
+    gated = experts_gate_up(x, ExpertWeight(gate_up, None, None), blocks, tiles)
+    return experts_down(gated, ExpertWeight(down, None, None), blocks, weights.float().contiguous(), tiles)
+
+
+def is_computed_here(module: nn.Module) -> bool:
+    """Whether it is a mixture's experts of the usual form: silu(gate) * up, gates before ups, [E, out, in], without
+    biases."""
+    return (
+        hasattr(module, "gate_up_proj")
+        and hasattr(module, "down_proj")
+        and not any(getattr(module, name, False) for name in _UNUSUAL)
+        and all(getattr(module, name, True) for name in _USUAL)
+        and getattr(type(module), "_apply_gate", None) is _default_apply_gate
+        and type(getattr(module, "act_fn", None)) is type(ACT2FN["silu"])
+    )

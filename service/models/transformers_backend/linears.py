@@ -1,0 +1,93 @@
+"""transformers' linears, replaced by ours: those that read the same rows become one matrix.
+
+So a model's q, k and v, its gate and up, or whatever else belongs together by what it reads, is one product, as in our
+own files, and gets whatever methods our linears have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from service.layers.layer import Layer
+from service.layers.linear import Linear, NamedLinear
+
+
+class WholeLinear(Layer):
+    """x [..., in_features] -> [..., out_features], in the place of one of transformers'."""
+
+    def __init__(self, linear: Linear) -> None:
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
+
+
+class _SharedProduct:
+    """The merged product of the rows that were asked for last, until every part has been taken."""
+
+    def __init__(self, linear: Linear) -> None:
+        self._linear = linear
+        self._x: Tensor | None = None
+        self._parts: tuple[Tensor, ...] = ()
+        self._num_left = 0
+
+    def part(self, x: Tensor, index: int) -> Tensor:
+        if x is not self._x:
+            product = self._linear(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
+            self._x, self._num_left = x, len(self._linear.out_features)
+            self._parts = product.split(self._linear.out_features, dim=-1)
+        part = self._parts[index]
+        self._num_left -= 1
+        if self._num_left == 0:
+            self._x, self._parts = None, ()
+        return part
+
+
+class LinearPart(Layer):
+    """One of several that read the same rows: a slice of their product, which the first of them computes."""
+
+    def __init__(self, linear: Linear, product: _SharedProduct, index: int) -> None:
+        super().__init__()
+        self.linear = linear
+        self._product = product
+        self._index = index
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._product.part(x, self._index)
+
+
+def use_our_linears(base: nn.Module, groups: Sequence[Sequence[str]]) -> list[NamedLinear]:
+    """Replace these linears of a model on the meta device. Returns ours by their names below `base`."""
+    ours = []
+    for group in groups:
+        for names in _mergeable(base, group):
+            ours.append(_replace(base, names))
+    return ours
+
+
+def _mergeable(base: nn.Module, group: Sequence[str]) -> list[list[str]]:
+    """With or without a bias: a merged one has it for all parts or for none."""
+    by_bias: dict[bool, list[str]] = {}
+    for name in group:
+        by_bias.setdefault(_linear(base, name).bias is not None, []).append(name)
+    return list(by_bias.values())
+
+
+def _replace(base: nn.Module, names: Sequence[str]) -> NamedLinear:
+    parts = [_linear(base, name) for name in names]
+    merged = Linear(parts[0].in_features, *(part.out_features for part in parts), bias=parts[0].bias is not None)
+    product = _SharedProduct(merged)
+    for index, name in enumerate(names):
+        parent, _, child = name.rpartition(".")
+        part = WholeLinear(merged) if len(names) == 1 else LinearPart(merged, product, index)
+        setattr(base.get_submodule(parent), child, part)
+    return NamedLinear(tuple(names), merged, reads_rows=False)
+
+
+def _linear(base: nn.Module, name: str) -> nn.Linear:
+    module = base.get_submodule(name)
+    assert isinstance(module, nn.Linear)
+    return module

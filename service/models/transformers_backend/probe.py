@@ -1,0 +1,82 @@
+"""A step of nothing, on the meta device: what a model's layers ask of attention, and which linears read the same
+rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from service.errors import ModelLoadError
+from service.models.transformers_backend.attention import AttentionCall, CurrentStep
+
+_NUM_TOKENS = 3
+_MOST_CHARACTERS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """calls: of attention, in their order. linears: by their names below the model, in the order of their calls, groups
+    that read the same tensor; each is called once."""
+
+    calls: Sequence[AttentionCall]
+    linears: Sequence[Sequence[str]]
+
+
+@dataclass(slots=True)
+class _Recorder:
+    calls: list[AttentionCall] = field(default_factory=list)
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        self.calls.append(call)
+        return call.query.new_empty(1, call.query.shape[2], call.query.shape[1], call.value.shape[3])
+
+
+def probe(base: nn.Module, current: CurrentStep) -> Probe:
+    """base: the model without its head, on the meta device, and its step. Raises ModelLoadError where it computes
+    nothing there."""
+    recorder = _Recorder()
+    reads: dict[str, list[Tensor]] = {}
+    handles = [
+        module.register_forward_pre_hook(_noting(reads.setdefault(name, [])))
+        for name, module in base.named_modules()
+        if type(module) is nn.Linear
+    ]
+    token_ids = torch.zeros(1, _NUM_TOKENS, dtype=torch.int64, device="meta")
+    positions = torch.zeros(1, _NUM_TOKENS, dtype=torch.int64, device="meta")
+    try:
+        with current.answered_by(recorder):
+            base(input_ids=token_ids, position_ids=positions, use_cache=False)
+    except Exception as fault:  # it is others' code: anything may come
+        reason = first_sentence(fault)
+        raise ModelLoadError(
+            f"model-impl: {type(base).__name__} of transformers cannot compute a batch without padding: {reason}"
+        ) from fault
+    finally:
+        for handle in handles:
+            handle.remove()
+    return Probe(recorder.calls, _groups(reads))
+
+
+def first_sentence(fault: Exception) -> str:
+    """Of what others' code says, which may go on for pages."""
+    words = " ".join(str(fault).split())
+    return words.partition(". ")[0][:_MOST_CHARACTERS]
+
+
+def _noting(reads: list[Tensor]) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+    def note(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        reads.append(arguments[0])
+
+    return note
+
+
+def _groups(reads: Mapping[str, Sequence[Tensor]]) -> list[list[str]]:
+    """Neighbours in the module tree that read one tensor; the tensors are alive, so their ids are their own."""
+    groups: dict[tuple[str, int], list[str]] = {}
+    for name, tensors in reads.items():
+        if len(tensors) == 1:
+            groups.setdefault((name.rpartition(".")[0], id(tensors[0])), []).append(name)
+    return list(groups.values())

@@ -1,0 +1,52 @@
+"""What docs/models.md says of families, for one of each kind of thing that they do; `families_table.py` tries all.
+
+Served: 24 greedy tokens of six prompts, in chunks beside others' decodes, alone and all at once, equal `generate`'s.
+Refused: by a sentence that says why.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.equivalence.families_table import TABLE, read_table
+from tests.equivalence.family_list import FAMILIES, Family
+from tests.equivalence.family_run import run_family
+
+BY_NAME = {family.name: family for family in FAMILIES}
+SAMPLE = (
+    "Gemma 2",  # a soft cap, windows of some layers, embeddings that are scaled
+    "Phi-4",  # weights that are merged in the checkpoint
+    "Cohere",  # one norm a layer, interleaved rotary dims
+    "StableLM 2",  # layers that hand no further arguments down
+    "Pythia, GPT-NeoX",  # names of its own, heads interleaved in one matrix
+    "DeepSeek V3, R1",  # latent attention: values narrower than keys; experts by matrices of their own; a buffer
+    "Granite 3 MoE",  # experts in one tensor
+    "Gemma 3 (with vision)",
+)
+
+
+def family(name: str) -> Family:
+    return next(each for each in FAMILIES if each.name.startswith(name) or name in each.model)
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_served_family_says_what_generate_says(name: str, tmp_path: Path):
+    run = run_family(family(name), tmp_path)
+    assert run.served_by is not None, run.refusal
+    assert run.is_equal
+    assert run.num_different > 20, "text of a few tokens would prove little"
+
+
+@pytest.mark.parametrize("name", [each.name for each in FAMILIES if each.refusal is not None])
+def test_a_family_with_another_memory_is_refused_by_name(name: str, tmp_path: Path):
+    run = run_family(BY_NAME[name], tmp_path)
+    assert run.served_by is None
+    assert BY_NAME[name].model in run.refusal and str(BY_NAME[name].refusal) in run.refusal
+
+
+def test_the_table_has_every_family_and_forty_of_them_are_served():
+    rows = read_table(TABLE.read_text())
+    assert list(rows) == [each.name for each in FAMILIES]
+    assert sum("equal" in cells[-1] for cells in rows.values()) >= 40

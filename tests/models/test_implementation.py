@@ -1,0 +1,41 @@
+"""Whose modules compute a model."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from service.errors import ModelLoadError
+from service.models.implementation import choose_implementation
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+    "vocab_size": 9,
+}
+OTHER = {"architectures": ["SomethingForCausalLM"]}
+
+
+def test_a_file_of_ours_comes_first_unless_transformers_is_asked_for():
+    assert choose_implementation(LLAMA, "auto") == choose_implementation(LLAMA, "native") == "native"
+    assert choose_implementation(LLAMA, "transformers") == choose_implementation(OTHER, "auto") == "transformers"
+
+
+def test_what_ours_do_not_serve_is_named():
+    with pytest.raises(ModelLoadError, match="architecture 'SomethingForCausalLM' is not served; known: Llama"):
+        choose_implementation(OTHER, "native")
+    with pytest.raises(ModelLoadError, match="hidden_size is missing"):
+        choose_implementation({"architectures": ["LlamaForCausalLM"]}, "auto")
+    with pytest.raises(ModelLoadError, match="quant_method 'x', is not served"):
+        choose_implementation({**OTHER, "quantization_config": {"quant_method": "x"}}, "auto")
+
+
+def test_without_transformers_it_is_said_how_to_get_it(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ModelLoadError, match=r"'SomethingForCausalLM' .* pip install 'headrace\[transformers\]'"):
+        choose_implementation(OTHER, "auto")
+    assert choose_implementation(LLAMA, "auto") == "native"
