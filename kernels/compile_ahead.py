@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,9 +46,17 @@ def compile_ahead(launch: Callable[[], object]) -> int:
         return 0
     _hash_triton()
     num_threads = min(_MAX_THREADS, os.cpu_count() or 1, len(noted))
-    with ThreadPoolExecutor(num_threads, thread_name_prefix="compile") as pool:
+    with ThreadPoolExecutor(num_threads, thread_name_prefix="compile", initializer=_device_of_this_thread()) as pool:
         kernels = list(pool.map(_compile, noted.values()))
     return sum(_load(kernel) for kernel in kernels if kernel is not None)
+
+
+def _device_of_this_thread() -> Callable[[], None]:
+    """Makes it another thread's, too. Kernels are kept by device, and a thread begins with the first one, which is
+    another rank's."""
+    if not torch.cuda.is_available():
+        return lambda: None
+    return partial(torch.cuda.set_device, torch.cuda.current_device())
 
 
 class _ZeroedMemory(TorchFunctionMode):

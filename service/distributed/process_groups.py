@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
-from service.layers.group_parallel import GroupParallel
+from service.layers.group_parallel import GroupParallel, memory_of_gpus
 
 _PATIENCE = timedelta(hours=1)
 """Of a collective. Who waits so long waits for a rank that is lost, which is found out otherwise."""
@@ -43,4 +43,7 @@ def join_ranks(rank: int, num_ranks: int, meeting_point: str, device: torch.devi
     )
     group = dist.group.WORLD
     assert group is not None
-    return GroupParallel(group, dist.new_group(backend="gloo") if is_cuda else None)
+    if not is_cuda:
+        return GroupParallel(group)
+    host_group = dist.new_group(backend="gloo")
+    return GroupParallel(group, host_group, memory_of_gpus(group, host_group, device))

@@ -12,7 +12,6 @@ WITHOUT_A_TWIN = {
     "service/doctor/finding.py": "values only",
     "service/distributed/mask_messages.py": "tests/distributed/test_told_executor.py",
     "service/distributed/plan_follower.py": "tests/distributed/test_told_executor.py",
-    "service/distributed/process_groups.py": "tests/e2e/test_tensor_parallel.py",
     "service/distributed/rank_model.py": "tests/e2e/test_tensor_parallel.py",
     "service/distributed/rank_life.py": "tests/distributed/test_rank_processes.py",
     "service/distributed/rank_task.py": "values only",

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kernels.compile_ahead import compile_ahead
+from kernels.compile_ahead import _device_of_this_thread, compile_ahead
 from kernels.optional_triton import triton
 
 knobs = pytest.importorskip("triton").knobs
@@ -110,6 +110,16 @@ def test_what_a_launch_that_is_left_out_would_have_written_is_zero():
     assert not any(tensor.any() for tensor in made)
     with torch.inference_mode():
         compile_ahead(launch)
+
+
+def test_threads_compile_for_the_device_of_the_one_that_asks(monkeypatch):
+    """Of a rank that has the fourth GPU."""
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    _device_of_this_thread()()
+    assert chosen == [3]
 
 
 def test_the_hook_is_as_before_even_after_a_fault():
