@@ -155,6 +155,8 @@ def _unit(panel: dict[str, Any], series: Sequence[Series]) -> tuple[float, str]:
         return 1e3, "ms"
     if unit == "Bps":
         return 1 / 2**20, "MiB/s"
+    if unit == "bytes":
+        return 1 / 2**20, "MiB"
     return {"s": (1.0, "s"), "percentunit": (100.0, "%"), "reqps": (1.0, "a second")}.get(unit, (1.0, ""))
 
 

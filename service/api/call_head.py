@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import MutableMapping
 from dataclasses import dataclass
@@ -10,15 +11,20 @@ from typing import Any
 from starlette.requests import Request
 
 from service.api.random_ids import RandomIds
-from service.api.scope import client_of, is_fit_id
+from service.api.scope import client_of, header_of, is_fit_id
 from service.errors import InvalidRequest
+
+_OBJECTIVES = (b"x-llm-d-slo-ttft-ms", b"x-slo-ttft-ms")
+"""llm-d's header, and that of the Gateway API's inference extension."""
+
+_MILLISECONDS = re.compile(r"\d{1,9}(\.\d{1,6})?")
 
 
 @dataclass(frozen=True, slots=True)
 class CallHead:
     """What a call is known by: call_id and created (Unix seconds) in its answer, when it came (seconds on the engine's
-    clock), the name of its API key, `X-Request-Id`, which a client may use twice, and
-    whether it is a line of a batch."""
+    clock), the name of its API key, `X-Request-Id`, which a client may use twice,
+    whether it is a line of a batch, and how soon after its arrival it has to start, if it says so."""
 
     call_id: str
     created: int
@@ -26,6 +32,7 @@ class CallHead:
     client: str
     request_id: str = ""
     is_background: bool = False
+    start_within_s: float | None = None
 
 
 def call_head(ids: RandomIds, http: Request, prefix: str, arrival_s: float, *, own_id: str | None = None) -> CallHead:
@@ -46,9 +53,20 @@ def call_head(ids: RandomIds, http: Request, prefix: str, arrival_s: float, *, o
         client_of(http.scope),
         state["request_id"],
         state.get("is_background", False),
+        _start_within_s(http),
     )
     state["call_id"] = head.call_id
     return head
+
+
+def _start_within_s(http: Request) -> float | None:
+    """A gateway's objective for the time to the first token. InvalidRequest if it is no number of milliseconds."""
+    for name in _OBJECTIVES:
+        if text := header_of(http.scope, name):
+            if not _MILLISECONDS.fullmatch(text) or not float(text):
+                raise InvalidRequest(f"{name.decode()} must be a number of milliseconds above 0, below 10^9.")
+            return float(text) / 1e3
+    return None
 
 
 def _note_own_id(own_id: str, state: MutableMapping[str, Any]) -> None:

@@ -30,6 +30,7 @@ class Request:
     grammar: what every choice's output must match; None: anything. A choice ends when nothing can follow.
     is_background: gives way to all that are not: it is a line of a batch.
     adapter: whose weights are added to the model's; None: the model as it is.
+    start_within_s: it is of no use if its first iteration comes later than this after its arrival; None: whenever.
     """
 
     request_id: str
@@ -42,6 +43,7 @@ class Request:
     grammar: Grammar | None = None
     adapter: Adapter | None = None
     is_background: bool = False
+    start_within_s: float | None = None
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -184,13 +184,14 @@ class AsyncEngine:
         assert request.adapter is None or self._blocks.adapter_slots.num_slots, "no adapters are served"
         self._check_fits_ever(request)
         self.check_accepts()
+        limit_s = self._may_wait_s(request)
         stream = RequestStream()
         self._loop.send(Submit(request))  # first: who is not sent is in no table. No event comes before this returns
         self._streams[request.request_id] = stream
         self._requests[request.request_id] = request
         self._num_background += request.is_background
         self._expiries[request.request_id] = self._event_loop.call_later(
-            self._config.max_waiting_s, self._expire, request.request_id
+            limit_s, self._expire, request.request_id, request.start_within_s or self._config.max_waiting_s
         )
         self._idle.clear()
         return stream
@@ -280,8 +281,16 @@ class AsyncEngine:
             param="max_tokens",
         )
 
-    def _expire(self, request_id: str) -> None:
-        limit_s = self._config.max_waiting_s
+    def _may_wait_s(self, request: Request) -> float:
+        """From now on. Overloaded if its time to start is over already."""
+        if request.start_within_s is None:
+            return self._config.max_waiting_s
+        left_s = request.start_within_s - (self._clock.now_s() - request.arrival_s)
+        if left_s <= 0:
+            raise self._overloaded(f"the request was to start within {request.start_within_s:g} s, which are over")
+        return min(left_s, self._config.max_waiting_s)
+
+    def _expire(self, request_id: str, limit_s: float) -> None:
         self._loop.send(Expire(request_id, self._overloaded(f"the request has waited for {limit_s:g} s, the limit")))
 
     def _overloaded(self, message: str) -> Overloaded:

@@ -90,6 +90,7 @@ def build_requests(call: PreparedCall, config: ApiConfig) -> list[Request]:
                 call.form.grammar,
                 checked.adapter,
                 head.is_background,
+                head.start_within_s,
             )
         )
     return requests

@@ -65,6 +65,29 @@ def test_a_request_that_waits_too_long_is_refused_with_retry_after() -> None:
         assert lines[-2:] == ["data: [DONE]", ""]
 
 
+@pytest.mark.parametrize("header", ["x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"])
+def test_a_request_that_cannot_start_by_its_gateways_objective_is_refused_for_another_replica(header: str) -> None:
+    scheduler = replace(Scene().scheduler, max_num_seqs=1)
+    with running(Scene(scheduler=scheduler)) as server, httpx.Client(base_url=server.base_url) as http:
+        assert http.post(COMPLETIONS, json=completion(), headers={header: "60000"}).status_code == 200
+        server.play(lambda prompt, so_far, seed: 75)
+        server.executor.delay_s = 0.005
+        with http.stream("POST", COMPLETIONS, json=completion(stream=True, max_tokens=2000)):
+            response = http.post(COMPLETIONS, json=completion(), headers={header: "100"})
+        assert (response.status_code, error_of(response)["code"]) == (503, "overloaded")
+        assert "0.1 s" in error_of(response)["message"]
+        assert int(response.headers["retry-after"]) >= 1
+        server.check_idle()
+
+
+@pytest.mark.parametrize("wrong", ["0", "-1", "soon", "1e3", "nan", "9" * 10])
+def test_an_objective_that_is_no_time_is_refused_by_its_name(wrong: str) -> None:
+    with running() as server, httpx.Client(base_url=server.base_url) as http:
+        response = http.post(COMPLETIONS, json=completion(), headers={"x-llm-d-slo-ttft-ms": wrong})
+        assert response.status_code == 400
+        assert "x-llm-d-slo-ttft-ms" in error_of(response)["message"]
+
+
 def test_a_request_carries_its_owner_priority_and_salt() -> None:
     config = ApiConfig(served_model_names=(MODEL,), api_keys=("sk-1", "sk-2"))
     heeding = Scene(config=config, defaults=GenerationDefaults(heeds_priority=True))
