@@ -11,6 +11,7 @@ some of every expert's gates and ups and the same part of every down's inputs, a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -27,6 +28,8 @@ from service.layers.gated_mlp import GatedMlp
 from service.layers.layer import Layer
 from service.layers.linear import Linear
 from service.layers.linear_method import Normed, divided
+from service.layers.shard import Shard, even_share
+from service.layers.tensor_parallel import TensorParallel
 
 
 class ExpertNames(NamedTuple):
@@ -85,6 +88,25 @@ class MixtureOfExperts(Layer):
         if config.shared_size is not None:
             self.shared = GatedMlp(hidden_size, config.shared_size, bias=False)
             self.shared_gate = Linear(hidden_size, 1)
+        self._parallel: TensorParallel | None = None
+        self._kept, self._whole_size = range(size), size
+
+    def shard(self, parallel: TensorParallel) -> None:
+        """Every expert's intermediate size is divided; router and routes are the same on every rank."""
+        size = self.config.intermediate_size
+        kept = even_share(size, parallel)
+        assert not self.config.is_mxfp4 or len(kept) % GROUP == 0
+        self._parallel, self._kept = parallel, kept
+        self.config = replace(self.config, intermediate_size=len(kept))
+        self.gate_up = _part(self.gate_up, 1, 2 * len(kept))
+        self.down = _part(self.down, 2, self.down.shape[2] * len(kept) // size)
+        if self.gate_up_scales is not None and self.down_scales is not None:
+            self.gate_up_scales = _part(self.gate_up_scales, 1, 2 * len(kept))
+            self.down_scales = _part(self.down_scales, 2, len(kept) // GROUP)
+        if self.gate_up_bias is not None:
+            self.gate_up_bias = _part(self.gate_up_bias, 1, 2 * len(kept))
+            if parallel.rank > 0:  # the first one adds it
+                self.down_bias = None
 
     def forward(self, x: Normed) -> Tensor:
         rows, config = divided(x), self.config
@@ -96,6 +118,8 @@ class MixtureOfExperts(Layer):
         gated = experts_gate_up(rows, gate_up, blocks, tiles, is_interleaved=self.names.is_stacked, clamp=self.clamp)
         down = ExpertWeight(self.down, self.down_scales, self.down_bias)
         out = experts_down(gated, down, blocks, routes.weights, tiles)
+        if self._parallel is not None:
+            out = self._parallel.all_reduce(out)
         if self.shared is None or self.shared_gate is None:
             return out
         return out + torch.sigmoid(self.shared_gate(rows)) * self.shared(rows).value()
@@ -128,6 +152,47 @@ class MixtureOfExperts(Layer):
             tensors |= self.shared.down.checkpoint_tensors(f"{below}.shared_expert.down_proj")
             tensors |= self.shared_gate.checkpoint_tensors(f"{below}.shared_expert_gate")
         return tensors
+
+    def checkpoint_shards(self) -> dict[str, Shard]:
+        """Of those of `checkpoint_tensors` and of `substitutes`, by their names below a block."""
+        if self._parallel is None:
+            return {}
+        below, shared = self.names.experts, {}
+        if self.shared is not None:
+            expert = f"{self.names.router.rpartition('.')[0]}.shared_expert"
+            shared = self.shared.gate_up.checkpoint_shards(f"{expert}.gate_proj", f"{expert}.up_proj")
+            shared |= self.shared.down.checkpoint_shards(f"{expert}.down_proj")
+        if self.names.is_stacked:
+            return shared | {f"{below}.{name}": shard for name, shard in self._stacked_shards()}
+        size, kept = self._whole_size, self._kept
+        rows, columns = Shard(0, size, (kept,)), Shard(1, size, (kept,))
+        both = kept, range(size + kept.start, size + kept.stop)
+        return {
+            **shared,
+            f"{USUAL_NAMES.experts}.gate_up_proj": Shard(1, 2 * size, both),
+            f"{USUAL_NAMES.experts}.down_proj": Shard(2, size, (kept,)),
+            **{
+                f"{below}.{expert}.{name}.weight": shard
+                for expert in range(self.config.num_experts)
+                for name, shard in ((self.names.gate, rows), (self.names.up, rows), (self.names.down, columns))
+            },
+        }
+
+    def _stacked_shards(self) -> Iterator[tuple[str, Shard]]:
+        """Gates and ups stand in turn."""
+        size, kept = self._whole_size, self._kept
+        pairs = range(2 * kept.start, 2 * kept.stop)
+        if self.config.is_mxfp4:
+            groups = range(kept.start // GROUP, kept.stop // GROUP)
+            for kind in ("blocks", "scales"):
+                yield f"gate_up_proj_{kind}", Shard(1, 2 * size, (pairs,))
+                yield f"down_proj_{kind}", Shard(2, size // GROUP, (groups,))
+        else:
+            yield "gate_up_proj", Shard(2, 2 * size, (pairs,))
+            yield "down_proj", Shard(1, size, (kept,))
+        yield "gate_up_proj_bias", Shard(1, 2 * size, (pairs,))
+        if self.down_bias is None:
+            yield "down_proj_bias", Shard(1, self.down.shape[1], ())
 
     def substitutes(self) -> Mapping[str, Substitute]:
         """By other names: all experts' weights in one, as transformers 5 has them in memory."""
@@ -165,6 +230,13 @@ class MixtureOfExperts(Layer):
                 yield f"{below}_scales", scales.detach()
             if bias is not None:
                 yield f"{below}_bias", bias.detach()
+            elif self.config.has_bias:  # another rank adds it
+                yield f"{below}_bias", torch.empty(self.config.num_experts, 0, device="meta")
+
+
+def _part(whole: Tensor, dim: int, size: int) -> nn.Parameter:
+    shape = *whole.shape[:dim], size, *whole.shape[dim + 1 :]
+    return nn.Parameter(whole.new_empty(shape), requires_grad=False)
 
 
 def _weight(is_mxfp4: bool, *shape: int) -> nn.Parameter:

@@ -81,7 +81,10 @@ class CausalLM(Layer, ABC):
         return name in ignored or self.optional_prefix + name in ignored
 
     def checkpoint_shards(self) -> dict[str, Shard]:
-        """Of those of `checkpoint_tensors` that are parts of stored tensors, which part; of others there is none."""
+        """Of those of `checkpoint_tensors` that are parts of stored tensors, which part; of others there is none. Also
+        by other names that a checkpoint may have (`checkpoint_places`)."""
+        if self.parallel.size == 1:
+            return {}
         shards = self.embedding.checkpoint_shards(self.embedding_name) | self.head.checkpoint_shards()
         for linears in self.block_linears():
             for names, linear, _ in linears:

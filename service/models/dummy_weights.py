@@ -44,6 +44,6 @@ def _draw(tensor: Tensor, generator: torch.Generator) -> Tensor:
 def _whole_like(part: Tensor, shard: Shard, device: torch.device) -> Tensor:
     """Laid out as the part is: in which order values are made goes by that."""
     shape, dtype = shard.whole_shape(part.shape), part.dtype
-    if part.dim() == 2 and part.stride(0) < part.stride(1):
-        return torch.empty(shape[::-1], dtype=dtype, device=device).T
+    if part.dim() > 1 and part.stride(-2) < part.stride(-1):
+        return torch.empty((*shape[:-2], shape[-1], shape[-2]), dtype=dtype, device=device).transpose(-1, -2)
     return torch.empty(shape, dtype=dtype, device=device)

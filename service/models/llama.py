@@ -23,6 +23,7 @@ from service.layers.linear_method import Normed
 from service.layers.mixture_of_experts import USUAL_NAMES, ExpertNames, MixtureOfExperts
 from service.layers.rms_norm import ResidualRMSNorm
 from service.layers.rotary import RotaryEmbedding
+from service.layers.shard import Shard
 from service.layers.tensor_parallel import TensorParallel
 from service.models.attention_shard import shard_attention
 from service.models.causal_lm import CausalLM
@@ -60,6 +61,10 @@ class LlamaAttention(Layer):
 
     def norm_tensors(self) -> dict[str, Tensor]:
         """By their names in a checkpoint, the parameters that are no linear's."""
+        return {}
+
+    def norm_shards(self) -> dict[str, Shard]:
+        """Of which of `norm_tensors` a rank has a part."""
         return {}
 
 
@@ -191,6 +196,15 @@ class Llama(CausalLM):
             assert isinstance(block, LlamaBlock)
             table |= {f"model.layers.{i}.{name}": part for name, part in block.checkpoint_tensors().items()}
         return table
+
+    def checkpoint_shards(self) -> dict[str, Shard]:
+        shards = super().checkpoint_shards()
+        for i, block in enumerate(self.blocks):
+            if self.parallel.size > 1 and isinstance(block, LlamaBlock):
+                experts = block.mlp.checkpoint_shards() if isinstance(block.mlp, MixtureOfExperts) else {}
+                of_block = block.attention.norm_shards() | experts
+                shards |= {f"model.layers.{i}.{name}": shard for name, shard in of_block.items()}
+        return shards
 
     def checkpoint_places(self, stored: Collection[str]) -> dict[str, Tensor]:
         """Besides, all experts' weights may stand in one tensor."""

@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from service.errors import ConfigError
 from service.layers.vocab_division import vocab_share_size
 from service.models.model_config import ModelConfig
+
+MXFP4_GROUP = 32
+"""As kernels/mxfp4.py has it, beside torch."""
 
 
 def check_divides(config: ModelConfig, num_ranks: int) -> None:
     """Raises ConfigError naming what so many ranks cannot share."""
     if num_ranks == 1:
         return
-    faults = [
-        f"{name} {size}"
-        for name, size in (("attention heads", config.num_heads), ("MLP inner size", config.intermediate_size))
-        if size % num_ranks
-    ]
+    if config.architecture == "OlmoeForCausalLM":
+        raise ConfigError("tensor-parallel-size: OLMoE norms all heads together, which one rank alone has")
+    faults = [f"{name} {size}" for name, size in _divided(config) if size % num_ranks]
     if config.num_kv_heads % num_ranks and num_ranks % config.num_kv_heads:
         faults.append(f"key-value heads {config.num_kv_heads}, nor the other way round")
     if config.vocab_size <= (num_ranks - 1) * vocab_share_size(config.vocab_size, num_ranks):
         faults.append(f"vocabulary {config.vocab_size}, at least 16 ids a rank")
-    if config.experts is not None:
-        raise ConfigError("tensor-parallel-size: a mixture of experts is served by one rank only")
     if faults:
         raise ConfigError(f"tensor-parallel-size: {num_ranks} does not divide the model's {'; '.join(faults)}")
+
+
+def _divided(config: ModelConfig) -> Iterator[tuple[str, int]]:
+    experts = config.experts
+    yield "attention heads", config.num_heads
+    if experts is None or not all(experts.layers):
+        yield "MLP inner size", config.intermediate_size
+    if experts is not None:
+        yield "shared expert's inner size", experts.shared_size or 0
+        if experts.is_mxfp4:
+            yield f"groups of {MXFP4_GROUP} in the experts' inner size", experts.intermediate_size // MXFP4_GROUP
+        else:
+            yield "experts' inner size", experts.intermediate_size

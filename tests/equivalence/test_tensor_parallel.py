@@ -14,7 +14,7 @@ import pytest
 
 from service.layers.tensor_parallel import ALONE
 from tests.equivalence.rank_work import Answered, Asked, agreed, answer
-from tests.models.checkpoints import gpt2, llama, mistral, opt, qwen2, qwen3
+from tests.models.checkpoints import gpt2, gpt_oss, llama, mistral, mixtral, opt, qwen2, qwen2_moe, qwen3
 from tests.ranks import Ranks
 
 FAMILIES = {
@@ -23,6 +23,9 @@ FAMILIES = {
     "mistral": mistral,
     "qwen2": qwen2,
     "qwen3": partial(qwen3, attention_bias=True, tie_word_embeddings=True),
+    "qwen2-moe": partial(qwen2_moe, decoder_sparse_step=2),
+    "gpt-oss": gpt_oss,
+    "mixtral": mixtral,
     "opt": opt,
     "opt, norms last": partial(opt, do_layer_norm_before=False, word_embed_proj_dim=48),
     "gpt2": gpt2,

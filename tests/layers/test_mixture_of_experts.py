@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from kernels.mxfp4 import dequantize_mxfp4
 from service.layers.experts_config import ExpertsConfig
 from service.layers.mixture_of_experts import USUAL_NAMES, ExpertNames, MixtureOfExperts
+from tests.layers.test_shard import ranks
 
 HIDDEN, SIZE, NUM_EXPERTS = 32, 64, 5
 GPT_OSS_NAMES = ExpertNames(router="mlp.router", is_stacked=True)
@@ -101,15 +102,33 @@ def test_a_stacked_tensor_stands_for_those_of_all_experts(names):
         assert torch.equal(tensor, other.checkpoint_tensors()[name]) == (name in replaced)
 
 
-def test_each_expert_divides_at_its_intermediate_size():
-    """What tensor parallelism will stand on: the shards' outputs add up to the whole's."""
-    layer, x = made(), torch.randn(6, HIDDEN)
-    whole, total = layer(x), torch.zeros(6, HIDDEN)
-    for begin in range(0, SIZE, SIZE // 2):
-        shard = MixtureOfExperts(HIDDEN, ExpertsConfig((True,), NUM_EXPERTS, 2, SIZE // 2), USUAL_NAMES)
-        mine, part = shard.checkpoint_tensors(), slice(begin, begin + SIZE // 2)
-        for name, tensor in layer.checkpoint_tensors().items():
-            is_down, is_router = "down_proj" in name, name == "mlp.gate.weight"
-            mine[name].copy_(tensor if is_router else tensor[:, part] if is_down else tensor[part])
-        total += shard(x)
-    torch.testing.assert_close(total, whole)
+@pytest.mark.parametrize(
+    ("names", "options"),
+    [
+        (USUAL_NAMES, {}),
+        (MIXTRAL_NAMES, {}),
+        (GPT_OSS_NAMES, {"clamp_limit": 0.3, "clamp_alpha": 1.7, "has_bias": True}),
+        (GPT_OSS_NAMES, {"clamp_limit": 0.3, "clamp_alpha": 1.7, "has_bias": True, "is_mxfp4": True}),
+    ],
+    ids=["usual", "Mixtral's", "gpt-oss's", "mxfp4"],
+)
+def test_each_expert_divides_at_its_intermediate_size(names, options):
+    """The ranks' outputs add up to the whole's, by whichever names their parts were read."""
+    layer, x = made(names, **options), torch.randn(6, HIDDEN)
+    stored = layer.checkpoint_tensors()
+    stacked = {name: tensor for name, (tensor, _) in layer.substitutes().items()}
+    for held in (stored, stored | stacked) if stacked else (stored,):
+        total = torch.zeros(6, HIDDEN)
+        for rank in ranks(2):
+            part = MixtureOfExperts(HIDDEN, ExpertsConfig((True,), NUM_EXPERTS, 2, SIZE, **options), names)
+            part.shard(rank)
+            places = part.checkpoint_tensors()
+            if held is not stored:
+                places |= {name: tensor for name, (tensor, _) in part.substitutes().items()}
+            shards = part.checkpoint_shards()
+            for name, place in places.items():
+                if place.numel():
+                    place.copy_(shards[name].of(held[name]) if name in shards else held[name])
+                assert (shards[name].whole_shape(place.shape) if name in shards else place.shape) == held[name].shape
+            total += part(x)
+        torch.testing.assert_close(total, layer(x))

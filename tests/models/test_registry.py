@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from kernels.mxfp4 import GROUP
 from service.errors import ConfigError
+from service.layers.projection import Projection
 from service.models.gpt2 import Gpt2
 from service.models.gpt_oss import GptOss
 from service.models.llama import Llama
@@ -11,6 +13,7 @@ from service.models.model_config import parse_model_config
 from service.models.olmoe import Olmoe
 from service.models.opt import Opt
 from service.models.qwen3 import Qwen3
+from service.models.rank_division import MXFP4_GROUP
 from service.models.registry import ARCHITECTURES, build_model
 from tests.layers.test_shard import ranks
 from tests.models.test_model_config import FIELDS, LEAST_FIELDS
@@ -37,16 +40,24 @@ def test_builds_without_memory(name):
     assert all(parameter.is_meta for parameter in model.parameters())
 
 
-DENSE = [name for name in ARCHITECTURES if parse_model_config(LEAST_FIELDS[name]).experts is None]
+DIVIDED = [name for name in ARCHITECTURES if name != "OlmoeForCausalLM"]
 
 
-@pytest.mark.parametrize("name", sorted(set(ARCHITECTURES) - set(DENSE)))
-def test_experts_are_not_divided(name):
-    with pytest.raises(ConfigError, match="tensor-parallel-size: a mixture of experts is served by one rank only"):
-        build_model(parse_model_config(LEAST_FIELDS[name]), ranks(2)[0])
+def test_experts_of_four_bits_divide_in_whole_groups():
+    assert MXFP4_GROUP == GROUP
+    fields = LEAST_FIELDS["GptOssForCausalLM"] | {"intermediate_size": 96}
+    build_model(parse_model_config(fields), ranks(2)[0])
+    packed = parse_model_config(fields | {"quantization_config": {"quant_method": "mxfp4"}})
+    with pytest.raises(ConfigError, match=r"2 does not divide the model's groups of 32 in the experts' inner size 3$"):
+        build_model(packed, ranks(2)[0])
 
 
-@pytest.mark.parametrize("name", DENSE)
+def test_norms_over_all_heads_together_are_not_divided():
+    with pytest.raises(ConfigError, match="tensor-parallel-size: OLMoE norms all heads together"):
+        build_model(parse_model_config(LEAST_FIELDS["OlmoeForCausalLM"]), ranks(2)[0])
+
+
+@pytest.mark.parametrize("name", DIVIDED)
 def test_ranks_hold_equal_parts_and_together_the_whole(name):
     """Rank by rank the same shapes, so that what is chosen for one's weights is for all."""
     config = parse_model_config({**LEAST_FIELDS[name], "tie_word_embeddings": False})
@@ -54,8 +65,11 @@ def test_ranks_hold_equal_parts_and_together_the_whole(name):
     models = [build_model(config, rank) for rank in ranks(2)]
     names = [[each.shape_name for each in model.projections] for model in models]
     assert names[0] == names[1]
-    for mine, of_whole in zip(models[0].projections, whole.projections, strict=True):
-        assert mine.shape_name != of_whole.shape_name, "no matrix is whole"
+    modules = dict(whole.named_modules())
+    for path, module in models[0].named_modules():
+        if isinstance(module, Projection):
+            is_router = path.endswith(("router", "shared_gate"))
+            assert (module.shape_name == modules[path].shape_name) is is_router, "no other matrix is whole"
     assert all(parameter.is_meta for model in models for parameter in model.parameters())
     tensors = [(model.checkpoint_tensors(), model.checkpoint_shards()) for model in models]
     for stored, tensor in whole.checkpoint_tensors().items():
