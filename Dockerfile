@@ -13,7 +13,8 @@ WORKDIR /build
 COPY pyproject.toml ./
 RUN python3 -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
         > requirements.txt \
-    && grep '^torch' requirements.txt > torch.txt
+    && grep '^torch' requirements.txt > torch.txt \
+    && grep -v '^triton' requirements.txt > requirements-cpu.txt
 
 FROM ${BASE} AS build
 # Of torch without CUDA. Empty: from where everything else comes.
@@ -22,10 +23,11 @@ WORKDIR /build
 RUN python3 -m venv /opt/headrace
 ENV PATH=/opt/headrace/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 # The dependencies first, and alone: layers of gigabytes, which a change of the code leaves as they are.
-COPY --from=requirements /build/requirements.txt /build/torch.txt ./
+COPY --from=requirements /build/requirements.txt /build/requirements-cpu.txt /build/torch.txt ./
 
+# Without Triton, which is for GPUs and takes 1 GB.
 FROM build AS cpu-dependencies
-RUN pip install -r torch.txt ${CPU_TORCH_INDEX:+--index-url ${CPU_TORCH_INDEX}} && pip install -r requirements.txt
+RUN pip install -r torch.txt ${CPU_TORCH_INDEX:+--index-url ${CPU_TORCH_INDEX}} && pip install -r requirements-cpu.txt
 
 FROM build AS cuda-dependencies
 RUN pip install -r requirements.txt

@@ -7,7 +7,7 @@ SOAK_ARGS ?=
 FUZZ_ARGS ?=
 INSTALLING := Installing into $(VENV). The first time that takes minutes: torch is large.
 
-.PHONY: serve test lint types unit clients soak fuzz format figures clean
+.PHONY: serve test lint types unit clients deploy-test soak fuzz format figures clean
 
 serve: $(VENV)/.installed
 	$(BIN)/headrace serve --enable-finetuning $(SERVE_ARGS)
@@ -42,6 +42,11 @@ clients: .venv-clients/.installed
 	$(PYTHON) -m venv .venv-clients
 	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check -c tests/clients/constraints.txt -e '.[clients]'
 	touch $@
+
+# The deployment beside the real tools, as far as this machine has them: haproxy, prometheus with promtool, kubectl, systemd,
+# kubernetes-validate, an OpenTelemetry exporter. The last lines name what was left out, and why.
+deploy-test: $(VENV)/.installed-dev
+	$(BIN)/pytest tests/deploy tests/api/test_request_spans.py -m 'not gpu' -rs
 
 # Hostile clients against the real server, five minutes of them; SOAK_ARGS="--hours 1" to see a slow leak, too.
 soak: $(VENV)/.installed

@@ -11,6 +11,7 @@ import time
 import tomllib
 from pathlib import Path
 
+import httpx
 import pytest
 
 from service.settings.reader import read_settings
@@ -20,6 +21,7 @@ from tests.deploy.deployment import DOCKERFILE, ROOT, environment_of_the_image, 
 from tests.deploy.health_check import check_health
 from tests.e2e.server_process import ServerProcess, write_dummy_folder
 
+EXAMPLE = b'{"prompt": "Say a word.", "completion": " Water."}\n'
 LINES = DOCKERFILE.read_text().replace("\\\n", " ").splitlines()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
@@ -75,8 +77,31 @@ def test_dependencies_are_those_of_the_project(tmp_path: Path):
     (tmp_path / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
     subprocess.run(script, shell=True, check=True, cwd=tmp_path, timeout=60)
     assert (tmp_path / "requirements.txt").read_text().splitlines() == PROJECT["project"]["dependencies"]
+    without_triton = [line for line in PROJECT["project"]["dependencies"] if not line.startswith("triton")]
+    assert (tmp_path / "requirements-cpu.txt").read_text().splitlines() == without_triton
     (torch,) = (tmp_path / "torch.txt").read_text().splitlines()
     assert torch.startswith("torch>=")
+
+
+def test_the_image_for_cpus_has_no_triton_and_serves_and_trains_without_it(tmp_path: Path):
+    for target, requirements in (("cpu", "requirements-cpu.txt"), ("cuda", "requirements.txt")):
+        (install,) = [line for line in stages()[f"{target}-dependencies"] if "-r requirements" in line]
+        assert install.endswith(f"pip install -r {requirements}")
+    flags = ["--device", "cpu", "--enable-finetuning", "--data-dir", str(tmp_path / "data")]
+    module = "tests.deploy.without_triton"
+    with ServerProcess(*flags, "--kv-cache-memory", "64MiB", module=module) as server:
+        body = {"model": "headrace-quickstart", "prompt": "Hello", "max_tokens": 4, "ignore_eos": True}
+        assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=30).status_code == 200
+        files = {"file": ("data.jsonl", EXAMPLE * 4), "purpose": (None, "fine-tune")}
+        uploaded = httpx.post(f"{server.url}/v1/files", files=files).json()
+        order = {"model": "headrace-quickstart", "training_file": uploaded["id"], "hyperparameters": {"n_epochs": 1}}
+        job = httpx.post(f"{server.url}/v1/fine_tuning/jobs", json=order).json()
+        deadline_s = time.monotonic() + 60
+        while job["status"] not in {"succeeded", "failed"}:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.2)
+            job = httpx.get(f"{server.url}/v1/fine_tuning/jobs/{job['id']}").json()
+        assert job["status"] == "succeeded", job["error"]
 
 
 def test_what_the_image_sets_are_settings(monkeypatch: pytest.MonkeyPatch):
