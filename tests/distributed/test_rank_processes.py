@@ -99,8 +99,8 @@ def test_a_rank_that_hangs_is_killed_in_the_end():
 def test_a_rank_that_cannot_load_says_why():
     processes = started(2, "refuses")
     assert processes.heard(1, 30.0) == RankFault("num-things: 3 is too odd")
+    assert comes_true(lambda: processes.exit_status(1) == 1)
     processes.close()
-    assert processes.exit_status(1) == 1
 
 
 def test_who_is_gone_says_nothing_and_ends_before_it_was_told():
