@@ -134,10 +134,10 @@ def test_every_link_leads_to_a_file_and_a_heading_that_there_are(page: Path):
 def test_every_command_that_is_named_is_there(page: Path):
     text = page.read_text(encoding="utf-8")
     commands = (ROOT / "service" / "cli.py").read_text(encoding="utf-8")
-    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     for module in re.findall(r"python -m ([\w.]+)", text):
         assert importlib.util.find_spec(module) is not None, module
-    for target in re.findall(r"(?:`|^)make ([a-z]+)", text, re.MULTILINE):
+    for target in re.findall(r"(?:`|^)make ([a-z-]+)", text, re.MULTILINE):
         assert target in targets
     for command in re.findall(r"(?:`|bin/)headrace ([a-z]+)", text):
         assert f'"{command}"' in commands
