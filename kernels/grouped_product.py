@@ -57,19 +57,19 @@ class GroupedConfig:
 
 _MORE = float("inf")
 _PLAIN = (
-    (16, GroupedConfig(16, 64, 128, num_warps=4, num_stages=4)),
-    (48, GroupedConfig(32, 128, 64, num_warps=4, num_stages=4)),
-    (128, GroupedConfig(64, 128, 64, num_warps=4, num_stages=3)),
+    (8, GroupedConfig(16, 64, 128, num_warps=4, num_stages=4)),
+    (20, GroupedConfig(32, 128, 64, num_warps=4, num_stages=4)),
+    (96, GroupedConfig(64, 128, 64, num_warps=4, num_stages=3)),
     (_MORE, GroupedConfig(128, 128, 64, num_warps=8, num_stages=3)),
 )
 _QUANTIZED = (*_PLAIN[:2], (_MORE, _PLAIN[2][1]))
-"""Up to so many pairs of an expert on average. Few: the weights' bytes decide, so blocks are as small as a product on
-matrix units may be. Many: blocks that use a weight's tile for as many rows as they can.
+"""Up to so many pairs of an expert on average. While the weights' bytes decide, a block has room for all pairs of
+nearly every expert, so that each weight is read once: of Poisson's 8, one in 250 has more than 16; of 20, one in 200
+more than 32. For more pairs it is usual tiles of dense products, as far as they compile without spilling. Numbers of
+four bits are widened in registers: 128 rows of x beside them would not fit.
 
-Not swept here yet (`python -m loadtest.bench.expert_layers --sweep`): the first row is what others found best on an
-H200 for 128 experts of 768 at up to 16 tokens; the others are usual tiles of dense products, as far as they compile
-without spilling.
-Numbers of four bits are widened in registers: 128 rows of x beside them would not fit.
+Not swept here yet (`python -m loadtest.bench.expert_layers --sweep`); the first row's tile is what others found best on
+an H200 for 128 experts of 768 at up to 16 tokens.
 """
 
 

@@ -219,7 +219,7 @@ def of_experts(num_tokens, num_features, size, is_mxfp4):
     return weight, expert_blocks.expert_blocks_reference(experts, 2, config.block_m), config
 
 
-@pytest.mark.parametrize(("num_tokens", "is_mxfp4"), [(1, False), (1, True), (512, True), (8192, False)])
+@pytest.mark.parametrize(("num_tokens", "is_mxfp4"), [(1, False), (256, True), (1024, True), (8192, False)])
 def test_experts(num_tokens, is_mxfp4, monkeypatch, tmp_path):
     for module, name in ((gate_up, "_experts_gate_up_kernel"), (down, "_experts_down_kernel")):
         monkeypatch.setattr(module, name, LaunchRecorder(getattr(module, name)))
