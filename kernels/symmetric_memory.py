@@ -74,7 +74,9 @@ class SymmetricMemory:
         torch.cuda.synchronize(device)
         handle.barrier()
         torch.cuda.synchronize(device)
-        return cls.at(list(handle.buffer_ptrs), group.rank(), capacity, device, (buffer, handle))
+        first = buffer.data_ptr() - handle.buffer_ptrs[group.rank()]  # on all ranks: each has allocated the same
+        addresses = [address + first for address in handle.buffer_ptrs]
+        return cls.at(addresses, group.rank(), capacity, device, (buffer, handle))
 
 
 def flag_bytes(size: int) -> int:
