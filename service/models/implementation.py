@@ -8,6 +8,7 @@ from typing import Literal
 
 from service.errors import ModelLoadError
 from service.models.model_config import architecture_of, check_quantization, is_native, parse_model_config
+from service.models.text_part import text_fields
 
 WantedImplementation = Literal["auto", "native", "transformers"]
 Implementation = Literal["native", "transformers"]
@@ -22,8 +23,9 @@ def choose_implementation(fields: Mapping[str, object], wanted: WantedImplementa
     ModelLoadError naming the field that is not served; of transformers' modules more may turn out when they are built.
     """
     architecture = architecture_of(fields)
+    is_known = is_native(architecture) or text_fields(fields) is not None
     is_generator = architecture.endswith(_GENERATORS)
-    if wanted == "native" or (wanted == "auto" and (is_native(architecture) or not is_generator)):
+    if wanted == "native" or (wanted == "auto" and (is_known or not is_generator)):
         parse_model_config(fields)
         return "native"
     check_quantization(architecture, fields)

@@ -19,6 +19,7 @@ from service.models.config_fields import ConfigFields, read_json, token_ids
 from service.models.expert_fields import parse_experts
 from service.models.rope_scaling import parse_rope
 from service.models.sliding_windows import parse_sliding_windows
+from service.models.text_part import text_fields
 
 CheckpointDtype = Literal["bfloat16", "float16", "float32"]
 
@@ -109,7 +110,11 @@ def load_model_config(folder: Path) -> ModelConfig:
 
 
 def parse_model_config(fields: Mapping[str, object]) -> ModelConfig:
-    """config.json's fields, checked. Raises ModelLoadError naming the field."""
+    """config.json's fields, checked; of a model with vision those of its text part. Raises ModelLoadError naming the
+    field."""
+    text = text_fields(fields)
+    if text is not None:
+        return parse_model_config(text)
     checked = ConfigFields(fields, "config.json")
     architecture = architecture_of(fields)
     if architecture not in _FAMILIES:

@@ -36,7 +36,7 @@ def _scaling(own: ConfigFields, trained: int, max_positions: int) -> RopeScaling
     """trained: the context length before it was stretched."""
     kind = own.get("rope_type") or own.get("type") or "default"
     match kind:
-        case "default":
+        case "default" | "mrope":
             return None
         case "linear":
             return LinearScaling(own.number("factor"))

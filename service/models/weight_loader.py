@@ -19,6 +19,8 @@ from service.layers.shard import Shard
 from service.models.causal_lm import CausalLM
 from service.models.checkpoint_file import StoredTensor, read_header, read_tensors
 from service.models.checkpoint_files import checkpoint_files, some_of
+from service.models.config_fields import read_json
+from service.models.text_part import text_fields, text_name
 
 OnProgress = Callable[[int, int], None]
 """Called with (bytes read so far, bytes in all), from any thread, one call at a time."""
@@ -36,7 +38,8 @@ def load_weights(
     torch_format: reads torch's own files instead of safetensors; without it nothing is ever unpickled. Raises
     ModelLoadError naming files or weights; the model is then useless.
     """
-    stored = {entry.name: entry for file in checkpoint_files(folder, torch_format) for entry in read_header(file)}
+    written = {entry.name: entry for file in checkpoint_files(folder, torch_format) for entry in read_header(file)}
+    stored = _of_text(written) if _has_vision(folder) else written
     wanted, shards = model.checkpoint_places(stored), _by_stored_name(model)
     _check(wanted, shards, stored, model.ignores)
     progress = _Progress(sum(t.numel() * t.element_size() for t in wanted.values()), on_progress)
@@ -60,6 +63,17 @@ def non_finite_weights(folder: Path) -> str:
             if not tensor.isfinite().all()
         ]
     )
+
+
+def _has_vision(folder: Path) -> bool:
+    config = folder / "config.json"
+    return config.is_file() and text_fields(read_json(config)) is not None
+
+
+def _of_text(written: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """By the names that the text part has alone; without what is not its own."""
+    names = {name: text_name(name) for name in written}
+    return {own: written[name] for name, own in names.items() if own is not None}
 
 
 def _by_stored_name(model: CausalLM) -> dict[str, Shard]:

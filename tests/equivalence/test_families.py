@@ -23,7 +23,8 @@ SAMPLE = (
     "Pythia, GPT-NeoX",  # names of its own, heads interleaved in one matrix
     "DeepSeek V3, R1",  # latent attention: values narrower than keys; experts by matrices of their own; a buffer
     "Granite 3 MoE",  # experts in one tensor
-    "Gemma 3 (with vision)",
+    "Gemma 3 (with vision)",  # by transformers' modules
+    "Qwen2.5-VL",  # by ours
 )
 
 
