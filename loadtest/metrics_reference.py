@@ -129,7 +129,7 @@ def _metrics() -> Iterator[Metric]:
         instruments.actual_seconds.labels(predictor)
     registry.register(HostSeconds(recorder.times))
     registry.register(LogLoss(lambda: 0))
-    registry.register(StoredStateGauges(lambda: StoredState(0, 0, {}, 0, {})))
+    registry.register(StoredStateGauges(lambda: StoredState(0, 0, {}, 0, 0, {})))
     registry.register(ProcessState())
     registry.register(VllmNames(instruments, lambda: serves_adapters, ""))
     return iter(registry.collect())

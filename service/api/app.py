@@ -134,7 +134,12 @@ class _App(Starlette):
 def _stored_state(storage: Storage, batches: BatchJobs) -> StoredState:
     budget = storage.budget
     return StoredState(
-        budget.num_bytes, budget.max_bytes, batches.count(), batches.num_lines_running, batches.lines_ended
+        budget.num_bytes,
+        budget.max_bytes,
+        batches.count(),
+        batches.num_lines_running,
+        batches.num_lines_left,
+        batches.lines_ended,
     )
 
 

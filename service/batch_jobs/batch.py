@@ -67,6 +67,11 @@ class Batch:
     def is_over(self) -> bool:
         return self.status in OVER
 
+    @property
+    def num_lines_left(self) -> int:
+        """Without an answer; 0 until they are counted."""
+        return max(0, self.num_lines - self.num_completed - self.num_failed)
+
     def reaching(self, status: BatchStatus, now_s: int, **changes: Any) -> Batch:
         """The batch once it has this status, since `now_s` if it had not before."""
         return replace(self, status=status, reached_at={str(status): now_s, **self.reached_at}, **changes)

@@ -65,6 +65,11 @@ class BatchJobs:
     def num_lines_running(self) -> int:
         return self._seats.num_taken
 
+    @property
+    def num_lines_left(self) -> int:
+        """Of the batches that run, without an answer. Any thread."""
+        return sum(run.batch.num_lines_left for run in list(self._runs.values()))
+
     def count(self) -> Counter[str]:
         """Batches that are not over, by status. Any thread."""
         runs, waiting = list(self._runs.values()), list(self._waiting.values())

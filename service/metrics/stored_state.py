@@ -12,13 +12,14 @@ _OUTCOMES = ("completed", "failed")
 
 
 class StoredState(NamedTuple):
-    """num_bytes, max_bytes: of files. batches: that have not ended, by status. num_lines_running: of these.
-    lines: since the start, by outcome."""
+    """num_bytes, max_bytes: of files. batches: that have not ended, by status. num_lines_running: of these;
+    num_lines_left: of those that run, without an answer. lines: since the start, by outcome."""
 
     num_bytes: int
     max_bytes: int
     batches: Mapping[str, int]
     num_lines_running: int
+    num_lines_left: int
     lines: Mapping[str, int]
 
 
@@ -37,6 +38,8 @@ class StoredStateGauges:
             batches.add_metric((status,), now.batches.get(status, 0))
         yield batches
         yield _gauge("headrace_batch_lines_running", "Lines of batches that run or wait.", now.num_lines_running)
+        left = "Lines of batches in progress that have no answer yet, running or not."
+        yield _gauge("headrace_batch_lines_left", left, now.num_lines_left)
         lines = CounterMetricFamily("headrace_batch_lines", "Lines of batches with an answer.", labels=("outcome",))
         for outcome in _OUTCOMES:
             lines.add_metric((outcome,), now.lines.get(outcome, 0))

@@ -10,3 +10,11 @@ def test_what_is_stored_is_read_back() -> None:
     batch = batch.reaching(BatchStatus.FAILED, 7, errors=(InputError("code", "message", 3, "body"),))
     assert Batch.from_json(batch.to_json()) == batch
     assert batch.is_over
+
+
+def test_lines_are_left_until_they_have_an_answer() -> None:
+    batch = Batch("batch_1", "ann", "/v1/completions", "file-1", "24h", 1, 2, None, None)
+    assert batch.num_lines_left == 0, "not counted yet"
+    batch = batch.reaching(BatchStatus.IN_PROGRESS, 5, num_lines=7)
+    assert batch.num_lines_left == 7
+    assert batch.reaching(batch.status, 6, num_completed=4, num_failed=1).num_lines_left == 2

@@ -256,3 +256,23 @@ def test_cancelled_before_it_has_begun(tmp_path: Path, monkeypatch: pytest.Monke
         await storage.files.delete(batch.input_file_id, "ann")
 
     with_jobs(tmp_path, use)
+
+
+def test_what_is_left_and_what_is_answered_are_all_lines(tmp_path: Path) -> None:
+    seen = list[int]()
+
+    async def ask(batch: Batch, body: bytes) -> Answer:
+        await asyncio.sleep(0.01)
+        return Answer(200, "r", body)
+
+    async def use(storage: Storage, jobs: BatchJobs) -> None:
+        batch = await begin(storage, jobs, lines(range(30)))
+        while not (now := await jobs.get(batch.batch_id, batch.client)).is_over:
+            if now.num_lines and jobs.num_lines_left:
+                assert jobs.num_lines_left + jobs.lines_ended.total() == 30
+                seen.append(jobs.num_lines_left)
+            await asyncio.sleep(0.001)
+        assert (jobs.num_lines_left, jobs.lines_ended.total()) == (0, 30)
+
+    with_jobs(tmp_path, use, ask, most_lines=3)
+    assert seen and seen == sorted(seen, reverse=True)

@@ -136,6 +136,7 @@ WATCHED = [
     *("inter_token_latency_seconds", "queue_seconds", "requests_running", "requests_waiting", "requests_swapped"),
     *("tokens_total", "preemptions_total", "swapped_bytes_total", "prefix_cache_hit_tokens_total"),
     *("iteration_seconds", "iteration_batch_size", "event_loop_lag_seconds", "http_requests_total"),
+    *("batches", "batch_lines_left", "batch_lines_total"),
 ]
 
 
