@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+import torch
 
 from tests.distributed.test_rank_processes import comes_true, is_running, stop
 from tests.e2e.server_process import ServerProcess
@@ -27,6 +28,9 @@ ROOMY = "--dtype float32 --device cpu --kv-cache-memory 16MiB --tensor-parallel-
 
 LONG = {"model": "headrace-quickstart", "prompt": "x", "max_tokens": 1500, "ignore_eos": True}
 LOST_WITHIN_S = 10.0
+
+GREEDY = {"model": "headrace-quickstart", "temperature": 0, "max_tokens": 100, "ignore_eos": True}
+PROMPTS = ["Headrace is", "What is PagedAttention?", "def main():", "One two three four", "x"]
 
 
 def others(server: ServerProcess) -> list[int]:
@@ -173,3 +177,24 @@ def test_what_cannot_be_is_refused_before_anything_is_loaded(arguments: tuple[st
         assert server.wait(60) in (1, 2)
     assert words in "".join(server.log)
     assert "rank 0 of" not in "".join(server.log)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs")
+def test_two_gpus_answer_as_one_does():
+    """In fp32, by NCCL or over symmetric memory, in CUDA graphs: every parameter is answered, greedy text is equal."""
+    flags = "--dtype float32 --kv-cache-memory 64MiB --max-num-seqs 16 --max-num-batched-tokens 40".split()
+    said_by: list[list[object]] = []
+    for num_ranks in ("1", "2"):
+        with (
+            ServerProcess(*flags, "--tensor-parallel-size", num_ranks) as server,
+            httpx.Client(base_url=server.url, timeout=120) as http,
+            ThreadPoolExecutor(NUM_CLIENTS) as pool,
+        ):
+            answers = list(pool.map(lambda call, http=http: said(whole(http, *call)["choices"]), CALLS))
+            greedy = [whole(http, "/v1/completions", {**GREEDY, "prompt": text}) for text in PROMPTS]
+            said_by.append([answer["choices"][0]["text"] for answer in greedy])
+            assert all(answers)
+            server.terminate()
+            assert server.wait(30) == 0
+    assert said_by[0] == said_by[1]
