@@ -18,7 +18,8 @@ _PATIENCE_S = 120.0
 class Ranks:
     """`run` has every rank call a function of a module, which gets its TensorParallel first."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, patience_s: float = _PATIENCE_S) -> None:
+        self._patience_s = patience_s
         context = multiprocessing.get_context("spawn")
         self._folder = tempfile.TemporaryDirectory()
         meeting_point = str(Path(self._folder.name) / "meeting-point")
@@ -26,7 +27,7 @@ class Ranks:
         self._processes = []
         for rank in range(size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, size, meeting_point, theirs), daemon=True)
+            process = context.Process(target=_serve, args=(rank, size, meeting_point, theirs, patience_s), daemon=True)
             process.start()
             theirs.close()
             self._connections.append(ours)
@@ -38,7 +39,7 @@ class Ranks:
             connection.send_bytes(pickle.dumps((function, args)))  # not by torch's ways, which share memory
         answers = []
         for rank, connection in enumerate(self._connections):
-            assert connection.poll(_PATIENCE_S), f"rank {rank} does not answer"
+            assert connection.poll(self._patience_s), f"rank {rank} does not answer"
             answers.append(pickle.loads(connection.recv_bytes()))
         faults = [fault for _, fault in answers if fault]
         assert not faults, faults[0]
@@ -54,7 +55,7 @@ class Ranks:
         self._folder.cleanup()
 
 
-def _serve(rank: int, size: int, meeting_point: str, connection: Connection) -> None:
+def _serve(rank: int, size: int, meeting_point: str, connection: Connection, patience_s: float) -> None:
     import torch
     import torch.distributed as dist
 
@@ -62,7 +63,7 @@ def _serve(rank: int, size: int, meeting_point: str, connection: Connection) -> 
 
     torch.set_num_threads(1)
     store = dist.FileStore(meeting_point, size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=_PATIENCE_S))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=patience_s))
     group = dist.group.WORLD
     assert group is not None
     parallel = GroupParallel(group)

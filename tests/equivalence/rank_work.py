@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+import torch.distributed as dist
+
 from service.config import CacheConfig
 from service.core.iteration_result import TokenLogprobs
+from service.layers.group_parallel import GroupParallel, memory_of_gpus
 from service.layers.tensor_parallel import TensorParallel
 from service.runner.load import LoadedModel, load_executor
 from tests.engine.harness import Harness
@@ -38,10 +43,17 @@ def load(parallel: TensorParallel, folder: Path, **how: Any) -> LoadedModel:
 
 
 def answer(
-    parallel: TensorParallel, folder: Path, asked: list[Asked], max_tokens: int, num_blocks: int | None = None
+    parallel: TensorParallel,
+    folder: Path,
+    asked: list[Asked],
+    max_tokens: int,
+    num_blocks: int | None = None,
+    device: str = "cpu",
 ) -> Answered:
     """All of these requests at once. num_blocks: fewer than there are, so that some are preempted."""
-    loaded = load(parallel, folder)
+    loaded = load(parallel, folder, device=device)
+    while loaded.idle_work.do_some():
+        pass
     harness = Harness(
         num_blocks or loaded.num_blocks,
         BLOCK_SIZE,
@@ -68,3 +80,19 @@ def agreed(parallel: TensorParallel, folder: Path, dtype: str) -> tuple[Any, ...
     """Each rank chooses by its own timer, if it chooses."""
     loaded = load(parallel, folder, dtype=dtype)
     return loaded.dtype, loaded.choices, loaded.num_blocks, loaded.num_host_blocks, loaded.block_bytes
+
+
+def answer_on_gpus(
+    parallel: TensorParallel, folders: list[Path], asked: list[list[Asked]], max_tokens: int
+) -> list[Answered]:
+    """Of every folder each of `asked`, over NCCL and the kernels of sums. The process is not used for others."""
+    device = torch.device("cuda", parallel.rank)
+    torch.cuda.set_device(device)
+    os.environ["NCCL_NVLS_ENABLE"] = "0"  # no multicast
+    group, host_group = dist.new_group(backend="nccl", device_id=device), dist.group.WORLD
+    memory = memory_of_gpus(group, host_group, device)
+    over_gpus = GroupParallel(group, host_group, memory)
+    answered = [answer(over_gpus, folder, each, max_tokens, device="cuda") for folder in folders for each in asked]
+    torch.cuda.synchronize()
+    dist.destroy_process_group(group)
+    return answered

@@ -11,9 +11,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from service.layers.tensor_parallel import ALONE
-from tests.equivalence.rank_work import Answered, Asked, agreed, answer
+from tests.equivalence.rank_work import Answered, Asked, agreed, answer, answer_on_gpus
 from tests.models.checkpoints import gpt2, gpt_oss, llama, mistral, mixtral, opt, qwen2, qwen2_moe, qwen3
 from tests.ranks import Ranks
 
@@ -134,3 +135,20 @@ def test_ranks_agree_on_choices_and_share_the_blocks(two_ranks: Ranks, some_llam
     assert 2 * block_bytes == alone[-1]
     assert num_host_blocks == alone[-2], "the swap space is the host's, whoever shares it"
     assert num_blocks == alone[-3], "of as many bytes each a rank has twice the blocks, up to what sequences can fill"
+
+
+@pytest.mark.gpu
+def test_two_gpus_answer_as_one(tmp_path: Path):
+    """Kernel by kernel for prompts, decodes by CUDA graphs."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    folders = [FAMILIES[family](tmp_path / family) for family in ("llama", "gpt2", "qwen2-moe", "gpt-oss")]
+    asked = [requests_of(kinds) for kinds in ((GREEDY,), (SAMPLED, GREEDY), ALL_KINDS)]
+    ranks = Ranks(2, patience_s=600.0)
+    try:
+        first, second = ranks.run(answer_on_gpus, folders, asked, MAX_TOKENS)
+    finally:
+        ranks.stop()
+    alone = [answer(ALONE, folder, each, MAX_TOKENS, device="cuda") for folder in folders for each in asked]
+    assert [each.tokens for each in first] == [each.tokens for each in second]
+    assert [each.tokens for each in first] == [each.tokens for each in alone]
