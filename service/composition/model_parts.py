@@ -92,6 +92,7 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock, ranks
         scheduler.max_num_batched_tokens,
         settings.enforce_eager,
         settings.log_level,
+        settings.log_format,
     )
 
     def load(parallel: TensorParallel) -> LoadedModel:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from service.distributed.process_groups import join_ranks
 from service.distributed.rank_device import rank_device, stay_near
 from service.distributed.rank_task import Inherited, RankModel, RankTask
 from service.runner.load import load_executor
+
+logger = logging.getLogger("headrace")
 
 SPINS_S = 0.02
 """Longer than from one message to the next while there is work. On a CPU the cores that would spin compute."""
@@ -29,6 +33,7 @@ def load_rank(inherited: Inherited, task: RankTask) -> RankModel:
         enforce_eager=task.enforce_eager,
         parallel=parallel,
     )
+    logger.info("memory of %s: %s", device, loaded.memory)
     spins_s = SPINS_S if device.type == "cuda" else 0.0
     return RankModel(loaded.runner, loaded.memory.kv_cache_bytes, lambda: reserved_bytes(device), spins_s)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from service.config import CacheConfig, ModelSource
 from service.distributed.control_ring import RingPlace
 from service.engine.ports import Executor
+from service.process.log_format import LogFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Inherited:
 
 @dataclass(frozen=True, slots=True)
 class RankTask:
-    """As the arguments of `load_executor` (service/runner/load.py)."""
+    """As the arguments of `load_executor` (service/runner/load.py), and how its log is written."""
 
     source: ModelSource
     folder: Path
@@ -35,6 +36,7 @@ class RankTask:
     max_num_batched_tokens: int
     enforce_eager: bool
     log_level: str
+    log_format: LogFormat
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from service.distributed.rank_life import LifeSigns, end_with_parent, leave_sign
 from service.distributed.rank_status import Fact, RankStatuses
 from service.distributed.rank_task import Inherited, RankFault, RankModel, RankReady, RankTask
 from service.errors import ConfigError
+from service.process.log_format import make_formatter
 
 logger = logging.getLogger("headrace")
 
@@ -37,9 +38,7 @@ def main(lifeline: Connection, prepare: Callable[[], Load]) -> int:
     except EOFError:  # rank 0 has ended before
         return 0
     rank = inherited.rank
-    logging.basicConfig(
-        level=task.log_level.upper(), format=f"%(asctime)s %(levelname)s rank {rank}, %(name)s: %(message)s"
-    )
+    _begin_log(task, rank)
     statuses = RankStatuses(inherited.statuses, inherited.num_ranks)
     LifeSigns(rank, lifeline, statuses).start()
     try:
@@ -60,6 +59,19 @@ def main(lifeline: Connection, prepare: Callable[[], Load]) -> int:
         logger.critical("this rank has failed", exc_info=True)
         lifeline.send(RankFault(f"{type(fault).__name__}: {fault}"))
     return 1
+
+
+def _begin_log(task: RankTask, rank: int) -> None:
+    """On standard error, as rank 0's; each line says whose it is."""
+
+    def name_rank(record: logging.LogRecord) -> bool:
+        record.name = f"rank {rank}, {record.name}"
+        return True
+
+    handler = logging.StreamHandler()
+    handler.setFormatter(make_formatter(task.log_format, is_terminal=sys.stderr.isatty()))
+    handler.addFilter(name_rank)
+    logging.basicConfig(level=task.log_level.upper(), handlers=[handler])
 
 
 def _import_torch() -> Load:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -26,6 +27,7 @@ TASK = RankTask(
     64,
     False,
     "info",
+    "json",
 )
 
 
@@ -101,6 +103,20 @@ def test_a_rank_that_cannot_load_says_why():
     assert processes.heard(1, 30.0) == RankFault("num-things: 3 is too odd")
     assert comes_true(lambda: processes.exit_status(1) == 1)
     processes.close()
+
+
+def test_each_line_of_a_ranks_log_says_whose_it_is_in_the_form_that_was_asked_for(capfd: pytest.CaptureFixture[str]):
+    processes = started(2, "fails")
+    try:
+        assert processes.heard(1, 30.0) == RankReady()
+        processes.writer.write(MessageKind.PLAN, PlanEncoder().encode(IterationPlan(())))
+        assert comes_true(lambda: processes.statuses.get(1, Fact.PLANS_FAILED) == 1)
+    finally:
+        processes.close()
+    (line,) = capfd.readouterr().err.splitlines()
+    told = json.loads(line)
+    assert (told["logger"], told["message"]) == ("rank 1, service.distributed.plan_follower", "plan 1 failed")
+    assert "as the test wants" in told["exception"]
 
 
 def test_who_is_gone_says_nothing_and_ends_before_it_was_told():
