@@ -163,7 +163,7 @@ class _Service:
         except BaseException:
             self._state.set_failed()
             raise
-        engine, blocks = make_engine(settings, parts, recorder, clock, self._stand_in)
+        engine, blocks = make_engine(settings, parts, recorder, clock, self._stand_in, self._at_end)
         # A stand-in leaves the host's cores alone, as a GPU does.
         is_gpu = parts.loaded.device != "cpu" or self._stand_in is not None
         hangs_after_s = settings.hangs_after_s(is_gpu=is_gpu)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
+from service.composition.kv_events import make_kv_events
 from service.composition.model_parts import ModelParts
 from service.composition.policies import (
     make_admission,
@@ -29,12 +32,18 @@ PREFIX_ENTRY_TOKENS = 16
 
 
 def make_engine(
-    settings: Settings, parts: ModelParts, recorder: Recorder, clock: Clock, stand_in: Executor | None = None
+    settings: Settings,
+    parts: ModelParts,
+    recorder: Recorder,
+    clock: Clock,
+    stand_in: Executor | None = None,
+    at_end: ExitStack | None = None,
 ) -> tuple[Engine, BlockManager]:
-    """An engine at rest, and the blocks that it hands out. stand_in: computes in the loaded model's place."""
+    """An engine at rest, and the blocks that it hands out. stand_in: computes in the loaded model's place.
+    at_end: what is to be undone then; without it nobody is told what the prefix cache holds."""
     loaded, config = parts.loaded, parts.scheduler
     recorder.record_host_block_bytes(loaded.host_block_bytes)
-    blocks = _make_blocks(settings, loaded.num_blocks, loaded.num_host_blocks)
+    blocks = _make_blocks(settings, loaded.num_blocks, loaded.num_host_blocks, at_end)
     history = History()
     policies = SchedulerPolicies(
         BackgroundLast(make_scheduling_policy(settings, history, blocks.swap_space)),
@@ -71,9 +80,10 @@ def make_engine(
     return engine, blocks
 
 
-def _make_blocks(settings: Settings, num_blocks: int, num_host_blocks: int) -> BlockManager:
+def _make_blocks(settings: Settings, num_blocks: int, num_host_blocks: int, at_end: ExitStack | None) -> BlockManager:
     block_size = settings.block_size
     per_entry = max(1, PREFIX_ENTRY_TOKENS // block_size)
-    cache = ChainedPrefixCache(block_size, per_entry) if settings.enable_prefix_caching else NoPrefixCache()
+    events = None if at_end is None else make_kv_events(settings, block_size * per_entry, at_end)
+    cache = ChainedPrefixCache(block_size, per_entry, events) if settings.enable_prefix_caching else NoPrefixCache()
     lora = settings.lora_config()
     return BlockManager(num_blocks, block_size, cache, num_host_blocks, 0 if lora is None else lora.num_slots)

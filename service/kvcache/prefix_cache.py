@@ -15,6 +15,7 @@ from hashlib import sha256
 from typing import NamedTuple, Protocol
 
 from service.core.sequence import Sequence
+from service.kvcache.kv_events import KvEvents, NoKvEvents
 
 
 class PrefixCache(Protocol):
@@ -62,9 +63,10 @@ class ChainedPrefixCache:
     """The real one. An entry is one block, or `blocks_per_entry` consecutive ones where blocks are small, because
     keeping and finding a prefix costs time per entry."""
 
-    def __init__(self, block_size: int, blocks_per_entry: int = 1) -> None:
+    def __init__(self, block_size: int, blocks_per_entry: int = 1, events: KvEvents | None = None) -> None:
         self._blocks_per_entry = blocks_per_entry
         self.tokens_per_entry = block_size * blocks_per_entry
+        self._events = events or NoKvEvents()
         self._entries: dict[bytes, _Entry] = {}
         self._entry_of: dict[int, _Entry] = {}
 
@@ -101,6 +103,8 @@ class ChainedPrefixCache:
                 entry = entries[digest] = _Entry(digest, held, blocks)
                 for block_id in blocks:
                     entry_of[block_id] = entry
+                parent = sequence.block_digests[index - 1] if index else None
+                self._events.stored(digest, parent, held, salt)
         sequence.num_cached_blocks = end * count
 
     def known_blocks(self) -> Collection[int]:
@@ -121,12 +125,14 @@ class ChainedPrefixCache:
             entry = entry_of.get(block_id)
             if entry is not None:
                 del self._entries[entry.digest]
+                self._events.removed(entry.digest)
                 for held_id in entry.block_ids:
                     del entry_of[held_id]
 
     def forget_all(self) -> None:
         self._entries.clear()
         self._entry_of.clear()
+        self._events.cleared()
 
     def _tokens(self, sequence: Sequence, first: int, end: int) -> bytes:
         """The token ids of the entries from `first` to `end`, as bytes."""

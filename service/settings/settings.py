@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from pathlib import Path
 from typing import Literal
@@ -32,6 +31,7 @@ from service.config import (
 from service.errors import ConfigError
 from service.settings.api_key_file import read_api_keys
 from service.settings.lists import AdapterFolders, HostNames, Keys, Names
+from service.settings.loopback import is_loopback
 from service.settings.service_links import is_service_link
 from service.settings.token_count import TokenCount
 
@@ -169,6 +169,11 @@ class Settings(BaseSettings):
         "auto",
         description="of the log's lines; auto: text, but for those of requests, which are JSON unless on a terminal",
     )
+    kv_events_endpoint: str | None = Field(
+        None, description="ZMQ address where the prefix cache's events are published; needs the extra kv-events"
+    )
+    kv_events_replay_endpoint: str | None = Field(None, description="ZMQ address to ask for missed ones at, if any")
+    kv_events_topic: str | None = Field(None, description="what their messages begin with, for subscribers")
     otlp_endpoint: str | None = Field(
         None, description="URL of an OpenTelemetry collector that gets a trace of each request; needs the extra otel"
     )
@@ -448,7 +453,7 @@ class Settings(BaseSettings):
     def _hosts(self) -> tuple[str, ...]:
         """Behind a loopback address without keys there is one user, with a browser; elsewhere the server has names that
         only its owner knows."""
-        if self.allowed_hosts or self._keys() or self.uds is not None or not _is_loopback(self.host):
+        if self.allowed_hosts or self._keys() or self.uds is not None or not is_loopback(self.host):
             return self.allowed_hosts or ("*",)
         return ()
 
@@ -488,10 +493,3 @@ class Settings(BaseSettings):
             if value != field.default:
                 changed[name] = "***" if name in SECRETS else str(value)
         return changed
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

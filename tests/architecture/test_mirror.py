@@ -9,6 +9,7 @@ ROOT = Path(__file__).parents[2]
 
 WITHOUT_A_TWIN = {
     "service/config.py": "values only",
+    "service/kvcache/kv_events.py": "a Protocol and its null object; tests/kv_events/test_publisher.py",
     "service/doctor/finding.py": "values only",
     "service/distributed/mask_messages.py": "tests/distributed/test_told_executor.py",
     "service/distributed/plan_follower.py": "tests/distributed/test_told_executor.py",

@@ -99,7 +99,7 @@ def build_requests(call: PreparedCall, config: ApiConfig) -> list[Request]:
 def _cache_salt(salt: str, client: str, config: ApiConfig) -> str:
     """What keeps cached prefixes apart: the client's own salt, and by default the name of its API key. Else
     `cached_tokens` and the time to the first token would tell one client what another has asked."""
-    if config.prefix_cache_scope == "all":
+    if config.prefix_cache_scope == "all" or not (client or salt):
         return salt
     return f"{len(client)}:{client}{salt}"  # with the length, so that no client and salt look like another's
 
