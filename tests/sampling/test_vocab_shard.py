@@ -71,9 +71,9 @@ def batch(num_rows, temperature, **known):
     return SamplingBatch(columns, is_greedy=not any(temperature), **known)
 
 
-def hostile_logits(dtype):
+def hostile_logits(dtype, spread):
     """Rows that are drawn from as rows are, and such as tie, forbid, or cannot be drawn from."""
-    logits = (torch.randn(40, VOCAB_SIZE) * 2).to(dtype)
+    logits = (torch.randn(40, VOCAB_SIZE) * spread).to(dtype)
     logits[0] = 0.0
     logits[1] = -math.inf
     logits[2, :200] = -math.inf  # all of a rank's
@@ -89,8 +89,9 @@ def hostile_logits(dtype):
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("temperature", [[0.0], [1.0], [0.0, 0.3, 1.7]], ids=["greedy", "drawn", "both"])
-def test_unfiltered_draws_are_those_of_one_rank(size, dtype, temperature):
-    logits = hostile_logits(dtype)
+@pytest.mark.parametrize("spread", [2, 30], ids=["most tokens can win", "few can"])
+def test_unfiltered_draws_are_those_of_one_rank(size, dtype, temperature, spread):
+    logits = hostile_logits(dtype, spread)
     parameters = batch(len(logits), temperature, is_unfiltered=True)
     want = sample(logits, parameters)
     results, num_bytes = by_ranks(size, logits, lambda own, shard: sample(own, parameters, shard=shard))
