@@ -160,6 +160,7 @@ class ApiConfig:
     max_n: int = 128
     max_prompts_per_call: int = 128
     max_sequences_per_call: int = 256
+    max_inputs_per_call: int = 2048
     max_stops: int = 16
     max_stop_bytes: int = 1024
     max_stop_token_ids: int = 1024

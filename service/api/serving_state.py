@@ -19,10 +19,11 @@ from enum import StrEnum
 
 from service.core.adapter import Adapters
 from service.core.clock import Clock, MonotonicClock
+from service.core.embedding import EmbedderConfig
 from service.core.grammar import Grammars
 from service.engine.ailment import Ailment
 from service.engine.async_engine import AsyncEngine
-from service.errors import Unavailable
+from service.errors import InvalidRequest, Unavailable
 from service.finetune.fine_tuning import FineTuning
 from service.text.chat_template import ChatTemplate
 from service.text.tokenizer import Tokenizer
@@ -66,6 +67,7 @@ class ServedModel:
     tokenizer_options: the fields of tokenizer_config.json, paths of this machine among them or not.
     grammars: compile what outputs must match; None if this server cannot, then asking for it is refused.
     adapters: None if none are served. fine_tuning: None if this server takes no jobs. clock: the engine's.
+    embedder: how the model embeds; None: it generates.
     system_fingerprint: changes when answers to the same request with the same seed may change.
     """
 
@@ -83,6 +85,7 @@ class ServedModel:
     grammars: Grammars | None = None
     adapters: Adapters | None = None
     fine_tuning: FineTuning | None = None
+    embedder: EmbedderConfig | None = None
     clock: Clock = field(default_factory=MonotonicClock)
     system_fingerprint: str = field(init=False)
 
@@ -137,6 +140,22 @@ class ServingState:
         if self.phase is Phase.READY and self._model is not None:
             return self._model
         raise self._unavailable()
+
+    def check_generates(self) -> ServedModel:
+        """As `check_ready`; raises InvalidRequest where the model embeds."""
+        model = self.check_ready()
+        if model.embedder is not None:
+            raise InvalidRequest("This model embeds and generates no text; POST /v1/embeddings is its endpoint.")
+        return model
+
+    def check_embeds(self) -> tuple[ServedModel, EmbedderConfig]:
+        """As `check_ready`; raises InvalidRequest where the model generates."""
+        model = self.check_ready()
+        if model.embedder is None:
+            raise InvalidRequest(
+                "This model generates text and embeds none: it says nothing of pooling (1_Pooling/config.json)."
+            )
+        return model, model.embedder
 
     def check_loaded(self) -> ServedModel:
         """The model, also while draining; raises Unavailable, which says why, while there is none."""

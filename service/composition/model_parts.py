@@ -6,12 +6,14 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from service.composition.ranks import ONE_RANK, Ranks
 from service.composition.scheduler_defaults import NUM_SEQS, default_budget, default_num_seqs, default_waiting_tokens
 from service.config import SchedulerConfig
 from service.core.clock import Clock
+from service.core.embedding import EmbedderConfig
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
 from service.distributed.rank_task import RankTask
@@ -19,6 +21,7 @@ from service.engine.ports import Executor
 from service.errors import ConfigError
 from service.metrics.recorder import Recorder
 from service.models.model_folder import resolve_model_folder, resolve_tokenizer_folder
+from service.models.pooling_config import load_embedder_config
 from service.prediction.calibration import calibrate
 from service.prediction.iteration_time import IterationTime
 from service.prediction.preemption_cost import PreemptionCost
@@ -43,7 +46,7 @@ logger = logging.getLogger("headrace")
 class ModelParts:
     """executor: of plans, on all ranks. template: None if the model has no chat template. cost: the predictors,
     calibrated if a policy needs it. adapters: those of the start, by name. tokenizer_options: the fields of
-    tokenizer_config.json."""
+    tokenizer_config.json. embedder: how the model embeds; None: it generates."""
 
     loaded: LoadedModel
     executor: Executor
@@ -53,6 +56,7 @@ class ModelParts:
     cost: PreemptionCost
     adapters: Mapping[str, HostAdapter]
     tokenizer_options: Mapping[str, object]
+    embedder: EmbedderConfig | None = None
 
 
 def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock, ranks: Ranks = ONE_RANK) -> ModelParts:
@@ -63,6 +67,7 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock, ranks
     source = settings.model_source()
     folder = resolve_model_folder(source.model, source.revision, source.load_format)
     text_folder = folder if source.tokenizer is None else resolve_tokenizer_folder(source.tokenizer)
+    embedder = _embedder(settings, folder)
     started_s = time.monotonic()
     # Not imported above: torch takes seconds, and HTTP already answers 503 meanwhile.
     from service.layers.tensor_parallel import Planned
@@ -83,6 +88,7 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock, ranks
         default_budget(device_bytes, is_gpu=is_gpu),
         default_waiting_tokens(cpu_memory()[0]),
     )
+    enforce_eager = settings.enforce_eager or embedder is not None  # graphs are of decodes, above all
     started_s = time.monotonic()
     task = RankTask(
         source,
@@ -90,7 +96,7 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock, ranks
         cache,
         scheduler.max_num_seqs,
         scheduler.max_num_batched_tokens,
-        settings.enforce_eager,
+        enforce_eager,
         settings.log_level,
         settings.log_format,
     )
@@ -103,7 +109,7 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock, ranks
             scheduler.max_num_seqs,
             scheduler.max_num_batched_tokens,
             _ProgressLog(),
-            enforce_eager=settings.enforce_eager,
+            enforce_eager=enforce_eager,
             choices_file=settings.choices,
             lora=settings.lora_config(),
             parallel=parallel,
@@ -122,7 +128,17 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock, ranks
         tokenizer = Tokenizer.from_folder(text_folder)
     cost = _make_cost(settings, loaded, executor, scheduler, recorder, clock)
     options = read_tokenizer_config(text_folder).options
-    return ModelParts(loaded, executor, tokenizer, template, scheduler, cost, _read_adapters(settings, loaded), options)
+    adapters = _read_adapters(settings, loaded)
+    return ModelParts(loaded, executor, tokenizer, template, scheduler, cost, adapters, options, embedder)
+
+
+def _embedder(settings: Settings, folder: Path) -> EmbedderConfig | None:
+    embedder = load_embedder_config(folder)
+    if embedder is not None and settings.enable_finetuning:
+        raise ConfigError(
+            "enable-finetuning: the model embeds and has no output head; models that generate are trained"
+        )
+    return embedder
 
 
 def _read_adapters(settings: Settings, loaded: LoadedModel) -> dict[str, HostAdapter]:

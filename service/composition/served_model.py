@@ -57,6 +57,7 @@ def make_served_model(
         grammars=GrammarCompiler(partial(token_table, parts.tokenizer, vocab_size, eos_token_ids)),
         adapters=adapters,
         fine_tuning=fine_tuning,
+        embedder=parts.embedder,
         clock=clock,
     )
 

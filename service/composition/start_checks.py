@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from service.config import ModelSource
 from service.errors import ConfigError
-from service.models.config_fields import read_json
 from service.models.context_length import context_length
 from service.models.folder_checks import check_config, check_model_folder
 from service.models.implementation import ONE_RANK, choose_implementation
-from service.models.model_config import parse_model_config
+from service.models.model_config import parse_model_config, read_config
 from service.models.model_folder import local_folder
 from service.models.rank_division import check_divides
 from service.text.chat_template import check_template_file, load_chat_template
@@ -24,7 +23,7 @@ def check_model_source(source: ModelSource, num_ranks: int = 1) -> None:
         check_model_folder(folder, source.implementation, torch_format=source.load_format == "pt")
     text_folder = folder if source.tokenizer is None else local_folder(source.tokenizer, None, "tokenizer")
     if folder is not None:
-        fields = read_json(folder / "config.json")
+        fields = read_config(folder)
         if choose_implementation(fields, source.implementation) == "native":
             config = parse_model_config(fields)
             context_length(config, source.max_model_len)

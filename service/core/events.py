@@ -1,4 +1,4 @@
-"""What a stream receives: the prompt's logprobs if asked for, tokens, then exactly one final event.
+"""What a stream receives: of the prompt what was asked for, tokens, then exactly one final event.
 
 Immutable; they cross threads.
 """
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from service.core.embedding import Vector
 from service.core.iteration_result import TokenLogprobs
 from service.core.request import FinishReason
 from service.core.stats import RequestStats
@@ -45,6 +46,12 @@ class PromptEvent(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...]
 
 
+class PooledEvent(NamedTuple):
+    """The prompt's hidden states, pooled. Comes once, before the final event, of a request that asked for them."""
+
+    vector: Vector
+
+
 @dataclass(frozen=True, slots=True)
 class FinalEvent:
     """The last event of a request. `error` is set if and only if the outcome is FAILED."""
@@ -57,7 +64,7 @@ class FinalEvent:
         assert (self.error is not None) == (self.outcome is Outcome.FAILED)
 
 
-StreamEvent = int | TokenEvent | PromptEvent | FinalEvent
+StreamEvent = int | TokenEvent | PromptEvent | PooledEvent | FinalEvent
 """An int is the id of a token after which its request's only choice goes on, and of which nothing else is to be told.
 Nearly all events are that, so they cost no object."""
 

@@ -61,6 +61,7 @@ class ScheduledSequence(NamedTuple):
     past: given if the sequence is new to the executor and its sampling `looks_back`.
     targets: if the prompt's logprobs are wanted, the prompt ids at positions num_computed_tokens + 1, ..., which the
         scheduled tokens predict. At the prompt's end they are one fewer than the scheduled tokens.
+    num_pooled: of the scheduled tokens the last ones, whose hidden states are wanted, as their sum.
     adapter_slot: of the adapter whose weights it is computed with, 0 for none; as long as it has its row.
     """
 
@@ -75,6 +76,7 @@ class ScheduledSequence(NamedTuple):
     past: Past | None = None
     targets: tuple[int, ...] = ()
     adapter_slot: int = 0
+    num_pooled: int = 0
 
 
 SEQUENCE_ID, TOKEN_IDS, SAMPLES = (

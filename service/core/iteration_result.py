@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from service.core.embedding import Vector
 from service.core.training import TrainingOutcome
 
 INVALID_TOKEN_ID = -1
@@ -41,6 +42,7 @@ class IterationResult:
     finished_transfers: transfers, of this or earlier plans, that are known to have finished; each once.
     logprobs: aligned with token_ids, None for draws that did not ask; empty if none did.
     prompt_logprobs: (sequence id, one entry a target) of the scheduled sequences that have targets.
+    pooled: (sequence id, sum of hidden states) of the scheduled sequences that pool some.
     is_replayed: the model's step was one CUDA graph.
     compute_s: seconds that the device computed, by its own clock; None if it has none, or nothing was computed.
     training: what came of the plan's share.
@@ -50,6 +52,7 @@ class IterationResult:
     finished_transfers: tuple[FinishedTransfer, ...] = ()
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     prompt_logprobs: tuple[tuple[int, tuple[TokenLogprobs, ...]], ...] = ()
+    pooled: tuple[tuple[int, Vector], ...] = ()
     is_replayed: bool = False
     compute_s: float | None = None
     training: TrainingOutcome | None = None

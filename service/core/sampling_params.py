@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from service.core.embedding import Pooling
+
 
 @dataclass(frozen=True, slots=True)
 class BeamParams:
@@ -48,6 +50,8 @@ class SamplingParams:
     beam: then nothing is drawn, and n of its beams, at most width, are the choices. num_logprobs is then at least
         width + the number of stop_token_ids, so that enough of the best next tokens do not end a beam, and no less than
         the beam's own.
+    pooling: the prompt's hidden states are wanted, pooled; max_tokens is then 0. With mean, which needs all of them,
+        the prefix cache is not asked.
 
     max_tokens may be 0: then the prompt is computed and nothing is drawn.
     """
@@ -71,6 +75,10 @@ class SamplingParams:
     num_prompt_logprobs: int | None = None
     logprob_token_ids: tuple[int, ...] = ()
     beam: BeamParams | None = None
+    pooling: Pooling | None = None
+
+    def __post_init__(self) -> None:
+        assert self.pooling is None or self.max_tokens == 0, "what is pooled draws nothing"
 
     @property
     def num_sequences(self) -> int:
@@ -105,4 +113,5 @@ class SamplingParams:
             or self.allowed_token_ids is not None
             or self.num_logprobs is not None
             or self.num_prompt_logprobs is not None
+            or self.pooling is not None
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from enum import Enum, auto
 
+from service.core.embedding import Vector
 from service.core.iteration_result import TokenLogprobs
 from service.core.request import Request
 from service.core.request_journal import RequestJournal
@@ -29,7 +30,7 @@ class SequenceGroup:
     `num_cached_tokens` counts the prompt's tokens that the prefix cache spared it: they were never computed for it.
     `preemptions` are the last ones of `num_preemptions`. `runs_ahead`: whether an iteration may follow before the ids
     of the one before it are known. `prompt_logprobs` gathers one entry for each prompt token but the first; None if not
-    wanted, or delivered.
+    wanted, or delivered. `pooled` is the sum of the hidden states so far that are wanted.
     """
 
     __slots__ = (
@@ -42,6 +43,7 @@ class SequenceGroup:
         "num_cached_tokens",
         "num_output_tokens",
         "num_preemptions",
+        "pooled",
         "preemptions",
         "prompt_logprobs",
         "request",
@@ -79,6 +81,7 @@ class SequenceGroup:
         self.preemptions: deque[PreemptionStats] = deque(maxlen=MAX_PREEMPTIONS_KEPT)
         self.num_output_tokens = 0
         self.num_cached_tokens = 0
+        self.pooled: Vector | None = None
         wants_prompt = request.sampling.num_prompt_logprobs is not None
         self.prompt_logprobs: list[TokenLogprobs] | None = [] if wants_prompt else None
 
@@ -95,6 +98,11 @@ class SequenceGroup:
     def computing(self) -> list[Sequence]:
         """The sequences that have tokens of their own to compute: all live ones once forked, else the leader."""
         return self.live if self.is_forked else self.live[:1]
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """Whether every prompt token has to be computed for it, whatever the prefix cache holds."""
+        return self.prompt_logprobs is not None or self.request.sampling.pooling == "mean"
 
     @property
     def num_tokens_to_compute(self) -> int:

@@ -197,6 +197,8 @@ class PlanEncoder:
             if item.targets:
                 to.many(item.targets)
             to.one(item.adapter_slot)
+            if item.sampling.pooling is not None:
+                to.one(item.num_pooled)
 
     def _how_sampling(self, item: ScheduledSequence, last: SamplingParams | None) -> int:
         """By identity: it is a request's one object, and to compare it may take as long as to send it."""
@@ -271,6 +273,7 @@ class PlanDecoder:
             past = Past(source.many(), source.one()) if flags & _HAS_PAST else None
             targets = source.many() if flags & _HAS_TARGETS else ()
             slot = source.one()
+            num_pooled = source.one() if last.pooling is not None else 0
             scheduled.append(
                 ScheduledSequence(
                     sequence_id,
@@ -284,6 +287,7 @@ class PlanDecoder:
                     past,
                     targets,
                     slot,
+                    num_pooled,
                 )
             )
         return tuple(scheduled)

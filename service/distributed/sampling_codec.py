@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from service.core.embedding import Pooling
 from service.core.sampling_params import BeamParams, SamplingParams
 from service.distributed.integers import IntegerReader, IntegerWriter
 
@@ -52,6 +53,8 @@ def _read_beam(source: IntegerReader) -> BeamParams:
     return BeamParams(width, length_penalty, early_stopping, num_logprobs[0] if num_logprobs else None)
 
 
+_POOLINGS: tuple[Pooling, ...] = ("last", "mean")
+
 _INTEGER = _Field(IntegerWriter.one, IntegerReader.one)
 _REAL = _Field(IntegerWriter.real, IntegerReader.real)
 
@@ -75,6 +78,7 @@ FIELDS = {
     "num_prompt_logprobs": _INTEGER,
     "logprob_token_ids": _Field(IntegerWriter.many, IntegerReader.many),
     "beam": _Field(_write_beam, _read_beam),
+    "pooling": _Field(lambda to, pooling: to.one(_POOLINGS.index(pooling)), lambda source: _POOLINGS[source.one()]),
 }
 """Every field of SamplingParams, in an order that both sides share. None is a default, so it needs no sign."""
 

@@ -9,10 +9,9 @@ from typing import NamedTuple
 from service.composition.start_checks import check_model_source
 from service.doctor.finding import Finding, fault, ok, warning
 from service.errors import ConfigError
-from service.models.config_fields import read_json
 from service.models.context_length import context_length
 from service.models.implementation import choose_implementation
-from service.models.model_config import ModelConfig, load_model_config
+from service.models.model_config import ModelConfig, load_model_config, read_config
 from service.models.model_folder import local_folder
 from service.settings.settings import QUICKSTART_NAME, Settings
 
@@ -41,7 +40,7 @@ def check_model(settings: Settings) -> Iterator[Finding]:
 def config_of(settings: Settings, folder: Path) -> ModelConfig:
     """Raises ModelLoadError. Of a model that transformers' modules compute, it takes seconds."""
     wanted = settings.model_source().implementation
-    if choose_implementation(read_json(folder / "config.json"), wanted) == "native":
+    if choose_implementation(read_config(folder), wanted) == "native":
         return load_model_config(folder)
     from service.models.registry import open_model
 

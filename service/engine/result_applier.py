@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from itertools import repeat
 
 from service.core.clock import Clock
-from service.core.events import BatchTokens, FinalEvent, Outcome, PromptEvent, TokenEvent
+from service.core.embedding import Vector, pooled
+from service.core.events import BatchTokens, FinalEvent, Outcome, PooledEvent, PromptEvent, TokenEvent
 from service.core.grammar import Matcher
 from service.core.iteration_plan import IterationPlan, ScheduledSequence
 from service.core.iteration_result import INVALID_TOKEN_ID, IterationResult, TokenLogprobs
@@ -51,7 +52,7 @@ class ResultApplier:
         self._last_result_s, self._result_s = self._result_s, self._clock.now_s()
         tokens = ProcessedTokens(self._result_s)
         logprobs = result.logprobs or (None,) * len(result.token_ids)
-        scored = dict(result.prompt_logprobs)
+        scored, sums = dict(result.prompt_logprobs), dict(result.pooled)
         if groups.decodes is not None:
             self._apply_decodes(groups.decodes, result, tokens)
         end = len(plan.decodes)
@@ -65,6 +66,8 @@ class ResultApplier:
                 if item.targets and not self._note_prompt_logprobs(group, item, scored[item.sequence_id]):
                     self._requests.end_group(group, Outcome.FAILED, ServerError(_NOT_FINITE))
                     continue
+                if item.num_pooled:
+                    _note_pooled(group, item, sums[item.sequence_id])
                 self._apply_one(item, draws, group, member[1], tokens)
             except Exception as fault:  # whatever it is, the others of the iteration get their tokens
                 self._requests.fail_inside(group, fault)
@@ -148,9 +151,7 @@ class ResultApplier:
             group.prompt_logprobs = None
         if not draws:
             if end >= sequence.num_prompt_tokens and group.request.sampling.max_tokens == 0:
-                for choice in group.live:
-                    choice.finish_reason = FinishReason.LENGTH
-                self._requests.end_group(group, Outcome.FINISHED)
+                self._end_prompt(group)
             return
         if any(token_id == INVALID_TOKEN_ID for token_id, _ in draws):
             self._requests.end_group(group, Outcome.FAILED, _failed_draw(group.request))
@@ -166,6 +167,21 @@ class ResultApplier:
                 self._append_token(group, receiver, end, token_id, logprobs)
         self._scheduler.history.generated(group.request.client, len(draws))
         tokens.note_gap(group)
+
+    def _end_prompt(self, group: SequenceGroup) -> None:
+        """All of the prompt is computed, and nothing is to follow."""
+        reason, pooling = FinishReason.LENGTH, group.request.sampling.pooling
+        if pooling is not None:
+            assert group.pooled is not None, "the last token's hidden state is always wanted"
+            vector = pooled(pooling, group.pooled, group.request.num_prompt_tokens)
+            if not math.isfinite(vector.sum()):
+                self._requests.end_group(group, Outcome.FAILED, ServerError(_NOT_FINITE))
+                return
+            self._requests.events.append((group.request.request_id, PooledEvent(vector)))
+            reason = FinishReason.STOP
+        for choice in group.live:
+            choice.finish_reason = reason
+        self._requests.end_group(group, Outcome.FINISHED)
 
     def _note_prompt_logprobs(
         self, group: SequenceGroup, item: ScheduledSequence, logprobs: tuple[TokenLogprobs, ...]
@@ -248,6 +264,14 @@ class ResultApplier:
     def _cache_blocks(self, group: SequenceGroup, sequence: Sequence, end: int) -> None:
         """The sequence is computed up to token `end`: its full blocks may serve others from now on."""
         self._scheduler.blocks.cache_prefix(sequence, group.request.prefix_salt, end)
+
+
+def _note_pooled(group: SequenceGroup, item: ScheduledSequence, vector: Vector) -> None:
+    """After a preemption the prompt may begin anew."""
+    if group.pooled is None or item.num_computed_tokens == 0:
+        group.pooled = vector
+    else:
+        group.pooled = group.pooled + vector
 
 
 def _finish_reason(request: Request, sequence: Sequence, position: int, token_id: int) -> FinishReason | None:

@@ -8,6 +8,7 @@ from service.errors import ModelLoadError
 from service.models.checkpoint_files import check_fetched, checkpoint_files
 from service.models.config_fields import read_json
 from service.models.implementation import WantedImplementation, choose_implementation
+from service.models.model_config import read_config
 
 GGUF = "*.gguf"
 NOT_GGUF = "which is llama.cpp's format; serve the folder or hub id, with safetensors, that it was made from"
@@ -36,7 +37,7 @@ def check_config(folder: Path, implementation: WantedImplementation = "auto") ->
             f"model: there is no config.json in {str(folder)!r}; give the folder that holds config.json, the tokenizer"
             " and *.safetensors"
         )
-    choose_implementation(read_json(folder / "config.json"), implementation)
+    choose_implementation(read_config(folder), implementation)
 
 
 def _check_kind(folder: Path) -> None:

@@ -182,6 +182,11 @@ class Llama(CausalLM):
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return self.head(hidden)
 
+    @property
+    def optional_prefix(self) -> str:
+        """A checkpoint of the model without its head, as embedders are, has no prefix."""
+        return "model."
+
     def block_linears(self) -> Sequence[Sequence[NamedLinear]]:
         blocks = [block for block in self.blocks if isinstance(block, LlamaBlock)]
         return [[each.below(f"model.layers.{i}.") for each in block.linears()] for i, block in enumerate(blocks)]

@@ -17,6 +17,7 @@ from service.layers.experts_config import ExpertsConfig
 from service.layers.rope_config import DynamicScaling, RopeConfig
 from service.models.config_fields import ConfigFields, read_json, token_ids
 from service.models.expert_fields import parse_experts
+from service.models.pooling_config import load_embedder_config
 from service.models.rope_scaling import parse_rope
 from service.models.sliding_windows import parse_sliding_windows
 from service.models.text_part import text_fields
@@ -106,7 +107,18 @@ class ModelConfig:
 
 def load_model_config(folder: Path) -> ModelConfig:
     """Read config.json. Raises ModelLoadError naming the field."""
-    return parse_model_config(read_json(folder / "config.json"))
+    return parse_model_config(read_config(folder))
+
+
+def read_config(folder: Path) -> Mapping[str, object]:
+    """config.json's fields; of a model that embeds (pooling_config.py) those of the same one that generates, whose
+    output head is its embedding and is never asked. Raises ModelLoadError."""
+    fields = read_json(folder / "config.json")
+    if load_embedder_config(folder) is None:
+        return fields
+    with_head = architecture_of(fields).removesuffix("Model") + "ForCausalLM"
+    named = {"architectures": [with_head]} if with_head in _FAMILIES else {}
+    return {**fields, **named, "tie_word_embeddings": True}
 
 
 def parse_model_config(fields: Mapping[str, object]) -> ModelConfig:

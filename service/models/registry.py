@@ -12,13 +12,12 @@ import torch
 from service.errors import ConfigError
 from service.layers.tensor_parallel import ALONE, TensorParallel
 from service.models.causal_lm import CausalLM
-from service.models.config_fields import read_json
 from service.models.gpt2 import Gpt2
 from service.models.gpt_oss import GptOss
 from service.models.implementation import ONE_RANK, WantedImplementation, choose_implementation
 from service.models.llama import Llama
 from service.models.mixtral import Mixtral
-from service.models.model_config import ModelConfig, parse_model_config
+from service.models.model_config import ModelConfig, parse_model_config, read_config
 from service.models.olmoe import Olmoe
 from service.models.opt import Opt
 from service.models.qwen3 import Qwen3
@@ -53,7 +52,7 @@ class OpenedModel(NamedTuple):
 def open_model(folder: Path, wanted: WantedImplementation = "auto", parallel: TensorParallel = ALONE) -> OpenedModel:
     """By the folder's config.json. Raises ModelLoadError naming the field, or what is not served; ConfigError as
     `build_model` does."""
-    fields = read_json(folder / "config.json")
+    fields = read_config(folder)
     if choose_implementation(fields, wanted) == "native":
         config = parse_model_config(fields)
         return OpenedModel(config, build_model(config, parallel))

@@ -17,6 +17,7 @@ from service.runner.draws import LogitsOf, draw_all
 from service.runner.forward_pass import ForwardPass
 from service.runner.launched_iteration import Outputs
 from service.runner.logprobs import DrawLogprobs, score_prompts
+from service.runner.pooling import pool
 from service.runner.sampling_rows import SamplingRows
 from service.runner.selective_batching import FlatBatch
 from service.runner.sequence_rows import SequenceRows
@@ -54,14 +55,15 @@ class EagerStep:
 
     def compute(self, step: Step) -> Outputs:
         batch, planned, tensors = step.batch, step.columns, self.begin(step)
-        if not step.has_targets:
+        if not step.reads_prompts:
             return self.draw_from(self._forward_pass.of_logit_rows(planned, batch, tensors), step, tensors)
         hidden = self._forward_pass.of_all_tokens(planned, batch, tensors)
         prompt_logprobs = score_prompts(
             step.plan.scheduled, batch, hidden, self._whole_logits, self._vocab_size, self._device
         )
         outputs = self.draw_from(hidden.index_select(0, tensors["logit_rows"]), step, tensors)
-        return replace(outputs, prompt_logprobs=prompt_logprobs)
+        pooled = pool(step.plan.scheduled, batch, hidden, self._device)
+        return replace(outputs, prompt_logprobs=prompt_logprobs, pooled=pooled)
 
     def begin(self, step: Step) -> dict[str, Tensor]:
         """The batch's arrays on the device, pending ids filled in; what is remembered for draws is up to date."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from service.core.iteration_result import IterationResult
 from service.runner.kv_transfer import KvTransfer
 from service.runner.logprobs import DrawLogprobs, PromptLogprobs
+from service.runner.pooling import PooledStates
 from service.runner.staging import PendingTokenIds
 
 
@@ -18,6 +19,7 @@ class Outputs:
     token_ids: PendingTokenIds | None = None
     logprobs: DrawLogprobs | None = None
     prompt_logprobs: PromptLogprobs | None = None
+    pooled: PooledStates | None = None
     is_replayed: bool = False
 
 
@@ -45,6 +47,7 @@ class LaunchedIteration:
                 self._transfer.take_finished(self._awaits_transfer),
                 () if outputs.logprobs is None else outputs.logprobs.wait(),
                 () if outputs.prompt_logprobs is None else outputs.prompt_logprobs.wait(),
+                () if outputs.pooled is None else outputs.pooled.wait(),
                 outputs.is_replayed,
                 None if ids is None else ids.compute_s,
             )

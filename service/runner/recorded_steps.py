@@ -49,7 +49,7 @@ class RecordedSteps:
 
     def takes(self, step: Step) -> bool:
         num_rows = step.batch.num_tokens
-        if num_rows > FEW_ROWS or step.batch.num_decode < num_rows or step.has_targets:
+        if num_rows > FEW_ROWS or step.batch.num_decode < num_rows or step.reads_prompts:
             return False
         if self._rows.block_table is not self._block_table:  # it has grown
             self._block_table = self._rows.block_table

@@ -45,9 +45,9 @@ class Step:
         return "adapter_slots" in self._rows and bool(self._rows["adapter_slots"][self.columns.rows].any())
 
     @cached_property
-    def has_targets(self) -> bool:
-        """Whether logprobs of a prompt are wanted."""
-        return not self.batch.is_plain and any(item.targets for item in self.plan.scheduled)
+    def reads_prompts(self) -> bool:
+        """Whether logprobs of a prompt are wanted, or hidden states."""
+        return not self.batch.is_plain and any(item.targets or item.num_pooled for item in self.plan.scheduled)
 
 
 class StepWay(Protocol):

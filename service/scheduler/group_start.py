@@ -114,8 +114,8 @@ class GroupStart:
         return prefix, "memory" if is_there else "adapter"
 
     def _cached_prefix(self, group: SequenceGroup) -> list[int]:
-        """Blocks that need not be computed: none if the prompt's logprobs are wanted, which needs all of it."""
-        if group.prompt_logprobs is not None:
+        """Blocks that need not be computed: none if all of the prompt is needed."""
+        if group.needs_whole_prompt:
             return []
         return self._blocks.match_prefix(group.leader, group.request.prefix_salt)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from service.core.adapter import AdapterLoad
+from service.core.embedding import Pooling
 from service.core.iteration_plan import NO_DECODES, BlockCopy, Past, Sample, ScheduledSequence, Transfer
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
@@ -110,6 +111,7 @@ class PlanDraft:
                 past,
                 targets,
                 self._adapter_slots.slot_of(group.request.adapter),
+                _num_pooled(sampling.pooling, end - start, is_last=end == sequence.num_prompt_tokens),
             )
         )
 
@@ -117,3 +119,10 @@ class PlanDraft:
         """As many of the sequence's tokens as the budget has left."""
         end = min(sequence.num_computed_tokens + self.budget, sequence.num_tokens)
         self.add(group, sequence, end, table)
+
+
+def _num_pooled(pooling: Pooling | None, num_tokens: int, *, is_last: bool) -> int:
+    """Of a prompt's chunk of so many tokens. is_last: of the prompt."""
+    if pooling == "mean":
+        return num_tokens
+    return int(pooling == "last" and is_last)

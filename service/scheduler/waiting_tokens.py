@@ -33,7 +33,7 @@ class WaitingTokens:
     def begins(self, group: SequenceGroup) -> None:
         """It waits from now on. What one computes again after a preemption is its own."""
         self.update(group)
-        if group.num_preemptions or group.prompt_logprobs is not None:
+        if group.num_preemptions or group.needs_whole_prompt:
             return  # the latter computes all of its prompt
         chunks = self._chunks_of(group.request)
         if chunks:

@@ -22,6 +22,7 @@ from service.composition.storage import SCHEMAS
 from service.config import ApiConfig, ConnectionLimits, ListenAddress, SchedulerConfig
 from service.core.adapter import Adapters
 from service.core.clock import MonotonicClock
+from service.core.embedding import EmbedderConfig
 from service.engine.async_engine import AsyncEngine
 from service.engine.engine import Engine
 from service.finetune.fine_tuning import FineTuning
@@ -86,6 +87,7 @@ class Scene:
     ready: bool = True
     watchers: Sequence[HttpWatcher] = ()
     adapters: Adapters | None = None
+    embedder: EmbedderConfig | None = None
     storage_bytes: int = 10_000_000
     fine_tuning: Callable[[Storage], FineTuning] | None = None
 
@@ -254,6 +256,7 @@ class RunningServer:
             build={"dtype": "none"},
             grammars=self._grammars,
             adapters=self.scene.adapters,
+            embedder=self.scene.embedder,
             fine_tuning=None if self.scene.fine_tuning is None else self.scene.fine_tuning(self.storage),
         )
 

@@ -7,7 +7,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from service.core.adapter import AdapterLoad
+from service.core.embedding import Vector
 from service.core.iteration_plan import IterationPlan, ScheduledSequence
 from service.core.iteration_result import IterationResult, TokenLogprobs
 from service.core.sampling_params import SamplingParams
@@ -16,6 +19,9 @@ from tests.structured.masks import nearest_allowed
 
 Script = Callable[[Sequence[int], Sequence[int], int], int]
 """(prompt ids, ids so far, seed) -> next id; if a grammar forbids it, the next one that it allows is drawn."""
+
+
+HIDDEN_SIZE = 6
 
 
 def saying(ids: Sequence[int]) -> Script:
@@ -38,6 +44,12 @@ def scored_target(token_id: int, sampling: SamplingParams) -> TokenLogprobs:
     entry = logprobs_of(token_id, sampling.num_prompt_logprobs)
     assert entry is not None
     return entry._replace(rank=token_id + 1)
+
+
+def hidden_state(token_ids: Sequence[int]) -> Vector:
+    """Of the last one, in a model with hidden states of HIDDEN_SIZE."""
+    mixed = sum(place * token_id for place, token_id in enumerate(token_ids, 1))
+    return np.array([(mixed * (i + 3)) % 101 - 50 for i in range(HIDDEN_SIZE)], np.float32) / np.float32(7)
 
 
 class ScriptedExecutor(LateExecutor):
@@ -83,6 +95,11 @@ class ScriptedExecutor(LateExecutor):
                 (item.sequence_id, tuple(scored_target(each, item.sampling) for each in item.targets))
                 for item in plan.scheduled
                 if item.targets
+            ),
+            pooled=tuple(
+                (item.sequence_id, hidden_state(self._tokens[item.sequence_id]))
+                for item in plan.scheduled
+                if item.num_pooled
             ),
         )
 

@@ -29,6 +29,9 @@ WITHOUT_A_TWIN = {
     "service/api/calls/chat_call.py": "tests/api/endpoints/test_chat_completions.py",
     "service/api/calls/response_history.py": "tests/api/endpoints/test_stored_responses.py",
     "service/api/answers/background.py": "tests/api/endpoints/test_stored_responses.py",
+    "service/api/calls/embedding_call.py": "tests/api/endpoints/test_embeddings.py",
+    "service/api/answers/embedding_answer.py": "tests/api/endpoints/test_embeddings.py",
+    "service/protocol/embeddings.py": "tests/api/endpoints/test_embeddings.py",
     "service/api/calls/completion_call.py": "tests/api/endpoints/test_completions.py",
     "service/api/calls/file_form.py": "tests/api/endpoints/test_files.py",
     "service/api/answers/file_content.py": "tests/api/endpoints/test_files.py",
@@ -120,6 +123,7 @@ ABOUT_THE_WHOLE = {"architecture", "clients", "complexity", "deploy", "e2e", "eq
 WITHOUT_A_SUBJECT = {
     "tests/api/endpoints/test_playground_in_a_browser.py": "service/api/playground, which is JavaScript",
     "tests/api/endpoints/test_playground_markdown_in_a_browser.py": "service/api/playground, which is JavaScript",
+    "tests/engine/test_pooled_prompts.py": "requests for embeddings, through engine and scheduler",
     "tests/engine/test_random_histories.py": "the engine under dense random traffic and settings of every kind",
     "tests/engine/test_seeded_adapter_faults.py": "the tests of engine, scheduler and kvcache",
     "tests/engine/test_seeded_faults.py": "the tests of engine, scheduler and kvcache",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.complexity.answer_inputs import ANSWER_INPUTS
 from tests.complexity.door_inputs import DOOR_INPUTS
+from tests.complexity.embedding_inputs import EMBEDDING_INPUTS
 from tests.complexity.file_inputs import FILE_INPUTS
 from tests.complexity.form_inputs import FORM_INPUTS
 from tests.complexity.http_inputs import HTTP_INPUTS
@@ -21,6 +22,7 @@ WORST_INPUTS = [
     *TEXT_INPUTS,
     *ANSWER_INPUTS,
     *MESSAGES_INPUTS,
+    *EMBEDDING_INPUTS,
     *TRAINING_FILE_INPUTS,
 ]
 
@@ -45,6 +47,7 @@ WITHOUT_WORST_INPUT = {
     "api/endpoints/chat_completions.py": "joins others, each in the table",
     "api/calls/chat_prompting.py": "joins others, each in the table; its options are few and short",
     "api/endpoints/completions.py": "joins others, each in the table",
+    "api/endpoints/embeddings.py": "joins others, each in the table",
     "api/context.py": "values only",
     "api/call_summary.py": "adds up what each prompt of a call took",
     "api/http_exchange.py": "values only",
@@ -74,7 +77,6 @@ WITHOUT_WORST_INPUT = {
     "api/endpoints/openapi.py": "reads nothing of the request",
     "api/answers/frame_stream.py": "joins others, each in the table; a plain frame is text that others have read",
     "api/endpoints/playground.py": "looks a name up",
-    "api/calls/prompt_ids.py": "joins others, each in the table",
     "api/calls/prepared_call.py": "adds up lengths and cuts a list, once a prompt",
     "api/serving_state.py": "reads nothing of the request",
     "api/answers/sse.py": "passes on frames",

@@ -55,6 +55,7 @@ SAMPLING = st.builds(
     logprob_token_ids=tuples(IDS),
     beam=st.none() | BEAMS,
 ) | st.builds(SamplingParams, max_tokens=COUNTS)
+SAMPLING |= st.builds(SamplingParams, max_tokens=st.just(0), pooling=st.sampled_from(["last", "mean"]))
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Masks:
 def scheduled(draw: st.DrawFn) -> tuple[ScheduledSequence, ...]:
     shared = draw(st.lists(SAMPLING, min_size=1, max_size=2))
     ids = draw(st.lists(INTEGERS, max_size=3, unique=True))
-    return tuple(
+    sequences = tuple(
         ScheduledSequence(
             sequence_id,
             draw(st.integers(1, 5)),
@@ -84,6 +85,9 @@ def scheduled(draw: st.DrawFn) -> tuple[ScheduledSequence, ...]:
             draw(st.integers(0, 9)),
         )
         for sequence_id in ids
+    )
+    return tuple(
+        item if item.sampling.pooling is None else item._replace(num_pooled=draw(COUNTS)) for item in sequences
     )
 
 

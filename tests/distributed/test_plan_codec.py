@@ -29,7 +29,7 @@ def test_the_law_covers_every_field_of_a_plan():
         "scheduled", "copies", "released", "transfers", "awaits_transfer", "masks", "decodes", "adapter_loads",
         "training",
     ]  # fmt: skip
-    assert len(ScheduledSequence._fields) == 11
+    assert len(ScheduledSequence._fields) == 12
 
 
 def of_decodes(num: int, version: int = 1, position: int = 0) -> IterationPlan:

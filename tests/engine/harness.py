@@ -8,7 +8,17 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from service.core.adapter import Adapter
-from service.core.events import Addressed, FinalEvent, Outcome, PromptEvent, StreamEvent, TokenEvent, one_by_one
+from service.core.embedding import Vector
+from service.core.events import (
+    Addressed,
+    FinalEvent,
+    Outcome,
+    PooledEvent,
+    PromptEvent,
+    StreamEvent,
+    TokenEvent,
+    one_by_one,
+)
 from service.core.grammar import TokenMasker
 from service.core.iteration_plan import PENDING_TOKEN_ID
 from service.core.iteration_result import TokenLogprobs
@@ -150,7 +160,7 @@ class Harness:
         self.requests: dict[str, Request] = {}
         self.tokens: dict[tuple[str, int], list[int]] = defaultdict(list)
         self.reasons: dict[tuple[str, int], FinishReason] = {}
-        self.finals: dict[str, FinalEvent] = {}
+        self.finals, self.pooled = dict[str, FinalEvent](), dict[str, Vector]()
         self.logprobs: dict[tuple[str, int], list[TokenLogprobs]] = defaultdict(list)
         self.prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
 
@@ -263,6 +273,9 @@ class Harness:
                 assert request_id not in self.prompt_logprobs, "the prompt is scored once"
                 assert not any(key[0] == request_id for key in self.tokens), "before every token"
                 self.prompt_logprobs[request_id] = event.logprobs
+            elif isinstance(event, PooledEvent):
+                assert request_id not in self.pooled, "the prompt is pooled once"
+                self.pooled[request_id] = event.vector
             elif isinstance(event, FinalEvent):
                 self.finals[request_id] = event
 

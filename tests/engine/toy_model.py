@@ -9,7 +9,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
+import numpy as np
+
 from service.core.adapter import AdapterLoad
+from service.core.embedding import Vector
 from service.core.iteration_plan import PENDING_TOKEN_ID, IterationPlan, ScheduledDecodes, ScheduledSequence, Transfer
 from service.core.iteration_result import FinishedTransfer, IterationResult, TokenLogprobs
 from service.core.sampling_params import SamplingParams
@@ -70,6 +73,12 @@ def cell_of(token_id: int, position: int, weights: object) -> Cell:
 def logprob_after(cells: list[Cell], token_id: int) -> float:
     """Of a token, from what is read before it."""
     return -1e-3 * (1 + next_token([*cells, (token_id, -1)], 0, 1000))
+
+
+def pooled_cells(cells: list[Cell], num: int) -> Vector:
+    """Of each of the last `num` tokens a number that depends on all before it: their sum, which fp32 holds."""
+    ends = range(len(cells) - num + 1, len(cells) + 1)
+    return np.array([sum(next_token(cells[:end], 0, 1000) for end in ends), num], np.float32)
 
 
 def toy_top(cells: list[Cell], count: int) -> tuple[tuple[int, float], ...]:
@@ -183,7 +192,8 @@ class ToyExecutor(LateExecutor):
         drawing = (item for item in plan.scheduled for _ in item.samples)
         logprobs = tuple(self._logprobs(*pair) for pair in zip(drawing, token_ids, strict=True))
         scored = tuple((item.sequence_id, self._score(item)) for item in plan.scheduled if item.targets)
-        return IterationResult(token_ids, finished, logprobs if any(logprobs) else (), scored)
+        pooled = tuple((item.sequence_id, self._pool(item)) for item in plan.scheduled if item.num_pooled)
+        return IterationResult(token_ids, finished, logprobs if any(logprobs) else (), scored, pooled)
 
     def note_drawn(self, plan: IterationPlan, token_ids: Sequence[int]) -> None:
         drawing = [item.row for item in plan.scheduled for _ in item.samples]
@@ -247,6 +257,10 @@ class ToyExecutor(LateExecutor):
         if item.sampling.beam is not None:
             return TokenLogprobs(0.0, toy_top(cells, item.sampling.num_logprobs))
         return TokenLogprobs(logprob_after(cells, token_id), ())
+
+    def _pool(self, item: ScheduledSequence) -> Vector:
+        """Of the last scheduled tokens."""
+        return pooled_cells(self._read(item), item.num_pooled)
 
     def _score(self, item: ScheduledSequence) -> tuple[TokenLogprobs, ...]:
         """The tokens that the scheduled ones predict."""

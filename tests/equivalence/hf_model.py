@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from transformers import (
+    AutoModel,
     AutoModelForCausalLM,
     GPT2Config,
     LlamaConfig,
@@ -59,6 +61,29 @@ def save_random_model(family: str, folder: Path, seed: int = 0) -> Path:
     torch.manual_seed(seed)
     AutoModelForCausalLM.from_config(CONFIGS[family]).save_pretrained(folder)
     return folder
+
+
+def save_random_embedder(family: str, folder: Path, pooling: str, seed: int = 0) -> Path:
+    """As `save_random_model`, without an output head and with what sentence-transformers keeps beside a model.
+
+    pooling: `lasttoken` or `mean_tokens`.
+    """
+    torch.manual_seed(seed)
+    AutoModel.from_config(CONFIGS[family]).save_pretrained(folder)
+    kinds = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
+    modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in kinds]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({f"pooling_mode_{pooling}": True}))
+    return folder
+
+
+@torch.inference_mode()
+def embed_alone(folder: Path, prompts: list[tuple[int, ...]], pooling: str) -> list[torch.Tensor]:
+    """Pooled last hidden states of transformers' model in fp32 on the CPU, one prompt at a time, not normalized."""
+    model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    states = [model(torch.tensor([prompt])).last_hidden_state[0] for prompt in prompts]
+    return [state[-1] if pooling == "lasttoken" else state.mean(0) for state in states]
 
 
 def random_prompts(count: int, vocab_size: int, seed: int = 0, longest: int = 300) -> list[tuple[int, ...]]:

@@ -15,9 +15,10 @@ def step(*scheduled, masks=None):
     return Step(IterationPlan(scheduled, masks=masks), turn, SequenceRows(4, 8), 4)
 
 
-def item(row, targets=(), **sampling):
-    params = SamplingParams(max_tokens=9, **sampling)
-    return ScheduledSequence(row, row, (5, 6), 0, 0, (1,), params, (Sample(row, 0),), Past((), 2), targets)
+def item(row, targets=(), num_pooled=0, **sampling):
+    params = SamplingParams(**{"max_tokens": 9, **sampling})
+    draws = (Sample(row, 0),) if params.max_tokens else ()
+    return ScheduledSequence(row, row, (5, 6), 0, 0, (1,), params, draws, Past((), 2), targets, num_pooled=num_pooled)
 
 
 def test_a_step_is_plain_if_no_draw_asks_for_more_and_none_is_masked():
@@ -27,8 +28,15 @@ def test_a_step_is_plain_if_no_draw_asks_for_more_and_none_is_masked():
 
 
 def test_a_prompts_logprobs_are_targets():
-    assert not step(item(1, num_prompt_logprobs=1)).has_targets
-    assert step(item(1), item(2, (6,), num_prompt_logprobs=1)).has_targets
+    assert not step(item(1, num_prompt_logprobs=1)).reads_prompts
+    assert step(item(1), item(2, (6,), num_prompt_logprobs=1)).reads_prompts
+
+
+def test_what_is_pooled_is_read_from_the_prompt():
+    embedding = {"max_tokens": 0, "pooling": "last"}
+    assert not step(item(1), item(2, **embedding)).reads_prompts
+    assert step(item(1), item(2, num_pooled=1, **embedding)).reads_prompts
+    assert not step(item(1), item(2, num_pooled=1, **embedding)).is_plain
 
 
 def test_what_a_plan_was_turned_into_is_kept():

@@ -221,7 +221,7 @@ class Generation:
                 by_choice[event.choice_index].append(event)
             elif isinstance(event, PromptEvent):
                 self._prompt_logprobs[prompt_index] = event.logprobs
-            else:
+            elif isinstance(event, FinalEvent):
                 self._end(prompt_index, event)
         pieces = [self._push(prompt_index, index, tokens) for index, tokens in by_choice.items()]
         if prompt_index not in self._streams and self._requests[prompt_index].sampling.max_tokens == 0:

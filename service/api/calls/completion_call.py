@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import cast
 
 from starlette.types import Receive
 
 from service.api.call_head import CallHead
 from service.api.calls.output_form import compile_form
 from service.api.calls.prepared_call import CallPrompts, PreparedCall
-from service.api.calls.prompt_ids import PromptBound, checked_by, text_ids, truncated, undivided
+from service.api.calls.prompt_ids import (
+    PromptBound,
+    Prompts,
+    as_prompts,
+    checked_by,
+    empty_prompt,
+    prompt_token_ids,
+    truncated,
+    undivided,
+)
 from service.api.calls.token_checks import check_asked_tokens, check_num_logprobs, check_token_ids
 from service.api.calls.validation import CheckedCall, check_call, find_adapter
 from service.api.context import ApiContext
@@ -26,9 +34,6 @@ from service.text.long_text import UndividedTextTooLong
 _DEFAULT_MAX_TOKENS = 16
 _IDS_A_CHARACTER = 16
 """Ids that are checked in the time in which one character is tokenized."""
-_NO_TEXT = "prompt must not be empty."
-
-Prompts = Sequence[str | list[int]]
 
 
 async def prepare_completion(
@@ -74,7 +79,7 @@ async def _prompt_ids(
 
     def encoded(check_cancelled: Callable[[], None]) -> list[list[int]]:
         if infill is None:
-            return [_encode(prompt, bound, special, check_cancelled) for prompt in prompts]
+            return [prompt_token_ids(prompt, bound, special, check_cancelled) for prompt in prompts]
         check = checked_by(bound, check_cancelled)
         return [_filled(str(prompt), suffix, infill, bound, special, check) for prompt in prompts]
 
@@ -115,9 +120,9 @@ def _num_prompt_logprobs(call: CheckedCall, echo: bool) -> int | None:
 
 def _check_prompts(fields: CompletionRequest, config: ApiConfig) -> list[str | list[int]]:
     """The prompts of a call, each text or ids, none of them empty and not too many sequences of them."""
-    prompts = _prompts(fields.prompt)
+    prompts = as_prompts(fields.prompt)
     if not all(prompts) and not fields.suffix:
-        raise InvalidRequest(_NO_TEXT, param="prompt")
+        raise empty_prompt("prompt")
     each, param = max((getattr(fields, name) or 1, name) for name in ("n", "best_of", "beam_width"))
     if len(prompts) * each > config.max_sequences_per_call:
         raise InvalidRequest(
@@ -128,15 +133,6 @@ def _check_prompts(fields: CompletionRequest, config: ApiConfig) -> list[str | l
     return prompts
 
 
-def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
-    if isinstance(prompt, str):
-        return [prompt]
-    # The wire shape has seen to it that all members are alike; looking at a million ids again takes 60 ms.
-    if not prompt or isinstance(prompt[0], int):
-        return [cast(list[int], prompt)]
-    return list(cast(list[str | list[int]], prompt))
-
-
 def _check_suffix(fields: CompletionRequest, model: ServedModel) -> Infill | None:
     """How the model is shown the hole before the suffix; None without one."""
     if not fields.suffix:
@@ -144,7 +140,7 @@ def _check_suffix(fields: CompletionRequest, model: ServedModel) -> Infill | Non
     for name in ("echo", "truncate_prompt_tokens"):
         if getattr(fields, name):
             raise InvalidRequest(f"suffix cannot stand beside {name}.", param="suffix")
-    if not all(isinstance(prompt, str) for prompt in _prompts(fields.prompt)):
+    if not all(isinstance(prompt, str) for prompt in as_prompts(fields.prompt)):
         raise InvalidRequest("suffix: the prompt must be text, too.", param="suffix")
     infill = infill_of(model.tokenizer)
     if infill is None:
@@ -161,16 +157,5 @@ def _filled(
         ids = infill.encode(prefix, suffix, add_special_tokens=special, check=check)
     except UndividedTextTooLong as error:
         raise undivided(error, bound) from error
-    check_token_ids(ids, bound.model.vocab_size, "prompt")
-    return ids
-
-
-def _encode(
-    prompt: str | list[int], bound: PromptBound, special: bool, check_cancelled: Callable[[], None]
-) -> list[int]:
-    ids = prompt if isinstance(prompt, list) else text_ids(prompt, bound, special, check_cancelled)
-    if not ids:
-        raise InvalidRequest(_NO_TEXT, param="prompt")
-    # Text may have others too: tokens that were added to the tokenizer.
     check_token_ids(ids, bound.model.vocab_size, "prompt")
     return ids

@@ -66,7 +66,7 @@ def build_requests(call: PreparedCall, config: ApiConfig) -> list[Request]:
     make_sampling = sampling_maker(checked.sampling, model, stop_token_ids, prompts.num_logprobs)
     room = logprob_room(checked, prompts.token_ids, prompts.num_logprobs, prompts.num_told, config.max_logprob_entries)
     snapshot = model.engine.snapshot
-    cache_salt = _cache_salt(checked.cache_salt, head.client, config)
+    cache_salt = scoped_salt(checked.cache_salt, head.client, config)
     requests = []
     for index, prompt in enumerate(prompts.token_ids):
         max_tokens = max_tokens_for(
@@ -96,7 +96,7 @@ def build_requests(call: PreparedCall, config: ApiConfig) -> list[Request]:
     return requests
 
 
-def _cache_salt(salt: str, client: str, config: ApiConfig) -> str:
+def scoped_salt(salt: str, client: str, config: ApiConfig) -> str:
     """What keeps cached prefixes apart: the client's own salt, and by default the name of its API key. Else
     `cached_tokens` and the time to the first token would tell one client what another has asked."""
     if config.prefix_cache_scope == "all" or not (client or salt):

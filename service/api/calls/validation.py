@@ -106,7 +106,7 @@ def check_call(
         truncation_side=fields.truncation_side or "left",
         priority=_check_priority(fields, defaults),
         answered_tier=_answered_tier(fields.service_tier),
-        cache_salt=_check_cache_salt(fields.cache_salt, config),
+        cache_salt=check_cache_salt(fields.cache_salt, config),
         ignore_eos=bool(fields.ignore_eos),
         stream=stream,
         include_usage=options is not None and bool(options.include_usage),
@@ -201,7 +201,7 @@ def _answered_tier(asked: str | None) -> str | None:
     return None if asked is None else asked.replace("auto", "default")
 
 
-def _check_cache_salt(salt: str | None, config: ApiConfig) -> str:
+def check_cache_salt(salt: str | None, config: ApiConfig) -> str:
     if salt is None:
         return ""
     if not salt or len(salt.encode()) > config.max_cache_salt_bytes:

@@ -24,13 +24,13 @@ class ChatCompletions:
 
     async def create(self, http: Request) -> Response:
         context = self._context
-        arrival_s = context.state.check_ready().clock.now_s()
+        arrival_s = context.state.check_generates().clock.now_s()
         return await self.answer(http, await read_json_object(http, context.texts, context.config), arrival_s)
 
     async def answer(self, http: Request, body: dict[str, Any], arrival_s: float) -> Response:
         """The answer to a body that has been read. arrival_s: when the request came, on the engine's clock."""
         context = self._context
-        model = context.state.check_ready()
+        model = context.state.check_generates()
         fields = parse(ChatRequest, body)
         head = call_head(context.ids, http, "chatcmpl-", arrival_s, own_id=fields.request_id)
         call = await prepare_chat(fields, head, http.receive, model, context)

@@ -1,4 +1,5 @@
-"""The endpoints that generate: the one list that routes, the limit of a key and the description of the API read."""
+"""The endpoints that compute, by the engine: the one list that routes, the limit of a key and the description of the
+API read."""
 
 from __future__ import annotations
 
@@ -13,11 +14,13 @@ from starlette.responses import Response
 from service.api.context import ApiContext
 from service.api.endpoints.chat_completions import ChatCompletions
 from service.api.endpoints.completions import Completions
+from service.api.endpoints.embeddings import Embeddings
 from service.api.endpoints.messages import Messages
 from service.api.endpoints.responses import Responses
 from service.api.messages_errors import MESSAGES_PATH
 from service.protocol.chat import ChatChunk, ChatRequest, ChatResponse
 from service.protocol.completions import CompletionChunk, CompletionRequest, CompletionResponse
+from service.protocol.embeddings import EmbeddingRequest, EmbeddingResponse
 from service.protocol.error_body import ErrorBody
 from service.protocol.messages import Message, MessageEvent, MessagesRequest
 from service.protocol.messages_error import MessagesErrorBody
@@ -25,22 +28,23 @@ from service.protocol.responses import ResponseBody, ResponseEvent, ResponsesReq
 
 
 class Creates(Protocol):
-    """An endpoint that answers a POST by generating."""
+    """An endpoint that answers a POST by what the engine computes."""
 
     async def create(self, http: Request) -> Response: ...
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratingEndpoint:
-    """All but `make` is for the description too. chunk: what one event of a stream holds. error: what a refusal says.
-    names_events: each event says its type before its data, and the last one is no [DONE]."""
+    """All but `make` is for the description too. chunk: what one event of a stream holds; None: nothing is streamed.
+    error: what a refusal says. names_events: each event says its type before its data, and the last one is no
+    [DONE]."""
 
     path: str
     make: Callable[[ApiContext], Creates]
     summary: str
     request: type[BaseModel]
     response: type[BaseModel]
-    chunk: type[BaseModel]
+    chunk: type[BaseModel] | None
     error: type[BaseModel] = ErrorBody
     names_events: bool = False
 
@@ -50,6 +54,7 @@ GENERATING = (
         "/v1/completions", Completions, "Continue a text.", CompletionRequest, CompletionResponse, CompletionChunk
     ),
     GeneratingEndpoint("/v1/chat/completions", ChatCompletions, "Answer a chat.", ChatRequest, ChatResponse, ChatChunk),
+    GeneratingEndpoint("/v1/embeddings", Embeddings, "Embed texts.", EmbeddingRequest, EmbeddingResponse, None),
     GeneratingEndpoint(
         "/v1/responses",
         Responses,

@@ -23,7 +23,7 @@ class Messages:
 
     async def create(self, http: Request) -> Response:
         context = self._context
-        model = context.state.check_ready()
+        model = context.state.check_generates()
         head = call_head(context.ids, http, "msg_", model.clock.now_s())
         fields = parse(MessagesRequest, await read_json_object(http, context.texts, context.config))
         call = await prepare_messages(fields, head, http.receive, model, context)

@@ -72,7 +72,7 @@ _REQUESTS: tuple[_Shape, ...] = (
     BatchRequest,
 )
 _RESPONSES: tuple[_Shape, ...] = (
-    *(shape for endpoint in GENERATING for shape in (endpoint.response, endpoint.chunk)),
+    *(shape for endpoint in GENERATING for shape in (endpoint.response, endpoint.chunk) if shape is not None),
     ModelCard,
     ModelList,
     TokenizeResponse,
@@ -318,8 +318,9 @@ def _batch_paths() -> dict[str, Any]:
 
 def _generating(endpoint: GeneratingEndpoint) -> dict[str, Any]:
     call = _call(endpoint.summary, (endpoint.request,), endpoint.response, error=endpoint.error)
-    event = _event_of(endpoint.chunk, endpoint.error, is_named=endpoint.names_events)
-    call["responses"]["200"]["content"]["text/event-stream"] = {"itemSchema": event}
+    if endpoint.chunk is not None:
+        event = _event_of(endpoint.chunk, endpoint.error, is_named=endpoint.names_events)
+        call["responses"]["200"]["content"]["text/event-stream"] = {"itemSchema": event}
     return call
 
 

@@ -33,7 +33,7 @@ class Render:
 
     async def completion(self, http: HttpRequest) -> Response:
         """A list of RenderedPrompt, one a prompt."""
-        context, model = self._context, self._context.state.check_ready()
+        context, model = self._context, self._context.state.check_generates()
         arrival_s = model.clock.now_s()
         fields = parse(CompletionRequest, await read_json_object(http, context.texts, context.config))
         head = call_head(context.ids, http, "cmpl-", arrival_s, own_id=fields.request_id)
@@ -43,7 +43,7 @@ class Render:
 
     async def chat(self, http: HttpRequest) -> Response:
         """One RenderedPrompt."""
-        context, model = self._context, self._context.state.check_ready()
+        context, model = self._context, self._context.state.check_generates()
         arrival_s = model.clock.now_s()
         fields = parse(ChatRequest, await read_json_object(http, context.texts, context.config))
         head = call_head(context.ids, http, "chatcmpl-", arrival_s, own_id=fields.request_id)

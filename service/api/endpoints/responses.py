@@ -29,7 +29,7 @@ class Responses:
 
     async def create(self, http: Request) -> Response:
         context = self._context
-        model = context.state.check_ready()
+        model = context.state.check_generates()
         arrival_s = model.clock.now_s()
         body = await read_json_object(http, context.texts, context.config)
         fields = parse(ResponsesRequest, body)

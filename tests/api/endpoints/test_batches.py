@@ -149,7 +149,7 @@ def test_a_file_with_a_wrong_line_fails_before_any_is_run(client: OpenAI, wrong:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"endpoint": "/v1/audio/speech"}, "endpoint"),
         ({"endpoint": "/v1/messages"}, "endpoint"),
         ({"completion_window": "8d"}, "completion_window"),
         ({"completion_window": "0h"}, "completion_window"),

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from service.api.calls import completion_call
+from service.api.calls.prompt_ids import prompt_token_ids
 from service.api.serving_state import GenerationDefaults
 from tests.api.running_server import END_ID, MODEL, RunningServer, Scene, running
 from tests.api.wire import CHAT, COMPLETIONS, chat, completion, error_of, events_of, post, stream
@@ -267,7 +268,7 @@ def test_a_long_prompt_does_not_hold_up_others(
 
     others = completion(prompt=[5], max_tokens=3)
     with ThreadPoolExecutor(1) as pool, monkeypatch.context() as patch:
-        patch.setattr(completion_call, "_encode", partial(held, completion_call._encode))
+        patch.setattr(completion_call, "prompt_token_ids", partial(held, prompt_token_ids))
         posting = pool.submit(httpx.post, server.base_url + COMPLETIONS, json=completion(prompt=prompt))
         assert begun.wait(10)
         patch.undo()
