@@ -13,9 +13,6 @@ from service.runner.load import load_executor
 
 logger = logging.getLogger("headrace")
 
-SPINS_S = 0.02
-"""Longer than from one message to the next while there is work. On a CPU the cores that would spin compute."""
-
 
 def load_rank(inherited: Inherited, task: RankTask) -> RankModel:
     """Raises ConfigError or ModelLoadError as `load_executor` does, and what torch raises where another rank is
@@ -34,8 +31,7 @@ def load_rank(inherited: Inherited, task: RankTask) -> RankModel:
         parallel=parallel,
     )
     logger.info("memory of %s: %s", device, loaded.memory)
-    spins_s = SPINS_S if device.type == "cuda" else 0.0
-    return RankModel(loaded.runner, loaded.memory.kv_cache_bytes, lambda: reserved_bytes(device), spins_s)
+    return RankModel(loaded.runner, loaded.memory.kv_cache_bytes, lambda: reserved_bytes(device), device.type == "cuda")
 
 
 def reserved_bytes(device: torch.device) -> int:

@@ -54,9 +54,9 @@ class RankFault:
 @dataclass(frozen=True, slots=True)
 class RankModel:
     """executor: of this rank's part. kv_bytes: its part of all KV blocks. memory_bytes: what this process's allocator
-    has of the device by now; any thread. spins_s: how long it looks for the next message before it sleeps."""
+    has of the device by now; any thread. is_gpu: a device of its own computes."""
 
     executor: Executor
     kv_bytes: int
     memory_bytes: Callable[[], int]
-    spins_s: float
+    is_gpu: bool

@@ -17,9 +17,13 @@ from service.distributed.rank_life import LifeSigns, end_with_parent, leave_sign
 from service.distributed.rank_status import Fact, RankStatuses
 from service.distributed.rank_task import Inherited, RankFault, RankModel, RankReady, RankTask
 from service.errors import ConfigError
+from service.process.interpreter import settled
 from service.process.log_format import make_formatter
 
 logger = logging.getLogger("headrace")
+
+SPINS_S = 0.02
+"""Longer than from one message to the next while there is work. On a CPU the cores that would spin compute."""
 
 Load = Callable[[Inherited, RankTask], RankModel]
 
@@ -49,10 +53,11 @@ def main(lifeline: Connection, prepare: Callable[[], Load]) -> int:
             statuses.set(rank, Fact.MEMORY_BYTES, loaded.memory_bytes())
 
         tell_memory()
-        reader = RingReader(inherited.ring, rank, loaded.spins_s)
+        reader = RingReader(inherited.ring, rank, SPINS_S if loaded.is_gpu else 0.0)
         follower = PlanFollower(rank, reader, loaded.executor, statuses, on_idle=tell_memory)
         lifeline.send(RankReady())
-        follower.follow()
+        with settled(is_gpu=loaded.is_gpu):
+            follower.follow()
     except ConfigError as fault:
         lifeline.send(RankFault(str(fault)))
     except Exception as fault:

@@ -35,7 +35,7 @@ def load(inherited: Inherited, task: RankTask) -> RankModel:
         raise ConfigError("num-things: 3 is too odd")
     if BEHAVIOUR == "crashes":
         os._exit(3)
-    return RankModel(Scripted(behave), 1000 + inherited.rank, lambda: 77, 0.0)
+    return RankModel(Scripted(behave), 1000 + inherited.rank, lambda: 77, False)
 
 
 sys.exit(main(Connection(int(sys.argv[2])), lambda: load))
