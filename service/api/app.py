@@ -35,6 +35,7 @@ from service.api.endpoints.openapi import OpenApi
 from service.api.endpoints.playground import Playground
 from service.api.endpoints.prefix_cache import PrefixCacheReset
 from service.api.endpoints.render import Render
+from service.api.endpoints.responses import Responses
 from service.api.endpoints.stored_responses import StoredResponses
 from service.api.endpoints.tokenize import Tokenize
 from service.api.endpoints.tokenizer_info import TokenizerInfo
@@ -168,6 +169,7 @@ def _routes(context: ApiContext, registry: CollectorRegistry, batches: BatchJobs
     adapters, files, jobs = AdapterRoutes(context), Files(context), FineTuningRoutes(context)
     batch_routes = Batches(context, batches)
     return [
+        _route("/v1/responses/input_tokens", Responses(context).count_input_tokens, "POST"),
         _route("/v1/responses/{response_id}", stored.get),
         _route("/v1/responses/{response_id}", stored.delete, "DELETE"),
         _route("/v1/responses/{response_id}/cancel", stored.cancel, "POST"),

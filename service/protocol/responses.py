@@ -252,6 +252,11 @@ class ResponseEvent(BaseModel):
     param: str | None = None
 
 
+class InputTokenCount(BaseModel):
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
 class InputItemList(BaseModel):
     """A page of what a response was made from."""
 

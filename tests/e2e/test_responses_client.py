@@ -226,3 +226,35 @@ def test_the_agents_sdk(server: RunningServer, client: OpenAI) -> None:
     server.say("It rains.")
     events = list(ask(client, instructions="You help.", include=[], tools=[RAIN], input=history, stream=True))
     assert events[-1].response.output_text == "It rains."
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"instructions": "Be brief.", "tools": [RAIN, PATCH]},
+        {"input": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "tools": [RAIN]},
+        {"text": {"format": {"type": "json_schema", "name": "x", "schema": CITY}}, "tool_choice": "none"},
+    ],
+    ids=["text", "tools", "messages", "form"],
+)
+def test_the_tokens_that_are_counted_are_those_of_the_prompt(client: OpenAI, fields: Any) -> None:
+    asked = {"model": MODEL, "input": "Oslo?", **fields}
+    counted = client.responses.input_tokens.count(**asked)
+    assert counted.object == "response.input_tokens"
+    usage = client.responses.create(**asked, max_output_tokens=1).usage
+    assert usage is not None and counted.input_tokens == usage.input_tokens
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "input"),
+        ({"input": "a", "conversation": "conv_1"}, "conversation"),
+        ({"input": "a", "model": "b"}, "model"),
+    ],
+)
+def test_what_cannot_be_counted_is_refused_by_name(client: OpenAI, fields: Any, param: str) -> None:
+    with pytest.raises(openai.APIStatusError) as refusal:
+        client.responses.input_tokens.count(**fields)
+    assert (refusal.value.param, refusal.value.status_code) == (param, 404 if param == "model" else 400)

@@ -11,16 +11,18 @@ from starlette.types import Receive
 
 from service.api.call_head import CallHead
 from service.api.calls.chat_call import prepare_chat
+from service.api.calls.chat_prompting import chat_prompt_ids, check_chat
 from service.api.calls.field_names import fields_named
 from service.api.calls.prepared_call import PreparedCall
 from service.api.calls.response_items import ChatMessages
 from service.api.calls.response_tools import ResponseTools, chat_choice, read_tools
 from service.api.calls.unsupported import extra_fields
+from service.api.calls.validation import check_name, ignored_fields
 from service.api.calls.wire_parsing import parse
 from service.api.context import ApiContext
 from service.api.serving_state import ServedModel
 from service.errors import InvalidRequest, UnsupportedParameter
-from service.protocol.chat import ChatRequest
+from service.protocol.chat import ChatPromptFields, ChatRequest
 from service.protocol.generation import SamplingFields
 from service.protocol.responses import InputItem, ResponsesRequest
 
@@ -110,6 +112,25 @@ async def prepare_response(
         chat = parse(ChatRequest, _chat(fields, conversation, tools))
         call = await prepare_chat(chat, head, receive, model, context, also_unknown=tuple(dict.fromkeys(unread)))
     return ResponseCall(call, fields, tools, conversation)
+
+
+async def count_input(
+    fields: ResponsesRequest, history: Sequence[InputItem], receive: Receive, model: ServedModel, context: ApiContext
+) -> tuple[int, tuple[str, ...]]:
+    """Tokens of the prompt as a response with these fields has it, and the fields that are ignored. history: as of
+    `prepare_response`."""
+    if fields.model is not None:
+        check_name(fields.model, model, context.config)
+    _check(fields)
+    tools = read_tools(fields.tools or ())
+    conversation = _Conversation(fields, history, tools)
+    body = _chat(fields, conversation, tools)
+    nobody_knows = [name for name in fields.model_extra or {} if name in body and name not in ChatRequest.model_fields]
+    unread = dict.fromkeys([*conversation.messages.unread, *_unread(fields), *tools.ignored, *nobody_knows])
+    with fields_named(conversation.name_of):
+        shape = parse(ChatPromptFields, {name: body[name] for name in body if name in ChatPromptFields.model_fields})
+        prompt = await chat_prompt_ids(check_chat(shape, model, context), model, context, receive, must_fit=False)
+    return len(prompt), ignored_fields(tuple(unread), context.config)
 
 
 class _Conversation:

@@ -39,7 +39,7 @@ from service.protocol.messages import CountTokensRequest, TokensCount
 from service.protocol.messages_error import MessagesErrorBody
 from service.protocol.models import ModelCard, ModelList
 from service.protocol.render import RenderedPrompt
-from service.protocol.responses import DeletedResponse, InputItemList, ResponseBody
+from service.protocol.responses import DeletedResponse, InputItemList, InputTokenCount, ResponseBody, ResponsesRequest
 from service.protocol.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -90,6 +90,7 @@ _RESPONSES: tuple[_Shape, ...] = (
     CheckpointList,
     DeletedModel,
     InputItemList,
+    InputTokenCount,
     DeletedResponse,
     ErrorBody,
     TokensCount,
@@ -188,6 +189,9 @@ def _paths(guards_metrics: bool) -> dict[str, Any]:
         **{each.path: {"post": _generating(each)} for each in GENERATING},
         f"{MESSAGES_PATH}/count_tokens": {
             "post": _call("Tokens of a message's prompt.", (CountTokensRequest,), TokensCount, error=MessagesErrorBody)
+        },
+        "/v1/responses/input_tokens": {
+            "post": _call("Tokens of a response's prompt.", (ResponsesRequest,), InputTokenCount)
         },
         "/v1/responses/{response_id}": {
             "get": _operation("A response that is kept.", _json_of(ResponseBody)) | response,

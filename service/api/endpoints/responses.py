@@ -1,4 +1,4 @@
-"""POST /v1/responses."""
+"""POST /v1/responses and /v1/responses/input_tokens."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from service.api.answers.response_answer import ResponseAnswer
 from service.api.call_head import call_head
 from service.api.calls.field_names import fields_named
 from service.api.calls.json_body import read_json_object
-from service.api.calls.response_call import ResponseCall, prepare_response
+from service.api.calls.response_call import ResponseCall, count_input, prepare_response
 from service.api.calls.response_history import conversation_json, parsed_history, read_history
 from service.api.calls.wire_parsing import parse
 from service.api.context import ApiContext
 from service.api.response_store import StoredResponse
+from service.api.scope import client_of
 from service.errors import InvalidRequest, RateLimited, UnsupportedParameter
-from service.protocol.responses import ResponsesRequest
+from service.protocol.responses import InputTokenCount, ResponsesRequest
 
 
 class Responses:
@@ -58,6 +59,18 @@ class Responses:
         if not fields.stream and response.status_code == HTTPStatus.OK:
             keep(bytes(response.body))
         return response
+
+    async def count_input_tokens(self, http: Request) -> Response:
+        """Does not need the engine, as `Tokenize`."""
+        context = self._context
+        model = context.state.check_ready()
+        body = await read_json_object(http, context.texts, context.config)
+        fields = parse(ResponsesRequest, body)
+        history = await read_history(fields, client_of(http.scope), context)
+        items = parsed_history(history, body, context)
+        num_tokens, ignored = await count_input(fields, items, http.receive, model, context)
+        json = InputTokenCount(input_tokens=num_tokens).model_dump_json()
+        return Response(json, headers=ignored_header(ignored), media_type="application/json")
 
     def _check_background(self, fields: ResponsesRequest, client: str) -> None:
         most = self._context.config.max_requests_per_key

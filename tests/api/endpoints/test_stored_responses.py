@@ -242,3 +242,13 @@ def test_a_stream_that_is_left_is_not_kept(storing: RunningServer, client: OpenA
 def response_events_of(line: str) -> str:
     """The id of the response that the event tells of."""
     return str(httpx.Response(200, content=line.removeprefix("data: ")).json()["response"]["id"])
+
+
+def test_a_conversation_that_is_kept_is_counted(storing: RunningServer, client: OpenAI) -> None:
+    storing.say("Hello there")
+    first = create(client)
+    counted = client.responses.input_tokens.count(model=MODEL, input="and?", previous_response_id=first.id)
+    second = create(client, input="and?", previous_response_id=first.id)
+    assert counted.input_tokens == second.usage.input_tokens > first.usage.input_tokens
+    unknown = httpx.post(f"{storing.base_url}{RESPONSES}/input_tokens", json={"input": "a", "sparkle": 1}, headers=ANN)
+    assert unknown.headers["x-ignored-params"] == "sparkle"
