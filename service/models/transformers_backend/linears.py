@@ -10,8 +10,10 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from service.layers.gated_mlp import GatedMlp
 from service.layers.layer import Layer
 from service.layers.linear import Linear, NamedLinear
+from service.models.transformers_backend.fusions import GatedRows, gated_mlp_of
 
 
 class WholeLinear(Layer):
@@ -60,12 +62,39 @@ class LinearPart(Layer):
 
 
 def use_our_linears(base: nn.Module, groups: Sequence[Sequence[str]]) -> list[NamedLinear]:
-    """Replace these linears of a model on the meta device. Returns ours by their names below `base`."""
+    """Replace these linears of a model on the meta device, and the gated MLPs that consist of them. Returns ours by
+    their names below `base`."""
+    mlps = _gated_mlps(base, groups)
     ours = []
     for group in groups:
+        path = _parent(group[0])
+        if path in mlps:
+            linear = mlps[path].down if len(group) == 1 else mlps[path].gate_up
+            ours.append(NamedLinear(tuple(group), linear, reads_rows=False))
+            continue
         for names in _mergeable(base, group):
             ours.append(_replace(base, names))
+    for path, mlp in mlps.items():
+        setattr(base.get_submodule(_parent(path)), path.rpartition(".")[2], GatedRows(mlp))
     return ours
+
+
+def _gated_mlps(base: nn.Module, groups: Sequence[Sequence[str]]) -> dict[str, GatedMlp]:
+    """By the paths of theirs: gate and up read the same, and are the module's only linears but for down."""
+    by_parent: dict[str, list[Sequence[str]]] = {}
+    for group in groups:
+        by_parent.setdefault(_parent(group[0]), []).append(group)
+    mlps = {}
+    for path, of_parent in by_parent.items():
+        if of_parent == [[f"{path}.gate_proj", f"{path}.up_proj"], [f"{path}.down_proj"]]:
+            mlp = gated_mlp_of(base.get_submodule(path))
+            if mlp is not None:
+                mlps[path] = mlp
+    return mlps
+
+
+def _parent(path: str) -> str:
+    return path.rpartition(".")[0]
 
 
 def _mergeable(base: nn.Module, group: Sequence[str]) -> list[list[str]]:

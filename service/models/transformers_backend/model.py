@@ -20,6 +20,7 @@ from service.models.causal_lm import CausalLM
 from service.models.transformers_backend.attention import CurrentStep, PagedStep
 from service.models.transformers_backend.checkpoint_names import CheckpointNames
 from service.models.transformers_backend.experts import is_computed_here
+from service.models.transformers_backend.fusions import use_our_norms
 from service.models.transformers_backend.linears import use_our_linears
 
 
@@ -35,6 +36,7 @@ class TransformersModel(CausalLM):
         self.base = model.base_model
         self._initialize: Callable[[nn.Module], None] = model._init_weights
         self._linears = use_our_linears(self.base, linears)
+        use_our_norms(self.base)
         self._blocks = _by_block(self._linears)
         self.head = _head(model)
         model.set_output_embeddings(_Rows(self.head))
