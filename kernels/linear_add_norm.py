@@ -10,7 +10,7 @@ squares, and who multiplies the norm's result next, kernels/norm_linear.py, divi
 
 Tensors (M <= 64 rows, N output features, K input features):
     x            [M, K]  bf16 or fp32, last stride 1; rows may be strided
-    weight       [N, K]  like x, contiguous
+    weight       [N, K]  like x, contiguous; or a QuantizedWeight for x (kernels/quantized_weight.py)
     bias         [N]     like x, contiguous; None for none
     residual     [M, N]  like x, contiguous; stays as it is
     norm_weight  [N]     like x, contiguous
@@ -33,11 +33,14 @@ from torch import Tensor
 
 from kernels.dependent_launch import start_dependents, wait_for_inputs
 from kernels.optional_triton import tl, triton
+from kernels.quantized_weight import Weight, dense
 from kernels.skinny_linear import (
     SkinnyConfig,
     check_skinny,
     is_last_part,
     merged_parts,
+    scale_ptrs,
+    scaled,
     skinny_launch,
     skinny_product,
     tile_ptrs,
@@ -63,14 +66,14 @@ class DeferredNorm(NamedTuple):
 
 def linear_add_norm_reference(
     x: Tensor,
-    weight: Tensor,
+    weight: Weight,
     bias: Tensor | None,
     residual: Tensor,
     norm_weight: Tensor,
     eps: float,
     arrivals: Tensor | None = None,
 ) -> tuple[DeferredNorm, Tensor]:
-    total = F.linear(x, weight, bias) + residual
+    total = F.linear(x, dense(weight), bias) + residual
     return DeferredNorm(total * norm_weight, total.float().pow(2).sum(-1)[None], eps), total
 
 
@@ -79,6 +82,8 @@ def linear_add_norm_reference(
 def _linear_add_norm_kernel(
     x_ptr,
     weight_ptr,
+    scales_ptr,
+    zeros_ptr,
     bias_ptr,
     residual_ptr,
     norm_weight_ptr,
@@ -91,10 +96,14 @@ def _linear_add_norm_kernel(
     num_features,
     size,
     x_stride_row,
+    weight_stride_row,
     HAS_BIAS: tl.constexpr,
+    FORM: tl.constexpr,
+    GROUP: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    WIDTH: tl.constexpr,
     SPLITS: tl.constexpr,
     NUM_STAGES: tl.constexpr,
     PDL: tl.constexpr,
@@ -107,16 +116,22 @@ def _linear_add_norm_kernel(
     is_feature, is_row = feature < num_features, row < num_rows
     is_cell = is_feature[:, None] & is_row[None, :]
     cell = row.to(tl.int64)[None, :] * num_features + feature[:, None]
-    weight_ptrs = tile_ptrs(weight_ptr, feature, size, BLOCK_K)
-    x_ptrs = tile_ptrs(x_ptr, row, x_stride_row, BLOCK_K)
+    weight_ptrs = tile_ptrs(weight_ptr, feature, weight_stride_row, WIDTH)
+    scales_ptrs = scale_ptrs(scales_ptr, feature, size, GROUP)
+    zeros_ptrs = scale_ptrs(zeros_ptr, feature, size, GROUP)
+    x_ptrs = tile_ptrs(x_ptr, row, x_stride_row, WIDTH)
     wait_for_inputs(PDL)
     residual = tl.load(residual_ptr + cell, mask=is_cell, other=0.0)
     norm_weight = tl.load(norm_weight_ptr + feature, mask=is_feature, other=0.0)
-    acc = skinny_product(weight_ptrs, x_ptrs, is_feature, is_row, size, SPLITS, NUM_STAGES)
+    acc = skinny_product(
+        weight_ptrs, x_ptrs, scales_ptrs, zeros_ptrs, is_feature, is_row, size, FORM, GROUP, HAS_ZEROS, SPLITS,
+        NUM_STAGES,
+    )  # fmt: skip
     if SPLITS > 1:
         if not is_last_part(acc, partial_ptr, arrivals_ptr, feature, is_feature, num_features, SPLITS):
             return
         acc = merged_parts(partial_ptr, feature, is_feature, num_features, BLOCK_M, BLOCK_N, SPLITS)
+    acc = scaled(acc, scales_ptrs, is_feature, FORM, GROUP)
     if HAS_BIAS:
         acc += tl.load(bias_ptr + feature, mask=is_feature, other=0.0).to(tl.float32)[:, None]
     rounded = (acc + residual.to(tl.float32)).to(total_ptr.dtype.element_ty)
@@ -129,7 +144,7 @@ def _linear_add_norm_kernel(
 
 def linear_add_norm_triton(
     x: Tensor,
-    weight: Tensor,
+    weight: Weight,
     bias: Tensor | None,
     residual: Tensor,
     norm_weight: Tensor,
@@ -150,8 +165,8 @@ def linear_add_norm_triton(
     squares = torch.empty((launch.grid[0], launch.block_m), dtype=torch.float32, device=x.device)
     _linear_add_norm_kernel[launch.grid](
         x,
-        weight,
-        weight if bias is None else bias,
+        *launch.weight,
+        x if bias is None else bias,
         residual,
         norm_weight,
         launch.arrivals,
@@ -163,6 +178,7 @@ def linear_add_norm_triton(
         num_features,
         x.shape[1],
         x.stride(0),
+        launch.weight_stride,
         HAS_BIAS=bias is not None,
         **launch.constants,
     )
@@ -171,7 +187,7 @@ def linear_add_norm_triton(
 
 def linear_add_norm(
     x: Tensor,
-    weight: Tensor,
+    weight: Weight,
     bias: Tensor | None,
     residual: Tensor,
     norm_weight: Tensor,

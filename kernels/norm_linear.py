@@ -7,7 +7,7 @@ what it gives, not what it takes. Of a merged gate and up projection, `gated`, t
 
 Tensors (M <= 64 rows, N output features, K input features):
     normed    weighted [M, K] bf16 or fp32, contiguous; squares [S, R] fp32, contiguous, R >= M; eps
-    weight    [N, K]  like weighted, contiguous
+    weight    [N, K]  like weighted, contiguous; or a QuantizedWeight for it (kernels/quantized_weight.py)
     bias      [N]     like weighted, contiguous; None for none
     arrivals          as of skinny_linear
     returns   [M, N], gated [M, N / 2]: like weighted, contiguous, new
@@ -28,12 +28,15 @@ from torch import Tensor
 from kernels.dependent_launch import start_dependents, wait_for_inputs
 from kernels.linear_add_norm import DeferredNorm
 from kernels.optional_triton import tl, triton
+from kernels.quantized_weight import Weight, dense
 from kernels.silu_and_mul import silu_and_mul_reference
 from kernels.skinny_linear import (
     SkinnyConfig,
     check_skinny,
     is_last_part,
     merged_parts,
+    scale_ptrs,
+    scaled,
     skinny_launch,
     skinny_product,
     tile_ptrs,
@@ -42,12 +45,12 @@ from kernels.skinny_linear import (
 
 def norm_linear_reference(
     normed: DeferredNorm,
-    weight: Tensor,
+    weight: Weight,
     bias: Tensor | None = None,
     arrivals: Tensor | None = None,
     gated: bool = False,
 ) -> Tensor:
-    projected = F.linear(normed.divided(), weight, bias)
+    projected = F.linear(normed.divided(), dense(weight), bias)
     return silu_and_mul_reference(projected) if gated else projected
 
 
@@ -57,6 +60,8 @@ def _norm_linear_kernel(
     weighted_ptr,
     squares_ptr,
     weight_ptr,
+    scales_ptr,
+    zeros_ptr,
     bias_ptr,
     arrivals_ptr,
     partial_ptr,
@@ -65,14 +70,18 @@ def _norm_linear_kernel(
     num_out,  # features of a row of out
     num_parts,
     size,
+    weight_stride_row,
     squares_stride_part,
     eps,
     GATED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    FORM: tl.constexpr,
+    GROUP: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    WIDTH: tl.constexpr,
     SPLITS: tl.constexpr,
     NUM_STAGES: tl.constexpr,
     PDL: tl.constexpr,
@@ -95,15 +104,21 @@ def _norm_linear_kernel(
     is_feature, is_row = feature < num_out, row < num_rows
     is_square = (part < num_parts)[:, None] & is_row[None, :]
     square_ptrs = squares_ptr + part[:, None] * squares_stride_part + row[None, :]
-    weight_ptrs = tile_ptrs(weight_ptr, weight_row, size, BLOCK_K)
-    x_ptrs = tile_ptrs(weighted_ptr, row, size, BLOCK_K)
+    weight_ptrs = tile_ptrs(weight_ptr, weight_row, weight_stride_row, WIDTH)
+    scales_ptrs = scale_ptrs(scales_ptr, weight_row, size, GROUP)
+    zeros_ptrs = scale_ptrs(zeros_ptr, weight_row, size, GROUP)
+    x_ptrs = tile_ptrs(weighted_ptr, row, size, WIDTH)
     wait_for_inputs(PDL)
     squares = tl.load(square_ptrs, mask=is_square, other=0.0)
-    acc = skinny_product(weight_ptrs, x_ptrs, is_feature, is_row, size, SPLITS, NUM_STAGES)
+    acc = skinny_product(
+        weight_ptrs, x_ptrs, scales_ptrs, zeros_ptrs, is_feature, is_row, size, FORM, GROUP, HAS_ZEROS, SPLITS,
+        NUM_STAGES,
+    )  # fmt: skip
     if SPLITS > 1:
         if not is_last_part(acc, partial_ptr, arrivals_ptr, weight_row, is_feature, num_features, SPLITS):
             return
         acc = merged_parts(partial_ptr, weight_row, is_feature, num_features, BLOCK_M, BLOCK_N, SPLITS)
+    acc = scaled(acc, scales_ptrs, is_feature, FORM, GROUP)
     acc *= (1 / tl.sqrt(tl.sum(squares, 0) / size + eps))[None, :]
     if HAS_BIAS:
         acc += tl.load(bias_ptr + weight_row, mask=is_feature, other=0.0).to(tl.float32)[:, None]
@@ -121,7 +136,7 @@ def _norm_linear_kernel(
 
 def norm_linear_triton(
     normed: DeferredNorm,
-    weight: Tensor,
+    weight: Weight,
     bias: Tensor | None = None,
     arrivals: Tensor | None = None,
     gated: bool = False,
@@ -142,8 +157,8 @@ def norm_linear_triton(
         _norm_linear_kernel[launch.grid](
             weighted,
             squares,
-            weight,
-            weight if bias is None else bias,
+            *launch.weight,
+            weighted if bias is None else bias,
             launch.arrivals,
             launch.partial,
             out,
@@ -151,6 +166,7 @@ def norm_linear_triton(
             num_out,
             num_parts,
             size,
+            launch.weight_stride,
             squares.stride(0),
             eps,
             GATED=gated,
@@ -163,7 +179,7 @@ def norm_linear_triton(
 
 def norm_linear(
     normed: DeferredNorm,
-    weight: Tensor,
+    weight: Weight,
     bias: Tensor | None = None,
     arrivals: Tensor | None = None,
     gated: bool = False,

@@ -4,19 +4,22 @@
 
 Tensors (M <= 64 rows, N output features, K input features):
     x         [M, K]  bf16 or fp32, last stride 1; rows may be strided
-    weight    [N, K]  like x, contiguous, as torch keeps it
+    weight    [N, K]  like x, contiguous, as torch keeps it; or a QuantizedWeight for x (kernels/quantized_weight.py),
+                      then M <= 256
     bias      [N]     like x, contiguous; None for none
     arrivals  [A]     of `new_arrivals` for N features or more, for the kernel: how many parts of a strip are done. Zero
                       between launches, so for one stream at a time. None: K is not split
     returns   [M, N]  like x, contiguous, new
 
-Rounding: fp32 products (never tf32) and sums, rounded once at the end. A row's result does not depend on the other
-rows, nor on their number up to 16, nor from 17 to 64. Offsets are int64. M may be 0. The reference is differentiable.
+Rounding: fp32 products (never tf32) and sums, rounded once at the end; elements of quantized weights are not rounded,
+as their scales are the products' factors. A row's result does not depend on the other rows, nor on their number up to
+16, nor from 17 to 64, nor above. Offsets are int64. M may be 0. The reference is differentiable.
 
 A program computes a strip of output features. Up to 16 rows it takes the whole of K, so nothing has to be merged, and
 all programs of a launch are resident at once where N allows it: then memory sees equal streams from all of them to the
 end. With more rows x is worth reading seldom, so strips are wide. Where there are few strips, K is split; whoever
-finishes a strip's last part merges them.
+finishes a strip's last part merges them. Above 64 rows, as quantized weights may have them, several programs share a
+strip, and its weights come from L2 for all but the first of them.
 
 Projections that do more in their launch are made of the same parts: kernels/linear_add_norm.py, norm_linear.py.
 """
@@ -32,8 +35,12 @@ from torch import Tensor
 
 from kernels.dependent_launch import dependent_launch, start_dependents, wait_for_inputs
 from kernels.optional_triton import tl, triton
+from kernels.quantized_weight import QuantizedWeight, Weight, dense
 
 FEW_ROWS, MAX_ROWS = 16, 64
+MAX_QUANTIZED_ROWS = 256
+_MANY_ROWS_TILE = 128
+_PLAIN, _FP8, _INT4 = 0, 1, 2
 _MIN_BLOCK_N = 32
 _MAX_REGISTERS = 255
 """Told to the compiler, so that it takes what it needs. Left to itself it saves registers: the copies of a loop's turn
@@ -86,33 +93,142 @@ def skinny_config(num_rows: int, num_features: int, size: int) -> SkinnyConfig:
     return SkinnyConfig(128, 128, num_warps=4, num_stages=3)
 
 
+def quantized_config(num_rows: int, weight: QuantizedWeight) -> SkinnyConfig:
+    """By counting the instructions of a loop's turn in sm_90 code, since elements must become numbers as fast as memory
+    brings them (18 of fp8 a clock and multiprocessor of an H200, 37 of int4): for 16 rows strips of 32 features make 30
+    and 34, of 64 make 19 and 27, as there bytes are shuffled to WGMMA's places. A stage has no more than a group's
+    input features. loadtest/bench/products.py times others.
+    """
+    plain = skinny_config(num_rows, *weight.shape)
+    block_k = weight.chunk if weight.is_int4 else plain.block_k
+    if weight.scales.shape[1] > 1:
+        block_k = min(block_k, weight.group_size)
+    if num_rows <= FEW_ROWS:
+        return SkinnyConfig(32, block_k, num_warps=2, num_stages=8, num_splits=plain.num_splits)
+    if num_rows <= MAX_ROWS:
+        return SkinnyConfig(64, block_k, num_warps=4, num_stages=4, num_splits=plain.num_splits)
+    return SkinnyConfig(64, min(block_k, 128), num_warps=4, num_stages=3)
+
+
 def new_arrivals(num_features: int, device: torch.device) -> Tensor:
     return torch.zeros(-(-num_features // _MIN_BLOCK_N), dtype=torch.int32, device=device)
 
 
 def skinny_linear_reference(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, arrivals: Tensor | None = None
+    x: Tensor, weight: Weight, bias: Tensor | None = None, arrivals: Tensor | None = None
 ) -> Tensor:
-    return F.linear(x, weight, bias)
+    return F.linear(x, dense(weight), bias)
 
 
 @triton.jit
 @no_type_check
-def tile_ptrs(ptr, row, stride_row, BLOCK_K: tl.constexpr):
-    """[rows, BLOCK_K]: the first tile of these rows. Before the wait for inputs, which then hides the arithmetic."""
-    return ptr + row.to(tl.int64)[:, None] * stride_row + tl.arange(0, BLOCK_K)[None, :]
+def tile_ptrs(ptr, row, stride_row, WIDTH: tl.constexpr):
+    """[rows, WIDTH]: the first tile of these rows. Before the wait for inputs, which then hides the arithmetic."""
+    return ptr + row.to(tl.int64)[:, None] * stride_row + tl.arange(0, WIDTH)[None, :]
 
 
 @triton.jit
 @no_type_check
-def skinny_product(weight_ptrs, x_ptrs, is_feature, is_row, size, SPLITS: tl.constexpr, NUM_STAGES: tl.constexpr):
+def scale_ptrs(ptr, row, size, GROUP: tl.constexpr):
+    """[rows]: the first group's scale, or zero, of these rows of a weight."""
+    if GROUP > 0:
+        return ptr + row.to(tl.int64) * (size // GROUP)
+    return ptr + row
+
+
+@triton.jit
+@no_type_check
+def fp8_numbers(elements, dtype: tl.constexpr):
+    """[rows, K] e4m3 in x's dtype, exactly."""
+    if dtype == tl.bfloat16:
+        # Triton's own conversion goes by fp16 and fp32, at a quarter of the rate at which memory brings elements. Moved
+        # to bf16's places, exponent and mantissa make a number that is 2^120 times too small.
+        return tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b32 low, high, low_moved, high_moved, factor, nothing;
+            mov.b32 factor, 0x7b807b80;
+            mov.b32 nothing, 0x80008000;
+            prmt.b32 low, $2, 0, 0x1404;
+            prmt.b32 high, $2, 0, 0x3424;
+            shr.b32 low_moved, low, 4;
+            shr.b32 high_moved, high, 4;
+            and.b32 low_moved, low_moved, 0x07f007f0;
+            and.b32 high_moved, high_moved, 0x07f007f0;
+            lop3.b32 low, low, 0x80008000, low_moved, 0xea;
+            lop3.b32 high, high, 0x80008000, high_moved, 0xea;
+            fma.rn.bf16x2 $0, low, factor, nothing;
+            fma.rn.bf16x2 $1, high, factor, nothing;
+            }
+            """,
+            "=r,=r,r",
+            [elements.to(tl.uint8, bitcast=True)],
+            dtype=tl.bfloat16,
+            is_pure=True,
+            pack=4,
+        )
+    else:  # noqa: RET505 - of the two, the compiler is to see one
+        return elements.to(dtype)
+
+
+@triton.jit
+@no_type_check
+def int4_numbers(packed, zeros, dtype: tl.constexpr):
+    """packed [rows, K] uint8: the low and the high halves, each less zeros [rows] fp32, in x's dtype, exactly."""
+    if dtype == tl.bfloat16:
+        # 0x4300 is 128, whose last bit counts 1: with an element in its last bits it is 128 more than the element.
+        low, high = tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b32 first, second, first_high, second_high;
+            prmt.b32 first, $4, 0, 0x4140;
+            prmt.b32 second, $4, 0, 0x4342;
+            shr.b32 first_high, first, 4;
+            shr.b32 second_high, second, 4;
+            lop3.b32 $0, first, 0x000f000f, 0x43004300, 0xea;
+            lop3.b32 $1, second, 0x000f000f, 0x43004300, 0xea;
+            lop3.b32 $2, first_high, 0x000f000f, 0x43004300, 0xea;
+            lop3.b32 $3, second_high, 0x000f000f, 0x43004300, 0xea;
+            }
+            """,
+            "=r,=r,=r,=r,r",
+            [packed],
+            dtype=(tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=4,
+        )
+        raised_zeros = (zeros + 128).to(tl.bfloat16)[:, None]
+        return low - raised_zeros, high - raised_zeros
+    else:  # noqa: RET505 - likewise
+        return (packed & 15).to(dtype) - zeros[:, None], (packed >> 4).to(dtype) - zeros[:, None]
+
+
+@triton.jit
+@no_type_check
+def skinny_product(
+    weight_ptrs,
+    x_ptrs,
+    scales_ptrs,
+    zeros_ptrs,
+    is_feature,
+    is_row,
+    size,
+    FORM: tl.constexpr,
+    GROUP: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
+):
     """[BLOCK_N, BLOCK_M] fp32: these rows of the weight times these of x, over the split's part of K. The weight is the
-    product's left side: it has the full tiles."""
+    product's left side: it has the full tiles. FORM: 0 plain, 1 fp8, 2 int4. GROUP: of input features that share a
+    scale, which is multiplied by here; 0: `scaled` does it at the end."""
     BLOCK_N: tl.constexpr = weight_ptrs.shape[0]
     BLOCK_M: tl.constexpr = x_ptrs.shape[0]
-    BLOCK_K: tl.constexpr = x_ptrs.shape[1]
+    WIDTH: tl.constexpr = x_ptrs.shape[1]
+    BLOCK_K: tl.constexpr = 2 * WIDTH if FORM == 2 else WIDTH
+    dtype: tl.constexpr = x_ptrs.dtype.element_ty
     split = tl.program_id(1)
-    k = tl.arange(0, BLOCK_K)
+    k = tl.arange(0, WIDTH)
     begin, end = 0, size
     if SPLITS > 1:
         num_tiles = tl.cdiv(size, BLOCK_K)
@@ -120,10 +236,40 @@ def skinny_product(weight_ptrs, x_ptrs, is_feature, is_row, size, SPLITS: tl.con
         end = tl.minimum((split + 1) * num_tiles // SPLITS * BLOCK_K, size)
     acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for start in tl.range(begin, end, BLOCK_K, num_stages=NUM_STAGES):
-        is_k = (start + k < size)[None, :]
-        weight = tl.load(weight_ptrs + start, mask=is_feature[:, None] & is_k, other=0.0)
-        x = tl.load(x_ptrs + start, mask=is_row[:, None] & is_k, other=0.0)
-        acc = tl.dot(weight, tl.trans(x), acc, input_precision="ieee")
+        if FORM == 2:
+            packed = tl.load(weight_ptrs + start // 2, mask=is_feature[:, None], other=0)
+            low_x = tl.load(x_ptrs + start, mask=is_row[:, None], other=0.0)
+            high_x = tl.load(x_ptrs + (start + WIDTH), mask=is_row[:, None], other=0.0)
+            zeros = tl.full([BLOCK_N], 8.0, tl.float32)
+            if HAS_ZEROS:
+                group = start // GROUP if GROUP > 0 else 0
+                zeros = tl.load(zeros_ptrs + group, mask=is_feature, other=0).to(tl.float32)
+            part = tl.zeros([BLOCK_N, BLOCK_M], tl.float32) if GROUP > 0 else acc
+            low, high = int4_numbers(packed, zeros, dtype)
+            part = tl.dot(low, tl.trans(low_x), part, input_precision="ieee")
+            part = tl.dot(high, tl.trans(high_x), part, input_precision="ieee")
+        else:
+            is_k = (start + k < size)[None, :]
+            weight = tl.load(weight_ptrs + start, mask=is_feature[:, None] & is_k, other=0.0)
+            x = tl.load(x_ptrs + start, mask=is_row[:, None] & is_k, other=0.0)
+            part = tl.zeros([BLOCK_N, BLOCK_M], tl.float32) if GROUP > 0 else acc
+            if FORM == 1:
+                weight = fp8_numbers(weight, dtype)
+            part = tl.dot(weight, tl.trans(x), part, input_precision="ieee")
+        if GROUP > 0:
+            scales = tl.load(scales_ptrs + start // GROUP, mask=is_feature, other=0.0)
+            acc += part * scales.to(tl.float32)[:, None]
+        else:
+            acc = part
+    return acc
+
+
+@triton.jit
+@no_type_check
+def scaled(acc, scales_ptrs, is_feature, FORM: tl.constexpr, GROUP: tl.constexpr):
+    """acc [BLOCK_N, BLOCK_M] by the one scale that each channel has, if it has one."""
+    if FORM > 0 and GROUP == 0:
+        acc *= tl.load(scales_ptrs, mask=is_feature, other=0.0).to(tl.float32)[:, None]
     return acc
 
 
@@ -167,6 +313,8 @@ def merged_parts(
 def _skinny_linear_kernel(
     x_ptr,
     weight_ptr,
+    scales_ptr,
+    zeros_ptr,
     bias_ptr,
     arrivals_ptr,
     partial_ptr,
@@ -175,31 +323,42 @@ def _skinny_linear_kernel(
     num_features,
     size,
     x_stride_row,
+    weight_stride_row,
     HAS_BIAS: tl.constexpr,
+    FORM: tl.constexpr,
+    GROUP: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    WIDTH: tl.constexpr,
     SPLITS: tl.constexpr,
     NUM_STAGES: tl.constexpr,
+    TILES: tl.constexpr,
     IS_BESIDE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (strip, split): BLOCK_N output features of all rows."""
+    """Program (strip, split): BLOCK_N output features of all rows; or of one of TILES tiles of rows, which follow each
+    other in the first place, where K is not split."""
     start_dependents(PDL)
-    feature = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    row = tl.arange(0, BLOCK_M)
+    feature = tl.program_id(0) // TILES * BLOCK_N + tl.arange(0, BLOCK_N)
+    row = tl.program_id(0) % TILES * BLOCK_M + tl.arange(0, BLOCK_M)
     is_feature, is_row = feature < num_features, row < num_rows
-    weight_ptrs = tile_ptrs(weight_ptr, feature, size, BLOCK_K)
-    x_ptrs = tile_ptrs(x_ptr, row, x_stride_row, BLOCK_K)
+    weight_ptrs = tile_ptrs(weight_ptr, feature, weight_stride_row, WIDTH)
+    x_ptrs = tile_ptrs(x_ptr, row, x_stride_row, WIDTH)
+    scales_ptrs, zeros_ptrs = scale_ptrs(scales_ptr, feature, size, GROUP), scale_ptrs(zeros_ptr, feature, size, GROUP)
     if not IS_BESIDE:
         wait_for_inputs(PDL)
-    acc = skinny_product(weight_ptrs, x_ptrs, is_feature, is_row, size, SPLITS, NUM_STAGES)
+    acc = skinny_product(
+        weight_ptrs, x_ptrs, scales_ptrs, zeros_ptrs, is_feature, is_row, size, FORM, GROUP, HAS_ZEROS, SPLITS,
+        NUM_STAGES,
+    )  # fmt: skip
     if IS_BESIDE:
         wait_for_inputs(PDL)
     if SPLITS > 1:
         if not is_last_part(acc, partial_ptr, arrivals_ptr, feature, is_feature, num_features, SPLITS):
             return
         acc = merged_parts(partial_ptr, feature, is_feature, num_features, BLOCK_M, BLOCK_N, SPLITS)
+    acc = scaled(acc, scales_ptrs, is_feature, FORM, GROUP)
     if HAS_BIAS:
         acc += tl.load(bias_ptr + feature, mask=is_feature, other=0.0).to(tl.float32)[:, None]
     out_ptrs = out_ptr + row.to(tl.int64)[None, :] * num_features + feature[:, None]
@@ -208,54 +367,72 @@ def _skinny_linear_kernel(
 
 @dataclass(frozen=True, slots=True)
 class SkinnyLaunch:
-    """How the kernels around `skinny_product` are launched. partial [splits, N, BLOCK_M] fp32: what each split gives;
-    that and `arrivals` stand for any tensor where K is not split. constants: the kernel's, num_warps and PDL."""
+    """How the kernels around `skinny_product` are launched. grid: strips and splits. weight: elements, scales, zeros,
+    where the last two stand for any tensor if the weight has none. weight_stride: of a row of elements.
+    partial [splits, N, BLOCK_M] fp32: what each split gives; that and `arrivals` stand for any tensor where K is not
+    split. num_tiles: of BLOCK_M rows. constants: the kernel's, num_warps and PDL."""
 
     grid: tuple[int, int]
+    weight: tuple[Tensor, Tensor, Tensor]
+    weight_stride: int
     arrivals: Tensor
     partial: Tensor
     block_m: int
+    num_tiles: int
     constants: dict[str, Any]
 
 
-def skinny_launch(x: Tensor, weight: Tensor, arrivals: Tensor | None, config: SkinnyConfig | None) -> SkinnyLaunch:
+def skinny_launch(x: Tensor, weight: Weight, arrivals: Tensor | None, config: SkinnyConfig | None) -> SkinnyLaunch:
     """x [M, K], M above 0, and weight [N, K], both checked; None takes the table's config."""
     num_rows, num_features = x.shape[0], weight.shape[0]
-    config = config or skinny_config(num_rows, *weight.shape)
-    block_m = FEW_ROWS if num_rows <= FEW_ROWS else MAX_ROWS
-    num_strips = triton.cdiv(num_features, config.block_n)
-    num_splits = 1 if arrivals is None else config.num_splits
+    if isinstance(weight, QuantizedWeight):
+        config = config or quantized_config(num_rows, weight)
+        form, elements = _INT4 if weight.is_int4 else _FP8, weight.elements
+        tensors = elements, weight.scales, elements if weight.zeros is None else weight.zeros
+        group, has_zeros = weight.group_size if weight.scales.shape[1] > 1 else 0, weight.zeros is not None
+    else:
+        config = config or skinny_config(num_rows, *weight.shape)
+        form, elements, tensors, group, has_zeros = _PLAIN, weight, (weight, weight, weight), 0, False
+    block_m = FEW_ROWS if num_rows <= FEW_ROWS else MAX_ROWS if num_rows <= MAX_ROWS else _MANY_ROWS_TILE
+    num_strips, num_tiles = triton.cdiv(num_features, config.block_n), triton.cdiv(num_rows, block_m)
+    num_splits = 1 if arrivals is None or num_tiles > 1 else config.num_splits
     partial = x
     if num_splits > 1:
         assert arrivals is not None and arrivals.dtype == torch.int32 and arrivals.shape[0] >= num_strips
         assert num_splits * num_features * block_m < 2**31
         partial = torch.empty((num_splits, num_features, block_m), dtype=torch.float32, device=x.device)
+    block_k = config.block_k if form == _INT4 else config.block_k * 2 // x.dtype.itemsize
     constants = {
+        "FORM": form,
+        "GROUP": group,
+        "HAS_ZEROS": has_zeros,
         "BLOCK_M": block_m,
         "BLOCK_N": config.block_n,
-        "BLOCK_K": config.block_k * 2 // x.dtype.itemsize,
+        "WIDTH": block_k // 2 if form == _INT4 else block_k,
         "SPLITS": num_splits,
         "NUM_STAGES": config.num_stages,
         "num_warps": config.num_warps,
         "maxnreg": _MAX_REGISTERS,
         **dependent_launch(x.device),
     }
-    return SkinnyLaunch((num_strips, num_splits), x if arrivals is None else arrivals, partial, block_m, constants)
+    arrivals = x if arrivals is None else arrivals
+    grid, stride = (num_strips, num_splits), elements.stride(0)
+    return SkinnyLaunch(grid, tensors, stride, arrivals, partial, block_m, num_tiles, constants)
 
 
-def check_skinny(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+def check_skinny(x: Tensor, weight: Weight, bias: Tensor | None, most_rows: int = MAX_ROWS) -> None:
     """That these tensors are what the contract says."""
     num_rows, size = x.shape
     num_features = weight.shape[0]
-    assert num_rows <= MAX_ROWS and (x.stride(-1) == 1 or not num_rows)
-    assert weight.is_contiguous() and weight.shape[1] == size
+    assert num_rows <= most_rows and (x.stride(-1) == 1 or not num_rows)
+    assert weight.shape[1] == size and (isinstance(weight, QuantizedWeight) or weight.is_contiguous())
     assert x.dtype == weight.dtype and x.dtype in (torch.bfloat16, torch.float32)
     assert bias is None or (bias.shape == (num_features,) and bias.dtype == x.dtype and bias.is_contiguous())
 
 
 def skinny_linear_triton(
     x: Tensor,
-    weight: Tensor,
+    weight: Weight,
     bias: Tensor | None = None,
     arrivals: Tensor | None = None,
     config: SkinnyConfig | None = None,
@@ -263,15 +440,16 @@ def skinny_linear_triton(
     is_beside: bool = False,
 ) -> Tensor:
     """On CUDA tensors, or on any in Triton's interpreter. `config` is for measuring: None takes the table's."""
-    check_skinny(x, weight, bias)
+    check_skinny(x, weight, bias, MAX_QUANTIZED_ROWS if isinstance(weight, QuantizedWeight) else MAX_ROWS)
     num_rows, num_features = x.shape[0], weight.shape[0]
     out = torch.empty((num_rows, num_features), dtype=x.dtype, device=x.device)
     if out.numel():
         launch = skinny_launch(x, weight, arrivals, config)
-        _skinny_linear_kernel[launch.grid](
+        num_strips, num_splits = launch.grid
+        _skinny_linear_kernel[num_strips * launch.num_tiles, num_splits](
             x,
-            weight,
-            weight if bias is None else bias,
+            *launch.weight,
+            x if bias is None else bias,
             launch.arrivals,
             launch.partial,
             out,
@@ -279,7 +457,9 @@ def skinny_linear_triton(
             num_features,
             x.shape[1],
             x.stride(0),
+            launch.weight_stride,
             HAS_BIAS=bias is not None,
+            TILES=launch.num_tiles,
             IS_BESIDE=is_beside,
             **launch.constants,
         )
@@ -288,7 +468,7 @@ def skinny_linear_triton(
 
 def skinny_linear(
     x: Tensor,
-    weight: Tensor,
+    weight: Weight,
     bias: Tensor | None = None,
     arrivals: Tensor | None = None,
     *,

@@ -24,6 +24,7 @@ class ModelSource:
 
     model: a local folder or a hub id. load_format: `auto` reads safetensors, `pt` torch's own format, `dummy` makes
     seeded random weights from config.json alone.
+    quantization: of plain weights, at load; None: weights are served as the checkpoint has them.
     dtype: `auto` picks per device. device: `auto` is cuda where there is one, else cpu.
     max_model_len: context length in tokens; None takes the model's own. implementation: whose modules compute it: ours,
     transformers', or (`auto`) transformers' where we have none.
@@ -39,6 +40,7 @@ class ModelSource:
     max_model_len: int | None
     seed: int
     implementation: Literal["auto", "native", "transformers"] = "auto"
+    quantization: Literal["fp8"] | None = None
 
 
 @dataclass(frozen=True, slots=True)

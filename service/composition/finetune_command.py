@@ -150,6 +150,7 @@ def _loaded(options: argparse.Namespace) -> tuple[LoraJobWork, str]:
     from service.models.generation_config import load_generation_config
     from service.models.model_config import load_model_config
     from service.models.model_folder import resolve_model_folder
+    from service.models.quantization import check_trains
     from service.models.registry import build_model
     from service.models.weight_loader import load_weights
     from service.models.weights_revision import weights_revision
@@ -161,6 +162,7 @@ def _loaded(options: argparse.Namespace) -> tuple[LoraJobWork, str]:
     name = str(QUICKSTART_MODEL) if options.model == QUICKSTART_NAME else options.model
     folder = resolve_model_folder(name, options.revision)
     config, device = load_model_config(folder), choose_device(options.device)
+    check_trains(config.quantization)
     use_cores(device)
     model = build_model(config)
     check_trainable(model)

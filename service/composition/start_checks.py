@@ -18,14 +18,15 @@ def check_model_source(source: ModelSource, num_ranks: int = 1) -> None:
     turn out so."""
     folder = local_folder(source.model, source.revision)
     if folder is not None and source.load_format == "dummy":
-        check_config(folder, source.implementation)
+        check_config(folder, source.implementation, source.quantization)
     elif folder is not None:
-        check_model_folder(folder, source.implementation, torch_format=source.load_format == "pt")
+        is_torch = source.load_format == "pt"
+        check_model_folder(folder, source.implementation, torch_format=is_torch, quantization=source.quantization)
     text_folder = folder if source.tokenizer is None else local_folder(source.tokenizer, None, "tokenizer")
     if folder is not None:
         fields = read_config(folder)
-        if choose_implementation(fields, source.implementation) == "native":
-            config = parse_model_config(fields)
+        if choose_implementation(fields, source.implementation, source.quantization) == "native":
+            config = parse_model_config(fields, source.quantization)
             context_length(config, source.max_model_len)
             check_divides(config, num_ranks)
         elif num_ranks > 1:

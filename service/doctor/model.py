@@ -39,9 +39,10 @@ def check_model(settings: Settings) -> Iterator[Finding]:
 
 def config_of(settings: Settings, folder: Path) -> ModelConfig:
     """Raises ModelLoadError. Of a model that transformers' modules compute, it takes seconds."""
-    wanted = settings.model_source().implementation
-    if choose_implementation(read_config(folder), wanted) == "native":
-        return load_model_config(folder)
+    source = settings.model_source()
+    wanted = source.implementation
+    if choose_implementation(read_config(folder), wanted, source.quantization) == "native":
+        return load_model_config(folder, source.quantization)
     from service.models.registry import open_model
 
     return open_model(folder, wanted).config

@@ -13,8 +13,10 @@ from service.layers.projection import Projection, shape_name
 from service.layers.shard import Shard, vocab_share
 from service.layers.tensor_parallel import TensorParallel
 from service.layers.vocab_division import vocab_share_size
+from service.layers.weight_storage import Destination
 
-_HEAD_NAME, _BIAS_NAME = "lm_head.weight", "lm_head.bias"
+HEAD_NAME = "lm_head"
+_HEAD_WEIGHT, _HEAD_BIAS = f"{HEAD_NAME}.weight", f"{HEAD_NAME}.bias"
 """The names that a head with a weight of its own has in the checkpoints of every family."""
 
 
@@ -91,20 +93,30 @@ class OutputHead(Projection):
     def __init__(self, vocab_size: int, hidden_size: int, embedding: HoldsWeight | None, *, bias: bool = False) -> None:
         super().__init__(vocab_size, hidden_size)
         self.ids = range(vocab_size)
-        self.vocab_size = vocab_size
+        self.vocab_size, self.hidden_size = vocab_size, hidden_size
         self._tied = (embedding,)
         own = nn.Parameter(torch.empty(vocab_size, hidden_size), requires_grad=False)
         self.weight = own if embedding is None else None
         self.bias = nn.Parameter(torch.empty(vocab_size), requires_grad=False) if bias else None
 
-    def checkpoint_tensors(self) -> dict[str, Tensor]:
+    @property
+    def is_tied(self) -> bool:
+        return self._tied[0] is not None
+
+    def checkpoint_tensors(self) -> dict[str, Destination]:
         """The weight unless it is tied, and the bias if there is one."""
-        weight = {} if self.weight is None else {_HEAD_NAME: self.weight.detach()[: len(self.ids)]}
-        return weight if self.bias is None else {**weight, _BIAS_NAME: self.bias.detach()}
+        tensors: dict[str, Destination] = {}
+        if self.storage is not None:
+            tensors |= self.storage.checkpoint_tensors((HEAD_NAME,))
+        elif self.weight is not None:
+            tensors[_HEAD_WEIGHT] = self.weight.detach()[: len(self.ids)]
+        if self.bias is not None:
+            tensors[_HEAD_BIAS] = self.bias.detach()
+        return tensors
 
     def checkpoint_shards(self) -> dict[str, Shard]:
         is_whole = self.weight is None or len(self.ids) == self.vocab_size
-        return {} if is_whole else {_HEAD_NAME: Shard(0, self.vocab_size, (self.ids,))}
+        return {} if is_whole else {_HEAD_WEIGHT: Shard(0, self.vocab_size, (self.ids,))}
 
     def shard(self, parallel: TensorParallel) -> None:
         assert self.bias is None, "of the models that ranks share none has one"
@@ -116,7 +128,7 @@ class OutputHead(Projection):
 
     def ignored_checkpoint_names(self) -> frozenset[str]:
         """A tied head that was saved all the same."""
-        return frozenset({_HEAD_NAME} if self.weight is None else ())
+        return frozenset({_HEAD_WEIGHT} if self.is_tied else ())
 
     @property
     def plain_weight(self) -> Tensor:
@@ -127,6 +139,9 @@ class OutputHead(Projection):
 
     def _give_up_plain_weight(self) -> None:
         self.weight = None
+
+    def _has_plain_weight(self) -> bool:
+        return self.weight is not None
 
 
 def _vocab_weight(whole: Tensor, vocab_size: int, parallel: TensorParallel) -> nn.Parameter:

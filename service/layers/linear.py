@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from service.layers.projection import Projection, shape_name
 from service.layers.shard import Shard, local
 from service.layers.tensor_parallel import TensorParallel
+from service.layers.weight_storage import Destination
 
 
 class Product(NamedTuple):
@@ -26,7 +27,7 @@ class Product(NamedTuple):
 class Linear(Projection):
     """y = x W^T + b for x [T, in_features]; several output parts side by side when merged (q, k, v or gate, up).
 
-    weight  [sum(out_features), in_features]; bias [sum(out_features)] or None.
+    weight  [sum(out_features), in_features], none if it is quantized; bias [sum(out_features)] or None.
     """
 
     weight: nn.Parameter
@@ -70,11 +71,15 @@ class Linear(Projection):
     def plain_weight(self) -> Tensor:
         return self.weight
 
-    def checkpoint_tensors(self, *names: str) -> dict[str, Tensor]:
-        """The parts under their checkpoint names, as views: writing to one fills its rows of the merged matrix."""
+    def checkpoint_tensors(self, *names: str) -> dict[str, Destination]:
+        """The parts under their checkpoint names: writing to one fills its rows of the merged matrix."""
         assert len(names) == len(self.out_features)
-        parts = torch.split(self.weight.detach(), list(self.out_features))
-        tensors = {f"{name}.weight": part for name, part in zip(names, parts, strict=True)}
+        tensors: dict[str, Destination] = {}
+        if self.storage is not None:
+            tensors |= self.storage.checkpoint_tensors(names)
+        else:
+            parts = torch.split(self.weight.detach(), list(self.out_features))
+            tensors |= {f"{name}.weight": part for name, part in zip(names, parts, strict=True)}
         if self.bias is not None:
             parts = torch.split(self.bias.detach(), list(self.out_features))
             tensors |= {f"{name}.bias": part for name, part in zip(names, parts, strict=True)}
@@ -92,6 +97,9 @@ class Linear(Projection):
 
     def _give_up_plain_weight(self) -> None:
         del self.weight
+
+    def _has_plain_weight(self) -> bool:
+        return "weight" in self._parameters
 
 
 class NamedLinear(NamedTuple):
@@ -117,6 +125,6 @@ def _starts(sizes: Iterable[int]) -> Iterator[int]:
         start += size
 
 
-def linear_tensors(linears: Iterable[NamedLinear]) -> dict[str, Tensor]:
+def linear_tensors(linears: Iterable[NamedLinear]) -> dict[str, Destination]:
     """`checkpoint_tensors` of them all."""
     return {name: part for names, linear, _ in linears for name, part in linear.checkpoint_tensors(*names).items()}

@@ -17,8 +17,10 @@ from kernels.gated_linear import MAX_ROWS as MOST_GATED_ROWS
 from kernels.gated_linear import gated_linear
 from kernels.linear_add_norm import DeferredNorm, linear_add_norm
 from kernels.norm_linear import norm_linear
+from kernels.quantized_linear import quantized_linear
+from kernels.quantized_weight import QuantizedWeight, Weight
+from kernels.skinny_linear import MAX_QUANTIZED_ROWS, skinny_linear
 from kernels.skinny_linear import MAX_ROWS as MOST_SKINNY_ROWS
-from kernels.skinny_linear import skinny_linear
 from service.layers.packed_weight import PackedWeight, WeightForm
 
 Normed = Tensor | DeferredNorm
@@ -46,8 +48,8 @@ class KernelRows:
     """For which numbers of rows a kernel of ours takes cuBLAS's place.
 
     skinny: up to so many go through skinny_linear. add_norm: these have residual add and norm as a fused epilogue,
-    which leaves the norm's division to the next product. gated: these go through gated_linear. Raises ValueError for
-    more rows than a kernel takes.
+    which leaves the norm's division to the next product. gated: these go through gated_linear, which knows plain
+    weights only. Raises ValueError for more rows than a kernel takes.
     """
 
     skinny: int = 0
@@ -55,10 +57,18 @@ class KernelRows:
     gated: RowRange = RowRange()
 
     def __post_init__(self) -> None:
-        if max(self.skinny, self.add_norm.last) > MOST_SKINNY_ROWS:
-            raise ValueError(f"skinny and add_norm reach to {MOST_SKINNY_ROWS} rows at most")
+        if self.skinny > MAX_QUANTIZED_ROWS:
+            raise ValueError(f"skinny reaches to {MAX_QUANTIZED_ROWS} rows at most")
+        if self.add_norm.last > MOST_SKINNY_ROWS:
+            raise ValueError(f"add_norm reaches to {MOST_SKINNY_ROWS} rows at most")
         if self.gated.last > MOST_GATED_ROWS:
             raise ValueError(f"gated reaches to {MOST_GATED_ROWS} rows at most")
+
+    def fits(self, weight: Weight) -> bool:
+        """Whether the kernels take so many rows of it."""
+        if isinstance(weight, QuantizedWeight):
+            return self.gated.first > self.gated.last
+        return self.skinny <= MOST_SKINNY_ROWS
 
     def __str__(self) -> str:
         return f"skinny up to {self.skinny}, add+norm {self.add_norm}, gated {self.gated}"
@@ -69,7 +79,8 @@ LinearChoice = KernelRows | WeightForm
 
 
 class LinearMethod(Protocol):
-    """x W^T + b for a weight [out_features, in_features] and a bias [out_features] or None, which the method holds."""
+    """x W^T + b for a weight [out_features, in_features], plain or quantized, and a bias [out_features] or None, which
+    the method holds."""
 
     @property
     def choice(self) -> LinearChoice:
@@ -110,12 +121,13 @@ class PlainMethod:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelMethod:
-    """On a GPU: cuBLAS, and kernels of ours where they are faster (service/runner/choices/kernel_rows.py).
+    """On a GPU: cuBLAS, and kernels of ours where they are faster (service/runner/choices/kernel_rows.py). Of quantized
+    weights it is kernels/quantized_linear.py that takes cuBLAS's place.
 
     arrivals: counters that all weights of a device share (kernels/skinny_linear.py).
     """
 
-    weight: Tensor
+    weight: Weight
     bias: Tensor | None
     arrivals: Tensor
     choice: KernelRows = KernelRows()
@@ -125,6 +137,8 @@ class KernelMethod:
             return norm_linear(x, self.weight, self.bias, self.arrivals)
         if x.shape[0] <= self.choice.skinny:
             return skinny_linear(x, self.weight, self.bias, self.arrivals, is_beside=is_beside)
+        if isinstance(self.weight, QuantizedWeight):
+            return quantized_linear(x, self.weight, self.bias)
         return F.linear(x, self.weight, self.bias)
 
     def add_and_norm(self, x: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> AddedAndNormed | None:
@@ -135,7 +149,10 @@ class KernelMethod:
     def silu_and_mul(self, x: Normed) -> Tensor | None:
         if isinstance(x, DeferredNorm):
             return norm_linear(x, self.weight, self.bias, self.arrivals, True)
-        return gated_linear(x, self.weight) if x.shape[0] in self.choice.gated else None
+        if x.shape[0] not in self.choice.gated:
+            return None
+        assert isinstance(self.weight, Tensor)
+        return gated_linear(x, self.weight)
 
 
 class PackedMethod:

@@ -30,6 +30,7 @@ from service.layers.linear import Linear
 from service.layers.linear_method import Normed, divided
 from service.layers.shard import Shard, even_share
 from service.layers.tensor_parallel import TensorParallel
+from service.layers.weight_storage import Destination
 
 
 class ExpertNames(NamedTuple):
@@ -51,7 +52,7 @@ USUAL_NAMES = ExpertNames()
 class Substitute(NamedTuple):
     """What a checkpoint may hold in the place of other tensors: where it is to be copied to, and their names."""
 
-    tensor: Tensor
+    tensor: Destination
     names: frozenset[str]
 
 
@@ -140,7 +141,7 @@ class MixtureOfExperts(Layer):
                 setattr(self, name, nn.Parameter(plain, requires_grad=False))
             self.gate_up_scales = self.down_scales = None
 
-    def checkpoint_tensors(self) -> dict[str, Tensor]:
+    def checkpoint_tensors(self) -> dict[str, Destination]:
         """Views by their names below a block: writing to one fills its part of the weights."""
         tensors = self.router.checkpoint_tensors(self.names.router)
         tensors |= dict(self._stacked_tensors() if self.names.is_stacked else self._tensors_by_expert())

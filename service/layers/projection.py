@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
+from kernels.quantized_weight import QuantizedWeight, Weight
 from kernels.skinny_linear import new_arrivals
 from service.errors import ConfigError
 from service.layers.layer import Layer
@@ -23,6 +24,7 @@ from service.layers.linear_method import (
 from service.layers.packed_weight import WeightForm, pack_weight
 from service.layers.summed_method import SummedMethod
 from service.layers.tensor_parallel import TensorParallel
+from service.layers.weight_storage import WeightStorage
 
 LinearChoices = Mapping[str, LinearChoice]
 """By `Projection.shape_name`: weights of one shape are multiplied by in one way."""
@@ -31,7 +33,9 @@ LinearChoices = Mapping[str, LinearChoice]
 class Projection(Layer, ABC):
     """x [T, in_features] -> x W^T + b [T, out_features]. Until `use` or `pack`, by the plain weight as it is.
 
-    shape_name: of the weight, as OUTxIN; of a rank's part of it, if it is divided.
+    shape_name: of the weight, as OUTxIN, or of a rank's part of it, if it is divided; and of its form if it is
+    multiplied by quantized: OUTxIN-fp8.
+    storage: what a quantized weight is read into; None for others, and once it has been read.
     """
 
     bias: nn.Parameter | None
@@ -43,6 +47,8 @@ class Projection(Layer, ABC):
         self._own_method: LinearMethod | None = None
         self._summed_over: TensorParallel | None = None
         self._keeps_plain_weight = False
+        self.storage: WeightStorage | None = None
+        self._quantized: QuantizedWeight | None = None
 
     def forward(self, x: Normed) -> Tensor:
         return self.method.multiply(x)
@@ -63,6 +69,35 @@ class Projection(Layer, ABC):
     @abstractmethod
     def plain_weight(self) -> Tensor:
         """[out_features, in_features], from which methods are made. Gone once it is packed, unless it is kept."""
+
+    @property
+    def held_weight(self) -> Weight:
+        """What methods on a GPU multiply by: the plain weight, or the quantized one in its place."""
+        return self.plain_weight if self._quantized is None else self._quantized
+
+    @property
+    def num_made_plain(self) -> int:
+        """Numbers of the plain weight that is to be made of another form, beside which it takes memory."""
+        return self.plain_weight.numel() if self.storage is not None and self._has_plain_weight() else 0
+
+    def store(self, storage: WeightStorage, *, dequantized: bool) -> None:
+        """Have the weight read in another form than the plain one. dequantized: it is made the plain one then, for a
+        device that multiplies by no other."""
+        self.storage = storage
+        if not dequantized:
+            self.shape_name += f"-{storage.form}"
+            self._give_up_plain_weight()
+
+    def finish_reading(self, dtype: torch.dtype) -> None:
+        """The weight has been read: make of it what is multiplied by, for x of dtype."""
+        if self.storage is None:
+            return
+        quantized = self.storage.finished(dtype)
+        if self._has_plain_weight():
+            self.plain_weight.data.copy_(quantized.dequantized())
+        else:
+            self._quantized = quantized
+        self.storage = None
 
     def keep_plain_weight(self) -> None:
         """It is needed beside a packed form, too: training multiplies by it, and by its transpose."""
@@ -93,6 +128,9 @@ class Projection(Layer, ABC):
     @abstractmethod
     def _give_up_plain_weight(self) -> None: ...
 
+    @abstractmethod
+    def _has_plain_weight(self) -> bool: ...
+
 
 def shape_name(out_features: int, in_features: int) -> str:
     return f"{out_features}x{in_features}"
@@ -102,10 +140,12 @@ def use_choices(projections: Iterable[Projection], choices: LinearChoices, devic
     """Have each projection multiply by what was chosen for its shape. Raises ConfigError naming a weight for which this
     machine has no such form."""
     projections = list(projections)
-    arrivals = new_arrivals(max(each.plain_weight.shape[0] for each in projections), device)
+    arrivals = new_arrivals(max(each.held_weight.shape[0] for each in projections), device)
     for each in projections:
         choice = choices[each.shape_name]
         if isinstance(choice, KernelRows):
-            each.use(KernelMethod(each.plain_weight, each.bias, arrivals, choice))
+            if not choice.fits(each.held_weight):
+                raise ConfigError(f"choices: linears.{each.shape_name}: {choice}: no kernel has so many of such rows")
+            each.use(KernelMethod(each.held_weight, each.bias, arrivals, choice))
         elif each.pack(choice) is not choice:
             raise ConfigError(f"choices: linears.{each.shape_name}: this machine has no form {choice} of such a weight")

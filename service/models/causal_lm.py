@@ -18,14 +18,16 @@ from service.layers.projection import Projection
 from service.layers.rotary import RotaryEmbedding
 from service.layers.shard import Shard
 from service.layers.tensor_parallel import ALONE, TensorParallel
+from service.layers.weight_storage import Destination
 
 
 class CausalLM(Layer, ABC):
     """Token ids to hidden states to logits, over a paged KV cache, for a flat batch of T tokens.
 
-    Its life: constructed (on the meta device, so without memory) -> `shard` if several ranks compute it ->
-    `materialize` -> weights written through `checkpoint_tensors` -> `build_positions` -> each of `projections` has got
-    its method -> `settle` -> forward. A projection without one multiplies by its plain weight.
+    Its life: constructed (on the meta device, so without memory) -> `shard` if several ranks compute it -> `store` of
+    quantized weights (quantized_model.py) -> `materialize` -> weights written through `checkpoint_tensors` ->
+    `finish_reading` -> `build_positions` -> each of `projections` has got its method -> `settle` -> forward. A
+    projection without one multiplies by its plain weight.
     """
 
     embedding: TokenEmbedding
@@ -56,10 +58,10 @@ class CausalLM(Layer, ABC):
         """Of each block the linears, which is what adapters change, by their names in a checkpoint."""
 
     @abstractmethod
-    def checkpoint_tensors(self) -> dict[str, Tensor]:
+    def checkpoint_tensors(self) -> dict[str, Destination]:
         """By the exact name of each tensor in a checkpoint the part of a parameter that it is to be copied to."""
 
-    def checkpoint_places(self, stored: Collection[str]) -> dict[str, Tensor]:
+    def checkpoint_places(self, stored: Collection[str]) -> dict[str, Destination]:
         """`checkpoint_tensors` for a checkpoint with tensors of these names: by these where they differ from the
         model's own, which remain for what is missing. Raises ModelLoadError for one whose form is not read."""
         own = self.checkpoint_tensors()
@@ -111,8 +113,13 @@ class CausalLM(Layer, ABC):
             if isinstance(module, Layer) and module is not self:
                 module.shard(parallel)
 
+    def finish_reading(self, dtype: torch.dtype) -> None:
+        """All weights are written: make of quantized ones what is multiplied by, one after the other."""
+        for projection in self.projections:
+            projection.finish_reading(dtype)
+
     def materialize(self, dtype: torch.dtype, device: torch.device) -> None:
-        """Give the parameters memory; their values are undefined. Those that are no floats keep their dtype.
+        """Give the parameters memory, those that are floats of dtype, and buffers theirs; the values are undefined.
 
         Not by `to_empty`: to ask whether a tensor is a fake one, torch imports sympy for it, 1.7 s of a start.
         """
@@ -121,12 +128,19 @@ class CausalLM(Layer, ABC):
                 own_dtype = dtype if shape_of.is_floating_point() else shape_of.dtype
                 values = torch.empty(shape_of.shape, dtype=own_dtype, device=device)
                 module.register_parameter(name, nn.Parameter(values, requires_grad=shape_of.requires_grad))
+            for name, like in module.named_buffers(recurse=False):
+                module.register_buffer(name, torch.empty(like.shape, dtype=like.dtype, device=device))
 
     def weights_bytes(self, dtype: torch.dtype, device: torch.device) -> int:
         """What the weights take on a device, at most. On a CPU packed numbers of four bits will not stay packed."""
         of_bytes = 2 * dtype.itemsize if device.type == "cpu" else 1
+        by_type = {torch.float32: dtype.itemsize, torch.uint8: of_bytes}
         tensors = self.checkpoint_tensors().values()
-        return sum(t.numel() * (dtype.itemsize if t.is_floating_point() else of_bytes) for t in tensors)
+        made_plain = sum(each.num_made_plain for each in self.projections)
+        return made_plain * dtype.itemsize + sum(
+            t.shape.numel() * by_type[t.dtype] if isinstance(t, Tensor) and t.dtype in by_type else t.nbytes
+            for t in tensors
+        )
 
     def dequantize(self, dtype: torch.dtype) -> None:
         """Give up forms of weights that only a GPU has kernels for; once they are written."""

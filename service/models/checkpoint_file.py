@@ -18,7 +18,13 @@ from service.errors import ModelLoadError
 from service.layers.shard import Shard
 from service.models.checkpoint_files import TORCH_SUFFIX, check_fetched
 
-_DTYPE_NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
+_DTYPE_NAMES = {
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.float32: "F32",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.int32: "I32",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from service.layers.shard import Shard
+from kernels.quantized_weight import FP8
+from service.layers.weight_storage import Destination
 from service.models.causal_lm import CausalLM
 
 _STD = 0.02
 _MXFP4_SCALE = 120  # 2^-7, times numbers of root mean square 2.9
+_SCALE = 0.004
+"""Of other quantized weights: times numbers of root mean square 4.6 (int4), or those that make _STD of it (fp8)."""
 
 
 def fill_with_dummy_weights(model: CausalLM, seed: int) -> None:
@@ -22,28 +25,36 @@ def fill_with_dummy_weights(model: CausalLM, seed: int) -> None:
     shards = model.checkpoint_shards()
     device = next(model.parameters()).device
     generator = torch.Generator(device).manual_seed(seed)
-    for name, tensor in model.checkpoint_tensors().items():
-        if tensor.dim() == 1 and name.endswith(".weight"):
-            tensor.fill_(1.0)
+    for name, place in model.checkpoint_tensors().items():
+        if len(place.shape) == 1 and name.endswith(".weight"):
+            place.copy_(torch.ones(place.shape))
         elif name.endswith("_scales"):
-            tensor.fill_(_MXFP4_SCALE)
-        elif name not in shards:
-            _draw(tensor, generator)
+            place.copy_(torch.full(place.shape, _MXFP4_SCALE))
+        elif isinstance(place, Tensor) and name.endswith((".scales", "weight_scale", "weight_scale_inv")):
+            place.fill_(_SCALE)
+        elif isinstance(place, Tensor) and name not in shards and place.dtype is not FP8:
+            _draw(place, generator)
         else:
-            whole = _draw(_whole_like(tensor, shards[name], device), generator)
-            if tensor.numel():
-                tensor.copy_(shards[name].of(whole))
+            shape = shards[name].whole_shape(place.shape) if name in shards else tuple(place.shape)
+            whole = _draw(_whole_like(place, shape, device), generator)
+            part = shards[name].of(whole) if name in shards and place.shape.numel() else whole
+            if part.shape == place.shape:
+                place.copy_(part.div_(_SCALE) if place.dtype is FP8 else part)
 
 
 def _draw(tensor: Tensor, generator: torch.Generator) -> Tensor:
     if tensor.is_floating_point():
         return tensor.normal_(0.0, _STD, generator=generator)
-    return tensor.random_(0, 256, generator=generator)
+    if tensor.dtype is torch.uint8:
+        return tensor.random_(0, 256, generator=generator)
+    return tensor.random_(generator=generator)
 
 
-def _whole_like(part: Tensor, shard: Shard, device: torch.device) -> Tensor:
+def _whole_like(part: Destination, shape: tuple[int, ...], device: torch.device) -> Tensor:
     """Laid out as the part is: in which order values are made goes by that."""
-    shape, dtype = shard.whole_shape(part.shape), part.dtype
+    if not isinstance(part, Tensor):
+        return torch.empty(shape, device=device)
+    dtype = torch.float32 if part.dtype is FP8 else part.dtype
     if part.dim() > 1 and part.stride(-2) < part.stride(-1):
         return torch.empty((*shape[:-2], shape[-1], shape[-2]), dtype=dtype, device=device).transpose(-1, -2)
     return torch.empty(shape, dtype=dtype, device=device)

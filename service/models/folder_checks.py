@@ -15,11 +15,16 @@ NOT_GGUF = "which is llama.cpp's format; serve the folder or hub id, with safete
 
 
 def check_model_folder(
-    folder: Path, implementation: WantedImplementation = "auto", *, torch_format: bool = False
+    folder: Path,
+    implementation: WantedImplementation = "auto",
+    *,
+    torch_format: bool = False,
+    quantization: str | None = None,
 ) -> None:
     """Whether it is a model that is served, with its weights. Reads config.json, the index and the first bytes of each
-    checkpoint file. torch_format: its weights are wanted in torch's own format. Raises ModelLoadError."""
-    check_config(folder, implementation)
+    checkpoint file. torch_format: its weights are wanted in torch's own format. quantization: the setting. Raises
+    ModelLoadError."""
+    check_config(folder, implementation, quantization)
     try:
         files = checkpoint_files(folder, torch_format)
     except ModelLoadError:
@@ -29,7 +34,7 @@ def check_model_folder(
         check_fetched(file)
 
 
-def check_config(folder: Path, implementation: WantedImplementation = "auto") -> None:
+def check_config(folder: Path, implementation: WantedImplementation = "auto", quantization: str | None = None) -> None:
     """As `check_model_folder`, before there are weights. Raises ModelLoadError."""
     if not (folder / "config.json").is_file():
         _check_kind(folder)
@@ -37,7 +42,7 @@ def check_config(folder: Path, implementation: WantedImplementation = "auto") ->
             f"model: there is no config.json in {str(folder)!r}; give the folder that holds config.json, the tokenizer"
             " and *.safetensors"
         )
-    choose_implementation(read_config(folder), implementation)
+    choose_implementation(read_config(folder), implementation, quantization)
 
 
 def _check_kind(folder: Path) -> None:

@@ -13,6 +13,7 @@ from service.layers.layer_norm import ResidualLayerNorm
 from service.layers.linear import NamedLinear, linear_tensors
 from service.layers.mlp import Mlp
 from service.layers.shard import Shard
+from service.layers.weight_storage import Destination, QuantizedRows
 from service.models.causal_lm import CausalLM
 from service.models.model_config import ModelConfig
 from service.models.multi_head_attention import MultiHeadAttention
@@ -44,7 +45,7 @@ class Gpt2Block(Layer):
             NamedLinear(("mlp.c_proj",), self.mlp.down),
         )
 
-    def checkpoint_tensors(self) -> dict[str, Tensor]:
+    def checkpoint_tensors(self) -> dict[str, Destination]:
         return {
             **self.attention_norm.checkpoint_tensors("ln_1"),
             **self.mlp_norm.checkpoint_tensors("ln_2"),
@@ -82,8 +83,8 @@ class Gpt2(CausalLM):
         blocks = [block for block in self.blocks if isinstance(block, Gpt2Block)]
         return [[each.below(f"transformer.h.{i}.") for each in block.linears()] for i, block in enumerate(blocks)]
 
-    def checkpoint_tensors(self) -> dict[str, Tensor]:
-        table = {
+    def checkpoint_tensors(self) -> dict[str, Destination]:
+        table: dict[str, Destination] = {
             **self.embedding.checkpoint_tensors(self.embedding_name),
             "transformer.wpe.weight": self.positions.weight.detach(),
             **self.norm.checkpoint_tensors("transformer.ln_f"),
@@ -117,6 +118,12 @@ class Gpt2(CausalLM):
         return frozenset(masks) | self.head.ignored_checkpoint_names()
 
 
-def _transposed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _transposed(tensors: dict[str, Destination]) -> dict[str, Destination]:
     """The original code multiplies x W: its matrices are stored [in, out]."""
-    return {name: tensor.T if tensor.dim() == 2 else tensor for name, tensor in tensors.items()}
+
+    def turned(tensor: Destination) -> Destination:
+        if isinstance(tensor, Tensor | QuantizedRows) and len(tensor.shape) == 2:
+            return tensor.T
+        return tensor
+
+    return {name: turned(tensor) for name, tensor in tensors.items()}

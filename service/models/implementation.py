@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from service.errors import ModelLoadError
-from service.models.model_config import architecture_of, check_quantization, is_native, parse_model_config
+from service.models.model_config import architecture_of, check_plain, is_native, parse_model_config
 from service.models.text_part import text_fields
 
 WantedImplementation = Literal["auto", "native", "transformers"]
@@ -18,17 +18,19 @@ _GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """How transformers names what generates text."""
 
 
-def choose_implementation(fields: Mapping[str, object], wanted: WantedImplementation) -> Implementation:
-    """By config.json's fields; auto: transformers' where there is no file of ours, for what generates text. Raises
+def choose_implementation(
+    fields: Mapping[str, object], wanted: WantedImplementation, quantization: str | None = None
+) -> Implementation:
+    """quantization: the setting. By config.json's fields; auto: transformers' where there is no file of ours, for what generates text. Raises
     ModelLoadError naming the field that is not served; of transformers' modules more may turn out when they are built.
     """
     architecture = architecture_of(fields)
     is_known = is_native(architecture) or text_fields(fields) is not None
     is_generator = architecture.endswith(_GENERATORS)
     if wanted == "native" or (wanted == "auto" and (is_known or not is_generator)):
-        parse_model_config(fields)
+        parse_model_config(fields, quantization)
         return "native"
-    check_quantization(architecture, fields)
+    check_plain(architecture, fields, quantization)
     if importlib.util.find_spec("transformers") is None:
         raise ModelLoadError(
             f"config.json: architecture {architecture!r} is served by transformers' modules, which are not installed:"

@@ -25,6 +25,7 @@ from service.layers.rms_norm import ResidualRMSNorm
 from service.layers.rotary import RotaryEmbedding
 from service.layers.shard import Shard
 from service.layers.tensor_parallel import TensorParallel
+from service.layers.weight_storage import Destination
 from service.models.attention_shard import shard_attention
 from service.models.causal_lm import CausalLM
 from service.models.model_config import ModelConfig
@@ -114,7 +115,7 @@ class LlamaBlock(Layer):
             NamedLinear(("mlp.down_proj",), self.mlp.down),
         )
 
-    def checkpoint_tensors(self) -> dict[str, Tensor]:
+    def checkpoint_tensors(self) -> dict[str, Destination]:
         return {
             "input_layernorm.weight": self.attention_norm.weight.detach(),
             "post_attention_layernorm.weight": self.mlp_norm.weight.detach(),
@@ -191,8 +192,8 @@ class Llama(CausalLM):
         blocks = [block for block in self.blocks if isinstance(block, LlamaBlock)]
         return [[each.below(f"model.layers.{i}.") for each in block.linears()] for i, block in enumerate(blocks)]
 
-    def checkpoint_tensors(self) -> dict[str, Tensor]:
-        table = {
+    def checkpoint_tensors(self) -> dict[str, Destination]:
+        table: dict[str, Destination] = {
             **self.embedding.checkpoint_tensors(self.embedding_name),
             "model.norm.weight": self.norm.weight.detach(),
             **self.head.checkpoint_tensors(),
@@ -211,7 +212,7 @@ class Llama(CausalLM):
                 shards |= {f"model.layers.{i}.{name}": shard for name, shard in of_block.items()}
         return shards
 
-    def checkpoint_places(self, stored: Collection[str]) -> dict[str, Tensor]:
+    def checkpoint_places(self, stored: Collection[str]) -> dict[str, Destination]:
         """Besides, all experts' weights may stand in one tensor."""
         places = super().checkpoint_places(stored)
         for i, block in enumerate(self.blocks):

@@ -6,7 +6,7 @@ Each family of architectures has a function here; rope_scaling.py and sliding_wi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
@@ -18,6 +18,7 @@ from service.layers.rope_config import DynamicScaling, RopeConfig
 from service.models.config_fields import ConfigFields, read_json, token_ids
 from service.models.expert_fields import parse_experts
 from service.models.pooling_config import load_embedder_config
+from service.models.quantization import WHAT_TO_DO, Quantization, parse_quantization
 from service.models.rope_scaling import parse_rope
 from service.models.sliding_windows import parse_sliding_windows
 from service.models.text_part import text_fields
@@ -69,6 +70,7 @@ class ModelConfig:
     experts: of the layers that have them in an MLP's place; None: no layer has.
     checkpoint_dtype: of the weights on disk, by config.json; float32 if it does not say.
     eos_token_ids, bos_token_id: as config.json has them; generation_config.json may say otherwise.
+    quantization: of the weights, if not all are plain.
     """
 
     architecture: str
@@ -95,6 +97,7 @@ class ModelConfig:
     eos_token_ids: frozenset[int]
     bos_token_id: int | None
     experts: ExpertsConfig | None = None
+    quantization: Quantization | None = None
 
     @property
     def longest_context(self) -> int:
@@ -105,9 +108,9 @@ class ModelConfig:
         return self.max_position_embeddings
 
 
-def load_model_config(folder: Path) -> ModelConfig:
-    """Read config.json. Raises ModelLoadError naming the field."""
-    return parse_model_config(read_config(folder))
+def load_model_config(folder: Path, quantization: str | None = None) -> ModelConfig:
+    """Read config.json. quantization: the setting. Raises ModelLoadError naming the field."""
+    return parse_model_config(read_config(folder), quantization)
 
 
 def read_config(folder: Path) -> Mapping[str, object]:
@@ -121,18 +124,25 @@ def read_config(folder: Path) -> Mapping[str, object]:
     return {**fields, **named, "tie_word_embeddings": True}
 
 
-def parse_model_config(fields: Mapping[str, object]) -> ModelConfig:
-    """config.json's fields, checked; of a model with vision those of its text part. Raises ModelLoadError naming the
-    field."""
+def parse_model_config(fields: Mapping[str, object], quantization: str | None = None) -> ModelConfig:
+    """config.json's fields, checked; of a model with vision those of its text part. quantization: the setting. Raises
+    ModelLoadError naming the field."""
     text = text_fields(fields)
     if text is not None:
-        return parse_model_config(text)
+        if fields.get("quantization_config") is not None:
+            raise ModelLoadError(f"config.json: quantization_config is not served of a model with vision; {WHAT_TO_DO}")
+        return parse_model_config(text, quantization)
     checked = ConfigFields(fields, "config.json")
     architecture = architecture_of(fields)
     if architecture not in _FAMILIES:
         raise ModelLoadError(f"config.json: architecture {architecture!r} is not served; known: {', '.join(_FAMILIES)}")
-    check_quantization(architecture, fields)
-    return _FAMILIES[architecture](architecture, checked)
+    quantized = _quantization(architecture, fields, quantization)
+    config = replace(_FAMILIES[architecture](architecture, checked), quantization=quantized)
+    if quantized is not None and config.experts is not None and not quantized.is_at_load:
+        raise ModelLoadError(
+            f"config.json: quantization_config, {quantized.name}, is not served of a mixture of experts; {WHAT_TO_DO}"
+        )
+    return config
 
 
 def _llama_family(architecture: str, fields: ConfigFields) -> ModelConfig:
@@ -281,18 +291,22 @@ def is_native(architecture: str) -> bool:
     return architecture in _FAMILIES
 
 
-def check_quantization(architecture: str, fields: Mapping[str, object]) -> None:
-    """ModelLoadError if the checkpoint is quantized in a way that is not served."""
+def check_plain(architecture: str, fields: Mapping[str, object], quantization: str | None) -> None:
+    """ModelLoadError if weights are quantized, or are to be, in a way that is not served by transformers' modules."""
+    if _quantization(architecture, fields, quantization) is not None:
+        name = "config.json: quantization_config" if fields.get("quantization_config") is not None else "quantization"
+        raise ModelLoadError(
+            f"{name}: architecture {architecture!r} is served by transformers' modules, of plain weights"
+        )
+
+
+def _quantization(architecture: str, fields: Mapping[str, object], requested: str | None) -> Quantization | None:
+    """gpt-oss's own, of experts alone, is read by theirs (expert_fields.py)."""
     written = fields.get("quantization_config")
-    if written is None:
-        return
     method = written.get("quant_method") if isinstance(written, dict) else None
     if architecture == "GptOssForCausalLM" and method == "mxfp4":
-        return
-    raise ModelLoadError(
-        f"config.json: quantization_config, quant_method {method!r}, is not served; serve the checkpoint that the"
-        " quantized one was made from"
-    )
+        return parse_quantization({}, requested)
+    return parse_quantization(fields, requested)
 
 
 def architecture_of(fields: Mapping[str, object]) -> str:

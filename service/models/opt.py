@@ -12,6 +12,7 @@ from service.layers.layer import Layer
 from service.layers.layer_norm import ResidualLayerNorm
 from service.layers.linear import Linear, NamedLinear, linear_tensors
 from service.layers.mlp import Mlp
+from service.layers.weight_storage import Destination
 from service.models.causal_lm import CausalLM
 from service.models.model_config import ModelConfig
 from service.models.multi_head_attention import MultiHeadAttention
@@ -55,7 +56,7 @@ class OptBlock(Layer):
             NamedLinear(("fc2",), self.mlp.down),
         )
 
-    def checkpoint_tensors(self) -> dict[str, Tensor]:
+    def checkpoint_tensors(self) -> dict[str, Destination]:
         return {
             **self.attention_norm.checkpoint_tensors("self_attn_layer_norm"),
             **self.mlp_norm.checkpoint_tensors("final_layer_norm"),
@@ -105,8 +106,8 @@ class Opt(CausalLM):
         prefix = "model.decoder.layers"
         return [[each.below(f"{prefix}.{i}.") for each in block.linears()] for i, block in enumerate(blocks)]
 
-    def checkpoint_tensors(self) -> dict[str, Tensor]:
-        table = {
+    def checkpoint_tensors(self) -> dict[str, Destination]:
+        table: dict[str, Destination] = {
             **self.embedding.checkpoint_tensors(self.embedding_name),
             "model.decoder.embed_positions.weight": self.positions.weight.detach(),
         }

@@ -49,12 +49,17 @@ class OpenedModel(NamedTuple):
     model: CausalLM
 
 
-def open_model(folder: Path, wanted: WantedImplementation = "auto", parallel: TensorParallel = ALONE) -> OpenedModel:
-    """By the folder's config.json. Raises ModelLoadError naming the field, or what is not served; ConfigError as
+def open_model(
+    folder: Path,
+    wanted: WantedImplementation = "auto",
+    parallel: TensorParallel = ALONE,
+    quantization: str | None = None,
+) -> OpenedModel:
+    """By the folder's config.json, and the setting `quantization`. Raises ModelLoadError naming the field, or what is not served; ConfigError as
     `build_model` does."""
     fields = read_config(folder)
-    if choose_implementation(fields, wanted) == "native":
-        config = parse_model_config(fields)
+    if choose_implementation(fields, wanted, quantization) == "native":
+        config = parse_model_config(fields, quantization)
         return OpenedModel(config, build_model(config, parallel))
     if parallel.size > 1:
         raise ConfigError(ONE_RANK)

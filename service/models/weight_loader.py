@@ -6,16 +6,19 @@ beginning to its end, several files at a time, each tensor straight into its pla
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from torch import Tensor
+import torch
 
 from service.errors import ModelLoadError
 from service.layers.shard import Shard
+from service.layers.weight_storage import Destination
 from service.models.causal_lm import CausalLM
 from service.models.checkpoint_file import StoredTensor, read_header, read_tensors
 from service.models.checkpoint_files import checkpoint_files, some_of
@@ -26,27 +29,34 @@ OnProgress = Callable[[int, int], None]
 """Called with (bytes read so far, bytes in all), from any thread, one call at a time."""
 
 _FLOAT_DTYPES = frozenset({"BF16", "F16", "F32"})
-_BYTE_DTYPES = frozenset({"U8"})
+_STORED_AS = {torch.uint8: "U8", torch.int32: "I32", torch.float8_e4m3fn: "F8_E4M3"}
+"""Of what is read as it is; all other may be any float."""
 _NUM_THREADS = 4  # files read at a time
 
 
 def load_weights(
-    model: CausalLM, folder: Path, on_progress: OnProgress | None = None, *, torch_format: bool = False
+    model: CausalLM,
+    folder: Path,
+    on_progress: OnProgress | None = None,
+    *,
+    torch_format: bool = False,
+    unread: AbstractSet[str] = frozenset(),
 ) -> None:
     """Fill a materialized model from a folder's checkpoint, converting to the parameters' dtype.
 
-    torch_format: reads torch's own files instead of safetensors; without it nothing is ever unpickled. Raises
-    ModelLoadError naming files or weights; the model is then useless.
+    torch_format: reads torch's own files instead of safetensors; without it nothing is ever unpickled. unread: names
+    that the checkpoint may hold besides those that the model ignores. Raises ModelLoadError naming files or weights;
+    the model is then useless.
     """
     written = {entry.name: entry for file in checkpoint_files(folder, torch_format) for entry in read_header(file)}
     stored = _of_text(written) if _has_vision(folder) else written
     wanted, shards = model.checkpoint_places(stored), _by_stored_name(model)
-    _check(wanted, shards, stored, model.ignores)
-    progress = _Progress(sum(t.numel() * t.element_size() for t in wanted.values()), on_progress)
-    by_file: dict[Path, dict[str, _Destination]] = {}
+    _check(wanted, shards, stored, lambda name: name in unread or model.ignores(name))
+    progress = _Progress(sum(destination.nbytes for destination in wanted.values()), on_progress)
+    by_file: dict[Path, dict[str, _Part]] = {}
     for name, destination in wanted.items():
-        if destination.numel():
-            there = _Destination(destination, shards.get(name))
+        if destination.shape.numel():
+            there = _Part(destination, shards.get(name))
             by_file.setdefault(stored[name].file, {})[stored[name].name] = there
     with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="weights") as pool:
         for reading in [pool.submit(_read_file, file, parts, progress) for file, parts in by_file.items()]:
@@ -83,22 +93,22 @@ def _by_stored_name(model: CausalLM) -> dict[str, Shard]:
 
 
 def _check(
-    wanted: Mapping[str, Tensor],
+    wanted: Mapping[str, Destination],
     shards: Mapping[str, Shard],
     stored: Mapping[str, StoredTensor],
     ignores: Callable[[str], bool],
 ) -> None:
     shapes = {
-        name: shards[name].whole_shape(tensor.shape) if name in shards else tuple(tensor.shape)
-        for name, tensor in wanted.items()
+        name: shards[name].whole_shape(there.shape) if name in shards else tuple(there.shape)
+        for name, there in wanted.items()
     }
     missing = [name for name in wanted if name not in stored]
     extra = [name for name in stored if name not in wanted and not ignores(name)]
     known = [(name, stored[name], shape) for name, shape in shapes.items() if name in stored]
-    misshapen = [f"{name} {got.shape} instead of {shape}" for name, got, shape in known if got.shape != shape]
-    misread = [(name, got.dtype) for name, got, _ in known if got.dtype not in _dtypes_for(wanted[name])]
-    mistyped = [f"{name} {dtype}" for name, dtype in misread if wanted[name].is_floating_point()]
-    not_bytes = [f"{name} {dtype}" for name, dtype in misread if not wanted[name].is_floating_point()]
+    misshapen = [f"{name} {got.shape} instead of {shape}" for name, got, shape in known if not _fits(got.shape, shape)]
+    typed = [(name, got.dtype, _STORED_AS.get(wanted[name].dtype)) for name, got, _ in known]
+    mistyped = [f"{name} {got}" for name, got, fixed in typed if fixed is None and got not in _FLOAT_DTYPES]
+    of_another = [f"{name} {got} instead of {fixed}" for name, got, fixed in typed if fixed not in (None, got)]
     faults = [
         f"{what}: {some_of(names)}"
         for what, names in (
@@ -106,7 +116,7 @@ def _check(
             ("not part of this architecture", extra),
             ("of another shape", misshapen),
             ("neither bf16, fp16 nor fp32", mistyped),
-            ("not uint8", not_bytes),
+            ("of another type", of_another),
         )
         if names
     ]
@@ -114,9 +124,9 @@ def _check(
         raise ModelLoadError("weights do not fit the model. " + "; ".join(faults))
 
 
-def _dtypes_for(tensor: Tensor) -> frozenset[str]:
-    """Of what may be read into it, as safetensors spells them."""
-    return _FLOAT_DTYPES if tensor.is_floating_point() else _BYTE_DTYPES
+def _fits(stored: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """A number alone may be written as it likes."""
+    return stored == wanted or (math.prod(stored) == math.prod(wanted) == 1)
 
 
 class _Progress:
@@ -135,15 +145,15 @@ class _Progress:
                 self._on_progress(self._read_bytes, self._total_bytes)
 
 
-class _Destination(NamedTuple):
+class _Part(NamedTuple):
     """Where a stored tensor goes, or the part of it that this rank has."""
 
-    tensor: Tensor
+    destination: Destination
     shard: Shard | None
 
 
-def _read_file(file: Path, parts: Mapping[str, _Destination], progress: _Progress) -> None:
+def _read_file(file: Path, parts: Mapping[str, _Part], progress: _Progress) -> None:
     for name, tensor in read_tensors(file, {name: part.shard for name, part in parts.items()}):
-        destination = parts[name].tensor
-        destination.copy_(tensor)
-        progress.add(destination.numel() * destination.element_size())
+        destination = parts[name].destination
+        destination.copy_(tensor.view(destination.shape) if tensor.numel() == 1 else tensor)
+        progress.add(destination.nbytes)

@@ -36,8 +36,9 @@ class DefaultSampling(BaseModel):
 
 
 class ModelCard(BaseModel):
-    """`root` is what the name stands for; `parent` is the base model of an adapter, null for a base model. From `type`
-    on the fields are Anthropic's, of whose list this is an entry, too; prompt and answer share the context."""
+    """`root` is what the name stands for; `parent` is the base model of an adapter, null for a base model.
+    `quantization` is the format of the weights, null for plain ones. From `type` on the fields are Anthropic's, of
+    whose list this is an entry, too; prompt and answer share the context."""
 
     id: str
     object: Literal["model"] = "model"
@@ -46,6 +47,7 @@ class ModelCard(BaseModel):
     root: str
     parent: str | None = None
     max_model_len: int
+    quantization: str | None = None
     permission: list[ModelPermission]
     default_sampling: DefaultSampling
     type: Literal["model"] = "model"

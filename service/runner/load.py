@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +23,8 @@ from service.models.context_length import context_length
 from service.models.dummy_weights import fill_with_dummy_weights
 from service.models.generation_config import GenerationConfig, load_generation_config
 from service.models.model_config import ModelConfig
+from service.models.quantization import Quantization, check_trains
+from service.models.quantized_model import store_quantized
 from service.models.registry import OpenedModel, open_model
 from service.models.weight_loader import load_weights, non_finite_weights
 from service.models.weights_revision import weights_revision
@@ -44,6 +48,8 @@ from service.runner.model_runner import ModelRunner
 from service.runner.warm_up import warm_up
 from service.runner.worst_case import AdapterSizes, StepSizes, choose_and_measure, training_bytes
 
+logger = logging.getLogger("headrace")
+
 OnProgress = Callable[[str, int, int], None]
 """Called with (phase, bytes done, bytes in all), from any thread, one call at a time."""
 
@@ -56,9 +62,9 @@ class LoadedModel:
     can do without.
     block_bytes, host_block_bytes: of a KV block on the device, and of one that is swapped.
     max_model_len: tokens that one sequence may have by the model and the configuration (the cache may hold fewer).
-    num_threads: of torch's operations on the CPU. weights: a name that changes with the weights. adapters:
-    to which they are read from their folders; None where none are served. phases: seconds of
-    each part of loading, in order.
+    num_threads: of torch's operations on the CPU. quantization: what the weights' format is called; None: plain.
+    weights: a name that changes with the weights. adapters: to which they are read from their folders; None where none
+    are served. phases: seconds of each part of loading, in order.
     """
 
     runner: ModelRunner
@@ -73,6 +79,7 @@ class LoadedModel:
     block_bytes: int
     host_block_bytes: int
     dtype: Literal["bfloat16", "float32"]
+    quantization: str | None
     device: str
     num_threads: int
     memory: MemoryLedger
@@ -115,11 +122,12 @@ def load_executor(
         keep_freed_memory()
     graphs = graph_sizes(max_num_seqs, max_num_batched_tokens) if device.type == "cuda" and not enforce_eager else []
     sizes = StepSizes(max_num_seqs, max_num_batched_tokens, max_model_len, config.vocab_size, graphs)
+    unread = _store_quantized(model, config.quantization, device)
     made_for = MadeFor.of(
         model, config.architecture, device, dtype, max_num_seqs, max_num_batched_tokens, enforce_eager=enforce_eager
     )
     known = file.fitting(made_for, graphs)
-    weights_bytes = _load_weights(model, source, folder, dtype, device, max_model_len, phases, on_progress)
+    weights_bytes = _load_weights(model, source, folder, dtype, device, max_model_len, phases, on_progress, unread)
     twice = _fits_twice(weights_bytes, device)
     choose = partial(choose_steps, model, made_for, known, device, graphs, timer, in_two_forms=twice)
     layout = KvLayout.of(config, cache.block_size, dtype, parallel.size)
@@ -153,6 +161,7 @@ def load_executor(
         block_bytes=layout.block_bytes,
         host_block_bytes=host_blocks.block_bytes(layout),
         dtype="bfloat16" if dtype is torch.bfloat16 else "float32",
+        quantization=None if config.quantization is None else config.quantization.name,
         device=str(device),
         num_threads=num_threads,
         memory=replace(memory, kv_cache_bytes=num_blocks * layout.block_bytes),
@@ -183,11 +192,23 @@ def _opened(source: ModelSource, folder: Path, lora: LoraConfig | None, parallel
     """Where adapters are trained, a CPU is to keep the plain weights beside those that it packs."""
     if lora is not None and parallel.size > 1:
         raise ConfigError("tensor-parallel-size: adapters are served by one rank only (see enable-lora)")
-    opened = open_model(folder, source.implementation, parallel)
+    opened = open_model(folder, source.implementation, parallel, source.quantization)
     if lora is not None and lora.trains:
+        check_trains(opened.config.quantization)
         for projection in opened.model.projections:
             projection.keep_plain_weight()
     return opened
+
+
+def _store_quantized(model: CausalLM, quantization: Quantization | None, device: torch.device) -> AbstractSet[str]:
+    """Names of the checkpoint that are left alone. A CPU multiplies by plain weights, rounded as they are."""
+    if quantization is None:
+        return frozenset()
+    is_cpu = device.type == "cpu"
+    unread = store_quantized(model, quantization, dequantized=is_cpu)
+    how = "made plain on the CPU: rounded like them, and as large and as fast as without" if is_cpu else "as they are"
+    logger.info("weights: quantized, %s; %s", quantization.name, how)
+    return unread
 
 
 def _load_weights(
@@ -199,8 +220,10 @@ def _load_weights(
     max_model_len: int,
     phases: LoadPhases,
     on_progress: OnProgress | None,
+    unread: AbstractSet[str],
 ) -> int:
-    """Give the model its weights on the device, and its positions; returns the weights' bytes."""
+    """Give the model its weights on the device, and its positions; returns the weights' bytes. unread: names
+    of the checkpoint that are left alone."""
     weights_bytes = model.weights_bytes(dtype, device)
     _check_weights_fit(weights_bytes, device, model.parallel.size)
     model.materialize(dtype, device)
@@ -208,9 +231,11 @@ def _load_weights(
     if source.load_format == "dummy":
         fill_with_dummy_weights(model, source.seed)
     else:
-        load_weights(model, folder, _phase("weights", on_progress), torch_format=source.load_format == "pt")
+        is_torch = source.load_format == "pt"
+        load_weights(model, folder, _phase("weights", on_progress), torch_format=is_torch, unread=unread)
     if device.type == "cpu":
         model.dequantize(dtype)
+    model.finish_reading(dtype)
     phases.end("weights")
     model.build_positions(max_model_len, device)
     return weights_bytes

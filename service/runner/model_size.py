@@ -9,6 +9,7 @@ import torch
 
 from service.config import ModelSource
 from service.layers.tensor_parallel import ALONE, TensorParallel
+from service.models.quantized_model import store_quantized
 from service.models.registry import open_model
 from service.runner.choices.number_format import choose_dtype
 from service.runner.kv_storage import KvLayout
@@ -24,7 +25,9 @@ class ModelSize(NamedTuple):
     def of(cls, source: ModelSource, folder: Path, device: torch.device, parallel: TensorParallel = ALONE) -> ModelSize:
         """The model's size as it would be on the device. Raises ModelLoadError naming the file or field, or as
         `open_model` does."""
-        config, model = open_model(folder, source.implementation, parallel)
+        config, model = open_model(folder, source.implementation, parallel, source.quantization)
         dtype = choose_dtype(source.dtype, device, config.checkpoint_dtype)
         layout = KvLayout.of(config, 1, dtype, parallel.size)
+        if config.quantization is not None:
+            store_quantized(model, config.quantization, dequantized=device.type == "cpu")
         return cls(model.weights_bytes(dtype, device), layout.block_bytes)

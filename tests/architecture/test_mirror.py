@@ -74,6 +74,8 @@ WITHOUT_A_TWIN = {
     "loadtest/host_server.py": "what the benchmark measures",
     "loadtest/client_process.py": "tests/loadtest/test_runner.py runs it, in processes of its own",
     "loadtest/frame_cost.py": "a benchmark",
+    "loadtest/bench/products.py": "a benchmark",
+    "loadtest/bench/perplexity.py": "a measurement",
     "loadtest/stream_cost.py": "a benchmark",
     "loadtest/stub_server.py": "the other side in most of tests/loadtest",
     "loadtest/throughput_benchmark.py": "a benchmark",

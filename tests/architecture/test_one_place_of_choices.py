@@ -46,7 +46,7 @@ def test_a_model_names_its_products_and_chooses_nothing() -> None:
 
 
 def test_nobody_reaches_into_weights_but_the_layers_that_have_them_and_who_times_their_methods() -> None:
-    found = files_with(r"\bplain_weight\b", "service")
+    found = files_with(r"\b(plain|held)_weight\b", "service")
     layers = {f"service/layers/{name}.py" for name in ("embedding", "linear", "projection")}
     trainer = {f"service/finetune/{name}.py" for name in ("trained_linear", "trained_model")}
     assert found == {CHOOSING, *layers, *trainer}

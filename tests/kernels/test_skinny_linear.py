@@ -3,8 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kernels.quantized_weight import QuantizedWeight
 from kernels.skinny_linear import SkinnyConfig, new_arrivals, skinny_linear, skinny_linear_triton
 from tests.kernels.lanes import GPU, LANES
+from tests.kernels.quantized_weights import KINDS, random_weight
 from tests.kernels.replays import launched_and_replayed
 from tests.kernels.tolerances import assert_close
 
@@ -122,3 +124,71 @@ def test_weights_beyond_int32(lane):
     x = torch.full((2, 4096), 1 / 4096, device=lane.device, dtype=torch.bfloat16)
     got = skinny_linear(x, weight)
     assert got[:, [0, 1, -2, -1]].tolist() == [[2, 0, 0, 1]] * 2
+
+
+def quantized(kind, lane, features, size, group=64):
+    dtype = torch.float32 if lane.name == "interpret" else torch.bfloat16
+    return random_weight(kind, features, size, dtype, lane.device, group)
+
+
+@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [0, 5, 17, 64, 130])
+def test_quantized_weights_follow_the_formula(rows, kind, lane):
+    weight, exact = quantized(kind, lane, 100, 256)
+    x, bias = lane.put(random(lane, rows, 256)), lane.put(random(lane, 100))
+    for arrivals in split_or_not(lane, 100):
+        got = lane(skinny_linear, skinny_linear_triton)(x, weight, bias, arrivals)
+        assert_close(got, x.double() @ exact.T + bias.double())
+
+
+@pytest.mark.parametrize("lane", LANES[1:])
+@pytest.mark.parametrize("kind", KINDS)
+def test_parts_of_quantized_weights_are_merged(kind, lane):
+    weight, exact = quantized(kind, lane, 70, 384)
+    block_k = weight.chunk if weight.is_int4 else 32
+    config = SkinnyConfig(64, block_k, num_warps=4, num_stages=3, num_splits=5)
+    x, arrivals = lane.put(random(lane, 20, 384)), new_arrivals(70, torch.device(lane.device))
+    for _ in range(2):
+        assert_close(skinny_linear_triton(x, weight, None, arrivals, config), x.double() @ exact.T)
+        assert not arrivals.any()
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_fp8_rows_may_have_any_size(lane):
+    weight, exact = quantized("fp8", lane, 33, 123)
+    x = lane.put(random(lane, 3, 123))
+    assert_close(lane(skinny_linear, skinny_linear_triton)(x, weight), x.double() @ exact.T)
+
+
+@pytest.mark.parametrize("lane", [GPU])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [1, 16, 64, 256])
+@pytest.mark.parametrize(("features", "size"), [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (1024, 3072)])
+def test_quantized_weights_of_whole_models_shapes(features, size, rows, kind, lane):
+    weight, exact = quantized(kind, lane, features, size, group=128)
+    x = torch.randn(rows, size, device=lane.device).bfloat16()
+    for arrivals in split_or_not(lane, features):
+        assert_close(skinny_linear(x, weight, None, arrivals), x.double() @ exact.T)
+
+
+@pytest.mark.parametrize("lane", [GPU])
+@pytest.mark.parametrize("kind", ["fp8", "int4", "int4 symmetric"])
+def test_every_element_is_made_the_number_that_it_stands_for(kind, lane):
+    """Each in turn by an x that has a single 1."""
+    weight, exact = quantized(kind, lane, 64, 64)
+    eye = torch.eye(64, device=lane.device).bfloat16()
+    got = skinny_linear(eye, weight).double().T
+    torch.testing.assert_close(got, exact, rtol=2**-8, atol=0)
+
+
+@pytest.mark.parametrize("lane", [GPU])
+def test_all_elements_of_fp8_are_known(lane):
+    """Those that are no NaN: subnormal ones, zeros of both signs and the largest."""
+    elements = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    elements = torch.where(elements.float().isnan(), 0.0, elements.float()).to(torch.float8_e4m3fn)
+    weight = QuantizedWeight(elements[:, None].expand(256, 16).contiguous(), torch.ones(256, 1), None, torch.bfloat16)
+    weight = QuantizedWeight(weight.elements.cuda(), weight.scales.cuda(), None, torch.bfloat16)
+    x = torch.zeros(1, 16, device=lane.device, dtype=torch.bfloat16)
+    x[0, 3] = 1
+    assert torch.equal(skinny_linear(x, weight).float().cpu()[0], elements.float())

@@ -23,6 +23,7 @@ from kernels import route_to_experts as routing
 from kernels import skinny_linear as skinny
 from kernels.grouped_product import ExpertWeight, grouped_config
 from tests.kernels.lora_case import LoraCase, token_slots
+from tests.kernels.quantized_weights import random_weight
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 if HAS_TRITON:
@@ -129,6 +130,20 @@ def test_skinny_linear(num_rows, num_features, monkeypatch, tmp_path):
     skinny.skinny_linear_triton(x, weight, None, skinny.new_arrivals(num_features, x.device))
     compiled = compile_for_sm90(with_pdl(recorder.launches[0]), tmp_path)
     check(compiled)
+
+
+@pytest.mark.parametrize("kind", ["fp8", "fp8 groups", "int4"])
+@pytest.mark.parametrize("num_rows", [16, 64, 256])
+def test_skinny_linear_of_quantized_weights(num_rows, kind, monkeypatch, tmp_path):
+    """No conversion goes by the instructions that do a few numbers a clock."""
+    recorder = LaunchRecorder(skinny._skinny_linear_kernel)
+    monkeypatch.setattr(skinny, "_skinny_linear_kernel", recorder)
+    weight, _ = random_weight(kind, 4096, 1024, torch.bfloat16, group=128)
+    x = torch.empty(num_rows, 1024, dtype=torch.bfloat16)
+    skinny.skinny_linear_triton(x, weight, None, skinny.new_arrivals(4096, x.device))
+    compiled = compile_for_sm90(with_pdl(recorder.launches[0]), tmp_path)
+    check(compiled)
+    assert "cvt.rn.f16x2.e4m3x2" not in compiled.ptx and "cvt.rn.f32.u8" not in compiled.ptx
 
 
 def test_gated_linear_copies_by_tiles_and_leaves_room_for_a_second_program(monkeypatch, tmp_path):

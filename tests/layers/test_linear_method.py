@@ -9,6 +9,7 @@ from kernels.silu_and_mul import silu_and_mul
 from kernels.skinny_linear import new_arrivals
 from service.layers.linear_method import KernelMethod, KernelRows, PackedMethod, PlainMethod, RowRange
 from service.layers.packed_weight import WeightForm, pack_weight
+from tests.kernels.quantized_weights import KINDS, random_weight
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 IN, OUT, EPS = 64, 96, 1e-5
@@ -70,6 +71,32 @@ def test_every_method_takes_a_norm_whose_division_was_left_to_it(has_bias):
             torch.testing.assert_close(gated, silu_and_mul(want), **CLOSE)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_rows", [1, 64, 65, 256, 300])
+@torch.inference_mode()
+def test_quantized_weights_are_multiplied_by_as_what_they_stand_for(num_rows, kind, device):
+    weight, exact = random_weight(kind, OUT, IN, torch.float32, device, group=32)
+    bias, norm_weight = torch.randn(OUT, device=device), torch.randn(OUT, device=device)
+    x, residual = torch.randn(num_rows, IN, device=device), torch.randn(num_rows, OUT, device=device)
+    plain = PlainMethod(exact.float(), bias)
+    rows = KernelRows(skinny=256, add_norm=RowRange(1, 64))
+    assert rows.fits(weight) and not rows.fits(exact)
+    method = KernelMethod(weight, bias, new_arrivals(OUT, weight.device), rows)
+    torch.testing.assert_close(method.multiply(x), plain.multiply(x), **CLOSE)
+    assert method.silu_and_mul(x) is None
+    at_once = method.add_and_norm(x, residual, norm_weight, EPS)
+    assert (at_once is None) is (num_rows > 64)
+    if at_once is not None:
+        normed, total = at_once
+        torch.testing.assert_close(total, plain.multiply(x) + residual, **CLOSE)
+        back, exact = random_weight(kind, OUT, OUT, torch.float32, device, group=32)
+        behind = KernelMethod(back, None, new_arrivals(OUT, weight.device))
+        product = PlainMethod(exact.float(), None).multiply(normed.divided())
+        torch.testing.assert_close(behind.multiply(normed), product, **CLOSE)
+        torch.testing.assert_close(behind.silu_and_mul(normed), silu_and_mul(product), **CLOSE)
+
+
 def test_nothing_is_computed_at_once_but_for_the_rows_that_were_chosen():
     weight, _ = weight_and_bias(has_bias=False)
     method = KernelMethod(weight, None, new_arrivals(OUT, weight.device), KernelRows(add_norm=RowRange(17, 64)))
@@ -81,7 +108,7 @@ def test_nothing_is_computed_at_once_but_for_the_rows_that_were_chosen():
 
 
 @pytest.mark.parametrize(
-    "too_many", [{"skinny": 65}, {"add_norm": RowRange(1, 65)}, {"gated": RowRange(1, 129)}], ids=str
+    "too_many", [{"skinny": 257}, {"add_norm": RowRange(1, 65)}, {"gated": RowRange(1, 129)}], ids=str
 )
 def test_no_kernel_is_asked_for_more_rows_than_it_takes(too_many):
     with pytest.raises(ValueError, match="rows at most"):

@@ -15,6 +15,7 @@ from service.layers.linear_method import LinearChoice
 from service.layers.packed_weight import WeightForm
 from service.layers.projection import use_choices
 from service.models.implementation import WantedImplementation
+from service.models.quantized_model import store_quantized
 from service.models.registry import open_model
 from service.models.weight_loader import load_weights
 
@@ -29,11 +30,15 @@ def logits(
     rows: Tensor | None = None,
 ) -> Tensor:
     """[len(tokens), vocab_size] in fp32 on the CPU; [len(rows), vocab_size] if only these are read. choice: of all
-    products; None: packed."""
+    products, by quantized weights as they are; None: packed."""
     config, model = open_model(folder, implementation)
+    unread = frozenset[str]()
+    if config.quantization is not None:
+        unread = store_quantized(model, config.quantization, dequantized=choice is None)
     model.materialize(torch.float32, torch.device("cpu"))
-    load_weights(model, folder)
+    load_weights(model, folder, unread=unread)
     model.dequantize(torch.float32)
+    model.finish_reading(torch.float32)
     model.build_positions(config.max_position_embeddings, torch.device("cpu"))
     if choice is None:
         for projection in model.projections:

@@ -16,6 +16,7 @@ def source(
     load_format: Literal["auto", "dummy"] = "auto",
     max_model_len: int | None = None,
     device: Literal["cpu", "cuda"] = "cpu",
+    quantization: Literal["fp8"] | None = None,
 ) -> ModelSource:
     return ModelSource(
         model=str(folder),
@@ -27,6 +28,7 @@ def source(
         device=device,
         max_model_len=max_model_len,
         seed=0,
+        quantization=quantization,
     )
 
 
@@ -44,11 +46,12 @@ def load(
     choices_file: Path | None = None,
     timer: Timer | None = None,
     lora: LoraConfig | None = None,
+    quantization: Literal["fp8"] | None = None,
 ) -> LoadedModel:
     """Everything is prepared, also what a service would leave for its idle time."""
     cache = CacheConfig(block_size=block_size, memory_utilization=0.9, memory_bytes=memory_bytes, swap_bytes=swap_bytes)
     loaded = load_executor(
-        source(folder, dtype, device=device),
+        source(folder, dtype, device=device, quantization=quantization),
         folder,
         cache,
         max_num_seqs,

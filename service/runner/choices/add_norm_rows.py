@@ -20,7 +20,7 @@ _TIMED_FUSIONS = 8
 
 def launch_add_norm(fusion: AddNormFusion) -> None:
     """Launch what is timed: to have it compiled ahead."""
-    for num_rows in timed_rows(fusion.product.plain_weight):
+    for num_rows in (n for n in timed_rows(fusion.product.held_weight) if n <= MAX_ROWS):
         x, residual = _tensors(fusion, num_rows)
         unfused(fusion, x, residual)
         fused(fusion, x, residual)
@@ -33,9 +33,9 @@ def add_norm_rows(alike: Sequence[AddNormFusion], timer: Timer) -> RowRange:
     are decided at once, and all above together: so a row's result depends on nothing but whether there are more than
     FEW_ROWS. On a CPU, and for types that the kernels do not know, nothing is fused.
     """
-    rows = timed_rows(alike[0].product.plain_weight)
+    rows = timed_rows(alike[0].product.held_weight)
     few = _gains(alike, [n for n in rows if n <= FEW_ROWS], timer)
-    many = _gains(alike, [n for n in rows if n > FEW_ROWS], timer)
+    many = _gains(alike, [n for n in rows if FEW_ROWS < n <= MAX_ROWS], timer)
     return RowRange(1 if few else FEW_ROWS + 1, MAX_ROWS if many else FEW_ROWS) if few or many else RowRange()
 
 
@@ -67,7 +67,7 @@ def _gains(alike: Sequence[AddNormFusion], rows: Sequence[int], timer: Timer) ->
 
 def _tensors(fusion: AddNormFusion, num_rows: int) -> tuple[Tensor, Tensor]:
     """Random x and residual of a place."""
-    weight = fusion.product.plain_weight
+    weight = fusion.product.held_weight
     num_features, size = weight.shape
     residual, x = (weight.new_empty(num_rows, n).normal_() for n in (num_features, size))
     return x, residual

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels.gated_linear import MAX_ROWS, is_copied_by_tiles
+from kernels.quantized_weight import QuantizedWeight
 from service.layers.gated_mlp import GatedMlp
 from service.layers.linear_method import KernelMethod, KernelRows, RowRange
 from service.runner.choices.timer import Timer
@@ -25,7 +26,7 @@ _MAX_LAUNCHES = 64
 def launch_gated(mlp: GatedMlp) -> None:
     """Launch what is timed: to have it compiled ahead."""
     if _is_known(mlp):
-        weight = mlp.gate_up.plain_weight
+        weight = mlp.gate_up.held_weight
         gate_by_kernel(mlp, weight.new_empty(MAX_ROWS, weight.shape[1]))
 
 
@@ -34,12 +35,12 @@ def gated_rows(alike: Sequence[GatedMlp], most_skinny_rows: int, timer: Timer) -
     skinny_linear up to `most_skinny_rows`.
 
     From MAX_ROWS down as long as the kernel is the faster one: fewer rows gain it nothing, and cuBLAS something. None
-    on a CPU, on older GPUs, and where the kernel does not know the activation, a bias or the type. Takes some
-    milliseconds.
+    on a CPU, on older GPUs, and where the kernel does not know the activation, a bias, the type or a quantized weight.
+    Takes some milliseconds.
     """
     if not _is_known(alike[0]):
         return RowRange()
-    weight = alike[0].gate_up.plain_weight
+    weight = alike[0].gate_up.held_weight
     timed = list(islice(cycle(alike), max(1, min(_MAX_LAUNCHES, _TIMED_BYTES // weight.nbytes))))
     least = MAX_ROWS + 1
     for num_rows in range(MAX_ROWS, most_skinny_rows, -_STEP):
@@ -64,7 +65,9 @@ def gate_by_kernel(mlp: GatedMlp, x: Tensor) -> Tensor:
 
 
 def _is_known(mlp: GatedMlp) -> bool:
-    weight, is_plain = mlp.gate_up.plain_weight, mlp.is_silu and mlp.gate_up.bias is None
-    if not is_plain or not weight.is_cuda or weight.dtype != torch.bfloat16 or not is_copied_by_tiles(weight):
+    weight, is_plain = mlp.gate_up.held_weight, mlp.is_silu and mlp.gate_up.bias is None
+    if isinstance(weight, QuantizedWeight) or not is_plain or not weight.is_cuda:
+        return False
+    if weight.dtype != torch.bfloat16 or not is_copied_by_tiles(weight):
         return False
     return torch.cuda.get_device_capability(weight.device) >= (9, 0)

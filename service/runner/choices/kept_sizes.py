@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from kernels.quantized_weight import Weight
 from service.layers.gated_mlp import GatedMlp
 from service.layers.linear import Linear
 from service.layers.projection import Projection
@@ -36,20 +37,20 @@ def kept_sizes(
 
 def _products(
     projections: Sequence[Projection], mlps: Sequence[GatedMlp]
-) -> list[tuple[Callable[[Tensor], Tensor], Tensor]]:
+) -> list[tuple[Callable[[Tensor], Tensor], Weight]]:
     """What multiplies by each weight, with its activation if it has one, and the weight. Not the head: of a step's rows
     it multiplies those alone that draw."""
     gates: dict[int, Callable[[Tensor], Tensor]] = {id(mlp.gate_up): mlp.gate for mlp in mlps}
-    products, num_bytes = list[tuple[Callable[[Tensor], Tensor], Tensor]](), 0
+    products, num_bytes = list[tuple[Callable[[Tensor], Tensor], Weight]](), 0
     for projection in projections:
         if isinstance(projection, Linear) and num_bytes < _TIMED_BYTES:
             product = gates.get(id(projection), projection.own_product)
-            products.append((product, projection.plain_weight))
-            num_bytes += projection.plain_weight.nbytes
+            products.append((product, projection.held_weight))
+            num_bytes += projection.held_weight.nbytes
     return products
 
 
-def _seconds(products: Sequence[tuple[Callable[[Tensor], Tensor], Tensor]], num_rows: int, timer: Timer) -> float:
+def _seconds(products: Sequence[tuple[Callable[[Tensor], Tensor], Weight]], num_rows: int, timer: Timer) -> float:
     """Of all of them for so many rows."""
     inputs = {
         weight.shape[1]: torch.randn(num_rows, weight.shape[1], dtype=weight.dtype, device=weight.device)

@@ -1,4 +1,5 @@
-"""Up to how many rows a weight is multiplied by `skinny_linear` (kernels/skinny_linear.py) and not by cuBLAS.
+"""Up to how many rows a weight is multiplied by `skinny_linear` (kernels/skinny_linear.py) and not by cuBLAS, or by
+what takes its place for quantized weights (kernels/quantized_linear.py).
 
 A decode has a row for each sequence, so its products have few, and then the kernel is often faster than cuBLAS. How
 many are few depends on the weight's shape and on the GPU.
@@ -11,14 +12,15 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Tensor
 
-from kernels.skinny_linear import FEW_ROWS, MAX_ROWS
+from kernels.quantized_weight import QuantizedWeight, Weight
+from kernels.skinny_linear import FEW_ROWS, MAX_QUANTIZED_ROWS, MAX_ROWS
 from service.layers.linear_method import KernelMethod, KernelRows
 from service.runner.choices.timer import Timer
 
 _TIMED_ROWS = (1, 8, FEW_ROWS, MAX_ROWS)
 """MAX_ROWS in 16 bits only: for fp32 the kernel multiplies without matrix units."""
+_TIMED_QUANTIZED_ROWS = (*_TIMED_ROWS, 128, MAX_QUANTIZED_ROWS)
 _TIMED_BYTES = 256 << 20  # several times a GPU's L2 cache
 _MAX_LAUNCHES = 64
 _MAY_COST = 1.08
@@ -38,7 +40,7 @@ def most_skinny_rows(alike: Sequence[KernelMethod], timer: Timer) -> int:
     num_weights = min(len(alike), max(1, _TIMED_BYTES // first.nbytes))
     num_rounds = max(1, min(_MAX_LAUNCHES, _TIMED_BYTES // first.nbytes) // num_weights)
     timed = list(alike[:num_weights]) * num_rounds
-    by_skinny, by_cublas = ([by_rows(each, rows) for each in timed] for rows in (MAX_ROWS, 0))
+    by_skinny, by_cublas = ([by_rows(each, rows) for each in timed] for rows in (timed_rows(first)[-1], 0))
     most = 0
     for num_rows in timed_rows(first):
         x = torch.randn(num_rows, first.shape[1], device=first.device, dtype=first.dtype)
@@ -52,15 +54,18 @@ def most_skinny_rows(alike: Sequence[KernelMethod], timer: Timer) -> int:
 def launch_skinny(method: KernelMethod) -> None:
     """Launch what is timed: to have it compiled ahead."""
     for num_rows in timed_rows(method.weight):
-        by_rows(method, MAX_ROWS).multiply(method.weight.new_empty(num_rows, method.weight.shape[1]))
+        for skinny in (num_rows, 0):
+            by_rows(method, skinny).multiply(method.weight.new_empty(num_rows, method.weight.shape[1]))
 
 
 def by_rows(method: KernelMethod, skinny: int) -> KernelMethod:
     return replace(method, choice=KernelRows(skinny=skinny))
 
 
-def timed_rows(weight: Tensor) -> tuple[int, ...]:
+def timed_rows(weight: Weight) -> tuple[int, ...]:
     """The numbers of rows at which kernel and cuBLAS are compared; () if the kernel cannot multiply by this weight."""
     if not weight.is_cuda or weight.dtype not in (torch.bfloat16, torch.float32):
         return ()
+    if isinstance(weight, QuantizedWeight):
+        return _TIMED_QUANTIZED_ROWS
     return _TIMED_ROWS if weight.dtype.itemsize == 2 else _TIMED_ROWS[:-1]

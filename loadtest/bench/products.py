@@ -1,0 +1,153 @@
+"""How long products take on a GPU, by plain and by quantized weights, us:
+
+    python -m loadtest.bench.products [--rows 1 16 64 256 2048] [--tune]
+
+Each is one linear of Llama-8B's shapes. Columns: cuBLAS and skinny_linear of bf16; skinny_linear of fp8, and the
+product of fp8 by the matrix units with the rounding of x; skinny_linear of int4 in groups of 128, and the product by
+the plain matrix that is made of it. `--tune` times other tiles of skinny_linear for quantized weights instead
+(kernels/skinny_linear.py). By replays of CUDA graphs over weights of more bytes than the L2 cache holds. Some 40 s,
+tuning some minutes; the last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.quantized_linear import quantized_linear
+from kernels.quantized_weight import QuantizedWeight, Weight, quantize_fp8
+from kernels.replay_timing import seconds_by_replay
+from kernels.skinny_linear import (
+    MAX_QUANTIZED_ROWS,
+    MAX_ROWS,
+    SkinnyConfig,
+    new_arrivals,
+    quantized_config,
+    skinny_linear,
+    skinny_linear_triton,
+)
+
+SHAPES = {"qkv": (6144, 4096), "output": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
+_GROUP = 128
+_ROTATED_BYTES = 256 << 20
+_MOST_WEIGHTS = 16
+_ROUNDS = 5
+
+Product = Callable[[Tensor, Weight], object]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="time products of quantized weights")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64, 256, 2048])
+    parser.add_argument("--tune", action="store_true")
+    options = parser.parse_args(arguments)
+    results = list(_tuned(options.rows) if options.tune else _compared(options.rows))
+    print(json.dumps(results))
+
+
+def _compared(all_rows: Sequence[int]) -> Iterator[dict[str, object]]:
+    names = ("cuBLAS", "skinny", "fp8 skinny", "fp8 units", "int4 skinny", "int4 plain")
+    print(f"{'shape':>8} {'rows':>5} " + " ".join(f"{name:>12}" for name in names))
+    for shape, (num_features, size) in SHAPES.items():
+        arrivals = new_arrivals(num_features, torch.device("cuda"))
+        skinny: Product = partial(_skinny, arrivals=arrivals)
+        plain, fp8, int4 = (_rotated(form, num_features, size) for form in ("bf16", "fp8", "int4"))
+        ways: list[tuple[Product, Sequence[Weight], int]] = [
+            (_plainly, plain, 1 << 30),
+            (skinny, plain, MAX_ROWS),
+            (skinny, fp8, MAX_QUANTIZED_ROWS),
+            (_by_quantized_linear, fp8, 1 << 30),
+            (skinny, int4, MAX_QUANTIZED_ROWS),
+            (_by_quantized_linear, int4, 1 << 30),
+        ]
+        for rows in all_rows:
+            x = torch.randn(rows, size, device="cuda").bfloat16()
+            us = [_us(product, x, weights) if rows <= most else None for product, weights, most in ways]
+            print(f"{shape:>8} {rows:>5} " + " ".join(f"{'-' if each is None else f'{each:.1f}':>12}" for each in us))
+            yield {"shape": shape, "rows": rows} | dict(zip(names, us, strict=True))
+
+
+def _tuned(all_rows: Sequence[int]) -> Iterator[dict[str, object]]:
+    for shape, (num_features, size) in SHAPES.items():
+        arrivals = new_arrivals(num_features, torch.device("cuda"))
+        for form in ("fp8", "int4"):
+            weights = _rotated(form, num_features, size)
+            for rows in (n for n in all_rows if n <= MAX_QUANTIZED_ROWS):
+                x = torch.randn(rows, size, device="cuda").bfloat16()
+                assert isinstance(weights[0], QuantizedWeight)
+                now = quantized_config(rows, weights[0])
+                timed = {config: _timed(x, weights, arrivals, config) for config in {now, *_configs(form, rows)}}
+                best = sorted(timed, key=timed.__getitem__)
+                print(f"{shape} {form} {rows} rows: now {timed[now]:.1f} us by {now}")
+                for config in best[:4]:
+                    print(f"    {timed[config]:7.1f} us by {config}")
+                yield {"shape": shape, "form": form, "rows": rows, "now": timed[now], "best": timed[best[0]]}
+
+
+def _configs(form: str, rows: int) -> Iterator[SkinnyConfig]:
+    sizes = (128, 256) if form == "fp8" and rows <= MAX_ROWS else (128,)
+    for block_n, num_warps in ((32, 2), (32, 4), (64, 4), (128, 4), (128, 8)):
+        for block_k in sizes:
+            for num_stages in (3, 4, 6, 8):
+                for num_splits in (1, 2, 4) if rows <= MAX_ROWS and block_n <= 64 else (1,):
+                    yield SkinnyConfig(block_n, block_k, num_warps, num_stages, num_splits)
+
+
+def _timed(x: Tensor, weights: Sequence[Weight], arrivals: Tensor, config: SkinnyConfig) -> float:
+    try:
+        return _us(lambda x, weight: skinny_linear_triton(x, weight, None, arrivals, config), x, weights)
+    except Exception as fault:  # a config that takes too much shared memory, by Triton's own exception
+        print(f"    {config}: {type(fault).__name__}")
+        return float("inf")
+
+
+def _us(product: Product, x: Tensor, weights: Sequence[Weight]) -> float:
+    launches = [partial(product, x, weight) for weight in weights]
+    for launch in launches:
+        launch()
+    return seconds_by_replay(launches, _ROUNDS) * 1e6
+
+
+def _plainly(x: Tensor, weight: Weight) -> Tensor:
+    assert isinstance(weight, Tensor)
+    return F.linear(x, weight)
+
+
+def _by_quantized_linear(x: Tensor, weight: Weight) -> Tensor:
+    assert isinstance(weight, QuantizedWeight)
+    return quantized_linear(x, weight)
+
+
+def _skinny(x: Tensor, weight: Weight, arrivals: Tensor) -> Tensor:
+    return skinny_linear(x, weight, None, arrivals)
+
+
+def _rotated(form: str, num_features: int, size: int) -> Sequence[Weight]:
+    first = _weight(form, num_features, size)
+    count = max(1, min(_MOST_WEIGHTS, -(-_ROTATED_BYTES // first.nbytes)))
+    return [first, *(_weight(form, num_features, size) for _ in range(count - 1))]
+
+
+def _weight(form: str, num_features: int, size: int) -> Weight:
+    if form == "int4":
+        packed = torch.randint(256, (num_features, size // 2), dtype=torch.uint8, device="cuda")
+        shape = (num_features, size // _GROUP)
+        zeros = torch.randint(16, shape, dtype=torch.uint8, device="cuda")
+        scales = torch.full(shape, 0.004, dtype=torch.float16, device="cuda")
+        return QuantizedWeight(packed, scales, zeros, torch.bfloat16)
+    weight = (torch.randn(num_features, size, device="cuda") * 0.02).bfloat16()
+    if form == "bf16":
+        return weight
+    elements, scales = quantize_fp8(weight)
+    return QuantizedWeight(elements, scales, None, torch.bfloat16)
+
+
+if __name__ == "__main__":
+    with torch.inference_mode():
+        main()

@@ -1,0 +1,99 @@
+"""A plain checkpoint as one of int4, in the format of compressed-tensors (pack-quantized, with zeros), without data:
+
+    python -m loadtest.int4_checkpoint MODEL_FOLDER NEW_FOLDER [--group-size 32]
+
+Each group's scale and zero are those, of some, that round it with the smallest squared error (a search of the range's
+shrinkage, as in OmniQuant's and AWQ's clipping, Shao et al. 2023, Lin et al. 2023). llm-compressor, AutoAWQ and
+GPTQModel, which look at activations too, make better ones; this one needs nothing but torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+_SHRINKAGES = [1 - step / 40 for step in range(16)]
+_LINEARS = ("_proj.weight",)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="make an int4 checkpoint of a plain one")
+    parser.add_argument("model", type=Path)
+    parser.add_argument("new", type=Path)
+    parser.add_argument("--group-size", type=int, default=32)
+    options = parser.parse_args(arguments)
+    make_int4(options.model, options.new, options.group_size)
+
+
+def make_int4(model: Path, new: Path, group_size: int) -> None:
+    """Writes the folder `new`: the model's small files as they are, its config with a quantization_config, its weights
+    in one file. Of models whose linears are called ..._proj."""
+    new.mkdir(parents=True)
+    for file in model.iterdir():
+        if file.is_file() and file.suffix != ".safetensors" and not file.name.endswith(".index.json"):
+            shutil.copy(file, new)
+    tensors: dict[str, Tensor] = {}
+    for file in sorted(model.glob("*.safetensors")):
+        for name, tensor in load_file(file).items():
+            is_linear = name.endswith(_LINEARS)
+            tensors |= _quantized(name, tensor, group_size) if is_linear else {name: tensor}
+    save_file(tensors, new / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((new / "config.json").read_text())
+    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": group_size, "symmetric": False}
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}},
+        "ignore": ["lm_head"],
+    }
+    (new / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _quantized(name: str, weight: Tensor, group_size: int) -> dict[str, Tensor]:
+    elements, zeros, scales = round_groups(weight.float(), group_size)
+    stem = name.removesuffix("weight")
+    return {
+        f"{stem}weight_packed": pack_words(elements),
+        f"{stem}weight_zero_point": pack_words(zeros.T).T.contiguous(),
+        f"{stem}weight_scale": scales.to(weight.dtype),
+        f"{stem}weight_shape": torch.tensor(weight.shape),
+    }
+
+
+def round_groups(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """weight [N, K] fp32 -> elements [N, K] int64 from 0 to 15, zeros [N, G] likewise, scales [N, G] fp32, which bf16
+    holds exactly: weight is about (element - zero) * scale."""
+    num_features, size = weight.shape
+    groups = weight.view(num_features, size // group_size, group_size)
+    lowest, highest = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
+    best = torch.full_like(lowest, float("inf"))
+    elements = torch.zeros_like(groups)
+    zeros, scales = torch.zeros_like(lowest), torch.ones_like(lowest)
+    for shrinkage in _SHRINKAGES:
+        scale = ((highest - lowest) * shrinkage / 15).clamp(min=1e-8).bfloat16().float()
+        zero = (-lowest * shrinkage / scale).round().clamp(0, 15)
+        rounded = (groups / scale[:, :, None]).round().add(zero[:, :, None]).clamp(0, 15)
+        error = ((rounded - zero[:, :, None]) * scale[:, :, None] - groups).square().sum(2)
+        is_better = error < best
+        best = torch.where(is_better, error, best)
+        zeros, scales = torch.where(is_better, zero, zeros), torch.where(is_better, scale, scales)
+        elements = torch.where(is_better[:, :, None], rounded, elements)
+    return elements.view(num_features, size).long(), zeros.long(), scales
+
+
+def pack_words(values: Tensor) -> Tensor:
+    """[R, C] from 0 to 15 -> [R, C / 8] int32, the first of 8 neighbours in the lowest bits."""
+    shifts = torch.arange(0, 32, 4)
+    words = (values.reshape(values.shape[0], -1, 8) << shifts).sum(2)
+    return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,294 @@
+"""Which weights are quantized, and how: by a setting, or by config.json's quantization_config. No torch: a checkpoint
+that is not served is refused before it is imported.
+
+Known are the formats of compressed-tensors (llm-compressor), of Hugging Face's and AutoFP8's fp8, of AutoAWQ and of
+AutoGPTQ and GPTQModel. Only this file knows the names of their fields.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from service.errors import ConfigError, ModelLoadError
+
+_SOURCE = "config.json: quantization_config"
+WHAT_TO_DO = "serve the checkpoint that it was made from, with quantization fp8 if it is to be small"
+_CHUNK = 32
+"""Input features that int4 elements are packed by at least (kernels/quantized_weight.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Scheme:
+    """e4m3. scales: one for each output channel, made at load from plain weights, or read; one for the whole tensor; or
+    one for each block of `block` output and input features."""
+
+    scales: Literal["load", "channel", "tensor", "block"]
+    block: tuple[int, int] = (1, 1)
+    scale_name: str = "weight_scale"
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Scheme:
+    """layout: how the elements lie in the checkpoint. group_size: input features that share a scale; None: all.
+    has_zeros: zeros of their own, else 8. zero_offset: what is added to those that are stored."""
+
+    layout: Literal["awq", "gptq", "packed"]
+    group_size: int | None
+    has_zeros: bool
+    zero_offset: int = 0
+
+
+Scheme = Fp8Scheme | Int4Scheme
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """name: as the log and the model list say it. groups: (targets, scheme): the first one whose targets match a linear
+    is its scheme. ignored: targets that stay as they are. A target is a linear's name, a part of it that ends at a dot,
+    `re:` and a pattern that matches its beginning, or Linear for all.
+    """
+
+    name: str
+    groups: tuple[tuple[tuple[str, ...], Scheme], ...]
+    ignored: tuple[str, ...] = ()
+
+    def scheme_of(self, linear: str) -> Scheme | None:
+        """Of a linear by its name in the checkpoint; None: it is not quantized."""
+        if any(_matches(linear, target) for target in self.ignored):
+            return None
+        return next((scheme for targets, scheme in self.groups if any(_matches(linear, t) for t in targets)), None)
+
+    @property
+    def is_at_load(self) -> bool:
+        return any(isinstance(scheme, Fp8Scheme) and scheme.scales == "load" for _, scheme in self.groups)
+
+
+FP8_AT_LOAD = Quantization("fp8", ((("Linear",), Fp8Scheme("load")),), ("lm_head",))
+"""Of plain weights, by the setting. The head stays, as in the checkpoints that others make: it decides most."""
+
+
+def check_trains(quantization: Quantization | None) -> None:
+    """Raises ConfigError if adapters cannot be trained beside weights of this form."""
+    if quantization is not None:
+        raise ConfigError(
+            f"fine-tuning: the weights are quantized ({quantization.name}), and training multiplies by plain ones;"
+            " serve the plain checkpoint, without quantization"
+        )
+
+
+def parse_quantization(fields: Mapping[str, object], requested: str | None) -> Quantization | None:
+    """Of config.json's fields and the setting `quantization`. None: plain weights. Raises ModelLoadError."""
+    written = fields.get("quantization_config")
+    if written is None:
+        for name in ("compression_config", "quantization"):
+            if fields.get(name) is not None:
+                raise ModelLoadError(f"config.json: {name} is not served; {WHAT_TO_DO}")
+        return FP8_AT_LOAD if requested == "fp8" else None
+    if not isinstance(written, dict):
+        raise ModelLoadError(f"{_SOURCE} is not a JSON object")
+    method = written.get("quant_method")
+    parse = _METHODS.get(method) if isinstance(method, str) else None
+    if parse is None:
+        raise ModelLoadError(
+            f"{_SOURCE}.quant_method {method!r} is not served; known: {', '.join(_METHODS)}; {WHAT_TO_DO}"
+        )
+    quantization = parse(written)
+    if requested is not None and not quantization.name.endswith(requested):
+        raise ModelLoadError(
+            f"quantization: {requested} is for plain weights; those of this checkpoint are {quantization.name} already,"
+            " which is read without the setting"
+        )
+    return quantization
+
+
+def _compressed_tensors(written: Mapping[str, object]) -> Quantization:
+    _refuse_unknown(
+        written,
+        known={"quant_method", "config_groups", "ignore", "format", "kv_cache_scheme"},
+        facts={"quantization_status", "global_compression_ratio", "version", "run_compressed"},
+    )
+    for name in ("sparsity_config", "transform_config"):
+        value = written.get(name)
+        if value and value != {"format": "dense"}:
+            raise _refused(name, value)
+    groups = written.get("config_groups")
+    if not isinstance(groups, dict) or not groups:
+        raise ModelLoadError(f"{_SOURCE}.config_groups is missing or not a JSON object")
+    parsed = [_compressed_group(name, group) for name, group in groups.items()]
+    formats = {"fp8" if isinstance(scheme, Fp8Scheme) else "int4" for _, scheme in parsed}
+    return Quantization(f"compressed-tensors {' and '.join(sorted(formats))}", tuple(parsed), _names(written, "ignore"))
+
+
+def _compressed_group(name: str, group: object) -> tuple[tuple[str, ...], Scheme]:
+    place = f"config_groups.{name}"
+    if not isinstance(group, dict) or not isinstance(group.get("weights"), dict):
+        raise ModelLoadError(f"{_SOURCE}.{place}.weights is missing or not a JSON object")
+    _refuse_unknown(group, {"targets", "weights", "input_activations"}, {"format"}, f"{place}.")
+    weights, inputs = group["weights"], group.get("input_activations")
+    kind, bits, strategy = weights.get("type"), weights.get("num_bits"), weights.get("strategy")
+    _refuse_unknown(
+        weights,
+        {"type", "num_bits", "strategy", "symmetric", "group_size", "block_structure", "dynamic", "actorder"},
+        {"observer", "observer_kwargs", "scale_dtype", "zp_dtype", "is_asymmetric"},
+        f"{place}.weights.",
+    )
+    if weights.get("dynamic"):
+        raise _refused(f"{place}.weights.dynamic", True)
+    if weights.get("actorder") not in (None, False, "static", "weight"):
+        raise _refused(f"{place}.weights.actorder", weights["actorder"])
+    targets = _names(group, "targets", ("Linear",))
+    if kind == "float" and bits == 8:
+        _check_fp8_inputs(place, inputs)
+        return targets, _compressed_fp8(place, weights, strategy)
+    if kind == "int" and bits == 4 and strategy in ("group", "channel"):
+        if inputs is not None:
+            raise _refused(f"{place}.input_activations", inputs)
+        group_size = _group_size(weights.get("group_size")) if strategy == "group" else None
+        return targets, Int4Scheme("packed", group_size, has_zeros=weights.get("symmetric") is False)
+    raise _refused(f"{place}.weights", {"type": kind, "num_bits": bits, "strategy": strategy})
+
+
+def _compressed_fp8(place: str, weights: Mapping[str, object], strategy: object) -> Fp8Scheme:
+    if weights.get("symmetric") is False:
+        raise _refused(f"{place}.weights.symmetric", False)
+    match strategy:
+        case "channel" | "tensor":
+            return Fp8Scheme(strategy)
+        case "block":
+            return Fp8Scheme("block", _block(f"{place}.weights.block_structure", weights.get("block_structure")))
+        case _:
+            raise _refused(f"{place}.weights.strategy", strategy)
+
+
+def _check_fp8_inputs(place: str, inputs: object) -> None:
+    """Whatever scales they are to have: ours are better (kernels/quantized_linear.py)."""
+    if inputs is None:
+        return
+    if not isinstance(inputs, dict) or inputs.get("type") != "float" or inputs.get("num_bits") != 8:
+        raise _refused(f"{place}.input_activations", inputs)
+
+
+def _fp8(written: Mapping[str, object]) -> Quantization:
+    _refuse_unknown(
+        written,
+        known={"quant_method", "weight_block_size", "modules_to_not_convert", "ignored_layers", "activation_scheme"},
+        facts={"fmt", "scale_fmt", "kv_cache_scheme", "dequantize"},
+    )
+    if written.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
+        raise _refused("fmt", written["fmt"])
+    if written.get("activation_scheme", "dynamic") not in ("dynamic", "static"):
+        raise _refused("activation_scheme", written["activation_scheme"])
+    ignored = (*_names(written, "modules_to_not_convert"), *_names(written, "ignored_layers"), "lm_head")
+    if written.get("weight_block_size") is None:
+        return Quantization("fp8", ((("Linear",), Fp8Scheme("tensor")),), ignored)
+    scheme = Fp8Scheme("block", _block("weight_block_size", written["weight_block_size"]), "weight_scale_inv")
+    return Quantization("block fp8", ((("Linear",), scheme),), ignored)
+
+
+def _awq(written: Mapping[str, object]) -> Quantization:
+    _refuse_unknown(
+        written,
+        known={"quant_method", "bits", "group_size", "zero_point", "version", "modules_to_not_convert", "backend"},
+        facts={"do_fuse", "fuse_max_seq_len", "modules_to_fuse", "exllama_config", "format"},
+    )
+    _require(written, "bits", 4)
+    _require(written, "zero_point", True)
+    if str(written.get("version", "gemm")).lower() != "gemm":
+        raise _refused("version", written["version"])
+    scheme = Int4Scheme("awq", _group_size(written.get("group_size", 128)), has_zeros=True)
+    return Quantization("awq int4", ((("Linear",), scheme),), (*_names(written, "modules_to_not_convert"), "lm_head"))
+
+
+def _gptq(written: Mapping[str, object]) -> Quantization:
+    _refuse_unknown(
+        written,
+        known={"quant_method", "bits", "group_size", "sym", "desc_act", "checkpoint_format", "format", "lm_head"}
+        | {"pack_dtype", "dynamic", "act_group_aware"},
+        facts={"damp_percent", "damp_auto_increment", "static_groups", "true_sequential", "meta", "quantizer", "uri"}
+        | {"model_name_or_path", "model_file_base_name", "dataset", "tokenizer", "batch_size", "pad_token_id"}
+        | {"exllama_config", "use_exllama", "disable_exllama", "use_cuda_fp16", "cache_block_outputs", "mse"}
+        | {"max_input_length", "model_seqlen", "block_name_to_quantize", "module_name_preceding_first_block"}
+        | {"modules_in_block_to_quantize", "is_marlin_format", "backend", "method", "hessian", "offload_to_disk"},
+    )
+    _require(written, "bits", 4)
+    _require(written, "lm_head", False)
+    _require(written, "pack_dtype", "int32")
+    if written.get("dynamic"):
+        raise _refused("dynamic", written["dynamic"])
+    if written.get("desc_act"):
+        raise ModelLoadError(
+            f"{_SOURCE}.desc_act true is not served: a group's features are no neighbours; take a checkpoint with"
+            " desc_act false"
+        )
+    version = written.get("checkpoint_format") or written.get("format") or "gptq"
+    if version not in ("gptq", "gptq_v2"):
+        raise _refused("checkpoint_format", version)
+    offset = 1 if version == "gptq" else 0
+    scheme = Int4Scheme("gptq", _group_size(written.get("group_size", 128)), has_zeros=True, zero_offset=offset)
+    return Quantization("gptq int4", ((("Linear",), scheme),), ("lm_head",))
+
+
+_METHODS: Mapping[str, Callable[[Mapping[str, object]], Quantization]] = MappingProxyType(
+    {"compressed-tensors": _compressed_tensors, "fp8": _fp8, "awq": _awq, "gptq": _gptq}
+)
+
+
+def _matches(linear: str, target: str) -> bool:
+    if target.startswith("re:"):
+        return re.match(target[3:], linear) is not None
+    return target == "Linear" or f".{target}." in f".{linear}."
+
+
+def _refuse_unknown(written: Mapping[str, object], known: set[str], facts: set[str], place: str = "") -> None:
+    """Fields that say something, but mean nothing here. facts: what was known while the checkpoint was made."""
+    for name, value in written.items():
+        means_nothing = value is None or value is False or value in ("", [], {})
+        if name not in known | facts | {"sparsity_config", "transform_config"} and not means_nothing:
+            raise _refused(f"{place}{name}", value)
+
+
+def _refused(name: str, value: object) -> ModelLoadError:
+    shown = repr(value)
+    return ModelLoadError(f"config.json: quantization_config.{name} {shown[:120]} is not served; {WHAT_TO_DO}")
+
+
+def _require(written: Mapping[str, object], name: str, value: object) -> None:
+    """The field's default is the value that is served."""
+    if written.get(name, value) not in (value, None):
+        raise _refused(name, written[name])
+
+
+def _names(written: Mapping[str, object], name: str, default: tuple[str, ...] = ()) -> tuple[str, ...]:
+    value = written.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise ModelLoadError(f"{_SOURCE}.{name} is not a list of names")
+    for target in (each for each in value if each.startswith("re:")):
+        try:
+            re.compile(target[3:])
+        except re.error as fault:
+            raise ModelLoadError(f"{_SOURCE}.{name}: {target!r} is no pattern: {fault}") from None
+    return tuple(value)
+
+
+def _group_size(value: object) -> int | None:
+    if value == -1 or value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < _CHUNK or value & (value - 1):
+        raise ModelLoadError(
+            f"{_SOURCE}.group_size {value!r} is not served: it is a power of two from {_CHUNK} on, or -1; {WHAT_TO_DO}"
+        )
+    return value
+
+
+def _block(name: str, value: object) -> tuple[int, int]:
+    match value:
+        case [int(rows), int(size)] if rows > 0 and size >= 16 and size & (size - 1) == 0:
+            return rows, size
+        case _:
+            raise _refused(name, value)

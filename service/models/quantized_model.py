@@ -1,0 +1,73 @@
+"""Has a model's linears read as a quantization says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from service.errors import ConfigError, ModelLoadError
+from service.layers.embedding import HEAD_NAME, OutputHead
+from service.layers.projection import Projection
+from service.layers.weight_storage import WeightStorage
+from service.models.causal_lm import CausalLM
+from service.models.fp8_storage import Fp8Storage
+from service.models.int4_storage import Int4Storage
+from service.models.quantization import Fp8Scheme, Quantization, Scheme
+
+_UNREAD = ("input_scale", "output_scale", "weight_shape", "g_idx", "weight_g_idx", "k_scale", "v_scale", "q_scale")
+"""Of a linear, or of the attention around it: scales of activations, for which others are used (kernels/
+quantized_linear.py), scales of a cache, shapes, and the order of groups, which is their own where it is served."""
+
+
+def store_quantized(model: CausalLM, quantization: Quantization, *, dequantized: bool) -> frozenset[str]:
+    """Before `CausalLM.materialize`. dequantized: for a device that multiplies by plain weights only. Returns the names
+    of tensors that the checkpoint may hold besides and nobody reads. Raises ModelLoadError naming a linear."""
+    if model.parallel.size > 1 and not quantization.is_at_load:
+        raise ConfigError(
+            f"tensor-parallel-size: the checkpoint's weights are {quantization.name}, which one rank serves; several"
+            " serve the plain checkpoint, with quantization fp8 if it is to be small"
+        )
+    unread = set[str]()
+    for names, projection, out_features, in_features in _projections(model):
+        scheme = _scheme(quantization, names)
+        if scheme is None:
+            continue
+        projection.store(_storage(scheme, names, out_features, in_features), dequantized=dequantized)
+        for name in names:
+            unread |= {f"{place}.{suffix}" for place in (name, name.rpartition(".")[0]) for suffix in _UNREAD}
+            if projection.bias is None:  # checkpoints of GPTQ hold zeros, all the same
+                unread.add(f"{name}.bias")
+    return frozenset(unread)
+
+
+def _projections(model: CausalLM) -> Iterator[tuple[Sequence[str], Projection, Sequence[int], int]]:
+    """Names of the parts, the projection, its output features and input features."""
+    for block in model.block_linears():
+        for names, linear, _ in block:
+            yield names, linear, linear.out_features, linear.in_features
+    for head in model.projections:
+        if isinstance(head, OutputHead) and not head.is_tied:
+            yield (HEAD_NAME,), head, (head.vocab_size,), head.hidden_size
+
+
+def _scheme(quantization: Quantization, names: Sequence[str]) -> Scheme | None:
+    schemes = [quantization.scheme_of(name) for name in names]
+    for name, scheme in zip(names, schemes, strict=True):
+        if scheme != schemes[0]:
+            raise ModelLoadError(
+                f"config.json: quantization_config treats {names[0]} and {name} differently, which are one matrix here;"
+                " take a checkpoint that quantizes both alike"
+            )
+    return schemes[0]
+
+
+def _storage(scheme: Scheme, names: Sequence[str], out_features: Sequence[int], in_features: int) -> WeightStorage:
+    if isinstance(scheme, Fp8Scheme):
+        if scheme.scales == "block" and in_features % scheme.block[1]:
+            raise ModelLoadError(
+                f"config.json: quantization_config: {names[0]}: {in_features} is no multiple of a block"
+            )
+        return Fp8Storage(scheme, out_features, in_features)
+    why_not = Int4Storage.why_not(scheme, out_features, in_features)
+    if why_not is not None:
+        raise ModelLoadError(f"config.json: quantization_config: {names[0]}: {why_not}")
+    return Int4Storage(scheme, out_features, in_features)

@@ -1,0 +1,50 @@
+"""A quantized checkpoint is the model that its numbers stand for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from service.config import LoraConfig
+from service.errors import ConfigError
+from service.layers.linear_method import KernelRows, RowRange
+from tests.models.checkpoints import llama
+from tests.models.forward import logits
+from tests.models.quantized_checkpoints import quantized
+from tests.runner.loading import load
+from tests.runner.plan_player import PlanPlayer, greedy
+
+PROMPTS = [[1, 17, 42, 99, 7], [1, 250, 3], list(range(1, 40))]
+
+
+@pytest.fixture(scope="module", params=["channels", "blocks", "awq", "gptq", "packed-zeros"])
+def folder(request, tmp_path_factory):
+    return quantized(llama(tmp_path_factory.mktemp("models") / "llama"), request.param)
+
+
+def tokens(folder, **how):
+    loaded = load(folder, **how)
+    return PlanPlayer(loaded.runner, loaded.num_blocks, 16).generate(PROMPTS, greedy(12))
+
+
+def test_its_tokens_are_those_of_the_model_that_it_stands_for(folder):
+    assert tokens(folder) == tokens(folder / "plain")
+
+
+@pytest.mark.parametrize("choice", [KernelRows(), KernelRows(skinny=64, add_norm=RowRange(1, 64))], ids=str)
+def test_its_logits_are_too_where_products_are_by_its_weights_as_they_are(folder, choice):
+    prompt = PROMPTS[-1]
+    got, want = logits(folder, prompt, choice), logits(folder / "plain", prompt)
+    torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
+
+
+def test_fp8_at_load_is_named_and_near_and_no_base_for_training(tmp_path, caplog):
+    folder = llama(tmp_path / "llama")
+    with caplog.at_level("INFO", "headrace"):
+        loaded = load(folder, quantization="fp8")
+    assert loaded.quantization == "fp8" and load(folder).quantization is None
+    assert "weights: quantized, fp8; made plain on the CPU" in caplog.text
+    got = PlanPlayer(loaded.runner, loaded.num_blocks, 16).generate(PROMPTS, greedy(12))
+    assert [answer[0] for answer in got] == [answer[0] for answer in tokens(folder)]
+    with pytest.raises(ConfigError, match="fine-tuning: the weights are quantized"):
+        load(folder, quantization="fp8", lora=LoraConfig(num_slots=1, max_rank=8, trains=True))

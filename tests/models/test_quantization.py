@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from service.errors import ConfigError, ModelLoadError
+from service.models.quantization import (
+    FP8_AT_LOAD,
+    Fp8Scheme,
+    Int4Scheme,
+    check_trains,
+    parse_quantization,
+)
+from tests.models.quantized_checkpoints import FORMATS
+
+SCHEMES = {
+    "channels": Fp8Scheme("channel"),
+    "tensor": Fp8Scheme("tensor"),
+    "auto-fp8": Fp8Scheme("tensor"),
+    "blocks": Fp8Scheme("block", (16, 32), "weight_scale_inv"),
+    "compressed-blocks": Fp8Scheme("block", (16, 32)),
+    "awq": Int4Scheme("awq", 32, has_zeros=True),
+    "gptq": Int4Scheme("gptq", 32, has_zeros=True, zero_offset=1),
+    "gptq-v2": Int4Scheme("gptq", 32, has_zeros=True),
+    "packed": Int4Scheme("packed", 32, has_zeros=False),
+    "packed-zeros": Int4Scheme("packed", 32, has_zeros=True),
+    "packed-channels": Int4Scheme("packed", None, has_zeros=False),
+}
+
+
+def parse(fields, requested=None):
+    return parse_quantization({"quantization_config": fields}, requested)
+
+
+def test_without_a_word_weights_are_plain():
+    assert parse_quantization({}, None) is parse_quantization({"quantization_config": None}, None) is None
+    assert parse_quantization({}, "fp8") is FP8_AT_LOAD
+    assert FP8_AT_LOAD.is_at_load and not parse(FORMATS["channels"][0]).is_at_load
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_format_says_how_its_linears_lie(kind):
+    quantization = parse(FORMATS[kind][0])
+    assert quantization.scheme_of("model.layers.0.self_attn.q_proj") == SCHEMES[kind]
+    assert quantization.scheme_of("lm_head") is None
+    assert ("int4" in quantization.name) is isinstance(SCHEMES[kind], Int4Scheme)
+
+
+@pytest.mark.parametrize("ignored", ["model.layers.3.mlp.gate_proj", "re:.*layers.3.mlp", "layers.3", "gate_proj"])
+def test_what_is_ignored_stays_plain(ignored):
+    fields = {**FORMATS["channels"][0], "ignore": [ignored]}
+    assert parse(fields).scheme_of("model.layers.3.mlp.gate_proj") is None
+    assert parse(fields).scheme_of("model.layers.33.mlp.up_proj") is not None
+
+
+def test_groups_of_linears_may_differ():
+    groups = {
+        "group_0": {**FORMATS["packed"][0]["config_groups"]["group_0"], "targets": ["re:.*mlp.*"]},
+        "group_1": {**FORMATS["channels"][0]["config_groups"]["group_0"], "targets": ["re:.*self_attn.*"]},
+    }
+    quantization = parse({**FORMATS["channels"][0], "config_groups": groups})
+    assert quantization.scheme_of("model.layers.0.mlp.up_proj") == SCHEMES["packed"]
+    assert quantization.scheme_of("model.layers.0.self_attn.o_proj") == SCHEMES["channels"]
+    assert quantization.scheme_of("other") is None
+    assert quantization.name == "compressed-tensors fp8 and int4"
+
+
+def weights(kind, **changes):
+    """The format's fields with others for the weights."""
+    fields = FORMATS[kind][0]
+    group = fields["config_groups"]["group_0"]
+    return {**fields, "config_groups": {"group_0": {**group, "weights": {**group["weights"], **changes}}}}
+
+
+REFUSED = [
+    ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quant_method 'bitsandbytes' is not served; known: comp"),
+    ({"bits": 4}, "quant_method None is not served"),
+    ([], "is not a JSON object"),
+    ({**FORMATS["awq"][0], "bits": 8}, "bits 8 is not served"),
+    ({**FORMATS["awq"][0], "version": "gemv"}, "version 'gemv'"),
+    ({**FORMATS["awq"][0], "zero_point": False}, "zero_point False"),
+    ({**FORMATS["awq"][0], "group_size": 48}, "group_size 48 is not served: it is a power of two from 32"),
+    ({**FORMATS["awq"][0], "rotation": "hadamard"}, r"quantization_config\.rotation 'hadamard' is not served; serve"),
+    ({**FORMATS["gptq"][0], "desc_act": True}, r"desc_act true .* take a checkpoint with desc_act false"),
+    ({**FORMATS["gptq"][0], "bits": 3}, "bits 3"),
+    ({**FORMATS["gptq"][0], "lm_head": True}, "lm_head True"),
+    ({**FORMATS["gptq"][0], "dynamic": {"-:.*": {}}}, "dynamic"),
+    ({**FORMATS["gptq"][0], "checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
+    ({**FORMATS["blocks"][0], "weight_block_size": [128]}, r"weight_block_size \[128\]"),
+    ({**FORMATS["blocks"][0], "fmt": "e5m2"}, "fmt 'e5m2'"),
+    ({**FORMATS["channels"][0], "ignore": ["re:("]}, r"ignore: 're:\(' is no pattern"),
+    ({**FORMATS["channels"][0], "ignore": "lm_head"}, "ignore is not a list of names"),
+    ({**FORMATS["channels"][0], "config_groups": {}}, "config_groups is missing"),
+    ({**FORMATS["channels"][0], "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config"),
+    ({**FORMATS["channels"][0], "transform_config": {"config_groups": {"u": {}}}}, "transform_config"),
+    (weights("channels", num_bits=4), r"group_0\.weights .*'num_bits': 4"),
+    (weights("channels", dynamic=True), r"group_0\.weights\.dynamic True"),
+    (weights("channels", strategy="row"), r"group_0\.weights\.strategy 'row'"),
+    (weights("packed", actorder="group"), r"group_0\.weights\.actorder 'group'"),
+    (weights("packed", codebook="nf4"), r"group_0\.weights\.codebook 'nf4'"),
+]
+
+
+@pytest.mark.parametrize(("fields", "named"), REFUSED, ids=[named[:40] for _, named in REFUSED])
+def test_what_is_not_understood_is_refused_by_name(fields, named):
+    with pytest.raises(ModelLoadError, match=named) as refused:
+        parse(fields)
+    assert len(str(refused.value)) < 400
+
+
+def test_plain_weights_are_quantized_once():
+    with pytest.raises(ModelLoadError, match=r"quantization: fp8 is for plain weights; .* awq int4 already"):
+        parse(FORMATS["awq"][0], "fp8")
+    assert parse(FORMATS["channels"][0], "fp8").name.endswith("fp8")
+
+
+def test_only_plain_weights_are_trained_beside():
+    check_trains(None)
+    with pytest.raises(ConfigError, match=r"fine-tuning: the weights are quantized \(fp8\)"):
+        check_trains(FP8_AT_LOAD)
+
+
+def test_it_is_told_before_torch_is_there():
+    code = "import sys, service.models.quantization; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
