@@ -13,12 +13,11 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from service.config import CacheConfig, ModelSource
 from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
 from service.runner.load import LoadedModel, load_executor
+from service.text.tokenizer import Tokenizer
 
 BLOCK_SIZE = 16
 
@@ -47,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     cache = CacheConfig(BLOCK_SIZE, 0.9, memory_bytes=256 << 20)
     loaded = load_executor(source, options.model, cache, 2, options.window, enforce_eager=True)
     text = "\n".join(file.read_text(encoding="utf-8") for file in options.texts)
-    token_ids = Tokenizer.from_file(str(options.model / "tokenizer.json")).encode(text, add_special_tokens=False).ids
+    token_ids = Tokenizer.from_folder(options.model).encode(text, add_special_tokens=False)
     value = perplexity(loaded, token_ids, options.window)
     result = {"model": str(options.model), "quantization": loaded.quantization, "dtype": loaded.dtype}
     print(json.dumps(result | {"tokens": len(token_ids), "perplexity": value}))

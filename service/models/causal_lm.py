@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor, nn
 
+from kernels.quantized_weight import FP8
 from service.layers.add_norm_fusion import AddNormFusion
 from service.layers.attention import AttentionInputs, LayerCache
 from service.layers.embedding import OutputHead, TokenEmbedding
@@ -18,7 +19,7 @@ from service.layers.projection import Projection
 from service.layers.rotary import RotaryEmbedding
 from service.layers.shard import Shard
 from service.layers.tensor_parallel import ALONE, TensorParallel
-from service.layers.weight_storage import Destination
+from service.layers.weight_storage import Destination, WeightStorage
 
 
 class CausalLM(Layer, ABC):
@@ -119,7 +120,8 @@ class CausalLM(Layer, ABC):
             projection.finish_reading(dtype)
 
     def materialize(self, dtype: torch.dtype, device: torch.device) -> None:
-        """Give the parameters memory, those that are floats of dtype, and buffers theirs; the values are undefined.
+        """Give the parameters memory, those that are floats of dtype, and what quantized weights are read into; the
+        values are undefined.
 
         Not by `to_empty`: to ask whether a tensor is a fake one, torch imports sympy for it, 1.7 s of a start.
         """
@@ -128,19 +130,15 @@ class CausalLM(Layer, ABC):
                 own_dtype = dtype if shape_of.is_floating_point() else shape_of.dtype
                 values = torch.empty(shape_of.shape, dtype=own_dtype, device=device)
                 module.register_parameter(name, nn.Parameter(values, requires_grad=shape_of.requires_grad))
-            for name, like in module.named_buffers(recurse=False):
+            for name, like in module.named_buffers(recurse=False) if isinstance(module, WeightStorage) else ():
                 module.register_buffer(name, torch.empty(like.shape, dtype=like.dtype, device=device))
 
     def weights_bytes(self, dtype: torch.dtype, device: torch.device) -> int:
         """What the weights take on a device, at most. On a CPU packed numbers of four bits will not stay packed."""
         of_bytes = 2 * dtype.itemsize if device.type == "cpu" else 1
-        by_type = {torch.float32: dtype.itemsize, torch.uint8: of_bytes}
         tensors = self.checkpoint_tensors().values()
         made_plain = sum(each.num_made_plain for each in self.projections)
-        return made_plain * dtype.itemsize + sum(
-            t.shape.numel() * by_type[t.dtype] if isinstance(t, Tensor) and t.dtype in by_type else t.nbytes
-            for t in tensors
-        )
+        return made_plain * dtype.itemsize + sum(_num_bytes(each, dtype, of_bytes) for each in tensors)
 
     def dequantize(self, dtype: torch.dtype) -> None:
         """Give up forms of weights that only a GPU has kernels for; once they are written."""
@@ -164,3 +162,10 @@ class CausalLM(Layer, ABC):
     def projections(self) -> Sequence[Projection]:
         """In the order of their computation, but for the head, which may come anywhere."""
         return [module for module in self.modules() if isinstance(module, Projection)]
+
+
+def _num_bytes(there: Destination, dtype: torch.dtype, of_bytes: int) -> int:
+    """of_bytes: what a byte of packed numbers takes."""
+    if not isinstance(there, Tensor) or there.dtype in (torch.int32, FP8):
+        return there.nbytes
+    return there.numel() * (dtype.itemsize if there.is_floating_point() else of_bytes)

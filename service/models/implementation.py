@@ -21,8 +21,9 @@ _GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 def choose_implementation(
     fields: Mapping[str, object], wanted: WantedImplementation, quantization: str | None = None
 ) -> Implementation:
-    """quantization: the setting. By config.json's fields; auto: transformers' where there is no file of ours, for what generates text. Raises
-    ModelLoadError naming the field that is not served; of transformers' modules more may turn out when they are built.
+    """By config.json's fields; auto: transformers' where there is no file of ours, for what generates text.
+    quantization: the setting. Raises ModelLoadError naming the field that is not served; of transformers' modules more
+    may turn out when they are built.
     """
     architecture = architecture_of(fields)
     is_known = is_native(architecture) or text_fields(fields) is not None

@@ -55,8 +55,8 @@ def open_model(
     parallel: TensorParallel = ALONE,
     quantization: str | None = None,
 ) -> OpenedModel:
-    """By the folder's config.json, and the setting `quantization`. Raises ModelLoadError naming the field, or what is not served; ConfigError as
-    `build_model` does."""
+    """By the folder's config.json, and the setting `quantization`. Raises ModelLoadError naming the field, or what is
+    not served; ConfigError as `build_model` does."""
     fields = read_config(folder)
     if choose_implementation(fields, wanted, quantization) == "native":
         config = parse_model_config(fields, quantization)

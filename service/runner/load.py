@@ -62,7 +62,7 @@ class LoadedModel:
     can do without.
     block_bytes, host_block_bytes: of a KV block on the device, and of one that is swapped.
     max_model_len: tokens that one sequence may have by the model and the configuration (the cache may hold fewer).
-    num_threads: of torch's operations on the CPU. quantization: what the weights' format is called; None: plain.
+    num_threads: of torch's operations on the CPU.
     weights: a name that changes with the weights. adapters: to which they are read from their folders; None where none
     are served. phases: seconds of each part of loading, in order.
     """
@@ -79,13 +79,18 @@ class LoadedModel:
     block_bytes: int
     host_block_bytes: int
     dtype: Literal["bfloat16", "float32"]
-    quantization: str | None
     device: str
     num_threads: int
     memory: MemoryLedger
     weights: str
     adapters: AdapterStore | None
     phases: Mapping[str, float]
+
+    @property
+    def quantization(self) -> str | None:
+        """What the weights' format is called; None: plain."""
+        quantization = self.model_config.quantization
+        return None if quantization is None else quantization.name
 
 
 def load_executor(
@@ -161,7 +166,6 @@ def load_executor(
         block_bytes=layout.block_bytes,
         host_block_bytes=host_blocks.block_bytes(layout),
         dtype="bfloat16" if dtype is torch.bfloat16 else "float32",
-        quantization=None if config.quantization is None else config.quantization.name,
         device=str(device),
         num_threads=num_threads,
         memory=replace(memory, kv_cache_bytes=num_blocks * layout.block_bytes),

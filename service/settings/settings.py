@@ -82,9 +82,7 @@ class Settings(BaseSettings):
         " are no native ones",
     )
     dtype: Literal["auto", "bfloat16", "float32"] = Field("auto", description="type of weights and KV cache")
-    quantization: Literal["fp8"] | None = Field(
-        None, description="makes plain weights small at load; quantized checkpoints need no setting"
-    )
+    quantization: Literal["fp8"] | None = Field(None, description="plain weights become these at load")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto is the GPU if there is one")
     tensor_parallel_size: int = Field(
         1, ge=1, le=64, description="GPUs that compute every layer together, each with its part of the weights"

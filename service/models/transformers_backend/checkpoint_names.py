@@ -23,6 +23,7 @@ from transformers.core_model_loading import (
 )
 
 from service.errors import ModelLoadError
+from service.layers.weight_storage import Destination
 
 
 class CheckpointNames:
@@ -35,10 +36,10 @@ class CheckpointNames:
         self._prefix = model.base_model_prefix
         self._known = dict.fromkeys(model.state_dict(), True)
 
-    def places(self, stored: Collection[str], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def places(self, stored: Collection[str], tensors: Mapping[str, Destination]) -> dict[str, Destination]:
         """By a stored tensor's name where it goes; by the model's own where none is stored for it. tensors: the
         model's, by its own names. A stored tensor that is none of the model's has no place. Raises ModelLoadError."""
-        places: dict[str, Tensor] = {}
+        places: dict[str, Destination] = {}
         found: set[str] = set()
         merged: dict[str, dict[str, list[str]]] = {}
         for name in sorted(stored, key=dot_natural_key):
@@ -51,7 +52,9 @@ class CheckpointNames:
             else:
                 merged.setdefault(own, {}).setdefault(pattern, []).append(name)
         for own, sources in merged.items():
-            places |= _parts(own, tensors[own], sources, self._converter_of(next(iter(sources))))
+            merged_tensor = tensors[own]
+            assert isinstance(merged_tensor, Tensor), "experts are plain"
+            places |= _parts(own, merged_tensor, sources, self._converter_of(next(iter(sources))))
         return places | {name: tensor for name, tensor in tensors.items() if name not in found}
 
     def _own_name(self, name: str) -> tuple[str, str | None]:

@@ -16,6 +16,7 @@ from service.layers.embedding import HoldsWeight, OutputHead
 from service.layers.layer import Layer
 from service.layers.linear import NamedLinear, linear_tensors
 from service.layers.shard import Shard
+from service.layers.weight_storage import Destination
 from service.models.causal_lm import CausalLM
 from service.models.transformers_backend.attention import CurrentStep, PagedStep
 from service.models.transformers_backend.checkpoint_names import CheckpointNames
@@ -62,12 +63,14 @@ class TransformersModel(CausalLM):
     def block_linears(self) -> Sequence[Sequence[NamedLinear]]:
         return [[each.below(f"{self._prefix}.") for each in block] for block in self._blocks]
 
-    def checkpoint_tensors(self) -> dict[str, Tensor]:
-        table = {f"{self._prefix}.{name}": tensor for name, tensor in _own_tensors(self.base).items()}
+    def checkpoint_tensors(self) -> dict[str, Destination]:
+        table: dict[str, Destination] = {
+            f"{self._prefix}.{name}": tensor for name, tensor in _own_tensors(self.base).items()
+        }
         table |= linear_tensors(each.below(f"{self._prefix}.") for each in self._linears)
         return table | self.head.checkpoint_tensors()
 
-    def checkpoint_places(self, stored: Collection[str]) -> dict[str, Tensor]:
+    def checkpoint_places(self, stored: Collection[str]) -> dict[str, Destination]:
         return self._names.places(stored, self.checkpoint_tensors())
 
     def ignored_checkpoint_names(self) -> frozenset[str]:
