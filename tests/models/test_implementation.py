@@ -30,7 +30,7 @@ def test_what_ours_do_not_serve_is_named():
         choose_implementation(OTHER, "native")
     with pytest.raises(ModelLoadError, match="hidden_size is missing"):
         choose_implementation({"architectures": ["LlamaForCausalLM"]}, "auto")
-    with pytest.raises(ModelLoadError, match="quant_method 'x', is not served"):
+    with pytest.raises(ModelLoadError, match="quant_method 'x' is not served"):
         choose_implementation({**OTHER, "quantization_config": {"quant_method": "x"}}, "auto")
 
 
@@ -39,3 +39,11 @@ def test_without_transformers_it_is_said_how_to_get_it(monkeypatch):
     with pytest.raises(ModelLoadError, match=r"'SomethingForCausalLM' .* pip install 'headrace\[transformers\]'"):
         choose_implementation(OTHER, "auto")
     assert choose_implementation(LLAMA, "auto") == "native"
+
+
+def test_transformers_modules_are_served_of_plain_weights():
+    fields = {"architectures": ["LlamaForCausalLM"]}
+    with pytest.raises(
+        ModelLoadError, match="quantization: architecture 'LlamaForCausalLM' is served by transformers'"
+    ):
+        choose_implementation(fields, "transformers", "fp8")
