@@ -36,8 +36,21 @@ def build_with_transformers(folder: Path) -> BuiltModel:
     made = probe(model.base_model, current)
     text = model.config.get_text_config()
     check_calls(text, made.calls)
+    shape = _model_config(model, made.calls)
     with torch.device("meta"):
-        return BuiltModel(_model_config(model, made.calls), TransformersModel(model, current, made.linears))
+        built = TransformersModel(model, current, made.linears)
+        _check_head(built, shape)
+    return BuiltModel(shape, built)
+
+
+def _check_head(model: TransformersModel, shape: ModelConfig) -> None:
+    try:
+        model.compute_logits(torch.empty(1, shape.hidden_size))
+    except Exception as fault:  # it is others' code: anything may come
+        raise ModelLoadError(
+            f"config.json: architecture {shape.architecture!r} is not served: its head is no function of one token's"
+            f" hidden state alone: {first_sentence(fault)}"
+        ) from fault
 
 
 def _read(folder: Path) -> PreTrainedConfig:

@@ -109,6 +109,11 @@ class _HiddenStates(nn.Module):
     def forward(self, *_: object, inputs_embeds: Tensor, **__: object) -> _Made:
         return _Made(inputs_embeds)
 
+    @property
+    def decoder(self) -> _HiddenStates:
+        """Some heads ask a part of the model below them."""
+        return self
+
 
 class _Made:
     """What a model below its head returns, of whichever kind: a head passes the other fields on."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
 from service.errors import ModelLoadError
 from service.models.transformers_backend.build import build_with_transformers
@@ -25,6 +26,15 @@ def test_what_our_own_words_say_of_the_same_file(tmp_path: Path):
     assert {name: getattr(theirs, name) for name in names.split()} == {
         name: getattr(ours, name) for name in names.split()
     }
+
+
+def test_a_head_that_looks_at_more_than_hidden_states_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def forward(self, inputs_embeds, **_):
+        return self.model(inputs_embeds=inputs_embeds).hidden_states[-1]
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", forward)
+    with pytest.raises(ModelLoadError, match="'LlamaForCausalLM' is not served: its head is no function of"):
+        build_with_transformers(llama(tmp_path))
 
 
 def test_it_takes_no_memory(tmp_path: Path):

@@ -13,12 +13,12 @@ from service.layers.linear_method import KernelRows
 from service.models.registry import open_model
 from service.models.transformers_backend.model import TransformersModel
 from service.models.weight_loader import load_weights
-from tests.models.checkpoints import SMALL, llama, qwen3
+from tests.models.checkpoints import SMALL, llama, opt, qwen3
 from tests.models.forward import logits
 
 
 @pytest.mark.parametrize(
-    ("save", "changes"), [(llama, {"attention_bias": True}), (qwen3, {"tie_word_embeddings": True})]
+    ("save", "changes"), [(llama, {"attention_bias": True}), (qwen3, {"tie_word_embeddings": True}), (opt, {})]
 )
 def test_the_same_logits_as_our_own_file(save, changes, tmp_path: Path):
     folder = save(tmp_path, **changes)
