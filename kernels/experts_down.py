@@ -52,6 +52,7 @@ def _experts_down_kernel(
     x_stride_row,
     num_features,
     size,
+    FORM: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -73,7 +74,7 @@ def _experts_down_kernel(
     is_feature = feature < num_features
     acc = grouped_product(
         x_ptr, pair, is_row, x_stride_row, values_ptr, scales_ptr, expert, feature, is_feature,
-        num_features, size, GROUP_SIZE, BLOCK_K, NUM_STAGES, WEIGHT_IS_LEFT,
+        num_features, size, FORM, GROUP_SIZE, BLOCK_K, NUM_STAGES, WEIGHT_IS_LEFT,
     )  # fmt: skip
     if HAS_BIAS:
         bias_ptrs = bias_ptr + expert.to(tl.int64) * num_features + feature

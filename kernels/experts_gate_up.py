@@ -77,6 +77,7 @@ def _experts_gate_up_kernel(
     TOP_K: tl.constexpr,
     IS_INTERLEAVED: tl.constexpr,
     HAS_CLAMP: tl.constexpr,
+    FORM: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -102,7 +103,7 @@ def _experts_gate_up_kernel(
     is_feature = feature < num_features
     acc = grouped_product(
         x_ptr, pair // TOP_K, is_row, x_stride_row, values_ptr, scales_ptr, expert, weight_row, is_feature,
-        2 * num_features, size, GROUP_SIZE, BLOCK_K, NUM_STAGES, WEIGHT_IS_LEFT,
+        2 * num_features, size, FORM, GROUP_SIZE, BLOCK_K, NUM_STAGES, WEIGHT_IS_LEFT,
     )  # fmt: skip
     if HAS_BIAS:
         bias_ptrs = bias_ptr + expert.to(tl.int64) * 2 * num_features + weight_row

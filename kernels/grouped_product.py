@@ -15,6 +15,9 @@ from torch import Tensor
 from kernels.mxfp4 import GROUP, dequantize_mxfp4, mxfp4_values
 from kernels.optional_triton import tl, triton
 
+PLAIN, FP8, MXFP4 = range(3)
+"""Forms of weights, as the kernels know them."""
+
 _MOST_LEFT_ROWS = 32
 _MAX_REGISTERS = 255
 """Told to the compiler: see kernels/skinny_linear.py."""
@@ -23,8 +26,8 @@ _MAX_REGISTERS = 255
 class ExpertWeight(NamedTuple):
     """The weights of all experts (E of them, N output features, K input features), contiguous.
 
-    values: [E, N, K] in the dtype of the rows; with scales MXFP4 (kernels/mxfp4.py), [E, N, K / 2] uint8.
-    scales: None, or [E, N, K / 32] uint8. bias: None, or [E, N] in the dtype of the rows.
+    values: [E, N, K] in the dtype of the rows. Or with scales: float8_e4m3fn, each row with its own, [E, N, 1] fp32;
+    or [E, N, K / 2] uint8, MXFP4 (kernels/mxfp4.py), [E, N, K / 32] uint8. bias: None, or [E, N] in the rows' dtype.
     """
 
     values: Tensor
@@ -33,13 +36,22 @@ class ExpertWeight(NamedTuple):
 
     @property
     def num_inputs(self) -> int:
-        return self.values.shape[2] * (1 if self.scales is None else 2)
+        return self.values.shape[2] * (2 if self.form == MXFP4 else 1)
+
+    @property
+    def form(self) -> int:
+        """PLAIN, FP8 or MXFP4."""
+        if self.scales is None:
+            return PLAIN
+        return MXFP4 if self.values.dtype == torch.uint8 else FP8
 
     def of_expert(self, expert: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
         """(weight [N, K], bias [N] or None), for the references."""
         bias = None if self.bias is None else self.bias[expert]
         if self.scales is None:
             return self.values[expert], bias
+        if self.form == FP8:
+            return (self.values[expert].float() * self.scales[expert]).to(dtype), bias
         return dequantize_mxfp4(self.values[expert], self.scales[expert], dtype), bias
 
 
@@ -66,7 +78,7 @@ _QUANTIZED = (*_PLAIN[:2], (_MORE, _PLAIN[2][1]))
 """Up to so many pairs of an expert on average. While the weights' bytes decide, a block has room for all pairs of
 nearly every expert, so that each weight is read once: of Poisson's 8, one in 250 has more than 16; of 20, one in 200
 more than 32. For more pairs it is usual tiles of dense products, as far as they compile without spilling. Numbers of
-four bits are widened in registers: 128 rows of x beside them would not fit.
+four or eight bits are widened in registers: 128 rows of x beside them would not fit.
 
 Not swept here yet (`python -m loadtest.bench.expert_layers --sweep`); the first row's tile is what others found best on
 an H200 for 128 experts of 768 at up to 16 tokens.
@@ -99,7 +111,8 @@ def grouped_product(
     is_feature,
     num_weight_rows,
     size,
-    GROUP_SIZE: tl.constexpr,  # of a scale; 0: there are none
+    FORM: tl.constexpr,  # 0 plain, 1 fp8, 2 MXFP4
+    GROUP_SIZE: tl.constexpr,  # of MXFP4
     BLOCK_K: tl.constexpr,
     NUM_STAGES: tl.constexpr,
     WEIGHT_IS_LEFT: tl.constexpr,
@@ -115,7 +128,7 @@ def grouped_product(
     for start in tl.range(0, size, BLOCK_K, num_stages=NUM_STAGES):
         is_k = (start + k < size)[None, :]
         x = tl.load(x_ptrs + start, mask=is_row[:, None] & is_k, other=0.0)
-        if GROUP_SIZE > 0:
+        if FORM == 2:
             byte = start // 2 + tl.arange(0, BLOCK_K // 2)
             group = start // GROUP_SIZE + tl.arange(0, BLOCK_K // GROUP_SIZE)
             is_byte = is_feature[:, None] & (byte < size // 2)[None, :]
@@ -125,13 +138,15 @@ def grouped_product(
             weight = mxfp4_values(numbers, scales, GROUP_SIZE).to(x.dtype)
         else:
             weight_ptrs = values_ptr + row[:, None] * size + (start + k)[None, :]
-            weight = tl.load(weight_ptrs, mask=is_feature[:, None] & is_k, other=0.0)
+            weight = tl.load(weight_ptrs, mask=is_feature[:, None] & is_k, other=0.0).to(x.dtype)
         if WEIGHT_IS_LEFT:
             acc = tl.dot(weight, tl.trans(x), acc, input_precision="ieee")
         else:
             acc = tl.dot(x, tl.trans(weight), acc, input_precision="ieee")
     if WEIGHT_IS_LEFT:
         acc = tl.trans(acc)
+    if FORM == 1:
+        acc *= tl.load(scales_ptr + row, mask=is_feature, other=0.0)[None, :]
     return acc
 
 
@@ -142,13 +157,17 @@ def grouped_launch(x: Tensor, weight: ExpertWeight, config: GroupedConfig, block
     assert config.block_m == block_m, "blocks are made by the same configuration"
     if weight.scales is None:
         assert weight.values.dtype == x.dtype
+    elif weight.form == FP8:
+        assert weight.values.dtype == torch.float8_e4m3fn and weight.scales.dtype == torch.float32
+        assert weight.scales.is_contiguous() and weight.scales.shape == (*weight.values.shape[:2], 1)
     else:
-        assert weight.values.dtype == weight.scales.dtype == torch.uint8 and weight.scales.is_contiguous()
+        assert weight.scales.dtype == torch.uint8 and weight.scales.is_contiguous()
         assert weight.num_inputs % GROUP == 0 and config.block_k % GROUP == 0
     if weight.bias is not None:
         assert weight.bias.shape == (num_experts, weight.values.shape[1]) and weight.bias.is_contiguous()
     return {
-        "GROUP_SIZE": 0 if weight.scales is None else GROUP,
+        "FORM": weight.form,
+        "GROUP_SIZE": GROUP,
         "HAS_BIAS": weight.bias is not None,
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,

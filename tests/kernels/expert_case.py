@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.expert_blocks import ExpertBlocks, expert_blocks, expert_blocks_triton
-from kernels.grouped_product import ExpertWeight, GroupedConfig
+from kernels.grouped_product import FP8, MXFP4, PLAIN, ExpertWeight, GroupedConfig
 from kernels.mxfp4 import GROUP, dequantize_mxfp4
 from tests.kernels.lanes import Lane
 
@@ -38,11 +38,16 @@ def expert_case(
     num_experts: int = 6,
     top_k: int = 2,
     has_bias: bool = False,
-    is_mxfp4: bool = False,
+    form: int = PLAIN,
 ) -> ExpertCase:
     dtype = torch.float32 if lane.name == "interpret" else torch.bfloat16
     scales = None
-    if is_mxfp4:
+    if form == FP8:
+        values = (torch.randn(num_experts, num_features, size) * 100).to(torch.float8_e4m3fn)
+        scales = (0.5 + torch.rand(num_experts, num_features, 1)) * 0.01 * size**-0.5
+        exact = values.double() * scales.double()
+        scales = lane.put(scales)
+    elif form == MXFP4:
         values = torch.randint(0, 256, (num_experts, num_features, size // 2), dtype=torch.uint8)
         scales = torch.randint(118, 124, (num_experts, num_features, size // GROUP), dtype=torch.uint8)
         exact = dequantize_mxfp4(values, scales, torch.float64)

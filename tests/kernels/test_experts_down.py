@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kernels.experts_down import experts_down, experts_down_triton
+from kernels.grouped_product import FP8, MXFP4, PLAIN
 from tests.kernels.expert_case import SMALL_TILES, WIDE_TILES, expert_case, products, rows
 from tests.kernels.lanes import LANES
 from tests.kernels.tolerances import assert_close
@@ -16,11 +17,11 @@ def naive(case, x, routing):
 
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("config", [SMALL_TILES, WIDE_TILES], ids=["weight left", "weight right"])
-@pytest.mark.parametrize("form", ["plain", "bias", "mxfp4"])
+@pytest.mark.parametrize("form", ["plain", "bias", "fp8", "mxfp4"])
 @pytest.mark.parametrize(("num_tokens", "features", "size"), [(0, 16, 32), (1, 17, 64), (40, 70, 96)])
 def test_follows_the_formula(num_tokens, features, size, form, config, lane):
-    options = {"has_bias": form == "bias", "is_mxfp4": form == "mxfp4"}
-    case = expert_case(lane, num_tokens, features, size, config, **options)
+    of_weight = {"fp8": FP8, "mxfp4": MXFP4}.get(form, PLAIN)
+    case = expert_case(lane, num_tokens, features, size, config, has_bias=form == "bias", form=of_weight)
     x, routing = rows(lane, 2 * num_tokens, size), lane.put(torch.rand(num_tokens, 2))
     got = lane(experts_down, experts_down_triton)(x, case.weight, case.blocks, routing, config)
     assert_close(got, naive(case, x, routing))

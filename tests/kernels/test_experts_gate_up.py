@@ -5,10 +5,12 @@ import torch
 import torch.nn.functional as F
 
 from kernels.experts_gate_up import Clamp, experts_gate_up, experts_gate_up_triton
+from kernels.grouped_product import FP8, MXFP4, PLAIN, grouped_config
 from tests.kernels.expert_case import SMALL_TILES, WIDE_TILES, expert_case, products, rows
 from tests.kernels.lanes import GPU, LANES
 from tests.kernels.tolerances import assert_close
 
+FORMS = {"plain": PLAIN, "fp8": FP8, "mxfp4": MXFP4}
 CLAMP = Clamp(limit=0.7, alpha=1.702)
 
 
@@ -31,9 +33,9 @@ def test_follows_the_formula(num_tokens, features, size, config, lane):
 
 
 @pytest.mark.parametrize("lane", LANES)
-@pytest.mark.parametrize("is_mxfp4", [False, True], ids=["plain", "mxfp4"])
-def test_interleaved_clamped_with_biases_as_gpt_oss_has_them(is_mxfp4, lane):
-    case = expert_case(lane, 21, 2 * 20, 96, SMALL_TILES, has_bias=True, is_mxfp4=is_mxfp4)
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_interleaved_clamped_with_biases_as_gpt_oss_has_them(form, lane):
+    case = expert_case(lane, 21, 2 * 20, 96, SMALL_TILES, has_bias=True, form=form)
     x = rows(lane, 21, 96)
     op = lane(experts_gate_up, experts_gate_up_triton)
     got = op(x, case.weight, case.blocks, SMALL_TILES, is_interleaved=True, clamp=CLAMP)
@@ -62,13 +64,11 @@ def test_a_row_does_not_depend_on_the_others(lane):
 
 
 @pytest.mark.parametrize("lane", [GPU])
-@pytest.mark.parametrize("is_mxfp4", [False, True], ids=["plain", "mxfp4"])
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("num_tokens", [1, 64, 2048])
-def test_whole_models_shapes(num_tokens, is_mxfp4, lane):
-    from kernels.grouped_product import grouped_config
-
-    config = grouped_config(num_tokens * 4, 32, is_quantized=is_mxfp4)
-    case = expert_case(lane, num_tokens, 2 * 256, 2880, config, num_experts=32, top_k=4, is_mxfp4=is_mxfp4)
+def test_whole_models_shapes(num_tokens, form, lane):
+    config = grouped_config(num_tokens * 4, 32, is_quantized=form != PLAIN)
+    case = expert_case(lane, num_tokens, 2 * 256, 2880, config, num_experts=32, top_k=4, form=form)
     x = rows(lane, num_tokens, 2880) * 0.1
     got = experts_gate_up(x, case.weight, case.blocks, config)
     want = naive(case, x)

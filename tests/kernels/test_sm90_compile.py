@@ -21,7 +21,7 @@ from kernels import paged_attention_decode as decode
 from kernels import paged_attention_prefill as prefill
 from kernels import route_to_experts as routing
 from kernels import skinny_linear as skinny
-from kernels.grouped_product import ExpertWeight, grouped_config
+from kernels.grouped_product import FP8, MXFP4, PLAIN, ExpertWeight, grouped_config
 from tests.kernels.lora_case import LoraCase, token_slots
 from tests.kernels.quantized_weights import random_weight
 
@@ -222,28 +222,31 @@ def test_lora(num_tokens, size, out_features, monkeypatch, tmp_path):
         assert compiled.registers * 32 * launch.options["num_warps"] <= REGISTERS
 
 
-def of_experts(num_tokens, num_features, size, is_mxfp4):
+def of_experts(num_tokens, num_features, size, form):
     """(weight, blocks, config) as of 128 experts, 8 of a token; here are 2, and each token has one."""
-    config = grouped_config(num_tokens * 8, 128, is_quantized=is_mxfp4)
-    if is_mxfp4:
+    config = grouped_config(num_tokens * 8, 128, is_quantized=form != PLAIN)
+    values = torch.empty(2, num_features, size, dtype=torch.bfloat16 if form == PLAIN else torch.float8_e4m3fn)
+    scales = None if form == PLAIN else torch.empty(2, num_features, 1)
+    if form == MXFP4:
         shapes = (2, num_features, size // 2), (2, num_features, size // 32)
-        weight = ExpertWeight(*(torch.empty(shape, dtype=torch.uint8) for shape in shapes))
-    else:
-        weight = ExpertWeight(torch.empty(2, num_features, size, dtype=torch.bfloat16))
+        values, scales = (torch.empty(shape, dtype=torch.uint8) for shape in shapes)
     experts = torch.zeros(num_tokens, 1, dtype=torch.int32)
-    return weight, expert_blocks.expert_blocks_reference(experts, 2, config.block_m), config
+    blocks = expert_blocks.expert_blocks_reference(experts, 2, config.block_m)
+    return ExpertWeight(values, scales), blocks, config
 
 
-@pytest.mark.parametrize(("num_tokens", "is_mxfp4"), [(1, False), (256, True), (1024, True), (8192, False)])
-def test_experts(num_tokens, is_mxfp4, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("num_tokens", "form"), [(1, PLAIN), (256, FP8), (1024, FP8), (256, MXFP4), (1024, MXFP4), (8192, PLAIN)]
+)
+def test_experts(num_tokens, form, monkeypatch, tmp_path):
     for module, name in ((gate_up, "_experts_gate_up_kernel"), (down, "_experts_down_kernel")):
         monkeypatch.setattr(module, name, LaunchRecorder(getattr(module, name)))
     monkeypatch.setattr(down, "_sum_pairs_kernel", LaunchRecorder(down._sum_pairs_kernel))
-    x, routing = torch.empty(num_tokens, 2048, dtype=torch.bfloat16), torch.empty(num_tokens, 1)
-    weight, blocks, config = of_experts(num_tokens, 2 * 768, 2048, is_mxfp4)
-    gated_up = gate_up.experts_gate_up_triton(x, weight, blocks, config, is_interleaved=is_mxfp4)
-    weight, blocks, config = of_experts(num_tokens, 2048, 768, is_mxfp4)
-    down.experts_down_triton(gated_up, weight, blocks, routing, config)
+    x, weights = torch.empty(num_tokens, 2048, dtype=torch.bfloat16), torch.empty(num_tokens, 1)
+    weight, blocks, config = of_experts(num_tokens, 2 * 768, 2048, form)
+    gated_up = gate_up.experts_gate_up_triton(x, weight, blocks, config, is_interleaved=form == MXFP4)
+    weight, blocks, config = of_experts(num_tokens, 2048, 768, form)
+    down.experts_down_triton(gated_up, weight, blocks, weights, config)
     assert "griddepcontrol.wait" in ptx_for_sm90(with_pdl(down._sum_pairs_kernel.launches[0]))
     for recorder in (gate_up._experts_gate_up_kernel, down._experts_down_kernel):
         compiled = compile_for_sm90(with_pdl(recorder.launches[0]), tmp_path)
