@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kernels.mxfp4 import GROUP, dequantize_mxfp4, mxfp4_values
 from kernels.optional_triton import tl, triton
+from kernels.skinny_linear import fp8_numbers
 
 PLAIN, FP8, MXFP4 = range(3)
 """Forms of weights, as the kernels know them."""
@@ -138,7 +139,9 @@ def grouped_product(
             weight = mxfp4_values(numbers, scales, GROUP_SIZE).to(x.dtype)
         else:
             weight_ptrs = values_ptr + row[:, None] * size + (start + k)[None, :]
-            weight = tl.load(weight_ptrs, mask=is_feature[:, None] & is_k, other=0.0).to(x.dtype)
+            weight = tl.load(weight_ptrs, mask=is_feature[:, None] & is_k, other=0.0)
+            if FORM == 1:
+                weight = fp8_numbers(weight, x.dtype)
         if WEIGHT_IS_LEFT:
             acc = tl.dot(weight, tl.trans(x), acc, input_precision="ieee")
         else:

@@ -21,7 +21,8 @@ from kernels.expert_blocks import expert_blocks
 from kernels.experts_down import experts_down
 from kernels.experts_gate_up import Clamp, experts_gate_up
 from kernels.grouped_product import ExpertWeight, grouped_config, tokens_of_each_config
-from kernels.mxfp4 import GROUP, dequantize_mxfp4
+from kernels.mxfp4 import GROUP
+from kernels.quantized_weight import FP8
 from kernels.route_to_experts import route_to_experts
 from service.layers.experts_config import ExpertsConfig
 from service.layers.gated_mlp import GatedMlp
@@ -30,7 +31,7 @@ from service.layers.linear import Linear
 from service.layers.linear_method import Normed, divided
 from service.layers.shard import Shard, even_share
 from service.layers.tensor_parallel import TensorParallel
-from service.layers.weight_storage import Destination
+from service.layers.weight_storage import Destination, QuantizedRows
 
 
 class ExpertNames(NamedTuple):
@@ -62,7 +63,8 @@ class MixtureOfExperts(Layer):
     gate_up    [E, 2 * I, H]  gates, then ups; in turn, if the names say that checkpoints stack them
     down       [E, H, I]
     *_bias     [E, 2 * I], [E, H], or None
-    *_scales   with MXFP4 (kernels/mxfp4.py), where the weights are uint8 and have half as many columns; else None
+    *_scales   of weights of fewer bits, which are then as an `ExpertWeight` has them (kernels/grouped_product.py); else
+               None
     """
 
     gate_up: nn.Parameter
@@ -125,19 +127,39 @@ class MixtureOfExperts(Layer):
             return out
         return out + torch.sigmoid(self.shared_gate(rows)) * self.shared(rows).value()
 
+    def store_fp8(self) -> None:
+        """Have the experts' weights quantized while they are read, each output feature with a scale of its own. The
+        router stays, and what has four bits already. Before there is memory."""
+        if self.gate_up_scales is not None:
+            return
+        for name in ("gate_up", "down"):
+            plain = getattr(self, name)
+            delattr(self, name)
+            delattr(self, f"{name}_scales")
+            self.register_buffer(name, torch.empty(plain.shape, dtype=FP8, device=plain.device))
+            scales = torch.empty(*plain.shape[:2], 1, dtype=torch.float32, device=plain.device)
+            self.register_buffer(f"{name}_scales", scales)
+
+    @property
+    def num_quantized(self) -> int:
+        """Weights of eight bits."""
+        return sum(weight.numel() for weight in (self.gate_up, self.down) if weight.dtype is FP8)
+
     @property
     def rows_of_each_kernel(self) -> list[int]:
         """Numbers of rows that between them launch every kernel that any number does."""
         return tokens_of_each_config(self.config.num_experts, self.config.top_k)
 
     def dequantize(self, dtype: torch.dtype) -> None:
-        """Give up MXFP4 for plain weights: for a device that has no kernel for it."""
+        """Give up fewer bits for plain weights: for a device that has no kernel for them."""
         if self.gate_up_scales is not None and self.down_scales is not None:
             for name, scales in (("gate_up", self.gate_up_scales), ("down", self.down_scales)):
-                numbers = getattr(self, name)
-                plain = torch.empty((*numbers.shape[:2], 2 * numbers.shape[2]), dtype=dtype, device=numbers.device)
+                weight = ExpertWeight(getattr(self, name), scales)
+                shape = *weight.values.shape[:2], weight.num_inputs
+                plain = torch.empty(shape, dtype=dtype, device=scales.device)
                 for expert, of_expert in enumerate(plain):  # one by one: the way there takes several times as much
-                    of_expert.copy_(dequantize_mxfp4(numbers[expert], scales[expert], dtype))
+                    of_expert.copy_(weight.of_expert(expert, dtype)[0])
+                delattr(self, name)
                 setattr(self, name, nn.Parameter(plain, requires_grad=False))
             self.gate_up_scales = self.down_scales = None
 
@@ -199,33 +221,39 @@ class MixtureOfExperts(Layer):
         """By other names: all experts' weights in one, as transformers 5 has them in memory."""
         if self.names.is_stacked:
             return {}
-        by_expert = dict(self._tensors_by_expert())
+        by_expert, (gate_up, down) = dict(self._tensors_by_expert()), self._places()
         downs = frozenset(name for name in by_expert if name.endswith(f".{self.names.down}.weight"))
         found = {
-            f"{USUAL_NAMES.experts}.gate_up_proj": Substitute(self.gate_up.detach(), frozenset(by_expert) - downs),
-            f"{USUAL_NAMES.experts}.down_proj": Substitute(self.down.detach(), downs),
+            f"{USUAL_NAMES.experts}.gate_up_proj": Substitute(gate_up, frozenset(by_expert) - downs),
+            f"{USUAL_NAMES.experts}.down_proj": Substitute(down, downs),
         }
         if self.names.router != USUAL_NAMES.router:
             for name, tensor in self.router.checkpoint_tensors(self.names.router).items():
                 found[name.replace(self.names.router, USUAL_NAMES.router)] = Substitute(tensor, frozenset({name}))
         return found
 
-    def _tensors_by_expert(self) -> Iterator[tuple[str, Tensor]]:
-        gate_up, down, size = self.gate_up.detach(), self.down.detach(), self.config.intermediate_size
+    def _places(self) -> tuple[Tensor | QuantizedRows, Tensor | QuantizedRows]:
+        """Where all experts' gates and ups go, and their downs."""
+        if self.num_quantized and self.gate_up_scales is not None and self.down_scales is not None:
+            return QuantizedRows(self.gate_up, self.gate_up_scales), QuantizedRows(self.down, self.down_scales)
+        return self.gate_up.detach(), self.down.detach()
+
+    def _tensors_by_expert(self) -> Iterator[tuple[str, Destination]]:
+        (gate_up, down), size = self._places(), self.config.intermediate_size
         for expert in range(self.config.num_experts):
             below = f"{self.names.experts}.{expert}"
             yield f"{below}.{self.names.gate}.weight", gate_up[expert, :size]
             yield f"{below}.{self.names.up}.weight", gate_up[expert, size:]
             yield f"{below}.{self.names.down}.weight", down[expert]
 
-    def _stacked_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        for name, weight, scales, bias in (
-            ("gate_up_proj", self.gate_up, self.gate_up_scales, self.gate_up_bias),
-            ("down_proj", self.down, self.down_scales, self.down_bias),
+    def _stacked_tensors(self) -> Iterator[tuple[str, Destination]]:
+        for name, place, weight, scales, bias in (
+            ("gate_up_proj", self._places()[0], self.gate_up, self.gate_up_scales, self.gate_up_bias),
+            ("down_proj", self._places()[1], self.down, self.down_scales, self.down_bias),
         ):
             below = f"{self.names.experts}.{name}"
-            if scales is None:
-                yield below, weight.detach().transpose(1, 2)
+            if scales is None or isinstance(place, QuantizedRows):
+                yield below, place.mT
             else:
                 yield f"{below}_blocks", weight.detach().unflatten(2, (-1, GROUP // 2))
                 yield f"{below}_scales", scales.detach()

@@ -55,7 +55,9 @@ class WeightStorage(nn.Module, ABC):
 
 class QuantizedRows:
     """Rows of an fp8 weight, each with a scale of its own (kernels/quantized_weight.py): from a plain matrix they are
-    quantized while they are written, so that the matrix is never whole on the device."""
+    quantized while they are written, so that the matrix is never whole on the device. Or the rows of several such,
+    elements [E, N, K] and scales [E, N, 1].
+    """
 
     dtype = torch.float32
     """What it takes: any floating type."""
@@ -67,8 +69,7 @@ class QuantizedRows:
 
     @property
     def shape(self) -> torch.Size:
-        rows, size = self._elements.shape
-        return torch.Size((size, rows) if self._is_transposed else (rows, size))
+        return self._elements.mT.shape if self._is_transposed else self._elements.shape
 
     @property
     def nbytes(self) -> int:
@@ -79,12 +80,19 @@ class QuantizedRows:
         return self._elements.device
 
     @property
-    def T(self) -> QuantizedRows:
+    def mT(self) -> QuantizedRows:
         """The same rows, taken as columns."""
         return QuantizedRows(self._elements, self._scales, is_transposed=not self._is_transposed)
 
+    def __getitem__(self, index: int | tuple[int, slice]) -> QuantizedRows:
+        """Of several matrices one, or some of its rows."""
+        return QuantizedRows(self._elements[index], self._scales[index])
+
     def copy_(self, source: Tensor) -> None:
         rows = source.to(self.device)
-        elements, scales = quantize_fp8_weight(rows.T if self._is_transposed else rows)
-        self._elements.copy_(elements)
-        self._scales.copy_(scales)
+        rows = rows.mT if self._is_transposed else rows
+        stacked = (t if t.dim() == 3 else t[None] for t in (self._elements, self._scales, rows))
+        for elements, scales, matrix in zip(*stacked, strict=True):  # one by one: the way takes several times a matrix
+            quantized = quantize_fp8_weight(matrix)
+            elements.copy_(quantized[0])
+            scales.copy_(quantized[1])

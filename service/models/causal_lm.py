@@ -134,10 +134,12 @@ class CausalLM(Layer, ABC):
                 module.register_buffer(name, torch.empty(like.shape, dtype=like.dtype, device=device))
 
     def weights_bytes(self, dtype: torch.dtype, device: torch.device) -> int:
-        """What the weights take on a device, at most. On a CPU packed numbers of four bits will not stay packed."""
+        """What the weights take on a device, at most. On a CPU experts of few bits will be made plain."""
         of_bytes = 2 * dtype.itemsize if device.type == "cpu" else 1
         tensors = self.checkpoint_tensors().values()
         made_plain = sum(each.num_made_plain for each in self.projections)
+        if device.type == "cpu":
+            made_plain += sum(each.num_quantized for each in self.modules() if isinstance(each, MixtureOfExperts))
         return made_plain * dtype.itemsize + sum(_num_bytes(each, dtype, of_bytes) for each in tensors)
 
     def dequantize(self, dtype: torch.dtype) -> None:

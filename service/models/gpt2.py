@@ -123,7 +123,7 @@ def _transposed(tensors: dict[str, Destination]) -> dict[str, Destination]:
 
     def turned(tensor: Destination) -> Destination:
         if isinstance(tensor, Tensor | QuantizedRows) and len(tensor.shape) == 2:
-            return tensor.T
+            return tensor.mT
         return tensor
 
     return {name: turned(tensor) for name, tensor in tensors.items()}

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from service.errors import ConfigError, ModelLoadError
 from service.layers.embedding import HEAD_NAME, OutputHead
+from service.layers.mixture_of_experts import MixtureOfExperts
 from service.layers.projection import Projection
 from service.layers.weight_storage import WeightStorage
 from service.models.causal_lm import CausalLM
@@ -36,6 +37,10 @@ def store_quantized(model: CausalLM, quantization: Quantization, *, dequantized:
             unread |= {f"{place}.{suffix}" for place in (name, name.rpartition(".")[0]) for suffix in _UNREAD}
             if projection.bias is None:  # checkpoints of GPTQ hold zeros, all the same
                 unread.add(f"{name}.bias")
+    if quantization.is_at_load:
+        for module in model.modules():
+            if isinstance(module, MixtureOfExperts):
+                module.store_fp8()
     return frozenset(unread)
 
 

@@ -132,3 +132,26 @@ def test_each_expert_divides_at_its_intermediate_size(names, options):
                 assert (shards[name].whole_shape(place.shape) if name in shards else place.shape) == held[name].shape
             total += part(x)
         torch.testing.assert_close(total, layer(x))
+
+
+@pytest.mark.parametrize("names", [USUAL_NAMES, GPT_OSS_NAMES], ids=["by expert", "stacked"])
+def test_experts_of_eight_bits_are_made_of_plain_ones_as_they_come(names):
+    """Each row of a weight with a scale of its own; the router stays."""
+    plain, layer, x = made(names), MixtureOfExperts(HIDDEN, made(names).config, names), torch.randn(9, HIDDEN)
+    layer.store_fp8()
+    places, tensors = layer.checkpoint_tensors(), plain.checkpoint_tensors()
+    assert {name: place.shape for name, place in places.items()} == {name: t.shape for name, t in tensors.items()}
+    for name, place in places.items():
+        place.copy_(tensors[name])
+    assert layer.num_quantized == 3 * NUM_EXPERTS * HIDDEN * SIZE
+    for weight, scales, exact in (
+        (layer.gate_up, layer.gate_up_scales, plain.gate_up),
+        (layer.down, layer.down_scales, plain.down),
+    ):
+        error = (weight.float() * scales - exact).norm() / exact.norm()
+        assert 0.01 < error < 0.03, "that of three bits of mantissa"
+    of_eight_bits = layer(x)
+    assert (of_eight_bits - plain(x)).norm() < 0.06 * plain(x).norm()
+    layer.dequantize(torch.float32)
+    assert layer.num_quantized == 0 and layer.gate_up.dtype == torch.float32
+    torch.testing.assert_close(layer(x), of_eight_bits)

@@ -22,8 +22,8 @@ def test_rows_are_quantized_as_they_come_and_others_stay(dtype):
 
 def test_columns_are_rows_turned():
     elements, scales = torch.zeros(4, 40, dtype=FP8), torch.zeros(4, 1)
-    columns = QuantizedRows(elements, scales).T
+    columns = QuantizedRows(elements, scales).mT
     weight = torch.randn(4, 40)
-    assert columns.shape == (40, 4) and columns.T.shape == (4, 40)
+    assert columns.shape == (40, 4) and columns.mT.shape == (4, 40)
     columns.copy_(weight.T)
     assert torch.equal(elements.float(), quantize_fp8_weight(weight)[0].float())

@@ -4,6 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from kernels.quantized_weight import FP8
 from service.errors import ModelLoadError
 from service.models.dummy_weights import fill_with_dummy_weights
 from service.models.model_config import load_model_config
@@ -11,7 +12,7 @@ from service.models.quantization import FP8_AT_LOAD, Fp8Scheme, Int4Scheme, Quan
 from service.models.quantized_model import store_quantized
 from service.models.registry import build_model
 from service.models.weight_loader import load_weights
-from tests.models.checkpoints import gpt2, llama
+from tests.models.checkpoints import gpt2, llama, mixtral
 from tests.models.quantized_checkpoints import FORMATS, quantized
 
 CPU = torch.device("cpu")
@@ -161,3 +162,10 @@ def test_only_what_the_format_brings_is_left_unread(plain):
     unread = store_quantized(model, FP8_AT_LOAD, dequantized=False)
     assert not unread & tensors.keys()
     assert "model.layers.1.self_attn.k_scale" in unread and "model.layers.0.mlp.up_proj.input_scale" in unread
+
+
+def test_experts_get_eight_bits_at_load_and_the_router_stays(tmp_path):
+    model = loaded(mixtral(tmp_path), dequantized=False, quantization="fp8")
+    for block in model.blocks:
+        assert block.mlp.gate_up.dtype == block.mlp.down.dtype == FP8
+        assert block.mlp.router.plain_weight.dtype == torch.float32
