@@ -65,9 +65,12 @@ class ExpertWork:
         return route_to_experts(self.layer.router(self.x), self.layer.config.top_k, True)
 
     def limit_s(self, limits: DeviceLimits) -> float:
-        config, parameters = self.layer.config, [p for n, p in self.layer.named_parameters() if "router" not in n]
+        config, weights = self.layer.config, [*self.layer.named_parameters(), *self.layer.named_buffers()]
         num_used = len(self.routes()[0].unique())
-        num_bytes = num_used * sum(p.nbytes for p in parameters) / config.num_experts + 2 * self.x.nbytes
+        num_bytes = (
+            num_used * sum(w.nbytes for name, w in weights if "router" not in name) / config.num_experts
+            + 2 * self.x.nbytes
+        )
         num_pairs = self.x.shape[0] * config.top_k
         flops = num_pairs * 6 * config.intermediate_size * self.x.shape[1]
         return max(num_bytes / limits.bytes_per_s, flops / limits.flops_per_s)
@@ -87,9 +90,18 @@ class ExpertWork:
         return torch.zeros_like(self.x).index_add_(0, tokens, weighted)
 
 
-def make_layer(hidden_size: int, config: ExpertsConfig, names: ExpertNames) -> MixtureOfExperts:
+def make_layer(
+    hidden_size: int, config: ExpertsConfig, names: ExpertNames, *, is_fp8: bool = False
+) -> MixtureOfExperts:
     with torch.device(bench_device()):
         layer = MixtureOfExperts(hidden_size, config, names)
+    if is_fp8:
+        layer.store_fp8()
+    for name, buffer in layer.named_buffers():
+        if name.endswith("_scales"):
+            buffer.fill_(2e-4)
+        else:
+            buffer.copy_(torch.randn(buffer.shape, device=buffer.device) * 100)
     for name, parameter in layer.named_parameters():
         if name.endswith("_scales"):
             parameter.fill_(120)
@@ -102,18 +114,18 @@ def make_layer(hidden_size: int, config: ExpertsConfig, names: ExpertNames) -> M
     return layer
 
 
-def layer_of(shape: str) -> MixtureOfExperts:
+def layer_of(shape: str, *, is_fp8: bool = False) -> MixtureOfExperts:
     config = parse_model_config(read_shape(shape))
     assert config.experts is not None
     names = ExpertNames(router="mlp.router", is_stacked=True) if config.experts.has_bias else USUAL_NAMES
-    return make_layer(config.hidden_size, config.experts, names)
+    return make_layer(config.hidden_size, config.experts, names, is_fp8=is_fp8)
 
 
 @torch.inference_mode()
 def measure(name: str, layer: MixtureOfExperts, num_rows: int, limits: DeviceLimits) -> ExpertResult:
     works = [ExpertWork(layer, num_rows) for _ in range(4)]  # each goes to experts of its own, not in the cache
     seconds = seconds_of_launch([partial(work.layer, work.x) for work in works])
-    is_plain = not layer.names.is_stacked
+    is_plain = not layer.names.is_stacked and not layer.num_quantized
     by_torch = seconds_of_launch([work.compute_by_torch for work in works]) if is_plain else None
     limit_s = sum(work.limit_s(limits) for work in works) / len(works)
     return ExpertResult(name, num_rows, seconds, limit_s, by_torch)
@@ -196,6 +208,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="One mixture of experts by itself.")
     parser.add_argument("--shape", choices=SHAPES, action="append")
     parser.add_argument("--rows", type=int, action="append")
+    parser.add_argument("--quantization", choices=["fp8"], help="of experts that are plain")
     parser.add_argument("--sweep", action="store_true", help="time configurations instead")
     arguments = parser.parse_args()
     rows = arguments.rows or (ROWS if bench_device().type == "cuda" else CPU_ROWS)
@@ -203,7 +216,7 @@ def main() -> None:
     print(f"{limits}; torch {torch.__version__}, bf16\n", flush=True)
     results = list[ExpertResult]()
     for shape in arguments.shape or SHAPES:
-        layer = layer_of(shape)
+        layer = layer_of(shape, is_fp8=arguments.quantization == "fp8")
         for num_rows in rows:
             if arguments.sweep:
                 sweep(shape, layer, num_rows)

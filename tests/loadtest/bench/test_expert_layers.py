@@ -34,6 +34,12 @@ def test_the_limit_is_that_of_the_experts_that_rows_went_to(layer):
     assert many.limit_s(compute_bound) == pytest.approx(500 * 2 * 2 * 3 * 64 * 32 / 1e9)
 
 
+def test_weights_of_eight_bits_are_about_as_large_as_plain_ones(layer):
+    """On a CPU they are made plain."""
+    small = make_layer(64, ExpertsConfig((True,), 8, 2, 32), USUAL_NAMES, is_fp8=True)
+    assert 0.3 < small.gate_up.float().std() / layer.gate_up.float().std() < 3
+
+
 def test_measures_and_prints_a_line_a_point(layer, capsys):
     result = measure("tiny", layer, 3, LIMITS)
     assert 0 < result.seconds < 1 and 0 < result.torch_s < 1
