@@ -72,6 +72,7 @@ SHARED: dict[str, dict[str, Any]] = {
 WHOLE_ONLY: dict[str, dict[str, Any]] = {"best_of": {"best_of": 3}, "prompt_logprobs": {"prompt_logprobs": 1}}
 CHAT: dict[str, dict[str, Any]] = {
     "logprobs": {"logprobs": True},
+    "logprob_token_ids": {"logprobs": True, "logprob_token_ids": [7, 9]},
     "top_logprobs": {"logprobs": True, "top_logprobs": 3},
     "tools": {"tools": [TOOL], "tool_choice": "required", "max_tokens": 60},
     "tool_choice": {"tools": [TOOL], "tool_choice": "none"},
@@ -97,6 +98,7 @@ CHAT: dict[str, dict[str, Any]] = {
 }
 COMPLETIONS: dict[str, dict[str, Any]] = {
     "logprobs": {"logprobs": 2},
+    "logprob_token_ids": {"logprobs": 2, "logprob_token_ids": [7, 9]},
     "echo": {"echo": True, "max_tokens": 2},
     "add_special_tokens": {"add_special_tokens": False},
 }
