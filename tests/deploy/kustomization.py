@@ -46,6 +46,9 @@ def _apply(document: Any, step: dict[str, Any]) -> None:
     *way, last = [part.replace("~1", "/").replace("~0", "~") for part in step["path"].split("/")[1:]]
     for part in way:
         document = document[int(part) if isinstance(document, list) else part]
+    if step["op"] == "add" and last == "-":
+        document.append(copy.deepcopy(step["value"]))
+        return
     key = int(last) if isinstance(document, list) else last
     if step["op"] == "replace":
         assert document[key] is not None

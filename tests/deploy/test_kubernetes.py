@@ -20,6 +20,7 @@ from service.http.server import LAST_WORDS_S
 from service.metrics.instruments import Instruments
 from service.metrics.live_gauges import LiveGauges
 from service.metrics.recorder import Recorder
+from service.settings.reader import read_settings
 from service.settings.settings import Settings
 from service.storage.storage import Storage
 from tests.deploy.deployment import KUBERNETES, PROMETHEUS, environment_of_the_image, read_yaml
@@ -64,7 +65,8 @@ def test_kubectl_reads_the_base():
 @pytest.mark.parametrize("component", [None, *COMPONENTS])
 def test_kubernetes_schemas_know_every_field(component: str | None):
     validate = pytest.importorskip("kubernetes_validate")
-    for kind, made in rendered([] if component is None else [component]).items():
+    before = ["gpu"] if component == "several-gpus" else []
+    for kind, made in rendered([] if component is None else [*before, component]).items():
         if kind not in OTHERS_KINDS:
             validate.validate(made, validate.latest_version(), strict=True)
 
@@ -122,6 +124,16 @@ def test_the_autoscaler_asks_for_what_the_adapters_rule_and_the_service_have():
     assert asked <= {metric.name for metric in registry.collect()}
     assert "headrace_requests_waiting" in asked
     assert spec["scaleTargetRef"]["name"] == ALL["Deployment"]["metadata"]["name"]
+
+
+def test_several_gpus_are_as_many_as_there_are_ranks(monkeypatch: pytest.MonkeyPatch):
+    served, of_pod = container("gpu", "several-gpus"), pod("gpu", "several-gpus")
+    for variable in served["env"]:
+        monkeypatch.setenv(variable["name"], variable["value"])
+    assert read_settings([]).tensor_parallel_size == served["resources"]["limits"]["nvidia.com/gpu"] == 2
+    (mount,) = [mount for mount in served["volumeMounts"] if mount["mountPath"] == "/dev/shm"]
+    (volume,) = [volume for volume in of_pod["volumes"] if volume["name"] == mount["name"]]
+    assert volume["emptyDir"]["medium"] == "Memory"
 
 
 def test_the_gateways_pool_is_these_pods_and_their_port():
