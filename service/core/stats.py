@@ -182,7 +182,8 @@ class EngineSnapshot(NamedTuple):
     there. batch_size: sequences in the last iteration, 0 when idle.
     waiting_tokens: tokens that the waiting requests still have to compute. distinct_waiting_tokens: those of a
     beginning that several of their prompts share counted once.
-    kv_tokens: tokens that the used blocks hold; a shared block's tokens count once.
+    kv_tokens: tokens that the used blocks hold; a shared block's tokens count once. kv_token_blocks: how many blocks
+    requests had when they were counted, which may be an iteration or many ago.
     used_blocks: with those of adapters. arena_blocks: of the others, those that a training has; requests can have them.
     num_failed_in_a_row: iterations that have failed since the last one that gave some request something.
     """
@@ -195,6 +196,7 @@ class EngineSnapshot(NamedTuple):
     total_blocks: int = 0
     block_size: int = 1
     kv_tokens: int = 0
+    kv_token_blocks: int = 0
     num_swapped: int = 0
     num_failed_in_a_row: int = 0
     distinct_waiting_tokens: int = 0

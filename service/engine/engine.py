@@ -78,7 +78,7 @@ class Engine:
         self._launched: deque[Launched] = deque()
         self._max_launched = 2 if overlap else 1
         self._batch_size = 0
-        self._kv_tokens = 0
+        self._kv_tokens = self._kv_token_blocks = 0
         self._kv_tokens_due_s = 0.0
         self.num_failed_in_a_row = 0
 
@@ -158,6 +158,7 @@ class Engine:
 
     def snapshot(self) -> EngineSnapshot:
         pool, blocks = self.scheduler.pool, self.scheduler.blocks
+        self._count_kv_tokens()
         return EngineSnapshot(
             num_running=len(pool.running),
             num_waiting=len(pool.waiting),
@@ -168,7 +169,8 @@ class Engine:
             arena_blocks=blocks.arena.num_blocks,
             total_blocks=blocks.pool.num_blocks,
             block_size=blocks.block_size,
-            kv_tokens=self._count_kv_tokens(),
+            kv_tokens=self._kv_tokens,
+            kv_token_blocks=self._kv_token_blocks,
             num_swapped=self._count_swapped(),
             num_failed_in_a_row=self.num_failed_in_a_row,
             adapters=self._adapter_use(),
@@ -187,13 +189,14 @@ class Engine:
             return 0
         return sum(swap_space.holds(group.leader.sequence_id) for group in self.scheduler.pool.preempted)
 
-    def _count_kv_tokens(self) -> int:
+    def _count_kv_tokens(self) -> None:
         """Counted anew at most every KV_TOKENS_EVERY_S: it looks at every running sequence."""
         now_s = self._clock.now_s()
         if now_s >= self._kv_tokens_due_s or not self.scheduler.pool.running:
+            blocks = self.scheduler.blocks
             self._kv_tokens = self.scheduler.num_cached_tokens()
+            self._kv_token_blocks = blocks.pool.num_used - blocks.arena.num_blocks - blocks.adapter_slots.num_blocks
             self._kv_tokens_due_s = now_s + KV_TOKENS_EVERY_S
-        return self._kv_tokens
 
     def _decide(self) -> IterationPlan:
         """A fault in the scheduler itself leaves its books in doubt: it is not caught."""

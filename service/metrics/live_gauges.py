@@ -81,8 +81,8 @@ def kv_usage(snapshot: EngineSnapshot) -> float:
 
 
 def _kv_token_ratio(snapshot: EngineSnapshot) -> float:
-    num_blocks = snapshot.used_blocks - snapshot.adapters.num_blocks
-    return snapshot.kv_tokens / (num_blocks * snapshot.block_size) if num_blocks else 1.0
+    num_places = snapshot.kv_token_blocks * snapshot.block_size
+    return snapshot.kv_tokens / num_places if num_places else 1.0
 
 
 def _gauge(name: str, meaning: str, value: float) -> Metric:

@@ -386,6 +386,20 @@ def test_a_stop_is_seen_one_iteration_late():
     harness.check_against_oracle("request-0")
 
 
+def test_tokens_are_told_beside_the_blocks_that_held_them_when_they_were_counted():
+    """Blocks go in between: to the host, or with a request that ends."""
+    harness = Harness(num_blocks=64, block_size=4)
+    for length in (24, 5):
+        harness.add(harness.request(tuple(range(length)), 3 if length == 24 else 30))
+    snapshots = []
+    while len(harness.finals) < 2:
+        harness.step()
+        snapshots.append(harness.engine.snapshot())
+    assert all(each.kv_tokens <= 4 * each.kv_token_blocks for each in snapshots)
+    assert any(each.kv_tokens > 4 * each.used_blocks for each in snapshots), "the longer one has ended since"
+    assert harness.engine.snapshot().kv_token_blocks == 0
+
+
 def test_the_snapshot_tells_what_is_held():
     harness = Harness(num_blocks=64, block_size=4)
     harness.add(harness.request(tuple(range(6)), 3, n=2))
