@@ -12,6 +12,10 @@ KEEP = 0.7
 
 SHORTEST_S = 1e-9
 
+ENOUGH_PIECES = 3
+FAR_LONGER = 8.0
+"""Times the shortest step; a loss takes five times a layer's forward pass, a kernel's compilation hundreds."""
+
 PRIOR = 0.5
 """Weight of the usual seconds beside a piece's own."""
 
@@ -29,12 +33,16 @@ class LayerStepTime:
         self._usual_s: list[float | None] = [None] * num_steps
         self._num_seen = [0] * num_steps
         self._shortest_s = math.inf  # a step's mean of the pieces
+        self._num_pieces = 0
         self._ratio = 1.0  # of the iteration under way to a usual one
         self._measured_s = self._expected_s = 0.0  # its last pieces
 
-    def is_known(self, step: int) -> bool:
-        """Whether it was measured more than once."""
-        return self._num_seen[step] > 1
+    def is_doubtful(self, step: int) -> bool:
+        """Whether the step may take far less than predicted: next to nothing was measured, or the step once only, and
+        then it took much longer than others do."""
+        if self._num_pieces < ENOUGH_PIECES:
+            return True
+        return self._num_seen[step] == 1 and self._seconds(step) > FAR_LONGER * self._shortest_s
 
     def predicted_s(self, start: int, num_steps: int) -> float | None:
         """Of steps start, start + 1, ... of an iteration, of the one under way if start > 0; None before any step was
@@ -58,11 +66,12 @@ class LayerStepTime:
     def observe(self, start: int, num_steps: int, seconds: float) -> None:
         """Steps start, start + 1, ... took so long together."""
         steps = range(start, self._end(start, num_steps))
+        self._num_pieces += 1
         self._shortest_s = min(self._shortest_s, max(seconds / num_steps, SHORTEST_S))
         if start == 0:
             self._ratio, self._measured_s, self._expected_s = 1.0, 0.0, 0.0
         usual_s = sum(map(self._seconds, steps))
-        is_known = all(map(self.is_known, steps))
+        is_known = all(self._num_seen[step] > 1 for step in steps)
         if is_known:
             self._measured_s = KEEP * self._measured_s + seconds
             self._expected_s = KEEP * self._expected_s + usual_s

@@ -22,8 +22,8 @@ for a plan, 0.1 to 0.2 ms, is then a few percent on a CPU, and passes beside the
 
 TRIED_AGAIN_AFTER_S, FIRST_TRIED_AFTER_S = 10.0, 0.25
 """Where there is slack, but no layer step fits by the estimate, one is run so often all the same: an estimate that has
-become wrong would starve the training for ever. At 20 ms a token one gap in 500 is longer for it. Sooner while the next
-layer step has run once at most, which says little: that is so twice in a training for each."""
+become wrong would starve the training for ever. At 20 ms a token one gap in 500 is longer for it. Sooner while the
+estimate is doubtful, which it is once for a layer step at the most."""
 
 
 class _Piece(NamedTuple):
@@ -181,8 +181,8 @@ class TrainingTurns:
         if self._slack_s <= 0.0:
             return 0
         num_steps = min(self._num_within(self._slack_s), self._piece())
-        is_known = self._time.is_known(self._num_steps - self._left)
-        is_overdue = now_s - self._taken_s >= (TRIED_AGAIN_AFTER_S if is_known else FIRST_TRIED_AFTER_S)
+        is_doubtful = self._time.is_doubtful(self._num_steps - self._left)
+        is_overdue = now_s - self._taken_s >= (FIRST_TRIED_AFTER_S if is_doubtful else TRIED_AGAIN_AFTER_S)
         return max(num_steps, int(is_overdue))
 
     def _piece(self) -> int:

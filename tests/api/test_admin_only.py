@@ -13,6 +13,7 @@ from service.api.admin_only import admin_only
 from service.api.app import Endpoint
 from service.api.middleware.bearer_auth import BearerAuth
 from service.api.middleware.error_barrier import ErrorBarrier
+from service.api.middleware.request_ids import RequestIds
 from service.config import ApiConfig
 from service.metrics.instruments import Instruments
 from service.metrics.recorder import Recorder
@@ -27,10 +28,8 @@ def asked(config: ApiConfig, authorization: str | None) -> tuple[httpx.Response,
         return Response("done")
 
     routes = Router([Route("/admin", Endpoint(admin_only(answer, config)), methods=["POST"])])
-    app = ErrorBarrier(
-        BearerAuth(routes, keys=config.api_keys, admin_keys=config.admin_api_keys),
-        Recorder(Instruments(CollectorRegistry())),
-    )
+    guarded = BearerAuth(routes, keys=config.api_keys, admin_keys=config.admin_api_keys)
+    app = RequestIds(ErrorBarrier(guarded, Recorder(Instruments(CollectorRegistry()))))
 
     async def ask() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.server_process import ServerProcess, write_dummy_folder
 
-FLAGS = "--load-format dummy --device cpu --kv-cache-memory 8MiB --access-log".split()
+FLAGS = "--load-format dummy --device cpu --kv-cache-memory 8MiB --access-log --log-format text".split()
 LONG_ID = "x" * 64
 ASK = f"GET /version HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: {LONG_ID}\r\n\r\n".encode()
 AT_ONCE = 8
@@ -54,8 +54,8 @@ def test_requests_are_answered_the_log_goes_on_when_it_is_read_again_and_sigterm
                 break
             num_written += "GET /version 200" in line
         assert num_written + num_lost in (NUM_REQUESTS, NUM_REQUESTS + 1), "with that of the metrics"
-        httpx.get(f"{server.url}/health")
-        server.wait_for_line("/health 200")
+        httpx.get(f"{server.url}/v1/models")
+        server.wait_for_line("/v1/models 200")
         ask(server.url, 2000)
         started_s = time.monotonic()
         server.terminate()
