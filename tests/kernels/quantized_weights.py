@@ -21,7 +21,7 @@ def random_weight(
         elements, scales = quantize_fp8(torch.randn(features, size) * size**-0.5)
         return _on(device, elements, scales, None, dtype, elements.double() * scales.double())
     if kind == "fp8 groups":
-        elements = (torch.randn(features, size) * 100).to(torch.float8_e4m3fn)
+        elements = (torch.randn(features, size) * 100).clamp(-448, 448).to(torch.float8_e4m3fn)
         scales = torch.rand(features, size // group) * size**-0.5 / 100
         exact = elements.double() * scales.double().repeat_interleave(group, 1)
         return _on(device, elements, scales, None, dtype, exact)
