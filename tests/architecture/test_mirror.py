@@ -125,6 +125,7 @@ ABOUT_THE_WHOLE = {"architecture", "clients", "complexity", "deploy", "e2e", "eq
 WITHOUT_A_SUBJECT = {
     "tests/api/endpoints/test_playground_in_a_browser.py": "service/api/playground, which is JavaScript",
     "tests/api/endpoints/test_playground_markdown_in_a_browser.py": "service/api/playground, which is JavaScript",
+    "tests/engine/test_device_time.py": "when the device worked, through engine and predictor",
     "tests/engine/test_pooled_prompts.py": "requests for embeddings, through engine and scheduler",
     "tests/engine/test_random_histories.py": "the engine under dense random traffic and settings of every kind",
     "tests/engine/test_seeded_adapter_faults.py": "the tests of engine, scheduler and kvcache",

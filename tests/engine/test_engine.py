@@ -3,7 +3,6 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,15 +12,11 @@ from service.core.iteration_result import IterationResult
 from service.core.sequence_group import SequenceGroup
 from service.errors import ServerError
 from service.kvcache.prefix_cache import ChainedPrefixCache
-from service.prediction.iteration_time import IterationTime
 from service.prediction.preemption_cost import Recovery, RecoveryCosts
-from service.prediction.workload import Workload
 from tests.engine.faulty_executor import FaultyExecutor
 from tests.engine.harness import VOCABULARY, Harness
-from tests.engine.late_executor import MaybeDone
 from tests.engine.toy_grammar import ToyGrammar, ToyMasker
 from tests.engine.toy_model import ToyExecutor
-from tests.manual_clock import ManualClock
 
 STOPS = frozenset(range(0, 1000, 9))
 
@@ -268,26 +263,6 @@ def test_what_a_failed_plan_was_to_release_is_released_by_the_next():
     assert set(executor.plans[2].released) == {1, 2}, "the rows of both"
 
 
-class SlowExecutor(ToyExecutor):
-    """Each iteration takes the device a second, one after the other."""
-
-    clock: ManualClock
-
-    def execute(self, plan):
-        self.clock.advance(1.0)
-        return super().execute(plan)
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-def test_an_iteration_takes_the_device_from_when_the_one_before_has_left_it(overlap):
-    executor = SlowExecutor(64, 4, VOCABULARY)
-    harness = Harness(executor=executor, overlap=overlap)
-    executor.clock = harness.clock
-    harness.add(harness.request((1, 2), 6))
-    harness.run()
-    assert [stats.device_s for stats in harness.sink.iterations] == pytest.approx([1.0] * 6, abs=0.03)
-
-
 faults = st.frozensets(st.integers(1, 30), max_size=3)
 
 
@@ -412,36 +387,6 @@ def test_the_snapshot_tells_what_is_held():
     assert harness.engine.snapshot().batch_size == 0
 
 
-class SlowDevice(ToyExecutor):
-    """Its results take a time to wait for, or were there long before; done: only fetching them takes it."""
-
-    def __init__(self, clock: ManualClock, wait_s: float, *, done: bool) -> None:
-        super().__init__(64, 4, VOCABULARY)
-        self._clock, self._wait_s, self._done = clock, wait_s, done
-
-    def launch(self, plan: IterationPlan) -> MaybeDone:
-        return MaybeDone(self, self.expand(plan), self._done)
-
-    def execute(self, plan: IterationPlan) -> IterationResult:
-        self._clock.advance(self._wait_s)
-        return super().execute(plan)
-
-
-ENDS = [(True, 0.05, False, True), (True, 0.0, False, False), (True, 0.05, True, False), (False, 0.0, True, True)]
-
-
-@pytest.mark.parametrize(("overlap", "wait_s", "done", "learns"), ENDS)
-def test_iterations_whose_end_was_not_seen_teach_nothing(overlap: bool, wait_s: float, done: bool, learns: bool):
-    clock = ManualClock()
-    harness = Harness(executor=SlowDevice(clock, wait_s, done=done), overlap=overlap, clock=clock)
-    assert harness.add(harness.request((1, 2, 3), 200))
-    for seed in range(20):
-        harness.add(harness.request(tuple(range(seed, seed + 6)), 6, seed=seed))
-    harness.run()
-    harness.cost.iteration_time.fit()
-    assert (harness.cost.iteration_time.predicted_s(Workload.of_chunk(0, 6)) is not None) is learns
-
-
 def test_a_snapshot_counts_the_requests_that_are_on_the_host():
     harness = Harness(
         num_blocks=11, block_size=2, max_num_batched_tokens=32, preemption=SometimesSwap(1.0), num_host_blocks=12
@@ -479,34 +424,3 @@ def test_it_is_recorded_which_iterations_were_replayed():
     harness.add(harness.request((1, 2), 3))
     harness.run()
     assert {i.batch_size: i.is_replayed for i in harness.sink.iterations} == {2: False, 1: True}
-
-
-class WatchedTime(IterationTime):
-    """Keeps the heat under which iterations were seen."""
-
-    heats: tuple[float, ...] = ()
-
-    def observe(self, workload: Workload, seconds: float, *, is_decode: bool) -> None:
-        super().observe(workload, seconds, is_decode=is_decode)
-        self.heats += (workload.heat,)
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-def test_the_predictor_hears_how_long_the_device_had_nothing_to_do(overlap: bool):
-    class WithClock(ToyExecutor):
-        """Half a second an iteration, by its own clock too."""
-
-        def execute(self, plan: IterationPlan) -> IterationResult:
-            harness.clock.advance(0.5)
-            return replace(super().execute(plan), compute_s=0.5 if plan.scheduled else None)
-
-    harness = Harness(executor=WithClock(64, 4, VOCABULARY), overlap=overlap)
-    harness.cost.iteration_time = watched = WatchedTime()
-    watched.heat.decoded(0.1)
-    for first_id, idle_s in ((0, 0), (16, 0), (32, 60)):
-        harness.clock.advance(idle_s)
-        harness.add(harness.request(tuple(range(first_id, first_id + 16)), 1))
-        harness.run()
-    first, at_once, behind_a_rest = watched.heats
-    assert at_once > 0.4, "a step of the harness rests 0.01 s"
-    assert first == behind_a_rest == pytest.approx(0, abs=1e-6)
