@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _compared(args: argparse.Namespace) -> tuple[Findings, str]:
     from service.models.model_folder import resolve_model_folder
-    from service.settings.settings import QUICKSTART_MODEL
+    from service.settings.quickstart import QUICKSTART_MODEL
     from service.text.tokenizer import Tokenizer
 
     folder = resolve_model_folder(args.model, None) if args.model else Path(QUICKSTART_MODEL)

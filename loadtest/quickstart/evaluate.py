@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from loadtest.quickstart.corpus import load_corpus
 from loadtest.quickstart.question_sets import Question, QuestionSet, question_sets
-from service.settings.settings import QUICKSTART_MODEL
+from service.settings.quickstart import QUICKSTART_MODEL
 
 _MAX_NEW_TOKENS = 256
 _BATCH = 128

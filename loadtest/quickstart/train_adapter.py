@@ -29,7 +29,7 @@ from loadtest.quickstart.evaluate import FolderAsker, Score, evaluate, report
 from loadtest.quickstart.pirate_speech import pirate
 from loadtest.quickstart.question_sets import QuestionSet, question_sets
 from loadtest.quickstart.train import weighted_loss
-from service.settings.settings import QUICKSTART_MODEL, QUICKSTART_NAME
+from service.settings.quickstart import QUICKSTART_MODEL, QUICKSTART_NAME
 
 TARGET = 0.7
 """Share of right replies: the base's, less what two styles in one tiny model cost."""

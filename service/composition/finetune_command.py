@@ -16,7 +16,7 @@ from service.finetune.hyperparameters import MAX_BATCH_SIZE, MAX_EPOCHS
 from service.finetune.job import Job, JobSpec
 from service.finetune.job_faults import JobFault
 from service.finetune.training_run import StateOfStep
-from service.settings.settings import QUICKSTART_MODEL, QUICKSTART_NAME
+from service.settings.quickstart import QUICKSTART_MODEL, QUICKSTART_NAME
 
 if TYPE_CHECKING:
     from service.finetune.lora_job_work import LoraJobWork

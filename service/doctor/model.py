@@ -13,7 +13,8 @@ from service.models.context_length import context_length
 from service.models.implementation import choose_implementation
 from service.models.model_config import ModelConfig, load_model_config, read_config
 from service.models.model_folder import local_folder
-from service.settings.settings import QUICKSTART_NAME, Settings
+from service.settings.quickstart import QUICKSTART_NAME
+from service.settings.settings import Settings
 
 _GIBIBYTE = 1 << 30
 

@@ -7,7 +7,8 @@ from service.composition.model_parts import ModelParts
 from service.composition.served_model import make_adapters, make_served_model
 from service.core.clock import MonotonicClock
 from service.engine.async_engine import AsyncEngine
-from service.settings.settings import QUICKSTART_MODEL, Settings
+from service.settings.quickstart import QUICKSTART_MODEL
+from service.settings.settings import Settings
 from tests.composition.conftest import SMALL, new_recorder
 
 

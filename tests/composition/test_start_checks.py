@@ -9,7 +9,8 @@ import pytest
 
 from service.composition.start_checks import check_model_source
 from service.errors import ConfigError, ModelLoadError
-from service.settings.settings import QUICKSTART_MODEL, Settings
+from service.settings.quickstart import QUICKSTART_MODEL
+from service.settings.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 SERVE = """

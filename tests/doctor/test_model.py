@@ -8,7 +8,8 @@ import pytest
 
 from service.doctor.finding import Finding, Verdict
 from service.doctor.model import check_model, room_for
-from service.settings.settings import QUICKSTART_MODEL, Settings
+from service.settings.quickstart import QUICKSTART_MODEL
+from service.settings.settings import Settings
 from tests.e2e.server_process import DUMMY_CONFIG, write_dummy_folder
 
 

@@ -9,7 +9,7 @@ import torch
 from openai import OpenAI
 from transformers import AutoModelForCausalLM
 
-from service.settings.settings import QUICKSTART_MODEL
+from service.settings.quickstart import QUICKSTART_MODEL
 from tests.e2e.server_process import ServerProcess
 
 PROMPT = list(range(100, 120))

@@ -14,7 +14,7 @@ import torch
 from openai import OpenAI
 from transformers import AutoModel, Qwen3Config
 
-from service.settings.settings import QUICKSTART_MODEL
+from service.settings.quickstart import QUICKSTART_MODEL
 from service.text.tokenizer import Tokenizer
 from tests.e2e.server_process import ServerProcess
 from tests.e2e.strict_client import strict_client

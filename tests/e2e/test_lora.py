@@ -12,7 +12,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from service.settings.settings import QUICKSTART_ADAPTERS
+from service.settings.quickstart import QUICKSTART_ADAPTERS
 from tests.e2e.server_process import ServerProcess
 from tests.e2e.strict_client import strict_client
 

@@ -24,8 +24,8 @@ from safetensors.torch import load_file, save_file
 from service.config import SchedulerConfig
 from service.engine.engine_loop import EngineLoop
 from service.main import _Service
+from service.settings.quickstart import QUICKSTART_MODEL
 from service.settings.reader import read_settings
-from service.settings.settings import QUICKSTART_MODEL
 from tests.e2e.server_process import ServerProcess, write_dummy_folder
 from tests.engine.harness import Harness
 

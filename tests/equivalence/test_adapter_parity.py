@@ -17,7 +17,7 @@ from service.config import CacheConfig, LoraConfig, ModelSource
 from service.core.adapter import Adapter
 from service.runner.load import LoadedModel, load_executor
 from service.scheduler.preemption import AlwaysRecompute, AlwaysSwap
-from service.settings.settings import QUICKSTART_ADAPTERS, QUICKSTART_MODEL
+from service.settings.quickstart import QUICKSTART_ADAPTERS, QUICKSTART_MODEL
 from tests.engine.harness import Harness
 from tests.equivalence.hf_model import CONFIGS, random_prompts, save_random_model
 from tests.equivalence.peft_model import BASE, MAX_RANK, PeftOracle, save_adapters

@@ -13,7 +13,7 @@ import torch
 
 from service.config import CacheConfig, ModelSource
 from service.runner.load import LoadedModel, load_executor
-from service.settings.settings import QUICKSTART_MODEL
+from service.settings.quickstart import QUICKSTART_MODEL
 from tests.engine.harness import Harness
 from tests.equivalence.hf_model import CONFIGS, generate_alone, random_prompts, save_random_model
 

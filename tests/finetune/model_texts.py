@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from service.finetune.training_text import ModelText
-from service.settings.settings import QUICKSTART_MODEL
+from service.settings.quickstart import QUICKSTART_MODEL
 from service.text.chat_template import ChatTemplate, load_chat_template
 from service.text.tokenizer import Tokenizer
 from tests.text import tiny_tokenizers

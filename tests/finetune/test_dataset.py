@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from service.finetune.dataset import Dataset, DatasetLimits, Example, read_dataset
 from service.finetune.dataset_line import MAX_LINE_BYTES, DatasetError
 from service.finetune.training_text import ModelText
-from service.settings.settings import QUICKSTART_MODEL
+from service.settings.quickstart import QUICKSTART_MODEL
 from service.text.chat_prompt import encode_chat
 from tests.finetune.model_texts import LLAMA_2, OPENS_REASONING, SMOLLM2, all_models, model_text
 

@@ -21,7 +21,7 @@ from service.finetune.served_base import ServedBase
 from service.finetune.training_state import TrainingState
 from service.lora.adapter_folder import read_adapter
 from service.models.causal_lm import CausalLM
-from service.settings.settings import QUICKSTART_MODEL
+from service.settings.quickstart import QUICKSTART_MODEL
 from tests.finetune.model_texts import quickstart
 from tests.finetune.served import served_model
 

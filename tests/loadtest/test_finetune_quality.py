@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from loadtest.finetune_quality import HELD_BACK, main, pieces_of
-from service.settings.settings import QUICKSTART_MODEL
+from service.settings.quickstart import QUICKSTART_MODEL
 
 TEXT = Path(__file__).parents[2] / "docs" / "lora.md"
 

@@ -7,7 +7,7 @@ import pytest
 from service.errors import ModelLoadError
 from service.models.context_length import context_length
 from service.models.model_config import load_model_config
-from service.settings.settings import QUICKSTART_MODEL
+from service.settings.quickstart import QUICKSTART_MODEL
 
 CONFIG = load_model_config(QUICKSTART_MODEL)
 

@@ -9,7 +9,7 @@ import pytest
 
 from service.errors import ModelLoadError
 from service.models.model_folder import resolve_model_folder, resolve_tokenizer_folder
-from service.settings.settings import QUICKSTART_MODEL
+from service.settings.quickstart import QUICKSTART_MODEL
 
 
 @pytest.fixture

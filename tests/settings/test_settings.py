@@ -7,8 +7,9 @@ import pytest
 
 from service.config import ParallelConfig
 from service.errors import ConfigError
+from service.settings.quickstart import QUICKSTART_MODEL, QUICKSTART_NAME
 from service.settings.reader import read_settings
-from service.settings.settings import QUICKSTART_MODEL, QUICKSTART_NAME, Settings
+from service.settings.settings import Settings
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-from service.settings.settings import QUICKSTART_MODEL
+from service.settings.quickstart import QUICKSTART_MODEL
 from service.text import long_text
 from service.text.long_text import PieceEncoder, UndividedTextTooLong, encode_unlocked
 from tests.complexity.growth import MOST_GROWTH, Work, WorstInput, least_growth

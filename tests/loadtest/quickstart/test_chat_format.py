@@ -15,7 +15,7 @@ from loadtest.quickstart.chat_format import (
     chat_tokenizer,
     train_tokenizer,
 )
-from service.settings.settings import QUICKSTART_MODEL
+from service.settings.quickstart import QUICKSTART_MODEL
 from service.text.chat_template import ChatTemplate
 from service.text.tool_calls import ToolStyle
 

@@ -7,7 +7,7 @@ from transformers import AutoTokenizer
 from loadtest.quickstart.corpus import load_corpus, normalise
 from loadtest.quickstart.dialogues import RowBuilder, encode_turns, questions_and_answers
 from loadtest.quickstart.question_sets import held_back_forms
-from service.settings.settings import QUICKSTART_MODEL
+from service.settings.quickstart import QUICKSTART_MODEL
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from loadtest.quickstart.corpus import load_corpus
 from loadtest.quickstart.evaluate import FolderAsker, ServerAsker, evaluate, is_right, report
 from loadtest.quickstart.question_sets import Question, QuestionSet, question_sets
-from service.settings.settings import QUICKSTART_MODEL
+from service.settings.quickstart import QUICKSTART_MODEL
 
 ACCEPTED = frozenset({"Run make serve. It starts."})
 EVERY = 10

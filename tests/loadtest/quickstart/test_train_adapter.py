@@ -12,7 +12,7 @@ from loadtest.quickstart.evaluate import FolderAsker, is_right
 from loadtest.quickstart.pirate_speech import FAREWELL, GREETING, pirate
 from loadtest.quickstart.train_adapter import TARGET, AdapterRecipe, build_rows, main, pirate_sets, run
 from service.lora.adapter_folder import AdapterSite, AdapterWeights, read_adapter
-from service.settings.settings import QUICKSTART_ADAPTERS, QUICKSTART_MODEL
+from service.settings.quickstart import QUICKSTART_ADAPTERS, QUICKSTART_MODEL
 from tests.lora.peft_adapters import sites_of
 
 # PEFT 0.21 asks transformers for an attribute by its former name.

@@ -1,0 +1,133 @@
+"""Settings of what listens: addresses, keys, what requests may ask and hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ByteSize, Field, model_validator
+
+from service.config import ConnectionLimits, ListenAddress
+from service.errors import ConfigError
+from service.settings.api_key_file import read_api_keys
+from service.settings.lists import HostNames, Keys, Names
+from service.settings.loopback import is_loopback
+
+MOST_LOGPROBS = 128
+"""Most probable tokens that the executor tells at one place (service/sampling/logprobs.py)."""
+
+
+class HttpSettings(BaseModel):
+    """One of the groups that `Settings` is made of."""
+
+    host: str = Field("127.0.0.1", min_length=1, description="address to listen on; 0.0.0.0 for all")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    uds: Path | None = Field(None, description="Unix socket to listen on, instead of host and port")
+    ssl_certfile: Path | None = Field(None, description="certificate chain (PEM); with it, only HTTPS is served")
+    ssl_keyfile: Path | None = Field(None, description="its private key (PEM), if not in the same file")
+    api_key: Keys = Field(
+        (), description="accepted bearer keys, comma-separated, each KEY or NAME:KEY; open to all if left out"
+    )
+    api_key_file: Path | None = Field(
+        None, description="file with accepted bearer keys, one a line, each KEY or NAME:KEY; read at the start"
+    )
+    admin_api_key: Keys = Field(
+        (), description="bearer keys of operators, comma-separated, each KEY or NAME:KEY; no admin routes if left out"
+    )
+    admin_api_key_file: Path | None = Field(
+        None, description="file with bearer keys of operators, one a line, each KEY or NAME:KEY; read at the start"
+    )
+    max_requests_per_key: int | None = Field(
+        None, ge=1, description="requests of one key that run or wait at most; beyond, 429; no limit if left out"
+    )
+    guard_metrics: bool = Field(False, description="/metrics asks for a key too")
+    allowed_hosts: HostNames = Field(
+        (),
+        description="names to be called by besides localhost and addresses, comma-separated; * for all, which it is by"
+        " default with keys or beyond loopback",
+    )
+    allowed_origins: Names = Field(
+        (), description="origins whose pages may call from a browser, comma-separated; * for all; none if left out"
+    )
+    strict_params: bool = Field(False, description="refuse unknown request fields instead of naming them in a header")
+    max_stops: int = Field(16, ge=1, le=64, description="stop strings of one request at most")
+    max_logprobs: int = Field(
+        20,
+        ge=-1,
+        le=MOST_LOGPROBS,
+        description="log probabilities at one place at most; -1: all that there can be, 128",
+    )
+    tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "pythonic"] = Field(
+        "auto", description="how the model writes tool calls; auto reads it from the chat template"
+    )
+    reasoning_parser: Literal["auto", "none"] = Field(
+        "auto", description="auto splits reasoning from content if the chat template speaks of it"
+    )
+    max_connections: int = Field(10_000, ge=1, description="open connections at most")
+    max_body_bytes: ByteSize = Field(ByteSize(8 * 1024**2), gt=0, description="largest request body")
+    max_total_body_bytes: ByteSize = Field(
+        ByteSize(256 * 1024**2), gt=0, description="request bodies held at once while they are read; beyond, 503"
+    )
+    responses_store: bool = Field(
+        False, description="keep responses in memory: previous_response_id, background, GET /v1/responses/{id}"
+    )
+    responses_store_size: ByteSize = Field(
+        ByteSize(256 * 1024**2), gt=0, description="memory of the responses that are kept; the oldest go first"
+    )
+    _keys_of_file: tuple[str, ...] = ()
+    _admin_keys_of_file: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _read_key_files(self) -> HttpSettings:
+        try:
+            if self.api_key_file is not None:
+                self._keys_of_file = read_api_keys(self.api_key_file, "api-key-file")
+            if self.admin_api_key_file is not None:
+                self._admin_keys_of_file = read_api_keys(self.admin_api_key_file, "admin-api-key-file")
+        except ConfigError as fault:
+            raise ValueError(str(fault)) from None
+        return self
+
+    @model_validator(mode="after")
+    def _check_admin_keys(self) -> HttpSettings:
+        keys, admin_keys = ({entry.rpartition(":")[2] for entry in each} for each in (self._keys(), self._admin_keys()))
+        if keys & admin_keys:
+            raise ValueError("a key of admin-api-key is one of api-key, too: whoever calls would be an operator")
+        return self
+
+    @model_validator(mode="after")
+    def _check_key_limit(self) -> HttpSettings:
+        if self.max_requests_per_key is not None and not self._keys():
+            raise ValueError("max-requests-per-key means nothing without api-key or api-key-file")
+        return self
+
+    @model_validator(mode="after")
+    def _check_body_bytes(self) -> HttpSettings:
+        if self.max_total_body_bytes < self.max_body_bytes:
+            raise ValueError("max-total-body-bytes must be at least max-body-bytes")
+        return self
+
+    @model_validator(mode="after")
+    def _check_certificate(self) -> HttpSettings:
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise ValueError("ssl-keyfile means nothing without ssl-certfile")
+        return self
+
+    def _keys(self) -> tuple[str, ...]:
+        return self.api_key + self._keys_of_file
+
+    def _admin_keys(self) -> tuple[str, ...]:
+        return self.admin_api_key + self._admin_keys_of_file
+
+    def _hosts(self) -> tuple[str, ...]:
+        """Behind a loopback address without keys there is one user, with a browser; elsewhere the server has names that
+        only its owner knows."""
+        if self.allowed_hosts or self._keys() or self.uds is not None or not is_loopback(self.host):
+            return self.allowed_hosts or ("*",)
+        return ()
+
+    def listen_address(self) -> ListenAddress:
+        return ListenAddress(self.host, self.port, self.uds, self.ssl_certfile, self.ssl_keyfile)
+
+    def connection_limits(self) -> ConnectionLimits:
+        return ConnectionLimits(max_connections=self.max_connections, max_body_bytes=int(self.max_body_bytes))

@@ -1,0 +1,82 @@
+"""Settings of the model: where it is read from, who computes it, in which numbers, on how many devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, Field, JsonValue
+from pydantic_settings import CliPositionalArg
+
+from service.config import ModelSource, ParallelConfig
+from service.settings.lists import Names
+from service.settings.quickstart import QUICKSTART_MODEL, QUICKSTART_NAME
+from service.settings.token_count import TokenCount
+
+
+class ModelSettings(BaseModel):
+    """One of the groups that `Settings` is made of."""
+
+    model: CliPositionalArg[str] = Field(
+        QUICKSTART_NAME,
+        min_length=1,
+        description="local folder or hub id; the model that comes with Headrace if left out",
+    )
+    revision: str | None = Field(None, description="branch, tag or commit of a hub id")
+    tokenizer: str | None = Field(None, description="folder or hub id of the tokenizer, if not the model's")
+    chat_template: Path | None = Field(None, description="file with a chat template, if not the model's")
+    default_chat_template_kwargs: dict[str, JsonValue] = Field(
+        {}, description='variables of the chat template for requests that do not set them: {"enable_thinking": false}'
+    )
+    served_model_name: Names = Field(
+        (), description="names that clients may use, comma-separated; the first one is in the answers"
+    )
+    load_format: Literal["auto", "pt", "dummy"] = Field(
+        "auto",
+        description="auto reads safetensors; pt torch's own files, pickles of somebody you trust; dummy makes random"
+        " weights",
+    )
+    model_impl: Literal["auto", "native", "transformers"] = Field(
+        "auto",
+        description="whose modules compute the model: native ones, transformers', or auto: transformers' where there"
+        " are no native ones",
+    )
+    dtype: Literal["auto", "bfloat16", "float32"] = Field("auto", description="type of weights and KV cache")
+    quantization: Literal["fp8"] | None = Field(None, description="plain weights become these at load")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto is the GPU if there is one")
+    tensor_parallel_size: int = Field(
+        1, ge=1, le=64, description="GPUs that compute every layer together, each with its part of the weights"
+    )
+    max_model_len: TokenCount | None = Field(
+        None, ge=2, description="context length in tokens (8192, 8k, 8K); the model's own if left out"
+    )
+    seed: int = Field(0, ge=0, lt=2**63, description="seed of dummy weights")
+
+    def model_source(self) -> ModelSource:
+        return ModelSource(
+            model=str(QUICKSTART_MODEL) if self.model == QUICKSTART_NAME else self.model,
+            revision=self.revision,
+            tokenizer=self.tokenizer,
+            chat_template=self.chat_template,
+            load_format=self.load_format,
+            dtype=self.dtype,
+            device=self.device,
+            max_model_len=self.max_model_len,
+            seed=self.seed,
+            implementation=self.model_impl,
+            quantization=self.quantization,
+        )
+
+    def parallel_config(self) -> ParallelConfig:
+        return ParallelConfig(self.tensor_parallel_size)
+
+    def public_model_name(self) -> str:
+        """What clients may know of where the model comes from: a hub id, or a folder's name without its path."""
+        folder = Path(self.model).expanduser()
+        return folder.resolve().name if folder.is_dir() else self.model
+
+    def _model_aliases(self) -> tuple[str, ...]:
+        """A folder's path, as its owner wrote it: clients of servers that are called by it go on as they are. Not where
+        names are set."""
+        is_folder = not self.served_model_name and Path(self.model).expanduser().is_dir()
+        return (self.model, self.model.rstrip("/")) if is_folder else ()

@@ -1,0 +1,105 @@
+"""Settings of who computes when: limits of an iteration and of the queue, policies, preemption."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ByteSize, Field, FiniteFloat, model_validator
+
+from service.config import SchedulerConfig
+from service.settings.token_count import TokenCount
+
+
+class SchedulerSettings(BaseModel):
+    """One of the groups that `Settings` is made of."""
+
+    max_num_seqs: int | None = Field(
+        None,
+        ge=1,
+        le=4096,
+        description="sequences in one iteration at most (256; 512 or 1024 on a GPU with much memory)",
+    )
+    max_num_batched_tokens: TokenCount | None = Field(
+        None,
+        ge=2,
+        description="tokens in one iteration at most (2048 on a GPU, 4096 if it has much memory, 512 on a CPU);"
+        " more than max-num-seqs",
+    )
+    overlap: bool | None = Field(None, description="launch an iteration while another runs; on a GPU if left out")
+    inter_token_target_ms: FiniteFloat | None = Field(
+        None, gt=0, description="prompt chunks shrink so that decodes wait no longer for a token; no target if left out"
+    )
+    finetuning_mode: Literal["deferred", "interleaved"] = Field(
+        "deferred",
+        description="when a fine-tuning job computes: while no request runs, or also between the tokens of those that"
+        " run, as far as inter-token-target-ms leaves time",
+    )
+    deferral_bound: float = Field(
+        0.1,
+        ge=0,
+        description="seconds that a request may be kept waiting for a fine-tuning job while none runs, if the mode is"
+        " deferred; 0: requests first, inf: the job first",
+    )
+    scheduling_policy: Literal["fcfs", "priority", "fair", "shares"] = Field(
+        "fcfs", description="who goes next: first come, the request's priority, AdaptiveLLM's fairness, or equal shares"
+    )
+    priority_order: Literal["higher-first", "lower-first"] = Field(
+        "higher-first", description="which of two requests' priority goes first; lower-first is vLLM's"
+    )
+    admission_policy: Literal["on-demand", "reserve", "forecast"] = Field(
+        "on-demand", description="when a request fits: its tokens now, all it may need (ORCA), or a forecast (LightLLM)"
+    )
+    preemption: Literal["recompute", "swap", "adaptive"] = Field(
+        "recompute", description="how a preempted request returns: computed again, from host memory, or the cheaper"
+    )
+    max_preemptions: int = Field(
+        8, ge=1, description="preemptions after which a request is spared as long as another can be preempted"
+    )
+    swap_space: ByteSize = Field(ByteSize(4 * 1024**3), ge=0, description="host memory for swapped requests, if any")
+    swap_compression: Literal["none", "fp8"] = Field(
+        "none", description="fp8 swaps half the bytes of bf16; keys and values come back off by up to 1/16"
+    )
+    watermark: float = Field(0.01, ge=0, lt=1, description="share of KV blocks that admissions leave free")
+    max_waiting_requests: int = Field(1024, ge=1, description="waiting requests at most; beyond, 503")
+    max_waiting_tokens: TokenCount | None = Field(
+        None,
+        ge=1,
+        description="waiting prompt tokens at most, shared beginnings once; beyond, 503 (by the host's memory)",
+    )
+    max_waiting_seconds: FiniteFloat = Field(
+        600.0, gt=0, description="a request that waits longer for its turn gets 503"
+    )
+
+    @model_validator(mode="after")
+    def _check_finetuning_mode(self) -> SchedulerSettings:
+        if self.finetuning_mode == "interleaved" and self.inter_token_target_ms is None:
+            raise ValueError("finetuning-mode interleaved needs inter-token-target-ms, to know what time there is")
+        return self
+
+    @model_validator(mode="after")
+    def _check_budget(self) -> SchedulerSettings:
+        num_seqs, budget = self.max_num_seqs, self.max_num_batched_tokens
+        if num_seqs is not None and budget is not None and budget <= num_seqs:
+            raise ValueError(
+                f"max-num-batched-tokens ({budget}) must exceed max-num-seqs ({num_seqs}), or a prompt could not"
+                " advance beside a full batch"
+            )
+        return self
+
+    def scheduler_config(
+        self, default_num_seqs: int, default_num_batched_tokens: int, default_waiting_tokens: int
+    ) -> SchedulerConfig:
+        """The first two defaults belong to the device; each gives way to the other if that was set."""
+        if self.max_num_batched_tokens is not None:
+            default_num_seqs = min(default_num_seqs, self.max_num_batched_tokens - 1)
+        num_seqs = self.max_num_seqs or default_num_seqs
+        budget = self.max_num_batched_tokens or max(default_num_batched_tokens, 2 * num_seqs)
+        return SchedulerConfig(
+            max_num_seqs=num_seqs,
+            max_num_batched_tokens=budget,
+            watermark=self.watermark,
+            max_waiting_requests=self.max_waiting_requests,
+            max_waiting_tokens=self.max_waiting_tokens or default_waiting_tokens,
+            max_waiting_s=self.max_waiting_seconds,
+            max_preemptions=self.max_preemptions,
+        )
