@@ -6,6 +6,7 @@ import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from service.api.kept_events import KeptEvents
 from service.errors import NotFound
 
 _OVERHEAD_BYTES = 1024
@@ -15,12 +16,15 @@ _OVERHEAD_BYTES = 1024
 @dataclass(slots=True)
 class StoredResponse:
     """client: the name of the API key that it belongs to. items: JSON list of the conversation that it was made from.
-    response: its JSON, as of now. task: makes it in the background; None: a request has waited for it."""
+    response: its JSON, as of now. task: makes it in the background; None: a request has waited for it. events: that can
+    be followed; event_bytes: of them, as the store has been told."""
 
     client: str
     items: bytes
     response: bytes
     task: asyncio.Task[None] | None = None
+    events: KeptEvents | None = None
+    event_bytes: int = 0
 
     @property
     def is_running(self) -> bool:
@@ -28,7 +32,7 @@ class StoredResponse:
 
     @property
     def num_bytes(self) -> int:
-        return len(self.items) + len(self.response) + _OVERHEAD_BYTES
+        return len(self.items) + len(self.response) + self.event_bytes + _OVERHEAD_BYTES
 
 
 class ResponseStore:
@@ -62,6 +66,14 @@ class ResponseStore:
         if stored is not None:
             self.num_bytes += len(response) - len(stored.response)
             stored.response = response
+            self._make_room()
+
+    def note_events(self, response_id: str, num_bytes: int) -> None:
+        """One that is being made has so many more bytes of events, unless it is gone meanwhile."""
+        stored = self._entries.get(response_id)
+        if stored is not None:
+            self.num_bytes += num_bytes
+            stored.event_bytes += num_bytes
             self._make_room()
 
     def get(self, response_id: str, client: str) -> StoredResponse:

@@ -21,6 +21,8 @@ def test_it_never_holds_more_than_it_may_and_the_oldest_go_first(sizes: list[int
         store.put(str(number), stored(size))
         if size % 2:
             store.complete(str(number // 2), b"y" * size)
+        if size % 3 == 0:
+            store.note_events(str(number // 2), size)
         kept = [each for each in range(number + 1) if has(store, str(each))]
         assert len(kept) == len(store) <= 8
         assert store.num_bytes == sum(store.get(str(each), "ann").num_bytes for each in kept) <= 20_000

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from service.api.answers.followed_events import FollowedEvents
 from service.api.answers.input_item_page import listed_items, page_of
 from service.api.calls.member_limits import check_members
 from service.api.calls.response_items import ChatMessages
 from service.api.calls.response_tools import chat_choice, read_tools
 from service.api.calls.wire_parsing import parse
+from service.api.kept_events import KeptEvents
 from service.api.response_store import ResponseStore, StoredResponse
 from service.protocol.responses import InputItem, ResponsesRequest
 from service.storage.listing import PageQuery
@@ -67,7 +69,28 @@ def _stored_responses(n: int) -> Work:
     return work
 
 
+def _followed_events(n: int) -> Work:
+    """A token each, told while they are followed from the beginning."""
+
+    def work() -> None:
+        events = KeptEvents()
+        followed = FollowedEvents(events, 0)
+        for _ in range(n):
+            events.add(b'event: x\ndata: {"delta":"x"}\n\n')
+            assert followed.take()
+
+    return work
+
+
 RESPONSE_INPUTS = [
+    WorstInput(
+        "responses: events that are kept and followed",
+        ("api/kept_events.py", "api/answers/followed_events.py"),
+        _followed_events,
+        2_000,
+        100_000,
+        "stream",
+    ),
     WorstInput(
         "responses: the items of one, listed",
         ("api/answers/input_item_page.py",),

@@ -63,6 +63,7 @@ WITHOUT_WORST_INPUT = {
     "api/endpoints/files.py": "joins others, each in the table; lists are paged",
     "api/answers/file_content.py": "passes on pieces of a file",
     "api/calls/page_query.py": "three short words",
+    "api/calls/query_fields.py": "a short word each",
     "api/endpoints/health.py": "reads nothing of the request",
     "api/middleware/key_limit.py": "looks a key's name up",
     "api/calls/token_budget.py": "adds up lengths",

@@ -1,4 +1,4 @@
-"""A response that nobody waits for: it is made in a task, and its place in the store is told how it ended."""
+"""A response that nobody need wait for: it is made in a task, and its place in the store is told how it ended."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import asyncio
 import logging
 
 from service.api.answers.answering import whole_json_of
+from service.api.answers.frame_stream import FrameStream
 from service.api.answers.generation import Generation
 from service.api.answers.response_answer import ResponseAnswer
 from service.api.context import ApiContext
 from service.api.error_responses import internal_error
+from service.api.kept_events import KeptEvents
 from service.errors import RequestError
 
 _logger = logging.getLogger(__name__)
@@ -39,3 +41,33 @@ async def _make(response_id: str, form: ResponseAnswer, generation: Generation, 
         _logger.exception("response %s failed", response_id)
         response = form.failed(internal_error())
     context.responses.complete(response_id, response)
+
+
+def begin_events_in_background(
+    response_id: str, form: ResponseAnswer, generation: Generation, context: ApiContext, events: KeptEvents
+) -> asyncio.Task[None]:
+    """As `begin_in_background`, by the events of its stream. They have an end in any case; how the response has ended
+    `form` tells."""
+    frames = FrameStream(context, generation, form)
+
+    def close(_: object) -> None:
+        frames.close("response_cancelled")
+        if not events.has_ended:
+            context.responses.note_events(response_id, events.add(form.stopped()))
+            events.end()
+
+    task = asyncio.create_task(_make_events(response_id, frames, context, events))
+    task.add_done_callback(close)
+    return task
+
+
+async def _make_events(response_id: str, frames: FrameStream, context: ApiContext, events: KeptEvents) -> None:
+    news = asyncio.Event()
+    frames.read_by(news.set)
+    while True:
+        news.clear()
+        context.responses.note_events(response_id, events.add(frames.take()))
+        if frames.is_done:
+            break
+        await news.wait()
+    events.end()

@@ -25,6 +25,13 @@ from service.text.tool_calls import TextDelta
 
 _FAULTS = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 """HTTP status -> OpenAI's code of a response that fails; any other is the server's fault."""
+_BEGINS: Sequence[tuple[str, Status]] = (("created", "in_progress"), ("in_progress", "in_progress"))
+_BACKGROUND_BEGINS: Sequence[tuple[str, Status]] = (
+    ("created", "queued"),
+    ("queued", "queued"),
+    ("in_progress", "in_progress"),
+)
+"""Events and the status that they tell of."""
 
 
 class ResponseAnswer:
@@ -44,6 +51,7 @@ class ResponseAnswer:
         self._names = TokenNames(prepared.model.tokenizer)
         self._num_logprobs = prepared.checked.logprobs
         self._keep = keep
+        self._is_in_background = bool(call.fields.background)
         self._asked = asked_for(call, is_stored)
         self._events = ResponseEvents()
         self._items = OutputItems(
@@ -57,9 +65,11 @@ class ResponseAnswer:
         self.writes_logprobs = self._num_logprobs is not None
 
     def begin(self) -> bytes:
-        response = orjson.Fragment(self._json("in_progress"))
         return b"".join(
-            [self._events.frame(f"response.{each}", response=response) for each in ("created", "in_progress")]
+            [
+                self._events.frame(f"response.{kind}", response=orjson.Fragment(self._json(status)))
+                for kind, status in (_BACKGROUND_BEGINS if self._is_in_background else _BEGINS)
+            ]
         )
 
     def frame(self, piece: Piece) -> bytes:
@@ -96,6 +106,11 @@ class ResponseAnswer:
     def failed(self, error: RequestError) -> bytes:
         """The JSON of a response that has come to this."""
         return self._json("failed", error)
+
+    def stopped(self) -> bytes:
+        """Events of the end of one that is cancelled, deleted, or driven out of the store."""
+        told = self._events.frame("error", code="response_cancelled", message="The response was cancelled.", param=None)
+        return told + self._events.frame("response.failed", response=orjson.Fragment(self.unfinished("cancelled")))
 
     def unfinished(self, status: Literal["queued", "in_progress", "cancelled"]) -> bytes:
         """The JSON of a response that nothing has come of yet, or never will."""

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from starlette.requests import Request
 
+from service.api.calls.query_fields import number_of
 from service.errors import InvalidRequest
 from service.storage.listing import PageQuery
 
 _ORDERS = ("asc", "desc")
-_MAX_DIGITS = 6
 
 
 def page_query(http: Request, *, most: int, default: int) -> PageQuery:
     """limit: from 1 to `most`, `default` if left out. The newest come first if nothing is said."""
     query = http.query_params
-    order, limit = query.get("order", "desc"), query.get("limit", str(default))
+    order, limit = query.get("order", "desc"), number_of(http, "limit")
     if order not in _ORDERS:
         raise InvalidRequest("order must be asc or desc.", param="order")
-    is_number = limit.isascii() and limit.isdigit() and len(limit) <= _MAX_DIGITS
-    if not (is_number and 1 <= int(limit) <= most):
+    limit = default if limit is None else limit
+    if not 1 <= limit <= most:
         raise InvalidRequest(f"limit must be from 1 to {most}.", param="limit")
-    return PageQuery(query.get("after"), int(limit), order == "asc")
+    return PageQuery(query.get("after"), limit, order == "asc")

@@ -39,7 +39,14 @@ from service.protocol.messages import CountTokensRequest, TokensCount
 from service.protocol.messages_error import MessagesErrorBody
 from service.protocol.models import ModelCard, ModelList
 from service.protocol.render import RenderedPrompt
-from service.protocol.responses import DeletedResponse, InputItemList, InputTokenCount, ResponseBody, ResponsesRequest
+from service.protocol.responses import (
+    DeletedResponse,
+    InputItemList,
+    InputTokenCount,
+    ResponseBody,
+    ResponseEvent,
+    ResponsesRequest,
+)
 from service.protocol.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -106,6 +113,10 @@ _PAGE = [
         ("limit", {"type": "integer", "minimum": 1, "maximum": MOST_OF_A_PAGE}),
         ("order", {"type": "string", "enum": ["asc", "desc"]}),
     )
+]
+_EVENTS_OF_A_RESPONSE = [
+    {"name": "stream", "in": "query", "schema": {"type": "boolean"}},
+    {"name": "starting_after", "in": "query", "schema": {"type": "integer", "minimum": 0}},
 ]
 _UPLOAD = {
     "type": "object",
@@ -183,6 +194,7 @@ def _paths(guards_metrics: bool) -> dict[str, Any]:
     request_id = {**model_id, "name": "request_id"}
     follow = {"name": "follow", "in": "query", "schema": {"type": "boolean"}}
     trace = {**_json_of(RequestTrace), "text/event-stream": {"itemSchema": _event_of(RequestTrace)}}
+    events = {"text/event-stream": {"itemSchema": _event_of(ResponseEvent, is_named=True)}}
     response = {"parameters": [{**model_id, "name": "response_id"}]}
     healthy = {**_operation("Would a new short request complete?", _json_object()), "security": _PUBLIC}
     return {
@@ -194,7 +206,8 @@ def _paths(guards_metrics: bool) -> dict[str, Any]:
             "post": _call("Tokens of a response's prompt.", (ResponsesRequest,), InputTokenCount)
         },
         "/v1/responses/{response_id}": {
-            "get": _operation("A response that is kept.", _json_of(ResponseBody)) | response,
+            "get": _operation("A response that is kept, or its events.", _json_of(ResponseBody) | events)
+            | {"parameters": [*response["parameters"], *_EVENTS_OF_A_RESPONSE]},
             "delete": _operation("Keep it no longer.", _json_of(DeletedResponse)) | response,
         },
         "/v1/responses/{response_id}/cancel": {

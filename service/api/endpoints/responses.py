@@ -8,7 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from service.api.answers.answering import ignored_header, respond, submit
-from service.api.answers.background import begin_in_background
+from service.api.answers.background import begin_events_in_background, begin_in_background
+from service.api.answers.followed_events import following
 from service.api.answers.generation import Generation
 from service.api.answers.response_answer import ResponseAnswer
 from service.api.call_head import call_head
@@ -18,6 +19,8 @@ from service.api.calls.response_call import ResponseCall, count_input, prepare_r
 from service.api.calls.response_history import conversation_json, parsed_history, read_history
 from service.api.calls.wire_parsing import parse
 from service.api.context import ApiContext
+from service.api.http_exchange import note_call
+from service.api.kept_events import KeptEvents
 from service.api.response_store import StoredResponse
 from service.api.scope import client_of
 from service.errors import InvalidRequest, RateLimited, UnsupportedParameter
@@ -52,7 +55,9 @@ class Responses:
         with fields_named(call.name_of):
             generation = await submit(call.prepared, context)
         if fields.background:
-            return self._begin(call, generation, conversation)
+            note_call(http.scope["state"], context.traces.get(head.call_id, head.client))
+            begin = self._begin_events if fields.stream else self._begin
+            return begin(call, generation, conversation)
         response = await respond(
             http, call.prepared, generation, lambda _, own: ResponseAnswer(call, own, is_stored, keep), context
         )
@@ -78,8 +83,6 @@ class Responses:
             raise UnsupportedParameter("background needs a server with --responses-store.", param="background")
         if fields.store is False:
             raise InvalidRequest("background can only be used when `store` is true.", param="background")
-        if fields.stream:
-            raise UnsupportedParameter("background is not supported for streams.", param="background")
         if client and most is not None and self._context.responses.num_running(client) >= most:
             raise RateLimited(f"This API key has {most} responses running in the background, which is its limit.")
 
@@ -92,3 +95,16 @@ class Responses:
         context.responses.put(head.call_id, stored)
         headers = ignored_header(checked.ignored)
         return Response(form.unfinished("queued"), headers=headers, media_type="application/json")
+
+    def _begin_events(self, call: ResponseCall, generation: Generation, conversation: bytes) -> Response:
+        """The response is made by a task, which tells its events; the client may leave and follow them later."""
+        context, head, checked = self._context, call.prepared.head, call.prepared.checked
+
+        def keep(response: bytes) -> None:
+            context.responses.complete(head.call_id, response)
+
+        events, form = KeptEvents(), ResponseAnswer(call, generation, is_stored=True, keep=keep)
+        task = begin_events_in_background(head.call_id, form, generation, context, events)
+        stored = StoredResponse(head.client, conversation, form.unfinished("in_progress"), task, events)
+        context.responses.put(head.call_id, stored)
+        return following(events, -1, context, ignored_header(checked.ignored))

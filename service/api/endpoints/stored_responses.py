@@ -6,23 +6,38 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from service.api.answers.followed_events import following
 from service.api.answers.input_item_page import MOST_OF_A_PAGE, listed_items, page_of
 from service.api.calls.page_query import page_query
+from service.api.calls.query_fields import flag_of, number_of
 from service.api.context import ApiContext
 from service.api.response_store import StoredResponse
 from service.api.scope import client_of
-from service.errors import InvalidRequest, UnsupportedParameter
+from service.errors import InvalidRequest, Overloaded
+
+MOST_FOLLOWERS = 16
+"""Of one response: each of its tokens costs so many writes."""
 
 
 class StoredResponses:
     def __init__(self, context: ApiContext) -> None:
-        self._texts = context.texts
+        self._context = context
         self._store = context.responses
 
     async def get(self, http: Request) -> Response:
-        if http.query_params.get("stream", "false") != "false":
-            raise UnsupportedParameter("stream is not supported: the whole response is kept.", param="stream")
-        return _json(self._find(http).response)
+        """Whole, or its events again, from behind `starting_after` on."""
+        stored, after = self._find(http), number_of(http, "starting_after")
+        if not flag_of(http, "stream"):
+            if after is not None:
+                raise InvalidRequest("starting_after needs stream to be true.", param="starting_after")
+            return _json(stored.response)
+        if stored.events is None:
+            raise InvalidRequest(
+                "Only a response that was made with background and stream can be streamed again.", param="stream"
+            )
+        if stored.events.num_followers >= MOST_FOLLOWERS:
+            raise Overloaded(f"{MOST_FOLLOWERS} follow this response already, which is the limit")
+        return following(stored.events, -1 if after is None else after, self._context, {})
 
     async def delete(self, http: Request) -> Response:
         response_id = http.path_params["response_id"]
@@ -48,7 +63,7 @@ class StoredResponses:
             items = listed_items(orjson.loads(stored.items), response_id)
             return orjson.dumps(page_of(items, query))
 
-        return _json(await self._texts.run(len(stored.items), page))
+        return _json(await self._context.texts.run(len(stored.items), page))
 
     def _find(self, http: Request) -> StoredResponse:
         return self._store.get(http.path_params["response_id"], client_of(http.scope))

@@ -11,15 +11,14 @@ from starlette.responses import Response
 from service.api.answers.event_stream import EventStreamResponse, json_event
 from service.api.answers.followed_trace import follow, look_up
 from service.api.call_trace import MAX_TRACES, CallTrace
+from service.api.calls.query_fields import flag_of
 from service.api.context import ApiContext
 from service.api.scope import client_of, header_of
 from service.engine.async_engine import AsyncEngine
-from service.errors import InvalidRequest, NotFound, Overloaded
+from service.errors import NotFound, Overloaded
 
 MAX_FOLLOWED = 16
 """At a time: every look at a trace takes time of the engine and of the event loop."""
-
-_FOLLOW = {"": True, "1": True, "true": True, "0": False, "false": False}
 
 
 class Traces:
@@ -55,9 +54,5 @@ async def _events(trace: CallTrace, engine: AsyncEngine) -> AsyncIterator[Server
 
 def _is_followed(http: Request) -> bool:
     """`follow` says it, or else the form of the answer that the client accepts."""
-    asked = http.query_params.get("follow")
-    if asked is None:
-        return "text/event-stream" in header_of(http.scope, b"accept")
-    if asked.lower() not in _FOLLOW:
-        raise InvalidRequest("follow must be true or false.", param="follow")
-    return _FOLLOW[asked.lower()]
+    asked = flag_of(http, "follow")
+    return "text/event-stream" in header_of(http.scope, b"accept") if asked is None else asked

@@ -210,7 +210,6 @@ def test_the_store_is_bounded(storing: RunningServer, client: OpenAI) -> None:
     [
         ({"previous_response_id": "resp_none"}, "previous_response_id"),
         ({"background": True, "store": False}, "background"),
-        ({"background": True, "stream": True}, "background"),
     ],
 )
 def test_refusals(storing: RunningServer, client: OpenAI, fields: dict[str, Any], param: str) -> None:

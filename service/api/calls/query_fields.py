@@ -1,0 +1,30 @@
+"""What a query says: flags and numbers."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+
+from service.errors import InvalidRequest
+
+_FLAGS = {"": True, "1": True, "true": True, "0": False, "false": False}
+_MAX_DIGITS = 9
+
+
+def flag_of(http: Request, name: str) -> bool | None:
+    """None: it is not there."""
+    asked = http.query_params.get(name)
+    if asked is None:
+        return None
+    if asked.lower() not in _FLAGS:
+        raise InvalidRequest(f"{name} must be true or false.", param=name)
+    return _FLAGS[asked.lower()]
+
+
+def number_of(http: Request, name: str) -> int | None:
+    """From 0 on. None: it is not there."""
+    asked = http.query_params.get(name)
+    if asked is None:
+        return None
+    if not (asked.isascii() and asked.isdigit() and len(asked) <= _MAX_DIGITS):
+        raise InvalidRequest(f"{name} must be a number from 0 on, of {_MAX_DIGITS} digits at most.", param=name)
+    return int(asked)
