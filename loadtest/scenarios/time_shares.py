@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 import numpy as np
-from prometheus_client.parser import text_string_to_metric_families
 
-from loadtest.direct_http import opened
 from loadtest.prompts import BodyOptions
 from loadtest.runner import LoadPlan, run_load
 from loadtest.server_facts import fetch_server_facts
+from loadtest.server_metrics import read_metrics
 from loadtest.workload import draw, fixed
 
 _BLOCK_SIZE = 16
@@ -79,19 +78,6 @@ def time_shares(latency_s: float, spent: Mapping[str, float], staging_s: float |
         between_s=in_engine_s - sum(phases.values()),
         outside_s=latency_s - in_engine_s,
     )
-
-
-def read_metrics(base_url: str) -> dict[str, float]:
-    """Every sample of /metrics by its name, labels in braces."""
-    with opened(f"{base_url}/metrics", 10) as response:
-        text = response.read().decode()
-    return {
-        sample.name + ("{" + ",".join(f"{k}={v}" for k, v in sample.labels.items()) + "}" if sample.labels else ""): (
-            sample.value
-        )
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
 
 
 def staging_seconds(batch: int, context_len: int) -> float:

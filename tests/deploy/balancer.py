@@ -5,69 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import shutil
-import socket
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import httpx
 
-from tests.deploy.deployment import DEPLOY
+from loadtest.routers import HAPROXY_FILE, program, running_haproxy
+from loadtest.server_process import free_port
 
-CONFIGURATION = (DEPLOY / "haproxy" / "haproxy.cfg").read_text()
-CHECK_EVERY_S = float(re.search(r"server-template .* inter (\d+)s", CONFIGURATION)[1])
+CHECK_EVERY_S = float(re.search(r"server-template .* inter (\d+)s", HAPROXY_FILE.read_text())[1])
 BUFFER_BYTES = 16384
 
 
 @contextmanager
-def balanced(urls: list[str], folder: Path) -> Iterator[str]:
-    """Its URL, once it knows of every replica that it is ready."""
-    addresses = [url.removeprefix("http://") for url in urls]
-    with _haproxy(addresses, folder) if shutil.which("haproxy") else _stand_in(addresses) as url:
-        deadline_s = time.monotonic() + 10
-        while not _answers(url):
-            assert time.monotonic() < deadline_s
-            time.sleep(0.1)
+def balanced(urls: list[str]) -> Iterator[str]:
+    """Its URL, once it passes calls on."""
+    with running_haproxy(urls) if program("haproxy") else _stand_in(urls) as url:
         yield url
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health").status_code == 200
-    except httpx.TransportError:
-        return False
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
-@contextmanager
-def _haproxy(addresses: list[str], folder: Path) -> Iterator[str]:
-    """The shipped file, but for where it listens and how it finds the replicas."""
-    port = _free_port()
-    template = re.compile(
-        r"^    server-template replica \d+ headrace:8000 (.*?) resolvers docker init-addr none$", re.M
-    )
-    lines = [f"    server replica{i} {address} \\1" for i, address in enumerate(addresses)]
-    text = template.sub("\n".join(lines), CONFIGURATION).replace("bind :8000", f"bind 127.0.0.1:{port}")
-    text = re.sub(r"^resolvers docker\n(    .*\n)+", "", text, flags=re.M)
-    text = text.replace("headrace-0:8000", addresses[0]).replace(" resolvers docker init-addr none", "")
-    file = folder / "haproxy.cfg"
-    file.write_text(text)
-    process = subprocess.Popen(["haproxy", "-f", str(file)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait()
 
 
 @dataclass
@@ -82,9 +39,10 @@ class _StandIn:
     """A connection a call. leastconn, GET /ready every `inter` with `fall 1`, and another replica for a call that the
     first one did not take: no connection, or 503 while all of the call is still in the buffer."""
 
-    def __init__(self, addresses: list[str]) -> None:
-        self._replicas = [_Replica(host, int(port)) for host, _, port in (a.partition(":") for a in addresses)]
-        self.port = _free_port()
+    def __init__(self, urls: list[str]) -> None:
+        addresses = [url.removeprefix("http://").partition(":") for url in urls]
+        self._replicas = [_Replica(host, int(port)) for host, _, port in addresses]
+        self.port = free_port()
 
     async def run(self) -> None:
         async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as group:
@@ -140,9 +98,16 @@ class _StandIn:
         return True
 
 
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
 @contextmanager
-def _stand_in(addresses: list[str]) -> Iterator[str]:
-    proxy = _StandIn(addresses)
+def _stand_in(urls: list[str]) -> Iterator[str]:
+    proxy = _StandIn(urls)
     loop = asyncio.new_event_loop()
     task = loop.create_task(proxy.run())
 
@@ -152,8 +117,13 @@ def _stand_in(addresses: list[str]) -> Iterator[str]:
 
     thread = threading.Thread(target=run)
     thread.start()
+    url = f"http://127.0.0.1:{proxy.port}"
     try:
-        yield f"http://127.0.0.1:{proxy.port}"
+        deadline_s = time.monotonic() + 10
+        while not _answers(url):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.1)
+        yield url
     finally:
         loop.call_soon_threadsafe(task.cancel)
         thread.join()

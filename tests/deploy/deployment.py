@@ -16,6 +16,7 @@ PROMETHEUS = DEPLOY / "prometheus" / "prometheus.yml"
 KUBERNETES = DEPLOY / "kubernetes"
 COMPOSE = ROOT / "docker-compose.yml"
 DOCKERFILE = ROOT / "Dockerfile"
+ROUTER_DOCKERFILE = DEPLOY / "vllm-router" / "Dockerfile"
 
 
 def read_yaml(file: Path) -> Any:

@@ -18,7 +18,8 @@ from tests.deploy.deployment import COMPOSE, DEPLOY, PROMETHEUS, ROOT, environme
 
 SERVERS = ("headrace", "headrace-cpu", "headrace-0", "headrace-1")
 REPLICAS = ("headrace-0", "headrace-1")
-OPEN = ("headrace", "headrace-cpu", "router")
+ROUTERS = ("router", "prefix-router")
+OPEN = ("headrace", "headrace-cpu", *ROUTERS)
 ENV_EXAMPLE = (DEPLOY / "env.example").read_text()
 DOT_ENV = dict(re.findall(r"^#? ?([A-Z_]+)=(.*)$", (ROOT / ".env").read_text(), re.MULTILINE))
 
@@ -49,12 +50,17 @@ def devices_of(service: dict[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("profile", "started"),
-    [("gpu", {"headrace"}), ("cpu", {"headrace-cpu"}), ("scale", {*REPLICAS, "router"})],
+    [
+        ("gpu", {"headrace"}),
+        ("cpu", {"headrace-cpu"}),
+        ("scale", {*REPLICAS, "router"}),
+        ("prefix", {*REPLICAS, "prefix-router"}),
+    ],
 )
 def test_a_profile_starts_what_it_is_for_and_what_watches_it(profile: str, started: set[str]):
     names = {name for name, service in services().items() if profile in service.get("profiles", [profile])}
     assert names == started | {"prometheus", "grafana"}
-    for server in started - {"router"}:
+    for server in started - {*ROUTERS}:
         assert services()[server]["build"]["target"] == services()[server]["image"].partition(":")[2]
     assert len([name for name in started if "ports" in services()[name]]) == 1, "one of them is open to clients"
 
@@ -75,6 +81,18 @@ def test_the_router_finds_the_replicas_and_asks_whether_they_are_ready():
     assert f"bind :{port_of(services()['router'])}\n" in text
     assert "option httpchk GET /ready\n" in text
     assert "balance leastconn\n" in text
+
+
+def test_the_router_of_prefixes_knows_each_replica_and_asks_whether_it_is_ready():
+    command = services()["prefix-router"]["command"]
+    port = services()[REPLICAS[0]]["environment"]["HEADRACE_PORT"]
+    assert command[command.index("--worker-urls") + 1 :] == [f"http://{name}:{port}" for name in REPLICAS]
+    flags = dict(flag.removeprefix("--").split("=") for flag in command if "=" in flag)
+    assert int(flags["port"]) == port_of(services()["prefix-router"])
+    assert (flags["policy"], flags["health-check-endpoint"]) == ("cache_aware", "/ready")
+    delay_s = min(float(services()[name]["environment"]["HEADRACE_SHUTDOWN_DELAY"]) for name in REPLICAS)
+    assert delay_s > 2 * int(flags["health-check-interval-secs"]), "it hears of a replica's end in time"
+    assert (ROOT / services()["prefix-router"]["build"]["context"] / "Dockerfile").is_file()
 
 
 def test_without_a_profile_it_is_the_gpu():

@@ -55,7 +55,7 @@ def test_no_call_is_lost_when_a_replica_is_told_to_end(tmp_path: Path):
     with (
         running(Scene()) as staying,
         replica as leaving,
-        balanced([leaving.url, staying.base_url], tmp_path) as balancer,
+        balanced([leaving.url, staying.base_url]) as balancer,
     ):
         clients = [threading.Thread(target=call_on, args=(i,), daemon=True) for i in range(CLIENTS)]
         for client in clients:

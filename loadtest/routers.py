@@ -1,0 +1,87 @@
+"""Routers of others in front of several replicas of ours, each a subprocess of the measuring script.
+
+HAProxy runs with the file that is shipped. vllm-router may be installed in an environment of its own.
+"""
+
+import contextlib
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from loadtest.server_process import free_port, running_server
+
+HAPROXY_FILE = Path(__file__).parents[1] / "deploy" / "haproxy" / "haproxy.cfg"
+
+SEES_A_DRAIN = (
+    "--health-check-endpoint=/ready",
+    "--health-check-interval-secs=2",
+    "--health-failure-threshold=1",
+    "--health-success-threshold=1",
+)
+"""vllm-router's flags, as docker-compose.yml has them: it hears of a replica's end as soon as HAProxy does."""
+
+CACHE_AWARE = ("--policy=cache_aware",)
+"""By what it has sent where."""
+
+
+def program(name: str) -> str | None:
+    """Where a router's program is: beside this Python, or on PATH; None if nowhere."""
+    return shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+
+
+def kv_aware(model: str, endpoints: Mapping[str, tuple[str, str]]) -> tuple[str, ...]:
+    """vllm-router's flags: by what the replicas tell of their prefix caches.
+
+    endpoints: where a replica, by its URL, publishes its events and replays them.
+    """
+    sources = [
+        flag
+        for url, (events, replays) in endpoints.items()
+        for flag in (f"--kv-event-source={url}={events}", f"--kv-event-replay-source={url}={replays}")
+    ]
+    return ("--policy=kv_aware", f"--kv-event-model={model}", *sources)
+
+
+def haproxy_configuration(shipped: str, urls: Sequence[str], port: int) -> str:
+    """The shipped file, but for where it listens and how it finds the replicas: Docker's names are not there."""
+    addresses = [url.removeprefix("http://") for url in urls]
+    template = re.compile(
+        r"^    server-template replica \d+ headrace:8000 (.*?) resolvers docker init-addr none$", re.M
+    )
+    lines = [f"    server replica{i} {address} \\1" for i, address in enumerate(addresses)]
+    text = template.sub("\n".join(lines), shipped).replace("bind :8000", f"bind 127.0.0.1:{port}")
+    text = re.sub(r"^resolvers docker\n(    .*\n)+", "", text, flags=re.M)
+    return text.replace("headrace-0:8000", addresses[0]).replace(" resolvers docker init-addr none", "")
+
+
+@contextlib.contextmanager
+def running_haproxy(urls: Sequence[str]) -> Iterator[str]:
+    """Its base URL, once it passes calls on. Raises ServerDidNotStartError."""
+    port = free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "haproxy.cfg"
+        file.write_text(haproxy_configuration(HAPROXY_FILE.read_text(), urls, port))
+        command = [program("haproxy") or "haproxy", "-f", str(file)]
+        with running_server(command, f"http://127.0.0.1:{port}/health", timeout_s=20):
+            yield f"http://127.0.0.1:{port}"
+
+
+@contextlib.contextmanager
+def running_vllm_router(urls: Sequence[str], flags: Sequence[str]) -> Iterator[str]:
+    """Its base URL, once it passes calls on. Raises ServerDidNotStartError."""
+    port = free_port()
+    command = [
+        program("vllm-router") or "vllm-router",
+        f"--port={port}",
+        f"--prometheus-port={free_port()}",
+        "--log-level=warning",
+        "--worker-urls",
+        *urls,
+        *SEES_A_DRAIN,
+        *flags,
+    ]
+    with running_server(command, f"http://127.0.0.1:{port}/health", timeout_s=20):
+        yield f"http://127.0.0.1:{port}"
