@@ -7,6 +7,7 @@ never waits for the host. Decoding needs no result for that. The executor has th
 in the plan), and lengths and blocks are known beforehand. Only a stop is seen one iteration late: the token that was
 drawn meanwhile is dropped, and blocks stay until that iteration is over (`IterationScheduler.finish_iteration`). What
 needs the result, as the several choices of a prompt do, sits out one iteration; preemption waits until nothing runs.
+Where the model has several stages, as many iterations are in flight, each of other requests (scheduler/lanes.py).
 Nor is the next iteration launched before the device is nearly free (`spare_s`), so that requests which arrive until
 then are in it.
 """
@@ -76,7 +77,8 @@ class Engine:
         self._applier = ResultApplier(self.requests, scheduler, clock)
         self._record = StepRecord(scheduler.ledger, sink, clock, scheduler.predicted_s)
         self._launched: deque[Launched] = deque()
-        self._max_launched = 2 if overlap else 1
+        self._num_lanes = len(scheduler.lanes)
+        self._max_launched = max(2 if overlap else 1, self._num_lanes)
         self._batch_size = 0
         self._kv_tokens = self._kv_token_blocks = 0
         self._kv_tokens_due_s = 0.0
@@ -102,18 +104,19 @@ class Engine:
         """Seconds by which the next step may be delayed, so that requests which arrive until then are in it. 0 while
         requests wait: they are before any new one. has_arrivals: whether some have come that would be added before it;
         with these it takes longer."""
-        if self._max_launched == 1 or len(self._launched) != 1 or self.scheduler.pool.waiting:
+        if self._max_launched == 1 or len(self._launched) != 1 or self._num_lanes > 1 or self.scheduler.pool.waiting:
             return 0.0
         return self._record.spare_s(self._launched[0], has_arrivals=has_arrivals)
 
     def step(self, before_wait: Callable[[], None] | None = None) -> bool:
         """Decide and launch the next iteration; apply the oldest if as many run as may, or all if none was launched.
-        False if there was nothing to launch and nothing to apply; no request may wait then.
+        Where lanes take turns, that is the oldest alone. False if there was nothing to launch and nothing to apply; no
+        request may wait then.
 
         A fault of the executor ends the requests that were in that iteration, and no others. before_wait: called
         when all is launched that may be, before the wait for a result.
         """
-        may_run = self._max_launched - 1 if self._launch_next() else 0
+        may_run = self._max_launched - 1 if self._launch_next() else self._num_behind_oldest()
         if before_wait is not None:
             before_wait()
         if not self._launched:
@@ -228,6 +231,12 @@ class Engine:
         tally = self.scheduler.take_tally() if plan.training is None else DecisionTally()
         self._launched.append(self._record.launched(plan, pending, tally, started_s, scheduled_s))
         return not isinstance(pending, _FailedLaunch)
+
+    def _num_behind_oldest(self) -> int:
+        """Nothing could be launched: how many iterations may run on while the oldest one is waited for. Where lanes
+        take turns, its own lane is free then; else, and after a failed launch, the decision needs all results."""
+        is_failed = bool(self._launched) and isinstance(self._launched[-1].pending, _FailedLaunch)
+        return 0 if self._num_lanes == 1 or is_failed else max(0, len(self._launched) - 1)
 
     def _complete_all_but(self, num_launched: int) -> None:
         """Wait for iterations and apply them, until so many still run."""

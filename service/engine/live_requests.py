@@ -124,7 +124,7 @@ class LiveRequests:
         now_s, stats = self._clock.now_s(), dict[str, RequestStats]()
         for request_id in request_ids:
             if (group := self._scheduler.pool.get(request_id)) is not None:
-                num_uncounted = self._scheduler.batch.num_uncounted(group)
+                num_uncounted = self._scheduler.num_uncounted(group)
                 told = _request_stats(group, now_s)
                 stats[request_id] = replace(told, num_output_tokens=told.num_output_tokens + num_uncounted)
         return stats

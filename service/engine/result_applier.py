@@ -22,6 +22,7 @@ from service.engine.beam_search import BeamSearch
 from service.engine.live_requests import LiveRequests
 from service.engine.processed_tokens import ProcessedTokens
 from service.errors import InvalidRequest, RequestError, ServerError
+from service.scheduler.decode_batch import DecodeBatch
 from service.scheduler.decode_members import DecodeMembers
 from service.scheduler.forking import continue_beams, fork_choices
 from service.scheduler.iteration_scheduler import IterationScheduler
@@ -54,7 +55,8 @@ class ResultApplier:
         logprobs = result.logprobs or (None,) * len(result.token_ids)
         scored, sums = dict(result.prompt_logprobs), dict(result.pooled)
         if groups.decodes is not None:
-            self._apply_decodes(groups.decodes, result, tokens)
+            assert groups.batch is not None
+            self._apply_decodes(groups.batch, groups.decodes, result, tokens)
         end = len(plan.decodes)
         for item, group in zip(plan.scheduled, groups.scheduled, strict=True):
             first, end = end, end + len(item.samples)
@@ -87,10 +89,12 @@ class ResultApplier:
                     verdict = False
         return verdict
 
-    def _apply_decodes(self, members: DecodeMembers, result: IterationResult, tokens: ProcessedTokens) -> None:
+    def _apply_decodes(
+        self, batch: DecodeBatch, members: DecodeMembers, result: IterationResult, tokens: ProcessedTokens
+    ) -> None:
         """Apply the tokens of the decode batch: all in one step, but for those that must be looked at."""
         token_ids = result.token_ids[: len(members)]
-        looked_at = self._scheduler.batch.take(members, token_ids, self._result_s)
+        looked_at = batch.take(members, token_ids, self._result_s)
         self._tell_all_but(looked_at, members.request_ids, token_ids)
         num_by_client, num_dropped = members.num_by_client.copy(), 0
         for place, group in looked_at.items():

@@ -8,6 +8,7 @@ from service.core.iteration_plan import Int64Array
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import Append, BlockManager
 from service.scheduler.decode_batch import DecodeBatch
+from service.scheduler.lanes import Lanes
 from service.scheduler.memory_need import num_shared_tokens
 from service.scheduler.plan_draft import PlanDraft
 
@@ -26,18 +27,27 @@ class Shortage:
 
 
 class BlockGrowth:
-    """Engine thread only."""
+    """Engine thread only. Of the lane that is being decided."""
 
-    def __init__(self, blocks: BlockManager, batch: DecodeBatch) -> None:
+    def __init__(self, blocks: BlockManager, lanes: Lanes) -> None:
         self._blocks = blocks
-        self._batch = batch
+        self._lanes = lanes
 
     def shortage(self) -> Shortage:
-        """What the running groups need for their next tokens. A group of one choice writes to no shared block and needs
+        """What the groups need for their next tokens. A group of one choice writes to no shared block and needs
         nothing while its last block has room; one of several choices may have to copy a shared block."""
+        return self._shortage(self._lanes.batch)
+
+    @property
+    def leaves_room_elsewhere(self) -> bool:
+        """Whether the groups of the other lanes can have what they need next."""
+        others = [batch for batch in self._lanes if batch is not self._lanes.batch]
+        return sum(self._shortage(batch).num_blocks for batch in others) <= self._blocks.num_available
+
+    def _shortage(self, batch: DecodeBatch) -> Shortage:
         blocks = self._blocks
-        shortage = Shortage(self._batch.shortage(), [])
-        for group in self._batch.unbatched.values():
+        shortage = Shortage(batch.shortage(), [])
+        for group in batch.unbatched.values():
             live = group.live
             if len(live) == 1:
                 room = len(blocks.table(live[0].sequence_id).block_ids) * blocks.block_size

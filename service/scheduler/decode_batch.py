@@ -15,7 +15,8 @@ iterations: to touch hundreds of sequences that have left the processor's caches
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import count
 
 import numpy as np
 
@@ -41,14 +42,15 @@ end: position behind them, of the token that it draws. room: tokens that its blo
 
 
 class DecodeBatch:
-    """Engine thread only. Every running group is either in the batch or `unbatched` (keyed by order of arrival, in
-    order of start)."""
+    """Engine thread only. Every running group of its lane (lanes.py) is either in the batch or `unbatched` (keyed by
+    order of arrival, in order of start). versions: those that its decodes will have."""
 
-    def __init__(self, blocks: BlockManager) -> None:
+    def __init__(self, blocks: BlockManager, versions: Iterator[int] | None = None) -> None:
         self.unbatched: dict[int, SequenceGroup] = {}
         self._blocks = blocks
         self._columns: Int64Array = np.empty((8, 0), np.int64)
         self._members = DecodeMembers()
+        self._versions = versions or count(1)
         self._version = 0
         self._numbers: dict[int, int] = {}  # by order of arrival: the members
         self._num_joined = 0
@@ -63,9 +65,23 @@ class DecodeBatch:
     def __contains__(self, group: SequenceGroup) -> bool:
         return group.arrival_order in self._numbers
 
+    def holds(self, group: SequenceGroup) -> bool:
+        """Whether the group is here, in the batch or unbatched."""
+        return group in self or group.arrival_order in self.unbatched
+
+    @property
+    def num_seqs(self) -> int:
+        """Live sequences of all groups that are here."""
+        return len(self) + sum(len(group.live) for group in self.unbatched.values())
+
     def start(self, group: SequenceGroup) -> None:
         """The group runs from now on."""
         self.unbatched[group.arrival_order] = group
+
+    def take_over(self, group: SequenceGroup, running: Iterable[SequenceGroup]) -> None:
+        """The group, which runs already, is here from now on. running: all of them, in order of start."""
+        here = {*self.unbatched, group.arrival_order}
+        self.unbatched = {each.arrival_order: each for each in running if each.arrival_order in here}
 
     def stop(self, group: SequenceGroup) -> None:
         """The group runs no more. What its sequence and it say is up to date from now on."""
@@ -100,7 +116,7 @@ class DecodeBatch:
             self._watched_ids.update(_watched_ids(group))
         self._members = self._members.with_more(groups, first)
         self._columns = np.concatenate((self._columns, np.array(columns, np.int64).T), axis=1)
-        self._version += 1
+        self._version = next(self._versions)
 
     def shortage(self) -> Int64Array:
         """Places of the decodes that need a block for their next tokens; one that needs several stands there as
@@ -237,7 +253,7 @@ class DecodeBatch:
             stays[list(left)] = False
             self._columns = self._columns.compress(stays, axis=1)
             self._members = self._members.remaining()
-            self._version += 1
+            self._version = next(self._versions)
 
     def _grow(self, places: Int64Array) -> GrownTables:
         """One block more for the decode at each place."""

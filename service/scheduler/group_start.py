@@ -11,7 +11,7 @@ from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager, Fit
 from service.prediction.recovery_ledger import RecoveryLedger
 from service.scheduler.block_growth import BlockGrowth
-from service.scheduler.decode_batch import DecodeBatch
+from service.scheduler.lanes import Lanes
 from service.scheduler.memory_need import num_shared_tokens
 from service.scheduler.plan_draft import PlanDraft
 from service.scheduler.request_pool import RequestPool
@@ -26,7 +26,7 @@ class GroupStart:
         self,
         blocks: BlockManager,
         pool: RequestPool,
-        batch: DecodeBatch,
+        lanes: Lanes,
         growth: BlockGrowth,
         policies: SchedulerPolicies,
         ledger: RecoveryLedger,
@@ -35,7 +35,7 @@ class GroupStart:
     ) -> None:
         self._blocks = blocks
         self._pool = pool
-        self._batch = batch
+        self._lanes = lanes
         self._growth = growth
         self._admission = policies.admission
         self._policy = policies.scheduling
@@ -57,12 +57,17 @@ class GroupStart:
 
     def admit(self, draft: PlanDraft) -> None:
         """Start the groups that the draft still has room for; the running ones have theirs already."""
-        seats = self.max_num_seqs - self._num_seated(draft)
+        num_seated = self._num_seated(draft)
+        seats = self.max_num_seqs - num_seated
+        left_of_share = self._lanes.share(self.max_num_seqs, len(self._pool.waiting)) - num_seated
         if seats <= 0 or draft.budget <= 0:
             self.let_wait("sequences" if seats <= 0 else "tokens")
             return
         now_s = self._clock.now_s()
         for group in self._policy.order(self._pool.waiting, now_s):
+            if left_of_share <= 0 < draft.budget:
+                self.let_wait("sequences")
+                return
             try:
                 prefix, lacks = self._fit(group, seats, draft.budget)
             except Exception as fault:
@@ -72,9 +77,10 @@ class GroupStart:
                 self.let_wait(lacks)
                 return
             seats -= len(group.live)
+            left_of_share -= len(group.live)
             group.journal.note_start(now_s, self._refused_s, self._lacked)
             self._pool.start(group)
-            self._batch.start(group)
+            self._lanes.batch.start(group)
             if self._blocks.swap_space.holds(group.leader.sequence_id):
                 self._swap_in(group, draft)
                 self._load_adapter(group, draft)
@@ -93,7 +99,7 @@ class GroupStart:
 
     def _num_seated(self, draft: PlanDraft) -> int:
         """Sequences that hold a seat. One whose last token is being drawn by an earlier iteration holds none."""
-        unbatched = (sequence for group in self._batch.unbatched.values() for sequence in group.live)
+        unbatched = (sequence for group in self._lanes.batch.unbatched.values() for sequence in group.live)
         return len(draft.decodes) + sum(not sequence.is_drawn_out for sequence in unbatched)
 
     def _fit(self, group: SequenceGroup, seats: int, budget: int) -> tuple[list[int], WaitReason | None]:

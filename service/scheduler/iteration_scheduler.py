@@ -17,6 +17,7 @@ from service.scheduler.forking import hand_over_lead, has_its_prefix
 from service.scheduler.group_preemption import GroupPreemption
 from service.scheduler.group_start import GroupStart
 from service.scheduler.history import History
+from service.scheduler.lanes import Lanes
 from service.scheduler.launched_iterations import LaunchedGroups, LaunchedIterations
 from service.scheduler.plan_draft import PlanDraft
 from service.scheduler.request_pool import RequestPool
@@ -35,8 +36,9 @@ class IterationScheduler:
     are not free yet, and a group being copied back cannot be preempted: groups that need their blocks sit out. The
     budget exceeds the seats, so the first prompt always advances.
 
-    pool, blocks, batch, ledger, history: the books that it keeps. Who applies a result writes to them, too. training:
-    the training that may have iterations of its own, if any.
+    pool, blocks, lanes, ledger, history: the books that it keeps. Who applies a result writes to them, too. training:
+    the training that may have iterations of its own, if any. num_lanes: stages of the model, for each of which there
+    may be an iteration in flight, of other requests each (lanes.py).
 
     An iteration may be decided while those before it still run (`finish_iteration` has not been called for them).
     Then nothing is taken from a running sequence: if memory runs out, the decision waits until nothing runs.
@@ -52,24 +54,26 @@ class IterationScheduler:
         *,
         max_num_seqs: int,
         max_preemptions: int,
+        num_lanes: int = 1,
     ) -> None:
         self.blocks = blocks
         self.pool = RequestPool(policies.scheduling, blocks.tokens_per_prefix_entry, blocks.adapter_slots)
-        self.batch = DecodeBatch(blocks)
+        self.lanes = Lanes(blocks, num_lanes)
         self.ledger = ledger
         self.history = history
         self.training = TrainingTurns(policies.training, ArenaLending(blocks, clock))
         self._chunk_budget = policies.chunk_budget
         self._clock = clock
         self._tally = DecisionTally()
-        self._steady: tuple[int, int] | None = None  # version and number of the last plan's decodes, if it was no other
-        self._is_repeated = False
+        # Of each lane, version and number of the last plan's decodes, if it had no others; and the same as before?
+        self._steady: dict[DecodeBatch, tuple[int, int]] = {}
+        self._repeated: set[DecodeBatch] = set()
         self._launched = LaunchedIterations(blocks)
-        self._growth = BlockGrowth(blocks, self.batch)
+        self._growth = BlockGrowth(blocks, self.lanes)
         self._preemption = GroupPreemption(
             blocks, policies.scheduling, policies.preemption, ledger, self._launched, max_preemptions
         )
-        self._start = GroupStart(blocks, self.pool, self.batch, self._growth, policies, ledger, clock, max_num_seqs)
+        self._start = GroupStart(blocks, self.pool, self.lanes, self._growth, policies, ledger, clock, max_num_seqs)
 
     def add(self, group: SequenceGroup) -> None:
         """Put an accepted request into the pool. If that fails, the request can be ended as any other."""
@@ -100,7 +104,7 @@ class IterationScheduler:
     def _plan_training(self, num_layer_steps: int, now_s: float) -> IterationPlan:
         """Empty if there are none, or no memory for them."""
         if num_layer_steps and self.training.lending.lacks_memory:
-            self.batch.dissolve(self.pool.running)  # their blocks may be in its way
+            self.lanes.dissolve(self.pool.running)  # their blocks may be in its way
         turn = self.training.take(num_layer_steps, now_s) if num_layer_steps else None
         if turn is None:
             return IterationPlan(())
@@ -108,21 +112,30 @@ class IterationScheduler:
         return IterationPlan((), turn.copies, training=turn.share)
 
     def _schedule_requests(self) -> IterationPlan:
-        shortage = self._growth.shortage()
-        if self._launched and not self._growth.will_have_room(shortage):
-            return IterationPlan(())
+        for _ in self.lanes.turns(self._launched, self.pool.running):
+            shortage = self._growth.shortage()
+            if self._launched and not self._growth.will_have_room(shortage):
+                break  # and no other lane goes on: once nothing runs, somebody is preempted
+            plan = self._schedule_lane(shortage)
+            if not plan.is_empty:
+                return plan
+        return IterationPlan(())
+
+    def _schedule_lane(self, shortage: Shortage) -> IterationPlan:
+        """Empty if none of the lane's groups can run, and none is admitted."""
         draft = PlanDraft(self._launched.next_number, self._clock.now_s(), self._tally, self.blocks.adapter_slots)
         has_preempted = self._make_room(shortage, draft)
         giving_way = self._schedule_unbatched(draft)
-        if self.pool.waiting and (has_preempted or draft.sitting_out):
+        lacks_memory = has_preempted or bool(draft.sitting_out)
+        if self.pool.waiting and (lacks_memory or not self._growth.leaves_room_elsewhere):
             self._start.let_wait("memory")
         elif self.pool.waiting:
-            self.batch.write_tokens()  # who admits may look at what runs
+            self.lanes.write_tokens()  # who admits may look at what runs
             self._start.admit(draft)
         self._add_chunks(giving_way, draft)
-        awaits_transfer = not draft.computes and not self._launched and self.blocks.swap_space.has_transfers
-        if not (draft.computes or draft.transfers or awaits_transfer):
+        if not (draft.computes or draft.transfers or self._awaits_transfer(draft)):
             return IterationPlan(())
+        awaits_transfer = self._awaits_transfer(draft)
         self._begin(draft)
         return IterationPlan(
             tuple(draft.scheduled),
@@ -134,15 +147,21 @@ class IterationScheduler:
             adapter_loads=tuple(draft.adapter_loads),
         )
 
+    def _awaits_transfer(self, draft: PlanDraft) -> bool:
+        """Whether nothing can run before a transfer has finished."""
+        is_idle = not (draft.computes or self._launched) and self.blocks.swap_space.has_transfers
+        return is_idle and (self.lanes.batch.num_seqs > 0 or not self.pool.running)
+
     def predicted_s(self, plan: IterationPlan) -> float | None:
         """What a plan that runs is predicted to take; None before enough has been seen."""
         return self.training.predicted_s if plan.training is not None else self.ledger.iteration_s(plan)
 
     @property
     def is_steady(self) -> bool:
-        """Whether the last iteration has the same decodes as the one before it, and nobody else, and all of them still
-        run."""
-        return self._is_repeated and self._steady is not None and self._steady[1] == len(self.batch)
+        """Whether the last iteration, of each lane that has anybody, has the same decodes as the one before it, and
+        nobody else, and all of them still run."""
+        lanes = [batch for batch in self.lanes if batch.num_seqs]
+        return bool(lanes) and all(b in self._repeated and self._steady[b][1] == len(b) for b in lanes)
 
     def describe_wait(self) -> str:
         """Who waits, and what there is for them, for the log. Names no client."""
@@ -166,8 +185,8 @@ class IterationScheduler:
     def finish_iteration(self) -> LaunchedGroups:
         """The oldest iteration that runs has ended, whatever came of it."""
         groups = self._launched.finish()
-        if groups.decodes is not None:
-            self.batch.finish()
+        if groups.batch is not None and groups.decodes is not None:
+            groups.batch.finish()
         return groups
 
     def finish_transfers(self, finished: tuple[FinishedTransfer, ...]) -> None:
@@ -183,7 +202,7 @@ class IterationScheduler:
 
     def cache_before_end(self, group: SequenceGroup, sequence: Sequence) -> None:
         """The sequence is about to end between two results: its full blocks may serve others."""
-        self.batch.write_tokens()
+        self.lanes.write_tokens()
         if not group.num_preemptions:  # else it may just be computed again
             self.blocks.cache_decoded(sequence, group.request.prefix_salt)
 
@@ -199,13 +218,17 @@ class IterationScheduler:
     def end_group(self, group: SequenceGroup) -> None:
         """End every live sequence of the group, and then the group. If it raises, it may be called again and goes on
         from there: what a request holds is given back, whatever is wrong with it."""
-        self.batch.stop(group)
+        self.lanes.stop(group)
         for sequence in list(reversed(group.live)):
             self.end_sequence(group, sequence)
         if self.pool.get(group.request.request_id) is group:
             self.pool.remove(group)
             self.ledger.forget(group)
             self.history.request_ended(group.request.client)
+
+    def num_uncounted(self, group: SequenceGroup) -> int:
+        """As `DecodeBatch.num_uncounted`, of a group wherever it is."""
+        return sum(batch.num_uncounted(group) for batch in self.lanes)
 
     def take_refused(self) -> list[tuple[SequenceGroup, Exception]]:
         """Waiting groups that the last decision met a fault of their own at, for the caller to end."""
@@ -224,8 +247,8 @@ class IterationScheduler:
         Blocks on their way to the host count as empty.
         """
         blocks = self.blocks
-        unfilled = self.batch.num_unfilled()
-        for group in self.batch.unbatched.values():
+        unfilled = sum(batch.num_unfilled() for batch in self.lanes)
+        for group in (group for batch in self.lanes for group in batch.unbatched.values()):
             last_blocks = set()
             for sequence in group.computing:
                 block_ids = blocks.table(sequence.sequence_id).block_ids
@@ -237,23 +260,23 @@ class IterationScheduler:
         return max(0, num_used * blocks.block_size - unfilled)
 
     def _make_room(self, shortage: Shortage, draft: PlanDraft) -> bool:
-        """Blocks for the next tokens of every running sequence, which the decode batch then computes. True if some
+        """Blocks for the next tokens of every sequence of the lane, which the decode batch then computes. True if some
         group was preempted for them."""
         growth, pool = self._growth, self.pool
         num_running = len(pool.running)
         if not growth.has_room(shortage):
-            self.batch.dissolve(pool.running)
+            self.lanes.dissolve(pool.running)
             shortage = growth.shortage()
         while not growth.will_have_room(shortage):
             victim = self._preemption.victim(pool.running)
             if growth.is_moving(victim):
                 break  # it cannot be taken before it is there, and nobody gives way in its stead
-            self.batch.stop(victim)
+            self.lanes.stop(victim)
             self._preemption.preempt(victim, draft)
             pool.pause(victim)
             shortage = growth.shortage()
         growth.grow(shortage, draft)
-        decodes = self.batch.advance(draft.number, shortage.decodes)
+        decodes = self.lanes.batch.advance(draft.number, shortage.decodes)
         if decodes is not None:
             draft.members, draft.decodes = decodes
         return len(pool.running) < num_running
@@ -263,7 +286,7 @@ class IterationScheduler:
         in the background give way while others wait: they are returned, for what is left of the budget."""
         blocks = self.blocks
         prefilling: list[tuple[SequenceGroup, Sequence]] = []
-        for group in self.batch.unbatched.values():
+        for group in self.lanes.batch.unbatched.values():
             if group.arrival_order in draft.sitting_out or self._growth.is_moving(group):
                 continue
             for sequence in group.computing:
@@ -297,11 +320,11 @@ class IterationScheduler:
         """Count what the draft computes as computed. A drawn id becomes pending, so that the next iteration can go on
         before it is known; unless the choices of a prompt fork with it, or the host has to look at every id. A group
         whose only choice draws has only decodes ahead, and joins the decode batch."""
-        self._launched.begin(LaunchedGroups(draft.members, [advance.group for advance in draft.advances]))
+        batch = self.lanes.batch
+        self._launched.begin(LaunchedGroups(draft.members, [advance.group for advance in draft.advances], batch))
+        self.lanes.note_launch()
         if draft.computes:
-            steady = None if draft.scheduled else (draft.decodes.version, len(draft.decodes))
-            self._is_repeated = steady is not None and steady == self._steady
-            self._steady = steady
+            self._note_whether_repeated(batch, draft)
         joining = []
         for group, sequence, end, draws in draft.advances:
             sequence.num_computed_tokens = end
@@ -310,7 +333,15 @@ class IterationScheduler:
                 sequence.token_ids.append(PENDING_TOKEN_ID)
                 if len(group.live) == 1 and not sequence.is_drawn_out:
                     joining.append(group)
-        self.batch.join(joining)
+        batch.join(joining)
+
+    def _note_whether_repeated(self, batch: DecodeBatch, draft: PlanDraft) -> None:
+        before = self._steady.pop(batch, None)
+        self._repeated.discard(batch)
+        if not draft.scheduled:
+            self._steady[batch] = steady = (draft.decodes.version, len(draft.decodes))
+            if steady == before:
+                self._repeated.add(batch)
 
 
 def _is_in_background(prefilling: tuple[SequenceGroup, Sequence]) -> bool:

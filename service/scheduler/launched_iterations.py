@@ -8,15 +8,17 @@ from typing import NamedTuple
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager
+from service.scheduler.decode_batch import DecodeBatch
 from service.scheduler.decode_members import DecodeMembers
 
 
 class LaunchedGroups(NamedTuple):
     """An iteration's requests, in the order of its plan: those of the decode batch, if any, then the others, one for
-    each scheduled sequence."""
+    each scheduled sequence. batch: of the lane whose iteration it is; None if it is a training's."""
 
     decodes: DecodeMembers | None
     scheduled: list[SequenceGroup]
+    batch: DecodeBatch | None = None
 
     def all(self) -> list[SequenceGroup]:
         """In that order."""
@@ -42,6 +44,10 @@ class LaunchedIterations:
     def next_number(self) -> int:
         """Of the next iteration to be launched; the first is 1."""
         return self._num_finished + len(self._running) + 1
+
+    def has(self, batch: DecodeBatch) -> bool:
+        """Whether an iteration of this lane runs."""
+        return any(groups.batch is batch for groups in self._running)
 
     def begin(self, groups: LaunchedGroups) -> None:
         """The next iteration is launched."""

@@ -20,7 +20,7 @@ from service.core.events import (
     one_by_one,
 )
 from service.core.grammar import TokenMasker
-from service.core.iteration_plan import PENDING_TOKEN_ID
+from service.core.iteration_plan import PENDING_TOKEN_ID, IterationPlan
 from service.core.iteration_result import TokenLogprobs
 from service.core.request import FinishReason, Request
 from service.core.sampling_params import BeamParams, SamplingParams
@@ -101,6 +101,7 @@ class Harness:
         max_preemptions: int = 1_000_000,
         chunk_budget: ChunkBudget | None = None,
         overlap: bool = False,
+        num_lanes: int = 1,
         masker: TokenMasker | None = None,
         idle_work: IdleWork | None = None,
         training: TrainingPolicy | None = None,
@@ -145,6 +146,7 @@ class Harness:
             self.clock,
             max_num_seqs=max_num_seqs,
             max_preemptions=max_preemptions,
+            num_lanes=num_lanes,
         )
         self.engine = Engine(
             self.scheduler,
@@ -156,13 +158,11 @@ class Harness:
             idle_work=idle_work,
             trainings=trainings,
         )
-        self.adapters: list[Adapter] = []
-        self.requests: dict[str, Request] = {}
+        self.adapters, self.requests = list[Adapter](), dict[str, Request]()
         self.tokens: dict[tuple[str, int], list[int]] = defaultdict(list)
-        self.reasons: dict[tuple[str, int], FinishReason] = {}
-        self.finals, self.pooled = dict[str, FinalEvent](), dict[str, Vector]()
+        self.reasons, self.finals = dict[tuple[str, int], FinishReason](), dict[str, FinalEvent]()
         self.logprobs: dict[tuple[str, int], list[TokenLogprobs]] = defaultdict(list)
-        self.prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
+        self.prompt_logprobs, self.pooled = dict[str, tuple[TokenLogprobs, ...]](), dict[str, Vector]()
 
     def request(
         self,
@@ -282,8 +282,7 @@ class Harness:
     def check(self) -> None:
         self.blocks.check_invariants()
         pool = self.scheduler.pool
-        self.scheduler.batch.check_invariants(pool.running)
-        assert sum(not s.is_drawn_out for g in pool.running for s in g.live) <= self.max_num_seqs
+        self._check_lanes()
         for group in pool.running:
             self._check_running(group)
         for group in pool.waiting:
@@ -304,7 +303,7 @@ class Harness:
         held: set[int] = set()
         running_plans = [launched.plan for launched in self.engine._launched]
         for plan in running_plans:
-            for sequence_id in (*plan.decodes.sequence_ids.tolist(), *(item.sequence_id for item in plan.scheduled)):
+            for sequence_id in sequence_ids(plan):
                 assert self.blocks.holds(sequence_id), "what a running iteration touches is not free"
         if not pool.running and not running_plans:
             held = set(self.blocks.swap_space.held_device_blocks())
@@ -317,6 +316,19 @@ class Harness:
             assert self.blocks.arena.lent is None, "a training that is over has no memory"
         if self.toy.plans:
             assert self.toy.plans[-1].num_scheduled_tokens <= self.max_num_batched_tokens
+
+    def _check_lanes(self) -> None:
+        """ORCA, Algorithm 1: no more batches in flight than stages, and no request in two of them."""
+        lanes, running = self.scheduler.lanes, self.scheduler.pool.running
+        lanes.check_invariants(running)
+        for batch in lanes:
+            seated = [s for g in running if batch.holds(g) for s in g.live if not s.is_drawn_out]
+            assert len(seated) <= self.max_num_seqs
+        if len(lanes) > 1:
+            plans = [launched.plan for launched in self.engine._launched]
+            in_flight = [sequence_id for plan in plans for sequence_id in sequence_ids(plan)]
+            assert len(plans) <= len(lanes)
+            assert len(set(in_flight)) == len(in_flight), "no request is in two batches"
 
     def _check_sharing(self) -> None:
         """Tables share a block only where salt, position and every token up to the block's end agree."""
@@ -336,7 +348,8 @@ class Harness:
 
     def _num_computed(self, sequence: Sequence) -> int:
         """A sequence in the decode batch says it only once it has left."""
-        together = {group.live[0].sequence_id for group in self.scheduler.pool.running if group in self.scheduler.batch}
+        running, lanes = self.scheduler.pool.running, self.scheduler.lanes
+        together = {group.live[0].sequence_id for group in running if any(group in batch for batch in lanes)}
         return len(sequence.token_ids) - 1 if sequence.sequence_id in together else sequence.num_computed_tokens
 
     def _check_prefix_cache(self) -> None:
@@ -370,7 +383,7 @@ class Harness:
         assert pool.waiting_tokens.total == pool.waiting_tokens.distinct == 0
         assert not (scheduler.ledger._recomputing or scheduler.ledger._transfers or scheduler.history._num_live)
         assert not (self.engine.requests.searches or self.engine.requests.num_constrained)
-        assert not (len(scheduler.batch) or scheduler.batch.unbatched)
+        assert not any(len(batch) or batch.unbatched for batch in scheduler.lanes)
         last = self.request((1,), 1)
         if self.add(last):
             self.run()
@@ -410,6 +423,11 @@ class Harness:
         if request.sampling.num_prompt_logprobs is not None and (drawn or complete):
             scored = self.prompt_logprobs[request.request_id]
             assert [entry.chosen for entry in scored] == by_position[: len(prompt) - 1]
+
+
+def sequence_ids(plan: IterationPlan) -> list[int]:
+    """Of all that it computes."""
+    return [*plan.decodes.sequence_ids.tolist(), *(item.sequence_id for item in plan.scheduled)]
 
 
 def _digest(request: Request) -> str | None:

@@ -134,6 +134,6 @@ def test_who_leaves_the_batch_and_joins_it_again_gets_the_token_that_was_under_w
     for number in range(30):
         harness.step()
         if number % 5 == 4:
-            harness.scheduler.batch.dissolve(harness.scheduler.pool.running)
+            harness.scheduler.lanes.dissolve(harness.scheduler.pool.running)
     harness.run()
     harness.check_against_oracle("request-0")

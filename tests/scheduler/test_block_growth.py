@@ -6,15 +6,23 @@ from service.kvcache.prefix_cache import NoPrefixCache
 from service.scheduler.block_growth import BlockGrowth
 from service.scheduler.decision_tally import DecisionTally
 from service.scheduler.decode_batch import DecodeBatch
+from service.scheduler.lanes import Lanes
 from service.scheduler.plan_draft import PlanDraft
 from service.scheduler.preemption import AlwaysSwap
 from tests.scheduler.test_decode_batch import make_batch
 from tests.scheduler.test_preemption import run_under_pressure
 
 
+def lanes_of(batch: DecodeBatch) -> Lanes:
+    """One lane, which is the batch's."""
+    lanes = Lanes(batch._blocks, 1)
+    lanes.batch = batch
+    return lanes
+
+
 def test_blocks_that_are_short_are_counted_batched_and_unbatched():
     batch, groups = make_batch(3, 4, 4)
-    growth = BlockGrowth(batch._blocks, batch)
+    growth = BlockGrowth(batch._blocks, lanes_of(batch))
     assert growth.shortage().num_blocks == 2
     batch.dissolve(groups)
     shortage = growth.shortage()
@@ -28,7 +36,7 @@ def tight() -> tuple[BlockGrowth, BlockManager, list[SequenceGroup]]:
     blocks = batch._blocks
     blocks.allocate(99, (blocks.pool.num_free - 1) * blocks.block_size, [])
     batch.dissolve(groups)
-    return BlockGrowth(blocks, batch), blocks, groups
+    return BlockGrowth(blocks, lanes_of(batch)), blocks, groups
 
 
 def test_blocks_go_to_who_started_first_and_the_others_sit_out():
@@ -50,4 +58,4 @@ def test_blocks_on_their_way_out_will_be_room():
 
 def test_nobody_is_short_where_nobody_runs():
     blocks = BlockManager(4, 2, NoPrefixCache())
-    assert BlockGrowth(blocks, DecodeBatch(blocks)).shortage().num_blocks == 0
+    assert BlockGrowth(blocks, Lanes(blocks, 1)).shortage().num_blocks == 0

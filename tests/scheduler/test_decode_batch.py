@@ -216,7 +216,7 @@ def play(seed: int, *, num_blocks: int, block_size: int, overlap: bool, swap: bo
             prompt = tuple(range(chance.randint(1, 12)))
             harness.add(harness.request(prompt, chance.randint(1, 14), n=chance.choice((1, 1, 1, 2))))
         harness.step()
-        num_together += len(harness.scheduler.batch)
+        num_together += len(harness.scheduler.lanes.batch)
     harness.run()
     plans = [
         (sorted((i.sequence_id, len(i.token_ids), i.num_computed_tokens) for i in plan.scheduled), len(plan.transfers))
@@ -255,7 +255,7 @@ def test_a_version_lasts_while_the_same_decodes_run():
             harness.add(harness.request((1, 2, 3), 4))
         harness.step()
         steady.append(harness.scheduler.is_steady)
-        versions.append(harness.scheduler.batch._version)
+        versions.append(harness.scheduler.lanes.batch._version)
     # The first iteration of a decode has its prompt; the second is the first that only decodes.
     assert steady[:8] == [False, False, True, True, False, False, True, False], "the fourth has ended after its last"
     assert versions[1:4] == [versions[1]] * 3
@@ -267,8 +267,8 @@ def test_most_decodes_are_in_the_batch():
         harness.add(harness.request((1, 2, 3), 12, seed=seed))
     harness.add(harness.request((1, 2, 3), 12, n=2))
     harness.step()
-    assert len(harness.scheduler.batch) == 4
-    assert len(harness.scheduler.batch.unbatched) == 1
+    assert len(harness.scheduler.lanes.batch) == 4
+    assert len(harness.scheduler.lanes.batch.unbatched) == 1
 
 
 def see(seed: int, *, block_size: int, overlap: bool) -> tuple[object, ...]:

@@ -32,7 +32,7 @@ def test_those_in_the_decode_batch_have_seats_too():
     harness = Harness(max_num_seqs=2)
     harness.add(harness.request((1, 2), 9))
     harness.step()
-    assert len(harness.scheduler.batch) == 1
+    assert len(harness.scheduler.lanes.batch) == 1
     harness.add(harness.request((1, 2), 9))
     harness.add(harness.request((1, 2), 9))
     harness.step()

@@ -114,7 +114,7 @@ def test_who_is_on_its_way_back_is_not_taken_again():
         harness.step()
         sat_out += bool(returning) and not harness.toy.plans[-1].scheduled
         num_cached = harness.scheduler.num_cached_tokens()
-        batch = harness.scheduler.batch
+        batch = harness.scheduler.lanes.batch
         batch.write_tokens()
         batched = [group for group in harness.scheduler.pool.running if group in batch]
         held = sum(len(group.leader.token_ids) - 1 for group in batched)
