@@ -34,6 +34,8 @@ WITHOUT_A_TWIN = {
     "service/api/answers/answer_form.py": "a Protocol only",
     "service/api/calls/chat_call.py": "tests/api/endpoints/test_chat_completions.py",
     "service/api/calls/response_history.py": "tests/api/endpoints/test_stored_responses.py",
+    "service/api/calls/compaction.py": "tests/api/endpoints/test_compaction.py",
+    "service/protocol/compaction.py": "tests/api/endpoints/test_compaction.py",
     "service/api/answers/background.py": "tests/api/endpoints/test_stored_responses.py",
     "service/api/calls/embedding_call.py": "tests/api/endpoints/test_embeddings.py",
     "service/api/answers/embedding_answer.py": "tests/api/endpoints/test_embeddings.py",

@@ -7,6 +7,7 @@ from typing import Any
 
 from service.api.answers.followed_events import FollowedEvents
 from service.api.answers.input_item_page import listed_items, page_of
+from service.api.calls.compaction_item import compaction_item, summary_of
 from service.api.calls.member_limits import check_members
 from service.api.calls.response_items import ChatMessages
 from service.api.calls.response_tools import chat_choice, read_tools
@@ -69,6 +70,11 @@ def _stored_responses(n: int) -> Work:
     return work
 
 
+def _compaction_items(n: int) -> Work:
+    content = compaction_item("ä" * n, "x")["encrypted_content"]
+    return lambda: summary_of(content, "input[0].encrypted_content")
+
+
 def _followed_events(n: int) -> Work:
     """A token each, told while they are followed from the beginning."""
 
@@ -83,6 +89,14 @@ def _followed_events(n: int) -> Work:
 
 
 RESPONSE_INPUTS = [
+    WorstInput(
+        "responses: the summary in a compaction",
+        ("api/calls/compaction_item.py",),
+        _compaction_items,
+        50_000,
+        CONFIG.max_body_bytes * 3 // 8,
+        "loop",
+    ),
     WorstInput(
         "responses: events that are kept and followed",
         ("api/kept_events.py", "api/answers/followed_events.py"),

@@ -9,7 +9,13 @@ from service.errors import InvalidRequest
 from service.storage.listing import PageQuery
 
 MOST_OF_A_PAGE = 100
-_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
+_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "custom_tool_call": "ctc",
+    "compaction": "cmp",
+}
 
 
 def listed_items(items: Sequence[Mapping[str, Any]], response_id: str) -> list[dict[str, Any]]:

@@ -62,11 +62,20 @@ async def conversation_json(
     history: Sequence[Mapping[str, Any]], text: object, call: ResponseCall, context: ApiContext
 ) -> bytes:
     """What is kept of the conversation of a call. text: the request's `input`, as it came."""
+    items = [*history, *items_of(text)]
+    return await context.texts.run(num_characters_of(call), lambda: orjson.dumps(items))
+
+
+def num_characters_of(call: ResponseCall) -> int:
+    """About how many the conversation of a call has."""
+    return _CHARACTERS_OF_A_TOKEN * sum(map(len, call.prepared.prompts.token_ids))
+
+
+def items_of(text: object) -> Sequence[Mapping[str, Any]]:
+    """A request's `input`, as it came, as items."""
     if isinstance(text, str):
-        text = [{"type": "message", "role": "user", "content": text}]
-    items = [*history, *(text if isinstance(text, list) else ())]
-    num_characters = _CHARACTERS_OF_A_TOKEN * sum(map(len, call.prepared.prompts.token_ids))
-    return await context.texts.run(num_characters, lambda: orjson.dumps(items))
+        return [{"type": "message", "role": "user", "content": text}]
+    return text if isinstance(text, list) else ()
 
 
 def _loads(json: bytes) -> Any:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import orjson
 
+from service.api.calls.compaction_item import summary_of
 from service.api.calls.response_tools import custom_arguments, joined_name
 from service.api.calls.unsupported import extra_fields
 from service.errors import InvalidRequest, UnsupportedParameter
@@ -113,6 +114,12 @@ class ChatMessages:
         draft.tool_call_id = call_id
         draft.content += texts
 
+    def read_compaction(self, item: InputItem, place: str) -> None:
+        """A summary in place of what was said is the assistant's: the user's next message follows it."""
+        content = _required(item.encrypted_content, f"{place}.encrypted_content")
+        summary = summary_of(content, f"{place}.encrypted_content")
+        self._begin(place, "assistant").content.append(f"Summary of our conversation so far:\n{summary}")
+
     def _speaking(self, place: str, *, calls: bool = False) -> _Draft:
         """The assistant's message that is being put together; a new one if that has said something. One that has
         called goes on, whatever comes: the results of its calls must stand right behind it."""
@@ -135,6 +142,7 @@ _READERS: Mapping[str, Callable[[ChatMessages, InputItem, str], None]] = {
     "custom_tool_call": ChatMessages.read_call,
     "function_call_output": ChatMessages.read_output,
     "custom_tool_call_output": ChatMessages.read_output,
+    "compaction": ChatMessages.read_compaction,
 }
 
 

@@ -13,18 +13,22 @@ from starlette.responses import Response
 
 from service.api.context import ApiContext
 from service.api.endpoints.chat_completions import ChatCompletions
+from service.api.endpoints.compaction import Compaction
 from service.api.endpoints.completions import Completions
 from service.api.endpoints.embeddings import Embeddings
 from service.api.endpoints.messages import Messages
 from service.api.endpoints.responses import Responses
 from service.api.messages_errors import MESSAGES_PATH
 from service.protocol.chat import ChatChunk, ChatRequest, ChatResponse
+from service.protocol.compaction import CompactedResponse, CompactRequest
 from service.protocol.completions import CompletionChunk, CompletionRequest, CompletionResponse
 from service.protocol.embeddings import EmbeddingRequest, EmbeddingResponse
 from service.protocol.error_body import ErrorBody
 from service.protocol.messages import Message, MessageEvent, MessagesRequest
 from service.protocol.messages_error import MessagesErrorBody
 from service.protocol.responses import ResponseBody, ResponseEvent, ResponsesRequest
+
+COMPACT_PATH = "/v1/responses/compact"
 
 
 class Creates(Protocol):
@@ -65,6 +69,9 @@ GENERATING = (
         names_events=True,
     ),
     GeneratingEndpoint(
+        COMPACT_PATH, Compaction, "Make a conversation shorter.", CompactRequest, CompactedResponse, None
+    ),
+    GeneratingEndpoint(
         MESSAGES_PATH,
         Messages,
         "Answer a chat, as Anthropic's API does.",
@@ -75,6 +82,6 @@ GENERATING = (
         names_events=True,
     ),
 )
-BATCH_ENDPOINTS = tuple(endpoint.path for endpoint in GENERATING if endpoint.path != MESSAGES_PATH)
+BATCH_ENDPOINTS = tuple(endpoint.path for endpoint in GENERATING if endpoint.path not in (MESSAGES_PATH, COMPACT_PATH))
 """What batches may be of: OpenAI's."""
 PATHS = frozenset(endpoint.path for endpoint in GENERATING)
