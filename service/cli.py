@@ -17,6 +17,7 @@ commands:
   batch FILE        answer a file of requests, with a running server or one of its own
   finetune DATA     train a LoRA adapter on a file of examples, without a server
   loadtest ...      send a workload to an OpenAI-compatible server and report its latencies
+  plan ...          how many replicas, of how many GPUs, a traffic needs for given objectives
   parity [MODEL]    compare a model's answers here with transformers', and write a page about it
 
   headrace COMMAND --help tells a command's options. --version prints the version.
@@ -44,6 +45,8 @@ def main(arguments: list[str] | None = None) -> int:
             return _finetune(rest)
         case "loadtest":
             _run_beside("loadtest", rest)
+        case "plan":
+            _run_beside("loadtest.capacity", rest)
         case "parity":
             _run_beside("loadtest.parity", rest)
         case "-h" | "--help" | "help":

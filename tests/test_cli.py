@@ -52,6 +52,12 @@ def test_parity_runs_beside_the_service():
     assert "usage: headrace parity" in shown.stdout
 
 
+def test_plan_runs_beside_the_service():
+    command = [sys.executable, "-m", "service", "plan", "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "usage: headrace plan" in shown.stdout
+
+
 def test_loadtest_runs_the_load_generator():
     command = [sys.executable, "-m", "service", "loadtest"]
     assert "sharegpt" in subprocess.run([*command, "workloads"], capture_output=True, text=True, check=True).stdout

@@ -10,6 +10,7 @@ stream of its own, one transfer after another. `_OTHER_S` is the rest of a step:
 """
 
 import bisect
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from loadtest.baselines.modelled_training import ModelledTime, ModelledTrainings
@@ -49,10 +50,14 @@ def swap_s(num_blocks: int, block_size: int) -> float:
 
 
 class ModelledDevice:
-    """The engine's Executor. An iteration ends when it is waited for. trainings: those that plans have shares of."""
+    """The engine's Executor. An iteration ends when it is waited for. trainings: those that plans have shares of.
 
-    def __init__(self, block_size: int) -> None:
+    plan_s: seconds of a plan's computation; the H200's unless it is given.
+    """
+
+    def __init__(self, block_size: int, plan_s: Callable[[IterationPlan], float] = iteration_s) -> None:
         self._time = ModelledTime()
+        self._plan_s = plan_s
         self.trainings = ModelledTrainings(self._time)
         self._block_size = block_size
         self._transfers: list[tuple[float, FinishedTransfer]] = []
@@ -73,7 +78,7 @@ class ModelledDevice:
             self._stream_free_s = max(self._stream_free_s, self._time.seconds) + seconds
             self._transfers.append((self._stream_free_s, FinishedTransfer(transfer.transfer_id, seconds)))
         outcome = None if plan.training is None else self.trainings.advance(plan.training)
-        self._time.seconds += iteration_s(plan)
+        self._time.seconds += self._plan_s(plan)
         if plan.awaits_transfer and self._transfers:
             self._time.seconds = max(self._time.seconds, self._transfers[0][0])
         finished = tuple(transfer for end_s, transfer in self._transfers if end_s <= self._time.seconds)

@@ -28,6 +28,12 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 FLAGS = {f"--{name.replace('_', '-')}" for name in Settings.model_fields} - {"--model"}
 FLAGS_OF_OTHERS = {"--help", "--target", "--markdown", "--lengths", "--step-ms", "--stub", "--base-url", "--workload"}
 FLAGS_OF_OTHERS |= {"--request-rate", "--continuous-batching", "--url", "--out", "--prompts", "--server-args"}
+FLAGS_OF_OTHERS |= {
+    "--check",
+    "--profile",
+    "--input-tokens",
+    "--output-tokens",
+}  # of headrace plan, and what measures for it
 SINGLE_FILES_OF_NO_ROW = {"__init__", "__main__", "cli", "errors"}
 
 

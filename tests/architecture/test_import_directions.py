@@ -63,6 +63,17 @@ OURS = {
     "loadtest": set(),
     "offline": {"loadtest"},
     "baselines": {"offline", "loadtest", "engine", "scheduler", "prediction", "kvcache", *EVERYONE_MAY},
+    "capacity": {
+        "baselines",
+        "offline",
+        "loadtest",
+        "engine",
+        "models",
+        "runner",
+        "scheduler",
+        "prediction",
+        *EVERYONE_MAY,
+    },
     "scenarios": {
         "baselines",
         "offline",
@@ -109,12 +120,13 @@ THIRD_PARTY = {
     "structured": {"llguidance", "numpy"},
     "bench": {"torch", "triton", "prometheus_client"},
     "chat_client": {"prompt_toolkit", "rich"},
+    "capacity": {"pydantic"},
     "kernels": {"torch", "triton", "numba", "llvmlite", "numpy"},
 }
 """Packages that each part may import besides the standard library; parts that are not named are free."""
 
 
-PARTS_OF_LOADTEST = {"bench", "quickstart", "facts", "offline", "baselines", "scenarios"}
+PARTS_OF_LOADTEST = {"bench", "quickstart", "facts", "offline", "baselines", "capacity", "scenarios"}
 ROOMS_OF_THE_API = {
     "middleware": set(),
     "calls": set(),

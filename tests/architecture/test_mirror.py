@@ -72,6 +72,7 @@ WITHOUT_A_TWIN = {
     "service/scheduler/scheduling_policy.py": "a Protocol only",
     "service/scheduler/decision_tally.py": "values only",
     "service/scheduler/scheduler_policies.py": "values only",
+    "loadtest/capacity/__main__.py": "tests/test_cli.py runs it",
     "loadtest/bench/__main__.py": "tests/loadtest/bench/test_cli.py runs it",
     "loadtest/parity/__main__.py": "tests/test_cli.py runs it",
     "loadtest/parity/headrace_side.py": "tests/loadtest/parity/test_command.py runs it",

@@ -1,0 +1,94 @@
+"""What a replica of T x P GPUs does for one of the P batches that pass its stages: a lane.
+
+With pipeline stages P batches are under way at once, each in another stage. To each of them the replica is an engine of
+its own: the same seconds an iteration as without stages, and a P-th of the KV cache.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from loadtest.capacity.replica_profile import Divisible, ReplicaProfile
+from service.prediction.workload import Workload
+
+ALL_REDUCES_A_LAYER = 2
+"""Behind attention and behind the MLP (Megatron-LM)."""
+ALL_REDUCE_S = 15e-6
+"""Of a message that is short. Assumed: `python -m loadtest.bench.all_reduce` measures it."""
+ALL_REDUCE_BYTES_PER_S = 300e9
+"""Of long messages, over NVLink. Assumed, as above."""
+STAGE_HOP_S = 30e-6
+"""From a stage to the next. Assumed."""
+_ELEMENT_BYTES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """T GPUs compute each layer together; P groups of them have a part of the layers each."""
+
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+
+    @property
+    def num_gpus(self) -> int:
+        """Of a replica."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    def __str__(self) -> str:
+        return f"{self.tensor_parallel_size} x {self.pipeline_parallel_size}"
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """iteration_s: seconds of what it computes. kv_tokens: that it can hold. is_measured: else derived, with figures
+    that are assumed."""
+
+    layout: Layout
+    iteration_s: Callable[[Workload], float]
+    kv_tokens: int
+    is_measured: bool
+
+
+def lane_of(profile: ReplicaProfile, layout: Layout, all_reduce_s: float = ALL_REDUCE_S) -> Lane:
+    """Raises ValueError if the layout can neither be looked up in the profile nor derived from it, or if the model does
+    not fit: it needs room for a request of full length."""
+    law = profile.law()
+
+    def measured_s(workload: Workload) -> float:
+        seconds = law.predicted_s(workload)
+        assert seconds is not None, "a profile has enough timings"
+        return seconds
+
+    measured = Layout(profile.tensor_parallel_size, profile.pipeline_parallel_size)
+    if layout == measured:
+        return Lane(layout, measured_s, profile.kv_tokens // layout.pipeline_parallel_size, is_measured=True)
+    if profile.divisible is None or measured.num_gpus > 1:
+        raise ValueError(f"{layout}: {profile.name} says {measured} only; give a profile that was measured so")
+    kv_tokens = _kv_tokens(profile.divisible, layout)
+    if kv_tokens < profile.max_model_len:
+        raise ValueError(
+            f"{layout}: does not fit: room for {max(0, kv_tokens)} tokens beside the weights, and a request may have "
+            f"{profile.max_model_len}"
+        )
+    return Lane(layout, _divided(measured_s, profile.divisible, layout, all_reduce_s), kv_tokens, is_measured=False)
+
+
+def _kv_tokens(of: Divisible, layout: Layout) -> int:
+    """Of a lane. Weights and KV cache are divided among all GPUs."""
+    return (layout.num_gpus * of.memory_bytes - of.weights_bytes) // of.kv_token_bytes // layout.pipeline_parallel_size
+
+
+def _divided(
+    whole_s: Callable[[Workload], float], of: Divisible, layout: Layout, all_reduce_s: float
+) -> Callable[[Workload], float]:
+    num_ranks, num_hops = layout.tensor_parallel_size, layout.pipeline_parallel_size - 1
+    if num_ranks == 1:
+        return lambda workload: whole_s(workload) + num_hops * STAGE_HOP_S
+    num_sums = ALL_REDUCES_A_LAYER * of.num_layers
+    sent_s = 2 * (num_ranks - 1) / num_ranks * of.hidden_size * _ELEMENT_BYTES / ALL_REDUCE_BYTES_PER_S
+
+    def seconds(workload: Workload) -> float:
+        divided_s = max(0.0, whole_s(workload) - of.undivided_s) / num_ranks
+        sums_s = num_sums * (all_reduce_s + workload.num_tokens * sent_s)
+        return of.undivided_s + divided_s + sums_s + num_hops * STAGE_HOP_S
+
+    return seconds

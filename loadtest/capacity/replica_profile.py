@@ -1,0 +1,120 @@
+"""What was measured of one replica: seconds of iterations, and the sizes that its scheduler was given. A JSON file."""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from service.prediction.iteration_time import MIN_OBSERVED, IterationTime
+from service.prediction.workload import Workload
+
+PROFILES = Path(__file__).parent / "profiles"
+"""Those that come with Headrace, by name."""
+
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Timing(_Strict):
+    """An iteration: what it computed, as `Workload` counts it, and its seconds."""
+
+    num_tokens: Positive
+    num_pairs: Count = 0
+    num_read: Count = 0
+    longest_context: Count = 0
+    num_decodes: Count = 0
+    num_prompts: Count = 0
+    seconds: Seconds
+
+    @classmethod
+    def of(cls, workload: Workload, seconds: float) -> "Timing":
+        """As the file has it: the device's heat is left out, since a plan is made for days."""
+        num_tokens, num_pairs, num_read, longest_context, num_decodes, num_prompts, _ = workload
+        return cls(
+            num_tokens=num_tokens,
+            num_pairs=num_pairs,
+            num_read=num_read,
+            longest_context=longest_context,
+            num_decodes=num_decodes,
+            num_prompts=num_prompts,
+            seconds=seconds,
+        )
+
+    @property
+    def workload(self) -> Workload:
+        """As the law takes it."""
+        return Workload(
+            self.num_tokens, self.num_pairs, self.num_read, self.longest_context, self.num_decodes, self.num_prompts
+        )
+
+
+class Divisible(_Strict):
+    """What more GPUs divide. Of a replica of one GPU, from which replicas of several are derived.
+
+    memory_bytes: of a GPU, for weights and KV cache together. undivided_s: of an iteration, what does not become
+    shorter with more GPUs: launches, norms, sampling.
+    """
+
+    memory_bytes: Positive
+    weights_bytes: Positive
+    kv_token_bytes: Positive
+    num_layers: Positive
+    hidden_size: Positive
+    undivided_s: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class ReplicaProfile(_Strict):
+    """One replica, of tensor_parallel_size x pipeline_parallel_size GPUs (or a CPU).
+
+    source: where the figures are from. kv_tokens: that its KV cache holds. cuts_prompts: as on a GPU, prompts beside
+    decodes are computed in pieces. request_s: of a request, what neither waits nor computes on the device: HTTP, text
+    to ids, the first frame. divisible: None if nothing may be derived for other layouts.
+    """
+
+    name: str
+    source: str
+    tensor_parallel_size: Positive = 1
+    pipeline_parallel_size: Positive = 1
+    kv_tokens: Positive
+    block_size: Positive = 16
+    max_model_len: Positive
+    max_num_seqs: Positive
+    max_num_batched_tokens: Positive
+    cuts_prompts: bool
+    request_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    divisible: Divisible | None = None
+    timings: Annotated[tuple[Timing, ...], Field(min_length=MIN_OBSERVED)]
+
+    def law(self) -> IterationTime:
+        """The service's law of an iteration's time, fitted to the timings."""
+        law = IterationTime()
+        for timing in self.timings:
+            law.calibrate(timing.workload, timing.seconds)
+        law.fit()
+        return law
+
+
+def read_profile(name: str) -> ReplicaProfile:
+    """A file, or one of those that come with Headrace, by its name. Raises ValueError, which names the field."""
+    shipped = PROFILES / f"{name}.json"
+    path = shipped if shipped.is_file() else Path(name)
+    try:
+        return ReplicaProfile.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        known = ", ".join(sorted(file.stem for file in PROFILES.glob("*.json")))
+        raise ValueError(f"profile: there is no file {name!r}; {known} come with Headrace") from None
+    except OSError as fault:
+        raise ValueError(f"profile: {path}: {fault.strerror}") from None
+    except ValidationError as fault:
+        first = fault.errors()[0]
+        raise ValueError(f"{path}: {'.'.join(map(str, first['loc'])) or 'JSON'}: {first['msg']}") from None
+
+
+def write_profile(path: Path, profile: ReplicaProfile) -> None:
+    """So that `read_profile` gives an equal one."""
+    path.write_text(profile.model_dump_json(indent=1) + "\n", encoding="utf-8")
