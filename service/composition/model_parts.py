@@ -36,7 +36,7 @@ from service.text.tokenizer_config import read_tokenizer_config
 
 if TYPE_CHECKING:
     from service.layers.tensor_parallel import TensorParallel
-    from service.lora.adapter_store import HostAdapter
+    from service.lora.adapter_store import AdapterReader, HostAdapter
     from service.runner.load import LoadedModel
 
 logger = logging.getLogger("headrace")
@@ -45,8 +45,9 @@ logger = logging.getLogger("headrace")
 @dataclass(frozen=True, slots=True)
 class ModelParts:
     """executor: of plans, on all ranks. template: None if the model has no chat template. cost: the predictors,
-    calibrated if a policy needs it. adapters: those of the start, by name. tokenizer_options: the fields of
-    tokenizer_config.json. embedder: how the model embeds; None: it generates."""
+    calibrated if a policy needs it. adapter_reader: for all ranks; None where no adapters are served. adapters: those
+    of the start, by name. tokenizer_options: the fields of tokenizer_config.json. embedder: how the model embeds; None:
+    it generates."""
 
     loaded: LoadedModel
     executor: Executor
@@ -54,6 +55,7 @@ class ModelParts:
     template: ChatTemplate | None
     scheduler: SchedulerConfig
     cost: PreemptionCost
+    adapter_reader: AdapterReader | None
     adapters: Mapping[str, HostAdapter]
     tokenizer_options: Mapping[str, object]
     embedder: EmbedderConfig | None = None
@@ -99,6 +101,7 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock, ranks
         enforce_eager,
         settings.log_level,
         settings.log_format,
+        settings.lora_config(),
     )
 
     def load(parallel: TensorParallel) -> LoadedModel:
@@ -128,8 +131,9 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock, ranks
         tokenizer = Tokenizer.from_folder(text_folder)
     cost = _make_cost(settings, loaded, executor, scheduler, recorder, clock)
     options = read_tokenizer_config(text_folder).options
-    adapters = _read_adapters(settings, loaded)
-    return ModelParts(loaded, executor, tokenizer, template, scheduler, cost, adapters, options, embedder)
+    reader = None if loaded.adapters is None else ranks.adapters(loaded.adapters)
+    adapters = _read_adapters(settings, reader)
+    return ModelParts(loaded, executor, tokenizer, template, scheduler, cost, reader, adapters, options, embedder)
 
 
 def _embedder(settings: Settings, folder: Path) -> EmbedderConfig | None:
@@ -141,13 +145,13 @@ def _embedder(settings: Settings, folder: Path) -> EmbedderConfig | None:
     return embedder
 
 
-def _read_adapters(settings: Settings, loaded: LoadedModel) -> dict[str, HostAdapter]:
+def _read_adapters(settings: Settings, reader: AdapterReader | None) -> dict[str, HostAdapter]:
     from service.lora.adapter_registry import read_modules
 
     config = settings.lora_config()
-    if config is None or loaded.adapters is None:
+    if config is None or reader is None:
         return {}
-    return read_modules(loaded.adapters, config, settings.api_config().served_model_names)
+    return read_modules(reader, config, settings.api_config().served_model_names)
 
 
 def _check_template_options(template: ChatTemplate | None, options: Mapping[str, object]) -> None:

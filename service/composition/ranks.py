@@ -20,6 +20,7 @@ from service.errors import ConfigError, ModelLoadError, ServerError
 
 if TYPE_CHECKING:
     from service.layers.tensor_parallel import TensorParallel
+    from service.lora.adapter_store import AdapterReader, AdapterStore
     from service.runner.load import LoadedModel
 
 logger = logging.getLogger("headrace")
@@ -45,6 +46,10 @@ class Ranks(Protocol):
         """Of plans, on all ranks; local: of this one's part. After `load`."""
         ...
 
+    def adapters(self, local: AdapterStore) -> AdapterReader:
+        """Reads adapters for all ranks; local: this one's. After `load`."""
+        ...
+
     def facts(self) -> Sequence[RankFacts]:
         """Of each rank but this one. Any thread."""
         ...
@@ -66,6 +71,9 @@ class OneRank:
         return load(ALONE)
 
     def executor(self, local: Executor) -> Executor:
+        return local
+
+    def adapters(self, local: AdapterStore) -> AdapterReader:
         return local
 
     def facts(self) -> Sequence[RankFacts]:
@@ -120,7 +128,15 @@ class SeveralRanks:
 
     def executor(self, local: Executor) -> Executor:
         assert self._processes is not None and self._loss is not None
-        return ToldExecutor(local, self._processes.writer, self._processes.statuses, self._loss)
+        processes = self._processes
+        take_dropped = processes.adapter_lines.take_dropped
+        return ToldExecutor(local, processes.writer, processes.statuses, self._loss, take_dropped)
+
+    def adapters(self, local: AdapterStore) -> AdapterReader:
+        from service.distributed.shared_adapters import SharedAdapters  # which brings torch: loaded by now
+
+        assert self._processes is not None
+        return SharedAdapters(local, self._processes.adapter_lines)
 
     def facts(self) -> Sequence[RankFacts]:
         if self._processes is None:
@@ -136,6 +152,7 @@ class SeveralRanks:
                 max_latency_s=get(rank, Fact.MAX_LATENCY_NS) / 1e9,
                 busy_s=get(rank, Fact.BUSY_NS) / 1e9,
                 waiting_s=get(rank, Fact.WAITING_NS) / 1e9,
+                num_adapters=get(rank, Fact.ADAPTERS),
             )
             for rank in range(1, self._num_ranks)
         )

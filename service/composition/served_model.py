@@ -70,11 +70,11 @@ def make_adapters(
     """None if none are served."""
     from service.lora.adapter_registry import AdapterRegistry  # which knows tensors: torch is loaded by now
 
-    store, config = parts.loaded.adapters, settings.lora_config()
-    if store is None or config is None:
+    reader, config = parts.adapter_reader, settings.lora_config()
+    if reader is None or config is None:
         return None
     return AdapterRegistry(
-        store,
+        reader,
         config,
         parts.adapters,
         settings.api_config().served_model_names,

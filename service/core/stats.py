@@ -209,7 +209,8 @@ class RankFacts(NamedTuple):
 
     memory_bytes: of a GPU, that its process's allocator has taken. kv_bytes: its part of the KV cache. num_messages,
     latency_s, max_latency_s: control messages that it took; from writing to taking them all, and the longest, without
-    the time in which the rank was busy. busy_s: its host carried out plans. waiting_s: it waited for one.
+    the time in which the rank was busy. busy_s: its host carried out plans. waiting_s: it waited for one. num_adapters:
+    of which it holds its part in the host's memory.
     """
 
     rank: int
@@ -220,3 +221,4 @@ class RankFacts(NamedTuple):
     max_latency_s: float
     busy_s: float
     waiting_s: float
+    num_adapters: int = 0

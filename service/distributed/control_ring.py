@@ -37,11 +37,13 @@ _REREADS_S = 1.0
 
 
 class MessageKind(IntEnum):
-    """PLAN: carry it out. MASKS, MASKS_FAILED: those of the plan before, once they are computed."""
+    """PLAN: carry it out. MASKS, MASKS_FAILED: those of the plan before, once they are computed. ADAPTERS_DROPPED: no
+    later plan names these ids."""
 
     PLAN = 1
     MASKS = 2
     MASKS_FAILED = 3
+    ADAPTERS_DROPPED = 4
 
 
 class Message(NamedTuple):

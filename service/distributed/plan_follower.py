@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
 from service.distributed.control_ring import Message, MessageKind, RingReader
+from service.distributed.integers import IntegerReader
 from service.distributed.mask_messages import HeardMasks
 from service.distributed.plan_codec import PlanDecoder
 from service.distributed.rank_status import Fact, RankStatuses
@@ -26,6 +27,7 @@ class PlanFollower:
     """It decides nothing, and waits for no result: what its device has computed is noted when it is there.
 
     executor: this rank's part. on_idle: called at most once in IDLE_LOOK_S, where no message came for as long.
+    drop_adapters: told of those that no later plan names.
     """
 
     def __init__(
@@ -35,12 +37,14 @@ class PlanFollower:
         executor: Executor,
         statuses: RankStatuses,
         on_idle: Callable[[], None] = lambda: None,
+        drop_adapters: Callable[[Sequence[int]], None] = lambda adapter_ids: None,
     ) -> None:
         self._rank = rank
         self._reader = reader
         self._executor = executor
         self._statuses = statuses
         self._on_idle = on_idle
+        self._drop_adapters = drop_adapters
         self._decoder = PlanDecoder(lambda rows: HeardMasks(rows, self._take))
         self._launched: deque[PendingIteration] = deque()
         self._num_launched = self._num_done = 0
@@ -57,6 +61,8 @@ class PlanFollower:
             started_ns = time.monotonic_ns()
             self._launch(self._decoder.decode(message.payload))
             self._statuses.add(self._rank, Fact.BUSY_NS, time.monotonic_ns() - started_ns)
+        elif message.kind is MessageKind.ADAPTERS_DROPPED:
+            self._drop_adapters(IntegerReader(message.payload).many())
         # Else masks that nobody has waited for: their plan had failed before.
 
     def _launch(self, plan: IterationPlan) -> None:

@@ -28,10 +28,17 @@ def load_rank(inherited: Inherited, task: RankTask) -> RankModel:
         task.max_num_seqs,
         task.max_num_batched_tokens,
         enforce_eager=task.enforce_eager,
+        lora=task.lora,
         parallel=parallel,
     )
     logger.info("memory of %s: %s", device, loaded.memory)
-    return RankModel(loaded.runner, loaded.memory.kv_cache_bytes, lambda: reserved_bytes(device), device.type == "cuda")
+    return RankModel(
+        loaded.runner,
+        loaded.memory.kv_cache_bytes,
+        lambda: reserved_bytes(device),
+        device.type == "cuda",
+        loaded.adapters,
+    )
 
 
 def reserved_bytes(device: torch.device) -> int:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 
+from service.distributed.adapter_lines import AdapterLines
 from service.distributed.control_ring import RingPlace, RingWriter
 from service.distributed.rank_status import RankStatuses
 from service.distributed.rank_task import Inherited, RankFault, RankReady, RankTask
@@ -43,9 +44,11 @@ class RankProcesses:
         self.statuses = RankStatuses(memory, num_ranks)
         self._processes: list[subprocess.Popen[bytes]] = []
         self._lifelines: list[Connection] = []
+        self._adapter_lines: list[socket.socket] = []
         for rank in range(1, num_ranks):
             self._start(rank, place, memory, worker, environment)
         self.writer = RingWriter(place, self.is_alive)
+        self.adapter_lines = AdapterLines(self._adapter_lines)
         self._place = place
         os.close(memory)
 
@@ -58,18 +61,21 @@ class RankProcesses:
         environment: Mapping[str, str] | None,
     ) -> None:
         ours, theirs = socket.socketpair()
-        with theirs:
+        our_adapters, their_adapters = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        adapters = their_adapters.fileno()
+        with theirs, their_adapters:
             self._processes.append(
                 subprocess.Popen(
                     [sys.executable, *worker, str(theirs.fileno())],
-                    pass_fds=(theirs.fileno(), memory, self._meeting_point, *place.descriptors),
+                    pass_fds=(theirs.fileno(), adapters, memory, self._meeting_point, *place.descriptors),
                     stdin=subprocess.DEVNULL,
                     env=None if environment is None else {**os.environ, **environment},
                 )
             )
         lifeline = Connection(ours.detach())
-        lifeline.send(Inherited(rank, self.num_ranks, os.getpid(), place, memory, self._meeting_point))
+        lifeline.send(Inherited(rank, self.num_ranks, os.getpid(), place, memory, self._meeting_point, adapters))
         self._lifelines.append(lifeline)
+        self._adapter_lines.append(our_adapters)
 
     @property
     def meeting_point(self) -> str:
@@ -110,6 +116,8 @@ class RankProcesses:
         """Returns once all have ended: in order, or killed after that time. May be called again."""
         for lifeline in self._lifelines:
             lifeline.close()
+        for line in self._adapter_lines:
+            line.close()
         deadline_s = time.monotonic() + within_s
         while any(process.poll() is None for process in self._processes) and time.monotonic() < deadline_s:
             time.sleep(_LOOK_EVERY_S)

@@ -15,7 +15,8 @@ class Fact(IntEnum):
     of these; LAST_FAILED: the number of the latest of them, the first plan is 1. TRANSFERS_FINISHED: the highest
     transfer_id so far, plus 1. MESSAGES, LATENCY_NS, MAX_LATENCY_NS: control messages taken; from written to taken, of
     them all and the longest. BUSY_NS: from taking plans to having launched them. WAITING_NS: for messages.
-    MEMORY_BYTES: of the device, that this process's allocator has taken. KV_BYTES: of its part of the KV blocks."""
+    MEMORY_BYTES: of the device, that this process's allocator has taken. KV_BYTES: of its part of the KV blocks.
+    ADAPTERS: of which the rank holds its part in the host's memory."""
 
     HEARTBEAT = 0
     PLANS_DONE = auto()
@@ -29,6 +30,7 @@ class Fact(IntEnum):
     WAITING_NS = auto()
     MEMORY_BYTES = auto()
     KV_BYTES = auto()
+    ADAPTERS = auto()
 
 
 class RankStatuses:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from service.config import CacheConfig, ModelSource
+from service.config import CacheConfig, LoraConfig, ModelSource
 from service.distributed.control_ring import RingPlace
 from service.engine.ports import Executor
 from service.process.log_format import LogFormat
@@ -14,8 +15,9 @@ from service.process.log_format import LogFormat
 
 @dataclass(frozen=True, slots=True)
 class Inherited:
-    """What a rank's process inherits: descriptors of the control ring, the ranks' facts and the file in which they
-    meet. parent: rank 0's process id. The first word over its lifeline; the next one is its task."""
+    """What a rank's process inherits: descriptors of the control ring, the ranks' facts, the file in which they meet,
+    and the socket over which adapters come. parent: rank 0's process id. The first word over its lifeline; the next one
+    is its task."""
 
     rank: int
     num_ranks: int
@@ -23,6 +25,7 @@ class Inherited:
     ring: RingPlace
     statuses: int
     meeting_point: int
+    adapters: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,7 @@ class RankTask:
     enforce_eager: bool
     log_level: str
     log_format: LogFormat
+    lora: LoraConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +55,26 @@ class RankFault:
     message: str
 
 
+class HoldsAdapters(Protocol):
+    """A rank's parts of adapters (service/lora/adapter_store.py), which rank 0 has read. Any thread."""
+
+    def take(self, adapter_id: int, file: Path) -> None: ...
+
+    def drop(self, adapter_id: int) -> None:
+        """Whether it has it or not."""
+        ...
+
+    @property
+    def num_taken(self) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class RankModel:
     """executor: of this rank's part. kv_bytes: its part of all KV blocks. memory_bytes: what this process's allocator
-    has of the device by now; any thread. is_gpu: a device of its own computes."""
+    has of the device by now; any thread. is_gpu: a device of its own computes. adapters: None where none are served."""
 
     executor: Executor
     kv_bytes: int
     memory_bytes: Callable[[], int]
     is_gpu: bool
+    adapters: HoldsAdapters | None = None

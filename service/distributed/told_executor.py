@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import FinishedTransfer, IterationResult
 from service.distributed.control_ring import MessageKind, ReaderStalled, RingWriter
+from service.distributed.integers import IntegerWriter
 from service.distributed.mask_messages import ToldMasks
 from service.distributed.plan_codec import PlanEncoder
 from service.distributed.rank_loss import RankLoss
@@ -24,7 +26,8 @@ _LOOK_EVERY_S = 0.0005
 
 
 class ToldExecutor:
-    """An Executor. local: rank 0's own part. Engine thread only.
+    """An Executor. local: rank 0's own part. take_dropped: ids of adapters that nobody has any more, each once. Engine
+    thread only.
 
     A plan is told before rank 0 begins it: so the others have it while their devices still compute the one before.
     Nobody waits for their results but rank 0's own. It waits for them in two cases only: a transfer has finished once
@@ -32,12 +35,20 @@ class ToldExecutor:
     lost.
     """
 
-    def __init__(self, local: Executor, writer: RingWriter, statuses: RankStatuses, loss: RankLoss) -> None:
+    def __init__(
+        self,
+        local: Executor,
+        writer: RingWriter,
+        statuses: RankStatuses,
+        loss: RankLoss,
+        take_dropped: Callable[[], Sequence[int]] = tuple,
+    ) -> None:
         self._local = local
         self._writer = writer
         self._statuses = statuses
         self._others = range(1, statuses.num_ranks)
         self._loss = loss
+        self._take_dropped = take_dropped
         self._encoder = PlanEncoder()
         self._num_plans = 0
         self._last_failed = 0
@@ -48,6 +59,7 @@ class ToldExecutor:
         self._num_plans = number = self._num_plans + 1
         masks = None if plan.masks is None else ToldMasks(plan.masks, self._writer)
         try:
+            self._tell_dropped()
             self._writer.write(MessageKind.PLAN, self._encoder.encode(plan))
         except ReaderStalled as fault:
             self._loss.declare(str(fault))
@@ -90,6 +102,12 @@ class ToldExecutor:
         differing = [rank for rank in self._others if self._statuses.get(rank, Fact.LAST_FAILED) < number]
         if differing:
             self._loss.declare(f"an iteration failed on rank 0, but not on rank {differing[0]}")
+
+    def _tell_dropped(self) -> None:
+        if dropped := self._take_dropped():
+            message = IntegerWriter()
+            message.many(dropped)
+            self._writer.write(MessageKind.ADAPTERS_DROPPED, message.message())
 
     def _settle(self, masks: ToldMasks | None) -> None:
         if masks is not None:

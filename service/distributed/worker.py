@@ -7,10 +7,12 @@ what the ranks agree on while they load (`TensorParallel.of_first`, `least`), th
 from __future__ import annotations
 
 import logging
+import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 
+from service.distributed.adapter_lines import AdapterTaker
 from service.distributed.control_ring import RingReader
 from service.distributed.plan_follower import PlanFollower
 from service.distributed.rank_life import LifeSigns, end_with_parent, leave_signals_to_parent
@@ -54,7 +56,9 @@ def main(lifeline: Connection, prepare: Callable[[], Load]) -> int:
 
         tell_memory()
         reader = RingReader(inherited.ring, rank, SPINS_S if loaded.is_gpu else 0.0)
-        follower = PlanFollower(rank, reader, loaded.executor, statuses, on_idle=tell_memory)
+        follower = PlanFollower(
+            rank, reader, loaded.executor, statuses, tell_memory, _take_adapters(inherited, loaded, statuses)
+        )
         lifeline.send(RankReady())
         with settled(is_gpu=loaded.is_gpu):
             follower.follow()
@@ -64,6 +68,15 @@ def main(lifeline: Connection, prepare: Callable[[], Load]) -> int:
         logger.critical("this rank has failed", exc_info=True)
         lifeline.send(RankFault(f"{type(fault).__name__}: {fault}"))
     return 1
+
+
+def _take_adapters(inherited: Inherited, loaded: RankModel, statuses: RankStatuses) -> Callable[[Sequence[int]], None]:
+    """Adapters are taken from now on; returns what is told of those that nobody has any more."""
+    if loaded.adapters is None:
+        return lambda adapter_ids: None
+    taker = AdapterTaker(inherited.rank, socket.socket(fileno=inherited.adapters), loaded.adapters, statuses)
+    taker.start()
+    return taker.drop
 
 
 def _begin_log(task: RankTask, rank: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -86,6 +86,11 @@ class Linear(Projection):
         elif self._bias_shards:  # another rank adds it
             tensors |= {f"{name}.bias": self.weight.new_empty(0) for name in names}
         return tensors
+
+    @property
+    def weight_shards(self) -> Sequence[Shard | None]:
+        """Of each part's weight, what this rank has; None: all."""
+        return self._weight_shards or (None,) * len(self.out_features)
 
     def checkpoint_shards(self, *names: str) -> dict[str, Shard]:
         """Of those of `checkpoint_tensors` that are parts of stored ones, which part."""

@@ -13,7 +13,7 @@ import hashlib
 import os
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from service.errors import AdapterError
+from service.layers.shard import Shard
 from service.lora.adapter_config import AdapterConfig, read_adapter_config
 from service.lora.tensor_file import DTYPES, StoredTensor, TensorFile, opened_tensors
 
@@ -40,20 +41,45 @@ _MAX_NAME_CHARS = 160
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterSite:
-    """A module of the base that adapters may change: x [T, in_features] -> [T, out_features]."""
-
-    in_features: int
-    out_features: int
-
-
-@dataclass(frozen=True, slots=True)
 class SiteWeights:
     """What is added to a module's product: scale * x a^T b^T. a [r, in_features], b [out_features, r], contiguous."""
 
     a: Tensor
     b: Tensor
     scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSite:
+    """A module of the base that adapters may change: x [T, in_features] -> [T, out_features].
+
+    shard: what this rank has of the module's weight, where several divide it; None: all. Of an adapter it needs the
+    same outputs, rows of b, or the same inputs, columns of a, and the other matrix whole: what the ranks get by some of
+    the inputs is summed with what the base's weight gives.
+    """
+
+    in_features: int
+    out_features: int
+    shard: Shard | None = None
+
+    @property
+    def own_in_features(self) -> int:
+        return self._own_size(1, self.in_features)
+
+    @property
+    def own_out_features(self) -> int:
+        return self._own_size(0, self.out_features)
+
+    def own(self, weights: SiteWeights) -> SiteWeights:
+        """This rank's part."""
+        if self.shard is None:
+            return weights
+        if self.shard.dim == 0:
+            return replace(weights, b=self.shard.of(weights.b))
+        return replace(weights, a=self.shard.of(weights.a))
+
+    def _own_size(self, dim: int, whole: int) -> int:
+        return whole if self.shard is None or self.shard.dim != dim else sum(map(len, self.shard.ranges))
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,8 +48,8 @@ class PackedAdapter:
 
 @dataclass(frozen=True, slots=True)
 class AdapterLayout:
-    """sites: the modules that adapters may change, by their names in the base's checkpoint, in the order of the tables.
-    block_elements: of `dtype`, in a KV block. max_rank: of all adapters."""
+    """sites: the modules that adapters may change, by their names in the base's checkpoint, in the order of the tables;
+    of each this rank's part is packed. block_elements: of `dtype`, in a KV block. max_rank: of all adapters."""
 
     sites: Mapping[str, AdapterSite]
     max_rank: int
@@ -57,7 +57,7 @@ class AdapterLayout:
     dtype: torch.dtype
 
     def __post_init__(self) -> None:
-        longest = max(max(site.in_features, site.out_features) for site in self.sites.values())
+        longest = max(max(site.own_in_features, site.own_out_features) for site in self.sites.values())
         if self._aligned(longest) > self.block_elements:
             raise ConfigError(
                 f"block-size: adapters need blocks of {longest} numbers at least, a row of the model's largest matrix; "
@@ -72,14 +72,14 @@ class AdapterLayout:
     @property
     def most_numbers(self) -> int:
         """Of A and B of an adapter that changes every site, with the highest rank."""
-        return self.max_rank * sum(site.in_features + site.out_features for site in self.sites.values())
+        return self.max_rank * sum(site.own_in_features + site.own_out_features for site in self.sites.values())
 
     @property
     def most_blocks(self) -> int:
         """Of an adapter that changes every site, with the highest rank."""
         end = 0
         for site in self.sites.values():
-            for size in (site.in_features, site.out_features):
+            for size in (site.own_in_features, site.own_out_features):
                 _, end = self._places(end, self.max_rank, size)
         return -(-end // self.block_elements)
 
@@ -90,12 +90,13 @@ class AdapterLayout:
         ranks, scales = np.zeros(shape[0], np.int32), np.zeros(shape[0], np.float32)
         rows: list[tuple[Tensor, Int64Array]] = []
         end = 0
-        for index, name in enumerate(self.sites):
-            if (site := weights.sites.get(name)) is None:
+        for index, (name, site) in enumerate(self.sites.items()):
+            if name not in weights.sites:
                 continue
-            rank = len(site.a)
-            ranks[index], scales[index] = rank, site.scale
-            for matrix, places in ((site.a, a_places), (site.b.T, b_places)):
+            own = site.own(weights.sites[name])
+            rank = len(own.a)
+            ranks[index], scales[index] = rank, own.scale
+            for matrix, places in ((own.a, a_places), (own.b.T, b_places)):
                 places[index, :rank], end = self._places(end, *matrix.shape)
                 rows.append((matrix, places[index, :rank]))
         num_blocks = -(-end // self.block_elements)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from service.config import LoraConfig
 from service.errors import AdapterError, ConfigError
-from service.lora.adapter_store import AdapterStore, HostAdapter
+from service.lora.adapter_store import AdapterReader, HostAdapter
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _BAD_NAME = "no name: up to 128 letters, digits, dots, dashes and underscores, the first a letter or digit"
@@ -26,7 +26,7 @@ Read = Callable[[], HostAdapter]
 """Takes seconds."""
 
 
-def read_modules(store: AdapterStore, config: LoraConfig, taken: Collection[str]) -> dict[str, HostAdapter]:
+def read_modules(reader: AdapterReader, config: LoraConfig, taken: Collection[str]) -> dict[str, HostAdapter]:
     """The adapters of the start, by name. Any thread; raises ConfigError naming the one. taken: the model's names."""
     adapters: dict[str, HostAdapter] = {}
     for name, folder in config.modules:
@@ -34,7 +34,7 @@ def read_modules(store: AdapterStore, config: LoraConfig, taken: Collection[str]
             why = "the model's name" if name in taken else _BAD_NAME
             raise ConfigError(f"lora-modules: {name!r} is {why}")
         try:
-            adapters[name] = store.read(name, folder)
+            adapters[name] = reader.read(name, folder)
         except AdapterError as fault:
             raise ConfigError(f"lora-modules: {name}: {fault}") from None
     return adapters
@@ -50,7 +50,7 @@ class AdapterRegistry:
 
     def __init__(
         self,
-        store: AdapterStore,
+        reader: AdapterReader,
         config: LoraConfig,
         modules: Mapping[str, HostAdapter],
         taken: Collection[str],
@@ -59,7 +59,7 @@ class AdapterRegistry:
         on_read: Callable[[float], None],
         on_dropped: Callable[[HostAdapter], None],
     ) -> None:
-        self._store = store
+        self._reader = reader
         self._folder = None if config.folder is None else config.folder.resolve()
         self._max_found = config.max_host
         self._taken = taken
@@ -185,7 +185,7 @@ class AdapterRegistry:
     async def _read(self, name: str, folder: Path) -> HostAdapter:
         async with self._one_at_a_time:
             began_s = time.monotonic()
-            adapter = await self._in_thread(partial(self._store.read, name, folder))
+            adapter = await self._in_thread(partial(self._reader.read, name, folder))
             self._on_read(time.monotonic() - began_s)
             return adapter
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 from weakref import WeakValueDictionary
 
 from service.core.adapter import Adapter
-from service.lora.adapter_folder import read_adapter
+from service.lora.adapter_folder import AdapterWeights, read_adapter
 from service.lora.adapter_layout import AdapterLayout, PackedAdapter
+from service.lora.weights_file import read_weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,8 +21,16 @@ class HostAdapter(Adapter):
     packed: PackedAdapter
 
 
+class AdapterReader(Protocol):
+    def read(self, name: str, folder: Path) -> HostAdapter:
+        """The adapter in this folder, ready for the device, or on every rank for that of each; takes as long as its
+        bytes. Any thread. Raises AdapterError; ServerError if it is another rank that could not take it."""
+        ...
+
+
 class AdapterStore:
     """Adapters by id, as long as somebody has them: who serves the name, or a request that has not ended. Any thread.
+    On a rank that serves nobody itself: from `take` to `drop`.
 
     pinned: the copy to the device then needs no copy on the host.
     """
@@ -30,15 +40,26 @@ class AdapterStore:
         self._pinned = pinned
         self._ids = itertools.count(1)
         self._adapters: WeakValueDictionary[int, HostAdapter] = WeakValueDictionary()
+        self._taken: dict[int, HostAdapter] = {}
 
     def read(self, name: str, folder: Path) -> HostAdapter:
-        """Read an adapter from its folder; takes as long as its bytes. Raises AdapterError."""
+        return self.keep(name, self.read_weights(folder))
+
+    def read_weights(self, folder: Path) -> AdapterWeights:
+        """Of the whole adapter, whatever this rank needs of it. Raises AdapterError."""
         layout = self._layout
-        weights = read_adapter(folder, layout.sites, layout.max_rank, layout.dtype)
-        packed = layout.pack(weights, pinned=self._pinned)
-        adapter = HostAdapter(name, next(self._ids), len(packed.blocks), weights.digest, packed)
-        self._adapters[adapter.adapter_id] = adapter
-        return adapter
+        return read_adapter(folder, layout.sites, layout.max_rank, layout.dtype)
+
+    def keep(self, name: str, weights: AdapterWeights) -> HostAdapter:
+        return self._packed(name, next(self._ids), weights)
+
+    def take(self, adapter_id: int, file: Path) -> None:
+        """An adapter that rank 0 has read, has given this id, and has written to this file (weights_file.py)."""
+        self._taken[adapter_id] = self._packed("", adapter_id, read_weights(file))
+
+    def drop(self, adapter_id: int) -> None:
+        """One that was taken, if it was."""
+        self._taken.pop(adapter_id, None)
 
     @property
     def max_rank(self) -> int:
@@ -57,3 +78,13 @@ class AdapterStore:
     def num_bytes(self) -> int:
         """Of the weights of all adapters."""
         return sum(adapter.packed.blocks.nbytes for adapter in list(self._adapters.values()))
+
+    @property
+    def num_taken(self) -> int:
+        return len(self._taken)
+
+    def _packed(self, name: str, adapter_id: int, weights: AdapterWeights) -> HostAdapter:
+        packed = self._layout.pack(weights, pinned=self._pinned)
+        adapter = HostAdapter(name, adapter_id, len(packed.blocks), weights.digest, packed)
+        self._adapters[adapter_id] = adapter
+        return adapter

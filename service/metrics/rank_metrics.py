@@ -16,6 +16,11 @@ _GAUGES: Sequence[tuple[str, str, Callable[[RankFacts], float]]] = (
     ),
     ("headrace_rank_kv_bytes", "A rank's part of the KV cache.", lambda facts: facts.kv_bytes),
     (
+        "headrace_rank_lora_adapters",
+        "LoRA adapters of which a rank holds its part in the host's memory.",
+        lambda facts: facts.num_adapters,
+    ),
+    (
         "headrace_rank_control_latency_seconds_max",
         "The longest time from writing a control message to taking it, likewise.",
         lambda facts: facts.max_latency_s,

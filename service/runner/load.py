@@ -14,6 +14,7 @@ import torch
 
 from service.config import CacheConfig, LoraConfig, ModelSource
 from service.errors import ConfigError, ModelLoadError
+from service.layers.shard import Shard
 from service.layers.tensor_parallel import ALONE, TensorParallel
 from service.lora.adapter_folder import AdapterSite
 from service.lora.adapter_layout import AdapterLayout
@@ -194,8 +195,8 @@ def _chosen_dtype(
 
 def _opened(source: ModelSource, folder: Path, lora: LoraConfig | None, parallel: TensorParallel) -> OpenedModel:
     """Where adapters are trained, a CPU is to keep the plain weights beside those that it packs."""
-    if lora is not None and parallel.size > 1:
-        raise ConfigError("tensor-parallel-size: adapters are served by one rank only (see enable-lora)")
+    if lora is not None and lora.trains and parallel.size > 1:
+        raise ConfigError("tensor-parallel-size: one rank alone trains (see enable-finetuning)")
     opened = open_model(folder, source.implementation, parallel, source.quantization)
     if lora is not None and lora.trains:
         check_trains(opened.config.quantization)
@@ -269,12 +270,19 @@ def _capture_graphs(runner: ModelRunner, choices: StepChoices, phases: LoadPhase
 
 def _adapter_layout(model: CausalLM, layout: KvLayout, max_rank: int) -> AdapterLayout:
     sites = {
-        name: AdapterSite(linear.in_features, size)
+        name: _adapter_site(size, linear.in_features, shard)
         for linears in model.block_linears()
         for names, linear, _ in linears
-        for name, size in zip(names, linear.out_features, strict=True)
+        for name, size, shard in zip(names, linear.out_features, linear.weight_shards, strict=True)
     }
     return AdapterLayout(sites, max_rank, layout.block_bytes // layout.dtype.itemsize, layout.dtype)
+
+
+def _adapter_site(out_features: int, in_features: int, shard: Shard | None) -> AdapterSite:
+    """Of a part of a linear as this rank has it."""
+    own = out_features, in_features
+    out_features, in_features = own if shard is None else shard.whole_shape(own)
+    return AdapterSite(in_features, out_features, shard)
 
 
 def _store(adapters: AdapterLayout | None, device: torch.device) -> AdapterStore | None:

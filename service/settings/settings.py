@@ -60,9 +60,9 @@ class Settings(AdapterSettings, SchedulerSettings, OperationSettings, HttpSettin
 
     @model_validator(mode="after")
     def _check_ranks(self) -> Settings:
-        if self.tensor_parallel_size > 1 and self.lora_config() is not None:
-            names = "lora-modules, lora-dir and enable-finetuning"
-            raise ValueError(f"tensor-parallel-size {self.tensor_parallel_size}: {names} need one rank, for now")
+        if self.tensor_parallel_size > 1 and self.enable_finetuning:
+            ranks = f"tensor-parallel-size is {self.tensor_parallel_size}"
+            raise ValueError(f"enable-finetuning: one rank alone trains, {ranks}")
         return self
 
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from service.core.iteration_plan import IterationPlan
@@ -52,14 +52,20 @@ class Scripted:
 class Scene:
     """executors: of every rank. A context manager; follows from its beginning to its end."""
 
-    def __init__(self, *executors: Executor) -> None:
+    def __init__(
+        self,
+        *executors: Executor,
+        take_dropped: Callable[[], Sequence[int]] = tuple,
+        drop_adapters: Callable[[Sequence[int]], None] = lambda adapter_ids: None,
+    ) -> None:
         self._place = RingPlace.make(len(executors) - 1)
         memory = RankStatuses.make_memory(len(executors))
         self.statuses = RankStatuses(memory, len(executors))
         os.close(memory)
         self.losses: list[str] = []
         self.loss = RankLoss(self.losses.append)
-        self.executor = ToldExecutor(executors[0], RingWriter(self._place), self.statuses, self.loss)
+        self.executor = ToldExecutor(executors[0], RingWriter(self._place), self.statuses, self.loss, take_dropped)
+        self._drop_adapters = drop_adapters
         self._stopping = False
         self._faults: list[BaseException] = []
         self._threads = [
@@ -69,7 +75,7 @@ class Scene:
 
     def _follow(self, rank: int, executor: Executor) -> None:
         reader = RingReader(self._place, rank)
-        follower = PlanFollower(rank, reader, executor, self.statuses)
+        follower = PlanFollower(rank, reader, executor, self.statuses, drop_adapters=self._drop_adapters)
         try:
             while not self._stopping:
                 if reader.has_message:

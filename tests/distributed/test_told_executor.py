@@ -91,6 +91,20 @@ def test_the_next_message_is_there_while_the_device_computes_the_one_before():
         scene.wait_for(1, Fact.PLANS_DONE, 3)
 
 
+def test_adapters_that_nobody_has_are_told_once_before_the_next_plan():
+    dropped, told = [(3, 1), ()], []
+    with Scene(
+        Scripted(),
+        Scripted(lambda number, plan: told.append(number) or Done()),
+        take_dropped=lambda: dropped.pop(0) if dropped else (),
+        drop_adapters=told.append,
+    ) as scene:
+        for number in (1, 2):
+            scene.executor.launch(EMPTY)
+            scene.wait_for(1, Fact.PLANS_DONE, number)
+    assert told == [(3, 1), 1, 2]
+
+
 def test_nobody_waits_for_the_others_results():
     never = threading.Event()
     with Scene(Scripted(), Scripted(lambda number, plan: Done(done=never))) as scene:

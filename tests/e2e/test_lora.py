@@ -20,14 +20,23 @@ BASE, QUESTIONS = "headrace-quickstart", ["What is Headrace?", "What is ORCA?", 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+@pytest.fixture(scope="module", params=["1", "2"], ids=["one rank", "two ranks"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("adapters")
     shutil.copytree(QUICKSTART_ADAPTERS / "pirate", folder / "pirate")
     settings = json.loads((folder / "pirate/adapter_config.json").read_text())
     shutil.copytree(folder / "pirate", folder / "dora")
     (folder / "dora/adapter_config.json").write_text(json.dumps({**settings, "use_dora": True}))
-    arguments = ("--device", "cpu", "--dtype", "float32", "--kv-cache-memory", "64MiB")
+    arguments = (
+        "--device",
+        "cpu",
+        "--dtype",
+        "float32",
+        "--kv-cache-memory",
+        "64MiB",
+        "--tensor-parallel-size",
+        request.param,
+    )
     with ServerProcess(
         *arguments, "--lora-dir", str(folder), "--lora-modules", f"captain={folder}/pirate", "--admin-api-key", "boss"
     ) as server:
@@ -96,6 +105,8 @@ def test_metrics_tell_of_them(client: OpenAI, http: httpx.Client) -> None:
     assert float(values["headrace_lora_loads_total"]) >= 1
     assert float(values["headrace_lora_reads_total"]) >= 1
     assert "vllm:lora_requests_info{" in text
+    # Another rank has those that can still be asked for: no more.
+    assert values.get('headrace_rank_lora_adapters{rank="1"}', "2.0") == "2.0"
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from service.config import CacheConfig
+from service.config import CacheConfig, LoraConfig
 from service.core.iteration_result import TokenLogprobs
 from service.layers.group_parallel import GroupParallel, memory_of_gpus
 from service.layers.tensor_parallel import TensorParallel
@@ -23,9 +24,16 @@ BUDGET = 48
 """Tokens an iteration: longer prompts are computed in several, beside decodes."""
 
 
+NUM_SLOTS = 2
+MAX_RANK = 8
+
+
 class Asked(NamedTuple):
+    """adapter: its name; "" for none."""
+
     prompt: tuple[int, ...]
     sampling: dict[str, Any]
+    adapter: str = ""
 
 
 class Answered(NamedTuple):
@@ -37,9 +45,9 @@ class Answered(NamedTuple):
     block_bytes: int
 
 
-def load(parallel: TensorParallel, folder: Path, **how: Any) -> LoadedModel:
+def load(parallel: TensorParallel, folder: Path, lora: LoraConfig | None = None, **how: Any) -> LoadedModel:
     cache = CacheConfig(BLOCK_SIZE, 0.5, 4 << 20, swap_bytes=1 << 20)
-    return load_executor(source(folder, **how), folder, cache, MAX_NUM_SEQS, BUDGET, parallel=parallel)
+    return load_executor(source(folder, **how), folder, cache, MAX_NUM_SEQS, BUDGET, lora=lora, parallel=parallel)
 
 
 def answer(
@@ -49,21 +57,27 @@ def answer(
     max_tokens: int,
     num_blocks: int | None = None,
     device: str = "cpu",
+    adapters: Mapping[str, Path] | None = None,
 ) -> Answered:
-    """All of these requests at once. num_blocks: fewer than there are, so that some are preempted."""
-    loaded = load(parallel, folder, device=device)
+    """All of these requests at once. num_blocks: fewer than there are, so that some are preempted; beside those of
+    the adapters that have a slot. adapters: folders by name."""
+    loaded = load(parallel, folder, LoraConfig(NUM_SLOTS, MAX_RANK) if adapters else None, device=device)
+    store = loaded.adapters
+    read = {} if store is None or adapters is None else {name: store.read(name, at) for name, at in adapters.items()}
     while loaded.idle_work.do_some():
         pass
+    of_adapters = sum(sorted(adapter.num_blocks for adapter in read.values())[-NUM_SLOTS:])
     harness = Harness(
-        num_blocks or loaded.num_blocks,
+        of_adapters + num_blocks if num_blocks else loaded.num_blocks,
         BLOCK_SIZE,
         MAX_NUM_SEQS,
         BUDGET,
         executor=loaded.runner,
         num_host_blocks=loaded.num_host_blocks,
+        num_adapter_slots=NUM_SLOTS if read else 0,
     )
-    for prompt, sampling in asked:
-        assert harness.add(harness.request(prompt, max_tokens, **sampling))
+    for prompt, sampling, adapter in asked:
+        assert harness.add(harness.request(prompt, max_tokens, adapter=read.get(adapter), **sampling))
     harness.run()
     assert len(harness.finals) == len(asked)
     return Answered(

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.errors import ConfigError
+from service.layers.shard import Shard
 from service.lora.adapter_folder import AdapterSite, AdapterWeights, SiteWeights
 from service.lora.adapter_layout import AdapterLayout
 
@@ -72,3 +73,37 @@ def test_an_adapter_of_everything_takes_the_most_blocks():
 def test_blocks_that_hold_no_row_are_refused_naming_the_setting():
     with pytest.raises(ConfigError, match="block-size: adapters need blocks of 33 numbers at least"):
         AdapterLayout(SITES, MAX_RANK, 32, torch.float32)
+
+
+def test_ranks_pack_equal_blocks_whose_parts_make_the_whole():
+    """Of a module that is divided by its outputs a rank has rows of B, by its inputs columns of A."""
+    weights = {
+        "q": SiteWeights(torch.randn(3, 12), torch.randn(20, 3), 0.5),
+        "down": SiteWeights(torch.randn(2, 33), torch.randn(12, 2), 2.0),
+    }
+    outputs = (range(4), range(10, 16)), (range(4, 10), range(16, 20))
+    inputs = (range(16),), (range(16, 33),)
+    sites = [
+        {"q": AdapterSite(12, 20, Shard(0, 20, rows)), "down": AdapterSite(33, 12, Shard(1, 33, columns))}
+        for rows, columns in zip(outputs, inputs, strict=True)
+    ]
+    whole = torch.zeros(20, 12)
+    halves = []
+    for mine, rows in zip(sites, outputs, strict=True):
+        own = {name: site.own(weights[name]) for name, site in mine.items()}
+        places = [row for part in rows for row in part]
+        whole[places] = own["q"].b @ own["q"].a
+        halves.append(own["down"].b @ own["down"].a)
+        for name, site in mine.items():
+            assert own[name].a.shape[1] == site.own_in_features
+            assert own[name].b.shape[0] == site.own_out_features
+    torch.testing.assert_close(whole, weights["q"].b @ weights["q"].a)
+    torch.testing.assert_close(torch.cat(halves, 1), weights["down"].b @ weights["down"].a)
+    layouts = [AdapterLayout(mine, MAX_RANK, 40, torch.float32) for mine in sites]
+    packed = [layout.pack(AdapterWeights(weights, ""), pinned=False) for layout in layouts]
+    assert packed[0].ranks.tolist() == packed[1].ranks.tolist() == [3, 2]
+    for each, mine in zip(packed, sites, strict=True):
+        flat, own = each.blocks.view(-1), mine["down"].own(weights["down"])
+        for row in range(2):
+            begin = each.a_places[1, row]
+            assert torch.equal(flat[begin : begin + own.a.shape[1]], own.a[row])

@@ -1,0 +1,27 @@
+"""Adapters that every rank has: what serves their names reads them by it, and knows nothing of ranks."""
+
+from __future__ import annotations
+
+import weakref
+from functools import partial
+from pathlib import Path
+
+from service.distributed.adapter_lines import AdapterLines
+from service.lora.adapter_store import AdapterStore, HostAdapter
+from service.lora.weights_file import write_weights
+
+
+class SharedAdapters:
+    """An AdapterReader. store: rank 0's own."""
+
+    def __init__(self, store: AdapterStore, lines: AdapterLines) -> None:
+        self._store = store
+        self._lines = lines
+
+    def read(self, name: str, folder: Path) -> HostAdapter:
+        weights = self._store.read_weights(folder)
+        adapter = self._store.keep(name, weights)
+        # As soon as nobody has it, be it that a rank could not take it.
+        weakref.finalize(adapter, self._lines.drop, adapter.adapter_id).atexit = False
+        self._lines.share(adapter.adapter_id, partial(write_weights, weights=weights))
+        return adapter

@@ -1,0 +1,54 @@
+"""Adapters on a model that ranks divide: base and adapters in one batch answer as on one rank, in fp32.
+
+Each rank runs the whole engine here and reads the adapters itself; how they come to ranks that read nothing,
+tests/distributed says, and tests/e2e of the whole service.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from service.layers.tensor_parallel import ALONE
+from tests.equivalence.random_adapters import save_random_adapters
+from tests.equivalence.rank_work import Asked, answer
+from tests.equivalence.test_tensor_parallel import GREEDY, SAMPLED, prompts
+from tests.models.checkpoints import gpt2, llama, mixtral
+from tests.ranks import Ranks
+
+FAMILIES = {
+    "llama": partial(llama, attention_bias=True, mlp_bias=True),
+    "one key-value head": partial(llama, num_key_value_heads=1),
+    "mixtral": mixtral,
+    "gpt2": gpt2,
+}
+RANKS = (3, 8, 1)
+MAX_TOKENS = 10
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Path]]:
+    folder = tmp_path_factory.mktemp("model")
+    model = FAMILIES[request.param](folder)
+    return model, save_random_adapters(model, folder / "adapters", RANKS)
+
+
+def test_base_and_adapters_in_one_batch_answer_as_on_one_rank(two_ranks: Ranks, scene: tuple[Path, dict[str, Path]]):
+    """Each prompt by the base and by every adapter, the second time out of the prefix cache; fewer slots than
+    adapters; in the end with so few blocks that they are preempted."""
+    model, adapters = scene
+    names = ("", *adapters)
+    asked = [
+        Asked(prompt, {"seed": number, **(GREEDY if number else SAMPLED)}, name)
+        for number, prompt in enumerate(prompts(2, longest=30))
+        for name in names
+    ]
+    alone = answer(ALONE, model, asked * 2, MAX_TOKENS, adapters=adapters)
+    by_prompt = {tuple(tokens) for tokens in alone.tokens.values()}
+    assert len(by_prompt) > len(asked) * 3 // 4, "each adapter says something else, or this shows nothing"
+    for num_blocks in (None, 5):
+        of_ranks = two_ranks.run(answer, model, asked * 2, MAX_TOKENS, num_blocks, "cpu", adapters)
+        assert [each.tokens for each in of_ranks] == [alone.tokens] * 2
+    assert of_ranks[0].num_preemptions > 0
