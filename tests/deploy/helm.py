@@ -1,6 +1,6 @@
 """The chart as Helm itself lints and renders it, by its library (helm-python-sdk), in a process of its own.
 
-`python -m tests.deploy.helm`: reads a JSON list of values, prints a JSON list of what becomes of each. Helm's library is
+`python -m tests.deploy.helm`: reads a JSON list of values, prints a JSON list of what becomes of each. The library is
 Go's, whose runtime takes the process's signals: no company for pytest.
 """
 
