@@ -5,39 +5,38 @@
 #
 # torch's wheels carry CUDA and triton's an assembler, so a plain Python image is base enough. The model that comes
 # with Headrace is inside; the weights of all others are mounted.
-ARG BASE=python:3.12-slim
-
-# What the project depends on; it changes more seldom than the rest of the file that says so.
-FROM ${BASE} AS requirements
-WORKDIR /build
-COPY pyproject.toml ./
-RUN python3 -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
-        > requirements.txt \
-    && grep '^torch' requirements.txt > torch.txt \
-    && grep -v '^triton' requirements.txt > requirements-cpu.txt
+#
+# By digest, so that the same files are built on: 3.12.14 on Debian 13. A newer one: `docker buildx imagetools inspect
+# python:3.12-slim` tells its digest.
+ARG BASE=python:3.12-slim@sha256:78387bc3881b8273120a12ebe6c1ab22b018ccc2c9adf565ae1ac9b536e184ea
 
 FROM ${BASE} AS build
-# Of torch without CUDA. Empty: from where everything else comes.
-ARG CPU_TORCH_INDEX=https://download.pytorch.org/whl/cpu
 WORKDIR /build
 RUN python3 -m venv /opt/headrace
 ENV PATH=/opt/headrace/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-# The dependencies first, and alone: layers of gigabytes, which a change of the code leaves as they are.
-COPY --from=requirements /build/requirements.txt /build/requirements-cpu.txt /build/torch.txt ./
 
-# Without Triton, which is for GPUs and takes 1 GB.
+# The dependencies first, and alone: layers of gigabytes, which a change of the code leaves as they are. Exact versions
+# and hashes: `make lock` writes them. Without Triton, which is for GPUs and takes 1 GB.
 FROM build AS cpu-dependencies
-RUN pip install -r torch.txt ${CPU_TORCH_INDEX:+--index-url ${CPU_TORCH_INDEX}} && pip install -r requirements-cpu.txt
+# Of torch without CUDA. Empty: from where everything else comes.
+ARG CPU_TORCH_INDEX=https://download.pytorch.org/whl/cpu
+COPY deploy/image/cpu-torch.txt deploy/image/cpu.txt ./
+RUN pip install --no-deps --require-hashes -r cpu-torch.txt ${CPU_TORCH_INDEX:+--index-url ${CPU_TORCH_INDEX}} \
+    && pip install --no-deps --require-hashes -r cpu.txt
 
 FROM build AS cuda-dependencies
-RUN pip install -r requirements.txt
+COPY deploy/image/cuda.txt ./
+RUN pip install --no-deps --require-hashes -r cuda.txt
 
+# What builds the wheel is no part of the image.
 FROM build AS wheel
+COPY deploy/image/build.txt ./
 COPY pyproject.toml README.md LICENSE ./
 COPY service service
 COPY kernels kernels
 COPY loadtest loadtest
-RUN pip wheel --no-deps --wheel-dir /wheels .
+RUN pip install --no-deps --require-hashes -r build.txt \
+    && pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
 
 # What both targets are when they run.
 FROM ${BASE} AS run

@@ -7,7 +7,7 @@ SOAK_ARGS ?=
 FUZZ_ARGS ?=
 INSTALLING := Installing into $(VENV). The first time that takes minutes: torch is large.
 
-.PHONY: serve test lint types unit clients deploy-test soak fuzz format figures clean
+.PHONY: serve test lint types unit clients deploy-test lock sbom soak fuzz format figures clean
 
 serve: $(VENV)/.installed
 	$(BIN)/headrace serve --enable-finetuning $(SERVE_ARGS)
@@ -48,6 +48,30 @@ clients: .venv-clients/.installed
 deploy-test: $(VENV)/.installed-dev
 	$(BIN)/pytest tests/deploy tests/api/test_request_spans.py -m 'not gpu' -rs
 
+# The image's dependencies, exact and with hashes, of both targets: deploy/image. After a change of pyproject.toml; versions
+# stay where they still fit, and LOCK_ARGS=--upgrade takes the newest.
+LOCK_ARGS ?=
+LOCKED := --python-version 3.11 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header --no-annotate --quiet
+EXTRAS := --extra otel --extra kv-events
+lock: .venv-tools/.installed
+	$(PYTHON) -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['build-system']['requires'])" \
+		| .venv-tools/bin/uv pip compile - $(LOCKED) $(LOCK_ARGS) -o deploy/image/build.txt
+	.venv-tools/bin/uv pip compile pyproject.toml $(LOCKED) $(EXTRAS) $(LOCK_ARGS) -c deploy/image/measured.txt -o deploy/image/cuda.txt
+	.venv-tools/bin/uv pip compile pyproject.toml $(LOCKED) $(EXTRAS) $(LOCK_ARGS) --override deploy/image/without-gpu.txt \
+		--no-emit-package torch -o deploy/image/cpu.txt
+
+# What is in the images, as CycloneDX: sbom-cpu.json, sbom-cuda.json. Of the base, its own publisher tells.
+sbom: .venv-tools/.installed
+	cat deploy/image/cpu-torch.txt deploy/image/cpu.txt | .venv-tools/bin/cyclonedx-py requirements - \
+		--pyproject pyproject.toml --mc-type application --output-reproducible -o sbom-cpu.json
+	.venv-tools/bin/cyclonedx-py requirements deploy/image/cuda.txt \
+		--pyproject pyproject.toml --mc-type application --output-reproducible -o sbom-cuda.json
+
+.venv-tools/.installed:
+	$(PYTHON) -m venv .venv-tools
+	.venv-tools/bin/python -m pip install --quiet --disable-pip-version-check 'uv>=0.9,<1' 'cyclonedx-bom>=7,<8'
+	touch $@
+
 # Hostile clients against the real server, five minutes of them; SOAK_ARGS="--hours 1" to see a slow leak, too.
 soak: $(VENV)/.installed
 	$(BIN)/python -m loadtest.soak $(SOAK_ARGS)
@@ -74,4 +98,4 @@ $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 	touch $@ $(VENV)/.installed
 
 clean:
-	rm -rf $(VENV) .venv-clients
+	rm -rf $(VENV) .venv-clients .venv-tools
