@@ -94,11 +94,10 @@ class Linear(Projection):
 
     def checkpoint_shards(self, *names: str) -> dict[str, Shard]:
         """Of those of `checkpoint_tensors` that are parts of stored ones, which part."""
-        return {
-            f"{name}.{kind}": shard
-            for kind, shards in (("weight", self._weight_shards), ("bias", self._bias_shards))
-            for name, shard in zip(names, shards, strict=False)
-        }
+        biases = {f"{name}.bias": shard for name, shard in zip(names, self._bias_shards, strict=False)}
+        if self.storage is not None and self._weight_shards:
+            return biases | self.storage.checkpoint_shards(names, self._weight_shards)
+        return biases | {f"{name}.weight": shard for name, shard in zip(names, self._weight_shards, strict=False)}
 
     def _give_up_plain_weight(self) -> None:
         del self.weight

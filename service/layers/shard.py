@@ -33,6 +33,14 @@ class Shard:
         """Of the tensor of which something of the shape `part` is the part."""
         return *part[: self.dim], self.size, *part[self.dim + 1 :]
 
+    def coarser(self, by: int) -> Shard | None:
+        """The same of a tensor whose indices along `dim` stand for `by` of this one's each, the last for what is left;
+        None where a range begins or ends within one."""
+        if any(each.start % by or (each.stop % by and each.stop != self.size) for each in self.ranges):
+            return None
+        ranges = tuple(range(each.start // by, -(-each.stop // by)) for each in self.ranges)
+        return replace(self, size=-(-self.size // by), ranges=ranges)
+
     def transposed(self) -> Shard:
         """The same of a matrix that is stored the other way round."""
         return replace(self, dim=1 - self.dim)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from kernels.quantized_weight import QuantizedWeight, quantize_fp8_weight
+from service.layers.shard import Shard
 
 
 class Destination(Protocol):
@@ -47,6 +48,11 @@ class WeightStorage(nn.Module, ABC):
     @abstractmethod
     def checkpoint_tensors(self, names: Sequence[str]) -> dict[str, Destination]:
         """By their names in a checkpoint; names: of the linear's parts."""
+
+    @abstractmethod
+    def checkpoint_shards(self, names: Sequence[str], shards: Sequence[Shard]) -> dict[str, Shard]:
+        """Of those of `checkpoint_tensors` that are parts of stored ones, which part; shards: of the linear's parts, of
+        which each has some of its plain weight [out, in]."""
 
     @abstractmethod
     def finished(self, dtype: torch.dtype) -> QuantizedWeight:

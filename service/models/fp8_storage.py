@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from kernels.quantized_weight import FP8, QuantizedWeight
+from service.layers.shard import Shard
 from service.layers.weight_storage import Destination, QuantizedRows, WeightStorage
 from service.models.quantization import Fp8Scheme
+from service.models.quantized_shards import named_shards
 
 
 class Fp8Storage(WeightStorage):
@@ -45,6 +47,9 @@ class Fp8Storage(WeightStorage):
             return {f"{name}.weight": QuantizedRows(rows, scale) for name, rows, scale in parts}
         tensors: dict[str, Destination] = {f"{name}.weight": rows for name, rows, _ in parts}
         return tensors | {f"{name}.{self._scheme.scale_name}": scale for name, _, scale in parts}
+
+    def checkpoint_shards(self, names: Sequence[str], shards: Sequence[Shard]) -> dict[str, Shard]:
+        return named_shards(self._scheme, names, shards)
 
     def finished(self, dtype: torch.dtype) -> QuantizedWeight:
         """A block's scale is given to each of its rows: a 32nd of the elements' bytes for blocks of 128, and parts

@@ -10,23 +10,19 @@ the lowest bits; in AWQ's words in the order 0, 2, 4, 6, 1, 3, 5, 7:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from kernels.quantized_weight import QuantizedWeight, chunk_of, pack_int4
+from service.layers.shard import Shard
 from service.layers.weight_storage import Destination, WeightStorage
-from service.models.quantization import Int4Scheme
+from service.models.quantization import A_WORD, Int4Scheme
+from service.models.quantized_shards import named_shards
 
-_BITS, _A_WORD = 4, 8
+_BITS = 4
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-_NAMES: Mapping[str, tuple[str, str, str]] = {
-    "awq": ("qweight", "qzeros", "scales"),
-    "gptq": ("qweight", "qzeros", "scales"),
-    "packed": ("weight_packed", "weight_zero_point", "weight_scale"),
-}
-"""Of elements, zeros and scales."""
 
 
 class Int4Storage(WeightStorage):
@@ -51,12 +47,12 @@ class Int4Storage(WeightStorage):
         group_size = scheme.group_size or in_features
         if in_features % group_size or not chunk_of(group_size):
             return f"{in_features} input features are no groups of {group_size}"
-        if any(features % _A_WORD for features in out_features):
-            return f"{list(out_features)} output features are no multiples of {_A_WORD}"
+        if any(features % A_WORD for features in out_features):
+            return f"{list(out_features)} output features are no multiples of {A_WORD}"
         return None
 
     def checkpoint_tensors(self, names: Sequence[str]) -> dict[str, Destination]:
-        elements, zeros, scales = _NAMES[self._scheme.layout]
+        elements, zeros, scales = self._scheme.tensor_names
         suffixes = {"elements": elements, "scales": scales}
         if self._scheme.has_zeros:
             suffixes["zeros"] = zeros
@@ -65,6 +61,9 @@ class Int4Storage(WeightStorage):
             for part, name in enumerate(names)
             for kind, suffix in suffixes.items()
         }
+
+    def checkpoint_shards(self, names: Sequence[str], shards: Sequence[Shard]) -> dict[str, Shard]:
+        return named_shards(self._scheme, names, shards)
 
     def finished(self, dtype: torch.dtype) -> QuantizedWeight:
         scheme, parts = self._scheme, range(self._num_parts)
@@ -80,9 +79,9 @@ class Int4Storage(WeightStorage):
 def _shapes(scheme: Int4Scheme, features: int, size: int) -> dict[str, tuple[tuple[int, int], torch.dtype]]:
     groups = size // (scheme.group_size or size)
     elements = {
-        "awq": (size, features // _A_WORD),
-        "gptq": (size // _A_WORD, features),
-        "packed": (features, size // _A_WORD),
+        "awq": (size, features // A_WORD),
+        "gptq": (size // A_WORD, features),
+        "packed": (features, size // A_WORD),
     }[scheme.layout]
     is_by_feature = scheme.layout == "packed"
     shapes = {
@@ -90,7 +89,7 @@ def _shapes(scheme: Int4Scheme, features: int, size: int) -> dict[str, tuple[tup
         "scales": ((features, groups) if is_by_feature else (groups, features), torch.float32),
     }
     if scheme.has_zeros:
-        zeros = (features // _A_WORD, groups) if is_by_feature else (groups, features // _A_WORD)
+        zeros = (features // A_WORD, groups) if is_by_feature else (groups, features // A_WORD)
         shapes["zeros"] = (zeros, torch.int32)
     return shapes
 
@@ -122,9 +121,9 @@ def _by_feature(scheme: Int4Scheme, scales: Tensor) -> Tensor:
     return scales if scheme.layout == "packed" else scales.T
 
 
-def _unpacked(words: Tensor, order: Sequence[int] = range(_A_WORD)) -> Tensor:
+def _unpacked(words: Tensor, order: Sequence[int] = range(A_WORD)) -> Tensor:
     """[R, W] int32 -> [R, W * 8] uint8. order: which element is in a word's first, second ... bits."""
-    places = torch.tensor([_BITS * order.index(element) for element in range(_A_WORD)], device=words.device)
+    places = torch.tensor([_BITS * order.index(element) for element in range(A_WORD)], device=words.device)
     shifted = words[:, :, None] >> places.to(torch.int32)
     return (shifted & 15).to(torch.uint8).flatten(1)
 

@@ -17,6 +17,8 @@ from service.errors import ConfigError, ModelLoadError
 
 _SOURCE = "config.json: quantization_config"
 WHAT_TO_DO = "serve the checkpoint that it was made from, with quantization fp8 if it is to be small"
+A_WORD = 8
+"""Int4 elements of a stored word."""
 _CHUNK = 32
 """Input features that int4 elements are packed by at least (kernels/quantized_weight.py)."""
 
@@ -40,6 +42,13 @@ class Int4Scheme:
     group_size: int | None
     has_zeros: bool
     zero_offset: int = 0
+
+    @property
+    def tensor_names(self) -> tuple[str, str, str]:
+        """Behind a linear's name: of elements, zeros and scales."""
+        if self.layout == "packed":
+            return "weight_packed", "weight_zero_point", "weight_scale"
+        return "qweight", "qzeros", "scales"
 
 
 Scheme = Fp8Scheme | Int4Scheme

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from service.errors import ConfigError, ModelLoadError
 from service.layers.embedding import HEAD_NAME, OutputHead
+from service.layers.linear import Linear
 from service.layers.mixture_of_experts import MixtureOfExperts
 from service.layers.projection import Projection
 from service.layers.weight_storage import WeightStorage
@@ -13,6 +14,7 @@ from service.models.causal_lm import CausalLM
 from service.models.fp8_storage import Fp8Storage
 from service.models.int4_storage import Int4Storage
 from service.models.quantization import Fp8Scheme, Quantization, Scheme
+from service.models.quantized_shards import stored_shards
 
 _UNREAD = ("input_scale", "output_scale", "weight_shape", "g_idx", "weight_g_idx", "k_scale", "v_scale", "q_scale")
 """Of a linear, or of the attention around it: scales of activations, for which others are used (kernels/
@@ -21,17 +23,14 @@ quantized_linear.py), scales of a cache, shapes, and the order of groups, which 
 
 def store_quantized(model: CausalLM, quantization: Quantization, *, dequantized: bool) -> frozenset[str]:
     """Before `CausalLM.materialize`. dequantized: for a device that multiplies by plain weights only. Returns the names
-    of tensors that the checkpoint may hold besides and nobody reads. Raises ModelLoadError naming a linear."""
-    if model.parallel.size > 1 and not quantization.is_at_load:
-        raise ConfigError(
-            f"tensor-parallel-size: the checkpoint's weights are {quantization.name}, which one rank serves; several"
-            " serve the plain checkpoint, with quantization fp8 if it is to be small"
-        )
+    of tensors that the checkpoint may hold besides and nobody reads. Raises ModelLoadError naming a linear; ConfigError
+    for one that the model's ranks cannot share."""
     unread = set[str]()
     for names, projection, out_features, in_features in _projections(model):
         scheme = _scheme(quantization, names)
         if scheme is None:
             continue
+        _check_shares(model.parallel.size, quantization, scheme, names, projection)
         projection.store(_storage(scheme, names, out_features, in_features), dequantized=dequantized)
         for name in names:
             unread |= {f"{place}.{suffix}" for place in (name, name.rpartition(".")[0]) for suffix in _UNREAD}
@@ -42,6 +41,26 @@ def store_quantized(model: CausalLM, quantization: Quantization, *, dequantized:
             if isinstance(module, MixtureOfExperts):
                 module.store_fp8()
     return frozenset(unread)
+
+
+def _check_shares(
+    num_ranks: int, quantization: Quantization, scheme: Scheme, names: Sequence[str], projection: Projection
+) -> None:
+    if num_ranks == 1:
+        return
+    why_not = ""
+    if isinstance(projection, Linear):
+        try:
+            for shard in filter(None, projection.weight_shards):
+                stored_shards(scheme, shard)
+        except ValueError as fault:
+            why_not = str(fault)
+    else:
+        why_not = "of vocabularies only plain ones are divided"
+    if why_not:
+        raise ConfigError(
+            f"tensor-parallel-size: {num_ranks} ranks cannot share {names[0]}, which is {quantization.name}: {why_not}"
+        )
 
 
 def _projections(model: CausalLM) -> Iterator[tuple[Sequence[str], Projection, Sequence[int], int]]:

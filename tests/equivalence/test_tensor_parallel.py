@@ -16,11 +16,14 @@ import torch
 from service.layers.tensor_parallel import ALONE
 from tests.equivalence.rank_work import Answered, Asked, agreed, answer, answer_on_gpus
 from tests.models.checkpoints import gpt2, gpt_oss, llama, mistral, mixtral, opt, qwen2, qwen2_moe, qwen3
+from tests.models.quantized_checkpoints import quantized
 from tests.ranks import Ranks
 
 FAMILIES = {
     "llama": partial(llama, attention_bias=True, mlp_bias=True),
     "llama, tied": partial(llama, tie_word_embeddings=True, num_key_value_heads=1),
+    "llama, awq": lambda folder: quantized(llama(folder / "it", intermediate_size=128), "awq"),
+    "llama, blocks of fp8": lambda folder: quantized(llama(folder / "it", intermediate_size=128), "blocks"),
     "mistral": mistral,
     "qwen2": qwen2,
     "qwen3": partial(qwen3, attention_bias=True, tie_word_embeddings=True),

@@ -62,3 +62,18 @@ def test_ranges_of_a_merged_matrix_by_its_parts():
     assert local(kept, 8, 4) == (range(2, 3),)
     assert local(kept, 12, 4) == (range(2, 4),)
     assert local(kept, 16, 4) == (range(4),)
+
+
+@pytest.mark.parametrize("by", [1, 3, 8])
+def test_of_a_coarser_tensor_it_is_what_goes_with_the_same_indices(by):
+    """Index i of the one goes with i // by of the other."""
+    whole = torch.arange(50)
+    for ranges in ((range(24),), (range(24, 50),), (range(24), range(48, 50)), ()):
+        shard = Shard(0, 50, ranges)
+        coarser = shard.coarser(by)
+        assert coarser is not None
+        own, groups = shard.of(whole) // by if ranges else whole[:0], torch.arange(-(-50 // by))
+        assert coarser.size == len(groups)
+        assert (coarser.of(groups) if ranges else whole[:0]).tolist() == own.unique().tolist()
+    assert Shard(0, 50, (range(1, 24),)).coarser(3) is None
+    assert Shard(0, 50, (range(25),)).coarser(3) is None

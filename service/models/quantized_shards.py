@@ -1,0 +1,58 @@
+"""Which parts of a quantized weight's tensors a rank has: those of elements, scales and zeros that go with its part of
+the weight.
+
+Elements are packed in words, and scales and zeros belong to groups and blocks. None is cut: where a rank's part would
+end within one, so many ranks cannot share the weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from service.layers.shard import Shard
+from service.models.quantization import A_WORD, Fp8Scheme, Int4Scheme, Scheme
+
+
+def stored_shards(scheme: Scheme, shard: Shard) -> dict[str, Shard]:
+    """Of the weight [out, in] a rank has `shard`: of the stored tensors, by their names behind the linear's, these
+    parts. What is not named is whole on every rank. Raises ValueError with the numbers."""
+    return _fp8_shards(scheme, shard) if isinstance(scheme, Fp8Scheme) else _int4_shards(scheme, shard)
+
+
+def named_shards(scheme: Scheme, names: Sequence[str], shards: Sequence[Shard]) -> dict[str, Shard]:
+    """`stored_shards` of a linear's parts, by their full names."""
+    return {
+        f"{name}.{suffix}": stored
+        for name, shard in zip(names, shards, strict=True)
+        for suffix, stored in stored_shards(scheme, shard).items()
+    }
+
+
+def _fp8_shards(scheme: Fp8Scheme, shard: Shard) -> dict[str, Shard]:
+    shards = {"weight": shard}
+    if scheme.scales == "channel" and shard.dim == 0:
+        shards[scheme.scale_name] = shard
+    if scheme.scales == "block":
+        shards[scheme.scale_name] = _whole(shard, scheme.block[shard.dim], "blocks")
+    return shards
+
+
+def _int4_shards(scheme: Int4Scheme, shard: Shard) -> dict[str, Shard]:
+    elements, zeros, scales = scheme.tensor_names
+    words = _whole(shard, A_WORD, "words")
+    if shard.dim == 0:
+        shards = {elements: words if scheme.layout == "awq" else shard, zeros: words, scales: shard}
+    else:
+        shards = {elements: shard if scheme.layout == "awq" else words}
+        if scheme.group_size is not None:
+            groups = _whole(shard, scheme.group_size, "groups")
+            shards |= {zeros: groups, scales: groups}
+    return shards if scheme.layout == "packed" else {name: each.transposed() for name, each in shards.items()}
+
+
+def _whole(shard: Shard, by: int, what: str) -> Shard:
+    coarser = shard.coarser(by)
+    if coarser is None:
+        own, features = sum(map(len, shard.ranges)), ("output", "input")[shard.dim]
+        raise ValueError(f"a rank's {own} of {shard.size} {features} features are no whole {what} of {by}")
+    return coarser
