@@ -11,7 +11,7 @@ take what fits. tests/kernels/test_sm90_compile.py compiles the 16-bit rows: WGM
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -41,7 +41,14 @@ class PrefillConfig:
     max_registers: int | None = None
 
 
-def decode_config(head_dim: int, dtype: torch.dtype, num_pairs: int) -> DecodeConfig:
+def decode_config(head_dim: int, dtype: torch.dtype, num_pairs: int, *, is_fp8: bool = False) -> DecodeConfig:
+    """is_fp8: of the cache. What is unpacked lies in registers: of heads above 64 dims it takes twice the threads not
+    to spill (compiled for sm_90, not timed)."""
+    config = _decode_config(head_dim, dtype, num_pairs)
+    return replace(config, num_warps=2 * config.num_warps) if is_fp8 and head_dim > 64 else config
+
+
+def _decode_config(head_dim: int, dtype: torch.dtype, num_pairs: int) -> DecodeConfig:
     """num_pairs: sequences x kv heads, what there is to do before anything is split. The table as wide as the longest.
     ~: lengths from a third of that to five thirds. The first row is of an older sweep.
 
@@ -64,7 +71,7 @@ def decode_config(head_dim: int, dtype: torch.dtype, num_pairs: int) -> DecodeCo
     return DecodeConfig(32, num_warps=1, num_stages=4, programs_per_sm=4, min_tiles=1)
 
 
-def prefill_config(head_dim: int, dtype: torch.dtype, rows_per_sm: float) -> PrefillConfig:
+def prefill_config(head_dim: int, dtype: torch.dtype, rows_per_sm: float, *, is_fp8: bool = False) -> PrefillConfig:
     """rows_per_sm: query tokens x heads, divided by the multiprocessors.
 
     Two programs on a multiprocessor overlap one's softmax with the other's products; that takes 128 registers a
@@ -75,13 +82,14 @@ def prefill_config(head_dim: int, dtype: torch.dtype, rows_per_sm: float) -> Pre
     128 x 64, 8 warps, 2, 128 reg.      19.8          35.6          81.9        1133.6       499.9            101.1
     64 x 64, 4 warps, 2 stages          15.3          33.1         107.8        1476.4       383.4            120.1
 
-    Head dims that are padded (80, 96) need more: under 128 registers their loops spill (compiled for sm_90, not timed).
+    Head dims that are padded (80, 96), and an FP8 cache, need more: under 128 registers their loops spill (compiled for
+    sm_90, not timed).
     """
     if dtype.itemsize > 2:
         return PrefillConfig(32, 32, num_warps=4 if head_dim <= 128 else 8, num_stages=2)
     if head_dim > 128:
-        return PrefillConfig(64, 64, num_warps=8, num_stages=2)
-    if rows_per_sm >= 2 * 128 and head_dim == _padded(head_dim):
+        return PrefillConfig(64, 32 if is_fp8 else 64, num_warps=8, num_stages=2)
+    if rows_per_sm >= 2 * 128 and head_dim == _padded(head_dim) and not is_fp8:
         return PrefillConfig(128, 64, num_warps=8, num_stages=2, max_registers=128)
     return PrefillConfig(128, 64, num_warps=8, num_stages=5)
 

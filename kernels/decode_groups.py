@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from kernels.fp8_cache import Cache, read_blocks
+
 _MAX_PADDED_CELLS = 16_384  # of one group: gathered keys and values stay in a CPU's cache
 _MANY_VECTORS = 1500  # rows times cells times kv heads
 
@@ -102,7 +104,7 @@ def attend_many(
         32 in 8, 64       1.6 / 1.9    6.8 / 6.2   16 / 11      5.3 / 5.0    9.3 / 8.2    20 / 16      61 / 41
     On two cores SDPA gains nothing, this a fifth: 30 layers of 9 heads in 3, 1 x 1000 12 / 8.1, 3 x 168 5.6 / 5.1.
     """
-    keys = gather_group(key_cache, group, wipes=grouped.requires_grad).contiguous().flatten(0, 1)
+    keys = gather_group(key_cache, group, grouped.dtype, wipes=grouped.requires_grad).contiguous().flatten(0, 1)
     query = grouped.flatten(0, 1)
     scores = torch.baddbmm(query.new_empty(1), query, keys.mT, beta=0, alpha=scale).view(*grouped.shape[:3], -1)
     # As a rule few cells at the end are hidden; filling all would take a quarter of the product.
@@ -124,10 +126,11 @@ def _as_vectors(cache: Tensor) -> Tensor:
     return cache.as_strided((num_vectors, head_dim), (head_dim, 1))
 
 
-def gather_group(cache: Tensor, group: DecodeGroup, wipes: bool = True) -> Tensor:
-    """[rows, K, num_blocks * P, D]. An unread cell's NaN would pass through a softmax weight of 0, so it is wiped."""
-    block_size, num_kv_heads, head_dim = cache.shape[1:]
-    blocks = cache.index_select(0, group.block_ids)
+def gather_group(cache: Cache, group: DecodeGroup, dtype: torch.dtype, wipes: bool = True) -> Tensor:
+    """[rows, K, num_blocks * P, D] of `dtype`. An unread cell's NaN would pass through a softmax weight of 0, so it is
+    wiped."""
+    blocks = read_blocks(cache, group.block_ids, dtype)
+    block_size, num_kv_heads, head_dim = blocks.shape[1:]
     if wipes and len(group.unread):
         blocks.view(-1, num_kv_heads * head_dim).index_fill_(0, group.unread, 0)
     return blocks.view(-1, group.num_blocks * block_size, num_kv_heads, head_dim).transpose(1, 2)

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, no_type_check
 import torch
 from torch import Tensor
 
+from kernels.fp8_numbers import fp8_numbers
 from kernels.mxfp4 import GROUP, dequantize_mxfp4, mxfp4_values
 from kernels.optional_triton import tl, triton
-from kernels.skinny_linear import fp8_numbers
 
 PLAIN, FP8, MXFP4 = range(3)
 """Forms of weights, as the kernels know them."""

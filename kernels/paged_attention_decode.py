@@ -8,7 +8,8 @@ and G = H / K. `first` is 0, or max(0, C - sliding_window). cap(x) is x, or logi
 Tensors (S sequences, H query heads, K kv heads, D head dim, B blocks, P block size, M entries of a block table, R
 rows of it):
     query                    [S, H, D]     bf16, fp16 or fp32; last two dims dense, rows may be strided
-    key_cache, value_cache   [B, P, K, D]  query's dtype; one layer's view: last three dims dense, blocks strided
+    key_cache, value_cache   [B, P, K, D]  query's dtype; one layer's view: last three dims dense, blocks strided. Or
+                                           of eight bits with exponents (kernels/fp8_cache.py), both of them
     batch                                  made by `decode_batch`, and again by `afresh` for every step, from
         block_table          [R, M]        int32, last stride 1; entries past a sequence's last block are not used
         context_lens         [S]           int32: cached tokens, the query's own included; 0 marks a padding row
@@ -55,6 +56,8 @@ from kernels.decode_groups import (
 )
 from kernels.dense_attention import dense_attention
 from kernels.dependent_launch import dependent_launch, start_dependents, wait_for_inputs
+from kernels.fp8_cache import Cache, elements_of, exponents_of, scale_of
+from kernels.fp8_numbers import fp8_numbers
 from kernels.optional_triton import tl, triton
 from kernels.paged_tensors import check_paged_tensors
 from kernels.split_kv import ITEM_FIELDS, SplitRule, split_items_triton
@@ -116,8 +119,8 @@ def decode_batch(block_table: Tensor, context_lens: Tensor, block_size: int, row
 
 def paged_attention_decode_reference(
     query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    key_cache: Cache,
+    value_cache: Cache,
     batch: DecodeBatch,
     scale: float,
     out: Tensor,
@@ -129,7 +132,7 @@ def paged_attention_decode_reference(
         if group.longest == 0:
             continue
         rows = query[group.rows]
-        num_kv_heads, head_dim = key_cache.shape[2:]
+        num_kv_heads, head_dim = elements_of(key_cache).shape[2:]
         # The query heads of one kv head form the rows of one small product: its keys are read once.
         grouped = rows.reshape(rows.shape[0], num_kv_heads, -1, head_dim)
         hidden, outside_window = group.hidden, None
@@ -138,15 +141,21 @@ def paged_attention_decode_reference(
             outside_window = cell < batch.context_lens[group.rows, None, None, None] - sliding_window
             hidden = hidden | outside_window
         if logit_softcap is not None or sinks is not None:
-            keys, values = gather_group(key_cache, group), gather_group(value_cache, group)
+            keys, values = (gather_group(c, group, query.dtype) for c in (key_cache, value_cache))
             of_heads = None if sinks is None else sinks.view(num_kv_heads, -1)
             attended = dense_attention(grouped, keys, values, ~hidden, scale, logit_softcap, of_heads)
-        elif query.dtype is not torch.float32 and pays_to_attend_many(grouped, group):
+        elif (
+            isinstance(key_cache, Tensor)
+            and isinstance(value_cache, Tensor)
+            and query.dtype is not torch.float32
+            and pays_to_attend_many(grouped, group)
+        ):
             attended = attend_many(grouped, key_cache, value_cache, group, scale, outside_window)
         else:
             is_even = group.shortest == group.longest
             keys, values = (
-                gather_group(c, group, not is_even)[:, :, : group.longest] for c in (key_cache, value_cache)
+                gather_group(c, group, query.dtype, not is_even)[:, :, : group.longest]
+                for c in (key_cache, value_cache)
             )
             mask = None if is_even and sliding_window is None else ~hidden[..., : group.longest]
             attended = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scale)
@@ -162,6 +171,8 @@ def _paged_attention_decode_kernel(
     query_ptr,
     key_cache_ptr,
     value_cache_ptr,
+    key_exponents_ptr,
+    value_exponents_ptr,
     block_table_ptr,
     items_ptr,
     arrivals_ptr,
@@ -179,6 +190,7 @@ def _paged_attention_decode_kernel(
     BLOCK_SIZE: tl.constexpr,
     SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    IS_FP8: tl.constexpr,
     MAX_KV_HEADS: tl.constexpr,
     BLOCK_G: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -232,7 +244,14 @@ def _paged_attention_decode_kernel(
         is_cell = is_read[:, None] & is_head_dim[None, :]
         keys = tl.load(key_cache_ptr + offset, mask=is_cell, other=0.0)
         values = tl.load(value_cache_ptr + offset, mask=is_cell, other=0.0)
+        if IS_FP8:
+            exponent = block.to(tl.int64) * block_rows * HEAD_DIM + (position % BLOCK_SIZE * NUM_KV_HEADS + kv_head)
+            key_scale = scale_of(tl.load(key_exponents_ptr + exponent, mask=is_read, other=0))
+            value_scale = scale_of(tl.load(value_exponents_ptr + exponent, mask=is_read, other=0))
+            keys, values = fp8_numbers(keys, query.dtype), fp8_numbers(values, query.dtype)
         scores = tl.dot(query, tl.trans(keys), input_precision="tf32x3")
+        if IS_FP8:
+            scores *= key_scale[None, :]
         factor = score_scale
         if SOFTCAP > 0:
             scores = 1 - 2 / (tl.exp2(tl.minimum(scores * score_scale * (2 / SOFTCAP), 64.0)) + 1)
@@ -242,6 +261,8 @@ def _paged_attention_decode_kernel(
         decay = tl.exp2(highest - higher)
         weights = tl.exp2(scores * factor - higher[:, None])
         total = total * decay + tl.sum(weights, 1)
+        if IS_FP8:
+            weights *= value_scale[None, :]
         acc = tl.dot(weights.to(values.dtype), values, acc * decay[:, None], input_precision="tf32x3")
         highest = higher
     if HAS_SINKS and num_splits == 1:  # else it joins once, where the splits do
@@ -304,8 +325,8 @@ def _paged_attention_decode_kernel(
 
 def paged_attention_decode_triton(
     query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    key_cache: Cache,
+    value_cache: Cache,
     batch: DecodeBatch,
     scale: float,
     out: Tensor,
@@ -316,14 +337,16 @@ def paged_attention_decode_triton(
 ) -> None:
     """On CUDA tensors, or on any in Triton's interpreter. `config` is for measuring: None takes the table's."""
     num_seqs, num_heads, head_dim = query.shape
-    num_kv_heads = key_cache.shape[2]
+    keys, values = elements_of(key_cache), elements_of(value_cache)
+    num_kv_heads = keys.shape[2]
     check_paged_tensors(query, key_cache, value_cache, batch.block_size, out)
     assert batch.context_lens.shape == (num_seqs,)
     assert num_kv_heads <= _MAX_KV_HEADS and scale > 0 and (sliding_window is None or sliding_window > 0)
     assert sinks is None or (sinks.shape == (num_heads,) and sinks.is_contiguous())
     if num_seqs == 0:
         return
-    config = config or decode_config(head_dim, query.dtype, num_seqs * num_kv_heads)
+    is_fp8 = not isinstance(key_cache, Tensor)
+    config = config or decode_config(head_dim, query.dtype, num_seqs * num_kv_heads, is_fp8=is_fp8)
     group = num_heads // num_kv_heads
     block_d = max(16, triton.next_power_of_2(head_dim))
     programs = config.programs_per_sm * num_multiprocessors(query.device)
@@ -335,8 +358,10 @@ def paged_attention_decode_triton(
     merge_g = triton.next_power_of_2(group)
     _paged_attention_decode_kernel[(num_kv_heads, num_items)](
         query,
-        key_cache,
-        value_cache,
+        keys,
+        values,
+        exponents_of(key_cache),
+        exponents_of(value_cache),
         batch.block_table,
         splits.items,
         splits.arrivals,
@@ -345,7 +370,7 @@ def paged_attention_decode_triton(
         query if sinks is None else sinks,
         out,
         query.stride(0),
-        key_cache.stride(0) // head_dim,
+        keys.stride(0) // head_dim,
         batch.block_table.stride(0),
         scale * math.log2(math.e),
         NUM_KV_HEADS=num_kv_heads,
@@ -354,6 +379,7 @@ def paged_attention_decode_triton(
         BLOCK_SIZE=batch.block_size,
         SOFTCAP=logit_softcap or 0.0,
         HAS_SINKS=sinks is not None,
+        IS_FP8=is_fp8,
         MAX_KV_HEADS=_MAX_KV_HEADS,
         BLOCK_G=max(16, merge_g),
         BLOCK_D=block_d,
@@ -371,8 +397,8 @@ def paged_attention_decode_triton(
 
 def paged_attention_decode(
     query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    key_cache: Cache,
+    value_cache: Cache,
     batch: DecodeBatch,
     scale: float,
     out: Tensor,
@@ -380,7 +406,7 @@ def paged_attention_decode(
     logit_softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> None:
-    loops = loops_for(query)
+    loops = loops_for(query) if isinstance(key_cache, Tensor) else None
     if loops is not None and logit_softcap is None and sinks is None and loops.takes_head_dim(query.shape[2]):
         table, lens = batch.block_table, batch.context_lens
         loops.paged_attention_decode(query, key_cache, value_cache, table, lens, batch.rows, scale, out, sliding_window)

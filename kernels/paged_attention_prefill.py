@@ -10,7 +10,8 @@ max(0, p + 1 - sliding_window). cap(x) is x, or logit_softcap * tanh(x / logit_s
 
 Tensors (T query tokens, S sequences, H query heads, K kv heads, D head dim, B blocks, P block size, M table entries):
     query                    [T, H, D]     bf16, fp16 or fp32; last two dims dense, rows may be strided
-    key_cache, value_cache   [B, P, K, D]  query's dtype; one layer's view: last three dims dense, blocks strided
+    key_cache, value_cache   [B, P, K, D]  query's dtype; one layer's view: last three dims dense, blocks strided. Or
+                                           of eight bits with exponents (kernels/fp8_cache.py), both of them
     batch                                  made once a step by `prefill_batch` from
         block_table          [R, M]        int32, last stride 1; entries past a sequence's last block are not used
         query_starts         [S + 1]       int32, not decreasing; rows before the first and past the last are others'
@@ -46,6 +47,8 @@ from torch import Tensor
 from kernels.attention_config import PrefillConfig, num_multiprocessors, prefill_config
 from kernels.cpu_loops import loops_for
 from kernels.dense_attention import dense_attention
+from kernels.fp8_cache import Cache, elements_of, exponents_of, scale_of
+from kernels.fp8_numbers import fp8_numbers
 from kernels.optional_triton import tl, triton
 from kernels.paged_tensors import check_paged_tensors
 from kernels.prefill_sequences import (
@@ -100,8 +103,8 @@ def prefill_batch(
 
 def paged_attention_prefill_reference(
     query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    key_cache: Cache,
+    value_cache: Cache,
     batch: PrefillBatch,
     scale: float,
     out: Tensor,
@@ -109,12 +112,13 @@ def paged_attention_prefill_reference(
     logit_softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> None:
-    group = query.shape[1] // key_cache.shape[2]
+    group = query.shape[1] // elements_of(key_cache).shape[2]
     for sequence in batch.sequences:
         if sequence.rows.start == sequence.rows.stop:
             continue
         rows = query[sequence.rows].transpose(0, 1)[None]
-        keys, values, mask = gather_sequence(key_cache, sequence), gather_sequence(value_cache, sequence), sequence.mask
+        keys, values = (gather_sequence(c, sequence, query.dtype) for c in (key_cache, value_cache))
+        mask = sequence.mask
         if sliding_window is not None and sliding_window < sequence.context_len:
             mask = visible_cells(rows.shape[2], sequence.context_len, sliding_window, query.device)
         is_windowed = mask is not sequence.mask
@@ -147,6 +151,8 @@ def _attend_tile(
     table_row_ptr,
     key_cache_ptr,
     value_cache_ptr,
+    key_exponents_ptr,
+    value_exponents_ptr,
     kv_head,
     block_rows,
     score_scale,
@@ -155,6 +161,7 @@ def _attend_tile(
     BLOCK_SIZE: tl.constexpr,
     SLIDING_WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    IS_FP8: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_KV: tl.constexpr,
     MASKED: tl.constexpr,
@@ -166,14 +173,16 @@ def _attend_tile(
     kv_position = tile_begin + cell
     dim = tl.arange(0, BLOCK_D)
     if BLOCK_SIZE % BLOCK_KV == 0:
-        cache_row = tl.load(table_row_ptr + tile_begin // BLOCK_SIZE) * block_rows
-        cache_row += (tile_begin % BLOCK_SIZE + cell) * NUM_KV_HEADS + kv_head
+        block = tl.load(table_row_ptr + tile_begin // BLOCK_SIZE)
+        place = (tile_begin % BLOCK_SIZE + cell) * NUM_KV_HEADS + kv_head
+        cache_row = block * block_rows + place
     else:
         if MASKED:
             block = tl.load(table_row_ptr + kv_position // BLOCK_SIZE, mask=kv_position < kv_end, other=0)
         else:
             block = tl.load(table_row_ptr + kv_position // BLOCK_SIZE)
-        cache_row = block * block_rows + (kv_position % BLOCK_SIZE * NUM_KV_HEADS + kv_head)
+        place = kv_position % BLOCK_SIZE * NUM_KV_HEADS + kv_head
+        cache_row = block * block_rows + place
     offset = (cache_row.to(tl.int64) * HEAD_DIM)[:, None] + dim[None, :]
     if MASKED:
         is_cell = (kv_position < kv_end)[:, None] & (dim < HEAD_DIM)[None, :]
@@ -187,7 +196,18 @@ def _attend_tile(
         keys = tl.load(key_cache_ptr + offset)
         values = tl.load(value_cache_ptr + offset)
 
+    if IS_FP8:
+        exponent = block.to(tl.int64) * block_rows * HEAD_DIM + place
+        if MASKED:
+            key_exponent = tl.load(key_exponents_ptr + exponent, mask=kv_position < kv_end, other=0)
+            value_exponent = tl.load(value_exponents_ptr + exponent, mask=kv_position < kv_end, other=0)
+        else:
+            key_exponent = tl.load(key_exponents_ptr + exponent)
+            value_exponent = tl.load(value_exponents_ptr + exponent)
+        keys, values = fp8_numbers(keys, query.dtype), fp8_numbers(values, query.dtype)
     scores = tl.dot(query, tl.trans(keys), input_precision="tf32x3")
+    if IS_FP8:
+        scores *= scale_of(key_exponent)[None, :]
     factor = score_scale
     if SOFTCAP > 0:
         scores = 1 - 2 / (tl.exp2(tl.minimum(scores * score_scale * (2 / SOFTCAP), 64.0)) + 1)
@@ -204,6 +224,8 @@ def _attend_tile(
     decay = tl.exp2(highest - known)
     weights = tl.exp2(scores * factor - known[:, None])
     total = total * decay + tl.sum(weights, 1)
+    if IS_FP8:
+        weights *= scale_of(value_exponent)[None, :]
     acc = tl.dot(weights.to(values.dtype), values, acc * decay[:, None], input_precision="tf32x3")
     return higher, total, acc
 
@@ -217,6 +239,8 @@ def _paged_attention_prefill_kernel(
     query_ptr,
     key_cache_ptr,
     value_cache_ptr,
+    key_exponents_ptr,
+    value_exponents_ptr,
     block_table_ptr,
     rows_ptr,
     query_starts_ptr,
@@ -235,6 +259,7 @@ def _paged_attention_prefill_kernel(
     SLIDING_WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    IS_FP8: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_KV: tl.constexpr,
@@ -296,20 +321,20 @@ def _paged_attention_prefill_kernel(
         for tile_begin in tl.range(kv_begin, full_begin, BLOCK_KV, num_stages=NUM_STAGES):
             highest, total, acc = _attend_tile(
                 query, position, highest, total, acc, tile_begin, kv_end, table_row_ptr, key_cache_ptr,
-                value_cache_ptr, kv_head, block_rows, score_scale, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE,
-                SLIDING_WINDOW, SOFTCAP, BLOCK_D, BLOCK_KV, MASKED=True,
+                value_cache_ptr, key_exponents_ptr, value_exponents_ptr, kv_head, block_rows, score_scale,
+                NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, SLIDING_WINDOW, SOFTCAP, IS_FP8, BLOCK_D, BLOCK_KV, MASKED=True,
             )  # fmt: skip
     for tile_begin in tl.range(full_begin, full_end, BLOCK_KV, num_stages=NUM_STAGES):
         highest, total, acc = _attend_tile(
             query, position, highest, total, acc, tile_begin, kv_end, table_row_ptr, key_cache_ptr,
-            value_cache_ptr, kv_head, block_rows, score_scale, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE,
-            SLIDING_WINDOW, SOFTCAP, BLOCK_D, BLOCK_KV, MASKED=False,
+            value_cache_ptr, key_exponents_ptr, value_exponents_ptr, kv_head, block_rows, score_scale,
+            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, SLIDING_WINDOW, SOFTCAP, IS_FP8, BLOCK_D, BLOCK_KV, MASKED=False,
         )  # fmt: skip
     for tile_begin in tl.range(full_end, kv_end, BLOCK_KV, num_stages=NUM_STAGES):
         highest, total, acc = _attend_tile(
             query, position, highest, total, acc, tile_begin, kv_end, table_row_ptr, key_cache_ptr,
-            value_cache_ptr, kv_head, block_rows, score_scale, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE,
-            SLIDING_WINDOW, SOFTCAP, BLOCK_D, BLOCK_KV, MASKED=True,
+            value_cache_ptr, key_exponents_ptr, value_exponents_ptr, kv_head, block_rows, score_scale,
+            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, SLIDING_WINDOW, SOFTCAP, IS_FP8, BLOCK_D, BLOCK_KV, MASKED=True,
         )  # fmt: skip
 
     if HAS_SINKS:
@@ -322,8 +347,8 @@ def _paged_attention_prefill_kernel(
 
 def paged_attention_prefill_triton(
     query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    key_cache: Cache,
+    value_cache: Cache,
     batch: PrefillBatch,
     scale: float,
     out: Tensor,
@@ -334,7 +359,8 @@ def paged_attention_prefill_triton(
 ) -> None:
     """On CUDA tensors, or on any in Triton's interpreter. `config` is for measuring: None takes the table's."""
     num_tokens, num_heads, head_dim = query.shape
-    num_kv_heads = key_cache.shape[2]
+    keys, values = elements_of(key_cache), elements_of(value_cache)
+    num_kv_heads = keys.shape[2]
     num_seqs = batch.context_lens.shape[0]
     check_paged_tensors(query, key_cache, value_cache, batch.block_size, out)
     assert scale > 0 and (sliding_window is None or sliding_window > 0)
@@ -343,7 +369,8 @@ def paged_attention_prefill_triton(
         return
     group = num_heads // num_kv_heads
     rows_per_sm = num_tokens * num_heads / num_multiprocessors(query.device)
-    config = config or prefill_config(head_dim, query.dtype, rows_per_sm)
+    is_fp8 = not isinstance(key_cache, Tensor)
+    config = config or prefill_config(head_dim, query.dtype, rows_per_sm, is_fp8=is_fp8)
     block_m = max(config.block_m, triton.next_power_of_2(group))
     tile_tokens = block_m // group
     num_items = min(
@@ -352,8 +379,10 @@ def paged_attention_prefill_triton(
     )
     _paged_attention_prefill_kernel[(num_kv_heads, num_items)](
         query,
-        key_cache,
-        value_cache,
+        keys,
+        values,
+        exponents_of(key_cache),
+        exponents_of(value_cache),
         batch.block_table,
         batch.rows,
         batch.query_starts,
@@ -362,7 +391,7 @@ def paged_attention_prefill_triton(
         out,
         num_seqs,
         query.stride(0),
-        key_cache.stride(0) // head_dim,
+        keys.stride(0) // head_dim,
         batch.block_table.stride(0),
         scale * math.log2(math.e),
         NUM_KV_HEADS=num_kv_heads,
@@ -372,6 +401,7 @@ def paged_attention_prefill_triton(
         SLIDING_WINDOW=sliding_window or 0,
         SOFTCAP=logit_softcap or 0.0,
         HAS_SINKS=sinks is not None,
+        IS_FP8=is_fp8,
         BLOCK_M=block_m,
         BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
         BLOCK_KV=config.block_kv,
@@ -384,8 +414,8 @@ def paged_attention_prefill_triton(
 
 def paged_attention_prefill(
     query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    key_cache: Cache,
+    value_cache: Cache,
     batch: PrefillBatch,
     scale: float,
     out: Tensor,
@@ -393,7 +423,7 @@ def paged_attention_prefill(
     logit_softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> None:
-    loops = loops_for(query)
+    loops = loops_for(query) if isinstance(key_cache, Tensor) else None
     if loops is not None and logit_softcap is None and sinks is None and loops.takes_head_dim(query.shape[2]):
         loops.paged_attention_prefill(
             query,

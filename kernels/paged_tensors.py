@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from kernels.fp8_cache import Cache, Fp8Cache, check_cache, elements_of
+
 _MAX_HEAD_DIM = 256
 
 
-def check_paged_tensors(query: Tensor, key_cache: Tensor, value_cache: Tensor, block_size: int, out: Tensor) -> None:
+def check_paged_tensors(query: Tensor, key_cache: Cache, value_cache: Cache, block_size: int, out: Tensor) -> None:
     """AssertionError unless they are as the contracts of kernels/paged_attention_*.py have them.
 
     The caches' rows of head_dim elements are numbered in 32 bits, so there must be fewer than 2^31 of them.
     """
     _, num_heads, head_dim = query.shape
-    num_kv_heads = key_cache.shape[2]
+    keys, values = elements_of(key_cache), elements_of(value_cache)
+    num_kv_heads = keys.shape[2]
     assert query.stride()[1:] == (head_dim, 1) and out.is_contiguous() and out.shape == query.shape
     assert num_heads % num_kv_heads == 0 and head_dim <= _MAX_HEAD_DIM
-    assert query.dtype == key_cache.dtype == value_cache.dtype == out.dtype
-    assert key_cache.shape[1:] == (block_size, num_kv_heads, head_dim)
-    assert key_cache.shape == value_cache.shape and key_cache.stride() == value_cache.stride()
-    assert key_cache.stride()[1:] == (num_kv_heads * head_dim, head_dim, 1)
-    assert key_cache.stride(0) % head_dim == 0 and key_cache.shape[0] * key_cache.stride(0) < head_dim * 2**31
+    assert query.dtype == out.dtype and keys.dtype == values.dtype
+    assert keys.dtype == query.dtype or isinstance(key_cache, Fp8Cache)
+    for cache in (key_cache, value_cache):
+        check_cache(cache, block_size, num_kv_heads, head_dim)
+    assert keys.shape == values.shape and keys.stride() == values.stride()
+    assert keys.stride(0) % head_dim == 0 and keys.shape[0] * keys.stride(0) < head_dim * 2**31

@@ -13,6 +13,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from kernels.fp8_cache import Cache, read_blocks
+
 _FEWEST_SCORES = 4096
 _MOST_SCORES = 1 << 24  # bounds the memory that they take: 32 MB, and as much for the probabilities
 
@@ -69,7 +71,7 @@ def visible_cells(num_queries: int, context_len: int, sliding_window: int | None
     return visible if sliding_window is None else visible & (cell > position - sliding_window)
 
 
-def gather_sequence(cache: Tensor, sequence: PrefillSequence) -> Tensor:
-    """cache [B, P, K, D] -> [1, K, C, D]: the sequence's cells in the order of its tokens."""
-    cells = cache.index_select(0, sequence.block_ids).flatten(0, 1)[: sequence.context_len]
+def gather_sequence(cache: Cache, sequence: PrefillSequence, dtype: torch.dtype) -> Tensor:
+    """cache [B, P, K, D] -> [1, K, C, D] of `dtype`: the sequence's cells in the order of its tokens."""
+    cells = read_blocks(cache, sequence.block_ids, dtype).flatten(0, 1)[: sequence.context_len]
     return cells.transpose(0, 1)[None]

@@ -6,12 +6,13 @@
 Tensors (T tokens, B blocks, P block size, K kv heads, D head dim):
     key, value               [T, K, D]     bf16 or fp32; last two dims dense, rows may be strided
     key_cache, value_cache   [B, P, K, D]  one layer's view of the storage; last three dims dense, blocks strided.
-                                           Written in place; cells of other slots are not touched.
+                                           Written in place; cells of other slots are not touched. Or of eight bits
+                                           with exponents (kernels/fp8_cache.py), both of them
     slots                                  made once a step by `cache_slots` from
         slot_mapping         [T]           int64: block_id * P + offset; -1 skips the token (padding). No slot twice.
 
-The values are copied, cast to the cache's dtype. Offsets are int64: a pool may hold more than 2^31 elements. T may
-be 0. Not differentiable (the cache is storage).
+The values are copied, cast to the cache's dtype, or rounded to elements of eight bits. Offsets are int64: a pool may
+hold more than 2^31 elements. T may be 0. Not differentiable (the cache is storage).
 """
 
 from __future__ import annotations
@@ -23,6 +24,15 @@ from typing import no_type_check
 import torch
 from torch import Tensor
 
+from kernels.fp8_cache import (
+    Cache,
+    check_cache,
+    elements_of,
+    exponent_for,
+    exponents_of,
+    inverse_scale_of,
+    write_cells,
+)
 from kernels.optional_triton import tl, triton
 
 
@@ -56,12 +66,38 @@ def cache_slots(slot_mapping: Tensor, block_size: int) -> CacheSlots:
 
 
 def reshape_and_cache_reference(
-    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: CacheSlots
+    key: Tensor, value: Tensor, key_cache: Cache, value_cache: Cache, slots: CacheSlots
 ) -> None:
     if slots.kept is not None:
         key, value = key[slots.kept], value[slots.kept]
-    key_cache.index_put_(slots.cells, key.to(key_cache.dtype))
-    value_cache.index_put_(slots.cells, value.to(value_cache.dtype))
+    write_cells(key_cache, slots.cells, key)
+    write_cells(value_cache, slots.cells, value)
+
+
+@triton.jit
+@no_type_check
+def _write_heads(
+    heads_ptr,
+    cache_ptr,
+    exponents_ptr,
+    cell,
+    cell_exponent,
+    head,
+    dim,
+    is_head,
+    HEAD_DIM: tl.constexpr,
+    IS_FP8: tl.constexpr,
+):
+    """Heads of one token from `heads_ptr` to their cell."""
+    is_element = is_head[:, None] & (dim < HEAD_DIM)[None, :]
+    place = head[:, None] * HEAD_DIM + dim[None, :]
+    heads = tl.load(heads_ptr + place, mask=is_element, other=0.0)
+    if IS_FP8:
+        exact = heads.to(tl.float32)
+        exponent = exponent_for(tl.max(tl.abs(exact), 1))
+        tl.store(exponents_ptr + cell_exponent + head, exponent.to(tl.uint8), mask=is_head)
+        heads = exact * inverse_scale_of(exponent)[:, None]
+    tl.store(cache_ptr + cell + place, heads.to(cache_ptr.dtype.element_ty), mask=is_element)
 
 
 @triton.jit(do_not_specialize_on_alignment=["slot_mapping_ptr"])
@@ -71,59 +107,75 @@ def _reshape_and_cache_kernel(
     value_ptr,
     key_cache_ptr,
     value_cache_ptr,
+    key_exponents_ptr,
+    value_exponents_ptr,
     slot_mapping_ptr,
     key_stride_token,
     value_stride_token,
     cache_stride_block,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    IS_FP8: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
 ):
-    """Program: one token, all its heads (SIZE elements)."""
+    """Program: one token, all its heads."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping_ptr + token)
     if slot < 0:
         return
-    element = tl.arange(0, BLOCK)
-    is_element = element < SIZE
-    cell = slot // BLOCK_SIZE * cache_stride_block + slot % BLOCK_SIZE * SIZE + element
-    key = tl.load(key_ptr + token * key_stride_token + element, mask=is_element)
-    value = tl.load(value_ptr + token * value_stride_token + element, mask=is_element)
-    tl.store(key_cache_ptr + cell, key.to(key_cache_ptr.dtype.element_ty), mask=is_element)
-    tl.store(value_cache_ptr + cell, value.to(value_cache_ptr.dtype.element_ty), mask=is_element)
+    head, dim = tl.arange(0, BLOCK_HEADS), tl.arange(0, BLOCK_D)
+    is_head = head < NUM_KV_HEADS
+    block = slot // BLOCK_SIZE * cache_stride_block
+    cell = block + slot % BLOCK_SIZE * (NUM_KV_HEADS * HEAD_DIM)
+    cell_exponent = block + slot % BLOCK_SIZE * NUM_KV_HEADS
+    _write_heads(
+        key_ptr + token * key_stride_token, key_cache_ptr, key_exponents_ptr, cell, cell_exponent,
+        head, dim, is_head, HEAD_DIM, IS_FP8,
+    )  # fmt: skip
+    _write_heads(
+        value_ptr + token * value_stride_token, value_cache_ptr, value_exponents_ptr, cell, cell_exponent,
+        head, dim, is_head, HEAD_DIM, IS_FP8,
+    )  # fmt: skip
 
 
 def reshape_and_cache_triton(
-    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: CacheSlots
+    key: Tensor, value: Tensor, key_cache: Cache, value_cache: Cache, slots: CacheSlots
 ) -> None:
     """On CUDA tensors, or on any in Triton's interpreter."""
     num_tokens, num_kv_heads, head_dim = key.shape
+    keys, values = elements_of(key_cache), elements_of(value_cache)
     assert key.stride()[1:] == value.stride()[1:] == (head_dim, 1) and key.shape == value.shape
-    assert key_cache.shape == value_cache.shape and key_cache.stride() == value_cache.stride()
-    assert key_cache.stride()[1:] == (num_kv_heads * head_dim, head_dim, 1)
-    assert key_cache.shape[1:] == (slots.block_size, num_kv_heads, head_dim)
+    assert keys.shape == values.shape and keys.stride() == values.stride()
+    for cache in (key_cache, value_cache):
+        check_cache(cache, slots.block_size, num_kv_heads, head_dim)
     assert slots.slot_mapping.shape == (num_tokens,) and slots.slot_mapping.is_contiguous()
     if num_tokens == 0:
         return
-    size = num_kv_heads * head_dim
-    block = triton.next_power_of_2(size)
+    block_heads, block_d = triton.next_power_of_2(num_kv_heads), triton.next_power_of_2(head_dim)
     _reshape_and_cache_kernel[(num_tokens,)](
         key,
         value,
-        key_cache,
-        value_cache,
+        keys,
+        values,
+        exponents_of(key_cache),
+        exponents_of(value_cache),
         slots.slot_mapping,
         key.stride(0),
         value.stride(0),
-        key_cache.stride(0),
+        keys.stride(0),
+        NUM_KV_HEADS=num_kv_heads,
+        HEAD_DIM=head_dim,
         BLOCK_SIZE=slots.block_size,
-        SIZE=size,
-        BLOCK=block,
-        num_warps=min(8, max(1, block // 256)),
+        IS_FP8=not isinstance(key_cache, Tensor),
+        BLOCK_HEADS=block_heads,
+        BLOCK_D=block_d,
+        num_warps=min(8, max(1, block_heads * block_d // 256)),
     )
 
 
-def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: CacheSlots) -> None:
+def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Cache, value_cache: Cache, slots: CacheSlots) -> None:
     if not key.is_cuda:  # without the checks: torch makes its own, and on a CPU they would be a part of the step
         return reshape_and_cache_reference(key, value, key_cache, value_cache, slots)
     return reshape_and_cache_triton(key, value, key_cache, value_cache, slots)

@@ -13,7 +13,8 @@ Tensors (T tokens, H query heads, K kv heads, D head dim, R <= D rotated dims, B
                                                 value heads. Query and key heads are written in place, for all tokens.
     cos, sin                 [T, R]             fp32, contiguous: (c, c) and (-s, s)
     key_cache, value_cache   [B, P, K, D]       one layer's view: last three dims dense, blocks strided. Written in
-                                                place; cells of other slots are not touched.
+                                                place; cells of other slots are not touched. Or of eight bits with
+                                                exponents (kernels/fp8_cache.py), both of them
     slots                                       by `cache_slots` (kernels/reshape_and_cache.py); -1 skips the write
     query_weight, key_weight [D]                qkv's dtype, contiguous; both or neither
 
@@ -29,6 +30,7 @@ from torch import Tensor
 
 from kernels.cpu_loops import loops_for
 from kernels.dependent_launch import dependent_launch, wait_for_inputs
+from kernels.fp8_cache import Cache, check_cache, elements_of, exponent_for, exponents_of, inverse_scale_of
 from kernels.optional_triton import tl, triton
 from kernels.reshape_and_cache import CacheSlots, reshape_and_cache_reference
 from kernels.rms_norm import rms_norm_reference
@@ -41,14 +43,14 @@ def rotary_and_cache_reference(
     qkv: Tensor,
     cos: Tensor,
     sin: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    key_cache: Cache,
+    value_cache: Cache,
     slots: CacheSlots,
     query_weight: Tensor | None = None,
     key_weight: Tensor | None = None,
     eps: float = 0.0,
 ) -> None:
-    num_kv_heads = key_cache.shape[2]
+    num_kv_heads = elements_of(key_cache).shape[2]
     first_value = qkv.shape[1] - num_kv_heads
     first_key = first_value - num_kv_heads
     if query_weight is not None and key_weight is not None:
@@ -66,6 +68,8 @@ def _rotary_and_cache_kernel(
     sin_ptr,
     key_cache_ptr,
     value_cache_ptr,
+    key_exponents_ptr,
+    value_exponents_ptr,
     slot_mapping_ptr,
     query_weight_ptr,
     key_weight_ptr,
@@ -78,6 +82,7 @@ def _rotary_and_cache_kernel(
     HALF: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    IS_FP8: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     BLOCK_REST: tl.constexpr,
@@ -144,6 +149,25 @@ def _rotary_and_cache_kernel(
         return
     cell = slot // BLOCK_SIZE * cache_stride_block + slot % BLOCK_SIZE * (NUM_KV_HEADS * HEAD_DIM)
     cache_dtype = key_cache_ptr.dtype.element_ty
+    if IS_FP8:
+        # One scale for both parts of a head; keys as they were rounded when they were turned.
+        is_value_head = is_value[:, None]
+        first = tl.where(is_value_head, first_raw, turned_first).to(tl.float32)
+        second = tl.where(is_value_head, second_raw, turned_second).to(tl.float32)
+        largest = tl.maximum(tl.max(tl.abs(first), 1), tl.max(tl.abs(second), 1))
+        if BLOCK_REST > 0:
+            rest = rest.to(tl.float32)
+            largest = tl.maximum(largest, tl.max(tl.abs(rest), 1))
+        exponent = exponent_for(largest)
+        inverse = inverse_scale_of(exponent)[:, None]
+        turned_first, turned_second = first * inverse, second * inverse
+        first_raw, second_raw = turned_first, turned_second
+        if BLOCK_REST > 0:
+            rest *= inverse
+        exponent_cell = slot // BLOCK_SIZE * cache_stride_block + slot % BLOCK_SIZE * NUM_KV_HEADS + head - NUM_HEADS
+        exponent = exponent.to(tl.uint8)
+        tl.store(key_exponents_ptr + exponent_cell, exponent, mask=is_head & is_key)
+        tl.store(value_exponents_ptr + exponent_cell - NUM_KV_HEADS, exponent, mask=is_head & is_value)
     key_ptr = key_cache_ptr + cell + (head - NUM_HEADS)[:, None] * HEAD_DIM
     value_ptr = value_cache_ptr + cell + (head - NUM_HEADS - NUM_KV_HEADS)[:, None] * HEAD_DIM
     is_cached_key = is_pair & is_key[:, None]
@@ -161,8 +185,8 @@ def rotary_and_cache_triton(
     qkv: Tensor,
     cos: Tensor,
     sin: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    key_cache: Cache,
+    value_cache: Cache,
     slots: CacheSlots,
     query_weight: Tensor | None = None,
     key_weight: Tensor | None = None,
@@ -170,14 +194,15 @@ def rotary_and_cache_triton(
 ) -> None:
     """On CUDA tensors, or on any in Triton's interpreter."""
     num_tokens, num_all_heads, head_dim = qkv.shape
-    num_kv_heads, rotary_dim = key_cache.shape[2], cos.shape[-1]
+    keys, values = elements_of(key_cache), elements_of(value_cache)
+    num_kv_heads, rotary_dim = keys.shape[2], cos.shape[-1]
     num_heads = num_all_heads - 2 * num_kv_heads
     assert qkv.stride()[1:] == (head_dim, 1) and num_heads > 0
     assert cos.shape == sin.shape == (num_tokens, rotary_dim) and rotary_dim % 2 == 0 and rotary_dim <= head_dim
     assert cos.dtype == sin.dtype == torch.float32 and cos.is_contiguous() and sin.is_contiguous()
-    assert key_cache.shape == value_cache.shape and key_cache.stride() == value_cache.stride()
-    assert key_cache.dtype == value_cache.dtype and key_cache.shape[1:] == (slots.block_size, num_kv_heads, head_dim)
-    assert key_cache.stride()[1:] == (num_kv_heads * head_dim, head_dim, 1)
+    assert keys.shape == values.shape and keys.stride() == values.stride() and keys.dtype == values.dtype
+    for cache in (key_cache, value_cache):
+        check_cache(cache, slots.block_size, num_kv_heads, head_dim)
     assert slots.slot_mapping.shape == (num_tokens,) and slots.slot_mapping.is_contiguous()
     assert (query_weight is None) == (key_weight is None)
     for weight in (query_weight, key_weight):
@@ -189,20 +214,23 @@ def rotary_and_cache_triton(
         qkv,
         cos,
         sin,
-        key_cache,
-        value_cache,
+        keys,
+        values,
+        exponents_of(key_cache),
+        exponents_of(value_cache),
         slots.slot_mapping,
         qkv if query_weight is None else query_weight,
         qkv if key_weight is None else key_weight,
         eps,
         qkv.stride(0),
-        key_cache.stride(0),
+        keys.stride(0),
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
         HALF=rotary_dim // 2,
         BLOCK_SIZE=slots.block_size,
         HAS_NORM=query_weight is not None,
+        IS_FP8=not isinstance(key_cache, Tensor),
         BLOCK_HEADS=_HEADS,
         BLOCK_HALF=triton.next_power_of_2(rotary_dim // 2),
         BLOCK_REST=triton.next_power_of_2(rest) if rest else 0,
@@ -215,15 +243,15 @@ def rotary_and_cache(
     qkv: Tensor,
     cos: Tensor,
     sin: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    key_cache: Cache,
+    value_cache: Cache,
     slots: CacheSlots,
     query_weight: Tensor | None = None,
     key_weight: Tensor | None = None,
     eps: float = 0.0,
 ) -> None:
-    loops = loops_for(qkv)
-    if loops is not None and key_cache.dtype is qkv.dtype:
+    loops = loops_for(qkv) if elements_of(key_cache).dtype is qkv.dtype else None
+    if loops is not None:
         mapping = slots.slot_mapping
         loops.rotary_and_cache(qkv, cos, sin, key_cache, value_cache, mapping, query_weight, key_weight, eps)
         return

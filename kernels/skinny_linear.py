@@ -34,6 +34,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.dependent_launch import dependent_launch, start_dependents, wait_for_inputs
+from kernels.fp8_numbers import fp8_numbers
 from kernels.optional_triton import tl, triton
 from kernels.quantized_weight import QuantizedWeight, Weight, dense
 
@@ -134,41 +135,6 @@ def scale_ptrs(ptr, row, size, GROUP: tl.constexpr):
     if GROUP > 0:
         return ptr + row.to(tl.int64) * (size // GROUP)
     return ptr + row
-
-
-@triton.jit
-@no_type_check
-def fp8_numbers(elements, dtype: tl.constexpr):
-    """[rows, K] e4m3 in x's dtype, exactly."""
-    if dtype == tl.bfloat16:
-        # Triton's own conversion goes by fp16 and fp32, at a quarter of the rate at which memory brings elements. Moved
-        # to bf16's places, exponent and mantissa make a number that is 2^120 times too small.
-        return tl.inline_asm_elementwise(
-            """
-            {
-            .reg .b32 low, high, low_moved, high_moved, factor, nothing;
-            mov.b32 factor, 0x7b807b80;
-            mov.b32 nothing, 0x80008000;
-            prmt.b32 low, $2, 0, 0x1404;
-            prmt.b32 high, $2, 0, 0x3424;
-            shr.b32 low_moved, low, 4;
-            shr.b32 high_moved, high, 4;
-            and.b32 low_moved, low_moved, 0x07f007f0;
-            and.b32 high_moved, high_moved, 0x07f007f0;
-            lop3.b32 low, low, 0x80008000, low_moved, 0xea;
-            lop3.b32 high, high, 0x80008000, high_moved, 0xea;
-            fma.rn.bf16x2 $0, low, factor, nothing;
-            fma.rn.bf16x2 $1, high, factor, nothing;
-            }
-            """,
-            "=r,=r,r",
-            [elements.to(tl.uint8, bitcast=True)],
-            dtype=tl.bfloat16,
-            is_pure=True,
-            pack=4,
-        )
-    else:  # noqa: RET505 - of the two, the compiler is to see one
-        return elements.to(dtype)
 
 
 @triton.jit

@@ -1,6 +1,7 @@
 """Perplexity of a text, by the service's own model: what rounding weights or keys and values costs.
 
-    python -m loadtest.bench.perplexity MODEL_FOLDER TEXT... [--quantization fp8] [--dtype bfloat16] [--window 512]
+    python -m loadtest.bench.perplexity MODEL_FOLDER TEXT... [--quantization fp8] [--kv-cache-dtype fp8]
+        [--dtype bfloat16] [--window 512]
 
 The text is cut into windows; a token is predicted from those before it in its window. The last line is JSON.
 """
@@ -27,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("texts", type=Path, nargs="+")
     parser.add_argument("--quantization", choices=["fp8"])
+    parser.add_argument("--kv-cache-dtype", choices=["auto", "fp8"], default="auto")
     parser.add_argument("--dtype", choices=["auto", "bfloat16", "float32"], default="auto")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--window", type=int, default=512)
@@ -43,12 +45,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         0,
         quantization=options.quantization,
     )
-    cache = CacheConfig(BLOCK_SIZE, 0.9, memory_bytes=256 << 20)
+    cache = CacheConfig(BLOCK_SIZE, 0.9, memory_bytes=256 << 20, dtype=options.kv_cache_dtype)
     loaded = load_executor(source, options.model, cache, 2, options.window, enforce_eager=True)
     text = "\n".join(file.read_text(encoding="utf-8") for file in options.texts)
     token_ids = Tokenizer.from_folder(options.model).encode(text, add_special_tokens=False)
     value = perplexity(loaded, token_ids, options.window)
     result = {"model": str(options.model), "quantization": loaded.quantization, "dtype": loaded.dtype}
+    result["kv_cache_dtype"] = options.kv_cache_dtype
     print(json.dumps(result | {"tokens": len(token_ids), "perplexity": value}))
 
 

@@ -85,8 +85,12 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock, ranks
     is_gpu, device_bytes = device.type == "cuda", memory_bytes(device)
     cache = settings.cache_config()
     planned = Planned(settings.tensor_parallel_size)
+    num_seqs = NUM_SEQS
+    if is_gpu:
+        size = ModelSize.of(source, folder, device, cache, planned)
+        num_seqs = default_num_seqs(device_bytes, *size, cache)
     scheduler = settings.scheduler_config(
-        default_num_seqs(device_bytes, *ModelSize.of(source, folder, device, planned), cache) if is_gpu else NUM_SEQS,
+        num_seqs,
         default_budget(device_bytes, is_gpu=is_gpu),
         default_waiting_tokens(cpu_memory()[0]),
     )

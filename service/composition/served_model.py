@@ -51,6 +51,7 @@ def make_served_model(
             "architecture": loaded.model_config.architecture,
             "dtype": loaded.dtype,
             "quantization": "none" if loaded.quantization is None else loaded.quantization,
+            "kv_cache_dtype": loaded.dtype if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype,
             "device": loaded.device,
             "headrace": distribution_version(),
         },

@@ -78,16 +78,16 @@ def room_for(settings: Settings, folder: Path) -> Room:
     from service.runner.memory_profile import cpu_memory, profile_cpu
     from service.runner.model_size import ModelSize
 
-    source, wanted = settings.model_source(), settings.cache_config().memory_bytes
+    source, cache = settings.model_source(), settings.cache_config()
     device = choose_device(source.device)
-    size = ModelSize.of(source, folder, device, Planned(settings.tensor_parallel_size))
+    size = ModelSize.of(source, folder, device, cache, Planned(settings.tensor_parallel_size))
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         usable = int(settings.gpu_memory_utilization * total) - (total - free) - size.weights_bytes
-        kv_bytes = usable if wanted is None else wanted
+        kv_bytes = usable if cache.memory_bytes is None else cache.memory_bytes
     else:
         free = cpu_memory()[1]
-        kv_bytes = profile_cpu(size.weights_bytes, wanted).kv_cache_bytes
+        kv_bytes = profile_cpu(size.weights_bytes, cache.memory_bytes).kv_cache_bytes
     return Room(device.type, size.weights_bytes, size.kv_token_bytes, free, kv_bytes)
 
 

@@ -14,16 +14,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kernels.fp8_cache import Cache
 from kernels.paged_attention_decode import DecodeBatch, paged_attention_decode
 from kernels.paged_attention_prefill import PrefillBatch, paged_attention_prefill
 from kernels.reshape_and_cache import CacheSlots
 
 
 class LayerCache(NamedTuple):
-    """One layer's keys and values, views of the storage: [num_blocks, block_size, num_kv_heads, head_dim]."""
+    """One layer's keys and values, views of the storage: [num_blocks, block_size, num_kv_heads, head_dim]. Both plain
+    or both of eight bits."""
 
-    keys: Tensor
-    values: Tensor
+    keys: Cache
+    values: Cache
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ Copy = Callable[[], object]
 class HostBlocks(Protocol):
     """Places for blocks on the host, 0 to len - 1, and copies of single blocks to and from them.
 
-    block: a device block, [num_layers, 2, block_size, num_kv_heads, head_dim] in the layout's dtype.
+    block: a device block, the layout's shape in its dtype.
     """
 
     def __len__(self) -> int: ...
@@ -66,7 +66,7 @@ class PlainHostBlocks:
 
 
 class Fp8HostBlocks:
-    """Blocks stored in fp8. The key of one token in one head, and likewise the value, becomes a scale (fp32: its
+    """Plain blocks stored in fp8. The key of one token in one head, and likewise the value, becomes a scale (fp32: its
     largest element over 448) and e4m3 elements.
 
     What comes back is off by at most 1/16 of itself, or by 1/1024 of the scale where that is more, before it is rounded

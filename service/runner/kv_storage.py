@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels.copy_blocks import copy_blocks
+from kernels.fp8_cache import FP8, Fp8Cache
 from service.core.iteration_plan import BlockCopy
 from service.layers.attention import LayerCache
 from service.models.model_config import ModelConfig
@@ -18,6 +20,9 @@ from service.runner.staging import to_device
 
 ALIGNMENT = 256
 """Bytes; of what is lent to a training, as of what torch allocates itself."""
+
+_READ_AT_ONCE = 16
+"""Bytes."""
 
 _COPIED_AT_ONCE = 64 << 20
 """Bytes, which a CPU holds twice meanwhile."""
@@ -28,27 +33,42 @@ _MOST_COPIES = 65535
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """The shape of one block: [num_layers, 2, block_size, num_kv_heads, head_dim] of `dtype`. num_kv_heads: of a rank,
-    where several have a part of every block."""
+    """One block: [num_layers, 2, block_size, num_kv_heads, head_dim] of `dtype`, or with `is_fp8` of eight bits, and
+    behind them the exponents of every head (kernels/fp8_cache.py). num_kv_heads: of a rank, where several have a part
+    of every block. dtype: what the model computes in; adapters lie in blocks in it, too."""
 
     num_layers: int
     block_size: int
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    is_fp8: bool = False
 
     @classmethod
-    def of(cls, config: ModelConfig, block_size: int, dtype: torch.dtype, num_ranks: int = 1) -> KvLayout:
+    def of(
+        cls, config: ModelConfig, block_size: int, dtype: torch.dtype, num_ranks: int = 1, *, is_fp8: bool = False
+    ) -> KvLayout:
         num_kv_heads = max(1, config.num_kv_heads // num_ranks)
-        return cls(config.num_layers, block_size, num_kv_heads, config.head_dim, dtype)
+        return cls(config.num_layers, block_size, num_kv_heads, config.head_dim, dtype, is_fp8)
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Of what a block is moved as, in `dtype`."""
+        return (self.block_bytes // self.dtype.itemsize,) if self.is_fp8 else self.cells
+
+    @property
+    def cells(self) -> tuple[int, ...]:
+        """The shape of a block's keys and values."""
         return (self.num_layers, 2, self.block_size, self.num_kv_heads, self.head_dim)
 
     @property
     def block_bytes(self) -> int:
-        return self.num_layers * 2 * self.block_size * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        num_elements = math.prod(self.cells)
+        if not self.is_fp8:
+            return num_elements * self.dtype.itemsize
+        # The next block's heads begin at a multiple of a head, which kernels count in, and of what they read at once.
+        multiple = math.lcm(self.head_dim, _READ_AT_ONCE)
+        return -(-(num_elements + num_elements // self.head_dim) // multiple) * multiple
 
     def num_blocks_to_lend(self, num_bytes: int) -> int:
         """Neighbours that have room for so many bytes, wherever the first of them begins."""
@@ -57,7 +77,7 @@ class KvLayout:
 
 
 class KvStorage:
-    """[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim], on one device.
+    """blocks: [num_blocks, *layout.shape], on one device.
 
     Block-major: a block is one contiguous piece, so that it moves in one copy (swap, copy-on-write). A layer sees
     strided views. Zeroed; on a CPU the memory is taken only as blocks are written.
@@ -67,9 +87,7 @@ class KvStorage:
         self.layout = layout
         self.num_blocks = num_blocks
         self.blocks = _zeros((num_blocks, *layout.shape), layout.dtype, device)
-        self.layers = [
-            LayerCache(self.blocks[:, layer, 0], self.blocks[:, layer, 1]) for layer in range(layout.num_layers)
-        ]
+        self.layers = _fp8_layers(self.blocks, layout) if layout.is_fp8 else _layers(self.blocks)
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Carry out a plan's block copies, all layers at once."""
@@ -87,6 +105,20 @@ class KvStorage:
         first = -there.data_ptr() % ALIGNMENT
         assert first + num_bytes <= len(there)
         return there[first : first + num_bytes]
+
+
+def _layers(blocks: Tensor) -> list[LayerCache]:
+    return [LayerCache(blocks[:, layer, 0], blocks[:, layer, 1]) for layer in range(blocks.shape[1])]
+
+
+def _fp8_layers(blocks: Tensor, layout: KvLayout) -> list[LayerCache]:
+    stored, num_elements = blocks.view(torch.uint8), math.prod(layout.cells)
+    elements = stored[:, :num_elements].view(FP8).unflatten(1, layout.cells)
+    exponents = stored[:, num_elements:][:, : num_elements // layout.head_dim].unflatten(1, layout.cells[:-1])
+    return [
+        LayerCache(*(Fp8Cache(elements[:, layer, part], exponents[:, layer, part]) for part in range(2)))
+        for layer in range(layout.num_layers)
+    ]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

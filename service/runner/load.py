@@ -51,6 +51,9 @@ from service.runner.worst_case import AdapterSizes, StepSizes, choose_and_measur
 
 logger = logging.getLogger("headrace")
 
+_FP8_CAPABILITY = (8, 9)
+"""Of the first GPUs that know e4m3."""
+
 OnProgress = Callable[[str, int, int], None]
 """Called with (phase, bytes done, bytes in all), from any thread, one call at a time."""
 
@@ -120,7 +123,7 @@ def load_executor(
     config, model = _opened(source, folder, lora, parallel)
     generation = load_generation_config(folder, config)
     max_model_len = context_length(config, source.max_model_len)
-    device = choose_device(source.device)
+    device = _chosen_device(source, cache)
     num_threads = use_cores(device, parallel.size)
     timer = timer or timer_of(device)
     dtype = _chosen_dtype(source, file, device, config, timer, parallel)
@@ -136,7 +139,7 @@ def load_executor(
     weights_bytes = _load_weights(model, source, folder, dtype, device, max_model_len, phases, on_progress, unread)
     twice = _fits_twice(weights_bytes, device)
     choose = partial(choose_steps, model, made_for, known, device, graphs, timer, in_two_forms=twice)
-    layout = KvLayout.of(config, cache.block_size, dtype, parallel.size)
+    layout = KvLayout.of(config, cache.block_size, dtype, parallel.size, is_fp8=cache.dtype == "fp8")
     adapters = None if lora is None else _adapter_layout(model, layout, lora.max_rank)
     if lora is not None and adapters is not None:
         sizes = replace(sizes, adapters=_adapter_sizes(adapters, lora))
@@ -323,7 +326,8 @@ def _num_host_blocks(layout: KvLayout, cache: CacheConfig, num_blocks: int, num_
 
 
 def _kind_of_host_blocks(cache: CacheConfig) -> type[PlainHostBlocks] | type[Fp8HostBlocks]:
-    return Fp8HostBlocks if cache.swap_compression == "fp8" else PlainHostBlocks
+    """A cache of eight bits is swapped as it is: what comes back is what was swapped out."""
+    return Fp8HostBlocks if cache.swap_compression == "fp8" and cache.dtype != "fp8" else PlainHostBlocks
 
 
 def _phase(name: str, on_progress: OnProgress | None) -> Callable[[int, int], None] | None:
@@ -356,6 +360,21 @@ def _check_cache_fits(
             f"{name}: on the host, KV cache and swap space take {(cache_bytes + swap_bytes) / GIBIBYTE:.1f} GiB, "
             f"{free / GIBIBYTE:.1f} GiB are free"
         )
+
+
+def _chosen_device(source: ModelSource, cache: CacheConfig) -> torch.device:
+    """Raises ConfigError if its kernels would not have the cache's type."""
+    device = choose_device(source.device)
+    if cache.dtype == "fp8" and device.type == "cuda":
+        _check_fp8_cache(device)
+    return device
+
+
+def _check_fp8_cache(device: torch.device) -> None:
+    found = torch.cuda.get_device_capability(device)
+    if found < _FP8_CAPABILITY:
+        needed, there = (".".join(map(str, each)) for each in (_FP8_CAPABILITY, found))
+        raise ConfigError(f"kv-cache-dtype: fp8 needs a GPU of compute capability {needed}; this one has {there}")
 
 
 def _fits_twice(weights_bytes: int, device: torch.device) -> bool:

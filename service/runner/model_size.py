@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from service.config import ModelSource
+from service.config import CacheConfig, ModelSource
 from service.layers.tensor_parallel import ALONE, TensorParallel
 from service.models.quantized_model import store_quantized
 from service.models.registry import open_model
@@ -22,12 +22,19 @@ class ModelSize(NamedTuple):
     kv_token_bytes: int
 
     @classmethod
-    def of(cls, source: ModelSource, folder: Path, device: torch.device, parallel: TensorParallel = ALONE) -> ModelSize:
+    def of(
+        cls,
+        source: ModelSource,
+        folder: Path,
+        device: torch.device,
+        cache: CacheConfig,
+        parallel: TensorParallel = ALONE,
+    ) -> ModelSize:
         """The model's size as it would be on the device. Raises ModelLoadError naming the file or field, or as
         `open_model` does."""
         config, model = open_model(folder, source.implementation, parallel, source.quantization)
         dtype = choose_dtype(source.dtype, device, config.checkpoint_dtype)
-        layout = KvLayout.of(config, 1, dtype, parallel.size)
+        layout = KvLayout.of(config, cache.block_size, dtype, parallel.size, is_fp8=cache.dtype == "fp8")
         if config.quantization is not None:
             store_quantized(model, config.quantization, dequantized=device.type == "cpu")
-        return cls(model.weights_bytes(dtype, device), layout.block_bytes)
+        return cls(model.weights_bytes(dtype, device), -(-layout.block_bytes // cache.block_size))

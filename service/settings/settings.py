@@ -54,6 +54,9 @@ class Settings(AdapterSettings, SchedulerSettings, OperationSettings, HttpSettin
     kv_cache_memory: ByteSize | None = Field(
         None, gt=0, description="size of the KV cache (4GiB); measured if left out"
     )
+    kv_cache_dtype: Literal["auto", "fp8"] = Field(
+        "auto", description="fp8 keeps keys and values in half the bytes of bf16, each rounded by up to 1/16"
+    )
 
     profile_host: bool = Field(False, description="at the end, print where the host's time went")
     config: Path | None = Field(None, description="YAML file with any of these settings")
@@ -87,7 +90,12 @@ class Settings(AdapterSettings, SchedulerSettings, OperationSettings, HttpSettin
         memory_bytes = None if self.kv_cache_memory is None else int(self.kv_cache_memory)
         swap_bytes = 0 if self.preemption == "recompute" else int(self.swap_space)
         return CacheConfig(
-            self.block_size, self.gpu_memory_utilization, memory_bytes, swap_bytes, self.swap_compression
+            self.block_size,
+            self.gpu_memory_utilization,
+            memory_bytes,
+            swap_bytes,
+            self.swap_compression,
+            self.kv_cache_dtype,
         )
 
     def policies(self) -> dict[str, str]:

@@ -33,7 +33,10 @@ def test_it_says_what_the_answers_depend_on_and_no_path(parts: ModelParts):
     assert by_folder.build["dtype"] == "float32"
     assert not any("/" in value for value in by_folder.build.values())
     other_revision = asyncio.run(serve(parts, model=str(QUICKSTART_MODEL), revision="v2"))
-    assert other_revision.system_fingerprint != by_folder.system_fingerprint
+    rounded = asyncio.run(serve(parts, model=str(QUICKSTART_MODEL), kv_cache_dtype="fp8"))
+    assert rounded.build["kv_cache_dtype"] == "fp8" and by_folder.build["kv_cache_dtype"] == "float32"
+    fingerprints = {each.system_fingerprint for each in (by_folder, other_revision, rounded)}
+    assert len(fingerprints) == 3
 
 
 def test_priorities_are_heeded_under_their_policy_only(parts: ModelParts):

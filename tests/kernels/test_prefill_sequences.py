@@ -33,7 +33,7 @@ def test_a_sequence_has_a_mask_only_behind_a_prefix_and_no_block_too_many():
 def test_cells_are_gathered_in_the_order_of_the_tokens():
     cache = torch.arange(5 * 2 * 3 * 2.0).view(5, 2, 3, 2)
     sequence = prefill_sequence(torch.tensor([3, 0, 4], dtype=torch.int32), slice(0, 5), 5, 2)
-    cells = gather_sequence(cache, sequence)
+    cells = gather_sequence(cache, sequence, cache.dtype)
     assert cells.shape == (1, 3, 5, 2)
     for token, (block, offset) in enumerate([(3, 0), (3, 1), (0, 0), (0, 1), (4, 0)]):
         assert torch.equal(cells[0, :, token], cache[block, offset])

@@ -21,6 +21,7 @@ from kernels import paged_attention_decode as decode
 from kernels import paged_attention_prefill as prefill
 from kernels import route_to_experts as routing
 from kernels import skinny_linear as skinny
+from kernels.fp8_cache import Fp8Cache
 from kernels.grouped_product import FP8, MXFP4, PLAIN, ExpertWeight, grouped_config
 from tests.kernels.lora_case import LoraCase, token_slots
 from tests.kernels.quantized_weights import random_weight
@@ -118,6 +119,38 @@ def test_prefill(num_tokens, num_heads, num_kv_heads, head_dim, sliding_window, 
     compiled = compile_for_sm90(recorder.launches[0], tmp_path)
     assert "wgmma.mma_async" in compiled.ptx
     assert "mma.sync" not in compiled.ptx
+    check(compiled)
+
+
+def fp8_cache(num_kv_heads, head_dim):
+    elements = torch.zeros(4, 16, num_kv_heads, head_dim).to(torch.float8_e4m3fn)
+    exponents = torch.zeros(4, head_dim * num_kv_heads * 16, dtype=torch.uint8)[:, : 16 * num_kv_heads]
+    return Fp8Cache(elements, exponents.unflatten(1, (16, num_kv_heads)))
+
+
+@pytest.mark.parametrize(("num_seqs", "head_dim"), [(1, 128), (192, 64)])
+def test_decode_of_an_fp8_cache(num_seqs, head_dim, monkeypatch, tmp_path):
+    """No conversion goes by the instructions that do a few numbers a clock."""
+    recorder = LaunchRecorder(decode._paged_attention_decode_kernel)
+    monkeypatch.setattr(decode, "_paged_attention_decode_kernel", recorder)
+    monkeypatch.setattr(split_kv, "_split_items_kernel", LaunchRecorder(split_kv._split_items_kernel))
+    query, cache = torch.zeros(num_seqs, 32, head_dim, dtype=torch.bfloat16), fp8_cache(8, head_dim)
+    batch = decode.decode_batch(int32(0).expand(num_seqs, 1), int32(*[16] * num_seqs), 16)
+    decode.paged_attention_decode_triton(query, cache, cache, batch, 0.1, torch.empty_like(query))
+    compiled = compile_for_sm90(with_pdl(recorder.launches[0]), tmp_path)
+    assert "mma.sync" in compiled.ptx and "cvt.rn.f16x2.e4m3x2" not in compiled.ptx
+    check(compiled)
+
+
+def test_prefill_of_an_fp8_cache(monkeypatch, tmp_path):
+    num_tokens, head_dim = 128, 128
+    recorder = LaunchRecorder(prefill._paged_attention_prefill_kernel)
+    monkeypatch.setattr(prefill, "_paged_attention_prefill_kernel", recorder)
+    query, cache = torch.zeros(num_tokens, 32, head_dim, dtype=torch.bfloat16), fp8_cache(8, head_dim)
+    batch = prefill.prefill_batch(int32(0)[None], int32(0, num_tokens), int32(num_tokens), num_tokens, 16)
+    prefill.paged_attention_prefill_triton(query, cache, cache, batch, 0.1, torch.empty_like(query))
+    compiled = compile_for_sm90(recorder.launches[0], tmp_path)
+    assert "wgmma.mma_async" in compiled.ptx and "cvt.rn.f16x2.e4m3x2" not in compiled.ptx
     check(compiled)
 
 

@@ -24,6 +24,29 @@ def test_one_block_is_one_piece_of_so_many_bytes():
     assert keys[0].is_contiguous()
 
 
+@pytest.mark.parametrize(("block_size", "head_dim"), [(1, 20), (16, 64), (3, 128), (16, 80)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_block_of_eight_bits_is_one_piece_too(dtype, block_size, head_dim):
+    """Its layers do not overlap, its heads begin where kernels look for them, and half of bf16 is nearly saved."""
+    layout = KvLayout(3, block_size, 2, head_dim, dtype, is_fp8=True)
+    plain = KvLayout(3, block_size, 2, head_dim, torch.bfloat16)
+    heads = 3 * 2 * block_size * 2
+    assert heads * (head_dim + 1) <= layout.block_bytes < heads * (head_dim + 1) + 16 * head_dim
+    assert block_size == 1 or layout.block_bytes < 0.55 * plain.block_bytes
+    kv = KvStorage(layout, 5, torch.device("cpu"))
+    assert kv.blocks[0].nbytes == layout.block_bytes and kv.blocks[1].is_contiguous()
+    halves = [half for layer in kv.layers for half in layer]
+    views = [view.view(torch.uint8) for half in halves for view in half]
+    for number, view in enumerate(views):
+        assert view.stride(0) == layout.block_bytes and view.stride(0) % head_dim == 0
+        assert view.dim() == 3 or (view.data_ptr() - kv.blocks.data_ptr()) % head_dim == 0
+        view.fill_(number + 1)
+    assert all((view == number + 1).all() for number, view in enumerate(views))
+    kv.copy([BlockCopy(1, 4)])
+    kv.blocks[1].zero_()
+    assert all((view[4] == number + 1).all() and not view[1].any() for number, view in enumerate(views))
+
+
 def test_ranks_share_a_blocks_heads_and_none_is_without_one():
     whole = KvLayout.of(CONFIG, 4, torch.bfloat16).block_bytes
     assert [KvLayout.of(CONFIG, 4, torch.bfloat16, size).block_bytes for size in (1, 2, 4)] == [

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,8 @@ from service.core.sampling_params import SamplingParams
 from service.errors import ConfigError, ModelLoadError
 from service.finetune.hyperparameters import Hyperparameters
 from service.layers.packed_weight import WeightForm, can_pack
+from service.runner import load as load_module
+from service.runner.host_blocks import PlainHostBlocks
 from service.runner.load import load_executor
 from tests.finetune.served import completed, lora_training, random_examples
 from tests.models.checkpoints import llama, qwen3
@@ -18,6 +22,19 @@ from tests.models.test_model_config import FIELDS
 from tests.runner.loading import load, source
 
 CACHE = CacheConfig(block_size=16, memory_utilization=0.9, memory_bytes=1 << 20)
+
+
+def test_an_fp8_cache_needs_a_gpu_that_knows_it(monkeypatch):
+    """And is swapped as it is."""
+    gpu, wanted = torch.device("cuda"), replace(CACHE, dtype="fp8", swap_compression="fp8")
+    monkeypatch.setattr(load_module, "choose_device", lambda name: gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    with pytest.raises(ConfigError, match=r"kv-cache-dtype: fp8 needs .* capability 8\.9; this one has 8\.0"):
+        load_module._chosen_device(source(Path()), wanted)
+    assert load_module._chosen_device(source(Path()), CACHE) == gpu
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert load_module._chosen_device(source(Path()), wanted) == gpu
+    assert load_module._kind_of_host_blocks(wanted) is PlainHostBlocks
 
 
 def config_folder(tmp_path, **changes):
