@@ -7,10 +7,13 @@ SOAK_ARGS ?=
 FUZZ_ARGS ?=
 INSTALLING := Installing into $(VENV). The first time that takes minutes: torch is large.
 
-.PHONY: serve test lint types unit clients deploy-test lock sbom soak fuzz format figures clean
+.PHONY: serve install test lint types unit clients deploy-test lock sbom soak fuzz format figures clean
 
 serve: $(VENV)/.installed
 	$(BIN)/headrace serve --enable-finetuning $(SERVE_ARGS)
+
+# With the development tools, for the commands of docs/.
+install: $(VENV)/.installed-dev
 
 test: lint types unit
 

@@ -60,10 +60,17 @@ class ServerProcess:
 
     def __enter__(self) -> ServerProcess:
         if self._wait_until_ready:
-            self.url = self.wait_for_line("ready at ").split("ready at ")[1].split()[0]
+            try:
+                self.url = self.wait_for_line("ready at ").split("ready at ")[1].split()[0]
+            except BaseException:
+                self._end()
+                raise
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        self._end()
+
+    def _end(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
