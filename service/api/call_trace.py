@@ -181,6 +181,8 @@ def _add_stats(prompt: PromptTrace, stats: RequestStats) -> None:
     prompt.first_token_s = if_it_came(stats.first_token_s)
     prompt.finished_s = since_arrival(stats.finished_s)
     prompt.iterations = stats.num_iterations
+    if stats.num_drafted:
+        prompt.drafted_tokens, prompt.accepted_tokens = stats.num_drafted, stats.num_accepted
     prompt.num_chunks = stats.num_chunks
     prompt.preemptions = stats.num_preemptions
     prompt.waits = [

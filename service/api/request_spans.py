@@ -68,6 +68,8 @@ class RequestSpans:
             in_decode = {
                 "gen_ai.usage.output_tokens": stats.num_output_tokens,
                 "headrace.preemptions": stats.num_preemptions,
+                "headrace.drafted_tokens": stats.num_drafted,
+                "headrace.accepted_tokens": stats.num_accepted,
             }
             self._tell("decode", within, stats.first_token_s, stats.finished_s, {**of_prompt, **in_decode})
 

@@ -11,6 +11,7 @@ from service.composition.policies import (
     make_chunk_budget,
     make_preemption,
     make_scheduling_policy,
+    make_speculation,
     make_training_policy,
 )
 from service.core.clock import Clock
@@ -53,6 +54,7 @@ def make_engine(
             settings, parts.cost.iteration_time, config.max_num_batched_tokens, is_gpu=loaded.device != "cpu"
         ),
         make_training_policy(settings, parts.cost.iteration_time),
+        make_speculation(settings, config),
     )
     scheduler = IterationScheduler(
         blocks,

@@ -174,7 +174,8 @@ def _make_cost(
 ) -> PreemptionCost:
     """The predictors; timed now if something depends on them from the first request on, else learnt on the way."""
     iteration_time, swap_time = IterationTime(loaded.runner.padded_size), SwapTime()
-    if settings.preemption == "adaptive" or settings.inter_token_target_ms is not None:
+    is_asked = settings.preemption == "adaptive" or settings.inter_token_target_ms is not None
+    if is_asked or settings.speculation != "none":
         started_s = time.monotonic()
 
         def execute(plan: IterationPlan) -> IterationResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from service.config import SchedulerConfig
 from service.kvcache.swap_space import SwapSpace
 from service.prediction.iteration_time import IterationTime
 from service.scheduler.admission import Admission, OnDemandAdmission
@@ -15,6 +16,7 @@ from service.scheduler.memory_forecast import ForecastAdmission, ReserveAdmissio
 from service.scheduler.preemption import AdaptivePreemption, AlwaysRecompute, AlwaysSwap, Preemption
 from service.scheduler.priority import ByPriority
 from service.scheduler.scheduling_policy import SchedulingPolicy
+from service.scheduler.speculation import Speculation
 from service.scheduler.token_shares import TokenShares
 from service.settings.settings import Settings
 
@@ -60,6 +62,16 @@ def make_training_policy(settings: Settings, iteration_time: IterationTime) -> T
     if settings.finetuning_mode == "deferred" or target_ms is None:
         return DeferredBatching(settings.deferral_bound)
     return InterleavedTraining(iteration_time, target_ms / 1000)
+
+
+def make_speculation(settings: Settings, config: SchedulerConfig) -> Speculation | None:
+    """Whether tokens are computed before they are drawn, and how many."""
+    if settings.speculation == "none":
+        return None
+    num_drafts = settings.num_speculative_tokens
+    # One sequence may draft whatever the seats are, and the budget always has a token left for prompts.
+    most_rows = min(max(config.max_num_seqs, 1 + num_drafts), config.max_num_batched_tokens - 1)
+    return Speculation(num_drafts, most_rows)
 
 
 def make_chunk_budget(

@@ -8,6 +8,7 @@ apart from tensors).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -154,6 +155,9 @@ class IterationPlan:
 
     scheduled: sequences that are told one by one: chunks of prompts, and decodes of which there is more to tell than
         ScheduledDecodes has room for.
+        One that stands there several times, one item behind the other, computes drafts: every item but the first is a
+        token that may follow, and each draws an id as if it did. What an item with a wrong token, and those behind it,
+        have drawn and cached is to be forgotten.
     decodes: all other decodes. In the batch, and in the result, they stand before `scheduled`.
     released: rows of sequences that have finished, were aborted or preempted: what the executor remembers of them it
         may forget. It may never have seen some of them. A row may be used again, in this plan or a later one.
@@ -177,13 +181,23 @@ class IterationPlan:
 
     def __post_init__(self) -> None:
         scheduled = self.scheduled
-        assert len(set(map(SEQUENCE_ID, scheduled))) == len(scheduled), "a sequence is scheduled once an iteration"
+        if len(set(map(SEQUENCE_ID, scheduled))) < len(scheduled):
+            self._check_drafts()
         assert all(map(TOKEN_IDS, scheduled)), "a scheduled sequence computes at least one token"
         if self.copies or self.transfers or self.adapter_loads:
             self._check_blocks()
         if self.training is not None:
             assert self.training.num_layer_steps > 0, "a share of training is some"
             assert not (self.computes or self.transfers or self.adapter_loads), "layer steps alone"
+
+    def _check_drafts(self) -> None:
+        num_behind = 0
+        for before, item in pairwise(self.scheduled):
+            if item.sequence_id == before.sequence_id:
+                num_behind += 1
+                assert len(before.samples) == len(item.samples) == len(item.token_ids) == 1, "a draft is one token"
+                assert item.num_computed_tokens == before.num_computed_tokens + len(before.token_ids), "one by one"
+        assert num_behind == self.num_drafts, "a sequence is scheduled once an iteration, but for its drafts"
 
     def _check_blocks(self) -> None:
         destinations = {c.destination for c in self.copies}
@@ -212,7 +226,12 @@ class IterationPlan:
 
     @property
     def num_sequences(self) -> int:
+        """A draft counts as a sequence, as which it is computed."""
         return len(self.decodes) + len(self.scheduled)
+
+    @property
+    def num_drafts(self) -> int:
+        return len(self.scheduled) - len(set(map(SEQUENCE_ID, self.scheduled)))
 
     @property
     def num_draws(self) -> int:

@@ -62,6 +62,12 @@ class Request:
         return self.grammar is not None or sampling.beam is not None or sampling.needs_ids_on_host
 
     @property
+    def may_draft(self) -> bool:
+        """Whether tokens may be computed before they are drawn: it has one choice, and where a wrong one was computed
+        nothing remembers it but its slot in the cache."""
+        return self.sampling.num_sequences == 1 and not (self.needs_ids_on_host or self.sampling.has_penalties)
+
+    @property
     def max_num_tokens(self) -> int:
         """The longest that one of its sequences can become, prompt included.
 

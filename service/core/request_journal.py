@@ -29,14 +29,15 @@ class Chunk(NamedTuple):
 
 
 class RequestJournal:
-    """`waits` and `chunks` are the last ones; `num_chunks` counts all. Seconds on the engine's clock."""
+    """`waits` and `chunks` are the last ones; `num_chunks` counts all. Seconds on the engine's clock. num_drafted,
+    num_accepted: draft tokens that were computed for it, and those of them that were right."""
 
-    __slots__ = ("_num_drawing", "_waiting_since_s", "chunks", "num_chunks", "waits")
+    __slots__ = ("_num_drawing", "_waiting_since_s", "chunks", "num_accepted", "num_chunks", "num_drafted", "waits")
 
     def __init__(self, arrival_s: float) -> None:
         self._waiting_since_s = arrival_s
         self._num_drawing = 0
-        self.num_chunks = 0
+        self.num_chunks = self.num_drafted = self.num_accepted = 0
         self.waits: deque[Wait] = deque(maxlen=MAX_WAITS_KEPT)
         self.chunks: deque[Chunk] = deque(maxlen=MAX_CHUNKS_KEPT)
 
@@ -55,9 +56,15 @@ class RequestJournal:
         self._num_drawing += draws
         self.chunks.append(Chunk(now_s, num_tokens))
 
+    def note_drafts(self, num_drafted: int, num_accepted: int) -> None:
+        """An iteration computed so many drafts, and so many were right."""
+        self.num_drafted += num_drafted
+        self.num_accepted += num_accepted
+
     def num_iterations(self, num_tokens_of_longest: int) -> int:
         """How many iterations computed a part of it. num_tokens_of_longest: output tokens of its longest choice.
 
-        Every iteration that is no chunk computes one token and draws the next, so it need not be counted by itself.
+        Every iteration that is no chunk computes one token and draws the next, so it need not be counted by itself;
+        with drafts that were right it draws as many more.
         """
-        return self.num_chunks + max(0, num_tokens_of_longest - self._num_drawing)
+        return self.num_chunks + max(0, num_tokens_of_longest - self._num_drawing - self.num_accepted)

@@ -82,6 +82,7 @@ class IterationStats(NamedTuple):
     token_gaps: pairs of seconds between two tokens of one request, and how many of this iteration's tokens came after
     such a gap.
     deferrals: of requests that were looked at for the first time.
+    drafts: of each sequence that computed drafts, how many, and how many of them were right.
     """
 
     batch_size: int
@@ -106,6 +107,7 @@ class IterationStats(NamedTuple):
     deferrals: tuple[Deferral, ...] = ()
     num_arena_returns: int = 0
     num_micro_batches_lost: int = 0
+    drafts: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,8 @@ class RequestStats:
 
     preemptions: the last few of `num_preemptions`. waits, chunks: the last few (core/request_journal.py); num_chunks
     counts all chunks. num_iterations: how many iterations computed a part of it. num_tokens_of_longest: output tokens
-    of its longest choice. adapter: its name; empty for the model as it is.
+    of its longest choice. adapter: its name; empty for the model as it is. num_drafted, num_accepted: draft tokens that
+    were computed, and those of them that were right.
     """
 
     num_prompt_tokens: int
@@ -134,6 +137,8 @@ class RequestStats:
     num_iterations: int = 0
     num_tokens_of_longest: int = 0
     adapter: str = ""
+    num_drafted: int = 0
+    num_accepted: int = 0
 
     @property
     def e2e_s(self) -> float:

@@ -222,7 +222,7 @@ class Engine:
             return False
         scheduled_s = self._clock.now_s()
         if plan.training is None:
-            self._batch_size = plan.num_sequences
+            self._batch_size = plan.num_sequences - plan.num_drafts
         pending: PendingIteration
         try:
             pending = self._executor.launch(plan)

@@ -235,6 +235,8 @@ def _request_stats(group: SequenceGroup, finished_s: float) -> RequestStats:
         num_iterations=journal.num_iterations(longest),
         num_tokens_of_longest=longest,
         adapter=_adapter_name(request),
+        num_drafted=journal.num_drafted,
+        num_accepted=journal.num_accepted,
     )
 
 

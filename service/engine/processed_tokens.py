@@ -9,15 +9,16 @@ from service.core.sequence_group import SequenceGroup
 class ProcessedTokens:
     """Of the iteration whose result came at `now_s`. Engine thread only.
 
-    generated: drawn. prompt: computed for the first time. recomputed: computed again, after a preemption.
+    drafts: as of IterationStats. generated: drawn. prompt: computed for the first time. recomputed: computed again, after a preemption.
     """
 
-    __slots__ = ("_now_s", "_num_since", "generated", "prompt", "recomputed")
+    __slots__ = ("_now_s", "_num_since", "drafts", "generated", "prompt", "recomputed")
 
     def __init__(self, now_s: float) -> None:
         self.generated = 0
         self.prompt = 0
         self.recomputed = 0
+        self.drafts: list[tuple[int, int]] = []
         self._now_s = now_s
         # Requests that decode side by side had their last tokens at the same moment: one entry stands for many.
         self._num_since: dict[float, int] = {}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from itertools import repeat
+from itertools import groupby, repeat
 
 from service.core.clock import Clock
 from service.core.embedding import Vector, pooled
@@ -26,6 +26,7 @@ from service.scheduler.decode_batch import DecodeBatch
 from service.scheduler.decode_members import DecodeMembers
 from service.scheduler.forking import continue_beams, fork_choices
 from service.scheduler.iteration_scheduler import IterationScheduler
+from service.scheduler.speculation import num_equal
 
 _NOT_FINITE = "the model produced no finite probabilities for this request"
 _NOT_THE_GRAMMARS = "a token was drawn that the form of the output does not allow"
@@ -58,8 +59,11 @@ class ResultApplier:
             assert groups.batch is not None
             self._apply_decodes(groups.batch, groups.decodes, result, tokens)
         end = len(plan.decodes)
-        for item, group in zip(plan.scheduled, groups.scheduled, strict=True):
-            first, end = end, end + len(item.samples)
+        items = list(zip(plan.scheduled, groups.scheduled, strict=True))
+        for _, of_sequence in groupby(items, key=_sequence_id):
+            (item, group), *behind = of_sequence
+            drafts = [draft.token_ids[0] for draft, _ in behind]
+            first, end = end, end + len(item.samples) + len(drafts)
             member = self._scheduler.pool.member(item.sequence_id)
             if member is None:
                 continue  # it ended after the launch; what it drew since is dropped
@@ -70,7 +74,10 @@ class ResultApplier:
                     continue
                 if item.num_pooled:
                     _note_pooled(group, item, sums[item.sequence_id])
-                self._apply_one(item, draws, group, member[1], tokens)
+                if drafts:
+                    self._apply_drafts(item, drafts, draws, group, tokens)
+                else:
+                    self._apply_one(item, draws, group, member[1], tokens)
             except Exception as fault:  # whatever it is, the others of the iteration get their tokens
                 self._requests.fail_inside(group, fault)
         return tokens
@@ -172,6 +179,35 @@ class ResultApplier:
         self._scheduler.history.generated(group.request.client, len(draws))
         tokens.note_gap(group)
 
+    def _apply_drafts(
+        self,
+        item: ScheduledSequence,
+        drafts: list[int],
+        draws: list[tuple[int, TokenLogprobs | None]],
+        group: SequenceGroup,
+        tokens: ProcessedTokens,
+    ) -> None:
+        """Draw after draw, as long as what it was computed behind are the sequence's own tokens: one draw more than
+        drafts are right. What comes behind was drawn after a wrong token, and is nobody's."""
+        sequence, start = group.live[0], item.num_computed_tokens
+        num_right = num_equal(drafts, [token_id for token_id, _ in draws])
+        client, num_applied = group.request.client, 0
+        for position, (token_id, logprobs) in enumerate(draws[: num_right + 1], start + 1):
+            if not group.live:
+                break  # the token before it was the last
+            if token_id == INVALID_TOKEN_ID:
+                self._requests.end_group(group, Outcome.FAILED, _failed_draw(group.request))
+                break
+            sequence.num_computed_tokens = position
+            self._append_token(group, sequence, position, token_id, logprobs)
+            num_applied += 1
+        num_accepted = max(0, num_applied - 1)
+        group.journal.note_drafts(len(drafts), num_accepted)
+        tokens.drafts.append((len(drafts), num_accepted))
+        tokens.add(sequence, start, start + num_applied, num_applied)
+        self._scheduler.history.decoded(client, num_applied)
+        tokens.note_gap(group)
+
     def _end_prompt(self, group: SequenceGroup) -> None:
         """All of the prompt is computed, and nothing is to follow."""
         reason, pooling = FinishReason.LENGTH, group.request.sampling.pooling
@@ -268,6 +304,10 @@ class ResultApplier:
     def _cache_blocks(self, group: SequenceGroup, sequence: Sequence, end: int) -> None:
         """The sequence is computed up to token `end`: its full blocks may serve others from now on."""
         self._scheduler.blocks.cache_prefix(sequence, group.request.prefix_salt, end)
+
+
+def _sequence_id(item: tuple[ScheduledSequence, SequenceGroup]) -> int:
+    return item[0].sequence_id
 
 
 def _note_pooled(group: SequenceGroup, item: ScheduledSequence, vector: Vector) -> None:

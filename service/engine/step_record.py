@@ -137,7 +137,7 @@ class StepRecord:
     ) -> IterationStats:
         tally = launched.tally
         return IterationStats(
-            batch_size=launched.plan.num_sequences,
+            batch_size=launched.plan.num_sequences - launched.plan.num_drafts,
             prompt_tokens=tokens.prompt,
             recomputed_tokens=tokens.recomputed,
             generated_tokens=tokens.generated,
@@ -159,6 +159,7 @@ class StepRecord:
             num_arena_returns=tally.num_arena_returns,
             num_micro_batches_lost=tally.num_micro_batches_lost,
             deferrals=tuple(tally.deferrals),
+            drafts=tuple(tokens.drafts),
         )
 
     def _predicted_s(self, plan: IterationPlan) -> float | None:

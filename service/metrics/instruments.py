@@ -80,6 +80,15 @@ class Instruments:
         self.prefix_hit_tokens = counter(
             "headrace_prefix_cache_hit_tokens_total", "Tokens of starting requests, found in the prefix cache."
         )
+        self.drafts = counter("headrace_drafts_total", "Sequences that computed drafts in an iteration.")
+        self.draft_tokens = counter(
+            "headrace_draft_tokens_total", "Tokens that were guessed and computed (speculation)."
+        )
+        self.accepted_draft_tokens = counter(
+            "headrace_accepted_draft_tokens_total",
+            "Of these, those that were right, by their position in the draft.",
+            ("position",),
+        )
         self.lora_loads = counter("headrace_lora_loads_total", "LoRA adapters copied to the device.")
         self.lora_evictions = counter(
             "headrace_lora_evictions_total",

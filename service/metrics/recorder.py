@@ -82,6 +82,8 @@ class Recorder:
         if stats.num_adapter_loads or stats.num_adapter_evictions:
             instruments.lora_loads.inc(stats.num_adapter_loads)
             instruments.lora_evictions.inc(stats.num_adapter_evictions)
+        if stats.drafts:
+            self._record_drafts(stats.drafts)
         if stats.num_arena_returns:
             instruments.arena_returns.inc(stats.num_arena_returns)
             instruments.micro_batches_lost.inc(stats.num_micro_batches_lost)
@@ -158,6 +160,13 @@ class Recorder:
         self._recomputed.inc(stats.recomputed_tokens)
         self._instruments.prefix_queried_tokens.inc(stats.prefix_queried_tokens)
         self._instruments.prefix_hit_tokens.inc(stats.prefix_hit_tokens)
+
+    def _record_drafts(self, drafts: tuple[tuple[int, int], ...]) -> None:
+        self._instruments.drafts.inc(len(drafts))
+        self._instruments.draft_tokens.inc(sum(num_drafted for num_drafted, _ in drafts))
+        for position in range(max(num_accepted for _, num_accepted in drafts)):
+            num_right = sum(num_accepted > position for _, num_accepted in drafts)
+            self._instruments.accepted_draft_tokens.labels(str(position)).inc(num_right)
 
     def _record_preemptions(self, stats: IterationStats) -> None:
         self._dropped.inc(stats.num_dropped)

@@ -19,14 +19,22 @@ from service.prediction.swap_time import Copies
 from service.prediction.workload import Workload
 
 
+WAIT_RATE = 1 / 8
+
+
 class RecoveryLedger:
-    """Keeps what was predicted until it is measured. Engine thread only."""
+    """Keeps what was predicted until it is measured. Engine thread only.
+
+    draft_wait_s: a mean, of the last iterations with drafts: for how long the device had nothing to do, since the host
+        had to know the ids before it. 0 where the device has no clock of its own.
+    """
 
     def __init__(self, cost: PreemptionCost) -> None:
         self._cost = cost
         self._recomputing: dict[int, tuple[SequenceGroup, Sequence]] = {}  # by sequence id
         self._transfers: dict[int, tuple[SequenceGroup, Transfer]] = {}
         self._predictions: list[Prediction] = []
+        self.draft_wait_s = 0.0
         self._num_decodes = 0
         self._last_was_awaited = True
         self._last = IterationPlan(())  # that computed anything
@@ -39,6 +47,11 @@ class RecoveryLedger:
         """What the plan is predicted to take; None before enough has been seen."""
         iteration_time = self._cost.iteration_time
         return iteration_time.predicted_s(Workload.of(plan, iteration_time.heat.level))
+
+    def decodes_s(self, num_decodes: int, num_read: int) -> float | None:
+        """As `iteration_s`, of so many decodes that attend to `num_read` tokens together."""
+        iteration_time = self._cost.iteration_time
+        return iteration_time.predicted_s(Workload.of_decodes(num_decodes, num_read, iteration_time.heat.level))
 
     def preempted(
         self,
@@ -94,6 +107,8 @@ class RecoveryLedger:
             self._share_out(plan, seconds)
         if took.compute_s is not None:
             is_decode = _only_decodes(plan)
+            if plan.num_drafts:
+                self.draft_wait_s += (took.rest_s - self.draft_wait_s) * WAIT_RATE
             if not plan.adapter_loads:
                 self._learn(plan, seconds, is_decode)
             heat.executed(seconds, is_decode=is_decode)

@@ -48,7 +48,8 @@ class PromptTrace(BaseModel):
 
     first_scheduled_s: the end of waiting. first_token_s: the end of computing the prompt. grammar_s: spent on compiling
     the grammar of the output, before the request could wait for a place. waits, chunks, preempted: the last ones;
-    preemptions and num_chunks count all. iterations: that computed something of it.
+    preemptions and num_chunks count all. iterations: that computed something of it. drafted_tokens, accepted_tokens:
+    tokens that were guessed and computed, and those of them that were right; null if there were none.
     """
 
     index: int
@@ -63,6 +64,8 @@ class PromptTrace(BaseModel):
     first_token_s: float | None = None
     finished_s: float | None = None
     iterations: int | None = None
+    drafted_tokens: int | None = None
+    accepted_tokens: int | None = None
     waits: list[WaitTrace] = []
     num_chunks: int | None = None
     chunks: list[ChunkTrace] = []

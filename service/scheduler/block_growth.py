@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from service.core.iteration_plan import Int64Array
+from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import Append, BlockManager
 from service.scheduler.decode_batch import DecodeBatch
@@ -76,6 +77,16 @@ class BlockGrowth:
                     draft.copies += self._blocks.append(*append)
             else:
                 draft.sitting_out.add(group.arrival_order)
+
+    def room_for(self, sequence: Sequence, num_tokens: int) -> int:
+        """Let the sequence's blocks have room for so many tokens, as far as blocks are free that nobody asks for.
+        Returns for how many they have. It writes to no shared block."""
+        blocks, table = self._blocks, self._blocks.table(sequence.sequence_id)
+        num_more = min(blocks.num_blocks_for(num_tokens) - len(table.block_ids), blocks.pool.num_free)
+        if num_more > 0:
+            with_more = (len(table.block_ids) + num_more) * blocks.block_size
+            blocks.append(sequence.sequence_id, with_more, sequence.num_computed_tokens)
+        return len(table.block_ids) * blocks.block_size
 
     def is_moving(self, group: SequenceGroup) -> bool:
         """Whether the group's blocks are on their way out or in."""

@@ -95,6 +95,13 @@ class DecodeBatch:
                 self._leave(group)
         self.unbatched = {group.arrival_order: group for group in running}
 
+    def part_with(self, groups: Iterable[SequenceGroup]) -> None:
+        """From now on these are unbatched."""
+        for group in groups:
+            if group in self:
+                self._leave(group)
+                self.unbatched[group.arrival_order] = group
+
     def join(self, groups: list[SequenceGroup]) -> None:
         """Of each group's one live sequence all tokens are computed, or being computed, but the last, whose id is
         pending."""

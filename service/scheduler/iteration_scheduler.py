@@ -22,6 +22,7 @@ from service.scheduler.launched_iterations import LaunchedGroups, LaunchedIterat
 from service.scheduler.plan_draft import PlanDraft
 from service.scheduler.request_pool import RequestPool
 from service.scheduler.scheduler_policies import SchedulerPolicies
+from service.scheduler.speculation import DraftChoice
 from service.scheduler.training_turns import TrainingTurns
 
 
@@ -73,6 +74,8 @@ class IterationScheduler:
         self._preemption = GroupPreemption(
             blocks, policies.scheduling, policies.preemption, ledger, self._launched, max_preemptions
         )
+        speculation = policies.speculation
+        self._drafts = None if speculation is None else DraftChoice(speculation, ledger)
         self._start = GroupStart(blocks, self.pool, self.lanes, self._growth, policies, ledger, clock, max_num_seqs)
 
     def add(self, group: SequenceGroup) -> None:
@@ -112,7 +115,9 @@ class IterationScheduler:
         return IterationPlan((), turn.copies, training=turn.share)
 
     def _schedule_requests(self) -> IterationPlan:
-        for _ in self.lanes.turns(self._launched, self.pool.running):
+        for batch in self.lanes.turns(self._launched, self.pool.running):
+            if self._drafts is not None and self._must_wait_for_ids(batch, self._drafts):
+                continue
             shortage = self._growth.shortage()
             if self._launched and not self._growth.will_have_room(shortage):
                 break  # and no other lane goes on: once nothing runs, somebody is preempted
@@ -120,6 +125,13 @@ class IterationScheduler:
             if not plan.is_empty:
                 return plan
         return IterationPlan(())
+
+    def _must_wait_for_ids(self, batch: DecodeBatch, drafts: DraftChoice) -> bool:
+        """Whether the lane's next iteration hangs on the ids of the one that runs; else it is known who drafts in it."""
+        if self._launched.has_drafts(batch):
+            return True
+        running = [group for group in self.pool.running if batch.holds(group)]
+        return drafts.must_wait(batch, running, is_launched=self._launched.has(batch))
 
     def _schedule_lane(self, shortage: Shortage) -> IterationPlan:
         """Empty if none of the lane's groups can run, and none is admitted."""
@@ -224,6 +236,8 @@ class IterationScheduler:
         if self.pool.get(group.request.request_id) is group:
             self.pool.remove(group)
             self.ledger.forget(group)
+            if self._drafts is not None:
+                self._drafts.forget(group)
             self.history.request_ended(group.request.client)
 
     def num_uncounted(self, group: SequenceGroup) -> int:
@@ -294,7 +308,7 @@ class IterationScheduler:
                 if num_tokens == 0 or not has_its_prefix(group, sequence, blocks.block_size):
                     continue
                 if num_tokens == 1:
-                    draft.add(group, sequence, sequence.num_tokens, blocks.table(sequence.sequence_id))
+                    self._add_decode(group, sequence, draft)
                 else:
                     prefilling.append((group, sequence))
         if prefilling or self.pool.waiting:
@@ -310,6 +324,17 @@ class IterationScheduler:
         self._add_chunks(prefilling, draft)
         return background
 
+    def _add_decode(self, group: SequenceGroup, sequence: Sequence, draft: PlanDraft) -> None:
+        """Its one token, and the drafts that there is room for."""
+        drafts = () if self._drafts is None else self._drafts.of(sequence)
+        if drafts and not draft.sitting_out:
+            room = self._growth.room_for(sequence, sequence.num_tokens + len(drafts))
+            drafts = drafts[: room - sequence.num_tokens]
+            if drafts:
+                draft.add_with_drafts(group, sequence, self.blocks.table(sequence.sequence_id), drafts)
+                return
+        draft.add(group, sequence, sequence.num_tokens, self.blocks.table(sequence.sequence_id))
+
     def _add_chunks(self, prefilling: list[tuple[SequenceGroup, Sequence]], draft: PlanDraft) -> None:
         """As far as the budget goes."""
         for group, sequence in prefilling:
@@ -320,8 +345,8 @@ class IterationScheduler:
         """Count what the draft computes as computed. A drawn id becomes pending, so that the next iteration can go on
         before it is known; unless the choices of a prompt fork with it, or the host has to look at every id. A group
         whose only choice draws has only decodes ahead, and joins the decode batch."""
-        batch = self.lanes.batch
-        self._launched.begin(LaunchedGroups(draft.members, [advance.group for advance in draft.advances], batch))
+        batch, groups = self.lanes.batch, [advance.group for advance in draft.advances]
+        self._launched.begin(LaunchedGroups(draft.members, groups, batch, draft.has_drafts))
         self.lanes.note_launch()
         if draft.computes:
             self._note_whether_repeated(batch, draft)

@@ -14,11 +14,13 @@ from service.scheduler.decode_members import DecodeMembers
 
 class LaunchedGroups(NamedTuple):
     """An iteration's requests, in the order of its plan: those of the decode batch, if any, then the others, one for
-    each scheduled sequence. batch: of the lane whose iteration it is; None if it is a training's."""
+    each scheduled item. batch: of the lane whose iteration it is; None if it is a training's. has_drafts: the lane's
+    next iteration hangs on how many are right."""
 
     decodes: DecodeMembers | None
     scheduled: list[SequenceGroup]
     batch: DecodeBatch | None = None
+    has_drafts: bool = False
 
     def all(self) -> list[SequenceGroup]:
         """In that order."""
@@ -48,6 +50,10 @@ class LaunchedIterations:
     def has(self, batch: DecodeBatch) -> bool:
         """Whether an iteration of this lane runs."""
         return any(groups.batch is batch for groups in self._running)
+
+    def has_drafts(self, batch: DecodeBatch) -> bool:
+        """Whether one that runs has drafts."""
+        return any(groups.batch is batch and groups.has_drafts for groups in self._running)
 
     def begin(self, groups: LaunchedGroups) -> None:
         """The next iteration is launched."""

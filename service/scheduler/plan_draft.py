@@ -16,7 +16,8 @@ from service.scheduler.decode_members import DecodeMembers
 
 
 class Advance(NamedTuple):
-    """A sequence computes its tokens before position `end`, and draws."""
+    """A sequence computes its tokens before position `end`, and draws. Behind drafts it is not known which ids are its
+    own: then `draws` is empty, and each draft has an Advance like its sequence's."""
 
     group: SequenceGroup
     sequence: Sequence
@@ -28,8 +29,9 @@ class PlanDraft:
     """The plan of iteration `number`, decided at `now_s`; what is done for it is counted in `tally`.
 
     budget: prompt tokens left to schedule. members, decodes: of the decode batch, already counted as computed; no
-    members if it has none. scheduled, advances: the other sequences, one entry in each, not counted yet. sitting_out:
-    groups, by order of arrival, for which there are no blocks before transfers have finished.
+    members if it has none. scheduled, advances: the other sequences, one entry in each, not counted yet. has_drafts:
+    some of these are drafts. sitting_out: groups, by order of arrival, for which there are no blocks before transfers
+    have finished.
     """
 
     __slots__ = (
@@ -39,6 +41,7 @@ class PlanDraft:
         "budget",
         "copies",
         "decodes",
+        "has_drafts",
         "members",
         "now_s",
         "number",
@@ -61,6 +64,7 @@ class PlanDraft:
         self.copies: list[BlockCopy] = []
         self.transfers: list[Transfer] = []
         self.adapter_loads: list[AdapterLoad] = []
+        self.has_drafts = False
         self.sitting_out: set[int] = set()
 
     @property
@@ -114,6 +118,19 @@ class PlanDraft:
                 _num_pooled(sampling.pooling, end - start, is_last=end == sequence.num_prompt_tokens),
             )
         )
+
+    def add_with_drafts(
+        self, group: SequenceGroup, sequence: Sequence, table: BlockTable, drafts: tuple[int, ...]
+    ) -> None:
+        """The sequence computes its last token, and behind it these drafts, for which its blocks have room."""
+        self.add(group, sequence, sequence.num_tokens, table)
+        first, start = self.scheduled[-1], sequence.num_tokens
+        self.scheduled += (
+            first._replace(token_ids=(token_id,), num_computed_tokens=start + i, table_start=0, block_ids=(), past=None)
+            for i, token_id in enumerate(drafts)
+        )
+        self.advances[-1:] = [self.advances[-1]._replace(draws=())] * (1 + len(drafts))
+        self.has_drafts = True
 
     def add_chunk(self, group: SequenceGroup, sequence: Sequence, table: BlockTable) -> None:
         """As many of the sequence's tokens as the budget has left."""

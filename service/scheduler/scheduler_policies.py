@@ -9,13 +9,14 @@ from service.scheduler.chunk_budget import ChunkBudget
 from service.scheduler.deferred_batching import DeferredBatching, TrainingPolicy
 from service.scheduler.preemption import Preemption
 from service.scheduler.scheduling_policy import SchedulingPolicy
+from service.scheduler.speculation import Speculation
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerPolicies:
     """scheduling: who goes next, and who must pause. admission: when a waiting request fits. preemption: how one that
     had to pause returns. chunk_budget: how many tokens an iteration may have.
-    training: whether requests go first, or a training.
+    training: whether requests go first, or a training. speculation: None: nobody drafts.
     """
 
     scheduling: SchedulingPolicy
@@ -23,3 +24,4 @@ class SchedulerPolicies:
     preemption: Preemption
     chunk_budget: ChunkBudget
     training: TrainingPolicy = field(default_factory=lambda: DeferredBatching(0.0))
+    speculation: Speculation | None = None

@@ -40,6 +40,12 @@ class SchedulerSettings(BaseModel):
         description="seconds that a request may be kept waiting for a fine-tuning job while none runs, if the mode is"
         " deferred; 0: requests first, inf: the job first",
     )
+    speculation: Literal["none", "ngram"] = Field(
+        "none",
+        description="tokens that are guessed and computed at once: ngram, what stood behind the last few tokens where"
+        " they stood before, where that is predicted to pay",
+    )
+    num_speculative_tokens: int = Field(4, ge=1, le=16, description="tokens of a sequence that are guessed at once")
     scheduling_policy: Literal["fcfs", "priority", "fair", "shares"] = Field(
         "fcfs", description="who goes next: first come, the request's priority, AdaptiveLLM's fairness, or equal shares"
     )

@@ -107,6 +107,7 @@ class Settings(AdapterSettings, SchedulerSettings, OperationSettings, HttpSettin
             "chunks": "token-budget" if self.inter_token_target_ms is None else "inter-token-target",
             "prefix_cache": "on" if self.enable_prefix_caching else "off",
             "training": self.finetuning_mode,
+            "speculation": self.speculation,
         }
 
     def api_config(self) -> ApiConfig:

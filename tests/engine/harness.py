@@ -48,6 +48,7 @@ from service.scheduler.preemption import AlwaysRecompute, Preemption
 from service.scheduler.priority import ByPriority
 from service.scheduler.scheduler_policies import SchedulerPolicies
 from service.scheduler.scheduling_policy import SchedulingPolicy
+from service.scheduler.speculation import Speculation
 from service.scheduler.token_shares import TokenShares
 from tests.engine.toy_grammar import ToyGrammar
 from tests.engine.toy_model import ToyExecutor, beam_oracle, cell_of, cells_of, logprob_after, oracle
@@ -108,6 +109,7 @@ class Harness:
         trainings: TrainingExecutor | None = None,
         clock: ManualClock | None = None,
         sink: ListSink | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         self.clock = clock or ManualClock()
         cache = ChainedPrefixCache(block_size) if prefix_cache is None else prefix_cache
@@ -140,6 +142,7 @@ class Harness:
                 preemption or AlwaysRecompute(),
                 chunk_budget or FixedBudget(max_num_batched_tokens),
                 training or DeferredBatching(0.0),
+                speculation,
             ),
             RecoveryLedger(self.cost),
             history,

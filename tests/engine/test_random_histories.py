@@ -22,9 +22,11 @@ from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
 from service.scheduler import arena_lending, chunk_budget, decode_batch
 from service.scheduler.chunk_budget import FixedBudget, InPieces
 from service.scheduler.deferred_batching import DeferredBatching
+from service.scheduler.speculation import Speculation
 from tests.engine.faulty_executor import FaultyExecutor
 from tests.engine.harness import VOCABULARY, Harness
 from tests.engine.test_engine import SometimesSwap
+from tests.engine.toy_drafts import ToyDrafts
 from tests.engine.toy_grammar import ToyGrammar, ToyMasker
 from tests.engine.toy_training import STEP_S, ToyListener, ToyTraining, number_after
 
@@ -84,6 +86,7 @@ class History:
             num_lanes=num_lanes,
             masker=ToyMasker(VOCABULARY),
             training=chance.choice([SlackAtTimes(chance), DeferredBatching(chance.choice([0.0, 0.05, 1.0, inf]))]),
+            speculation=self._speculation(max_num_seqs, budget),
         )
         self.executor.moving = self.harness.blocks.swap_space.moving_sequence_ids
         self.executor.users = self.harness.running_with
@@ -104,6 +107,24 @@ class History:
         self._num_cancelled = chance.choice([0.0, 0.0, 0.03, 0.2])
         self._num_stopped = chance.choice([0.0, 0.0, 0.05, 0.15])
         self._longest = chance.choice([3, 12, 25, 60])
+
+    def _speculation(self, max_num_seqs: int, budget: int) -> Speculation | None:
+        """For half of the histories, with drafts of which many are right, or few."""
+        chance = random.Random(self.chance.random())
+        num_drafts, share_right = chance.choice([1, 2, 4]), chance.choice([0.1, 0.7, 0.95])
+        if chance.random() < 0.5:
+            return None
+        return Speculation(
+            num_drafts,
+            min(budget - 1, max(max_num_seqs, num_drafts + 1)),
+            lambda: ToyDrafts(chance, share_right, VOCABULARY, self._weights_of),
+        )
+
+    def _weights_of(self, sequence_id: int) -> str | None:
+        member = self.harness.scheduler.pool.member(sequence_id)
+        assert member is not None, "who drafts lives"
+        adapter = member[0].request.adapter
+        return None if adapter is None else adapter.digest
 
     def play(self) -> None:
         chance, engine = self.chance, self.harness.engine

@@ -1,0 +1,36 @@
+"""Drafts for the toy model, right as often as is wanted: its own tokens never repeat."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from service.core.sequence import Sequence
+from tests.engine.toy_model import cells_of, next_token
+
+
+class ToyDrafts:
+    """A Drafter. share_right: of the tokens; the others are any. Now and then there is no draft, or a short one.
+    weights_of: digest of a sequence's adapter, by the sequence's id."""
+
+    def __init__(
+        self,
+        chance: random.Random,
+        share_right: float,
+        vocabulary: int,
+        weights_of: Callable[[int], str | None] = lambda _: None,
+    ) -> None:
+        self._chance = chance
+        self._share_right = share_right
+        self._vocabulary = vocabulary
+        self._weights_of = weights_of
+
+    def draft(self, sequence: Sequence, num_known: int, num: int) -> tuple[int, ...]:
+        chance, tokens = self._chance, sequence.token_ids[:num_known]
+        assert min(tokens) >= 0, "what is known is known"
+        for _ in range(chance.choice([0, 1, num, num, num])):
+            right = next_token(
+                cells_of(tokens, self._weights_of(sequence.sequence_id)), sequence.draw.seed, self._vocabulary
+            )
+            tokens.append(right if chance.random() < self._share_right else chance.randrange(self._vocabulary))
+        return tuple(tokens[num_known : num_known + num])
