@@ -95,7 +95,6 @@ _OPEN = {
     "headrace_startup_seconds": "`total` and its parts",
     "headrace_policies": "one a policy: `scheduling`, `admission`, `preemption`, `chunks`, `prefix_cache`, `training`,"
     " `speculation`",
-    "position": "a number, from 0",
 }
 """Labels whose values come with the traffic, or metrics whose labels do: what is said of them instead."""
 
@@ -125,7 +124,6 @@ def _metrics() -> Iterator[Metric]:
     recorder.record_abort("")
     recorder.record_startup("", 0.0)
     recorder.record_jobs({"": 0})
-    instruments.accepted_draft_tokens.labels("")
     for predictor in ("recompute", "swap", "training"):
         instruments.prediction_error.labels(predictor)
         instruments.predicted_seconds.labels(predictor)

@@ -1,4 +1,4 @@
-"""What n-gram speculation gives on text of several kinds: one engine with it, one without, over the same model, by turns.
+"""What n-gram speculation gives on several kinds of text: an engine with it and one without, over one model, by turns.
 
     python -m loadtest.speculation --model FOLDER [--rounds 3] [--streams 1] [--max-tokens 128]
 

@@ -56,11 +56,6 @@ class RequestJournal:
         self._num_drawing += draws
         self.chunks.append(Chunk(now_s, num_tokens))
 
-    def note_drafts(self, num_drafted: int, num_accepted: int) -> None:
-        """An iteration computed so many drafts, and so many were right."""
-        self.num_drafted += num_drafted
-        self.num_accepted += num_accepted
-
     def num_iterations(self, num_tokens_of_longest: int) -> int:
         """How many iterations computed a part of it. num_tokens_of_longest: output tokens of its longest choice.
 

@@ -9,7 +9,8 @@ from service.core.sequence_group import SequenceGroup
 class ProcessedTokens:
     """Of the iteration whose result came at `now_s`. Engine thread only.
 
-    drafts: as of IterationStats. generated: drawn. prompt: computed for the first time. recomputed: computed again, after a preemption.
+    generated: drawn. prompt: computed for the first time. recomputed: computed again, after a preemption. drafts: as of
+    IterationStats.
     """
 
     __slots__ = ("_now_s", "_num_since", "drafts", "generated", "prompt", "recomputed")

@@ -189,23 +189,22 @@ class ResultApplier:
     ) -> None:
         """Draw after draw, as long as what it was computed behind are the sequence's own tokens: one draw more than
         drafts are right. What comes behind was drawn after a wrong token, and is nobody's."""
-        sequence, start = group.live[0], item.num_computed_tokens
-        num_right = num_equal(drafts, [token_id for token_id, _ in draws])
-        client, num_applied = group.request.client, 0
-        for position, (token_id, logprobs) in enumerate(draws[: num_right + 1], start + 1):
+        sequence, start, journal = group.live[0], item.num_computed_tokens, group.journal
+        num_right, num_applied = num_equal(drafts, [token_id for token_id, _ in draws]), 0
+        journal.num_drafted += len(drafts)
+        for token_id, logprobs in draws[: num_right + 1]:
             if not group.live:
                 break  # the token before it was the last
             if token_id == INVALID_TOKEN_ID:
                 self._requests.end_group(group, Outcome.FAILED, _failed_draw(group.request))
                 break
-            sequence.num_computed_tokens = position
-            self._append_token(group, sequence, position, token_id, logprobs)
+            journal.num_accepted += num_applied > 0
             num_applied += 1
-        num_accepted = max(0, num_applied - 1)
-        group.journal.note_drafts(len(drafts), num_accepted)
-        tokens.drafts.append((len(drafts), num_accepted))
+            sequence.num_computed_tokens = start + num_applied
+            self._append_token(group, sequence, start + num_applied, token_id, logprobs)
+        tokens.drafts.append((len(drafts), max(0, num_applied - 1)))
         tokens.add(sequence, start, start + num_applied, num_applied)
-        self._scheduler.history.decoded(client, num_applied)
+        self._scheduler.history.decoded(group.request.client, num_applied)
         tokens.note_gap(group)
 
     def _end_prompt(self, group: SequenceGroup) -> None:

@@ -84,11 +84,7 @@ class Instruments:
         self.draft_tokens = counter(
             "headrace_draft_tokens_total", "Tokens that were guessed and computed (speculation)."
         )
-        self.accepted_draft_tokens = counter(
-            "headrace_accepted_draft_tokens_total",
-            "Of these, those that were right, by their position in the draft.",
-            ("position",),
-        )
+        self.accepted_draft_tokens = counter("headrace_accepted_draft_tokens_total", "Of these, those that were right.")
         self.lora_loads = counter("headrace_lora_loads_total", "LoRA adapters copied to the device.")
         self.lora_evictions = counter(
             "headrace_lora_evictions_total",

@@ -164,9 +164,7 @@ class Recorder:
     def _record_drafts(self, drafts: tuple[tuple[int, int], ...]) -> None:
         self._instruments.drafts.inc(len(drafts))
         self._instruments.draft_tokens.inc(sum(num_drafted for num_drafted, _ in drafts))
-        for position in range(max(num_accepted for _, num_accepted in drafts)):
-            num_right = sum(num_accepted > position for _, num_accepted in drafts)
-            self._instruments.accepted_draft_tokens.labels(str(position)).inc(num_right)
+        self._instruments.accepted_draft_tokens.inc(sum(num_accepted for _, num_accepted in drafts))
 
     def _record_preemptions(self, stats: IterationStats) -> None:
         self._dropped.inc(stats.num_dropped)

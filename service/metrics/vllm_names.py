@@ -71,7 +71,6 @@ class VllmNames:
         yield self._counter("vllm:spec_decode_num_draft_tokens", "Tokens that were guessed and computed.", drafted)
         accepted = counter_total(of.accepted_draft_tokens)
         yield self._counter("vllm:spec_decode_num_accepted_tokens", "Of these, those that were right.", accepted)
-        yield self._accepted_by_position()
         yield self._requests_ended()
 
     def _gauge(self, name: str, meaning: str, value: float, labels: Mapping[str, str] | None = None) -> Metric:
@@ -90,14 +89,6 @@ class VllmNames:
         metric = Metric(name, "Requests that wait, by what for.", "gauge")
         for reason, value in (("capacity", now.num_waiting), ("deferred", 0)):
             metric.add_sample(name, {**self._labels, "reason": reason}, value)
-        return metric
-
-    def _accepted_by_position(self) -> Metric:
-        (original,) = self._instruments.accepted_draft_tokens.collect()
-        name = "vllm:spec_decode_num_accepted_tokens_per_pos"
-        metric = Metric(name, "The same, by their position in the draft.", "counter")
-        for sample in original.samples:
-            metric.add_sample(f"{name}_total", {**self._labels, **sample.labels}, sample.value)
         return metric
 
     def _requests_ended(self) -> Metric:

@@ -18,7 +18,6 @@ from service.prediction.preemption_cost import PreemptionCost, Recovery, Recover
 from service.prediction.swap_time import Copies
 from service.prediction.workload import Workload
 
-
 WAIT_RATE = 1 / 8
 
 

@@ -127,7 +127,7 @@ class IterationScheduler:
         return IterationPlan(())
 
     def _must_wait_for_ids(self, batch: DecodeBatch, drafts: DraftChoice) -> bool:
-        """Whether the lane's next iteration hangs on the ids of the one that runs; else it is known who drafts in it."""
+        """Whether the lane's next iteration hangs on the ids of the one that runs; else who drafts in it is chosen."""
         if self._launched.has_drafts(batch):
             return True
         running = [group for group in self.pool.running if batch.holds(group)]

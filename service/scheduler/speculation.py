@@ -12,7 +12,7 @@ copy is noticed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from service.core.sequence import Sequence
@@ -144,7 +144,9 @@ class DraftChoice:
         num_read = sum(group.live[0].num_known_tokens for group in decoding)
         num_drafts = sum(len(wish.drafts) for wish in wishes)
         plain_s = self._ledger.decodes_s(num, num_read)
-        with_all_s = self._ledger.decodes_s(num + num_drafts, num_read + sum(w.num_read * len(w.drafts) for w in wishes))
+        with_all_s = self._ledger.decodes_s(
+            num + num_drafts, num_read + sum(w.num_read * len(w.drafts) for w in wishes)
+        )
         if plain_s is None or with_all_s is None:  # nothing was seen yet
             plain_s = with_all_s = 1.0
         draft_s = max(0.0, with_all_s - plain_s) / num_drafts
@@ -156,9 +158,10 @@ class DraftChoice:
     @staticmethod
     def _that_fit(wishes: Iterable[_Wish], room: int) -> Iterable[_Wish]:
         for wish in wishes:
-            if len(wish.drafts) <= room:
-                room -= len(wish.drafts)
-                yield wish
+            if room <= 0:
+                return
+            yield replace(wish, drafts=wish.drafts[:room])
+            room -= len(wish.drafts)
 
 
 def _decodes(group: SequenceGroup) -> bool:

@@ -69,3 +69,52 @@ def test_prompts_that_begin_alike_share_blocks_if_that_is_on(parts: ModelParts, 
 def test_the_blocks_are_the_loaded_models(parts: ModelParts):
     snapshot = assemble(parts).snapshot()
     assert (snapshot.total_blocks, snapshot.block_size) == (parts.loaded.num_blocks, 16)
+
+
+def test_the_tokens_and_logprobs_are_the_same_with_drafts_and_without(parts: ModelParts):
+    """Greedy and seeded, beside each other and with prompts in chunks, with overlap and without. Few tokens may be
+    drawn, so that they come again and again, in any order."""
+    few, again = tuple(range(5, 9)), (7, 8) * 30
+    samplings = [
+        SamplingParams(30, temperature=0.0),
+        SamplingParams(30, seed=7, allowed_token_ids=few[:2], num_logprobs=2),
+        SamplingParams(30, seed=5, allowed_token_ids=few, min_tokens=9, stop_token_ids=frozenset({5}), min_p=0.001),
+        SamplingParams(20, seed=2, temperature=0.7, repetition_penalty=1.3),
+        SamplingParams(12, n=2, seed=3, allowed_token_ids=few),
+    ]
+
+    def told(**changed: object) -> tuple[dict[str, list[object]], int]:
+        engine = assemble(parts, enable_prefix_caching=False, **changed)
+        for number, sampling in enumerate(samplings):
+            engine.requests.add(Request(f"{number}", again[number:], sampling, arrival_s=0.0))
+        events: dict[str, list[object]] = {f"{number}": [] for number in range(len(samplings))}
+        num_drafted = 0
+        while engine.has_work:
+            engine.step()
+            for request_id, event in one_by_one(engine.requests.take_events()):
+                if isinstance(event, FinalEvent):
+                    events[request_id].append((event.outcome, event.stats.num_output_tokens))
+                    num_drafted += event.stats.num_drafted
+                else:
+                    events[request_id].append(event)
+        return events, num_drafted
+
+    plain, num_drafted = told()
+    assert num_drafted == 0
+    for overlap in (False, True):
+        drafting, num_drafted = told(speculation="ngram", overlap=overlap)
+        assert num_drafted > 0
+        assert _without_logprobs(drafting) == _without_logprobs(plain)
+        assert _logprobs(drafting) == pytest.approx(_logprobs(plain), abs=1e-4)
+
+
+def _without_logprobs(events: dict[str, list[object]]) -> dict[str, list[object]]:
+    return {
+        request_id: [event._replace(logprobs=None) if isinstance(event, TokenEvent) else event for event in of]
+        for request_id, of in events.items()
+    }
+
+
+def _logprobs(events: dict[str, list[object]]) -> list[float]:
+    told = [event.logprobs for of in events.values() for event in of if isinstance(event, TokenEvent)]
+    return [number for entry in told if entry for number in (entry.chosen, *(logprob for _, logprob in entry.top))]

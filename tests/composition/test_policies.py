@@ -9,8 +9,10 @@ from service.composition.policies import (
     make_chunk_budget,
     make_preemption,
     make_scheduling_policy,
+    make_speculation,
     make_training_policy,
 )
+from service.config import SchedulerConfig
 from service.kvcache.block_pool import BlockPool
 from service.kvcache.swap_space import SwapSpace
 from service.prediction.iteration_time import IterationTime
@@ -24,6 +26,7 @@ from service.scheduler.interleaved_training import InterleavedTraining
 from service.scheduler.memory_forecast import ForecastAdmission, ReserveAdmission
 from service.scheduler.preemption import AdaptivePreemption, AlwaysRecompute, AlwaysSwap
 from service.scheduler.priority import ByPriority
+from service.scheduler.speculation import Speculation
 from service.scheduler.token_shares import TokenShares
 from service.settings.settings import Settings
 
@@ -63,3 +66,13 @@ def test_the_mode_and_the_bound_say_when_a_training_computes():
     assert (deferred.admits(0.25, 0.2), deferred.admits(0.25, 0.3)) == (False, True)
     settings = Settings(finetuning_mode="interleaved", inter_token_target_ms=20)
     assert isinstance(make_training_policy(settings, IterationTime()), InterleavedTraining)
+
+
+@pytest.mark.parametrize(
+    ("num_seqs", "budget", "most_rows"), [(256, 512, 256), (1, 512, 4), (3, 4, 3)], ids=["many", "one seat", "small"]
+)
+def test_drafts_have_the_seats_that_are_free_and_leave_the_budget_a_token(num_seqs: int, budget: int, most_rows: int):
+    config = SchedulerConfig(num_seqs, budget, 0.0, 1, 1)
+    assert make_speculation(Settings(), config) is None
+    settings = Settings(speculation="ngram", num_speculative_tokens=3)
+    assert make_speculation(settings, config) == Speculation(3, most_rows)

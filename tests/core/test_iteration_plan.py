@@ -70,6 +70,24 @@ def test_decodes_count_beside_what_is_scheduled_one_by_one():
     assert not IterationPlan((), transfers=(OUT,)).computes
 
 
+def test_a_sequence_stands_there_again_for_its_drafts_alone():
+    first = scheduled(0)
+    first = first._replace(token_ids=(1,), num_computed_tokens=5, samples=(Sample(first.sequence_id, 0),))
+    draft = first._replace(token_ids=(2,), num_computed_tokens=6)
+    other = first._replace(sequence_id=99, row=9)
+    plan = IterationPlan((first, draft, draft._replace(num_computed_tokens=7), other))
+    assert (plan.num_sequences, plan.num_drafts, plan.num_draws) == (4, 2, 4)
+    assert IterationPlan((first, other)).num_drafts == 0
+    for items in (
+        (first, other, draft),
+        (first, draft._replace(num_computed_tokens=7)),
+        (first, draft._replace(token_ids=(2, 3))),
+        (first, draft._replace(samples=())),
+    ):
+        with pytest.raises(AssertionError):
+            IterationPlan(items)
+
+
 def test_sequences_that_share_a_block_may_leave_together_while_others_read_it():
     beside = Transfer(2, True, (2, 6), (4, 5))
     assert IterationPlan((scheduled(0),), (BlockCopy(2, 7),), transfers=(OUT, IN, beside)).transfers[2] == beside

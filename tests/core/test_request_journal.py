@@ -19,6 +19,8 @@ def test_iterations_are_the_chunks_and_the_tokens_that_no_chunk_drew() -> None:
     assert journal.num_iterations(10) == 11
     journal.note_chunk(0.9, 29, draws=True)  # came back from a preemption, and drew the eleventh
     assert journal.num_iterations(11) == 12
+    journal.num_accepted = 3
+    assert journal.num_iterations(18) == 16
 
 
 def test_what_is_kept_is_bounded() -> None:

@@ -204,6 +204,14 @@ def test_the_policies_are_labels(recording: Recording) -> None:
     assert recording("headrace_policies_info", scheduling="fair", preemption="adaptive") == 1
 
 
+def test_drafts_are_counted(recording: Recording) -> None:
+    recording.recorder.record_iteration(ITERATION)
+    recording.recorder.record_iteration(ITERATION._replace(drafts=((4, 0), (4, 3), (2, 1))))
+    assert recording("headrace_drafts_total") == 3
+    assert recording("headrace_draft_tokens_total") == 10
+    assert recording("headrace_accepted_draft_tokens_total") == 4
+
+
 def test_adapters_that_come_and_go(recording: Recording) -> None:
     recording.recorder.record_iteration(ITERATION)
     assert (recording("headrace_lora_loads_total"), recording("headrace_lora_evictions_total")) == (0, 0)

@@ -40,6 +40,9 @@ EXPECTED = {
     "vllm:request_params_n_sum": 1,
     "vllm:request_num_preemptions_count": 1,
     "vllm:admission_rejections_total": 1,
+    "vllm:spec_decode_num_drafts_total": 2,
+    "vllm:spec_decode_num_draft_tokens_total": 6,
+    "vllm:spec_decode_num_accepted_tokens_total": 3,
 }
 
 
@@ -49,7 +52,7 @@ def recorded() -> CollectorRegistry:
     registry.register(LiveGauges(lambda: BUSY))
     registry.register(VllmNames(instruments, lambda: BUSY, "m"))
     recorder = Recorder(instruments)
-    recorder.record_iteration(ITERATION)
+    recorder.record_iteration(ITERATION._replace(drafts=((4, 3), (2, 0))))
     for reason in ("overloaded", "invalid_request_error"):
         recorder.record_rejection(reason)
     recorder.record_request(REQUEST, Outcome.FINISHED, (FinishReason.STOP,))
@@ -78,7 +81,7 @@ def test_the_text_has_the_names_as_they_are_scraped() -> None:
 
 def test_there_are_fewer_than_a_thousand_series() -> None:
     text = generate_latest(recorded()).decode()
-    assert sum(not line.startswith("#") for line in text.splitlines()) < 840  # routes add the rest
+    assert sum(not line.startswith("#") for line in text.splitlines()) < 850  # routes add the rest
 
 
 def test_before_there_is_an_engine() -> None:
