@@ -428,9 +428,9 @@ class Harness:
             assert [entry.chosen for entry in scored] == by_position[: len(prompt) - 1]
 
 
-def sequence_ids(plan: IterationPlan) -> set[int]:
-    """Of all that it computes."""
-    return {*plan.decodes.sequence_ids.tolist(), *(item.sequence_id for item in plan.scheduled)}
+def sequence_ids(plan: IterationPlan) -> list[int]:
+    """Of all that it computes, each once."""
+    return list(dict.fromkeys([*plan.decodes.sequence_ids.tolist(), *(item.sequence_id for item in plan.scheduled)]))
 
 
 def _digest(request: Request) -> str | None:

@@ -116,6 +116,7 @@ def test_policies_are_told_by_name():
         "chunks": "inter-token-target",
         "prefix_cache": "on",
         "training": "deferred",
+        "speculation": "none",
     }
 
 
