@@ -85,7 +85,7 @@ WITHOUT_A_TWIN = {
     "loadtest/frame_cost.py": "a benchmark",
     "loadtest/bench/products.py": "a benchmark",
     "loadtest/bench/perplexity.py": "a measurement",
-    "loadtest/speculation.py": "a benchmark",
+    "loadtest/speculation_gain.py": "a benchmark",
     "loadtest/stream_cost.py": "a benchmark",
     "loadtest/stub_server.py": "the other side in most of tests/loadtest",
     "loadtest/throughput_benchmark.py": "a benchmark",

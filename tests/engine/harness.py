@@ -35,7 +35,7 @@ from service.prediction.iteration_time import IterationTime
 from service.prediction.preemption_cost import PreemptionCost
 from service.prediction.recovery_ledger import RecoveryLedger
 from service.prediction.swap_time import SwapTime
-from service.scheduler.admission import OnDemandAdmission, fits_ever
+from service.scheduler.admission import Admission, OnDemandAdmission, fits_ever
 from service.scheduler.background_last import BackgroundLast
 from service.scheduler.chunk_budget import ChunkBudget, FixedBudget
 from service.scheduler.deferred_batching import DeferredBatching, TrainingPolicy
@@ -120,25 +120,14 @@ class Harness:
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         history = History()
-        admissions = {
-            "on-demand": OnDemandAdmission(watermark_blocks),
-            "reserve": ReserveAdmission(),
-            "forecast": ForecastAdmission(history),
-        }
-        policies: dict[str, SchedulingPolicy] = {
-            "fcfs": FirstComeFirstServed(),
-            "priority": ByPriority(),
-            "fair": Fair(self.blocks.swap_space),
-            "shares": TokenShares(history),
-        }
         self.is_fcfs = policy == "fcfs"
         self.cost = PreemptionCost(IterationTime(), SwapTime(), max_num_batched_tokens)
         self.max_preemptions = max_preemptions
         self.scheduler = IterationScheduler(
             self.blocks,
             SchedulerPolicies(
-                BackgroundLast(policies[policy] if isinstance(policy, str) else policy),
-                admissions[admission],
+                BackgroundLast(_scheduling(policy, self.blocks, history)),
+                _admission(admission, watermark_blocks, history),
                 preemption or AlwaysRecompute(),
                 chunk_budget or FixedBudget(max_num_batched_tokens),
                 training or DeferredBatching(0.0),
@@ -426,6 +415,28 @@ class Harness:
         if request.sampling.num_prompt_logprobs is not None and (drawn or complete):
             scored = self.prompt_logprobs[request.request_id]
             assert [entry.chosen for entry in scored] == by_position[: len(prompt) - 1]
+
+
+def _admission(name: Literal["on-demand", "reserve", "forecast"], watermark_blocks: int, history: History) -> Admission:
+    match name:
+        case "on-demand":
+            return OnDemandAdmission(watermark_blocks)
+        case "reserve":
+            return ReserveAdmission()
+        case "forecast":
+            return ForecastAdmission(history)
+
+
+def _scheduling(policy: str | SchedulingPolicy, blocks: BlockManager, history: History) -> SchedulingPolicy:
+    if not isinstance(policy, str):
+        return policy
+    policies: dict[str, SchedulingPolicy] = {
+        "fcfs": FirstComeFirstServed(),
+        "priority": ByPriority(),
+        "fair": Fair(blocks.swap_space),
+        "shares": TokenShares(history),
+    }
+    return policies[policy]
 
 
 def sequence_ids(plan: IterationPlan) -> list[int]:

@@ -1,6 +1,6 @@
 """What n-gram speculation gives on several kinds of text: an engine with it and one without, over one model, by turns.
 
-    python -m loadtest.speculation --model FOLDER [--rounds 3] [--streams 1] [--max-tokens 128]
+    python -m loadtest.speculation_gain --model FOLDER [--rounds 3] [--streams 1] [--max-tokens 128]
 
 Without HTTP: seconds of the decodes alone, from the first token on. The kinds: text that copies (a file is to be given
 back with a small change), an answer about a text, and free text. Greedy; the tokens of both engines are compared.
@@ -52,7 +52,9 @@ class Turn(NamedTuple):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m loadtest.speculation", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.speculation_gain", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("--model", required=True)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--streams", default="1", help="numbers of streams of the same kind, with commas")
