@@ -46,8 +46,8 @@ clients: .venv-clients/.installed
 	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check -c tests/clients/constraints.txt -e '.[clients]'
 	touch $@
 
-# The deployment beside the real tools, as far as this machine has them: haproxy, prometheus with promtool, kubectl, systemd,
-# kubernetes-validate, an OpenTelemetry exporter. The last lines name what was left out, and why.
+# The deployment beside the real tools, as far as this machine has them: haproxy, vllm-router, Ray, prometheus with promtool,
+# kubectl, systemd, kubernetes-validate, an OpenTelemetry exporter. The last lines name what was left out, and why.
 deploy-test: $(VENV)/.installed-dev
 	$(BIN)/pytest tests/deploy tests/api/test_request_spans.py -m 'not gpu' -rs
 

@@ -26,7 +26,7 @@ from loadtest.headrace_server import headrace_server
 from loadtest.metrics import RunLabels, summarize
 from loadtest.prompts import BodyOptions
 from loadtest.random_streams import random_stream
-from loadtest.routers import CACHE_AWARE, kv_aware, program, running_haproxy, running_vllm_router
+from loadtest.routers import CACHE_AWARE, kv_aware, kv_event_flags, program, running_haproxy, running_vllm_router
 from loadtest.runner import LoadPlan, run_load
 from loadtest.server_metrics import read_metrics
 from loadtest.server_process import free_port
@@ -89,9 +89,7 @@ def replicas(count: int, flags: Sequence[str]) -> Iterator[list[Replica]]:
         started = []
         for _ in range(count):
             endpoints = _kv_endpoints() if find_spec("zmq") and find_spec("msgpack") else None
-            events = (
-                ("--kv-events-endpoint", endpoints[0], "--kv-events-replay-endpoint", endpoints[1]) if endpoints else ()
-            )
+            events = kv_event_flags(*endpoints) if endpoints else ()
             log = stack.enter_context(tempfile.TemporaryFile())
             server = stack.enter_context(headrace_server([*flags, *events], log))
             started.append(Replica(f"http://127.0.0.1:{server.port}", endpoints))

@@ -45,6 +45,16 @@ def kv_aware(model: str, endpoints: Mapping[str, tuple[str, str]]) -> tuple[str,
     return ("--policy=kv_aware", f"--kv-event-model={model}", *sources)
 
 
+def kv_event_flags(events: str, replays: str) -> tuple[str, ...]:
+    """A replica's own, for endpoints of `kv_aware`: it listens where the router connects to."""
+    listened = (endpoint.replace("127.0.0.1", "*") for endpoint in (events, replays))
+    return tuple(
+        word
+        for flag, endpoint in zip(("--kv-events-endpoint", "--kv-events-replay-endpoint"), listened, strict=True)
+        for word in (flag, endpoint)
+    )
+
+
 def haproxy_configuration(shipped: str, urls: Sequence[str], port: int) -> str:
     """The shipped file, but for where it listens and how it finds the replicas: Docker's names are not there."""
     addresses = [url.removeprefix("http://") for url in urls]

@@ -34,7 +34,11 @@ _Event = dict[str, Any]
 
 
 class KvEventPublisher:
-    """A `KvEvents`. block_size: tokens of an entry. Raises ConfigError if an address cannot be had."""
+    """A `KvEvents`. block_size: tokens of an entry. Raises ConfigError if an address cannot be had.
+
+    endpoint: listened on if it has a wildcard (`tcp://*:5557`) or is local to the machine; another one is of a router
+    that listens itself, for all its replicas, and is connected to, as vLLM does it. replay_endpoint: listened on.
+    """
 
     def __init__(self, endpoint: str, replay_endpoint: str | None, topic: str, block_size: int) -> None:
         self._topic = topic.encode()
@@ -43,9 +47,9 @@ class KvEventPublisher:
         self._sent: deque[tuple[int, bytes]] = deque(maxlen=MAX_REPLAYED)
         self._num_sent = 0
         self._context = zmq.Context()
-        self._publications = self._bound(zmq.PUB, endpoint, "kv-events-endpoint")
+        self._publications = self._opened(zmq.PUB, endpoint, "kv-events-endpoint", listens=_is_ours(endpoint))
         self._replays = (
-            None if replay_endpoint is None else self._bound(zmq.ROUTER, replay_endpoint, "kv-events-replay-endpoint")
+            None if replay_endpoint is None else self._opened(zmq.ROUTER, replay_endpoint, "kv-events-replay-endpoint")
         )
         self._thread = threading.Thread(target=self._send_all, name="kv events", daemon=True)
         self._thread.start()
@@ -77,10 +81,10 @@ class KvEventPublisher:
         self._thread.join(1.0)
         self._context.destroy(linger=0)
 
-    def _bound(self, kind: int, endpoint: str, setting: str) -> zmq.Socket[bytes]:
+    def _opened(self, kind: int, endpoint: str, setting: str, listens: bool = True) -> zmq.Socket[bytes]:
         made = self._context.socket(kind)
         try:
-            made.bind(endpoint)
+            (made.bind if listens else made.connect)(endpoint)
         except zmq.ZMQError as fault:
             self._context.destroy(linger=0)
             raise ConfigError(f"{setting}: {endpoint!r}: {fault.strerror}") from fault
@@ -134,6 +138,10 @@ class KvEventPublisher:
                 if number >= int.from_bytes(first, "big"):
                     self._replays.send_multipart([who, b"", number.to_bytes(8, "big"), payload])
             self._replays.send_multipart([who, b"", _END, b""])
+
+
+def _is_ours(endpoint: str) -> bool:
+    return any(mark in endpoint for mark in ("*", "::", "0.0.0.0")) or endpoint.startswith(("ipc://", "inproc://"))
 
 
 def _keys_of(salt: str) -> list[str] | None:

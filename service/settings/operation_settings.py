@@ -35,7 +35,8 @@ class OperationSettings(BaseModel):
         description="of the log's lines; auto: text, but for those of requests, which are JSON unless on a terminal",
     )
     kv_events_endpoint: str | None = Field(
-        None, description="ZMQ address where the prefix cache's events are published; needs the extra kv-events"
+        None,
+        description="ZMQ address of the prefix cache's events: with * to listen, else a router's; extra kv-events",
     )
     kv_events_replay_endpoint: str | None = Field(None, description="ZMQ address to ask for missed ones at, if any")
     kv_events_topic: str | None = Field(None, description="what their messages begin with, for subscribers")

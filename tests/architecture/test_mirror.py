@@ -11,6 +11,8 @@ WITHOUT_A_TWIN = {
     "service/config.py": "values only",
     "service/kvcache/kv_events.py": "a Protocol and its null object; tests/kv_events/test_publisher.py",
     "service/doctor/finding.py": "values only",
+    "service/ray_serve/application.py": "tests/deploy/test_ray_serve.py, where Ray is installed",
+    "service/ray_serve/prefix_router.py": "tests/deploy/test_ray_serve.py, where Ray is installed",
     "service/distributed/mask_messages.py": "tests/distributed/test_told_executor.py",
     "service/distributed/plan_follower.py": "tests/distributed/test_told_executor.py",
     "service/distributed/rank_model.py": "tests/e2e/test_tensor_parallel.py",

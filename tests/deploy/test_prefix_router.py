@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from loadtest.routers import CACHE_AWARE, kv_aware, program, running_vllm_router
+from loadtest.routers import CACHE_AWARE, kv_aware, kv_event_flags, program, running_vllm_router
 from loadtest.server_metrics import read_metrics
 from loadtest.server_process import free_port
 from tests.deploy.test_drain_behind_haproxy import FLAGS, calls, outcome
@@ -42,7 +42,7 @@ def replicas(tmp_path_factory: pytest.TempPathFactory, endpoints: list[tuple[str
     with ExitStack() as stack:
         started = []
         for events, replays in endpoints:
-            told = ["--kv-events-endpoint", events, "--kv-events-replay-endpoint", replays] if has_events else []
+            told = kv_event_flags(events, replays) if has_events else ()
             server = ServerProcess(str(folder), *FLAGS, "--api-key", f"client:{KEY}", *told)
             started.append(stack.enter_context(server).url)
         yield started

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -69,6 +70,28 @@ def subscriber(publisher: KvEventPublisher) -> Iterator[Subscriber]:
     made.close()
 
 
+def test_a_router_that_listens_itself_is_connected_to():
+    """llm-d's, in the form with one socket for all replicas."""
+    context = zmq.Context()
+    router = context.socket(zmq.SUB)
+    router.setsockopt(zmq.RCVTIMEO, 200)
+    router.setsockopt_string(zmq.SUBSCRIBE, "kv@")
+    port = router.bind_to_random_port("tcp://127.0.0.1")
+    publishers = [KvEventPublisher(f"tcp://127.0.0.1:{port}", None, f"kv@{i}@model", BLOCK) for i in range(2)]
+    heard: set[bytes] = set()
+    deadline_s = time.monotonic() + 10
+    while len(heard) < len(publishers):
+        assert time.monotonic() < deadline_s
+        for publisher in publishers:  # what nobody hears yet is lost
+            publisher.cleared()
+        with suppress(zmq.Again):
+            heard.add(router.recv_multipart()[0])
+    assert heard == {b"kv@0@model", b"kv@1@model"}
+    for publisher in publishers:
+        publisher.close()
+    context.destroy(linger=0)
+
+
 def test_a_router_knows_what_the_cache_knows(publisher: KvEventPublisher, subscriber: Subscriber):
     cache = ChainedPrefixCache(BLOCK, events=publisher)
     tokens = list(range(1, 3 * BLOCK + 1))
@@ -122,8 +145,10 @@ def test_too_many_at_once_become_one_that_forgets_all(
 
 
 def test_an_address_that_cannot_be_had_is_told_by_its_setting(publisher: KvEventPublisher):
-    taken = publisher._publications.getsockopt_string(zmq.LAST_ENDPOINT)
+    taken = publisher._publications.getsockopt_string(zmq.LAST_ENDPOINT).replace("127.0.0.1", "*")
     with pytest.raises(ConfigError, match="kv-events-endpoint: "):
         KvEventPublisher(taken, None, "", BLOCK)
     with pytest.raises(ConfigError, match="kv-events-replay-endpoint: "):
         KvEventPublisher("tcp://127.0.0.1:*", "nonsense", "", BLOCK)
+    with pytest.raises(ConfigError, match="kv-events-endpoint: "):
+        KvEventPublisher("router:5557", None, "", BLOCK)

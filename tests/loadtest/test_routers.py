@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loadtest.routers import HAPROXY_FILE, SEES_A_DRAIN, haproxy_configuration, kv_aware, program
+from loadtest.routers import HAPROXY_FILE, SEES_A_DRAIN, haproxy_configuration, kv_aware, kv_event_flags, program
 from tests.deploy.deployment import services
 
 URLS = ["http://127.0.0.1:7001", "http://127.0.0.1:7002"]
@@ -31,6 +31,11 @@ def test_a_replica_has_its_events_and_their_replay():
         assert f"--kv-event-source={url}={url}-events" in flags
         assert f"--kv-event-replay-source={url}={url}-replays" in flags
     assert "--kv-event-model=m" in flags
+
+
+def test_a_replica_listens_where_the_router_connects_to():
+    flags = kv_event_flags("tcp://127.0.0.1:1", "tcp://127.0.0.1:2")
+    assert flags == ("--kv-events-endpoint", "tcp://*:1", "--kv-events-replay-endpoint", "tcp://*:2")
 
 
 def test_a_program_that_is_not_there():

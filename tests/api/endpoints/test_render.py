@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+from typing import Any
+
 import httpx
+import pytest
 
 from tests.api.running_server import MODEL, RunningServer
 from tests.api.wire import CHAT, COMPLETIONS, chat, completion, error_of
@@ -35,3 +38,29 @@ def test_what_the_call_refuses_is_refused(http: httpx.Client) -> None:
         assert error_of(http.post(f"{COMPLETIONS}/render", json=completion(**fields)))["param"] == param
     beams = completion(use_beam_search=True, beam_width=2)
     assert error_of(http.post(f"{COMPLETIONS}/render", json=beams))["param"] == "use_beam_search"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [{"role": "user", "content": "hi"}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]},
+        {"messages": [{"role": "user", "content": ""}]},
+        {
+            "messages": [{"role": "user", "content": "hi"}],
+            "add_generation_prompt": True,
+            "chat_template_kwargs": {},
+        },
+        {"messages": [{"role": "assistant", "content": "hi"}], "continue_final_message": True},
+    ],
+)
+def test_chats_as_llm_ds_endpoint_picker_asks_for_them(http: httpx.Client, fields: dict[str, Any]) -> None:
+    """Its tokenizer plugin sends these bodies and reads `token_ids` and `features`; docs/production.md: the version."""
+    rendered = http.post(f"{CHAT}/render", json={"model": MODEL, **fields}).json()
+    assert rendered["token_ids"] and all(type(token) is int for token in rendered["token_ids"])
+    assert rendered["features"] is None
+
+
+def test_completions_as_llm_ds_endpoint_picker_asks_for_them(http: httpx.Client) -> None:
+    first, *others = http.post(f"{COMPLETIONS}/render", json={"model": MODEL, "prompt": "hi"}).json()
+    assert first["token_ids"] and not others
