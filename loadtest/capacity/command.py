@@ -69,8 +69,7 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         type=_layout,
         metavar="TxP",
-        help="T GPUs for each layer, P pipeline stages; may be repeated (the profile's; of one GPU also 2x1, 4x1, 8x1, "
-        "1x2 and 2x2)",
+        help="T GPUs for each layer, P pipeline stages; repeatable (the profile's; of one GPU also 2x1, 4x1, 1x2)",
     )
     replica.add_argument(
         "--all-reduce-us",
@@ -112,7 +111,7 @@ def _layouts(args: argparse.Namespace, profile: ReplicaProfile) -> list[Layout]:
         return list(args.layout)
     if profile.divisible is None or own.num_gpus > 1:
         return [own]
-    return [own, Layout(2, 1), Layout(4, 1), Layout(8, 1), Layout(1, 2), Layout(2, 2)]
+    return [own, Layout(2, 1), Layout(4, 1), Layout(1, 2)]
 
 
 def _traffic(args: argparse.Namespace) -> Workload:
