@@ -76,6 +76,13 @@ def alpaca() -> Workload:
     return Workload("alpaca", Lognormal(19.31, 0.7, 4, 256), Lognormal(58.45, 1.0, 4, 512))
 
 
+def chat_history() -> Workload:
+    """PagedAttention, section 6.5: chat history and query, cut to their last 1,024 tokens, which half of them have;
+    answers as ShareGPT's. The spread is ours.
+    """
+    return Workload("chat-history", Lognormal(1400, 1.0, 16, 1024), sharegpt().output)
+
+
 def chatbot() -> Workload:
     """AdaptiveLLM, table 2: Chatbot, mean 17.02 in; output limit 64 as in its tables 3 and 4; the spread is
     ours.
@@ -151,6 +158,7 @@ WORKLOADS: Mapping[str, Callable[[], Workload]] = MappingProxyType(
         "orca": orca,
         "sharegpt": sharegpt,
         "alpaca": alpaca,
+        "chat-history": chat_history,
         "chatbot": chatbot,
         "summary": summary,
         "prefill": prefill,

@@ -130,6 +130,21 @@ class DecodeWork:
 
         return seconds_of_layer(run, self._caches.layers)
 
+    def contiguous_seconds(self) -> float:
+        """torch's attention over keys and values that lie in a row, for contexts of one length: what paging costs."""
+        return seconds_of_layer(self.attend_contiguous, [self.in_rows(*layer) for layer in self._caches.layers])
+
+    def in_rows(self, *caches: Tensor) -> tuple[Tensor, Tensor]:
+        """A layer's keys and values, [S, K, C, D]: each sequence's in order. Contexts must be whole blocks."""
+        blocks = self._batch.block_table.long()
+        keys, values = (x[blocks].flatten(1, 2).transpose(1, 2).contiguous() for x in caches)
+        return keys, values
+
+    def attend_contiguous(self, layer: tuple[Tensor, Tensor]) -> Tensor:
+        """Of what `in_rows` gives: [S, H, D], as `out`."""
+        query = self._query[:, :, None]
+        return F.scaled_dot_product_attention(query, *layer, scale=self._scale, enable_gqa=True)[:, :, 0]
+
 
 class PrefillWork:
     def __init__(

@@ -15,8 +15,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 from loadtest.scenarios import (
+    adaptivellm_fig7,
     adaptivellm_fig8,
     adaptivellm_fig9,
+    adaptivellm_regressors,
     adaptivellm_table3,
     adaptivellm_table5,
     fineinfer_coserving,
@@ -30,8 +32,10 @@ from loadtest.scenarios import (
     pagedattention_fig12,
     pagedattention_fig15,
     pagedattention_fig16,
+    pagedattention_fig17,
     pagedattention_fig18,
     pagedattention_fig19,
+    tokenattention,
 )
 from loadtest.scenarios.figure import Figure, figure_text, write_figure, write_page
 from loadtest.scenarios.stage import FULL, SMALL, Stage
@@ -47,13 +51,17 @@ SCENARIOS: Mapping[str, Callable[[Stage], Figure]] = MappingProxyType(
             pagedattention_fig12,
             pagedattention_fig15,
             pagedattention_fig16,
+            pagedattention_fig17,
             pagedattention_fig18,
             pagedattention_fig19,
+            tokenattention,
             fineinfer_fig5,
             fineinfer_deferral,
             fineinfer_coserving,
             adaptivellm_table3,
             adaptivellm_table5,
+            adaptivellm_regressors,
+            adaptivellm_fig7,
             adaptivellm_fig8,
             adaptivellm_fig9,
             overhead_table,

@@ -3,8 +3,10 @@
 128 device blocks and 64 host blocks of 16 tokens, output limit 64, requests of three data sets' lengths at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
+from types import MappingProxyType
 
 from loadtest.baselines.engine_system import EnginePolicies, EngineSystem, exact_limit, on_demand, unfitted_cost
 from loadtest.baselines.kv_pool import KvPool
@@ -21,6 +23,9 @@ NAME = "adaptivellm_table3"
 NUM_DEVICE_BLOCKS, NUM_HOST_BLOCKS, BLOCK_SIZE = 128, 64, 16
 OUTPUT_LIMIT = 64
 DATA_SETS = ("chatbot", "alpaca", "summary")
+WAYS: Mapping[str, Callable[[], Preemption]] = MappingProxyType(
+    {"adaptive": AdaptivePreemption, "always recompute": AlwaysRecompute, "always swap": AlwaysSwap}
+)
 
 
 def scarce_pool(stage: Stage) -> KvPool:
@@ -28,15 +33,47 @@ def scarce_pool(stage: Stage) -> KvPool:
     return stage.pool(NUM_DEVICE_BLOCKS * BLOCK_SIZE, BLOCK_SIZE, NUM_HOST_BLOCKS)
 
 
-def data_set(stage: Stage, name: str, num_summaries: int = 400) -> list[OfflineRequest]:
-    """Requests with the lengths of one of its data sets, prompts cut to what the pool holds.
-
-    As many as the paper's on the modelled device, which takes no time; else the form divides them. num_summaries: few
-    of the long ones run at once, so they take long.
+def data_set(
+    stage: Stage, name: str, num_summaries: int = 400, output_limit: int = OUTPUT_LIMIT, num_others: int = 1000
+) -> list[OfflineRequest]:
+    """Requests with the lengths of one of its data sets, prompts cut to what the pool holds; fewer by the form's
+    divisor of policies. num_summaries: few of the long ones run at once, so they take long.
     """
-    longest = NUM_DEVICE_BLOCKS * BLOCK_SIZE - 2 * OUTPUT_LIMIT
-    num = num_summaries if name == "summary" else 1000
-    return stage.cut_trace(name, num if stage.form.models_policies else stage.num_requests(num), longest, OUTPUT_LIMIT)
+    longest = NUM_DEVICE_BLOCKS * BLOCK_SIZE - 2 * output_limit
+    num = (num_summaries if name == "summary" else num_others) // stage.form.policy_divisor
+    return stage.cut_trace(name, num, longest, output_limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The requests served once, the preempted returning in one way. ledger: what was predicted, and beside it what it
+    took."""
+
+    outcome: ReplayOutcome
+    log: Sequence[IterationStats]
+    ledger: TimedLedger
+
+    @property
+    def tokens_per_s(self) -> float:
+        return output_throughput(self.outcome)
+
+    @property
+    def num_dropped(self) -> int:
+        return sum(iteration.num_dropped for iteration in self.log)
+
+    @property
+    def num_swapped(self) -> int:
+        return sum(iteration.num_swapped for iteration in self.log)
+
+
+def serve(pool: KvPool, way: str, requests: Sequence[OfflineRequest]) -> Served:
+    """way: one of WAYS. Who does not choose needs no predictions."""
+    with pool.clock.working():
+        ledger = TimedLedger(fitted_cost(pool) if way == "adaptive" else unfitted_cost(pool))
+    policies = EnginePolicies(on_demand(pool), exact_limit, preemption=WAYS[way](), ledger=ledger)
+    system = EngineSystem(way, pool, policies)
+    outcome = replay(system, requests)
+    return Served(outcome, system.log.iterations, ledger)
 
 
 def run(stage: Stage) -> Figure:
@@ -47,33 +84,14 @@ def run(stage: Stage) -> Figure:
     timings: list[Timing] = []
     for name in DATA_SETS:
         requests = data_set(stage, name)
-        kinds: dict[str, Preemption] = {
-            "adaptive": AdaptivePreemption(),
-            "always recompute": AlwaysRecompute(),
-            "always swap": AlwaysSwap(),
-        }
-        rates = {}
-        for kind, preemption in kinds.items():
-            with pool.clock.working():  # who does not choose needs no predictions
-                ledger = TimedLedger(fitted_cost(pool) if kind == "adaptive" else unfitted_cost(pool))
-            policies = EnginePolicies(on_demand(pool), exact_limit, preemption=preemption, ledger=ledger)
-            system = EngineSystem(kind, pool, policies)
-            outcome = replay(system, requests)
-            rates[kind] = output_throughput(outcome)
-            log = system.log.iterations
-            rows.append(
-                [
-                    name,
-                    kind,
-                    rates[kind],
-                    rates["adaptive"] / rates[kind],
-                    sum(i.num_dropped for i in log),
-                    sum(i.num_swapped for i in log),
-                ]
-            )
-            if kind == "adaptive":
-                notes.append(_note(name, outcome, ledger, log))
-                timings += ledger.timings
+        served = {way: serve(pool, way, requests) for way in WAYS}
+        adaptive = served["adaptive"]
+        rows += [
+            [name, way, one.tokens_per_s, adaptive.tokens_per_s / one.tokens_per_s, one.num_dropped, one.num_swapped]
+            for way, one in served.items()
+        ]
+        notes.append(_note(name, adaptive))
+        timings += adaptive.ledger.timings
     columns = ["lengths", "preempted return by", "output tokens/s", "adaptive over it", "dropped", "swapped"]
     return Figure(
         NAME,
@@ -89,13 +107,13 @@ def run(stage: Stage) -> Figure:
     )
 
 
-def _note(name: str, outcome: ReplayOutcome, ledger: TimedLedger, log: Sequence[IterationStats]) -> str:
-    share = ledger.seconds / sum(iteration.seconds for iteration in outcome.iterations)
+def _note(name: str, served: Served) -> str:
+    share = served.ledger.seconds / sum(iteration.seconds for iteration in served.outcome.iterations)
     words = [f"{name}: predicting took {100 * share:.2g} % of the run (paper: 0.1 to 1 %)"]
     for predictor in ("recompute", "swap"):
         errors = [
             abs(p.predicted_s - p.actual_s) / p.actual_s
-            for iteration in log
+            for iteration in served.log
             for p in iteration.predictions
             if p.predictor == predictor and p.actual_s > 0
         ]

@@ -2,7 +2,8 @@
 
 Small blocks waste nothing and make long tables; large ones leave unfilled ends, so fewer sequences run. Small form:
 that, on the modelled device, for which a block is only memory. Full form: what the block size is to the attention
-kernels, a decode of sequences as they run under full load and a prompt among them.
+kernels, a decode of sequences as they run under full load and a prompt among them; and what paging costs them (figure
+18a), beside torch's attention over keys and values that are contiguous.
 """
 
 from collections.abc import Sequence
@@ -26,12 +27,15 @@ WORKLOADS = {"sharegpt": 1024, "alpaca": 512}
 SEQUENCES = {"sharegpt": (128, 384), "alpaca": (256, 64)}
 """Number and cached tokens of sequences that decode together."""
 
+CONTIGUOUS = ((8, 64), (8, 256), (32, 64), (32, 256), (64, 1024), (256, 256))
+"""Number of sequences, and cached tokens of each: the paper's, and larger ones."""
+
 PROMPT_LEN = 1024
 
 
 def run(stage: Stage) -> Figure:
     """The figure."""
-    tables, plots = _under_full_load(stage) if stage.form.models_policies else ([kernel_table(KERNEL_BLOCK_SIZES)], [])
+    tables, plots = _under_full_load(stage) if stage.form.models_policies else (_of_kernels(), [])
     return Figure(
         NAME,
         "PagedAttention figure 18: block size",
@@ -54,6 +58,23 @@ def kernel_table(sizes: Sequence[int], prompt_len: int = PROMPT_LEN) -> Table:
         rows.append([size, *decodes, 1e6 * PrefillWork(heads, [prompt_len], [prompt_len], size).seconds()])
     columns = ["block size", *(f"{n} decodes of {length}, us" for n, length in SEQUENCES.values())]
     return Table(f"{heads.name} heads, one layer", [*columns, f"prompt of {prompt_len}, us"], rows)
+
+
+def contiguous_table(works: Sequence[tuple[int, int]] = CONTIGUOUS, block_size: int = 16) -> Table:
+    """The same of decodes, paged and contiguous. Contexts are whole blocks, so both read the same bytes."""
+    from loadtest.bench.attention_kernels import SHAPES, DecodeWork
+
+    rows = []
+    for num, context in works:
+        work = DecodeWork(SHAPES[0], [context] * num, block_size)
+        paged_us, contiguous_us = 1e6 * work.seconds(), 1e6 * work.contiguous_seconds()
+        rows.append([num, context, paged_us, contiguous_us, paged_us / contiguous_us])
+    columns = ["decodes", "tokens each", f"paged by {block_size}, us", "contiguous, us", "paged over it"]
+    return Table("Paged and contiguous; the paper's kernel: 1.20 to 1.26 of FasterTransformer's", columns, rows)
+
+
+def _of_kernels() -> list[Table]:
+    return [kernel_table(KERNEL_BLOCK_SIZES), contiguous_table()]
 
 
 def _under_full_load(stage: Stage) -> tuple[list[Table], list[Plot]]:

@@ -1,23 +1,35 @@
-"""PagedAttention, figure 19: what a preemption costs by swapping and by recomputing, block size 1 to 256.
+"""PagedAttention, figure 19: swapping and recomputing by block size, 1 to 256: what a preemption costs, and end to end.
 
 A sequence's blocks, scattered over the pool as they are after a while of serving, move out and back by the service's
 own transfers, each block in one copy. Recomputing is one prefill of the same tokens at block size 16: where keys and
 values are written hardly changes it (the paper's curve is flat).
+
+End to end (19b), ShareGPT's lengths under full load in scarce memory.
 """
 
 import random
 import time
+from collections.abc import Callable, Mapping
 from statistics import median
+from types import MappingProxyType
 
+from loadtest.baselines.engine_system import EnginePolicies, EngineSystem, exact_limit, on_demand
 from loadtest.baselines.preemption_judge import recompute_seconds
 from loadtest.model_shapes import read_shape
+from loadtest.offline.figures_of_merit import mean_normalized_latency_s, num_preemptions, output_throughput
+from loadtest.offline.replay import replay
 from loadtest.scenarios.figure import Figure, Plot, Table
 from loadtest.scenarios.stage import Stage
 from loadtest.svg_plot import Axes, Curve
+from service.scheduler.preemption import AlwaysRecompute, AlwaysSwap, Preemption
 
 NAME = "pagedattention_fig19"
 BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)
+END_TO_END_SIZES = (1, 16, 64)
+"""On a GPU, where each loads the model anew."""
+END_TO_END_TOKENS = 16_384
 _ROUNDS = 7
+_WAYS: Mapping[str, Callable[[], Preemption]] = MappingProxyType({"recompute": AlwaysRecompute, "swap": AlwaysSwap})
 
 
 def run(stage: Stage) -> Figure:
@@ -48,14 +60,38 @@ def run(stage: Stage) -> Figure:
         curves.append(Curve(f"swap, {length} tokens", BLOCK_SIZES, swapped, 2 * number, markers=True))
         flat = [recompute_ms] * len(BLOCK_SIZES)
         curves.append(Curve(f"recompute, {length} tokens", BLOCK_SIZES, flat, 2 * number + 1))
+    end_to_end, rates = _end_to_end(stage)
     return Figure(
         NAME,
         "PagedAttention figure 19: swapping and recomputing by block size",
-        "the service's transfers and its executor, by themselves, waited for",
-        tables,
-        [Plot(Axes("Cost of a preemption", "block size (log)", "ms", log_x=True), curves)],
+        "the service's transfers and its executor, by themselves, waited for; end to end the offline engine on"
+        f" {stage.policy_device}",
+        [*tables, end_to_end],
+        [
+            Plot(Axes("Cost of a preemption", "block size (log)", "ms", log_x=True), curves),
+            Plot(Axes("End to end", "block size (log)", "output tokens/s", log_x=True), rates),
+        ],
         ["the paper's: recomputing is the cheaper one for small blocks, both alike from 16 to 64, swapping for large"],
     )
+
+
+def _end_to_end(stage: Stage) -> tuple[Table, list[Curve]]:
+    sizes = BLOCK_SIZES if stage.form.models_policies else END_TO_END_SIZES
+    requests = stage.trace("sharegpt", stage.num_requests(1000))
+    rows: list[list[object]] = []
+    rates: dict[str, list[float]] = {way: [] for way in _WAYS}
+    for size in sizes:
+        for way, make in _WAYS.items():
+            pool = stage.pool(END_TO_END_TOKENS, size, END_TO_END_TOKENS // size)
+            system = EngineSystem(way, pool, EnginePolicies(on_demand(pool), exact_limit, preemption=make()))
+            outcome = replay(system, requests)
+            rates[way].append(output_throughput(outcome))
+            rows.append([size, way, rates[way][-1], 1e3 * mean_normalized_latency_s(outcome), num_preemptions(outcome)])
+    columns = ["block size", "preempted return by", "output tokens/s", "normalized, ms/token", "preemptions"]
+    title = f"sharegpt, {len(requests)} requests at once, memory for {END_TO_END_TOKENS} tokens, as much on the host"
+    return Table(title, columns, rows), [
+        Curve(way, sizes, values, index, markers=True) for index, (way, values) in enumerate(rates.items())
+    ]
 
 
 def _moved(stage: Stage, block_size: int, length: int) -> tuple[float, float]:

@@ -51,7 +51,8 @@ class Form:
     """Sizes of a run.
 
     shape, dtype, max_model_len, max_num_seqs: of the model that is measured. models_policies: whether the policies'
-    figures are drawn on the modelled device. request_divisor: so many times fewer requests than the paper's.
+    figures are drawn on the modelled device. request_divisor: so many times fewer requests than the paper's;
+    policy_divisor: the same where only policies are looked at.
     num_probes: requests at once that tell the full load. rate_factors: the rates, as multiples of the full load.
     sweep_s, sweep_share: seconds that a rate lasts, and its requests over those at once, at the least.
     """
@@ -63,14 +64,15 @@ class Form:
     max_num_seqs: int
     models_policies: bool
     request_divisor: int
+    policy_divisor: int
     num_probes: int
     sweep_s: float
     sweep_share: float
     rate_factors: tuple[float, ...]
 
 
-SMALL = Form("small", LLAMA_2_LAYERS, "float32", 1024, 64, True, 4, 400, 3.0, 1.0, (0.15, 0.4, 0.7, 0.9, 1.1, 1.3))
-FULL = Form("full", LLAMA_8B, "bfloat16", MAX_MODEL_LEN, MAX_NUM_SEQS, False, 4, 400, 2.0, 0.25, (0.5, 0.9))
+SMALL = Form("small", LLAMA_2_LAYERS, "float32", 1024, 64, True, 4, 1, 400, 3.0, 1.0, (0.15, 0.4, 0.7, 0.9, 1.1, 1.3))
+FULL = Form("full", LLAMA_8B, "bfloat16", MAX_MODEL_LEN, MAX_NUM_SEQS, False, 4, 4, 400, 2.0, 0.25, (0.5, 0.9))
 """Its numbers of requests are so few that a scenario takes a minute; the figures say how many they stand on."""
 
 

@@ -35,8 +35,9 @@ class ForecastAdmission:
     """A request starts if the forecast peak, with it, stays within the cache (LightLLM's router, whose request manager
     FineInfer takes over in section 3.4.2).
 
-    A choice is expected to get as long as nine of ten recent ones, or max_tokens before enough have ended. A wrong
-    forecast costs a preemption, never correctness.
+    A choice is expected to get as long as nine of ten recent ones, or max_tokens before enough have ended, and to fill
+    half of its last block: without that, lengths that are known are still preempted for unfilled ends
+    (loadtest/scenarios/tokenattention.py). A wrong forecast costs a preemption, never correctness.
     """
 
     def __init__(self, history: History) -> None:
@@ -57,7 +58,8 @@ class ForecastAdmission:
         """(tokens now, tokens to come) of each live choice. What they share counts as the one's that ends last."""
         likely, max_tokens = self._history.likely_output_length(), group.request.sampling.max_tokens
         expected = max_tokens if likely is None else min(likely, max_tokens)
-        lengths = [(s.num_tokens, max(1, expected - s.num_output_tokens)) for s in group.live]
+        unfilled = (block_size - 1) // 2
+        lengths = [(s.num_tokens + unfilled, max(1, expected - s.num_output_tokens)) for s in group.live]
         if len(lengths) == 1:
             return lengths
         lengths.sort(key=itemgetter(1), reverse=True)

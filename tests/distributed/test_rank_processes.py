@@ -51,7 +51,7 @@ def is_running(pid: int) -> bool:
     """Not so much as a zombie is left that nobody waits for."""
     try:
         return "(zombie)" not in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter: it ends between open and read
         return False
 
 

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import pytest
+import torch
+
+from loadtest.bench import attention_kernels
 from loadtest.bench.attention_kernels import (
     AttentionResult,
     DecodeWork,
@@ -38,3 +42,13 @@ def test_measures():
     work = PrefillWork(HEADS, [20, 100], [50, 100])
     assert work.flops == causal_flops(HEADS, [20, 100], [50, 100])
     assert 0 < work.seconds() < 1
+
+
+def test_contiguous_attention_is_the_same_attention(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(attention_kernels, "ROTATED_BYTES", 1)  # two layers, the least; the last one's is in `out`
+    work = DecodeWork(HEADS, [32, 32, 32])
+    work.seconds()
+    outs = [work.attend_contiguous(work.in_rows(*layer)) for layer in work._caches.layers]
+    assert outs[0].shape == work.out.shape
+    assert any(torch.allclose(out.float(), work.out.float(), atol=0.02) for out in outs)
+    assert work.contiguous_seconds() > 0

@@ -11,7 +11,14 @@ from loadtest.scenarios.figure import Figure, figure_text
 from loadtest.scenarios.stage import SMALL, Stage
 
 TINY = dataclasses.replace(
-    SMALL, max_model_len=256, max_num_seqs=34, request_divisor=40, num_probes=8, sweep_s=0.1, rate_factors=(0.5, 1.0)
+    SMALL,
+    max_model_len=256,
+    max_num_seqs=34,
+    request_divisor=40,
+    policy_divisor=10,
+    num_probes=8,
+    sweep_s=0.1,
+    rate_factors=(0.5, 1.0),
 )
 
 

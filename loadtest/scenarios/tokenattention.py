@@ -1,0 +1,72 @@
+"""LightLLM's TokenAttention: memory a token at a time beside blocks of 16, under full load.
+
+A table of single tokens has no unfilled end, so all memory that is held holds tokens, and a forecast of the peak is
+right to the token. Of blocks it has to guess the unfilled ends: half a block each. What a block costs or saves in the
+kernels is in pagedattention_fig18.
+"""
+
+from collections.abc import Callable
+
+from loadtest.baselines.engine_system import EnginePolicies, EngineSystem, exact_limit, on_demand
+from loadtest.baselines.kv_pool import KvPool
+from loadtest.offline.figures_of_merit import mean_batch_size, memory_shares, num_preemptions, output_throughput
+from loadtest.offline.replay import replay
+from loadtest.scenarios.figure import Figure, Table
+from loadtest.scenarios.stage import Stage
+from service.scheduler.admission import Admission
+from service.scheduler.history import History
+from service.scheduler.memory_forecast import ForecastAdmission
+
+NAME = "tokenattention"
+BLOCK_SIZES = (1, 16)
+WORKLOADS = ("alpaca", "sharegpt")
+POOL_TOKENS = {"alpaca": 4_096, "sharegpt": 49_152}
+"""So that memory is what limits the batch, not the number of sequences."""
+
+ADMISSIONS: dict[str, Callable[[KvPool], Admission]] = {
+    "on demand": on_demand,
+    "forecast, lengths known": lambda pool: ForecastAdmission(
+        History()
+    ),  # never told of an end, so it expects max_tokens
+}
+
+
+def run(stage: Stage) -> Figure:
+    """The figure."""
+    return Figure(
+        NAME,
+        "TokenAttention: block size 1 beside 16",
+        f"the offline engine on {stage.policy_device}",
+        [under_full_load(stage, workload) for workload in WORKLOADS],
+        notes=["all requests at once; each is told its answer's length, which only the forecast uses"],
+    )
+
+
+def under_full_load(stage: Stage, workload: str) -> Table:
+    """A row for each admission and block size."""
+    requests = stage.trace(workload, stage.num_requests(2000))
+    rows = []
+    for admission, make in ADMISSIONS.items():
+        for block_size in BLOCK_SIZES:
+            pool = stage.pool(POOL_TOKENS[workload], block_size)
+            outcome = replay(
+                EngineSystem(f"block size {block_size}", pool, EnginePolicies(make(pool), exact_limit)), requests
+            )
+            shares = memory_shares(outcome)
+            rows.append(
+                [
+                    admission,
+                    block_size,
+                    100 * shares.token_state,
+                    100 * shares.held,
+                    mean_batch_size(outcome),
+                    output_throughput(outcome),
+                    num_preemptions(outcome),
+                ]
+            )
+    columns = ["admission", "block size", "of held memory token state, %", "held, %", "sequences/iteration"]
+    return Table(
+        f"{workload}, {len(requests)} requests, memory for {POOL_TOKENS[workload]} tokens",
+        [*columns, "output tokens/s", "preemptions"],
+        rows,
+    )
