@@ -124,7 +124,7 @@ def _metrics() -> Iterator[Metric]:
     recorder.record_abort("")
     recorder.record_startup("", 0.0)
     recorder.record_jobs({"": 0})
-    for predictor in ("recompute", "swap", "training"):
+    for predictor in ("iteration", "recompute", "swap", "training"):
         instruments.prediction_error.labels(predictor)
         instruments.predicted_seconds.labels(predictor)
         instruments.actual_seconds.labels(predictor)

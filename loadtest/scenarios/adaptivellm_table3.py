@@ -110,7 +110,7 @@ def run(stage: Stage) -> Figure:
 def _note(name: str, served: Served) -> str:
     share = served.ledger.seconds / sum(iteration.seconds for iteration in served.outcome.iterations)
     words = [f"{name}: predicting took {100 * share:.2g} % of the run (paper: 0.1 to 1 %)"]
-    for predictor in ("recompute", "swap"):
+    for predictor in ("iteration", "recompute", "swap"):
         errors = [
             abs(p.predicted_s - p.actual_s) / p.actual_s
             for iteration in served.log

@@ -12,15 +12,16 @@ from service.core.request_journal import Chunk, Wait
 class Prediction(NamedTuple):
     """What a predictor said, and what was then measured of the same thing.
 
-    recompute: seconds of an iteration that computes prompts, from its launch (or from the end of the iteration before
+    iteration: seconds of an iteration that computes prompts, from its launch (or from the end of the iteration before
     it, if that still ran then) to its end. Two kinds are left out: iterations whose exact end the engine did not see,
     and those that begin transfers, since launching a transfer takes time, too.
+    recompute: the same of an iteration in which preempted requests are computed again.
     swap: seconds that the copies of one transfer took, in one direction.
     training: seconds of layer steps that one plan had.
     The prediction rests on everything that was learnt before this measurement, and on nothing of it.
     """
 
-    predictor: Literal["recompute", "swap", "training"]
+    predictor: Literal["iteration", "recompute", "swap", "training"]
     predicted_s: float
     actual_s: float
 

@@ -44,7 +44,7 @@ class Recorder:
         self._dropped = instruments.preemptions.labels("recompute")
         self._swapped = instruments.preemptions.labels("swap")
         self._prediction_error: dict[str, Histogram] = {
-            predictor: instruments.prediction_error.labels(predictor) for predictor in ("recompute", "swap")
+            predictor: instruments.prediction_error.labels(predictor) for predictor in ("iteration", "swap")
         }
         self._deferrals = {
             cause: (instruments.deferrals.labels(cause), instruments.deferred_seconds.labels(cause))
@@ -175,7 +175,7 @@ class Recorder:
     def _record_prediction(self, prediction: Prediction) -> None:
         predictor, predicted_s, actual_s = prediction
         error = self._prediction_error.get(predictor)
-        if error is None:  # of trainings: without them there are no series
+        if error is None:  # of trainings and recoveries: without them there are no series
             error = self._prediction_error[predictor] = self._instruments.prediction_error.labels(predictor)
         error.observe(abs(predicted_s - actual_s) / max(actual_s, 1e-9))
         self._instruments.predicted_seconds.labels(predictor).inc(predicted_s)

@@ -102,14 +102,13 @@ class RecoveryLedger:
             return
         if plan.computes:
             self._last = plan
-        if self._recomputing:
-            self._share_out(plan, seconds)
+        recovers = bool(self._recomputing) and self._share_out(plan, seconds)
         if took.compute_s is not None:
             is_decode = _only_decodes(plan)
             if plan.num_drafts:
                 self.draft_wait_s += (took.rest_s - self.draft_wait_s) * WAIT_RATE
             if not plan.adapter_loads:
-                self._learn(plan, seconds, is_decode)
+                self._learn(plan, seconds, is_decode, recovers)
             heat.executed(seconds, is_decode=is_decode)
             return
         # Where nothing is drawn the executor need not have waited for the device, and the next one waits for both.
@@ -117,7 +116,7 @@ class RecoveryLedger:
         is_timed = is_awaited and self._last_was_awaited
         self._last_was_awaited = is_awaited or (took.is_exact and not plan.computes)
         if is_timed and not (plan.transfers or plan.adapter_loads):  # launching these takes time, too
-            self._learn(plan, seconds, _only_decodes(plan))
+            self._learn(plan, seconds, _only_decodes(plan), recovers)
 
     def forget(self, group: SequenceGroup) -> None:
         """The group has ended."""
@@ -132,7 +131,7 @@ class RecoveryLedger:
         predictions, self._predictions = self._predictions, []
         return tuple(predictions)
 
-    def _learn(self, plan: IterationPlan, seconds: float, is_decode: bool) -> None:
+    def _learn(self, plan: IterationPlan, seconds: float, is_decode: bool, recovers: bool) -> None:
         if is_decode:
             self._num_decodes += 1
             if self._num_decodes % DECODE_EVERY:
@@ -141,11 +140,11 @@ class RecoveryLedger:
         workload = Workload.of(plan, iteration_time.heat.level)
         predicted_s = None if is_decode else iteration_time.predicted_s(workload)
         if predicted_s is not None:
-            self._predictions.append(Prediction("recompute", predicted_s, seconds))
+            self._predictions.append(Prediction("recompute" if recovers else "iteration", predicted_s, seconds))
         iteration_time.observe(workload, seconds, is_decode=is_decode)
 
-    def _share_out(self, plan: IterationPlan, seconds: float) -> None:
-        """What the plan took longer for the tokens that it computes again."""
+    def _share_out(self, plan: IterationPlan, seconds: float) -> bool:
+        """What the plan took longer for the tokens that it computes again. Gives whether there are any."""
         again: list[tuple[SequenceGroup, int]] = []
         others: list[ScheduledSequence] = []
         for item in plan.scheduled:
@@ -164,6 +163,7 @@ class RecoveryLedger:
             more_s = max(0.0, seconds - self._predicted_s(without))
             for group, num_again in again:
                 _add_actual(group, "recompute", more_s * num_again / num_tokens)
+        return num_tokens > 0
 
     def _predicted_s(self, plan: IterationPlan) -> float:
         """Seconds of the iteration; none if it computes nothing, or as long as nothing is known."""

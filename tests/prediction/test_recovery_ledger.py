@@ -44,9 +44,20 @@ def test_a_prompts_iteration_is_compared_with_its_prediction(cost: PreemptionCos
     ledger = RecoveryLedger(cost)
     ledger.executed(plan(500), ExecutionTime(0.1))
     ((predictor, predicted_s, actual_s),) = ledger.take_predictions()
-    assert (predictor, actual_s) == ("recompute", 0.1)
+    assert (predictor, actual_s) == ("iteration", 0.1)
     assert predicted_s == pytest.approx(seconds_of(0, 500), rel=1e-3)
     assert ledger.take_predictions() == ()
+
+
+def test_iterations_that_recover_a_victim_are_compared_apart(cost: PreemptionCost):
+    ledger, group = RecoveryLedger(cost), preempted(make_group("a"), 30)
+    ledger.preempted(group, Recovery.RECOMPUTE, 30, 3, UNKNOWN, 7.0)
+    for one in (plan(20), plan(20, sequence_id=5), plan(20, start=20), plan(20, start=40)):
+        ledger.executed(one, ExecutionTime(0.1))
+    kinds = [prediction.predictor for prediction in ledger.take_predictions()]
+    assert kinds == ["recompute", "iteration", "recompute", "iteration"], (
+        "its 30 tokens are computed again, then new ones"
+    )
 
 
 def test_times_that_say_nothing_are_passed_over(cost: PreemptionCost):
