@@ -252,6 +252,11 @@ def test_replicas_come_with_waiting_requests_and_go_without(url: str, folder: st
     delays = {"upscale_delay_s": 1, "downscale_delay_s": 2, "look_back_period_s": 2, "waiting_per_replica": 8}
     deploy(folder, min_replicas=1, max_replicas=2, run=FIXED, flags=flags, **delays)
     wait_for(lambda: num_running() == 1)
-    with calling(url, 5 * SEQS):
-        wait_for(lambda: num_running() == 2)
-    wait_for(lambda: num_running() == 1)
+    with ThreadPoolExecutor(3) as clients:
+        with calling(url, 5 * SEQS):
+            wait_for(lambda: num_running() == 2)
+            long = [clients.submit(complete, url, f"{i}", max_tokens=5 * TOKENS, stream=True) for i in range(3)]
+        wait_for(lambda: num_running() == 1)
+        answers = [call.result().text for call in long]
+    assert all(text.endswith("data: [DONE]\n\n") for text in answers)
+    assert not any('"error"' in text for text in answers), "a replica that goes answers what it has"
