@@ -6,8 +6,9 @@
 What the description allows is much more than what makes sense together (beams beside temperatures, grammars of noise),
 so nearly all that is drawn from the whole of it ends at 400, and generation itself is hardly tried. `narrow` keeps
 of each request the fields named here, with values that a model can honour; a field that the server no longer
-describes is a fault. `count` tells what the POSTs of a run were answered, and ends with 1 if less than half were 200.
-run_schemathesis.sh does both.
+describes is a fault. What needs more than its body (an id of something that is there, a file, an operator's key,
+another kind of model) is left out. `count` tells what the POSTs of a run were answered, and ends with 1 if less than
+half were 200. run_schemathesis.sh does both.
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ _MESSAGE = {
     "additionalProperties": False,
 }
 _MESSAGES = {"type": "array", "items": _MESSAGE, "minItems": 1, "maxItems": 3}
+_TURNS = {
+    **_MESSAGES,
+    "items": {**_MESSAGE, "properties": {"role": {"enum": ["user", "assistant"]}, "content": _TEXT}},
+}
 
 _SAMPLING: dict[str, Any] = {
     "temperature": {"type": "number", "minimum": 0, "maximum": 2},
@@ -104,12 +109,7 @@ SENSIBLE: dict[str, dict[str, Any]] = {
         "store": {"const": False},
     },
     "MessagesRequest": {
-        "messages": {
-            "type": "array",
-            "minItems": 1,
-            "maxItems": 3,
-            "items": {**_MESSAGE, "properties": {"role": {"enum": ["user", "assistant"]}, "content": _TEXT}},
-        },
+        "messages": _TURNS,
         "max_tokens": _STRETCH,
         "system": _TEXT,
         "temperature": {"type": "number", "minimum": 0, "maximum": 1},
@@ -117,6 +117,8 @@ SENSIBLE: dict[str, dict[str, Any]] = {
         "stop_sequences": {"type": "array", "items": _TEXT, "maxItems": 4},
         "stream": _FLAG,
     },
+    "CompactRequest": {"input": {"anyOf": [_TEXT, _MESSAGES]}, "instructions": _TEXT},
+    "CountTokensRequest": {"messages": _TURNS, "system": _TEXT},
     "TokenizeRequest": {"prompt": {"type": "string", "maxLength": 100}, "return_token_strs": _FLAG},
     "TokenizeChatRequest": {"messages": _MESSAGES, "return_token_strs": _FLAG},
     "DetokenizeRequest": {"tokens": _IDS},
@@ -128,7 +130,8 @@ _NEEDED = {"input", "max_tokens", "max_output_tokens"}
 
 
 def narrowed(description: Mapping[str, Any]) -> dict[str, Any]:
-    """The same description with `SENSIBLE` requests. KeyError if a field or a required one is not there."""
+    """The same description with `SENSIBLE` requests, and no POST of any others. KeyError if a field or a required one
+    is not there."""
     result: dict[str, Any] = json.loads(json.dumps(description))
     shapes = result["components"]["schemas"]
     for name, fields in SENSIBLE.items():
@@ -146,7 +149,17 @@ def narrowed(description: Mapping[str, Any]) -> dict[str, Any]:
             "required": sorted(required),
             "additionalProperties": False,
         }
+    for operations in result["paths"].values():
+        if "post" in operations and not _shapes(operations["post"]) <= SENSIBLE.keys():
+            del operations["post"]
     return result
+
+
+def _shapes(operation: Mapping[str, Any]) -> set[str]:
+    """Names of the shapes that a request may have; one that has none of its own is no shape of `SENSIBLE`."""
+    content = operation.get("requestBody", {}).get("content", {})
+    schema = content.get("application/json", {}).get("schema", {})
+    return {each.get("$ref", "").rpartition("/")[2] for each in schema.get("oneOf", [schema])}
 
 
 def count(har: Mapping[str, Any]) -> dict[str, Counter[int]]:

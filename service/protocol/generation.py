@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
 Strings = Annotated[list[str], Field(fail_fast=True)]
@@ -14,10 +15,15 @@ Members = Annotated[list[Member], Field(fail_fast=True)]
 
 _MOST_EXACT = 2.0**53
 """Beyond it a float does not tell which integer was meant."""
+_LEAST = -(2**63)
 
 
 def _whole(value: object) -> object:
-    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) <= _MOST_EXACT else value
+    if isinstance(value, float) and value.is_integer():
+        if abs(value) > _MOST_EXACT:  # it was written with an exponent, or is no 64-bit integer
+            raise PydanticCustomError("whole", f"an integer must be from {_LEAST} to {-_LEAST - 1}, and in digits")
+        return int(value)
+    return value
 
 
 Whole = Annotated[int, BeforeValidator(_whole)]

@@ -21,6 +21,8 @@ PATHS = {
     "ChatRequest": "/v1/chat/completions",
     "ResponsesRequest": "/v1/responses",
     "MessagesRequest": "/v1/messages",
+    "CompactRequest": "/v1/responses/compact",
+    "CountTokensRequest": "/v1/messages/count_tokens",
     "TokenizeRequest": "/tokenize",
     "TokenizeChatRequest": "/tokenize",
     "DetokenizeRequest": "/detokenize",
@@ -72,6 +74,14 @@ def test_what_is_drawn_is_answered(shape: str) -> None:
     refused = [answer.text[:200] for answer in answers if answer.status_code != 200]
     assert not [answer for answer in answers if answer.status_code >= 500]
     assert len(refused) <= 6, refused
+
+
+def test_what_needs_more_than_its_body_is_left_out() -> None:
+    posts = {path for path, operations in narrowed(DESCRIPTION)["paths"].items() if "post" in operations}
+    assert set(PATHS.values()) <= posts
+    assert not [path for path in posts if "{" in path or "adapter" in path]
+    assert posts.isdisjoint(("/v1/files", "/v1/batches", "/v1/fine_tuning/jobs", "/v1/embeddings", "/ping"))
+    assert "get" in narrowed(DESCRIPTION)["paths"]["/ping"]
 
 
 def test_a_field_that_is_described_no_longer_is_a_fault() -> None:

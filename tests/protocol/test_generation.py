@@ -38,6 +38,13 @@ def test_an_integer_may_be_written_as_a_float() -> None:
     assert type(fields.n) is int
 
 
+@pytest.mark.parametrize("value", [-float(2**63), float(2**64), 1e300])
+def test_what_is_too_large_for_an_integer_is_told_the_limits(value: float) -> None:
+    """JSON's integers beyond 64 bits come as floats."""
+    with pytest.raises(ValidationError, match=r"from -9223372036854775808 to 9223372036854775807, and in digits"):
+        GenerationFields.model_validate({"seed": value})
+
+
 def test_whole_numbers_are_numbers() -> None:
     assert GenerationFields.model_validate({"model": "m", "temperature": 1}).temperature == 1.0
 
