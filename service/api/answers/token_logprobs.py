@@ -60,12 +60,14 @@ def chat_logprobs(names: TokenNames, tokens: Sequence[ScoredToken]) -> dict[str,
 def prompt_logprobs(
     names: TokenNames, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
 ) -> list[dict[str, PromptLogprob] | None]:
-    """One entry a token of the prompt: id -> PromptLogprob, of the token that is there and of the top ones."""
+    """One entry a token of the prompt: id -> PromptLogprob, of the token that is there, first, and of the top ones:
+    vLLM's clients take the first one for it."""
     entries: list[dict[str, PromptLogprob] | None] = [None]
     for token_id, entry in zip(token_ids[1:], logprobs, strict=True):
         assert entry.rank is not None, "prompt tokens are ranked"
-        ranked = {each: (value, rank) for rank, (each, value) in enumerate(entry.top, 1)}
-        ranked[token_id] = (entry.chosen, entry.rank)
+        ranked = {token_id: (entry.chosen, entry.rank)}
+        for rank, (each, value) in enumerate(entry.top, 1):
+            ranked.setdefault(each, (value, rank))
         entries.append(
             {
                 str(each): PromptLogprob(logprob=_finite(value), rank=rank, decoded_token=names.text(each))
@@ -97,13 +99,13 @@ def _chat_token(names: TokenNames, token_id: int, logprob: float) -> dict[str, A
 
 
 def _top_by_name(names: TokenNames, token: ScoredToken) -> dict[str, float] | None:
-    """Name -> log probability. Of tokens with the same name the chosen one counts, else the most probable one."""
+    """Name -> log probability, of the chosen one first, as at vLLM. Of tokens with the same name that one counts, else
+    the most probable one."""
     if token.logprobs is None:
         return None
-    top: dict[str, float] = {}
+    top = {names.name(token.token_id): _finite(token.logprobs.chosen)}
     for token_id, value in token.logprobs.top:
         top.setdefault(names.name(token_id), _finite(value))
-    top[names.name(token.token_id)] = _finite(token.logprobs.chosen)
     return top
 
 

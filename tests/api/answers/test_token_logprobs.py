@@ -73,6 +73,18 @@ def test_a_prompts_first_token_is_predicted_by_nothing() -> None:
     assert second[str(ids[1])].rank == 9
 
 
+def test_the_token_that_is_there_comes_first() -> None:
+    """Clients of vLLM's take the first entry for it."""
+    ids = ids_of("abc")
+    entry = TokenLogprobs(-2.0, ((ids[0], -0.1), (ids[1], -0.2), (ids[2], -2.0)), rank=3)
+    for top in completion_logprobs(NAMES, [ScoredToken(ids[2], entry, 0)])["top_logprobs"]:
+        assert list(top) == ["c", "a", "b"]
+    _, second, third = prompt_logprobs(NAMES, ids, [entry, entry])
+    assert second is not None
+    assert third is not None
+    assert [list(second), list(third)] == [[str(ids[i]) for i in order] for order in ((1, 0, 2), (2, 0, 1))]
+
+
 def test_tokens_may_be_named_by_their_ids_so_that_none_hides_another() -> None:
     first, second = ids_of("你")[:2]
     names = TokenNames(TOKENIZER, as_ids=True)
