@@ -25,12 +25,12 @@ class TokenizeChatRequest(ChatPromptFields):
 
 
 class TokenizeResponse(BaseModel):
-    """token_strs: the tokens as the vocabulary spells them, if asked for."""
+    """token_strs: the tokens as the vocabulary spells them, if asked for; else null."""
 
     count: int
     max_model_len: int
     tokens: list[int]
-    token_strs: list[str] | None = None
+    token_strs: list[str] | None
 
 
 class DetokenizeRequest(WireRequest):

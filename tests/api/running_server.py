@@ -8,10 +8,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry
 
@@ -150,8 +150,9 @@ class RunningServer:
         self.on_loop(self.state.set_draining)
         asyncio.run_coroutine_threadsafe(self.engine.drain(timeout_s), self._loop).result(10)
 
-    def make_ready(self) -> None:
-        self.on_loop(lambda: self.state.set_ready(self._served_model()))
+    def make_ready(self, **changes: Any) -> None:
+        """changes: fields of the served model that are to be others."""
+        self.on_loop(lambda: self.state.set_ready(replace(self._served_model(), **changes)))
 
     def metric(self, name: str, **labels: str) -> float:
         return self.registry.get_sample_value(name, labels) or 0.0

@@ -100,7 +100,7 @@ THIRD_PARTY = {
     "doctor": {"torch", "huggingface_hub"},
     "http": {"uvicorn", "httptools", "orjson", "starlette"},
     "process": {"orjson"},
-    "protocol": {"pydantic"},
+    "protocol": {"pydantic", "pydantic_core"},
     "text": {"tokenizers", "jinja2", "orjson", "pydantic_core"},
     "metrics": {"prometheus_client"},
     "api": {"starlette", "sse_starlette", "pydantic", "pydantic_core", "orjson", "prometheus_client", "opentelemetry"},

@@ -109,8 +109,9 @@ def test_the_logprobs_of_given_tokens(strict: OpenAI, lenient: OpenAI, oracle: A
         assert choice.logprobs is not None and choice.logprobs.content is not None and same.logprobs is not None
         for entry, token, row in zip(choice.logprobs.content, output, rows, strict=True):
             assert entry.logprob == pytest.approx(float(row[token]), abs=1e-3)
-            assert [top.token for top in entry.top_logprobs] == [f"token_id:{each}" for each in given]
-            assert [top.logprob for top in entry.top_logprobs] == pytest.approx(row[given].tolist(), abs=1e-3)
+            told_ids = given if token in given else [token, *given]  # what was drawn is told in any case
+            assert [top.token for top in entry.top_logprobs] == [f"token_id:{each}" for each in told_ids]
+            assert [top.logprob for top in entry.top_logprobs] == pytest.approx(row[told_ids].tolist(), abs=1e-3)
         told = [
             {**{top.token: top.logprob for top in entry.top_logprobs}, entry.token: entry.logprob}
             for entry in choice.logprobs.content

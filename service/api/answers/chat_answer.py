@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import orjson
 
 from service.api.answers.call_ids import new_call_id
-from service.api.answers.choice_text import Piece
+from service.api.answers.choice_text import Piece, ScoredToken
 from service.api.answers.chunk_frames import TEXT_PLACE, ChunkFrames, whole_json
 from service.api.answers.generation import CollectedChoice, Generation
 from service.api.answers.sse import KEEP_ALIVE
@@ -108,7 +109,7 @@ class ChatAnswer:
             message.content = self._echo + (message.content or "")
         logprobs = None
         if self.writes_logprobs:
-            logprobs = ChatLogprobs(**chat_logprobs(self._names, choice.scored))
+            logprobs = ChatLogprobs(**self._logprobs(choice.scored))
         return ChatChoice(
             index=choice.index,
             message=message,
@@ -119,7 +120,12 @@ class ChatAnswer:
         )
 
     def _logprobs_json(self, piece: Piece) -> bytes:
-        return orjson.dumps(chat_logprobs(self._names, piece.scored)) if piece.scored else b"null"
+        return orjson.dumps(self._logprobs(piece.scored)) if piece.scored else b"null"
+
+    def _logprobs(self, scored: Sequence[ScoredToken]) -> dict[str, Any]:
+        """Beside tokens that were asked for by their ids the one that is there is always told, as at vLLM."""
+        asked = self._call.checked.sampling.logprob_token_ids
+        return chat_logprobs(self._names, scored, names_chosen=bool(asked))
 
     def _finish_reason(self, reason: FinishReason, has_calls: bool) -> ChatFinishReason:
         if not has_calls or reason is not FinishReason.STOP:

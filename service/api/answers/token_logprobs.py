@@ -51,9 +51,9 @@ def completion_logprobs(names: TokenNames, tokens: Sequence[ScoredToken], shift:
     }
 
 
-def chat_logprobs(names: TokenNames, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
-    """Fields of ChatLogprobs."""
-    entries = [_chat_entry(names, t.token_id, t.logprobs) for t in tokens if t.logprobs is not None]
+def chat_logprobs(names: TokenNames, tokens: Sequence[ScoredToken], *, names_chosen: bool = False) -> dict[str, Any]:
+    """Fields of ChatLogprobs. names_chosen: the token that is there is among the top ones in any case."""
+    entries = [_chat_entry(names, t.token_id, t.logprobs, names_chosen) for t in tokens if t.logprobs is not None]
     return {"content": entries, "refusal": None}
 
 
@@ -88,10 +88,11 @@ def scored_prompt(
         offset += len(detokenizer.push((token_id,)))
 
 
-def _chat_entry(names: TokenNames, token_id: int, logprobs: TokenLogprobs) -> dict[str, Any]:
+def _chat_entry(names: TokenNames, token_id: int, logprobs: TokenLogprobs, names_chosen: bool) -> dict[str, Any]:
     entry = _chat_token(names, token_id, logprobs.chosen)
-    entry["top_logprobs"] = [_chat_token(names, each, value) for each, value in logprobs.top]
-    return entry
+    top = [_chat_token(names, each, value) for each, value in logprobs.top]
+    is_missing = names_chosen and all(each != token_id for each, _ in logprobs.top)
+    return {**entry, "top_logprobs": [entry, *top] if is_missing else top}
 
 
 def _chat_token(names: TokenNames, token_id: int, logprob: float) -> dict[str, Any]:

@@ -47,10 +47,9 @@ class Tokenize:
         ids, ignored, with_strings = await read(body, model, http.receive)
 
         def answer() -> str:
-            shape = TokenizeResponse(count=len(ids), max_model_len=model.max_model_len, tokens=ids)
-            if with_strings:
-                shape.token_strs = [model.tokenizer.token_text(token_id) for token_id in ids]
-            return shape.model_dump_json(exclude_unset=True)
+            spelled = [model.tokenizer.token_text(token_id) for token_id in ids] if with_strings else None
+            shape = TokenizeResponse(count=len(ids), max_model_len=model.max_model_len, tokens=ids, token_strs=spelled)
+            return shape.model_dump_json()
 
         return _json(await self._context.texts.run(len(ids), answer), ignored)
 

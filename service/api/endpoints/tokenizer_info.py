@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -22,7 +22,8 @@ class TokenizerInfo:
         model = self._state.check_loaded()
         template = None if model.chat_template is None else model.chat_template.source
         facts = shown(model.tokenizer_options) | {"chat_template": template}
-        return Response(orjson.dumps(facts), media_type="application/json")
+        # By a writer of integers of any size: a `model_max_length` of 10^30 stands for none in most models.
+        return Response(json.dumps(facts), media_type="application/json")
 
 
 def shown(options: Mapping[str, object]) -> dict[str, object]:
