@@ -111,3 +111,25 @@ def test_a_session_remembers(model: Any) -> None:
     items = asyncio.run(talk())
     session.close()
     assert [item["role"] for item in items] == ["user", "assistant", "user", "assistant"]
+
+
+def test_a_session_is_made_shorter(base_url: str) -> None:
+    """By /v1/responses/compact: what the user said stays, and a summary stands for the rest."""
+    client = AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0)
+    agent = agents.Agent("guide", model=agents.OpenAIResponsesModel(MODEL, client), model_settings=settings())
+
+    async def talk() -> list[Any]:
+        kept = agents.SQLiteSession("two")
+        session = agents.memory.OpenAIResponsesCompactionSession(
+            "two", kept, client=client, model="gpt-4.1", compaction_mode="input"
+        )
+        session.model = MODEL  # the constructor takes OpenAI's own names alone
+        await agents.Runner.run(agent, "What is Headrace?", session=session)
+        await session.run_compaction({"force": True})
+        shorter = list(await session.get_items())
+        await agents.Runner.run(agent, "And what is a headrace?", session=session)
+        kept.close()
+        return shorter
+
+    user, summary = asyncio.run(talk())
+    assert (user["role"], summary["type"]) == ("user", "compaction")

@@ -57,8 +57,8 @@ _OF_A_CHAT = frozenset(
 )
 """Fields of a chat that mean the same here; any other could make another answer than a response has room for."""
 _REFUSED = ("conversation", "prompt", "context_management", "moderation", "background_options")
-_HINTS = frozenset({"prompt_cache_options", "access_programs", "image"})
-"""Fields of OpenAI's that ask a server like this one for nothing."""
+_HINTS = frozenset({"prompt_cache_options", "access_programs", "image", "client_metadata"})
+"""Fields of OpenAI's, and of Codex, that ask a server like this one for nothing."""
 _MOST_METADATA = 16
 _NAMES = {
     "max_completion_tokens": "max_output_tokens",
