@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from prometheus_client import CollectorRegistry
@@ -168,7 +168,8 @@ def _routes(context: ApiContext, registry: CollectorRegistry, batches: BatchJobs
     stored, playground, render = StoredResponses(context), Playground(), Render(context)
     adapters, files, jobs = AdapterRoutes(context), Files(context), FineTuningRoutes(context)
     batch_routes = Batches(context, batches)
-    return [
+    routes = [
+        *(_route(endpoint.path, endpoint.make(context).create, "POST") for endpoint in GENERATING),
         _route("/v1/responses/input_tokens", Responses(context).count_input_tokens, "POST"),
         _route("/v1/responses/{response_id}", stored.get),
         _route("/v1/responses/{response_id}", stored.delete, "DELETE"),
@@ -183,7 +184,6 @@ def _routes(context: ApiContext, registry: CollectorRegistry, batches: BatchJobs
         _route(BATCHES_PATH, batch_routes.list),
         _route(f"{BATCHES_PATH}/{{batch_id}}", batch_routes.get),
         _route(f"{BATCHES_PATH}/{{batch_id}}/cancel", batch_routes.cancel, "POST"),
-        *(_route(endpoint.path, endpoint.make(context).create, "POST") for endpoint in GENERATING),
         _route(f"{MESSAGES_PATH}/count_tokens", Messages(context).count_tokens, "POST"),
         _route("/v1/models", models.list),
         _route("/v1/models/{model_id:path}", models.get),
@@ -217,6 +217,15 @@ def _routes(context: ApiContext, registry: CollectorRegistry, batches: BatchJobs
         _route("/", playground.page),
         _route("/playground/{name:path}", playground.file),
     ]
+    return _joined(routes)
+
+
+def _joined(routes: Sequence[Route]) -> list[Route]:
+    """One route a path: who uses a method that it has not is told of all that it has."""
+    by_path: dict[str, dict[str, ASGIApp]] = {}
+    for route in routes:
+        by_path.setdefault(route.path, {}).update(dict.fromkeys(route.methods or (), route.endpoint))
+    return [Route(path, ByMethod(answers), methods=list(answers)) for path, answers in by_path.items()]
 
 
 def _route(path: str, answer: Callable[[Request], Awaitable[Response]], *methods: str) -> Route:
@@ -234,6 +243,16 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         response = await self._answer(Request(scope, receive, send))
         await response(scope, receive, send)
+
+
+class ByMethod:
+    """Answers each method in its own way."""
+
+    def __init__(self, answers: Mapping[str, ASGIApp]) -> None:
+        self._answers = answers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._answers[scope["method"]](scope, receive, send)
 
 
 @asynccontextmanager

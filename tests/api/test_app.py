@@ -42,6 +42,21 @@ def test_wrong_methods(http: httpx.Client, method: str, path: str, allow: str) -
     assert allow in response.headers["allow"]
 
 
+@pytest.mark.parametrize(
+    ("path", "allow"),
+    [
+        ("/v1/files", "GET, HEAD, POST"),
+        ("/v1/responses/resp_1", "DELETE, GET, HEAD"),
+        ("/v1/responses/compact", "POST"),
+        ("/v1/fine_tuning/jobs", "GET, HEAD, POST"),
+        ("/ping", "GET, HEAD, POST"),
+    ],
+)
+def test_all_methods_of_a_path_are_told(http: httpx.Client, path: str, allow: str) -> None:
+    told = http.put(path).headers["allow"]
+    assert ", ".join(sorted(told.split(", "))) == allow
+
+
 def test_head_is_answered_without_a_body(http: httpx.Client) -> None:
     response = http.head("/health")
     assert (response.status_code, response.content) == (200, b"")
