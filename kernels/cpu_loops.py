@@ -19,6 +19,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kernels.quantized_weight import Weight
+
 
 class FewRowsLinear(Protocol):
     """A weight in the form that kernels/loops/few_rows_linear.py multiplies by."""
@@ -54,7 +56,7 @@ class CpuLoops:
     paged_attention_decode: Callable[..., None]
     paged_attention_prefill: Callable[..., None]
     takes_head_dim: Callable[[int], bool]
-    few_rows_linear: Callable[[Tensor], FewRowsLinear | None]
+    few_rows_linear: Callable[[Weight], FewRowsLinear | None]
     greedy_tokens: Callable[[Tensor], Tensor]
     lora_shrink: Callable[..., Tensor]
     lora_expand: Callable[..., None]

@@ -34,6 +34,7 @@ class _Bf16(ir.Type):  # type: ignore[misc]  # llvmlite has no types
 FLOATS = ir.VectorType(F32, LANES)
 _BITS = ir.VectorType(I32, LANES)
 _HALF_BITS = ir.VectorType(ir.IntType(16), LANES)
+_BYTES, _WORDS = (ir.VectorType(ir.IntType(bits), 2 * LANES) for bits in (8, 16))
 _PAIRS = ir.VectorType(_Bf16(), 2 * LANES)
 _BF16S = ir.VectorType(_Bf16(), LANES)
 
@@ -67,6 +68,17 @@ class VectorCode:
     def pairs(self, address: Value, offset: int = 0) -> Value:
         """32 bf16 numbers, as they lie."""
         return self.builder.load(self.at(address, offset, _PAIRS), align=2)
+
+    def fp8_pairs(self, address: Value, offset: int = 0) -> Value:
+        """32 e4m3 numbers, as bf16. Below 2^-6, e4m3's own smallest with all its bits, it is 0; of NaN it makes 480."""
+        builder = self.builder
+        stored = builder.load(self.at(address, offset, _BYTES), align=1)
+        # Sign, exponent and mantissa to bf16's places; its exponent counts from 127, e4m3's from 7.
+        moved = builder.shl(builder.sext(stored, _WORDS), _words(4))
+        moved = builder.and_(moved, _words(0x87F0))
+        has_exponent = builder.icmp_unsigned("!=", builder.and_(moved, _words(0x0780)), _words(0))
+        numbers = builder.select(has_exponent, builder.add(moved, _words((127 - 7) << 7)), _words(0))
+        return builder.bitcast(numbers, _PAIRS)
 
     def pair_for_all(self, address: Value, offset: int = 0) -> Value:
         """The two bf16 numbers there, in all lanes."""
@@ -185,6 +197,10 @@ class VectorCode:
         undefined = ir.Constant(vector, ir.Undefined)
         first = self.builder.insert_element(undefined, value, I32(0))
         return self.builder.shuffle_vector(first, undefined, ir.Constant(_BITS, [0] * LANES))
+
+
+def _words(value: int) -> Value:
+    return ir.Constant(_WORDS, [value] * (2 * LANES))
 
 
 class Repetition:

@@ -15,7 +15,8 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
-from kernels.cpu_loops import FewRowsLinear, loops_for
+from kernels.cpu_loops import CpuLoops, FewRowsLinear, loops_for
+from kernels.quantized_weight import QuantizedWeight
 
 FEW_ROWS = 32
 """Up to so many rows go through the loops, where a weight has both forms."""
@@ -70,16 +71,25 @@ class PackedWeight:
         return alone
 
 
-def pack_weight(weight: Tensor, form: WeightForm) -> PackedWeight | None:
+def pack_weight(weight: Tensor, form: WeightForm, quantized: QuantizedWeight | None = None) -> PackedWeight | None:
     """The weight in this form; without the loops' where there are none for it. None where a weight cannot be packed (a
-    GPU, another dtype, a torch without oneDNN), and if plain is asked for."""
+    GPU, another dtype, a torch without oneDNN), and if plain is asked for.
+
+    quantized: what the weight was made of. If the loops have a form of it, that is theirs: half the bytes, and no
+    second rounding. oneDNN multiplies by the plain one.
+    """
     if form is WeightForm.PLAIN or weight.device.type != "cpu" or not can_pack(weight.dtype):
         return None
     plain = weight.detach()
     loops = None if form is WeightForm.ONEDNN else loops_for(plain)
-    panels = None if loops is None else loops.few_rows_linear(plain)
+    panels = None if loops is None else _panels(loops, plain, quantized)
     onednn = None if form is WeightForm.LOOPS and panels is not None else _pack(plain)
     return PackedWeight(onednn, panels, plain.shape[1], plain.nbytes)
+
+
+def _panels(loops: CpuLoops, plain: Tensor, quantized: QuantizedWeight | None) -> FewRowsLinear | None:
+    of_bytes = None if quantized is None else loops.few_rows_linear(quantized)
+    return loops.few_rows_linear(plain) if of_bytes is None else of_bytes
 
 
 @functools.cache

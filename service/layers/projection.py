@@ -49,6 +49,7 @@ class Projection(Layer, ABC):
         self._keeps_plain_weight = False
         self.storage: WeightStorage | None = None
         self._quantized: QuantizedWeight | None = None
+        self._made_plain: QuantizedWeight | None = None
 
     def forward(self, x: Normed) -> Tensor:
         return self.method.multiply(x)
@@ -95,6 +96,7 @@ class Projection(Layer, ABC):
         quantized = self.storage.finished(dtype)
         if self._has_plain_weight():
             self.plain_weight.data.copy_(quantized.dequantized())
+            self._made_plain = quantized
         else:
             self._quantized = quantized
         self.storage = None
@@ -115,7 +117,8 @@ class Projection(Layer, ABC):
     def pack(self, form: WeightForm) -> WeightForm:
         """Take this form of the weight, or what a CPU has of it, and give up the plain one unless it is kept: the
         packed one is for inference only. Returns the form that it has now."""
-        packed = pack_weight(self.plain_weight, form)
+        packed = pack_weight(self.plain_weight, form, self._made_plain)
+        self._made_plain = None
         if packed is not None:
             self.use(PackedMethod(packed, self.bias))
             if not self._keeps_plain_weight:

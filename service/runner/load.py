@@ -209,12 +209,14 @@ def _opened(source: ModelSource, folder: Path, lora: LoraConfig | None, parallel
 
 
 def _store_quantized(model: CausalLM, quantization: Quantization | None, device: torch.device) -> AbstractSet[str]:
-    """Names of the checkpoint that are left alone. A CPU multiplies by plain weights, rounded as they are."""
+    """Names of the checkpoint that are left alone. A CPU has plain weights, rounded as they are; for few rows of FP8
+    by channel also its bytes (service/layers/packed_weight.py)."""
     if quantization is None:
         return frozenset()
     is_cpu = device.type == "cpu"
     unread = store_quantized(model, quantization, dequantized=is_cpu)
-    how = "made plain on the CPU: rounded like them, and as large and as fast as without" if is_cpu else "as they are"
+    on_cpu = "made plain on the CPU, rounded like them, but where a loop of few rows reads FP8 by channel (see choices)"
+    how = on_cpu if is_cpu else "as they are"
     logger.info("weights: quantized, %s; %s", quantization.name, how)
     return unread
 

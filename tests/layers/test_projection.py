@@ -4,12 +4,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from kernels.cpu_loops import loops_for
+from kernels.quantized_weight import quantize_fp8
 from service.errors import ConfigError
 from service.layers.embedding import OutputHead, TokenEmbedding
 from service.layers.linear import Linear, Product
 from service.layers.linear_method import KernelRows, PackedMethod, PlainMethod
 from service.layers.packed_weight import WeightForm, can_pack
 from service.layers.projection import use_choices
+from service.models.fp8_storage import Fp8Storage
+from service.models.quantization import Fp8Scheme
 
 
 def projections():
@@ -88,3 +92,24 @@ def test_a_form_that_this_machine_has_not_is_refused_by_name():
     linear = Linear(7, 9)  # no multiples of what the loops take
     with pytest.raises(ConfigError, match=r"choices: linears\.9x7: this machine has no form loops of such a weight"):
         use_choices([linear], {"9x7": WeightForm.LOOPS}, torch.device("cpu"))
+
+
+def test_few_rows_of_a_quantized_weight_go_by_its_bytes_on_a_cpu():
+    """Not by the plain weight that is made of them, which rounds again: that is for many rows."""
+    if loops_for(torch.zeros(1).bfloat16()) is None:
+        pytest.skip("this machine runs no compiled loops")
+    linear = Linear(64, 32).bfloat16().requires_grad_(False)
+    linear.store(Fp8Storage(Fp8Scheme("channel"), (32,), 64), dequantized=True)
+    elements, scales = quantize_fp8(torch.randn(32, 64))
+    assert isinstance(linear.storage, Fp8Storage)
+    linear.storage.elements.copy_(elements)
+    linear.storage.scales.copy_(scales)
+    linear.finish_reading(torch.bfloat16)
+    assert linear.pack(WeightForm.BOTH) is WeightForm.BOTH
+    x, exact = torch.randn(40, 64).bfloat16(), elements.double() * scales.double()
+    with torch.inference_mode():
+        few, many = linear(x[:8]), linear(x)
+    want = (x[:8].double() @ exact.T).bfloat16()
+    assert (few != want).float().mean() < 0.02, "rounded once; sums in fp32 may fall on the other side"
+    assert (many[:8] != want).float().mean() > 0.1
+    torch.testing.assert_close(many[:8], few, atol=0.1, rtol=0.02)

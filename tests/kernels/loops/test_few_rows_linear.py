@@ -4,6 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from kernels.quantized_weight import QuantizedWeight, quantize_fp8
+
 
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(16, 16), (48, 208), (592, 64)])
@@ -30,6 +32,45 @@ def test_a_row_that_is_not_finite_stays_alone(loops):
     got = loops.few_rows_linear(torch.randn(32, 32).bfloat16())(x, None)
     assert not got[1].isfinite().any()
     assert got[[0, 2]].isfinite().all()
+
+
+def fp8_weight(num_outputs, num_inputs):
+    weight = torch.randn(num_outputs, num_inputs) * torch.logspace(-3, 2, num_outputs)[:, None]
+    return QuantizedWeight(*quantize_fp8(weight), None, torch.bfloat16)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(16, 16), (592, 64)])
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 8, 17, 300])
+def test_of_eight_bits_too(loops, num_rows, num_outputs, num_inputs, has_bias):
+    """Products are those of the elements and scales themselves, which no bf16 has rounded."""
+    weight = fp8_weight(num_outputs, num_inputs)
+    bias = torch.randn(num_outputs).bfloat16() if has_bias else None
+    x = torch.randn(num_rows, num_inputs).bfloat16()
+    got = loops.few_rows_linear(weight)(x, bias).double()
+    whole = weight.elements.double() * weight.scales.double()
+    exact = F.linear(x.double(), whole, None if bias is None else bias.double())
+    assert ((got - exact).abs() <= exact.abs() * 2**-8 + whole.abs().amax(1) * 1e-3).all()
+
+
+def test_every_element_is_its_number_or_nearly_nothing(loops):
+    """Of ones a row's product is the element itself."""
+    bits = torch.arange(256, dtype=torch.uint8).repeat(16, 1)
+    bits[:, 127], bits[:, 255] = 0, 0
+    elements = bits.view(torch.float8_e4m3fn)
+    linear = loops.few_rows_linear(QuantizedWeight(elements, torch.ones(16, 1), None, torch.bfloat16))
+    got, want = linear(torch.eye(256).bfloat16(), None).float(), elements.float().T
+    is_small = want.abs() < 2**-6
+    assert torch.equal(got[~is_small], want[~is_small])
+    assert (got[is_small] == 0).all()
+
+
+def test_what_is_not_of_eight_bits_by_channel_is_left_to_others(loops):
+    weight = fp8_weight(16, 32)
+    by_group = QuantizedWeight(weight.elements, torch.ones(16, 2), None, torch.bfloat16)
+    assert loops.few_rows_linear(by_group) is None
+    weight.elements.view(torch.uint8)[3, 7] = 255
+    assert loops.few_rows_linear(weight) is None, "NaN would become a number"
 
 
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(24, 32), (32, 24), (33, 48)])
