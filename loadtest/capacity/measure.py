@@ -105,14 +105,17 @@ def comparison(
     for rate in (None, *(share * highest for share in shares)):
         predicted = simulate(profile, lane, requests, rate)
         measured = Seen.of(_replayed(loaded, requests, rate), 0.0)
-        for title, figure in _FIGURES if rate is not None else (("requests/s", lambda seen: seen.requests_per_s),):
+        for title, figure in _AT_ONCE if rate is None else _AT_A_RATE:
             said, seen = figure(predicted), figure(measured)
             at = "at once" if rate is None else f"{rate:.3g}"
             lines.append(f"{at:<12}{title:<12}{said:<11.4g}{seen:<10.4g}{said / seen:.2f}")
     return lines
 
 
-_FIGURES: tuple[tuple[str, Callable[[Seen], float]], ...] = (
+Figures = tuple[tuple[str, Callable[[Seen], float]], ...]
+"""Titles and what they are of."""
+_AT_ONCE: Figures = (("requests/s", lambda seen: seen.requests_per_s),)
+_AT_A_RATE: Figures = (
     ("TTFT p50", lambda seen: seen.ttft_s(0.5)),
     ("TTFT p95", lambda seen: seen.ttft_s(0.95)),
     ("TPOT p50", lambda seen: seen.tpot_s(0.5)),
