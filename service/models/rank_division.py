@@ -16,8 +16,6 @@ def check_divides(config: ModelConfig, num_ranks: int) -> None:
     """Raises ConfigError naming what so many ranks cannot share."""
     if num_ranks == 1:
         return
-    if config.architecture == "OlmoeForCausalLM":
-        raise ConfigError("tensor-parallel-size: OLMoE norms all heads together, which one rank alone has")
     faults = [f"{name} {size}" for name, size in _divided(config) if size % num_ranks]
     if config.num_kv_heads % num_ranks and num_ranks % config.num_kv_heads:
         faults.append(f"key-value heads {config.num_kv_heads}, nor the other way round")

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,3 +77,15 @@ def test_ranks_that_cannot_share_the_model_are_refused_with_the_numbers():
     check_model_source(source, 2)
     with pytest.raises(ConfigError, match="tensor-parallel-size: 3 does not divide the model's attention heads"):
         check_model_source(source, 3)
+
+
+def test_a_model_of_transformers_modules_is_refused_to_several_ranks(tmp_path: Path):
+    (tmp_path / "config.json").write_text(
+        json.dumps({"architectures": ["StableLmForCausalLM"], "model_type": "stablelm"})
+    )
+    source = replace(
+        Settings().model_source(), model=str(tmp_path), load_format="dummy", tokenizer=str(QUICKSTART_MODEL)
+    )
+    check_model_source(source, 1)
+    with pytest.raises(ConfigError, match=r"tensor-parallel-size: transformers' modules .* are served by one rank only"):
+        check_model_source(source, 2)

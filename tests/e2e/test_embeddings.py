@@ -44,10 +44,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+@pytest.fixture(scope="module", params=["1", "2"], ids=["one rank", "two ranks"])
+def server(
+    request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
     options = ["--device", "cpu", "--dtype", "float32", "--kv-cache-memory", "4MiB", "--max-num-batched-tokens", "64"]
     options += ["--max-num-seqs", "8", "--data-dir", str(tmp_path_factory.mktemp("data"))]
+    options += ["--tensor-parallel-size", request.param]
     with ServerProcess(str(folder), *options) as server:
         yield server
 

@@ -15,7 +15,19 @@ import torch
 
 from service.layers.tensor_parallel import ALONE
 from tests.equivalence.rank_work import Answered, Asked, agreed, answer, answer_on_gpus
-from tests.models.checkpoints import gpt2, gpt_oss, llama, mistral, mixtral, opt, qwen2, qwen2_moe, qwen3
+from tests.models.checkpoints import (
+    gpt2,
+    gpt_oss,
+    llama,
+    mistral,
+    mixtral,
+    olmoe,
+    opt,
+    qwen2,
+    qwen2_moe,
+    qwen3,
+    qwen3_moe,
+)
 from tests.models.quantized_checkpoints import quantized
 from tests.ranks import Ranks
 
@@ -28,6 +40,8 @@ FAMILIES = {
     "qwen2": qwen2,
     "qwen3": partial(qwen3, attention_bias=True, tie_word_embeddings=True),
     "qwen2-moe": partial(qwen2_moe, decoder_sparse_step=2),
+    "qwen3-moe": qwen3_moe,
+    "olmoe": partial(olmoe, num_key_value_heads=1),
     "gpt-oss": gpt_oss,
     "mixtral": mixtral,
     "opt": opt,

@@ -40,9 +40,6 @@ def test_builds_without_memory(name):
     assert all(parameter.is_meta for parameter in model.parameters())
 
 
-DIVIDED = [name for name in ARCHITECTURES if name != "OlmoeForCausalLM"]
-
-
 def test_experts_of_four_bits_divide_in_whole_groups():
     assert MXFP4_GROUP == GROUP
     fields = LEAST_FIELDS["GptOssForCausalLM"] | {"intermediate_size": 96}
@@ -52,12 +49,7 @@ def test_experts_of_four_bits_divide_in_whole_groups():
         build_model(packed, ranks(2)[0])
 
 
-def test_norms_over_all_heads_together_are_not_divided():
-    with pytest.raises(ConfigError, match="tensor-parallel-size: OLMoE norms all heads together"):
-        build_model(parse_model_config(LEAST_FIELDS["OlmoeForCausalLM"]), ranks(2)[0])
-
-
-@pytest.mark.parametrize("name", DIVIDED)
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_ranks_hold_equal_parts_and_together_the_whole(name):
     """Rank by rank the same shapes, so that what is chosen for one's weights is for all."""
     config = parse_model_config({**LEAST_FIELDS[name], "tie_word_embeddings": False})
