@@ -52,7 +52,8 @@ the whole.
 """
 
 _RANKS = """\
-Of the other ranks: rank 0 is the process that answers here. Where one rank computes there is `headrace_ranks` alone.
+Rank 0 is the process that answers here and tells the others what to compute: control messages, and waiting for them,
+are the others' alone. Where one rank computes there is `headrace_ranks` alone.
 """
 
 _VLLM = """\
@@ -90,7 +91,7 @@ _OPEN = {
     "max_lora": "a number",
     "adapter": "its name",
     "model": "the first served name",
-    "rank": "from 1",
+    "rank": "from 0, or from 1 where rank 0 has none",
     "headrace_finetuning_jobs": "of a job",
     "headrace_startup_seconds": "`total` and its parts",
     "headrace_policies": "one a policy: `scheduling`, `admission`, `preemption`, `chunks`, `prefix_cache`, `training`,"
@@ -116,7 +117,7 @@ def _metrics() -> Iterator[Metric]:
     registry = CollectorRegistry()
     serves_adapters = EngineSnapshot(adapters=AdapterUse(1, 1, 1, {"": 1}, {"": 1}))
     registry.register(LiveGauges(lambda: serves_adapters))
-    registry.register(RankMetrics(lambda: [RankFacts(1, *(0,) * 7)]))
+    registry.register(RankMetrics(lambda: [RankFacts(rank, *(0,) * 7) for rank in (0, 1)]))
     instruments = Instruments(registry)
     recorder = Recorder(instruments)
     recorder.record_http("", "", 200, 0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from service.config import ParallelConfig
@@ -51,7 +52,7 @@ class Ranks(Protocol):
         ...
 
     def facts(self) -> Sequence[RankFacts]:
-        """Of each rank but this one. Any thread."""
+        """Of each rank, this one first; of one rank alone there is nothing to tell. Any thread."""
         ...
 
     def close(self) -> None:
@@ -95,6 +96,7 @@ class SeveralRanks:
         self._processes: RankProcesses | None = None
         self._watch: RankWatch | None = None
         self._loss: RankLoss | None = None
+        self._memory_bytes: Callable[[], int] = int  # nothing yet
 
     def start(self, on_loss: Callable[[str], None]) -> None:
         self._processes = RankProcesses(self._num_ranks, self._worker)
@@ -106,13 +108,17 @@ class SeveralRanks:
 
     def load(self, task: RankTask, load: Callable[[TensorParallel], LoadedModel]) -> LoadedModel:
         from service.distributed.process_groups import join_ranks  # which bring torch: loaded by now
-        from service.distributed.rank_device import rank_device
+        from service.distributed.rank_device import rank_device, reserved_bytes
 
         assert self._processes is not None and self._watch is not None and self._loss is not None
+        statuses = self._processes.statuses
         try:
             device = rank_device(task.source.device, 0, self._num_ranks)
             self._processes.tell(task)
-            loaded = load(join_ranks(0, self._num_ranks, self._processes.meeting_point, device))
+            note_exchange = partial(statuses.note_exchange, 0)
+            loaded = load(join_ranks(0, self._num_ranks, self._processes.meeting_point, device, note_exchange))
+            statuses.set(0, Fact.KV_BYTES, loaded.memory.kv_cache_bytes)
+            self._memory_bytes = partial(reserved_bytes, device)
             self._watch.wait_until_ready()
         except ConfigError:
             raise
@@ -145,7 +151,7 @@ class SeveralRanks:
         return tuple(
             RankFacts(
                 rank,
-                memory_bytes=get(rank, Fact.MEMORY_BYTES),
+                memory_bytes=get(rank, Fact.MEMORY_BYTES) if rank else self._memory_bytes(),
                 kv_bytes=get(rank, Fact.KV_BYTES),
                 num_messages=get(rank, Fact.MESSAGES),
                 latency_s=get(rank, Fact.LATENCY_NS) / 1e9,
@@ -153,8 +159,10 @@ class SeveralRanks:
                 busy_s=get(rank, Fact.BUSY_NS) / 1e9,
                 waiting_s=get(rank, Fact.WAITING_NS) / 1e9,
                 num_adapters=get(rank, Fact.ADAPTERS),
+                num_exchanges=get(rank, Fact.EXCHANGES),
+                exchange_s=get(rank, Fact.EXCHANGE_NS) / 1e9,
             )
-            for rank in range(1, self._num_ranks)
+            for rank in range(self._num_ranks)
         )
 
     def close(self) -> None:

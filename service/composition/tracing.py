@@ -36,7 +36,9 @@ def make_spans(settings: Settings, clock: Clock, at_end: ExitStack) -> list[Http
     from service.api.request_spans import RequestSpans
 
     name = settings.api_config().served_model_names[0]
-    resource = Resource.create({"service.version": distribution_version(), "headrace.model": name})
+    ranks = settings.parallel_config().num_ranks
+    facts = {"service.version": distribution_version(), "headrace.model": name, "headrace.ranks": ranks}
+    resource = Resource.create(facts)
     if str(resource.attributes["service.name"]).startswith("unknown_service"):
         resource = resource.merge(Resource({"service.name": "headrace"}))
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)

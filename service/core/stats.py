@@ -216,7 +216,8 @@ class RankFacts(NamedTuple):
     memory_bytes: of a GPU, that its process's allocator has taken. kv_bytes: its part of the KV cache. num_messages,
     latency_s, max_latency_s: control messages that it took; from writing to taking them all, and the longest, without
     the time in which the rank was busy. busy_s: its host carried out plans. waiting_s: it waited for one. num_adapters:
-    of which it holds its part in the host's memory.
+    of which it holds its part in the host's memory. num_exchanges, exchange_s: of tensors with other ranks, that were
+    timed. Of rank 0, which tells the others, only memory, KV cache and exchanges.
     """
 
     rank: int
@@ -228,3 +229,5 @@ class RankFacts(NamedTuple):
     busy_s: float
     waiting_s: float
     num_adapters: int = 0
+    num_exchanges: int = 0
+    exchange_s: float = 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 
 import torch
@@ -27,8 +27,15 @@ ENVIRONMENT: Mapping[str, str] = {
 """Read by the libraries when a group is made."""
 
 
-def join_ranks(rank: int, num_ranks: int, meeting_point: str, device: torch.device) -> GroupParallel:
-    """Returns once every rank has come. meeting_point: a file that all share. device: this rank's own."""
+def join_ranks(
+    rank: int,
+    num_ranks: int,
+    meeting_point: str,
+    device: torch.device,
+    note_exchange: Callable[[int], None] = lambda nanoseconds: None,
+) -> GroupParallel:
+    """Returns once every rank has come. meeting_point: a file that all share. device: this rank's own. note_exchange:
+    as GroupParallel takes it."""
     os.environ.update(ENVIRONMENT)
     # Torch 2.13 has a new name for it, which torch 2.11 does not know.
     warnings.filterwarnings("ignore", ".*all_gather_into_tensor.* is deprecated", FutureWarning)
@@ -44,6 +51,6 @@ def join_ranks(rank: int, num_ranks: int, meeting_point: str, device: torch.devi
     group = dist.group.WORLD
     assert group is not None
     if not is_cuda:
-        return GroupParallel(group)
+        return GroupParallel(group, note_exchange=note_exchange)
     host_group = dist.new_group(backend="gloo")
-    return GroupParallel(group, host_group, memory_of_gpus(group, host_group, device))
+    return GroupParallel(group, host_group, memory_of_gpus(group, host_group, device), note_exchange)

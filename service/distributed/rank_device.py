@@ -51,3 +51,8 @@ def cores_of(listed: str) -> set[int]:
         first, _, last = part.partition("-")
         cores.update(range(int(first), int(last or first) + 1))
     return cores
+
+
+def reserved_bytes(device: torch.device) -> int:
+    """What this process's allocator has taken of a GPU; 0 on a CPU. Any thread."""
+    return int(torch.cuda.memory_reserved(device)) if device.type == "cuda" else 0

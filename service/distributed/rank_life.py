@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import threading
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 from service.distributed.rank_status import Fact, RankStatuses
@@ -28,13 +29,16 @@ def leave_signals_to_parent() -> None:
 
 
 class LifeSigns:
-    """A thread: signs of life for rank 0, until the lifeline is let go of; then it ends the process, at once, whatever
-    the others do."""
+    """A thread: signs of life for rank 0, until the lifeline is let go of; then it ends the process, whatever the
+    others do, as soon as `last_words` has returned."""
 
-    def __init__(self, rank: int, lifeline: Connection, statuses: RankStatuses) -> None:
+    def __init__(
+        self, rank: int, lifeline: Connection, statuses: RankStatuses, last_words: Callable[[], None] = lambda: None
+    ) -> None:
         self._rank = rank
         self._lifeline = lifeline
         self._statuses = statuses
+        self._last_words = last_words
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="life signs", daemon=True).start()
@@ -42,6 +46,7 @@ class LifeSigns:
     def _run(self) -> None:
         while not self._is_let_go():
             self._statuses.add(self._rank, Fact.HEARTBEAT, 1)
+        self._last_words()
         os._exit(0)
 
     def _is_let_go(self) -> bool:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-
-import torch
+from functools import partial
 
 from service.distributed.process_groups import join_ranks
-from service.distributed.rank_device import rank_device, stay_near
+from service.distributed.rank_device import rank_device, reserved_bytes, stay_near
+from service.distributed.rank_status import RankStatuses
 from service.distributed.rank_task import Inherited, RankModel, RankTask
 from service.runner.load import load_executor
 
@@ -20,7 +20,8 @@ def load_rank(inherited: Inherited, task: RankTask) -> RankModel:
     rank, num_ranks = inherited.rank, inherited.num_ranks
     device = rank_device(task.source.device, rank, num_ranks)
     stay_near(device)
-    parallel = join_ranks(rank, num_ranks, f"/proc/self/fd/{inherited.meeting_point}", device)
+    note_exchange = partial(RankStatuses(inherited.statuses, num_ranks).note_exchange, rank)
+    parallel = join_ranks(rank, num_ranks, f"/proc/self/fd/{inherited.meeting_point}", device, note_exchange)
     loaded = load_executor(
         task.source,
         task.folder,
@@ -39,8 +40,3 @@ def load_rank(inherited: Inherited, task: RankTask) -> RankModel:
         device.type == "cuda",
         loaded.adapters,
     )
-
-
-def reserved_bytes(device: torch.device) -> int:
-    """What this process's allocator has taken of a GPU; 0 on a CPU."""
-    return int(torch.cuda.memory_reserved(device)) if device.type == "cuda" else 0

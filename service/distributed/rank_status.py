@@ -16,7 +16,8 @@ class Fact(IntEnum):
     transfer_id so far, plus 1. MESSAGES, LATENCY_NS, MAX_LATENCY_NS: control messages taken; from written to taken, of
     them all and the longest. BUSY_NS: from taking plans to having launched them. WAITING_NS: for messages.
     MEMORY_BYTES: of the device, that this process's allocator has taken. KV_BYTES: of its part of the KV blocks.
-    ADAPTERS: of which the rank holds its part in the host's memory."""
+    ADAPTERS: of which the rank holds its part in the host's memory. EXCHANGES, EXCHANGE_NS: with other ranks, that
+    were timed. Rank 0 has KV_BYTES, EXCHANGES and EXCHANGE_NS alone."""
 
     HEARTBEAT = 0
     PLANS_DONE = auto()
@@ -31,6 +32,8 @@ class Fact(IntEnum):
     MEMORY_BYTES = auto()
     KV_BYTES = auto()
     ADAPTERS = auto()
+    EXCHANGES = auto()
+    EXCHANGE_NS = auto()
 
 
 class RankStatuses:
@@ -52,6 +55,10 @@ class RankStatuses:
 
     def set(self, rank: int, fact: Fact, value: int) -> None:
         self._words[rank * _WORDS + fact] = value
+
+    def note_exchange(self, rank: int, nanoseconds: int) -> None:
+        self.add(rank, Fact.EXCHANGES, 1)
+        self.add(rank, Fact.EXCHANGE_NS, nanoseconds)
 
     def add(self, rank: int, fact: Fact, amount: int) -> None:
         """By the one who writes this rank's facts."""

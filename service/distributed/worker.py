@@ -21,6 +21,7 @@ from service.distributed.rank_task import Inherited, RankFault, RankModel, RankR
 from service.errors import ConfigError
 from service.process.interpreter import settled
 from service.process.log_format import make_formatter
+from service.process.log_writer import LogWriter
 
 logger = logging.getLogger("headrace")
 
@@ -43,10 +44,14 @@ def main(lifeline: Connection, prepare: Callable[[], Load]) -> int:
         task: RankTask = lifeline.recv()
     except EOFError:  # rank 0 has ended before
         return 0
+    with _log_of(task, inherited.rank) as log:
+        return _serve(lifeline, inherited, task, load, log)
+
+
+def _serve(lifeline: Connection, inherited: Inherited, task: RankTask, load: Load, log: LogWriter) -> int:
     rank = inherited.rank
-    _begin_log(task, rank)
     statuses = RankStatuses(inherited.statuses, inherited.num_ranks)
-    LifeSigns(rank, lifeline, statuses).start()
+    LifeSigns(rank, lifeline, statuses, log.finish).start()
     try:
         loaded = load(inherited, task)
         statuses.set(rank, Fact.KV_BYTES, loaded.kv_bytes)
@@ -79,17 +84,18 @@ def _take_adapters(inherited: Inherited, loaded: RankModel, statuses: RankStatus
     return taker.drop
 
 
-def _begin_log(task: RankTask, rank: int) -> None:
-    """On standard error, as rank 0's; each line says whose it is."""
+def _log_of(task: RankTask, rank: int) -> LogWriter:
+    """By a thread, to standard error, as rank 0's: nobody waits for its reader. Each line says whose it is."""
 
     def name_rank(record: logging.LogRecord) -> bool:
         record.name = f"rank {rank}, {record.name}"
         return True
 
-    handler = logging.StreamHandler()
-    handler.setFormatter(make_formatter(task.log_format, is_terminal=sys.stderr.isatty()))
-    handler.addFilter(name_rank)
-    logging.basicConfig(level=task.log_level.upper(), handlers=[handler])
+    log = LogWriter()
+    log.setFormatter(make_formatter(task.log_format, is_terminal=sys.stderr.isatty()))
+    log.addFilter(name_rank)
+    logging.basicConfig(level=task.log_level.upper(), handlers=[log])
+    return log
 
 
 def _import_torch() -> Load:

@@ -4,6 +4,7 @@ CPUs. Where the GPUs of a host can address each other, kernels of ours make the 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,7 @@ from kernels.one_shot_all_reduce import (
 from kernels.rms_norm import add_rms_norm
 from kernels.symmetric_memory import SymmetricMemory
 from kernels.two_shot_all_reduce import two_shot_all_reduce
+from service.layers.exchange_timer import ExchangeTimer
 
 logger = logging.getLogger("headrace")
 
@@ -37,15 +39,21 @@ class GroupParallel:
     Sums are made in fp32 in the order of ranks and rounded once; what NCCL sums has an order of its own.
 
     host_group: of the same ranks, for what is exchanged on the host; needed beside a group of NCCL's. memory: of these
-    ranks; None: NCCL sums. All that is asked of a rank is then asked on one stream.
+    ranks; None: NCCL sums. All that is asked of a rank is then asked on one stream. note_exchange: told how many
+    nanoseconds an exchange of tensors took, as `ExchangeTimer` tells it.
     """
 
     def __init__(
-        self, group: ProcessGroup, host_group: ProcessGroup | None = None, memory: SymmetricMemory | None = None
+        self,
+        group: ProcessGroup,
+        host_group: ProcessGroup | None = None,
+        memory: SymmetricMemory | None = None,
+        note_exchange: Callable[[int], None] = lambda nanoseconds: None,
     ) -> None:
         self._group = group
         self._host_group = host_group or group
         self._memory = memory
+        self._timer = ExchangeTimer(note_exchange)
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
 
@@ -53,16 +61,18 @@ class GroupParallel:
         if not x.is_cuda:
             return one_shot_all_reduce_reference(self.all_gather(x))
         x = x.contiguous()
-        if self._memory is None or x.nbytes > self._memory.capacity:
-            dist.all_reduce(x, group=self._group)
-            return x
-        return (one_shot_all_reduce if x.nbytes <= _ONE_SHOT_BYTES else two_shot_all_reduce)(x, self._memory)
+        with self._timer.timed(x):
+            if self._memory is None or x.nbytes > self._memory.capacity:
+                dist.all_reduce(x, group=self._group)
+                return x
+            return (one_shot_all_reduce if x.nbytes <= _ONE_SHOT_BYTES else two_shot_all_reduce)(x, self._memory)
 
     def all_reduce_add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         num_rows, size = x.shape
         is_small = x.nbytes <= _ONE_SHOT_BYTES and num_rows <= MAX_NORMED_ROWS and size <= MAX_NORMED_SIZE
         if x.is_cuda and self._memory is not None and is_small:
-            return one_shot_add_rms_norm(x.contiguous(), residual, weight, eps, self._memory)
+            with self._timer.timed(x):
+                return one_shot_add_rms_norm(x.contiguous(), residual, weight, eps, self._memory)
         return add_rms_norm(self.all_reduce(x), residual, weight, eps)
 
     def all_gather(self, x: Tensor) -> Tensor:
@@ -70,7 +80,8 @@ class GroupParallel:
         if x.numel():
             # As bytes: gloo does not know every dtype.
             as_bytes = x.contiguous().view(-1).view(torch.uint8)
-            dist.all_gather_into_tensor(gathered.view(-1).view(torch.uint8), as_bytes, group=self._group)
+            with self._timer.timed(x):
+                dist.all_gather_into_tensor(gathered.view(-1).view(torch.uint8), as_bytes, group=self._group)
         return gathered
 
     def least(self, number: int) -> int:

@@ -1,4 +1,4 @@
-"""What other ranks tell of themselves, read at the moment of the scrape. Where one rank computes there is nothing."""
+"""What ranks tell of themselves, read at the moment of the scrape. Where one rank computes there is nothing."""
 
 from __future__ import annotations
 
@@ -8,13 +8,29 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from service.core.stats import RankFacts
 
-_GAUGES: Sequence[tuple[str, str, Callable[[RankFacts], float]]] = (
+Table = Sequence[tuple[str, str, Callable[[RankFacts], float]]]
+
+_GAUGES: Table = (
     (
         "headrace_rank_memory_bytes",
         "What a rank's process has taken of its GPU.",
         lambda facts: facts.memory_bytes,
     ),
     ("headrace_rank_kv_bytes", "A rank's part of the KV cache.", lambda facts: facts.kv_bytes),
+)
+_COUNTERS: Table = (
+    (
+        "headrace_rank_exchanges",
+        "Exchanges of tensors between ranks that were timed: on a CPU all, on a GPU one of 8 outside CUDA graphs.",
+        lambda facts: facts.num_exchanges,
+    ),
+    (
+        "headrace_rank_exchange_seconds",
+        "Seconds of these, from when a rank has its part until it has all: sums over ranks and gathered logits.",
+        lambda facts: facts.exchange_s,
+    ),
+)
+_GAUGES_OF_OTHERS: Table = (
     (
         "headrace_rank_lora_adapters",
         "LoRA adapters of which a rank holds its part in the host's memory.",
@@ -26,7 +42,7 @@ _GAUGES: Sequence[tuple[str, str, Callable[[RankFacts], float]]] = (
         lambda facts: facts.max_latency_s,
     ),
 )
-_COUNTERS: Sequence[tuple[str, str, Callable[[RankFacts], float]]] = (
+_COUNTERS_OF_OTHERS: Table = (
     ("headrace_rank_control_messages", "Control messages that a rank has taken.", lambda facts: facts.num_messages),
     (
         "headrace_rank_control_latency_seconds",
@@ -36,26 +52,33 @@ _COUNTERS: Sequence[tuple[str, str, Callable[[RankFacts], float]]] = (
     ("headrace_rank_busy_seconds", "Seconds in which a rank's host carried out plans.", lambda facts: facts.busy_s),
     ("headrace_rank_waiting_seconds", "Seconds in which a rank waited for a plan.", lambda facts: facts.waiting_s),
 )
+"""Rank 0 tells the plans, and waits for none."""
 
 
 class RankMetrics:
-    """A Prometheus collector. read_facts: of the other ranks; called from whatever thread scrapes."""
+    """A Prometheus collector. read_facts: of all ranks, rank 0 first, or of none; called from whatever thread
+    scrapes."""
 
     def __init__(self, read_facts: Callable[[], Sequence[RankFacts]]) -> None:
         self._read_facts = read_facts
 
     def collect(self) -> Iterator[Metric]:
         ranks = self._read_facts()
-        yield GaugeMetricFamily("headrace_ranks", "Processes that compute together.", value=1 + len(ranks))
-        if not ranks:
-            return
-        for name, meaning, value_of in _GAUGES:
-            gauge = GaugeMetricFamily(name, meaning, labels=["rank"])
-            for facts in ranks:
-                gauge.add_metric([str(facts.rank)], value_of(facts))
-            yield gauge
-        for name, meaning, value_of in _COUNTERS:
-            counter = CounterMetricFamily(name, meaning, labels=["rank"])
-            for facts in ranks:
-                counter.add_metric([str(facts.rank)], value_of(facts))
-            yield counter
+        yield GaugeMetricFamily("headrace_ranks", "Processes that compute together.", value=max(1, len(ranks)))
+        for gauges, counters, told in (
+            (_GAUGES, _COUNTERS, ranks),
+            (_GAUGES_OF_OTHERS, _COUNTERS_OF_OTHERS, ranks[1:]),
+        ):
+            if told:
+                yield from (_labelled(GaugeMetricFamily(*each[:2], labels=["rank"]), each[2], told) for each in gauges)
+                yield from (
+                    _labelled(CounterMetricFamily(*each[:2], labels=["rank"]), each[2], told) for each in counters
+                )
+
+
+def _labelled(
+    family: GaugeMetricFamily | CounterMetricFamily, value_of: Callable[[RankFacts], float], ranks: Sequence[RankFacts]
+) -> Metric:
+    for facts in ranks:
+        family.add_metric([str(facts.rank)], value_of(facts))
+    return family

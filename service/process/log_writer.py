@@ -60,8 +60,12 @@ class LogWriter(logging.Handler):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, at: TracebackType | None) -> None:
-        """Waits until all is written, LAST_WORDS_S at most. The thread lives on if a write never returns."""
         sys.stderr = self._replaced
+        self.finish()
+
+    def finish(self) -> None:
+        """Waits until all is written, LAST_WORDS_S at most, and writes no more. The thread lives on if a write never
+        returns. Any thread; may be called again."""
         self._queue.put(None)
         self._thread.join(LAST_WORDS_S)
 

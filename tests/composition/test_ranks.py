@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ def no_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.distributed.process_groups.join_ranks", lambda *where: None)
 
 
-LOADED: Any = object()
+LOADED: Any = SimpleNamespace(memory=SimpleNamespace(kv_cache_bytes=1000))
 
 
 def test_all_ranks_load_and_the_others_facts_are_told_until_they_end():
@@ -43,8 +44,9 @@ def test_all_ranks_load_and_the_others_facts_are_told_until_they_end():
     ranks = two_ranks("works", losses)
     try:
         assert ranks.load(TASK, lambda parallel: LOADED) is LOADED
-        (facts,) = ranks.facts()
-        assert (facts.rank, facts.memory_bytes, facts.kv_bytes) == (1, 77, 1001)
+        first, other = ranks.facts()
+        assert (first.rank, first.memory_bytes, first.kv_bytes) == (0, 0, 1000)
+        assert (other.rank, other.memory_bytes, other.kv_bytes) == (1, 77, 1001)
     finally:
         ranks.close()
     assert losses == []

@@ -87,5 +87,7 @@ def test_a_model_of_transformers_modules_is_refused_to_several_ranks(tmp_path: P
         Settings().model_source(), model=str(tmp_path), load_format="dummy", tokenizer=str(QUICKSTART_MODEL)
     )
     check_model_source(source, 1)
-    with pytest.raises(ConfigError, match=r"tensor-parallel-size: transformers' modules .* are served by one rank only"):
+    with pytest.raises(
+        ConfigError, match=r"tensor-parallel-size: transformers' modules .* are served by one rank only"
+    ):
         check_model_source(source, 2)

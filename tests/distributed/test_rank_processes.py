@@ -138,3 +138,33 @@ def test_no_rank_outlives_the_first_however_it_ends(stopped: bool):
             stop(pids[0])
         parent.kill()
     assert comes_true(lambda: not any(map(is_running, pids)), within_s=10.0)
+
+
+LOGS_MUCH = """
+import time
+from service.distributed.control_ring import MessageKind
+from service.distributed.plan_codec import PlanEncoder
+from service.core.iteration_plan import IterationPlan
+from service.distributed.rank_status import Fact
+from tests.distributed.test_rank_processes import comes_true, started
+
+processes, encoder = started(2, "fails"), PlanEncoder()
+assert processes.heard(1, 30.0) is not None
+for _ in range(300):
+    processes.writer.write(MessageKind.PLAN, encoder.encode(IterationPlan(())))
+print(comes_true(lambda: processes.statuses.get(1, Fact.PLANS_FAILED) == 300), flush=True)
+processes.close()
+"""
+
+
+def test_a_rank_waits_for_nobody_who_reads_its_log():
+    """It tells of 300 faults, some 300 KB; a pipe that nobody reads takes 64."""
+    done = subprocess.Popen(
+        [sys.executable, "-c", LOGS_MUCH], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    with done:
+        assert done.stdout is not None and done.stderr is not None
+        assert done.stdout.readline() == "True\n"
+        log = done.stderr.read()
+        assert done.wait(30) == 0
+    assert "rank 1, service.distributed.plan_follower" in log

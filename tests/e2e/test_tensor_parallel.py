@@ -73,7 +73,9 @@ def test_every_parameter_gets_the_tokens_that_one_process_gives_in_a_cache_that_
     assert told["headrace_prefix_cache_hit_tokens_total"] > 0
     assert told["headrace_ranks"] == 2
     assert told['headrace_rank_control_messages_total{rank="1"}'] > told['headrace_iterations_total{launch="kernels"}']
-    assert told['headrace_rank_kv_bytes{rank="1"}'] > 0
+    assert told['headrace_rank_kv_bytes{rank="0"}'] == told['headrace_rank_kv_bytes{rank="1"}'] > 0
+    assert told['headrace_rank_exchanges_total{rank="0"}'] > told['headrace_iterations_total{launch="kernels"}']
+    assert all(told[f'headrace_rank_exchange_seconds_total{{rank="{rank}"}}'] > 0 for rank in (0, 1))
     server.wait_for_gauge("headrace_kv_blocks_used", 0)
 
 

@@ -17,10 +17,14 @@ def test_one_rank_has_nothing_to_tell_of_others():
     assert shown() == {"headrace_ranks": 1}
 
 
-def test_every_fact_of_every_other_rank_is_shown_under_its_number():
-    ranks = [RankFacts(rank, *(100.0 * rank + number for number in range(1, 8))) for rank in (1, 2)]
+def test_every_fact_of_every_rank_is_shown_under_its_number():
+    """Of rank 0, which tells the plans, not what control messages are about."""
+    ranks = [RankFacts(rank, *(100.0 * rank + number for number in range(1, 11))) for rank in (0, 1, 2)]
     values = shown(*ranks)
     assert values.pop("headrace_ranks") == 3
-    assert sorted(values.values()) == sorted(value for facts in ranks for value in facts[1:])
+    of_rank_0 = [ranks[0].memory_bytes, ranks[0].kv_bytes, ranks[0].num_exchanges, ranks[0].exchange_s]
+    others = [value for facts in ranks[1:] for value in facts[1:]]
+    assert sorted(values.values()) == sorted(of_rank_0 + others)
     assert values['headrace_rank_memory_bytes{rank="2"}'] == 201
+    assert values['headrace_rank_exchange_seconds_total{rank="0"}'] == 10
     assert values['headrace_rank_control_latency_seconds_total{rank="1"}'] == 104
