@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 CHOOSING = "service/runner/choices/"
 MEASURES_ALL_THE_SAME = {
+    "service/layers/exchange_timer.py": "how long exchanges between ranks take, for the metrics",
     "service/runner/kv_transfer.py": "how long a transfer took, for its prediction",
     "service/runner/staging.py": "how long a step took, for its prediction",
     "service/runner/trainings.py": "how long layer steps took, likewise",
