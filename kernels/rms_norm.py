@@ -7,7 +7,7 @@ Tensors (T any leading sizes, C the normed size):
     x         [T..., C]  bf16 or fp32, last stride 1; rows may be strided (a view of a packed projection). The kernel
                          takes one or two leading sizes and C up to 32768
     residual  [T..., C]  like x, contiguous
-    weight    [C]        like x, contiguous
+    weight    [C]        like x or fp32, contiguous
     returns   [T..., C]  like x, contiguous, new; add_rms_norm returns (out, sum)
 
 `add_rms_norm` consumes `residual`: the sum may take its storage, so use the returned one only.
@@ -31,6 +31,8 @@ _MAX_SIZE = 32768
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    if weight.dtype != x.dtype:
+        return F.rms_norm(x.float(), (x.shape[-1],), weight, eps).to(x.dtype)
     return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
 
@@ -88,7 +90,7 @@ def rms_norm_triton(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """On CUDA tensors, or on any in Triton's interpreter; so for every `_triton` here."""
     size = x.shape[-1]
     assert x.stride(-1) == 1 and weight.is_contiguous() and weight.shape == (size,)
-    assert x.dtype == weight.dtype and 2 <= x.dim() <= 3 and size <= _MAX_SIZE
+    assert weight.dtype in (x.dtype, torch.float32) and 2 <= x.dim() <= 3 and size <= _MAX_SIZE
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if out.numel():
         num_inner = x.shape[1] if x.dim() == 3 else 1
@@ -112,7 +114,8 @@ def rms_norm_triton(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def add_rms_norm_triton(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     size = x.shape[-1]
     assert x.is_contiguous() and residual.is_contiguous() and weight.is_contiguous() and weight.shape == (size,)
-    assert x.shape == residual.shape and x.dtype == residual.dtype == weight.dtype and size <= _MAX_SIZE
+    assert x.shape == residual.shape and x.dtype == residual.dtype and size <= _MAX_SIZE
+    assert weight.dtype in (x.dtype, torch.float32)
     out = torch.empty_like(x)
     if out.numel():
         block, num_warps = _config(size)
@@ -145,14 +148,14 @@ def _rms_norm_cpu(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if not x.is_cuda:  # without the checks: torch makes its own, and on a CPU they would be a part of the step
-        loops = loops_for(x) if x.is_contiguous() else None
+        loops = loops_for(x) if x.is_contiguous() and weight.dtype == x.dtype else None
         return _rms_norm_cpu(x, weight, eps) if loops is None else loops.rms_norm(x, weight, eps)
     return rms_norm_triton(x, weight, eps)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     if not x.is_cuda:
-        loops = loops_for(x)
+        loops = loops_for(x) if weight.dtype == x.dtype else None
         if loops is not None:
             return loops.add_rms_norm(x, residual, weight, eps)
         total = x + residual

@@ -11,6 +11,7 @@ from service.layers.linear import NamedLinear
 from service.layers.mixture_of_experts import MixtureOfExperts
 from service.lora.adapter_folder import AdapterSite
 from service.models.causal_lm import CausalLM
+from service.models.gemma import Gemma
 from service.models.llama import Llama, LlamaBlock
 
 _TRAINED_FAMILIES = "Llama, Mistral, Qwen2 and Qwen3, with SiLU"
@@ -18,7 +19,7 @@ _TRAINED_FAMILIES = "Llama, Mistral, Qwen2 and Qwen3, with SiLU"
 
 def check_trainable(model: CausalLM) -> Llama:
     """The model itself. Raises InvalidRequest if its backward pass is not known here."""
-    if not isinstance(model, Llama):
+    if not isinstance(model, Llama) or isinstance(model, Gemma):
         raise InvalidRequest(
             f"{type(model).__name__} models cannot be trained; {_TRAINED_FAMILIES}, can", param="model"
         )
@@ -30,6 +31,11 @@ def check_trainable(model: CausalLM) -> Llama:
     if not all(isinstance(mlp, GatedMlp) and mlp.is_silu for mlp in mlps):
         raise InvalidRequest(
             f"this model's activation is not SiLU, so it cannot be trained; {_TRAINED_FAMILIES}, can", param="model"
+        )
+    if any(len(block.attention.qkv.out_features) == 1 for block in blocks_of(model)):
+        raise InvalidRequest(
+            f"models whose query, key and value are one tensor cannot be trained; {_TRAINED_FAMILIES}, can",
+            param="model",
         )
     return model
 

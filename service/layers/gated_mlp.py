@@ -27,13 +27,23 @@ _FUNCTIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = MappingProxyType(
 
 
 class GatedMlp(Layer):
-    """x [T, hidden_size] -> [T, hidden_size]. Any activation but relu, which no model gates with."""
+    """x [T, hidden_size] -> [T, hidden_size]. Any activation but relu, which no model gates with.
+
+    is_merged: gate and up are one tensor in a checkpoint.
+    """
 
     def __init__(
-        self, hidden_size: int, intermediate_size: int, activation: Activation = "silu", *, bias: bool
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        activation: Activation = "silu",
+        *,
+        bias: bool,
+        is_merged: bool = False,
     ) -> None:
         super().__init__()
-        self.gate_up = Linear(hidden_size, intermediate_size, intermediate_size, bias=bias)
+        parts = (2 * intermediate_size,) if is_merged else (intermediate_size, intermediate_size)
+        self.gate_up = Linear(hidden_size, *parts, bias=bias)
         self.activate = _FUNCTIONS[activation]
         self.is_silu = activation == "silu"
         self.down = Linear(intermediate_size, hidden_size, bias=bias)

@@ -43,7 +43,18 @@ class YarnScaling:
     truncate: bool = True
 
 
-RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling
+@dataclass(frozen=True, slots=True)
+class LongRopeScaling:
+    """LongRoPE (Ding et al. 2024): each frequency divided by a factor of its own, by `long_factors` where contexts
+    longer than the trained one are served; `attention_factor` scales cos and sin."""
+
+    short_factors: tuple[float, ...]
+    long_factors: tuple[float, ...]
+    original_max_positions: int
+    attention_factor: float
+
+
+RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongRopeScaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,5 +67,6 @@ class RopeConfig:
     attention_factor: float = field(init=False)
 
     def __post_init__(self) -> None:
-        factor = self.scaling.attention_factor if isinstance(self.scaling, YarnScaling) else 1.0
+        scaling = self.scaling
+        factor = scaling.attention_factor if isinstance(scaling, YarnScaling | LongRopeScaling) else 1.0
         object.__setattr__(self, "attention_factor", factor)

@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 
 from service.layers.layer import Layer
-from service.layers.rope_config import DynamicScaling, LinearScaling, Llama3Scaling, RopeConfig, YarnScaling
+from service.layers.rope_config import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    RopeConfig,
+    YarnScaling,
+)
 
 
 class RotaryEmbedding(Layer):
@@ -52,6 +59,8 @@ def rotary_angles(config: RopeConfig, num_positions: int) -> Tensor:
     scaling = config.scaling
     if isinstance(scaling, DynamicScaling):
         return positions[:, None] * _dynamic_frequencies(config, scaling, positions)
+    if isinstance(scaling, LongRopeScaling):
+        return positions[:, None] * _longrope_frequencies(config, scaling, num_positions)
     return positions[:, None] * _frequencies(config)
 
 
@@ -65,8 +74,8 @@ def _frequencies(config: RopeConfig) -> Tensor:
             return _llama3_frequencies(config, scaling)
         case YarnScaling() as scaling:
             return _yarn_frequencies(config, scaling)
-        case DynamicScaling():
-            raise AssertionError("depends on the position")
+        case DynamicScaling() | LongRopeScaling():
+            raise AssertionError("depends on the positions")
 
 
 def _exponents(config: RopeConfig) -> Tensor:
@@ -88,6 +97,14 @@ def _dynamic_frequencies(config: RopeConfig, scaling: DynamicScaling, positions:
     stretch = scaling.factor * length / trained - (scaling.factor - 1)
     base = config.theta * stretch ** (dim / (dim - 2))
     return 1.0 / (base[:, None] ** _exponents(config))
+
+
+def _longrope_frequencies(config: RopeConfig, scaling: LongRopeScaling, num_positions: int) -> Tensor:
+    """All sequences turn by the same factors, by how long one may become, so that a key may stay in the cache. So it
+    is at vLLM. transformers takes the short factors for a sequence as long as it is short."""
+    factors = scaling.long_factors if num_positions > scaling.original_max_positions else scaling.short_factors
+    stretch = torch.tensor(factors, device="cpu", dtype=torch.float32)
+    return 1.0 / (stretch * config.theta ** _exponents(config))
 
 
 def _llama3_frequencies(config: RopeConfig, scaling: Llama3Scaling) -> Tensor:

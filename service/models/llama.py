@@ -1,7 +1,7 @@
 """Llama (Touvron et al. 2023): pre-norm blocks of grouped-query attention with rotary positions and a gated MLP.
 
 Mistral 7B (Jiang et al. 2023) is the same with attention over a sliding window, Qwen2 (Yang et al. 2024) with biases of
-query, key and value.
+query, key and value, Phi-3 and Phi-4 (Abdin et al. 2024) with tensors that are merged in the checkpoint already.
 """
 
 from __future__ import annotations
@@ -37,11 +37,14 @@ class LlamaAttention(Layer):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.sinks: nn.Parameter | None = None
+        self.logit_softcap: float | None = None
         self.num_heads, self.head_dim = config.num_heads, config.head_dim
         self.scale = config.head_dim**-0.5
         self.sliding_window = config.sliding_windows[layer]
         query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.qkv = Linear(config.hidden_size, query_size, kv_size, kv_size, bias=config.qkv_bias)
+        sizes = query_size, kv_size, kv_size
+        parts = (sum(sizes),) if config.is_merged else sizes
+        self.qkv = Linear(config.hidden_size, *parts, bias=config.qkv_bias)
         self.output = Linear(query_size, config.hidden_size, bias=config.output_bias)
 
     def forward(self, x: Normed, cos: Tensor, sin: Tensor, cache: LayerCache, inputs: AttentionInputs) -> Product:
@@ -49,7 +52,9 @@ class LlamaAttention(Layer):
         heads = projected.view(projected.shape[0], -1, self.head_dim)
         self.rotate_and_cache(heads, cos, sin, cache, inputs.slots)
         queries = heads[:, : self.num_heads]
-        attended = paged_attention(queries, cache, inputs, self.scale, self.sliding_window, sinks=self.sinks)
+        attended = paged_attention(
+            queries, cache, inputs, self.scale, self.sliding_window, self.logit_softcap, sinks=self.sinks
+        )
         return Product(self.output, attended)
 
     def rotate_and_cache(self, heads: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache, slots: CacheSlots) -> None:
@@ -77,12 +82,19 @@ class LlamaBlock(Layer):
 
     def __init__(self, config: ModelConfig, attention: LlamaAttention, experts: ExpertNames | None) -> None:
         super().__init__()
+        self._is_merged = config.is_merged
         self.attention_norm = ResidualRMSNorm(config.hidden_size, config.norm_eps)
         self.attention = attention
         self.mlp_norm = ResidualRMSNorm(config.hidden_size, config.norm_eps)
         self.mlp: GatedMlp | MixtureOfExperts
         if experts is None or config.experts is None:
-            self.mlp = GatedMlp(config.hidden_size, config.intermediate_size, config.activation, bias=config.mlp_bias)
+            self.mlp = GatedMlp(
+                config.hidden_size,
+                config.intermediate_size,
+                config.activation,
+                bias=config.mlp_bias,
+                is_merged=config.is_merged,
+            )
         else:
             self.mlp = MixtureOfExperts(config.hidden_size, config.experts, experts)
 
@@ -102,7 +114,10 @@ class LlamaBlock(Layer):
 
     def linears(self) -> Sequence[NamedLinear]:
         """Those of attention alone where the layer has experts: no adapter changes a router or an expert."""
-        qkv = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+        if self._is_merged:
+            qkv, gate_up = ("self_attn.qkv_proj",), ("mlp.gate_up_proj",)
         attention = (
             NamedLinear(qkv, self.attention.qkv, reads_rows=False),
             NamedLinear(("self_attn.o_proj",), self.attention.output),
@@ -111,7 +126,7 @@ class LlamaBlock(Layer):
             return attention
         return (
             *attention,
-            NamedLinear(("mlp.gate_proj", "mlp.up_proj"), self.mlp.gate_up),
+            NamedLinear(gate_up, self.mlp.gate_up),
             NamedLinear(("mlp.down_proj",), self.mlp.down),
         )
 

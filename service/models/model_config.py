@@ -17,6 +17,17 @@ from service.layers.experts_config import ExpertsConfig
 from service.layers.rope_config import DynamicScaling, RopeConfig
 from service.models.config_fields import ConfigFields, read_json, token_ids
 from service.models.expert_fields import parse_experts
+from service.models.gemma_config import (
+    GEMMA,
+    GEMMA_2,
+    GEMMA_3,
+    GemmaConfig,
+    gemma_context,
+    gemma_rope,
+    gemma_size,
+    gemma_windows,
+    parse_gemma,
+)
 from service.models.pooling_config import load_embedder_config
 from service.models.quantization import WHAT_TO_DO, Quantization, parse_quantization
 from service.models.rope_scaling import parse_rope
@@ -49,7 +60,7 @@ _ATTENTION_BIASES: Mapping[str, bool] = MappingProxyType(
 )
 """What `attention_bias` is where it is not written, of the families that read it."""
 
-_COARSE_NORMS = frozenset({"MixtralForCausalLM", "GptOssForCausalLM", "OlmoeForCausalLM"})
+_COARSE_NORMS = frozenset({"MixtralForCausalLM", "GptOssForCausalLM", "OlmoeForCausalLM", "Phi3ForCausalLM"})
 _ROPE_BASES: Mapping[str, float] = MappingProxyType({"MixtralForCausalLM": 1e6, "GptOssForCausalLM": 150_000.0})
 """Where config.json says nothing, as transformers has it."""
 
@@ -67,6 +78,8 @@ class ModelConfig:
     rope: None where positions are learned.
     max_position_embeddings: the model's own context length.
     qkv_bias, output_bias: of attention's projections. mlp_bias: of both of the MLP's.
+    is_merged: a checkpoint has query, key and value in one tensor, and gate and up in one.
+    gemma: of Gemma's families alone.
     experts: of the layers that have them in an MLP's place; None: no layer has.
     checkpoint_dtype: of the weights on disk, by config.json; float32 if it does not say.
     eos_token_ids, bos_token_id: as config.json has them; generation_config.json may say otherwise.
@@ -96,6 +109,8 @@ class ModelConfig:
     checkpoint_dtype: CheckpointDtype
     eos_token_ids: frozenset[int]
     bos_token_id: int | None
+    is_merged: bool = False
+    gemma: GemmaConfig | None = None
     experts: ExpertsConfig | None = None
     quantization: Quantization | None = None
 
@@ -146,8 +161,8 @@ def parse_model_config(fields: Mapping[str, object], quantization: str | None = 
 
 
 def _llama_family(architecture: str, fields: ConfigFields) -> ModelConfig:
-    """Llama, Mistral, Qwen2 and Qwen3: rotary positions, grouped queries, RMSNorm, a gated MLP. Mixtral, Qwen2-MoE,
-    Qwen3-MoE, OLMoE and gpt-oss: experts in the MLP's place."""
+    """Llama, Mistral, Phi-3, Qwen2 and Qwen3: rotary positions, grouped queries, RMSNorm, a gated MLP. Mixtral,
+    Qwen2-MoE, Qwen3-MoE, OLMoE and gpt-oss: experts in the MLP's place."""
     hidden_size, num_layers = fields.size("hidden_size"), fields.size("num_hidden_layers")
     num_heads, num_kv_heads, head_dim = _grouped_heads(architecture, fields)
     activation = _activation(fields, "hidden_act", "silu")
@@ -175,7 +190,13 @@ def _llama_family(architecture: str, fields: ConfigFields) -> ModelConfig:
         norm_eps=fields.number("rms_norm_eps", 1e-5 if architecture in _COARSE_NORMS else 1e-6),
         norms_first=True,
         has_final_norm=True,
-        rope=parse_rope(fields, head_dim, max_positions, _ROPE_BASES.get(architecture, 10_000.0)),
+        rope=parse_rope(
+            fields,
+            head_dim,
+            max_positions,
+            _ROPE_BASES.get(architecture, 10_000.0),
+            turns_part=architecture == "Phi3ForCausalLM",
+        ),
         max_position_embeddings=max_positions,
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
         qkv_bias=biases
@@ -186,7 +207,50 @@ def _llama_family(architecture: str, fields: ConfigFields) -> ModelConfig:
         checkpoint_dtype=_checkpoint_dtype(fields),
         eos_token_ids=token_ids(fields.get("eos_token_id")),
         bos_token_id=min(token_ids(fields.get("bos_token_id")), default=None),
+        is_merged=architecture == "Phi3ForCausalLM",
         experts=experts,
+    )
+
+
+def _gemma(architecture: str, fields: ConfigFields) -> ModelConfig:
+    hidden_size, num_layers = fields.size("hidden_size"), fields.size("num_hidden_layers")
+    num_heads = gemma_size(architecture, fields, "num_attention_heads")
+    num_kv_heads = gemma_size(architecture, fields, "num_key_value_heads")
+    head_dim = gemma_size(architecture, fields, "head_dim")
+    max_positions = gemma_context(architecture, fields)
+    if num_heads % num_kv_heads:
+        raise ModelLoadError(
+            f"config.json: num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}"
+        )
+    # Early files of Gemma say gelu and mean its approximation.
+    named = "hidden_activation" if fields.get("hidden_activation") is not None else "hidden_act"
+    activation = _activation(fields, named, "gelu_pytorch_tanh")
+    bias = fields.flag("attention_bias")
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=gemma_size(architecture, fields, "vocab_size"),
+        hidden_size=hidden_size,
+        embedding_size=hidden_size,
+        intermediate_size=fields.size("intermediate_size"),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        sliding_windows=gemma_windows(architecture, fields, num_layers),
+        activation="gelu_tanh" if architecture == GEMMA and activation == "gelu" else activation,
+        norm_eps=fields.number("rms_norm_eps", 1e-6),
+        norms_first=True,
+        has_final_norm=True,
+        rope=gemma_rope(architecture, fields, head_dim, max_positions),
+        max_position_embeddings=max_positions,
+        tie_word_embeddings=fields.flag("tie_word_embeddings", True),
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=False,
+        checkpoint_dtype=_checkpoint_dtype(fields),
+        eos_token_ids=_special_ids(fields, "eos_token_id", 1),
+        bos_token_id=min(_special_ids(fields, "bos_token_id", 2), default=None),
+        gemma=parse_gemma(architecture, fields, head_dim),
     )
 
 
@@ -280,6 +344,10 @@ _FAMILIES: Mapping[str, Callable[[str, ConfigFields], ModelConfig]] = MappingPro
         "Qwen3MoeForCausalLM": _llama_family,
         "GptOssForCausalLM": _llama_family,
         "OlmoeForCausalLM": _llama_family,
+        "Phi3ForCausalLM": _llama_family,
+        GEMMA: _gemma,
+        GEMMA_2: _gemma,
+        GEMMA_3: _gemma,
         "OPTForCausalLM": _opt,
         "GPT2LMHeadModel": _gpt2,
     }

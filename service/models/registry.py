@@ -12,6 +12,7 @@ import torch
 from service.errors import ConfigError
 from service.layers.tensor_parallel import ALONE, TensorParallel
 from service.models.causal_lm import CausalLM
+from service.models.gemma import Gemma
 from service.models.gpt2 import Gpt2
 from service.models.gpt_oss import GptOss
 from service.models.implementation import ONE_RANK, WantedImplementation, choose_implementation
@@ -34,12 +35,17 @@ ARCHITECTURES: Mapping[str, Callable[[ModelConfig], CausalLM]] = MappingProxyTyp
         "Qwen3MoeForCausalLM": Qwen3,
         "GptOssForCausalLM": GptOss,
         "OlmoeForCausalLM": Olmoe,
+        "Phi3ForCausalLM": Llama,
+        "GemmaForCausalLM": Gemma,
+        "Gemma2ForCausalLM": Gemma,
+        "Gemma3ForCausalLM": Gemma,
         "OPTForCausalLM": Opt,
         "GPT2LMHeadModel": Gpt2,
     }
 )
-"""All that model_config.py reads. Mistral is Llama with a sliding window, Qwen2 is Llama with biases of q, k and v.
-Qwen2-MoE and Qwen3-MoE differ from Qwen2 and Qwen3 in what config.json says of experts."""
+"""All that model_config.py reads. Mistral is Llama with a sliding window, Qwen2 is Llama with biases of q, k and v,
+Phi-3 and Phi-4 are Llama with merged tensors. Qwen2-MoE and Qwen3-MoE differ from Qwen2 and Qwen3 in what config.json
+says of experts."""
 
 
 class OpenedModel(NamedTuple):

@@ -10,9 +10,9 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 def parse_sliding_windows(architecture: str, fields: ConfigFields, num_layers: int) -> tuple[int | None, ...]:
     """Mistral: every layer, of 4096 tokens unless the file says otherwise (null for none). Qwen2 and Qwen3: from
-    layer `max_window_layers` on, if `use_sliding_window`; Qwen3-MoE then all. Mixtral: all, if a window is written.
-    gpt-oss: every other layer, the first among them, of 128 tokens. `layer_types`, where written, names each layer's
-    kind.
+    layer `max_window_layers` on, if `use_sliding_window`; Qwen3-MoE then all. Mixtral and Phi-3: all, if a window is
+    written. gpt-oss: every other layer, the first among them, of 128 tokens. `layer_types`, where written, names each
+    layer's kind.
     """
     window, first_layer = None, 0
     if architecture == "MistralForCausalLM":
@@ -23,7 +23,7 @@ def parse_sliding_windows(architecture: str, fields: ConfigFields, num_layers: i
             window, first_layer = fields.size("sliding_window", 4096), fields.count("max_window_layers", 28)
     elif architecture == "Qwen3MoeForCausalLM":
         window = fields.size("sliding_window", 4096) if fields.flag("use_sliding_window") else None
-    elif architecture == "MixtralForCausalLM":
+    elif architecture in {"MixtralForCausalLM", "Phi3ForCausalLM"}:
         window = None if fields.get("sliding_window") is None else fields.size("sliding_window")
     elif architecture == "GptOssForCausalLM":
         window = fields.size("sliding_window", 128)

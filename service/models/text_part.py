@@ -14,6 +14,7 @@ from types import MappingProxyType
 _WITH_VISION = frozenset(
     f"{family}ForConditionalGeneration"
     for family in (
+        "Gemma3",
         "Idefics3",
         "InternVL",
         "Llava",
@@ -28,6 +29,7 @@ _WITH_VISION = frozenset(
 )
 _ARCHITECTURES: Mapping[str, str] = MappingProxyType(
     {
+        "gemma3_text": "Gemma3ForCausalLM",
         "llama": "LlamaForCausalLM",
         "mistral": "MistralForCausalLM",
         "qwen2": "Qwen2ForCausalLM",

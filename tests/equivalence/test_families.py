@@ -17,14 +17,14 @@ from tests.equivalence.family_run import run_family
 BY_NAME = {family.name: family for family in FAMILIES}
 SAMPLE = (
     "Gemma 2",  # a soft cap, windows of some layers, embeddings that are scaled
-    "Phi-4",  # weights that are merged in the checkpoint
+    "Phi-4-mini",  # weights that are merged in the checkpoint, heads that turn in part
     "Cohere",  # one norm a layer, interleaved rotary dims
     "StableLM 2",  # layers that hand no further arguments down
     "Pythia, GPT-NeoX",  # names of its own, heads interleaved in one matrix
     "DeepSeek V3, R1",  # latent attention: values narrower than keys; experts by matrices of their own; a buffer
     "Granite 3 MoE",  # experts in one tensor
-    "Gemma 3 (with vision)",  # by transformers' modules
-    "Qwen2.5-VL",  # by ours
+    "Gemma 3 (with vision)",  # its text part
+    "Qwen2.5-VL",
 )
 
 
@@ -38,6 +38,11 @@ def test_a_served_family_says_what_generate_says(name: str, tmp_path: Path):
     assert run.served_by is not None, run.refusal
     assert run.is_equal
     assert run.num_different > 20, "text of a few tokens would prove little"
+
+
+def test_so_does_one_with_a_native_file_by_transformers_modules(tmp_path: Path):
+    run = run_family(family("Gemma 2"), tmp_path, "transformers")  # a soft cap, windows of some layers
+    assert (run.served_by, run.is_equal) == ("transformers", True)
 
 
 @pytest.mark.parametrize("name", [each.name for each in FAMILIES if each.refusal is not None])

@@ -11,6 +11,7 @@ from service.finetune.trainable_model import check_trainable, parameter_layout
 from service.lora.adapter_folder import AdapterSite
 from tests.equivalence.hf_model import SMALL
 from tests.finetune.served import served_model
+from tests.models.checkpoints import gemma2, phi3
 
 
 def test_a_family_without_a_backward_pass_is_refused_by_name(model_folders: Mapping[str, Path]):
@@ -29,6 +30,13 @@ def test_a_mixture_of_experts_is_refused(tmp_path: Path):
     MixtralForCausalLM(config).save_pretrained(tmp_path)
     with pytest.raises(InvalidRequest, match="mixture of experts cannot be trained; Llama, Mistral"):
         check_trainable(served_model(tmp_path))
+
+
+def test_models_of_merged_tensors_and_gemma_are_refused(tmp_path: Path):
+    with pytest.raises(InvalidRequest, match="query, key and value are one tensor cannot be trained"):
+        check_trainable(served_model(phi3(tmp_path / "phi3")))
+    with pytest.raises(InvalidRequest, match="Gemma models cannot be trained"):
+        check_trainable(served_model(gemma2(tmp_path / "gemma")))
 
 
 def test_sites_are_those_of_the_targets_in_the_models_order(model_folders: Mapping[str, Path]):

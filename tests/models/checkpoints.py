@@ -8,6 +8,12 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     GptOssConfig,
@@ -22,6 +28,8 @@ from transformers import (
     OlmoeForCausalLM,
     OPTConfig,
     OPTForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -98,6 +106,27 @@ def olmoe(folder: Path, **changes: Any) -> Path:
     return _save(OlmoeForCausalLM(OlmoeConfig(**{**sizes, **SMALL, **changes})), folder)
 
 
+def phi3(folder: Path, **changes: Any) -> Path:
+    return _save(Phi3ForCausalLM(Phi3Config(**{"pad_token_id": 0, **SMALL, **changes})), folder)
+
+
+def gemma(folder: Path, **changes: Any) -> Path:
+    return _gemma(GemmaForCausalLM(GemmaConfig(**{"head_dim": 24, **SMALL, **changes})), folder)
+
+
+def gemma2(folder: Path, **changes: Any) -> Path:
+    """With caps that bite, and a window far shorter than the prompts of the tests."""
+    sizes = {"head_dim": 24, "sliding_window": 21, "query_pre_attn_scalar": 17, "attn_logit_softcapping": 3.0}
+    return _gemma(Gemma2ForCausalLM(Gemma2Config(**{**sizes, **SMALL, **changes})), folder)
+
+
+def gemma3(folder: Path, **changes: Any) -> Path:
+    """Likewise; one layer of the two sees all."""
+    kinds = ["sliding_attention", "full_attention"]
+    sizes = {"head_dim": 24, "sliding_window": 21, "query_pre_attn_scalar": 17, "layer_types": kinds}
+    return _gemma(Gemma3ForCausalLM(Gemma3TextConfig(**{**sizes, **SMALL, **changes})), folder)
+
+
 def opt(folder: Path, **changes: Any) -> Path:
     sizes = {"ffn_dim": 96, "word_embed_proj_dim": 64, "init_std": 0.2}
     return _save(OPTForCausalLM(OPTConfig(**{**sizes, **_SHARED, **changes})), folder)
@@ -106,6 +135,12 @@ def opt(folder: Path, **changes: Any) -> Path:
 def gpt2(folder: Path, **changes: Any) -> Path:
     sizes = {"n_inner": 96, "initializer_range": 0.2}
     return _save(GPT2LMHeadModel(GPT2Config(**{**sizes, **_SHARED, **changes})), folder)
+
+
+def _gemma(model: PreTrainedModel, folder: Path) -> Path:
+    with torch.no_grad():  # else the tied head would repeat each token
+        model.get_input_embeddings().weight.mul_(0.1)
+    return _save(model, folder)
 
 
 def _save(model: PreTrainedModel, folder: Path) -> Path:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from service.layers.linear_method import KernelRows, RowRange
-from tests.models.checkpoints import llama, logits_of, mistral, oracle, qwen2
+from tests.models.checkpoints import llama, logits_of, mistral, oracle, phi3, qwen2
 from tests.models.forward import logits
 
 TRAINED = {"original_max_position_embeddings": 64}
@@ -95,5 +95,31 @@ QWEN2_VARIANTS = {
 @pytest.mark.parametrize("changes", QWEN2_VARIANTS.values(), ids=QWEN2_VARIANTS)
 def test_qwen2_has_biases_of_query_key_and_value(changes, tmp_path):
     folder = qwen2(tmp_path, **changes)
+    tokens = torch.randint(0, 301, (200,)).tolist()
+    torch.testing.assert_close(logits(folder, tokens), logits_of(oracle(folder), tokens), atol=2e-4, rtol=2e-4)
+
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "partial_rotary_factor": 0.75,
+    "original_max_position_embeddings": 64,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+    "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"sliding_window": 21},
+        {"rope_parameters": LONGROPE, "original_max_position_embeddings": 64},
+        {"rope_parameters": LONGROPE | {"original_max_position_embeddings": 512}, "tie_word_embeddings": True},
+    ],
+    ids=["plain", "window", "longrope, long", "longrope, short"],
+)
+def test_phi_3_equals_transformers(changes, tmp_path):
+    folder = phi3(tmp_path, **changes)
     tokens = torch.randint(0, 301, (200,)).tolist()
     torch.testing.assert_close(logits(folder, tokens), logits_of(oracle(folder), tokens), atol=2e-4, rtol=2e-4)

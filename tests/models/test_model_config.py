@@ -49,6 +49,10 @@ LEAST_FIELDS = {
     "Qwen3MoeForCausalLM": {**MOE_FIELDS, "architectures": ["Qwen3MoeForCausalLM"]},
     "GptOssForCausalLM": {**MOE_FIELDS, "architectures": ["GptOssForCausalLM"]},
     "OlmoeForCausalLM": {**MOE_FIELDS, "architectures": ["OlmoeForCausalLM"]},
+    "Phi3ForCausalLM": {**FIELDS, "architectures": ["Phi3ForCausalLM"]},
+    "GemmaForCausalLM": {**FIELDS, "num_key_value_heads": 4, "architectures": ["GemmaForCausalLM"]},
+    "Gemma2ForCausalLM": {**FIELDS, "architectures": ["Gemma2ForCausalLM"]},
+    "Gemma3ForCausalLM": {**FIELDS, "architectures": ["Gemma3ForCausalLM"]},
     "OPTForCausalLM": OPT_FIELDS,
     "GPT2LMHeadModel": GPT2_FIELDS,
 }

@@ -5,6 +5,7 @@ import pytest
 from kernels.mxfp4 import GROUP
 from service.errors import ConfigError
 from service.layers.projection import Projection
+from service.models.gemma import Gemma
 from service.models.gpt2 import Gpt2
 from service.models.gpt_oss import GptOss
 from service.models.llama import Llama
@@ -28,6 +29,10 @@ CLASSES = {
     "Qwen3MoeForCausalLM": Qwen3,
     "GptOssForCausalLM": GptOss,
     "OlmoeForCausalLM": Olmoe,
+    "Phi3ForCausalLM": Llama,
+    "GemmaForCausalLM": Gemma,
+    "Gemma2ForCausalLM": Gemma,
+    "Gemma3ForCausalLM": Gemma,
     "OPTForCausalLM": Opt,
     "GPT2LMHeadModel": Gpt2,
 }

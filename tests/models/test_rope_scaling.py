@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from service.errors import ModelLoadError
-from service.layers.rope_config import DynamicScaling, LinearScaling, Llama3Scaling, YarnScaling
+from service.layers.rope_config import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
 from service.models.config_fields import ConfigFields
 from service.models.rope_scaling import parse_rope
 
@@ -54,7 +54,10 @@ def test_yarn_infers_factor_and_attention_factor():
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type 'longrope'"),
+        ({"rope_scaling": {"rope_type": "another"}}, "rope_type 'another'"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "short_factor must be a list of 8 numbers"),
+        ({"rope_scaling": {"type": "su", "short_factor": [1.0] * 7}}, "short_factor must be a list of 8 numbers"),
+        ({"rope_scaling": {"type": "su", "short_factor": [1.0] * 7 + [0]}}, "short_factor must be a positive number"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
         ({"rope_scaling": [1]}, "rope_scaling"),
         ({"rope_parameters": {"full_attention": {}}}, "rope_parameters"),
@@ -65,3 +68,18 @@ def test_yarn_infers_factor_and_attention_factor():
 def test_faults_name_the_field(changes, named):
     with pytest.raises(ModelLoadError, match=named):
         parse(**changes)
+
+
+def test_longrope_has_factors_of_each_pair_that_turns():
+    fields = {
+        "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [2] * 6},
+        "original_max_position_embeddings": 512,
+        "partial_rotary_factor": 0.75,
+    }
+    rope = parse_rope(ConfigFields(fields, "config.json"), 16, 2048, turns_part=True)
+    factor = pytest.approx(1.1055416)
+    assert rope.rotary_dim == 12
+    assert rope.scaling == LongRopeScaling((1.0,) * 6, (2.0,) * 6, 512, factor)
+    assert rope.attention_factor == factor
+    with pytest.raises(ModelLoadError, match=r"partial_rotary_factor 0\.19 of 16 dims gives no pairs"):
+        parse_rope(ConfigFields({"partial_rotary_factor": 0.19}, "config.json"), 16, 2048, turns_part=True)
