@@ -21,6 +21,16 @@ def test_follows_the_formula(rows, size, dtype, lane):
     assert_close(lane(rms_norm, rms_norm_triton)(x, weight, 1e-5), naive(x, weight, 1e-5))
 
 
+@pytest.mark.parametrize("lane", LANES)
+def test_a_weight_may_have_more_bits_than_the_rows(lane):
+    x, weight = lane.put(torch.randn(17, 123).bfloat16()), lane.put(1 + 0.01 * torch.randn(123))
+    assert_close(lane(rms_norm, rms_norm_triton)(x, weight, 1e-5), naive(x, weight, 1e-5))
+    residual = lane.put(torch.randn(17, 123).bfloat16())
+    normed, total = lane(add_rms_norm, add_rms_norm_triton)(x, residual.clone(), weight, 1e-5)
+    assert_close(total, x.double() + residual.double())
+    assert_close(normed, naive(total, weight, 1e-5))
+
+
 @pytest.mark.parametrize("lane", [GPU])
 @pytest.mark.parametrize("size", [4096, 5120, 8192, 32768])
 def test_wide_rows(size, lane):
