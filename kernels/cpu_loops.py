@@ -23,8 +23,10 @@ from kernels.quantized_weight import Weight
 
 
 class FewRowsLinear(Protocol):
-    """A weight in the form that kernels/loops/few_rows_linear.py multiplies by."""
+    """A weight in the form that kernels/loops/few_rows_linear.py multiplies by. is_ordered: its sums are taken in one
+    order, so that a row's bits depend on no other row."""
 
+    is_ordered: bool
     num_inputs: int
     num_bytes: int
 

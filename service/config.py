@@ -24,7 +24,8 @@ class ModelSource:
 
     model: a local folder or a hub id. load_format: `auto` reads safetensors, `pt` torch's own format, `dummy` makes
     seeded random weights from config.json alone.
-    quantization: of plain weights, at load; None: weights are served as the checkpoint has them.
+    quantization: of plain weights, at load; None: weights are served as the checkpoint has them. deterministic: every
+    request has the bits that it has alone, not only those that ask for it.
     dtype: `auto` picks per device. device: `auto` is cuda where there is one, else cpu.
     max_model_len: context length in tokens; None takes the model's own. implementation: whose modules compute it: ours,
     transformers', or (`auto`) transformers' where we have none.
@@ -41,6 +42,7 @@ class ModelSource:
     seed: int
     implementation: Literal["auto", "native", "transformers"] = "auto"
     quantization: Literal["fp8"] | None = None
+    deterministic: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,8 @@ class ApiConfig:
     max_arguments_characters: of the arguments of one call of a tool in a message; they are JSON, parsed in one step.
     max_logprob_entries: log probabilities that one call may return, over all its tokens; a default max_tokens is cut so
         that it keeps to this.
+    deterministic: all requests have the bits that they have alone, not only those that ask for it. exact_swap: what is
+        swapped comes back as it was; else none can ask for it.
     responses_store_bytes, responses_store_entries: what responses that are kept may take; 0 bytes: none is kept.
     strict_params: unknown request fields are refused instead of listed in `x-ignored-params`.
     """
@@ -188,6 +192,8 @@ class ApiConfig:
     max_cache_salt_bytes: int = 1024
     responses_store_bytes: int = 0
     responses_store_entries: int = 10_000
+    deterministic: bool = False
+    exact_swap: bool = True
     stream_keepalive_s: float = 15.0
     stream_send_timeout_s: float = 30.0
     tokenizer_threads: int = 2

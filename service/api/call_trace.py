@@ -38,6 +38,7 @@ class CallTrace:
         self.head = head
         self.model = model
         self.adapter = next((r.adapter.name for r in requests if r.adapter is not None), None)
+        self.deterministic = any(r.sampling.deterministic for r in requests)
         self.finish_reasons: Counter[FinishReason] = Counter()
         self._grammar_s = grammar_s
         self._prompts = [
@@ -106,6 +107,7 @@ class CallTrace:
             created=self.head.created,
             model=self.model,
             adapter=self.adapter,
+            deterministic=self.deterministic,
             outcome=self.outcome,
             finish_reasons={reason.value: count for reason, count in self.finish_reasons.items()},
             prompts=prompts,

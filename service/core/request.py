@@ -51,9 +51,11 @@ class Request:
 
     @property
     def prefix_salt(self) -> str:
-        """Keeps cached prefixes apart: by the client's salt and by the weights that compute them."""
-        # A digest has no colon, so no salt that a client chooses can look like another adapter's.
-        return f"{'' if self.adapter is None else self.adapter.digest}:{self.cache_salt}"
+        """Keeps cached prefixes apart: by the client's salt, by the weights that compute them, and by how they are
+        computed."""
+        # A digest has no colon and no equals sign, so no salt that a client chooses can look like another's.
+        how = "=" if self.sampling.deterministic else ""
+        return f"{how}{'' if self.adapter is None else self.adapter.digest}:{self.cache_salt}"
 
     @property
     def needs_ids_on_host(self) -> bool:

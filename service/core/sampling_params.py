@@ -50,6 +50,7 @@ class SamplingParams:
     beam: then nothing is drawn, and n of its beams, at most width, are the choices. num_logprobs is then at least
         width + the number of stop_token_ids, so that enough of the best next tokens do not end a beam, and no less than
         the beam's own.
+    deterministic: tokens and log probabilities are to the last bit those that the request has alone.
     pooling: the prompt's hidden states are wanted, pooled; max_tokens is then 0. With mean, which needs all of them,
         the prefix cache is not asked.
 
@@ -76,6 +77,7 @@ class SamplingParams:
     logprob_token_ids: tuple[int, ...] = ()
     beam: BeamParams | None = None
     pooling: Pooling | None = None
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         assert self.pooling is None or self.max_tokens == 0, "what is pooled draws nothing"

@@ -79,6 +79,7 @@ FIELDS = {
     "logprob_token_ids": _Field(IntegerWriter.many, IntegerReader.many),
     "beam": _Field(_write_beam, _read_beam),
     "pooling": _Field(lambda to, pooling: to.one(_POOLINGS.index(pooling)), lambda source: _POOLINGS[source.one()]),
+    "deterministic": _Field(IntegerWriter.one, lambda source: bool(source.one())),
 }
 """Every field of SamplingParams, in an order that both sides share. None is a default, so it needs no sign."""
 

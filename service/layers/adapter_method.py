@@ -6,7 +6,7 @@ adapters and of none share the product with the base's weight.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from torch import Tensor
@@ -71,6 +71,11 @@ class AdapterMethod:
             return None
         shrunk = self._shrunk(x, token_slots)
         return lora_gated_expand(shrunk, token_slots, self.tables, self.base.multiply(x, is_beside=True))
+
+    def ordered(self) -> AdapterMethod | None:
+        """A CPU's loops for adapters compute each token by itself."""
+        base = self.base.ordered()
+        return None if base is None else replace(self, base=base)
 
     @property
     def _token_slots(self) -> TokenSlots | None:

@@ -45,14 +45,16 @@ class AttentionInputs:
     rows: Tensor | None = None
     last: AttentionInputs | None = None
 
-    def read_at(self, rows: Tensor, decode: DecodeBatch) -> AttentionInputs:
-        """For a step of whose last layer nothing is read but these rows, [N] int64, N > 0. decode: each of them as
-        the last token of its context.
+    def read_at(
+        self, rows: Tensor, decode: DecodeBatch | None = None, prefill: PrefillBatch | None = None
+    ) -> AttentionInputs:
+        """For a step of whose last layer nothing is read but these rows, [N] int64, N > 0. decode, or prefill: each of
+        them as the last token of its context.
 
         All tokens' keys and values are kept, but a prompt's last token alone goes through the rest of that layer: of
         32 layers it saves 3 % of the products of a prompt. llama.cpp does the same.
         """
-        return replace(self, last=AttentionInputs(self.slots, decode, None, rows))
+        return replace(self, last=AttentionInputs(self.slots, decode, prefill, rows))
 
     def by_layer(self, num_layers: int) -> Iterator[AttentionInputs]:
         """Of each layer, the first one's first."""

@@ -99,6 +99,11 @@ class LinearMethod(Protocol):
         """silu(gate) * up of the product's halves, [T, out_features / 2], or None; then nothing was computed."""
         ...
 
+    def ordered(self) -> LinearMethod | None:
+        """A method of the same weight that sums in one order: a row's bits depend on nothing but the row, whatever
+        others there are and however many. None: there is none, or it is not known."""
+        ...
+
 
 class PlainMethod:
     """torch's: the twin of the others."""
@@ -116,6 +121,9 @@ class PlainMethod:
         return None
 
     def silu_and_mul(self, x: Normed) -> None:
+        return None
+
+    def ordered(self) -> None:
         return None
 
 
@@ -154,6 +162,9 @@ class KernelMethod:
         assert isinstance(self.weight, Tensor)
         return gated_linear(x, self.weight)
 
+    def ordered(self) -> None:
+        return None
+
 
 class PackedMethod:
     """On a CPU: the weight in forms of its own (service/layers/packed_weight.py)."""
@@ -174,6 +185,10 @@ class PackedMethod:
 
     def silu_and_mul(self, x: Normed) -> None:
         return None
+
+    def ordered(self) -> PackedMethod | None:
+        """By the loops alone."""
+        return PackedMethod(self.packed.by_form(WeightForm.LOOPS), self._bias) if self.packed.has_ordered_loops else None
 
 
 def divided(x: Normed) -> Tensor:

@@ -57,6 +57,11 @@ class PackedWeight:
             return WeightForm.ONEDNN
         return WeightForm.LOOPS if self._onednn is None else WeightForm.BOTH
 
+    @property
+    def has_ordered_loops(self) -> bool:
+        """Whether the loops' form sums in one order, however many rows there are."""
+        return self._loops is not None and self._loops.is_ordered
+
     def keep(self, form: WeightForm) -> None:
         """Give up what this form does without."""
         if form is WeightForm.ONEDNN:

@@ -110,6 +110,15 @@ class Projection(Layer, ABC):
         self._own_method = method
         self._method = self._summed(method)
 
+    @property
+    def can_order_sums(self) -> bool:
+        return self._summed(self.own_method).ordered() is not None
+
+    def order_sums(self, is_ordered: bool) -> None:
+        """Multiply from now on by the method's `ordered`, where `can_order_sums`, or by the method itself."""
+        method = self._summed(self.own_method)
+        self._method = method.ordered() if is_ordered else method
+
     def extend(self, around: Callable[[LinearMethod], LinearMethod]) -> None:
         """Multiply from now on by a method around the present one."""
         self.use(around(self.own_method))

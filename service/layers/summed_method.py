@@ -14,11 +14,13 @@ from service.layers.tensor_parallel import TensorParallel
 class SummedMethod:
     """A LinearMethod. An epilogue needs the whole sum, so it is fused with that or with nothing.
 
-    base: of this rank's inputs; the bias is added by one rank alone.
+    base: of this rank's inputs; the bias is added by one rank alone. is_ordered: whether the base's sums are; then
+    nothing is fused with the ranks' sum, which would be rounded otherwise where rows are few.
     """
 
     base: LinearMethod
     parallel: TensorParallel
+    is_ordered: bool = False
 
     @property
     def choice(self) -> LinearChoice:
@@ -27,8 +29,14 @@ class SummedMethod:
     def multiply(self, x: Normed, *, is_beside: bool = False) -> Tensor:
         return self.parallel.all_reduce(self.base.multiply(x, is_beside=is_beside))
 
-    def add_and_norm(self, x: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> AddedAndNormed:
+    def add_and_norm(self, x: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> AddedAndNormed | None:
+        if self.is_ordered:
+            return None
         return self.parallel.all_reduce_add_norm(self.base.multiply(x), residual, norm_weight, eps)
 
     def silu_and_mul(self, x: Normed) -> None:
         return None
+
+    def ordered(self) -> SummedMethod | None:
+        base = self.base.ordered()
+        return None if base is None else SummedMethod(base, self.parallel, is_ordered=True)

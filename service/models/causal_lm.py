@@ -94,6 +94,13 @@ class CausalLM(Layer, ABC):
                 shards |= linear.checkpoint_shards(*names)
         return shards
 
+    @property
+    def is_row_invariant(self) -> bool:
+        """Whether every row of a forward pass has the bits that it has alone, where products sum in one order
+        (`Projection.order_sums`) and attention takes every sequence as a prompt (`AttentionInputs.prefill`). Once the
+        projections have their methods."""
+        return False
+
     def add_norm_fusions(self) -> Sequence[AddNormFusion]:
         """The places where add and norm may be fused with the products around them; () to compute them one by one."""
         return ()

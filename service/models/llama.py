@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
+from kernels.cpu_loops import loops_for
 from kernels.reshape_and_cache import CacheSlots
 from kernels.rotary_and_cache import rotary_and_cache
 from service.layers.add_norm_fusion import AddNormFusion
@@ -177,6 +178,19 @@ class Llama(CausalLM):
         # Not with the product at once: of the normed rows some are chosen before the head multiplies them.
         hidden, _ = self.norm(x.value() if isinstance(x, Product) else x, residual)
         return hidden
+
+    @property
+    def is_row_invariant(self) -> bool:
+        """By a CPU's loops: each computes a row, or a token and head, by itself. What is not one of them (experts,
+        other activations than SiLU, sinks) is torch's, which may take a row otherwise beside others."""
+        loops, blocks = loops_for(self.norm.weight), [block for block in self.blocks if isinstance(block, LlamaBlock)]
+        return (
+            loops is not None
+            and all(loops.takes_head_dim(block.attention.head_dim) for block in blocks)
+            and all(block.attention.sinks is None for block in blocks)
+            and all(isinstance(block.mlp, GatedMlp) and block.mlp.is_silu for block in blocks)
+            and all(projection.can_order_sums for projection in self.projections)
+        )
 
     def add_norm_fusions(self) -> Sequence[AddNormFusion]:
         """A mixture of experts stands in none: its sum is no product, and its router is not its only reader."""

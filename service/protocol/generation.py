@@ -111,6 +111,7 @@ class GenerationFields(SamplingFields):
     bad_words: Strings | None = None
     allowed_token_ids: TokenIds | None = None
     seed: Whole | None = None
+    deterministic: bool | None = None
     n: Annotated[Whole | None, bounds(1)] = None
     best_of: Annotated[Whole | None, bounds(1)] = None
     use_beam_search: bool | None = None

@@ -119,6 +119,7 @@ class ResponsesRequest(SamplingFields):
     safety_identifier: str | None = None
     user: str | None = None
     seed: Whole | None = None
+    deterministic: bool | None = None
     stop: str | Strings | None = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None

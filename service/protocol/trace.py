@@ -74,8 +74,8 @@ class PromptTrace(BaseModel):
 
 
 class RequestTrace(BaseModel):
-    """`id` is the id in the call's answer, `request_id` its `X-Request-Id`. finish_reasons: how many of its choices
-    have ended by which reason."""
+    """`id` is the id in the call's answer, `request_id` its `X-Request-Id`. deterministic: it was computed to the
+    bits that it has alone. finish_reasons: how many of its choices have ended by which reason."""
 
     id: str
     request_id: str
@@ -83,6 +83,7 @@ class RequestTrace(BaseModel):
     created: int
     model: str
     adapter: str | None = None
+    deterministic: bool = False
     outcome: TraceOutcome
     finish_reasons: dict[str, int] = {}
     prompts: list[PromptTrace]

@@ -98,11 +98,13 @@ BATCH_COLUMNS = BatchColumns(
         Column("frequency_penalty", Per.ASKING_DRAW, np.float32, of=lambda item: item.sampling.frequency_penalty),
         Column("asks_more", Per.ROW, np.bool_, of=lambda item: not item.sampling.is_plain),
         Column("num_logprobs", Per.ROW, np.int32, -1, _num_logprobs),
+        Column("deterministic", Per.ROW, np.bool_, of=lambda item: item.sampling.deterministic),
     )
 )
 """context_lens: tokens in the cache after the step's write. rows: of SequenceRows; row 0 is padding's, without context,
 and writes to slot -1, which is none. What padding draws, the largest logit, is ignored. sample_positions: of the drawn
-tokens in their sequences. asks_more: the draws need more than the columns of every batch. num_logprobs: -1: none."""
+tokens in their sequences. asks_more: the draws need more than the columns of every batch. num_logprobs: -1: none.
+deterministic: the sequence's bits are to be those that it has alone."""
 
 ADAPTER_COLUMNS = BatchColumns(
     (*BATCH_COLUMNS, Column("adapter_slots", Per.TOKEN, np.int32, of=lambda item: item.adapter_slot))

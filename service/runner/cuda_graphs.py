@@ -45,7 +45,8 @@ class StepOutputs(NamedTuple):
 
 
 class GraphStep:
-    """In two parts, because a graph of many tokens holds the first alone."""
+    """In two parts, because a graph of many tokens holds the first alone. Steps of rows that are to have the bits
+    that they have alone are none of them."""
 
     def __init__(
         self, model: CausalLM, forward_pass: ForwardPass, drawn: DrawnIds, shard: VocabShard | None = None
@@ -57,12 +58,14 @@ class GraphStep:
 
     def hidden(self, inputs: StepInputs) -> Tensor:
         """The hidden states [N, hidden_size] of the rows that draw."""
+        self._forward_pass.row_invariance.want(False)
         self._drawn.fill_in(inputs.token_ids, inputs.decode_rows)
         attention = inputs.attention.afresh()
         return self._forward_pass.compute(inputs.token_ids, inputs.positions, attention, inputs.adapters)
 
     def draw(self, hidden: Tensor, inputs: StepInputs, num_draws: int) -> StepOutputs:
         """What is left, for the first `num_draws` of these rows."""
+        self._forward_pass.row_invariance.want(False)
         num_rows = rows_of_logits(num_draws, len(hidden))
         logits = self._model.compute_logits(hidden[:num_rows])[:num_draws]
         token_ids = sample(logits, inputs.sampling.part(0, num_draws), shard=self._shard)

@@ -33,16 +33,20 @@ def draw_all(
     parameters: SamplingBatch,
     extras_of: ExtrasOf,
     shard: VocabShard | None = None,
+    *,
+    one_by_one: bool = False,
 ) -> Drawn:
     """One id for each of the batch's N draws, N > 0. parameters: of the N draws. One row's logits may serve several
-    draws (the n choices of a prompt). shard: whose the logits are, where several ranks draw."""
+    draws (the n choices of a prompt). shard: whose the logits are, where several ranks draw. one_by_one: torch may take
+    an exponential beside others to another last bit than alone."""
     row_of = np.repeat(np.arange(len(batch.logit_rows)), batch.samples_per_row)
 
     def compute(first: int, stop: int) -> Drawn:
         logits = _logits(row_of[first:stop], logits_of)
         return _draw(logits, parameters, extras_of(), first, stop, shard)
 
-    drawn = in_halves(len(row_of), "draws", compute, may_cut=shard is None)
+    at_once = 1 if one_by_one else None
+    drawn = in_halves(len(row_of), "draws", compute, at_once=at_once, may_cut=shard is None)
     return drawn[0] if len(drawn) == 1 else _joined(drawn)
 
 

@@ -55,11 +55,18 @@ class EagerStep:
 
     def compute(self, step: Step) -> Outputs:
         batch, planned, tensors = step.batch, step.columns, self.begin(step)
+        invariance = self._forward_pass.row_invariance
         if not step.reads_prompts:
             return self.draw_from(self._forward_pass.of_logit_rows(planned, batch, tensors), step, tensors)
         hidden = self._forward_pass.of_all_tokens(planned, batch, tensors)
         prompt_logprobs = score_prompts(
-            step.plan.scheduled, batch, hidden, self._whole_logits, self._vocab_size, self._device
+            step.plan.scheduled,
+            batch,
+            hidden,
+            self._whole_logits,
+            self._vocab_size,
+            self._device,
+            one_by_one=invariance.is_wanted,
         )
         outputs = self.draw_from(hidden.index_select(0, tensors["logit_rows"]), step, tensors)
         pooled = pool(step.plan.scheduled, batch, hidden, self._device)
@@ -68,6 +75,7 @@ class EagerStep:
     def begin(self, step: Step) -> dict[str, Tensor]:
         """The batch's arrays on the device, pending ids filled in; what is remembered for draws is up to date."""
         batch = step.batch
+        self._forward_pass.row_invariance.want(step.is_deterministic)
         step.turn.begins()
         tensors = to_device(batch.arrays(), self._device, step.turn)
         self._drawn.grow(self._rows.num_rows)
@@ -99,7 +107,9 @@ class EagerStep:
         parameters = SamplingBatch(of_draws, is_greedy=not batch.draws["temperature"].any())
         if self._shard is not None:
             parameters = replace(parameters, is_unfiltered=_is_unfiltered(batch))
-        drawn = draw_all(batch, logits_of, parameters, extras_of, self._shard)
+        drawn = draw_all(
+            batch, logits_of, parameters, extras_of, self._shard, one_by_one=self._forward_pass.row_invariance.is_wanted
+        )
         self._drawn.note(tensors["draw_rows"], drawn.token_ids)
         logprobs = None
         if drawn.logprobs is not None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels.lora_tensors import TokenSlots
 from kernels.lora_tiles import tile_size
 from kernels.paged_attention_decode import decode_batch
-from kernels.paged_attention_prefill import prefill_batch
+from kernels.paged_attention_prefill import PrefillBatch, prefill_batch
 from kernels.reshape_and_cache import cache_slots
 from service.layers.adapter_method import AdapterInputs, AdapterStep
 from service.layers.attention import AttentionInputs, LayerCache
@@ -22,6 +22,7 @@ from service.runner.giving_up import UntilSomebodyComes
 from service.runner.halving import in_halves
 from service.runner.kv_storage import KvStorage
 from service.runner.plan_columns import PlanColumns
+from service.runner.row_invariance import RowInvariance
 from service.runner.selective_batching import FlatBatch, flatten
 from service.runner.sequence_rows import SequenceRows
 from service.runner.staging import to_device
@@ -31,11 +32,12 @@ class ForwardPass:
     """Hidden states of plans, [tokens, hidden_size]; keys and values go to the storage. Engine thread.
 
     planned and batch: of one plan; tensors: the batch's arrays on the device, its pending ids filled in.
-    adapter_step: what the model's linears are told of adapters.
+    adapter_step: what the model's linears are told of adapters. row_invariance: what steps are to be from now on.
     """
 
     def __init__(self, model: CausalLM, storage: KvStorage, rows: SequenceRows, device: torch.device) -> None:
         self.adapter_step = AdapterStep()
+        self.row_invariance = RowInvariance(model, plain_cache=not storage.layout.is_fp8)
         self._model = model
         self._may_cut = model.parallel.size == 1
         self._storage = storage
@@ -81,11 +83,14 @@ class ForwardPass:
         In parts nothing depends on the cut: a token attends to what is in the cache, and those before it are there.
         """
         whole: Tensor | None = None
+        all_as_prompts = self.row_invariance.takes_all_as_prompts
 
         def compute(first: int, stop: int) -> Tensor:
             nonlocal whole
             if stop - first == batch.num_tokens:
-                attention = attention_inputs(batch, tensors, self._block_size, only_logits=only_logits)
+                attention = attention_inputs(
+                    batch, tensors, self._block_size, only_logits=only_logits, all_as_prompts=all_as_prompts
+                )
                 adapters = adapter_inputs(tensors, only_logits=only_logits)
                 return self.compute(tensors["token_ids"], tensors["positions"], attention, adapters)
             some = planned.part(first, stop)
@@ -94,13 +99,14 @@ class ForwardPass:
             places[_places_in(part, some)] = _places_in(batch, planned)[first:stop]
             there = to_device({**part.arrays(), "places": places}, self._device)
             token_ids = tensors["token_ids"].index_select(0, there["places"])
-            attention = attention_inputs(part, there, self._block_size)
+            attention = attention_inputs(part, there, self._block_size, all_as_prompts=all_as_prompts)
             hidden = self.compute(token_ids, there["positions"], attention, adapter_inputs(there))
             if whole is None:
                 whole = hidden.new_empty(batch.num_tokens, hidden.shape[1])
             return whole.index_copy_(0, there["places"], hidden)
 
-        computed = in_halves(batch.num_tokens, "tokens", compute, may_cut=self._may_cut)
+        at_once = 1 if self.row_invariance.takes_one_by_one else batch.num_tokens
+        computed = in_halves(batch.num_tokens, "tokens", compute, at_once=at_once, may_cut=self._may_cut)
         return computed[0], len(computed) == 1
 
 
@@ -113,11 +119,17 @@ def _places_in(batch: FlatBatch, planned: PlanColumns) -> Int64Array:
 
 
 def attention_inputs(
-    batch: FlatBatch, tensors: Mapping[str, Tensor], block_size: int, *, only_logits: bool = False
+    batch: FlatBatch,
+    tensors: Mapping[str, Tensor],
+    block_size: int,
+    *,
+    only_logits: bool = False,
+    all_as_prompts: bool = False,
 ) -> AttentionInputs:
     """tensors: the batch's arrays on the device. Decodes and prompts are two launches: their best kernels differ.
-    only_logits: of the last layer nothing is read but the rows of logits; there must be one."""
-    border, num_seqs = batch.num_decode, batch.num_seqs
+    only_logits: of the last layer nothing is read but the rows of logits; there must be one. all_as_prompts: decodes
+    are prompts of one token, so that a token's bits do not tell what it was computed as."""
+    border, num_seqs = 0 if all_as_prompts else batch.num_decode, batch.num_seqs
     block_table, context_lens = tensors["block_table"], tensors["context_lens"]
     decode = prefill = None
     if border:
@@ -134,9 +146,18 @@ def attention_inputs(
     slots = cache_slots(tensors["slot_mapping"], block_size)
     inputs = AttentionInputs(slots, decode, prefill)
     if only_logits:
-        last = decode_batch(block_table, tensors["logit_lens"], block_size, tensors["logit_places"])
-        inputs = inputs.read_at(tensors["logit_rows"], last)
+        lens, places = tensors["logit_lens"], tensors["logit_places"]
+        if all_as_prompts:
+            prompts = prompts_of_one_token(block_table, lens, block_size, places)
+            return inputs.read_at(tensors["logit_rows"], prefill=prompts)
+        return inputs.read_at(tensors["logit_rows"], decode_batch(block_table, lens, block_size, places))
     return inputs
+
+
+def prompts_of_one_token(block_table: Tensor, context_lens: Tensor, block_size: int, rows: Tensor) -> PrefillBatch:
+    """What `decode_batch` makes of the same, for whom the kernel of prompts is to compute it."""
+    starts = torch.arange(len(context_lens) + 1, dtype=torch.int32, device=context_lens.device)
+    return prefill_batch(block_table, starts, context_lens, 1, block_size, rows)
 
 
 def adapter_inputs(tensors: Mapping[str, Tensor], *, only_logits: bool = False) -> AdapterInputs | None:

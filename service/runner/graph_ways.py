@@ -41,7 +41,7 @@ class DecodeGraph:
         # The columns first: rows that they add are in no graph.
         return (
             step.columns.is_decode
-            and step.has_adapters is self._graphs.adapters
+            and _is_kind_of(self._graphs, step)
             and self._graphs.has_room_for(len(step.columns.rows))
         )
 
@@ -64,8 +64,7 @@ class MixedGraph:
         self._graphs = graphs
 
     def takes(self, step: Step) -> bool:
-        is_its_kind = step.is_plain and step.has_adapters is self._graphs.adapters
-        return is_its_kind and self._graphs.can_replay_mixed(step.batch)
+        return step.is_plain and _is_kind_of(self._graphs, step) and self._graphs.can_replay_mixed(step.batch)
 
     def compute(self, step: Step) -> Outputs:
         return _drawn(self._graphs.replay_mixed(step.batch, step.turn), step.batch.num_draws, step)
@@ -90,6 +89,10 @@ class DecodeGraphLogits:
             return logits[first:stop].clone()  # the graph's are kept as they are: drawing again begins with them
 
         return replace(self._eager.draw(logits_of, step, tensors), is_replayed=True)
+
+
+def _is_kind_of(graphs: StepGraphs, step: Step) -> bool:
+    return step.has_adapters is graphs.adapters and not step.is_deterministic
 
 
 def _drawn(outputs: StepOutputs, num_draws: int, step: Step) -> Outputs:

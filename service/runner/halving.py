@@ -14,14 +14,18 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def in_halves(num: int, what: str, compute: Callable[[int, int], T], *, may_cut: bool = True) -> list[T]:
+def in_halves(
+    num: int, what: str, compute: Callable[[int, int], T], *, at_once: int | None = None, may_cut: bool = True
+) -> list[T]:
     """What `compute` gives for (0, num), or, where memory runs out, for its halves from the first to the last, halved
-    again where they do not fit either. what: of which there are `num`, for the log.
+    again where they do not fit either. what: of which there are `num`, for the log. at_once: pieces of so many from the
+    beginning.
 
     Raises OutOfMemoryError if there is none for a single one. Nothing may depend on the cut. may_cut: False where other
     ranks compute it too: none may decide by itself to go another way.
     """
-    waiting, computed = deque([(0, num)]), list[T]()
+    size = at_once or num
+    waiting, computed = deque((first, min(first + size, num)) for first in range(0, num, size)), list[T]()
     while waiting:
         first, stop = waiting.popleft()
         try:

@@ -38,7 +38,7 @@ from service.runner.choices.step_choices import StepChoices
 from service.runner.choices.timer import Timer, timer_of
 from service.runner.device import choose_device, use_cores
 from service.runner.finite_logits import has_finite_logits
-from service.runner.graph_sizes import common_sizes, graph_sizes
+from service.runner.graph_sizes import GraphSize, common_sizes, graph_sizes
 from service.runner.host_blocks import Fp8HostBlocks, HostBlocks, PlainHostBlocks
 from service.runner.host_memory import keep_freed_memory
 from service.runner.idle_capture import IdleCapture, IdleWorks
@@ -129,12 +129,10 @@ def load_executor(
     dtype = _chosen_dtype(source, file, device, config, timer, parallel)
     if device.type == "cpu":
         keep_freed_memory()
-    graphs = graph_sizes(max_num_seqs, max_num_batched_tokens) if device.type == "cuda" and not enforce_eager else []
+    graphs = _graphs(source, device, max_num_seqs, max_num_batched_tokens, enforce_eager=enforce_eager)
     sizes = StepSizes(max_num_seqs, max_num_batched_tokens, max_model_len, config.vocab_size, graphs)
     unread = _store_quantized(model, config.quantization, device)
-    made_for = MadeFor.of(
-        model, config.architecture, device, dtype, max_num_seqs, max_num_batched_tokens, enforce_eager=enforce_eager
-    )
+    made_for = _made_for(model, config, device, dtype, sizes, source, enforce_eager=enforce_eager)
     known = file.fitting(made_for, graphs)
     weights_bytes = _load_weights(model, source, folder, dtype, device, max_model_len, phases, on_progress, unread)
     twice = _fits_twice(weights_bytes, device)
@@ -151,6 +149,7 @@ def load_executor(
     storage, store = KvStorage(layout, num_blocks, device), _store(adapters, device)
     tables = None if store is None else AdapterTables(model.block_linears(), storage, store, sizes.adapters.num_slots)
     runner = ModelRunner(model, storage, device, max_num_seqs, max_model_len, config.vocab_size, host_blocks, tables)
+    runner.all_deterministic = source.deterministic
     if device.type == "cpu" and not enforce_eager and parallel.size == 1:
         runner.record_steps()
     phases.end("cache")
@@ -206,6 +205,37 @@ def _opened(source: ModelSource, folder: Path, lora: LoraConfig | None, parallel
         for projection in opened.model.projections:
             projection.keep_plain_weight()
     return opened
+
+
+def _graphs(
+    source: ModelSource, device: torch.device, max_num_seqs: int, max_num_batched_tokens: int, *, enforce_eager: bool
+) -> list[GraphSize]:
+    """Sizes that may have a CUDA graph. Graphs know no step whose rows are to have the bits that they have alone."""
+    if device.type != "cuda" or enforce_eager or source.deterministic:
+        return []
+    return graph_sizes(max_num_seqs, max_num_batched_tokens)
+
+
+def _made_for(
+    model: CausalLM,
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    sizes: StepSizes,
+    source: ModelSource,
+    *,
+    enforce_eager: bool,
+) -> MadeFor:
+    return MadeFor.of(
+        model,
+        config.architecture,
+        device,
+        dtype,
+        sizes.max_num_seqs,
+        sizes.max_num_batched_tokens,
+        enforce_eager=enforce_eager,
+        deterministic=source.deterministic,
+    )
 
 
 def _store_quantized(model: CausalLM, quantization: Quantization | None, device: torch.device) -> AbstractSet[str]:

@@ -72,8 +72,11 @@ def score_prompts(
     compute_logits: Callable[[Tensor], Tensor],
     vocab_size: int,
     device: torch.device,
+    *,
+    one_by_one: bool = False,
 ) -> PromptLogprobs | None:
-    """hidden [T, hidden_size], of all the tokens of a batch that ends with `scheduled`. None without targets."""
+    """hidden [T, hidden_size], of all the tokens of a batch that ends with `scheduled`. None without targets.
+    one_by_one: as of `draw_all`."""
     token_starts = batch.token_starts[batch.num_seqs - len(scheduled) :].tolist()
     starts = [start for item, start in zip(scheduled, token_starts, strict=True) if item.targets]
     items = [item for item in scheduled if item.targets]
@@ -83,7 +86,7 @@ def score_prompts(
     targets = np.fromiter(chain.from_iterable(item.targets for item in items), np.int64)
     there = to_device({"places": np.concatenate(places), "targets": targets}, device)
     num_top = num_top_for(max(item.sampling.num_prompt_logprobs or 0 for item in items), vocab_size)
-    scores = score(hidden.index_select(0, there["places"]), there["targets"], compute_logits, num_top)
+    scores = score(hidden.index_select(0, there["places"]), there["targets"], compute_logits, num_top, one_by_one)
     return PromptLogprobs(items, scores.logprobs, scores.ranks)
 
 

@@ -35,7 +35,8 @@ class ModelRunner:
     """The engine's Executor (service/engine/ports.py). Engine thread only, one plan at a time.
 
     Owns the model, the KV storage and what is remembered in each row. adapters: None where none are served. trainings:
-    those that plans may have shares of.
+    those that plans may have shares of. all_deterministic: every row of every step has the bits that it has alone, not
+    only where a sequence asks for it; to be set before the first step.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class ModelRunner:
         adapters: AdapterTables | None = None,
     ) -> None:
         self.device = device
+        self.all_deterministic = False
         self.adapters = adapters
         self.max_num_seqs = max_num_seqs
         self.storage = storage
@@ -100,7 +102,7 @@ class ModelRunner:
         return LaunchedIteration(outputs, self.transfer, awaits_transfer=plan.awaits_transfer)
 
     def _compute(self, plan: IterationPlan) -> Outputs:
-        step = Step(plan, self._turns.take(), self._rows, self._block_size)
+        step = Step(plan, self._turns.take(), self._rows, self._block_size, all_deterministic=self.all_deterministic)
         return next(way for way in self._ways if way.takes(step)).compute(step)
 
     @property
@@ -146,8 +148,11 @@ class ModelRunner:
         """Decode steps that consist of compiled loops are recorded and replayed from now on. On a CPU."""
         loops = loops_for(self.storage.blocks)
         if loops is not None:
-            compute, recorder = self._forward_pass.compute, loops.new_recorder()
-            self._ways = (RecordedSteps(compute, recorder, self._rows, self._block_size, self._eager), self._eager)
+            compute, invariance = self._forward_pass.compute, self._forward_pass.row_invariance
+            recorded = RecordedSteps(
+                compute, loops.new_recorder(), self._rows, self._block_size, self._eager, invariance
+            )
+            self._ways = (recorded, self._eager)
 
     @torch.inference_mode()
     def compute_padding(self, size: GraphSize, *, adapters: bool = False) -> None:

@@ -23,7 +23,9 @@ from service.layers.attention import AttentionInputs
 from service.layers.packed_weight import FEW_ROWS
 from service.runner.batch_columns import BatchColumns, Int32Array, Per
 from service.runner.eager_step import EagerStep
+from service.runner.forward_pass import prompts_of_one_token
 from service.runner.launched_iteration import Outputs
+from service.runner.row_invariance import RowInvariance
 from service.runner.selective_batching import FlatBatch
 from service.runner.sequence_rows import SequenceRows
 from service.runner.step_ways import Step
@@ -36,9 +38,16 @@ class RecordedSteps:
     """A StepWay: plain or not, the draws come behind it. Each number of rows is recorded when a step first has it."""
 
     def __init__(
-        self, compute: Compute, recorder: Recorder, rows: SequenceRows, block_size: int, eager: EagerStep
+        self,
+        compute: Compute,
+        recorder: Recorder,
+        rows: SequenceRows,
+        block_size: int,
+        eager: EagerStep,
+        row_invariance: RowInvariance,
     ) -> None:
         self._compute = compute
+        self._row_invariance = row_invariance
         self._recorder = recorder
         self._rows = rows
         self._block_size = block_size
@@ -54,8 +63,11 @@ class RecordedSteps:
         if self._rows.block_table is not self._block_table:  # it has grown
             self._block_table = self._rows.block_table
             self._recorded.clear()
+        if step.is_deterministic and not self._row_invariance.can_be_at_once:
+            return False
         kind = _kind(step)
         if kind not in self._recorded and kind.adapters not in self._refused:
+            self._row_invariance.want(kind.deterministic)
             recorded = _RecordedStep(kind, self._block_table, self._block_size, self._rows.columns)
             if recorded.record(self._compute, self._recorder):
                 self._recorded[kind] = recorded
@@ -70,15 +82,16 @@ class RecordedSteps:
 
 
 class _Kind(NamedTuple):
-    """num_rows: with padding. adapters: whether some row has one."""
+    """num_rows: with padding. adapters: whether some row has one. deterministic: as `Step.is_deterministic`."""
 
     num_rows: int
     adapters: bool
+    deterministic: bool
 
 
 def _kind(step: Step) -> _Kind:
     """With as many rows as the least power of two that is no less."""
-    return _Kind(1 << (step.batch.num_tokens - 1).bit_length(), step.has_adapters)
+    return _Kind(1 << (step.batch.num_tokens - 1).bit_length(), step.has_adapters, step.is_deterministic)
 
 
 class _RecordedStep:
@@ -89,8 +102,12 @@ class _RecordedStep:
         self._columns = columns.per(Per.TOKEN, Per.SEQUENCE)
         self._arrays = {column.name: column.padded(kind.num_rows) for column in self._columns}
         there = {name: torch.from_numpy(array) for name, array in self._arrays.items()}
-        decode = decode_batch(torch.from_numpy(block_table), there["context_lens"], block_size, there["rows"])
-        attention = AttentionInputs(cache_slots(there["slot_mapping"], block_size), decode, None)
+        sequences = torch.from_numpy(block_table), there["context_lens"], block_size, there["rows"]
+        slots_of_cache = cache_slots(there["slot_mapping"], block_size)
+        if kind.deterministic:
+            attention = AttentionInputs(slots_of_cache, None, prompts_of_one_token(*sequences))
+        else:
+            attention = AttentionInputs(slots_of_cache, decode_batch(*sequences), None)
         adapters = None
         if kind.adapters:
             slots = TokenSlots(there["adapter_slots"])

@@ -16,14 +16,23 @@ from service.runner.staging import StagingTurn
 class Step:
     """A plan that computes something, and what it was turned into so far: ways that are asked share it.
 
-    turn: the iteration's.
+    turn: the iteration's. all_deterministic: every step is.
     """
 
-    def __init__(self, plan: IterationPlan, turn: StagingTurn, rows: SequenceRows, block_size: int) -> None:
+    def __init__(
+        self,
+        plan: IterationPlan,
+        turn: StagingTurn,
+        rows: SequenceRows,
+        block_size: int,
+        *,
+        all_deterministic: bool = False,
+    ) -> None:
         self.plan = plan
         self.turn = turn
         self._rows = rows
         self._block_size = block_size
+        self._all_deterministic = all_deterministic
 
     @cached_property
     def columns(self) -> PlanColumns:
@@ -43,6 +52,11 @@ class Step:
     def has_adapters(self) -> bool:
         """Whether some sequence is computed with an adapter."""
         return "adapter_slots" in self._rows and bool(self._rows["adapter_slots"][self.columns.rows].any())
+
+    @cached_property
+    def is_deterministic(self) -> bool:
+        """Whether some sequence's bits are to be those that it has alone: then all are computed so."""
+        return self._all_deterministic or bool(self._rows["deterministic"][self.columns.rows].any())
 
     @cached_property
     def reads_prompts(self) -> bool:

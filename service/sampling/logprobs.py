@@ -37,13 +37,21 @@ def asked_logprobs(logits: Tensor, rows: Tensor, token_ids: Tensor) -> Tensor:
     return torch.cat([logits.index_select(0, some).float().log_softmax(-1).gather(-1, ids) for some, ids in pieces])
 
 
-def score(hidden: Tensor, targets: Tensor, compute_logits: Callable[[Tensor], Tensor], num_top: int) -> Scores:
+def score(
+    hidden: Tensor,
+    targets: Tensor,
+    compute_logits: Callable[[Tensor], Tensor],
+    num_top: int,
+    one_by_one: bool = False,
+) -> Scores:
     """hidden [M, hidden_size], targets [M] int64: how probable each target is after its row. At least one row.
+    one_by_one: no row beside others.
 
     The vocabulary's width is never held for more than a few rows.
     """
     pieces = []
-    for rows, ids in zip(*(torch.split(each, _SCORED_AT_ONCE) for each in (hidden, targets)), strict=True):
+    at_once = 1 if one_by_one else _SCORED_AT_ONCE
+    for rows, ids in zip(*(torch.split(each, at_once) for each in (hidden, targets)), strict=True):
         logits = compute_logits(rows)
         chosen = logits.gather(-1, ids[:, None])
         pieces.append((*token_logprobs(logits, ids, num_top), (logits > chosen).sum(-1) + 1))

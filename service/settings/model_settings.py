@@ -43,6 +43,9 @@ class ModelSettings(BaseModel):
     )
     dtype: Literal["auto", "bfloat16", "float32"] = Field("auto", description="type of weights and KV cache")
     quantization: Literal["fp8"] | None = Field(None, description="plain weights become these at load")
+    deterministic: bool = Field(
+        False, description="all requests have the bits that they have alone, not only those that ask for it"
+    )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto is the GPU if there is one")
     tensor_parallel_size: int = Field(
         1, ge=1, le=64, description="GPUs that compute every layer together, each with its part of the weights"
@@ -65,6 +68,7 @@ class ModelSettings(BaseModel):
             seed=self.seed,
             implementation=self.model_impl,
             quantization=self.quantization,
+            deterministic=self.deterministic,
         )
 
     def parallel_config(self) -> ParallelConfig:

@@ -68,6 +68,12 @@ class Settings(AdapterSettings, SchedulerSettings, OperationSettings, HttpSettin
             raise ValueError(f"enable-finetuning: one rank alone trains, {ranks}")
         return self
 
+    @model_validator(mode="after")
+    def _check_swap(self) -> Settings:
+        if self.deterministic and self.swap_compression != "none" and self.preemption != "recompute":
+            raise ValueError(f"deterministic: swap-compression {self.swap_compression} rounds what is swapped")
+        return self
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -131,6 +137,8 @@ class Settings(AdapterSettings, SchedulerSettings, OperationSettings, HttpSettin
             max_body_bytes=int(self.max_body_bytes),
             max_total_body_bytes=int(self.max_total_body_bytes),
             responses_store_bytes=int(self.responses_store_size) if self.responses_store else 0,
+            deterministic=self.deterministic,
+            exact_swap=self.swap_compression == "none" or self.preemption == "recompute",
         )
 
     def non_default(self) -> dict[str, str]:

@@ -29,6 +29,12 @@ def test_the_parts_are_the_whole_in_order(seed):
     assert all(largest / 2 <= stop - first <= largest for first, stop in parts) or num <= largest
 
 
+def test_pieces_of_a_size_that_is_asked_for():
+    calls = []
+    assert in_halves(7, "things", limited(2, calls), at_once=3) == [(0, 1), (1, 3), (3, 4), (4, 6), (6, 7)]
+    assert calls == [(0, 3), (0, 1), (1, 3), (3, 6), (3, 4), (4, 6), (6, 7)]
+
+
 def test_what_fits_is_computed_once():
     assert in_halves(5, "things", limited(5, calls := [])) == [(0, 5)] == calls
 

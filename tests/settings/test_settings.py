@@ -229,3 +229,10 @@ def test_several_ranks_serve_adapters_and_train_none():
     assert read_settings(["--tensor-parallel-size", "2", "--lora-dir", "there"]).lora_config() is not None
     with pytest.raises(ConfigError, match="enable-finetuning: one rank alone trains, tensor-parallel-size is 2"):
         read_settings(["--tensor-parallel-size", "2", "--enable-finetuning"])
+
+
+def test_what_swap_rounds_cannot_be_deterministic():
+    rounding = ["--deterministic", "--swap-compression", "fp8", "--preemption"]
+    with pytest.raises(ConfigError, match="deterministic: swap-compression fp8"):
+        read_settings([*rounding, "swap"])
+    assert read_settings([*rounding, "recompute"]).api_config().exact_swap

@@ -46,6 +46,7 @@ class CheckedSampling:
     num_logprobs: int | None
     logprob_token_ids: tuple[int, ...]
     beam: BeamParams | None
+    deterministic: bool
 
     @property
     def num_sequences(self) -> int:
@@ -73,6 +74,11 @@ def check_sampling(
     beam = check_beams(fields, logprobs, form_param, config)
     if beam is not None:
         by_name = {"temperature": 0.0}
+    if fields.deterministic and not config.exact_swap:
+        raise InvalidRequest(
+            "deterministic: this server rounds the KV blocks of preempted requests (--swap-compression fp8).",
+            param="deterministic",
+        )
     num_logprobs = 0 if logprobs is None and n > num_returned else logprobs  # the best choices are found by them
     return CheckedSampling(
         n=n,
@@ -85,6 +91,7 @@ def check_sampling(
         num_logprobs=num_logprobs,
         logprob_token_ids=tuple(fields.logprob_token_ids or ()),
         beam=beam,
+        deterministic=config.deterministic or bool(fields.deterministic),
     )
 
 
@@ -122,6 +129,7 @@ def sampling_maker(
             num_prompt_logprobs=num_prompt_logprobs,
             logprob_token_ids=sampling.logprob_token_ids,
             beam=sampling.beam,
+            deterministic=sampling.deterministic,
             **by_name,
         )
 

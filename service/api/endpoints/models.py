@@ -61,6 +61,7 @@ class Models:
             parent=None if adapter_folder is None else self._context.config.served_model_names[0],
             max_model_len=model.max_model_len,
             quantization=model.quantization,
+            deterministic=self._context.config.deterministic,
             permission=[ModelPermission(id=f"modelperm-{name}", created=model.created)],
             default_sampling=DefaultSampling(
                 **{name: getattr(model.defaults, name) for name in DefaultSampling.model_fields}

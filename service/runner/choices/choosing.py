@@ -14,7 +14,7 @@ from service.runner.choices.kernel_rows import choose_kernels
 from service.runner.choices.made_for import MadeFor
 from service.runner.choices.step_choices import StepChoices
 from service.runner.choices.timer import Timer
-from service.runner.choices.weight_forms import choose_forms
+from service.runner.choices.weight_forms import choose_forms, ordered_forms
 from service.runner.graph_sizes import GraphSize
 
 
@@ -47,7 +47,12 @@ def choose_steps(
     elif device.type == "cuda":
         choices = _timed_on_gpu(model, made_for, device, candidates, timer, also_launch)
     else:
-        choices = StepChoices(made_for, choose_forms(model.projections, timer, in_two_forms=in_two_forms), ())
+        forms = (
+            ordered_forms(model.projections)
+            if made_for.deterministic
+            else choose_forms(model.projections, timer, in_two_forms=in_two_forms)
+        )
+        choices = StepChoices(made_for, forms, ())
     if parallel.rank == 0 and parallel.size > 1:
         parallel.of_first(choices.to_json())
     model.settle()

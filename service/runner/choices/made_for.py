@@ -35,6 +35,7 @@ class MadeFor:
     max_num_seqs: int
     max_num_batched_tokens: int
     enforce_eager: bool
+    deterministic: bool = False
 
     @classmethod
     def of(
@@ -47,6 +48,7 @@ class MadeFor:
         max_num_batched_tokens: int,
         *,
         enforce_eager: bool,
+        deterministic: bool = False,
     ) -> MadeFor:
         """model: may still be without memory."""
         is_gpu = device.type == "cuda"
@@ -61,6 +63,7 @@ class MadeFor:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             enforce_eager=enforce_eager,
+            deterministic=deterministic,
         )
 
     def difference(self, there: MadeFor) -> str | None:

@@ -40,6 +40,14 @@ def choose_forms(projections: Sequence[Projection], timer: Timer, *, in_two_form
     return {projection.shape_name: _form(projection) for projection in projections}
 
 
+def ordered_forms(projections: Sequence[Projection]) -> Mapping[str, WeightForm]:
+    """Pack all weights in the form whose products sum in one order; where there is none, in oneDNN's. Nothing is
+    timed."""
+    for projection in projections:
+        projection.pack(WeightForm.LOOPS)
+    return {projection.shape_name: _form(projection) for projection in projections}
+
+
 def bf16_is_faster(timer: Timer) -> bool:
     """Times some rows through a matrix of both formats, as decode does. A few milliseconds."""
     return _seconds_of(torch.bfloat16, timer) < _seconds_of(torch.float32, timer)

@@ -105,6 +105,33 @@ def test_neutral_values_ask_for_nothing(
     assert server.executor.last_sampling.is_plain
 
 
+@pytest.mark.parametrize(("path", "body"), BODIES)
+def test_who_asks_for_determinism_has_it(
+    server: RunningServer, http: httpx.Client, path: str, body: dict[str, Any]
+) -> None:
+    for asks in (True, False, None):
+        answer = http.post(path, json=body | {"deterministic": asks})
+        assert server.executor.last_sampling.deterministic is bool(asks)
+        assert http.get(f"/v1/requests/{answer.json()['id']}/trace").json()["deterministic"] is bool(asks)
+
+
+def test_where_all_are_deterministic_nobody_need_ask() -> None:
+    scene = Scene(config=dataclasses.replace(Scene().config, deterministic=True))
+    with running(scene) as server, httpx.Client(base_url=server.base_url) as http:
+        http.post(COMPLETIONS, json=completion())
+        assert server.executor.last_sampling.deterministic
+        assert http.get("/v1/models").json()["data"][0]["deterministic"] is True
+
+
+def test_who_asks_for_determinism_is_told_where_it_cannot_be() -> None:
+    scene = Scene(config=dataclasses.replace(Scene().config, exact_swap=False))
+    with running(scene) as server, httpx.Client(base_url=server.base_url) as http:
+        assert http.post(COMPLETIONS, json=completion()).status_code == 200
+        refusal = error_of(http.post(COMPLETIONS, json=completion(deterministic=True)))
+    assert refusal["param"] == "deterministic"
+    assert "--swap-compression" in refusal["message"]
+
+
 def test_the_models_own_defaults() -> None:
     scene = Scene(defaults=GenerationDefaults(min_p=0.05, repetition_penalty=1.1))
     with running(scene) as server, httpx.Client(base_url=server.base_url) as http:

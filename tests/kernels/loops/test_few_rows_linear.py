@@ -19,11 +19,15 @@ def test_equals_the_exact_product(loops, num_rows, num_outputs, num_inputs, has_
     torch.testing.assert_close(got.double(), exact, atol=6e-2, rtol=1e-2)
 
 
-def test_a_row_does_not_depend_on_the_others_beside_it(loops):
-    """Of as many rows at once."""
-    linear = loops.few_rows_linear(torch.randn(64, 96).bfloat16())
-    x = torch.randn(16, 96).bfloat16()
-    assert torch.equal(linear(x, None)[9:], linear(x.flip(0), None)[:7].flip(0))
+@pytest.mark.parametrize("num_inputs", [16, 96, 1040])
+def test_a_rows_bits_depend_on_no_other_row_and_on_no_number_of_rows(loops, num_inputs):
+    linear = loops.few_rows_linear(torch.randn(64, num_inputs).bfloat16())
+    x, bias = torch.randn(70, num_inputs).bfloat16(), torch.randn(64).bfloat16()
+    want = torch.cat([linear(row, bias) for row in x.split(1)])
+    for num_rows in (2, 3, 4, 7, 8, 15, 16, 17, 33, 70):
+        first = 70 - num_rows
+        assert torch.equal(linear(x[first:], bias), want[first:])
+    assert torch.equal(linear(x.flip(0), bias), want.flip(0))
 
 
 def test_a_row_that_is_not_finite_stays_alone(loops):

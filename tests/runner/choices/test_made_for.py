@@ -23,6 +23,7 @@ CHANGES = {
     "max_num_seqs": 16,
     "max_num_batched_tokens": 65,
     "enforce_eager": True,
+    "deterministic": True,
 }
 
 

@@ -1,0 +1,58 @@
+"""Steps whose rows have the bits that they have alone: by which company a request is computed changes nothing.
+
+Two ways lead there. Models whose operations all compute a row by itself (`CausalLM.is_row_invariant`) compute a step at
+once: products sum in one order, and decodes attend as prompts of one token. Others compute one token after the other,
+each alone: slow, and right whatever their operations do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from service.layers.projection import Projection
+from service.models.causal_lm import CausalLM
+
+
+class RowInvariance:
+    """How a model computes the step that is being launched. Engine thread.
+
+    Between two steps of one kind nothing is done; a change tells every projection. plain_cache: keys and values are
+    kept in the numbers that they are computed in.
+    """
+
+    def __init__(self, model: CausalLM, *, plain_cache: bool = True) -> None:
+        self._model = model
+        self._plain_cache = plain_cache
+        self._is_wanted = False
+
+    @property
+    def takes_one_by_one(self) -> bool:
+        """Whether the step's tokens are to be computed one after the other, and its draws."""
+        return self._is_wanted and not self.can_be_at_once
+
+    @property
+    def takes_all_as_prompts(self) -> bool:
+        """Whether attention is to take every sequence as a prompt."""
+        return self._is_wanted and self.can_be_at_once
+
+    @cached_property
+    def can_be_at_once(self) -> bool:
+        return self._plain_cache and self._model.is_row_invariant
+
+    def want(self, is_wanted: bool) -> None:
+        """Of the steps from now on."""
+        if is_wanted is self._is_wanted:
+            return
+        self._is_wanted = is_wanted
+        if self.can_be_at_once:
+            for projection in self._projections:
+                projection.order_sums(is_wanted)
+
+    @property
+    def is_wanted(self) -> bool:
+        return self._is_wanted
+
+    @cached_property
+    def _projections(self) -> Sequence[Projection]:
+        return self._model.projections

@@ -1,0 +1,235 @@
+"""A request that asks for it has the bits that it has alone: ids and log probabilities, in bf16, through the whole
+engine. Beside any others, in any pieces, after any preemption, from blocks that anybody has made who asked, too.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.config import CacheConfig, ModelSource
+from service.core.request import Request
+from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
+from service.layers.packed_weight import WeightForm
+from service.runner.choices import weight_forms
+from service.runner.load import LoadedModel, load_executor
+from service.scheduler.preemption import AlwaysRecompute, AlwaysSwap, Preemption
+from service.settings.quickstart import QUICKSTART_MODEL
+from tests.engine.harness import Harness, ListSink
+from tests.models import checkpoints
+
+BLOCK_SIZE = 16
+MAX_TOKENS = 6
+AT_ONCE = {"llama": checkpoints.llama, "qwen3": checkpoints.qwen3, "mistral": checkpoints.mistral}
+ONE_BY_ONE = {
+    "gpt2": checkpoints.gpt2,
+    "opt": checkpoints.opt,
+    "mixtral": checkpoints.mixtral,
+    "qwen2-moe": checkpoints.qwen2_moe,
+    "gpt-oss": checkpoints.gpt_oss,
+}
+WIDTHS: Mapping[str, Any] = {"head_dim": 32, "vocab_size": 320}
+"""As the compiled loops of a CPU want them."""
+
+Bits = Mapping[tuple[str, int], tuple[Sequence[int], Sequence[object]]]
+"""By request and choice: ids, and log probabilities as they are."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def two_forms() -> Iterator[None]:
+    """A product of many rows is another one's than of few, whichever is faster here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(weight_forms, "_fastest", lambda both, timer: WeightForm.BOTH)
+        yield
+
+
+def load(folder: Path, dtype: str = "bfloat16", **changes: Any) -> LoadedModel:
+    source = replace(ModelSource(str(folder), None, None, None, "auto", dtype, "cpu", None, 0), **changes)
+    return load_executor(source, folder, CacheConfig(BLOCK_SIZE, 0.5, 16 << 20, 1 << 24), 64, 256)
+
+
+@pytest.fixture(scope="module", params=[*AT_ONCE, "quickstart"])
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    if request.param == "quickstart":
+        return load(QUICKSTART_MODEL)
+    return load(AT_ONCE[request.param](tmp_path_factory.mktemp(request.param), **WIDTHS))
+
+
+@pytest.fixture(scope="module", params=ONE_BY_ONE)
+def loaded_one_by_one(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return load(ONE_BY_ONE[request.param](tmp_path_factory.mktemp(request.param)))
+
+
+def harness_of(loaded: LoadedModel, num_blocks: int | None = None, caches: bool = False, **changes: Any) -> Harness:
+    return Harness(
+        num_blocks or loaded.num_blocks,
+        BLOCK_SIZE,
+        executor=loaded.runner,
+        prefix_cache=ChainedPrefixCache(BLOCK_SIZE) if caches else NoPrefixCache(),
+        **{"max_num_seqs": 64, "max_num_batched_tokens": 256, **changes},
+    )
+
+
+def prompt_of(seed: int, length: int) -> tuple[int, ...]:
+    chance = random.Random(seed)
+    return tuple(chance.randrange(3, 300) for _ in range(length))
+
+
+def asking(harness: Harness) -> list[Request]:
+    """Every kind of request; all ask for it."""
+    ask: dict[str, Any] = {"deterministic": True, "num_logprobs": 3}
+    beams = harness.beam_request(prompt_of(4, 9), MAX_TOKENS, width=3, n=2)
+    return [
+        harness.request(prompt_of(0, 70), MAX_TOKENS, temperature=0.0, **ask),
+        harness.request(prompt_of(1, 33), MAX_TOKENS, seed=7, **ask),
+        harness.request(prompt_of(2, 5), MAX_TOKENS, n=3, seed=8, top_p=0.9, top_k=40, **ask),
+        harness.request(prompt_of(3, 40), MAX_TOKENS, seed=9, repetition_penalty=1.2, num_prompt_logprobs=2, **ask),
+        replace(beams, sampling=replace(beams.sampling, deterministic=True)),
+    ]
+
+
+def others(harness: Harness, count: int) -> list[Request]:
+    """Some ask, most do not."""
+    chance = random.Random(count)
+    return [
+        harness.request(
+            prompt_of(100 + i, chance.choice((1, 2, 17, 60))),
+            chance.randint(1, 6),
+            n=chance.choice((1, 1, 2)),
+            seed=i,
+            temperature=chance.choice((0.0, 1.0)),
+            num_logprobs=chance.choice((None, 2)),
+            deterministic=i % 5 == 0,
+        )
+        for i in range(count)
+    ]
+
+
+def run(harness: Harness, requests: Iterable[Request], steps_between: Callable[[], int] = lambda: 0) -> None:
+    for request in requests:
+        harness.clock.advance(0.001)
+        assert harness.add(request)
+        for _ in range(steps_between()):
+            harness.step()
+    harness.run()
+
+
+def bits_of(harness: Harness, requests: Sequence[Request]) -> Bits:
+    """By the request's place among `requests`."""
+    places = {request.request_id: f"{place}" for place, request in enumerate(requests)}
+    bits = {
+        (places[name], choice): (tokens, harness.logprobs[name, choice])
+        for (name, choice), tokens in harness.tokens.items()
+        if name in places
+    }
+    prompts = {(places[name], -1): ((), scored) for name, scored in harness.prompt_logprobs.items() if name in places}
+    return bits | prompts
+
+
+def alone(loaded: LoadedModel) -> Bits:
+    bits: dict[tuple[str, int], Any] = {}
+    for place in range(len(asking(harness_of(loaded)))):
+        harness = harness_of(loaded)
+        request = asking(harness)[place]
+        run(harness, [request])
+        bits |= {(f"{place}", choice): found for (_, choice), found in bits_of(harness, [request]).items()}
+    return bits
+
+
+@pytest.fixture(scope="module")
+def expected(loaded: LoadedModel) -> Bits:
+    return alone(loaded)
+
+
+def among(loaded: LoadedModel, count: int, *, caches: bool = False, **changes: Any) -> Bits:
+    harness = harness_of(loaded, caches=caches, **changes)
+    wanted, company = asking(harness), others(harness, count)
+    chance = random.Random(1)
+    every = [*wanted, *company]
+    chance.shuffle(every)
+    run(harness, every, lambda: chance.choice((0, 0, 1)))
+    return bits_of(harness, wanted)
+
+
+def test_among_others(loaded: LoadedModel, expected: Bits):
+    assert among(loaded, 12) == expected
+
+
+def test_among_as_many_as_there_is_room_for(tmp_path: Path):
+    """Where a step of many rows has another product than one of few, unless somebody asks."""
+    loaded = load(checkpoints.llama(tmp_path, **WIDTHS))
+    assert among(loaded, 60) == alone(loaded)
+
+
+@pytest.mark.parametrize("budget", [16, 23, 64])
+def test_in_any_pieces(loaded: LoadedModel, expected: Bits, budget: int):
+    assert among(loaded, 3, max_num_seqs=16, max_num_batched_tokens=budget) == expected
+
+
+def test_overlapped(loaded: LoadedModel, expected: Bits):
+    assert among(loaded, 7, overlap=True) == expected
+
+
+@pytest.mark.parametrize("preemption", [AlwaysRecompute(), AlwaysSwap()], ids=["recomputed", "swapped"])
+def test_preempted(loaded: LoadedModel, expected: Bits, preemption: Preemption):
+    sink = ListSink()
+    room = {"num_blocks": 12, "num_host_blocks": loaded.num_host_blocks}
+    assert among(loaded, 12, preemption=preemption, sink=sink, **room) == expected
+    assert sum(stats.num_preemptions for stats, _, _ in sink.requests) > 0
+
+
+def test_twice_and_from_blocks_that_are_found(loaded: LoadedModel, expected: Bits):
+    harness = harness_of(loaded, caches=True)
+    for _ in range(2):
+        wanted = asking(harness)
+        run(harness, [*others(harness, 5), *wanted])
+        assert bits_of(harness, wanted) == expected
+    assert sum(stats.num_cached_tokens for stats, _, _ in harness.sink.requests) > 100
+
+
+def test_from_blocks_that_decodes_have_made(loaded: LoadedModel):
+    """A prompt that begins as another's prompt and answer does: of the blocks of the answer no prompt has made one."""
+    prompt = prompt_of(5, 10)
+    ask: dict[str, Any] = {"deterministic": True, "num_logprobs": 2}
+    harness = harness_of(loaded, caches=True)
+    first = harness.request(prompt, 40, temperature=0.0, **ask)
+    run(harness, [first])
+    longer = (*prompt, *harness.tokens[first.request_id, 0][:36], 7, 8)
+    again = harness.request(longer, MAX_TOKENS, seed=3, **ask)
+    run(harness, [*others(harness, 3), again])
+    fresh = harness_of(loaded)
+    run(fresh, [fresh.request(longer, MAX_TOKENS, seed=3, **ask)])
+    assert bits_of(harness, [again]) == bits_of(fresh, list(fresh.requests.values()))
+    assert max(stats.num_cached_tokens for stats, _, _ in harness.sink.requests) == 32
+
+
+def test_who_does_not_ask_finds_no_blocks_of_who_does(loaded: LoadedModel):
+    """Nor the other way round: they may have other bits."""
+    harness = harness_of(loaded, caches=True)
+    run(harness, [harness.request(prompt_of(6, 40), 2, deterministic=asks) for asks in (False, True)])
+    assert [stats.num_cached_tokens for stats, _, _ in harness.sink.requests] == [0, 0]
+
+
+def test_one_token_after_the_other_where_operations_are_not_our_own(loaded_one_by_one: LoadedModel):
+    assert among(loaded_one_by_one, 4, max_num_batched_tokens=50) == alone(loaded_one_by_one)
+
+
+def test_where_numbers_are_wide(tmp_path: Path):
+    loaded = load(checkpoints.llama(tmp_path), dtype="float32")
+    assert among(loaded, 4, caches=True) == alone(loaded)
+
+
+def test_a_server_where_all_are_need_not_be_asked(tmp_path: Path):
+    """And starts to the same bits again."""
+    folder = checkpoints.llama(tmp_path, **WIDTHS)
+    asked = alone(load(folder))
+    for _ in range(2):
+        harness = harness_of(load(folder, deterministic=True))
+        wanted = [replace(each, sampling=replace(each.sampling, deterministic=False)) for each in asking(harness)]
+        run(harness, [*others(harness, 9), *wanted])
+        assert bits_of(harness, wanted) == asked
