@@ -188,7 +188,9 @@ class PackedMethod:
 
     def ordered(self) -> PackedMethod | None:
         """By the loops alone."""
-        return PackedMethod(self.packed.by_form(WeightForm.LOOPS), self._bias) if self.packed.has_ordered_loops else None
+        return (
+            PackedMethod(self.packed.by_form(WeightForm.LOOPS), self._bias) if self.packed.has_ordered_loops else None
+        )
 
 
 def divided(x: Normed) -> Tensor:
