@@ -23,6 +23,8 @@ def confined(volumes: Path, model: Path, *command: str) -> list[str]:
     """The command, as somebody without rights on a root that is read-only."""
     mounts = ["--ro-bind", "/", "/", "--tmpfs", "/mnt", "--bind", str(volumes), "/mnt/volumes"]
     mounts += ["--ro-bind", str(model), "/mnt/model", "--tmpfs", "/tmp", "--dev", "/dev", "--proc", "/proc"]
+    for ours in (str(HOME), sys.prefix):  # a checkout may lie below /tmp
+        mounts += ["--ro-bind", ours, ours]
     variables = [word for name, value in VOLUMES.items() for word in ("--setenv", name, value)]
     return [
         "bwrap",
