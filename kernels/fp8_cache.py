@@ -6,9 +6,9 @@ exponent is the least from 1 on by which the head's largest |element| is 448 or 
 no number, for a head that holds an infinity or NaN (E8M0 of the OCP's microscaling formats, 2023). So no calibration
 is needed, what one token wrote never depends on another, and a head takes D + 1 bytes instead of bf16's 2 D.
 
-Powers of two, because a product with one is exact: a value is within 1/16 of what was written (2^-10 of the head's
-largest, or less, below 2^-14 of it), fits bf16, and a kernel may give the factor to scores or weights instead. Nothing
-but the elements' own rounding is lost.
+Powers of two, because a product with one is exact: a value is within 1/16 of what was written, or within 2^-17 of the
+head's largest where that is more, fits bf16, and a kernel may give the factor to scores or weights instead. Nothing but
+the elements' own rounding is lost.
 
 Tensors (B blocks, P block size, K kv heads, D head dim), one layer's views of the storage:
     elements   [B, P, K, D]  float8_e4m3fn; last three dims dense, blocks strided
