@@ -27,8 +27,9 @@ MOST_RUNNING = 32
 LEAST_GAIN = 0.05
 """Tokens a second that drafts must be predicted to give more; less is not worth a prediction's error."""
 
-FIRST_RIGHT = 1.0
-"""Drafts expected to be right at once, of a sequence that nothing is known of."""
+FIRST_RIGHT = 0.5
+"""Drafts expected to be right at once, of a sequence that nothing is known of. So few that two or three that are wrong
+end it: free text had 4 to 5 such steps in 64 with twice as many, and lost by them (loadtest/log/cpu.md)."""
 
 LEARN = 1 / 4
 """How far that moves towards each draft's outcome."""
