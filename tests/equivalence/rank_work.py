@@ -46,7 +46,8 @@ class Answered(NamedTuple):
 
 
 def load(parallel: TensorParallel, folder: Path, lora: LoraConfig | None = None, **how: Any) -> LoadedModel:
-    cache = CacheConfig(BLOCK_SIZE, 0.5, 4 << 20, swap_bytes=1 << 20)
+    kv_dtype = how.pop("kv_dtype", "auto")
+    cache = CacheConfig(BLOCK_SIZE, 0.5, 4 << 20, swap_bytes=1 << 20, dtype=kv_dtype)
     return load_executor(source(folder, **how), folder, cache, MAX_NUM_SEQS, BUDGET, lora=lora, parallel=parallel)
 
 
@@ -58,10 +59,13 @@ def answer(
     num_blocks: int | None = None,
     device: str = "cpu",
     adapters: Mapping[str, Path] | None = None,
+    kv_dtype: str = "auto",
 ) -> Answered:
     """All of these requests at once. num_blocks: fewer than there are, so that some are preempted; beside those of
     the adapters that have a slot. adapters: folders by name."""
-    loaded = load(parallel, folder, LoraConfig(NUM_SLOTS, MAX_RANK) if adapters else None, device=device)
+    loaded = load(
+        parallel, folder, LoraConfig(NUM_SLOTS, MAX_RANK) if adapters else None, device=device, kv_dtype=kv_dtype
+    )
     store = loaded.adapters
     read = {} if store is None or adapters is None else {name: store.read(name, at) for name, at in adapters.items()}
     while loaded.idle_work.do_some():

@@ -143,6 +143,14 @@ def test_preempted_swapped_and_resumed_they_answer_as_one(two_ranks: Ranks, some
     assert [each.tokens for each in of_ranks] == [alone.tokens] * 2
 
 
+def test_with_keys_and_values_of_eight_bits_they_answer_as_one(two_ranks: Ranks, some_llama: Path):
+    """A scale belongs to a head, which one rank has."""
+    asked, how = requests_of((GREEDY, SAMPLED)), (12, None, "cpu", None, "fp8")
+    alone = answer(ALONE, some_llama, asked, *how)
+    assert alone.tokens != answer(ALONE, some_llama, asked, 12).tokens, "or this shows nothing"
+    assert [each.tokens for each in two_ranks.run(answer, some_llama, asked, *how)] == [alone.tokens] * 2
+
+
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
 def test_ranks_agree_on_choices_and_share_the_blocks(two_ranks: Ranks, some_llama: Path, dtype):
     first, second = two_ranks.run(agreed, some_llama, dtype)
